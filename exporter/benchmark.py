@@ -1,0 +1,126 @@
+"""Latency of several sessions, measured in rotation so that the machine's drift hits all alike.
+
+A subject is anything that answers `time(runs)` with milliseconds; the tests use fakes with known latencies.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from exporter import stats
+from exporter.errors import ExporterError
+from exporter.records import Timing
+
+WINDOW_MS = 60.0  # long against the clock's and the scheduler's grain, short against the machine's drift
+WARMUP_SHARE = 0.3  # of the budget at most
+MIN_WINDOWS, MAX_WINDOWS = 10, 300
+PRECISION = 0.03  # half width of the ratio's interval that counts as stable
+
+
+class Subject(Protocol):
+    """What can be timed."""
+
+    def time(self, runs: int) -> list[float]:
+        """Milliseconds of each of `runs` calls."""
+        ...
+
+
+@dataclass
+class Series:
+    """What one subject gave: windows of samples, and what they cost."""
+
+    runs: int = 1
+    windows: list[list[float]] = field(default_factory=list)
+    spent_ms: float = 0.0
+    stable: bool = False
+    error: str = ""
+
+    def take(self, subject: Subject, keep: bool) -> float:
+        """Time one window and return its median. The first call is paid for but not kept: it finds the caches cold."""
+        samples = subject.time(self.runs + 1)
+        self.spent_ms += sum(samples)
+        if keep:
+            self.windows.append(samples[1:])
+        return stats.median(samples[1:])
+
+
+def measure(
+    subjects: Mapping[str, Subject], budget_s: float, baseline: str, progress: Callable[[str], None] = lambda name: None
+) -> dict[str, Series]:
+    """Rotate over the subjects until each one's ratio to `baseline` is known to ±3% or `budget_s` is spent on each.
+
+    A subject that fails keeps its message in `error` and leaves the rotation; when `baseline` fails, what it raised
+    passes through.
+    """
+    series = {name: Series() for name in subjects}
+    budget_ms = budget_s * 1000
+
+    for name, subject in subjects.items():
+        progress(name)
+        one = series[name]
+        _attempt(one, name == baseline, functools.partial(_warm_up, subject, one, budget_ms * WARMUP_SHARE))
+    while not all(_finished(one, budget_ms) for one in series.values()):
+        for name, subject in subjects.items():
+            progress(name)
+            _attempt(series[name], name == baseline, functools.partial(series[name].take, subject, True))
+        for one in series.values():
+            one.stable = _stable(one, series[baseline])
+    return series
+
+
+def _attempt(one: Series, fatal: bool, act: Callable[[], object]) -> None:
+    if one.error:
+        return
+    try:
+        act()
+    except ExporterError as error:
+        if fatal:
+            raise
+        one.error, one.windows = str(error), []
+
+
+def _warm_up(subject: Subject, one: Series, budget_ms: float) -> None:
+    medians = [one.take(subject, keep=False)]
+    while one.spent_ms < budget_ms and not (len(medians) > 3 and stats.settled(medians)):
+        one.runs = max(1, round(WINDOW_MS / max(medians[-1], 1e-3)))
+        medians.append(one.take(subject, keep=False))
+    one.runs = max(1, round(WINDOW_MS / max(medians[-1], 1e-3)))
+    one.spent_ms = 0.0
+
+
+def _finished(one: Series, budget_ms: float) -> bool:
+    count = len(one.windows)
+    return (
+        bool(one.error) or count >= MAX_WINDOWS or (count >= MIN_WINDOWS and (one.stable or one.spent_ms >= budget_ms))
+    )
+
+
+def _stable(one: Series, baseline: Series) -> bool:
+    if len(one.windows) < MIN_WINDOWS:
+        return False
+    if one is baseline:  # its ratio to itself is always 1
+        low, high = stats.median_interval(one.windows)
+    else:
+        low, high = stats.ratio_interval(baseline.windows, one.windows)
+    return (high - low) / (high + low) <= PRECISION
+
+
+def timing(one: Series, baseline: Series) -> Timing:
+    """The statistics of one series."""
+    samples = [sample for window in one.windows for sample in window]
+    return Timing(
+        median_ms=stats.median(samples),
+        p90_ms=stats.percentile(samples, 90),
+        p99_ms=stats.percentile(samples, 99),
+        min_ms=min(samples),
+        max_ms=max(samples),
+        ci95_ms=stats.median_interval(one.windows),
+        runs=len(samples),
+        stable=one.stable,
+        speedup=stats.ratio(baseline.windows, one.windows),
+        speedup_ci95=stats.ratio_interval(baseline.windows, one.windows),
+        outliers=stats.outliers(samples),
+    )

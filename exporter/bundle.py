@@ -1,0 +1,219 @@
+"""The output directory: staged beside its place, published in one step, checked by hash.
+
+A run writes to `.NAME.staging` next to the bundle and swaps it in when it is done, so that a run that is killed at any moment
+leaves the last good bundle as it was. One run at a time holds the lock `.NAME.lock`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from exporter.errors import ArtifactError, BundleError
+from exporter.records import ArtifactRecord, Manifest, from_json, to_json
+
+MANIFEST = "manifest.json"
+SAMPLES = "samples.json"
+GOLDEN = "golden.pt"
+LOGS = "logs"
+OURS = {MANIFEST, SAMPLES, GOLDEN, LOGS}
+RENAME_EXCHANGE = 2
+
+
+class Staging:
+    """A bundle in the making. Use `stage()`."""
+
+    def __init__(self, out: Path, root: Path) -> None:
+        self.out, self.root = out, root
+        self.logs = root / LOGS
+
+    def write(self, manifest: Manifest) -> None:
+        """Rewrite the staged manifest atomically."""
+        write_atomic(self.root / MANIFEST, to_json(manifest) + "\n")
+
+    def publish(self) -> Path:
+        """Put the staged bundle in its place; returns the place."""
+        return _swap(self.root, self.out)
+
+    def publish_interrupted(self) -> Path:
+        """Keep what an interrupted run finished: in the bundle's place when that is free, else in NAME.interrupted."""
+        place = self.out if not (self.out / MANIFEST).exists() else self.out.with_name(self.out.name + ".interrupted")
+        return _swap(self.root, place)
+
+
+@contextmanager
+def stage(out: Path) -> Iterator[Staging]:
+    """Lock the place `out` and give a staging directory. BundleError when it is foreign, locked or unwritable."""
+    out = out.absolute()
+    _refuse_foreign(out)
+    root = out.with_name(f".{out.name}.staging")
+    lock = out.with_name(f".{out.name}.lock")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with lock.open("a+") as held:
+            _lock(held, out)
+            shutil.rmtree(root, ignore_errors=True)
+            (root / LOGS).mkdir(parents=True)
+            _probe_space(root)
+            try:
+                yield Staging(out, root)
+            finally:
+                shutil.rmtree(root, ignore_errors=True)
+                lock.unlink(missing_ok=True)
+    except OSError as error:
+        raise disk_error(error, out) from error
+
+
+def _lock(held: IO[str], out: Path) -> None:
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        held.seek(0)
+        raise BundleError(
+            f"{out} is in use by another run (process {held.read().strip() or 'unknown'})",
+            "wait for it, or give another --out",
+        ) from None
+    held.truncate(0)
+    held.write(str(os.getpid()))
+    held.flush()
+
+
+def _probe_space(root: Path) -> None:
+    probe = root / ".probe"
+    probe.write_bytes(b"\0" * (1 << 20))
+    probe.unlink()
+
+
+def disk_error(error: OSError, out: Path) -> BundleError:
+    """The user's words for what the file system said."""
+    place = error.filename or out
+    known = {
+        errno.ENOSPC: ("the disk is full", "free some space, or give another --out"),
+        errno.EDQUOT: ("the disk quota is spent", "free some space, or give another --out"),
+        errno.EROFS: ("the file system is read-only", "give another --out"),
+        errno.EACCES: ("permission denied", "give another --out, or change its permissions"),
+        errno.EPERM: ("not permitted", "give another --out, or change its permissions"),
+        errno.ENOTDIR: ("a part of the path is a file", "give another --out"),
+        errno.EEXIST: ("there is a file in its place", "give another --out"),
+    }
+    cause, remedy = known.get(error.errno or 0, (error.strerror or str(error), "give another --out"))
+    return BundleError(f"cannot write to {place}: {cause}", remedy)
+
+
+def _refuse_foreign(out: Path) -> None:
+    if out.is_symlink() or (out.exists() and not out.is_dir()):
+        raise BundleError(f"{out} is not a directory", "give another --out")
+    try:
+        held = {entry.name for entry in out.iterdir()} if out.exists() else set()
+    except OSError as error:
+        raise disk_error(error, out) from error
+    if not held:
+        return
+    if MANIFEST not in held:
+        raise BundleError(f"{out} holds files, but no bundle", "give an empty or a new directory as --out")
+    foreign = held - OURS - _recorded(out)
+    if foreign:
+        raise BundleError(
+            f"{out} holds {', '.join(sorted(foreign)[:3])}, which exporter did not write and would replace",
+            "move them, or give another --out",
+        )
+
+
+def _recorded(out: Path) -> set[str]:
+    with suppress(ArtifactError):
+        manifest = read_manifest(out)
+        return {variant.artifact.path for variant in manifest.variants if variant.artifact}
+    return {entry.name for entry in out.iterdir()}  # a broken manifest: the bundle is ours, and lost
+
+
+def _swap(staged: Path, place: Path) -> Path:
+    if not place.exists():
+        staged.rename(place)
+    elif not _exchange(staged, place):  # no such call on this file system: a moment without a bundle
+        old = place.with_name(f".{place.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        place.rename(old)
+        staged.rename(place)
+        shutil.rmtree(old, ignore_errors=True)
+    _sync_directory(place.parent)
+    return place
+
+
+def _exchange(a: Path, b: Path) -> bool:
+    """Swap two directories in one step (Linux, renameat2)."""
+    with suppress(AttributeError, OSError):
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+        at_cwd = -100
+        return bool(renameat2(at_cwd, os.fsencode(a), at_cwd, os.fsencode(b), RENAME_EXCHANGE) == 0)
+    return False
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Replace a file in one step."""
+    new = path.with_name(path.name + ".new")
+    with new.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+
+
+def sha256(path: Path) -> str:
+    """Hex digest of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def record(path: Path) -> ArtifactRecord:
+    """A file of a bundle, by its name in the bundle."""
+    return ArtifactRecord(path.name, path.stat().st_size, sha256(path))
+
+
+def read_manifest(bundle: Path) -> Manifest:
+    """The manifest of a bundle; ArtifactError when there is none or it is broken."""
+    path = bundle / MANIFEST
+    try:
+        return from_json(Manifest, path.read_bytes())
+    except OSError as error:
+        raise ArtifactError(
+            f"{bundle} holds no bundle: {error.strerror}: {path}", "give the directory of an `exporter export`"
+        ) from error
+    except ArtifactError as error:
+        raise ArtifactError(
+            f"{path}: {error}", error.remedy or "the bundle was cut short or altered: export again"
+        ) from error
+
+
+def verify(bundle: Path, recorded: ArtifactRecord) -> None:
+    """ArtifactError when a file of the bundle is missing or is not the one that was recorded."""
+    path = bundle / recorded.path
+    remedy = "the bundle was cut short or altered: export again"
+    if Path(recorded.path).name != recorded.path:
+        raise ArtifactError(f"{recorded.path} is not a file name", remedy)
+    if not path.is_file():
+        raise ArtifactError(f"{path} is missing", remedy)
+    if path.stat().st_size != recorded.bytes:
+        raise ArtifactError(f"{path} has {path.stat().st_size} bytes, {recorded.bytes} were recorded", remedy)
+    if sha256(path) != recorded.sha256:
+        raise ArtifactError(f"{path} is not the file that was recorded: its SHA-256 differs", remedy)
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder with all that is in it."""
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,181 @@
+"""From any model to a flat one: named tensors in, a tuple of named tensors out.
+
+Keyword arguments, dicts, ModelOutputs, nested tuples and constants among the inputs are folded away here, once, so that no
+target has to know of them; and torch.export is run here, once, for all targets that need it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch.utils import _pytree as pytree
+
+from exporter.errors import ExportError, RecipeError
+from exporter.records import Contract, TensorSpec
+
+Tensors = tuple[torch.Tensor, ...]
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class FlatInputs:
+    """Inputs taken apart: tensors with their names, and how to put them together again."""
+
+    names: tuple[str, ...]
+    tensors: Tensors
+    leaves: tuple[Any, ...]
+    spec: pytree.TreeSpec
+
+    def rebuild(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """(args, kwargs) with these tensors in place of the example's."""
+        given = iter(tensors)
+        leaves = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        return tuple(args), dict(kwargs)
+
+
+def flatten_inputs(model: torch.nn.Module, inputs: Any) -> FlatInputs:
+    """Take apart what a recipe's inputs() gave. RecipeError when there is no tensor in it."""
+    args, kwargs = _as_call(inputs)
+    parameters = [p.name for p in inspect.signature(model.forward).parameters.values()]
+    paths, spec = pytree.tree_flatten_with_path((args, kwargs))
+    names = [_input_name(path, parameters) for path, _ in paths]
+    leaves = tuple(leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for _, leaf in paths)
+    named = [(name, leaf) for name, leaf in zip(names, leaves, strict=True) if isinstance(leaf, torch.Tensor)]
+    if not named:
+        raise RecipeError(
+            f"inputs() returned {type(inputs).__name__} with no tensor in it",
+            "return a dict of tensors by argument name",
+        )
+    return FlatInputs(tuple(n for n, _ in named), tuple(t for _, t in named), leaves, spec)
+
+
+def _as_call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(inputs, torch.Tensor):
+        return (inputs,), {}
+    if isinstance(inputs, (tuple, list)):
+        return tuple(inputs), {}
+    if hasattr(inputs, "keys"):  # a dict, or a tokenizer's BatchEncoding
+        return (), {key: inputs[key] for key in inputs.keys()}  # noqa: SIM118
+    raise RecipeError(
+        f"inputs() returned {type(inputs).__name__}", "return a dict of tensors by argument name, a tuple, or a tensor"
+    )
+
+
+def _input_name(path: Sequence[Any], parameters: Sequence[str]) -> str:
+    which, first, *rest = path
+    if which.idx == 0:
+        name = parameters[first.idx] if first.idx < len(parameters) else f"input{first.idx}"
+    else:
+        name = str(first.key)
+    return ".".join([name, *map(_key_name, rest)])
+
+
+def _key_name(key: Any) -> str:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
+
+
+def output_leaves(output: Any) -> tuple[tuple[str, ...], Tensors]:
+    """Names and tensors of a model's output; what is no tensor is left out. ExportError when nothing is left."""
+    paths, _ = pytree.tree_flatten_with_path(output)
+    named = [(".".join(map(_key_name, path)), leaf) for path, leaf in paths if isinstance(leaf, torch.Tensor)]
+    if not named:
+        raise ExportError("the model's output holds no tensor", "return tensors, or a structure of them")
+    names = tuple("output" if not n else f"output{n}" if n[0].isdigit() else n for n, _ in named)
+    return names, tuple(tensor for _, tensor in named)
+
+
+class FlatModule(torch.nn.Module):
+    """The model, called with the contract's tensors in order and giving a tuple of tensors."""
+
+    def __init__(self, model: torch.nn.Module, example: FlatInputs) -> None:
+        super().__init__()
+        self.model = model
+        self.example = example
+
+    def forward(self, *tensors: torch.Tensor) -> Tensors:
+        args, kwargs = self.example.rebuild(tensors)
+        return output_leaves(self.model(*args, **kwargs))[1]
+
+
+def specs(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> tuple[TensorSpec, ...]:
+    """Specs of live tensors."""
+    return tuple(TensorSpec(name, dtype_name(t.dtype), tuple(t.shape)) for name, t in zip(names, tensors, strict=True))
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float32` for torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+@dataclass
+class Program:
+    """What a target exports from. Module, example and exported program are made only when asked for.
+
+    `loading_s` is the time spent on making them, which is no target's fault; `used_capture` tells whether the shared
+    exported program was used.
+    """
+
+    contract: Contract
+    device: str
+    make_module: Callable[[], torch.nn.Module]
+    make_example: Callable[[], Tensors]
+    exported_file: Path
+    loading_s: float = 0.0
+    used_capture: bool = False
+
+    @cached_property
+    def module(self) -> torch.nn.Module:
+        """The flat eager module, on the device, in eval mode."""
+        return self._timed(self.make_module)
+
+    @cached_property
+    def example(self) -> Tensors:
+        """Example inputs at the capture sizes, on the device."""
+        return self._timed(self.make_example)
+
+    @cached_property
+    def exported(self) -> torch.export.ExportedProgram:
+        """The exported program that all targets share. ExportError when torch.export did not take the model."""
+        if not self.exported_file.is_file():
+            reason = self.exported_file.with_suffix(".txt")
+            raise ExportError(reason.read_text() if reason.is_file() else "the model was not captured")
+        self.used_capture = True
+        return self._timed(lambda: torch.export.load(self.exported_file))
+
+    def _timed(self, make: Callable[[], Made]) -> Made:
+        started = time.perf_counter()
+        made = make()
+        self.loading_s += time.perf_counter() - started
+        return made
+
+
+def export_program(module: torch.nn.Module, example: Tensors, contract: Contract) -> torch.export.ExportedProgram:
+    """torch.export with the contract's dimensions dynamic. ExportError names what is in the way."""
+    symbols = {
+        name: torch.export.Dim(name, min=r.min, max=r.max) for name, r in contract.symbols.items() if r.min < r.max
+    }
+    dynamic = tuple(
+        {
+            axis: symbols.get(dim) if dim is not None else torch.export.Dim.AUTO
+            for axis, dim in enumerate(spec.shape)
+            if not isinstance(dim, int)
+        }
+        for spec in contract.inputs
+    )
+    try:
+        with torch.no_grad():
+            return torch.export.export(module, example, dynamic_shapes=(dynamic,), strict=False)
+    except Exception as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ExportError(f"torch.export: {first}") from error

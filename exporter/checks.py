@@ -1,0 +1,123 @@
+"""Sessions of an artifact, opened and judged: the same for a run and for `exporter check`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from exporter import environment, parity, targets
+from exporter.bundle import GOLDEN
+from exporter.errors import ExporterError
+from exporter.isolate import Zygote
+from exporter.records import VERDICTS, Lifecycle, SessionRecord, VariantRecord
+from exporter.session.client import NativeSession, PythonSession, Session
+
+Opener = Callable[[], Session]
+
+
+def openers(
+    zygote: Zygote, folder: Path, record: VariantRecord, options: targets.Options, log: Path, timeout: float
+) -> Iterator[tuple[str, Opener]]:
+    """(kind, function that starts a session) for each language that can run the artifact here."""
+    if record.artifact is None or record.contract is None:
+        return
+    path, golden = folder / record.artifact.path, folder / GOLDEN
+    arguments = {
+        "target": record.target,
+        "path": str(path),
+        "golden_path": str(golden),
+        "outputs": tuple(spec.name for spec in record.contract.outputs),
+        "options": options,
+    }
+    yield (
+        "python",
+        lambda: PythonSession(
+            zygote.spawn(f"{record.name} (python)", "exporter.session.server:serve_artifact", arguments, log), timeout
+        ),
+    )
+    runner = environment.find_runner()
+    if runner is not None and targets.get(record.target).native:
+        command = [
+            str(runner),
+            "session",
+            str(path),
+            "--golden",
+            str(golden),
+            "--device",
+            options.device,
+            "--threads",
+            str(options.threads),
+        ]
+        yield "native", lambda: NativeSession(f"{record.name} (native)", command, log, timeout)
+
+
+def open_live(zygote: Zygote, name: str, arguments: dict[str, Any], log: Path, timeout: float) -> Session:
+    """A session of what leaves no artifact: eager, or a variant compiled where it runs."""
+    return PythonSession(zygote.spawn(f"{name} (python)", "exporter.steps:serve_live", arguments, log), timeout)
+
+
+def check(kind: str, open_session: Opener) -> tuple[SessionRecord, Session | None]:
+    """Start a session, time its first call, judge its outputs. The session is None when it failed to give any."""
+    record = SessionRecord(kind, "failed", "load")
+    session: Session | None = None
+    try:
+        session = open_session()
+        session.start()
+        record = replace(record, stage="first call", load_s=session.ready["load_s"], provider=session.ready["provider"])
+        record = replace(record, first_call_ms=session.time(1)[0], stage="check")
+        cases = session.check()
+    except ExporterError as error:
+        if session is not None:
+            session.close()
+        return replace(record, reason=str(error), remedy=error.remedy), None
+    found = parity.summarize(cases)
+    fixed = fixed_sizes(cases)
+    if fixed:
+        found = replace(found, verdict="FAIL", reason="; ".join(fixed))
+    record = replace(record, parity=found, peak_rss_mb=session.peak_rss_mb)
+    if found.verdict == "FAIL":
+        return replace(record, reason=f"FAIL: {found.reason}"), session
+    return replace(record, status="passed", stage="done"), session
+
+
+def fixed_sizes(cases: Sequence[Mapping[str, Any]]) -> list[str]:
+    """`batch is fixed at 2` for each size that alone tells the cases that pass from those that do not."""
+    seen: dict[str, tuple[set[str], set[str]]] = {}
+    failed = 0
+    for case in cases:
+        bad = bool(case["error"]) or any(o["verdict"] == "FAIL" for o in case["outputs"])
+        failed += bad
+        for name, size in re.findall(r"(\S+)=(\d+)", case["case"]):
+            seen.setdefault(name, (set(), set()))[bad].add(size)
+    if not failed:
+        return []
+    return [
+        f"{name} is fixed at {next(iter(good))}"
+        for name, (good, bad) in seen.items()
+        if len(good) == 1 and bad and not good & bad
+    ]
+
+
+def conclude(record: VariantRecord, sessions: tuple[SessionRecord, ...]) -> VariantRecord:
+    """The variant's own status, parity and lifecycle, from its sessions: the worst session wins."""
+    judged = [s.parity for s in sessions if s.parity is not None]
+    failed = next((s for s in sessions if s.status == "failed"), None)
+    python = next((s for s in sessions if s.session == "python"), None)
+    lifecycle = record.lifecycle
+    if python is not None:
+        lifecycle = Lifecycle(record.lifecycle.export_s, python.load_s, python.first_call_ms, python.peak_rss_mb)
+    reason = f"{failed.reason} ({failed.session})" if failed else ""
+    return replace(
+        record,
+        status="failed" if failed else "passed",
+        stage=failed.stage if failed else "done",
+        reason=reason,
+        remedy=failed.remedy if failed else "",
+        fixed=tuple(part for p in judged for part in p.reason.split("; ") if " is fixed at " in part)[:4],
+        parity=max(judged, key=lambda p: (VERDICTS.index(p.verdict), p.max_abs or 0.0), default=None),
+        lifecycle=lifecycle,
+        sessions=sessions,
+    )

@@ -1,0 +1,95 @@
+"""The command line: parse, call, render, exit code. One file a command, imported when it is called; never torch."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+from typing import Any
+
+import click
+
+from exporter import __version__
+from exporter.errors import ExporterError
+
+ORDER = ("export", "check", "report", "models", "targets", "doctor")
+
+
+class Commands(click.Group):
+    """Commands found by their file's name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Ours first, in the order in which one needs them."""
+        found = {info.name for info in pkgutil.iter_modules(__path__) if not info.name.startswith("_")}
+        return [name for name in ORDER if name in found] + sorted(found - set(ORDER))
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """Import the command's file."""
+        if name not in self.list_commands(ctx):
+            return None
+        command: click.Command = importlib.import_module(f"{__name__}.{name}").command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click's, with a hint for what was mistyped."""
+        import difflib
+
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            close = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+            if close:
+                raise click.UsageError(f"{error.message} Did you mean {close[0]}?", ctx) from None
+            raise
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="exporter")
+def cli() -> None:
+    """Export a PyTorch model every way, prove each artifact right, time it, and ship the winner with its proof."""
+
+
+def main() -> None:
+    """The console script `exporter`."""
+    _run(cli, "exporter")
+
+
+def main_export() -> None:
+    """The console script `export`: `exporter export` for callers that exec a program."""
+    from exporter.cli.export import command
+
+    _run(command, "export")
+
+
+def _run(command: click.Command, name: str) -> None:
+    """One place where errors become messages and exit codes."""
+    verbose = (
+        any(a.startswith("-") and not a.startswith("--") and "v" in a for a in sys.argv[1:]) or "--verbose" in sys.argv
+    )
+    try:
+        result: Any = command.main(prog_name=name, standalone_mode=False)
+        sys.exit(result if isinstance(result, int) else 0)
+    except click.exceptions.Exit as done:
+        sys.exit(done.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted: what was finished is kept", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)
+    except ExporterError as error:
+        if verbose:
+            raise
+        _show(error)
+        sys.exit(error.exit_code)
+
+
+def _show(error: ExporterError) -> None:
+    click.echo(click.style("Error: ", fg="red", bold=True) + str(error), err=True)
+    if error.remedy:
+        click.echo(f"  {error.remedy}", err=True)

@@ -1,0 +1,185 @@
+"""`exporter export MODEL`: the main job."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from exporter.errors import UsageError
+
+DEFAULT_TARGETS = "trace,script,compile,onnx"
+
+
+class ModelName(click.ParamType[str]):
+    """A recipe's name, completed from what is installed."""
+
+    name = "model"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Installed recipes, or files."""
+        from exporter import recipes
+
+        found = [CompletionItem(name) for name in recipes.available() if name.startswith(incomplete)]
+        return found or [CompletionItem(incomplete, type="file")]
+
+
+class TargetList(click.ParamType[str]):
+    """A comma list of targets, its last item completed."""
+
+    name = "targets"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Targets and their variants."""
+        from exporter import targets
+
+        head, comma, last = incomplete.rpartition(",")
+        known = [f"{name}:{v}" if v else name for name in targets.names() for v in targets.get(name).variants]
+        return [CompletionItem(f"{head}{comma}{name}") for name in known if name.startswith(last)]
+
+
+def _sizes(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> dict[str, int]:
+    sizes = {}
+    for item in given:
+        name, equals, number = item.partition("=")
+        if not equals or not number.isdigit():
+            raise click.BadParameter(f"{item!r} is not NAME=N, for example sequence=128")
+        sizes[name] = int(number)
+    return sizes
+
+
+@click.command(name="export", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.argument("model", type=ModelName())
+@click.option(
+    "--targets",
+    "targets_text",
+    type=TargetList(),
+    default=DEFAULT_TARGETS,
+    show_default=True,
+    help="Comma list of targets, each NAME or NAME:VARIANT.",
+)
+@click.option("--device", default=None, metavar="cpu|cuda[:N]", help="Where to run.  [default: what is there]")
+@click.option("--batch", type=click.IntRange(1), help="Batch size of the example; the same as --size batch=N.")
+@click.option(
+    "--size",
+    "sizes",
+    multiple=True,
+    callback=_sizes,
+    metavar="NAME=N",
+    help="Any other size that the recipe's inputs() takes.",
+)
+@click.option(
+    "--weights",
+    type=click.Choice(["auto", "pretrained", "random"]),
+    default="auto",
+    show_default=True,
+    help="auto: pretrained where they can be had.",
+)
+@click.option(
+    "--inputs",
+    "inputs_file",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Saved dict of tensors, for a callable without NAME_inputs.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of random weights.")
+@click.option("--out", type=click.Path(path_type=Path), help="Where the bundle goes.  [default: artifacts/MODEL]")
+@click.option("--threads", type=click.IntRange(1), help="Threads of one call on the CPU.  [default: all]")
+@click.option(
+    "--time-budget",
+    type=click.FloatRange(0.1),
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Seconds of timed calls a variant and session.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(1),
+    default=1800.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Limit for one export or one answer of a session.",
+)
+@click.option("--no-bench", is_flag=True, help="Export and check, but time nothing.")
+@click.option("--rtol", type=click.FloatRange(0), help="Relative tolerance of parity.  [default: by precision]")
+@click.option("--atol", type=click.FloatRange(0), help="Absolute tolerance of parity.  [default: by precision]")
+@click.option("--opset", type=click.IntRange(18), help="ONNX opset.  [default: torch's]")
+@click.option("--allow-cpu-fallback", is_flag=True, help="Let onnxruntime run on the CPU where CUDA was asked for.")
+@click.option("--json", "as_json", is_flag=True, help="Print the manifest instead of the table.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+@click.option("-v", "--verbose", is_flag=True, help="Logs of what failed, tracebacks.")
+def command(model: str, targets_text: str, device: str | None, out: Path | None, **options: Any) -> int:
+    """Export MODEL to every target, check parity, measure latency, and print the table.
+
+    MODEL is a recipe's name (see `exporter models`) or path/to/file.py:NAME.
+    """
+    from exporter import pipeline, report
+    from exporter.cli import _progress
+
+    signal.signal(signal.SIGTERM, _interrupt)
+    request = _request(model, targets_text, device, out, options)
+    with _progress.listener(quiet=options["quiet"]) as listener:
+        manifest, place = pipeline.run(request, listener)
+    click.echo(report.render(manifest, "json" if options["as_json"] else "table", place), nl=False)
+    if options["verbose"]:
+        _show_logs(manifest, place)
+    return 0 if all(v.status == "passed" for v in manifest.variants) else 1
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _request(model: str, targets_text: str, device: str | None, out: Path | None, options: dict[str, Any]) -> Any:
+    from exporter import environment, pipeline, recipes, targets
+
+    source = recipes.find(model, str(Path(options["inputs_file"]).resolve()) if options["inputs_file"] else "")
+    sizes = options["sizes"] | ({"batch": options["batch"]} if options["batch"] else {})
+    return pipeline.Request(
+        model=source.label,
+        source=source,
+        variants=tuple(targets.parse(targets_text)),
+        out=out or Path("artifacts") / source.label,
+        device=_device(device),
+        sizes=sizes,
+        weights=options["weights"],
+        seed=options["seed"],
+        threads=options["threads"] or environment.usable_cpus(),
+        time_budget=options["time_budget"],
+        timeout=options["timeout"],
+        bench=not options["no_bench"],
+        rtol=options["rtol"],
+        atol=options["atol"],
+        opset=options["opset"],
+        allow_cpu_fallback=options["allow_cpu_fallback"],
+        command=shlex.join(["exporter", "export", *sys.argv[1 + (len(sys.argv) > 1 and sys.argv[1] == "export") :]]),
+        asked=model,
+    )
+
+
+def _device(asked: str | None) -> str:
+    from exporter import environment
+
+    if asked is None:
+        return "cuda" if environment.gpus() else "cpu"
+    kind, _, index = asked.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdigit()) or (kind == "cpu" and index):
+        raise UsageError(f"there is no device {asked!r}", "choose cpu, cuda or cuda:N")
+    if kind == "cuda" and int(index or 0) >= len(environment.gpus()):
+        raise UsageError(
+            f"there is no GPU {asked!r} here: nvidia-smi shows {len(environment.gpus())}", "choose --device cpu"
+        )
+    return asked
+
+
+def _show_logs(manifest: Any, place: Path) -> None:
+    for record in manifest.variants:
+        if record.status == "failed":
+            click.echo(f"\n--- {record.name}: {record.log}", err=True)
+            click.echo((place / record.log).read_text(errors="replace")[-4000:], err=True)

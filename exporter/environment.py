@@ -1,0 +1,102 @@
+"""What the machine is, and what is installed. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+DISTRIBUTIONS = (
+    "torch",
+    "torchvision",
+    "transformers",
+    "onnx",
+    "onnxscript",
+    "onnxruntime-gpu",
+    "onnxruntime",
+    "click",
+    "rich",
+    "numpy",
+)
+
+
+def version(distribution: str) -> str | None:
+    """The installed version, or None."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def usable_cpus() -> int:
+    """CPUs that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_name() -> str:
+    """The processor's name."""
+    return _cpuinfo().get("model name") or platform.processor() or platform.machine()
+
+
+def isa() -> str:
+    """The widest vector instruction set of the processor."""
+    flags = _cpuinfo().get("flags", "").split()
+    known = ("amx_tile", "avx512f", "avx2", "avx", "sse4_2")
+    return next((name for name in known if name in flags), platform.machine())
+
+
+def _cpuinfo() -> dict[str, str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        return {}
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+@cache
+def gpus() -> tuple[str, ...]:
+    """`name, driver` of each NVIDIA GPU, as nvidia-smi tells it; empty when there is none."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return ()
+    try:
+        query = [tool, "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        found = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(line.strip() for line in found.stdout.splitlines() if line.strip())
+
+
+def compiler() -> str | None:
+    """The C++ compiler that AOTInductor will call, or None."""
+    return shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
+
+
+def find_runner() -> Path | None:
+    """`exporter-run`: $EXPORTER_RUN, then the PATH, then this checkout's build folder."""
+    named = os.environ.get("EXPORTER_RUN")
+    if named is not None:
+        return Path(named) if os.access(named, os.X_OK) else None
+    on_path = shutil.which("exporter-run")
+    built = Path(__file__).parent.parent / "build" / "cpp" / "exporter-run"
+    return Path(on_path) if on_path else built if os.access(built, os.X_OK) else None
+
+
+def describe() -> dict[str, str]:
+    """Environment of a measurement, for the manifest."""
+    facts = {
+        "cpu": cpu_name(),
+        "cpus": str(usable_cpus()),
+        "isa": isa(),
+        "os": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "compiler": compiler() or "none",
+    }
+    facts |= {name: found for name in DISTRIBUTIONS if (found := version(name))}
+    facts |= {f"gpu{index}": name for index, name in enumerate(gpus())}
+    return facts

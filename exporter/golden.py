@@ -1,0 +1,220 @@
+"""Goldens: inputs with the outputs that eager gives, in its own precision and in float64.
+
+The reference is eager in float64 on the CPU. A model that does not run in float64 is its own reference, and the record says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from exporter.contract import Sizes, describe
+from exporter.errors import ArtifactError
+from exporter.job import Findings
+from exporter.records import Range, Tolerance
+
+Tensors = tuple[torch.Tensor, ...]
+SCHEMA = 1
+CASE_OPERATIONS = 300e9  # floating-point operations of one case: some seconds in float64 on two cores
+CASE_BYTES = 100e6  # of one case's inputs
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case: CPU tensors in the contract's order."""
+
+    name: str
+    seed: int
+    inputs: Tensors
+    eager: Tensors
+    reference: Tensors
+
+
+@dataclass(frozen=True)
+class Golden:
+    """Cases with the tolerance that was fixed for them. The first case is the example."""
+
+    cases: tuple[Case, ...]
+    tolerance: Tolerance
+
+
+def make(
+    module: torch.nn.Module,
+    inputs: Callable[[Sizes, int], Tensors],
+    plan: Sequence[tuple[Sizes, int]],
+    symbols: dict[str, Range],
+    tolerance: Tolerance,
+    device: str,
+) -> tuple[Golden, Findings]:
+    """Run eager at every planned size and seed.
+
+    `module` is moved to float64 and back, never copied. Largest sizes are halved until a case is expected to fit
+    CASE_OPERATIONS and CASE_BYTES.
+    """
+    limit, notes = _Limit(module, inputs(*plan[0]), device), []
+    chosen: dict[tuple[str, int], Tensors] = {}
+    for sizes, seed in plan:
+        fitting, data = _shrink(sizes, seed, inputs, plan[0][0], symbols, limit)
+        if fitting != sizes:
+            notes.append(
+                f"{describe(sizes)} is too large to check in reasonable time; checked up to {describe(fitting)}"
+            )
+        chosen.setdefault((describe(fitting), seed), data)
+    eager = [run(module, data, device) for data in chosen.values()]
+    again = run(module, next(iter(chosen.values())), device)
+    repeatable = all(_same(a, b) for a, b in zip(again, eager[0], strict=True))
+    references, kind = _references(module, list(chosen.values()), eager, device)
+    cases = tuple(
+        Case(name, seed, data, outputs, reference)
+        for ((name, seed), data), outputs, reference in zip(chosen.items(), eager, references, strict=True)
+    )
+    names = tuple(f"{case.name} seed {case.seed}" if case.seed else case.name for case in cases)
+    findings = Findings(names, kind, tolerance, _noise(cases), repeatable, tuple(dict.fromkeys(notes)))
+    return Golden(cases, tolerance), findings
+
+
+class _Limit:
+    """Expected cost of a case, by the floating-point operations of the example: the same on every machine."""
+
+    def __init__(self, module: torch.nn.Module, example: Tensors, device: str) -> None:
+        with FlopCounterMode(display=False) as counter:
+            run(module, example, device)
+        self._per_element = counter.get_total_flops() / sum(t.numel() for t in example)
+
+    def allows(self, data: Tensors) -> bool:
+        operations = self._per_element * sum(t.numel() for t in data)
+        return operations <= CASE_OPERATIONS and sum(t.numel() * t.element_size() for t in data) <= CASE_BYTES
+
+
+def _shrink(
+    sizes: Sizes,
+    seed: int,
+    inputs: Callable[[Sizes, int], Tensors],
+    base: Sizes,
+    symbols: dict[str, Range],
+    limit: _Limit,
+) -> tuple[Sizes, Tensors]:
+    data = inputs(sizes, seed)
+    while not limit.allows(data):
+        smaller = {n: max(base[n], s // 2) if n in symbols else s for n, s in sizes.items()}
+        if smaller == sizes:
+            break
+        sizes, data = smaller, inputs(smaller, seed)
+    return sizes, data
+
+
+def run(module: torch.nn.Module, data: Tensors, device: str) -> Tensors:
+    """Outputs on the CPU."""
+    with torch.no_grad():
+        return tuple(t.detach().cpu() for t in module(*(t.to(device) for t in data)))
+
+
+def _references(
+    module: torch.nn.Module, data: Sequence[Tensors], eager: Sequence[Tensors], device: str
+) -> tuple[list[Tensors], str]:
+    try:
+        with _in_float64(module):
+            return [
+                _widen(run(module, _to_float64(one), "cpu"), e) for one, e in zip(data, eager, strict=True)
+            ], "float64"
+    except (RuntimeError, TypeError, ValueError):
+        return [tuple(t.double() if t.is_floating_point() else t for t in one) for one in eager], "eager"
+    finally:
+        module.to(device)
+
+
+@contextlib.contextmanager
+def _in_float64(module: torch.nn.Module) -> Iterator[None]:
+    """Parameters and buffers in float64, and back to the very tensors they were."""
+    tensors = [t for t in [*module.parameters(), *module.buffers()] if t.is_floating_point()]
+    kept = [t.data for t in tensors]
+    default = torch.get_default_dtype()
+    try:
+        module.to("cpu")
+        for tensor in tensors:
+            tensor.data = tensor.data.double()
+        torch.set_default_dtype(torch.float64)
+        yield
+    finally:
+        torch.set_default_dtype(default)
+        for tensor, data in zip(tensors, kept, strict=True):
+            tensor.data = data
+
+
+def _to_float64(data: Tensors) -> Tensors:
+    return tuple(t.double() if t.is_floating_point() else t for t in data)
+
+
+def _widen(outputs: Tensors, eager: Tensors) -> Tensors:
+    """References have float64 where eager floats; other outputs are eager's own."""
+    if [t.shape for t in outputs] != [t.shape for t in eager]:
+        raise ValueError("float64 gives other shapes")
+    return tuple(o.double() if e.is_floating_point() else e for o, e in zip(outputs, eager, strict=True))
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a.nan_to_num(), b.nan_to_num()) if a.is_floating_point() else torch.equal(a, b)
+
+
+def _noise(cases: Sequence[Case]) -> float | None:
+    """RMSE of eager against the reference over all floating outputs."""
+    total, count = 0.0, 0
+    for case in cases:
+        for e, r in zip(case.eager, case.reference, strict=True):
+            if e.is_floating_point():
+                difference = (e.double() - r).nan_to_num(0.0, 0.0, 0.0)
+                total += float(difference.square().sum())
+                count += difference.numel()
+    return math.sqrt(total / count) if count else None
+
+
+def save(golden: Golden, path: Path) -> None:
+    """Write a golden (docs/formats.md)."""
+    tolerance = golden.tolerance
+    torch.save(
+        {
+            "schema": SCHEMA,
+            "tolerance": {"rtol": tolerance.rtol, "atol": tolerance.atol, "k": tolerance.k},
+            "cases": [
+                {
+                    "name": c.name,
+                    "seed": c.seed,
+                    "inputs": _plain(c.inputs),
+                    "eager": _plain(c.eager),
+                    "reference": _plain(c.reference),
+                }
+                for c in golden.cases
+            ],
+        },
+        path,
+    )
+
+
+def _plain(tensors: Tensors) -> list[torch.Tensor]:
+    return [t.contiguous().clone() for t in tensors]  # a view would carry its whole storage along
+
+
+def read(path: Path) -> Golden:
+    """Read a golden; ArtifactError when it is missing, broken or of another schema."""
+    try:
+        data: Any = torch.load(path, weights_only=True, map_location="cpu")
+        if data["schema"] != SCHEMA:
+            raise ArtifactError(
+                f"{path}: schema {data['schema']} is not known, only {SCHEMA}", "use the exporter release that wrote it"
+            )
+        cases = tuple(
+            Case(c["name"], c["seed"], tuple(c["inputs"]), tuple(c["eager"]), tuple(c["reference"]))
+            for c in data["cases"]
+        )
+        return Golden(cases, Tolerance(**data["tolerance"]))
+    except ArtifactError:
+        raise
+    except Exception as error:  # whatever a broken pickle raises
+        raise ArtifactError(f"{path} cannot be read as a golden: {error}", "export again") from error

@@ -1,0 +1,195 @@
+"""One job in one process: a result, or an error that says how the process ended.
+
+Jobs are forked from the zygote, each in a process group of its own, so that whatever a job started (compilers, workers)
+ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from exporter.errors import JobError
+
+LOG_LINES = 30
+
+
+@dataclass
+class Child:
+    """A running job: its socket, its process group, its log."""
+
+    name: str
+    channel: socket.socket
+    group: int
+    log: Path
+
+    def __post_init__(self) -> None:
+        self.lines: TextIO = self.channel.makefile("r", encoding="utf-8", newline="\n")
+
+    def wait(self, timeout: float | None) -> Any:
+        """What the job returned. Raises what it raised, or JobError when it hung, was killed or crashed."""
+        try:
+            return self.conclude(self.readline(timeout), timeout)
+        except TimeoutError:
+            raise self._too_long(timeout) from None
+
+    def expect(self, kind: str, timeout: float | None) -> Any:
+        """A message that the job sends before it ends. Raises as `wait` when the job ended without it."""
+        try:
+            line = self.readline(timeout)
+            if line:
+                found, value = pickle.loads(bytes.fromhex(line))
+                if found == kind:
+                    return value
+            return self.conclude(line, timeout)
+        except TimeoutError:
+            raise self._too_long(timeout) from None
+
+    def conclude(self, line: str, timeout: float | None) -> Any:
+        """What the job's last lines mean, from `line` on: as `wait`."""
+        outcome: tuple[str, Any] | None = None
+        while line:
+            kind, value = pickle.loads(bytes.fromhex(line))
+            if kind == "exit":
+                self.close()
+                return self._outcome(outcome, value)
+            outcome = (kind, value)
+            line = self.readline(timeout)
+        return self._outcome(outcome, None)
+
+    def readline(self, timeout: float | None) -> str:
+        """The next line that is not empty; "" at the end. TimeoutError after `timeout` seconds."""
+        self.channel.settimeout(timeout)
+        try:
+            while (line := self.lines.readline()) == "\n":
+                pass
+            return line
+        except (ConnectionError, ValueError):
+            return ""
+
+    def _outcome(self, outcome: tuple[str, Any] | None, code: int | None) -> Any:
+        if outcome is None:
+            raise JobError(f"{self.name} {describe_exit(code)}", f"see {self.log}", self.tail())
+        kind, value = outcome
+        if kind == "error":
+            raise value
+        if kind == "crash":
+            raise JobError(value, "", self.tail())
+        return value
+
+    def _too_long(self, timeout: float | None) -> JobError:
+        self.kill()
+        return JobError(f"{self.name} took longer than {timeout:.0f} s and was stopped", "raise --timeout", self.tail())
+
+    def tail(self) -> str:
+        """The last lines of the log."""
+        with contextlib.suppress(OSError):
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+        return ""
+
+    def kill(self) -> None:
+        """End the job and all that it started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.group, signal.SIGKILL)
+        self.close()
+
+    def close(self) -> None:
+        """Close our end of the socket."""
+        with contextlib.suppress(OSError):
+            self.channel.close()
+
+
+def describe_exit(code: int | None) -> str:
+    """How a process ended, in words."""
+    if code is None:
+        return "was killed from outside"
+    if code >= 0:
+        return f"ended with exit code {code} and no result"
+    with contextlib.suppress(ValueError):
+        name = signal.Signals(-code).name
+        hint = {"SIGKILL": " (out of memory?)", "SIGILL": " (built for another processor?)"}.get(name, "")
+        return f"was ended by {name}{hint}"
+    return f"was ended by signal {-code}"
+
+
+class Zygote:
+    """The process that jobs are forked from. Use as a context manager; leaving it ends every job.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(self, environment: dict[str, str] | None = None) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "exporter.zygote", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env={**os.environ, **(environment or {})},
+            )
+        self._lock = threading.Lock()
+        self._ready = False
+        self._closed = False
+        self._children: list[Child] = []
+
+    def __enter__(self) -> Zygote:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def spawn(self, name: str, function: str, arguments: dict[str, Any], log: Path) -> Child:
+        """Start `module:function(channel, **arguments)` in a child; what it prints goes to the end of `log`."""
+        ours, theirs = socket.socketpair()
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with self._lock, theirs, log.open("ab") as output:
+            self._await_ready()
+            request = pickle.dumps((function, arguments))
+            socket.send_fds(self._control, [request], [theirs.fileno(), output.fileno()])
+            group = int(self._control.recv(64) or b"0")
+            if not group:
+                raise self._died()
+            child = Child(name, ours, group, log)
+            self._children.append(child)
+        return child
+
+    def run(self, name: str, function: str, arguments: dict[str, Any], log: Path, timeout: float | None = None) -> Any:
+        """Spawn a job and wait for what it returns."""
+        return self.spawn(name, function, arguments, log).wait(timeout)
+
+    def close(self) -> None:
+        """End every job and the zygote itself."""
+        self._closed = True
+        for child in self._children:
+            child.kill()
+        self._control.close()
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stderr:
+            self._process.stderr.close()
+
+    def _await_ready(self) -> None:
+        if self._closed:
+            raise JobError("stopped before it began")
+        if not self._ready:
+            if self._control.recv(64) != b"ready":
+                raise self._died()
+            self._ready = True
+
+    def _died(self) -> JobError:
+        message = self._process.stderr.read().decode(errors="replace") if self._process.stderr else ""
+        last = message.strip().splitlines()[-1:] or ["no message"]
+        return JobError(f"torch cannot be imported: {last[0]}", "run `exporter doctor`", message)

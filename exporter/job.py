@@ -1,0 +1,54 @@
+"""What passes between the parent and its children. Nothing here needs torch, for the parent has none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from exporter.recipes import Source
+from exporter.records import Contract, Tolerance
+from exporter.targets import Options
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every job of one run needs to know of it."""
+
+    model: str
+    source: Source
+    weights: str
+    seed: int
+    sizes: dict[str, int]
+    work: Path
+    options: Options
+
+    @property
+    def exported_file(self) -> Path:
+        """Where the shared exported program lies."""
+        return self.work / "exported.pt2"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What preparing a model showed; `capture_error` tells why torch.export did not take it."""
+
+    contract: Contract
+    base: dict[str, int]
+    capture_sizes: dict[str, int]
+    weights: str
+    parameters: int
+    capture_s: float
+    warnings: tuple[str, ...] = ()
+    capture_error: str = ""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What making a golden showed: its cases, how eager compares with itself, and which cases were cut down."""
+
+    cases: tuple[str, ...]
+    reference: str
+    tolerance: Tolerance
+    eager_rmse: float | None
+    repeatable: bool
+    notes: tuple[str, ...]

@@ -1,0 +1,154 @@
+"""The verdict on outputs: pure functions over arrays. docs/formats.md states the rule; C++ has the same one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exporter.records import VERDICTS, Parity, Tolerance, Verdict
+
+Array = NDArray[Any]
+
+# Fixed before anything is measured. float32: what reordered sums cost networks of usual depth; k is the factor on
+# eager's own error that still counts as the same quality.
+TOLERANCES: Mapping[str, Tolerance] = {
+    "float64": Tolerance(rtol=1e-7, atol=1e-8, k=2.0),
+    "float32": Tolerance(rtol=1e-4, atol=1e-5, k=2.0),
+    "float16": Tolerance(rtol=1e-2, atol=1e-3, k=3.0),
+    "bfloat16": Tolerance(rtol=1.6e-2, atol=1e-2, k=3.0),
+}
+
+
+@dataclass(frozen=True)
+class OutputParity:
+    """One output of one case, compared."""
+
+    output: str
+    verdict: Verdict
+    reason: str = ""
+    max_abs: float | None = None
+    max_rel: float | None = None
+    rmse: float | None = None
+    eager_rmse: float | None = None
+    rmse_ratio: float | None = None
+    cosine: float | None = None
+    worst: tuple[int, ...] = ()
+
+
+def compare(
+    name: str, got: Array, eager: Array, reference: Array, tolerance: Tolerance, dtypes: tuple[str, str]
+) -> OutputParity:
+    """Judge one output.
+
+    `got`, `eager` and `reference` are the artifact's, eager's and the float64 reference's values; `dtypes` are the torch
+    dtypes of the first two (arrays may hold them widened, for numpy has no bfloat16).
+    """
+    if got.shape != eager.shape:
+        return OutputParity(name, "FAIL", f"shape {list(got.shape)}, expected {list(eager.shape)}")
+    if dtypes[0] != dtypes[1]:
+        return OutputParity(name, "FAIL", f"dtype {dtypes[0]}, expected {dtypes[1]}")
+    if not np.issubdtype(eager.dtype, np.inexact):
+        return _compare_integers(name, got, eager)
+    for what, test in (("NaN", np.isnan), ("+Inf", np.isposinf), ("-Inf", np.isneginf)):
+        differs = test(got) != test(eager)
+        if differs.any():
+            index = _index(differs, got.shape)
+            return OutputParity(
+                name, "FAIL", f"{what} at {list(index)}: {got[index]} where eager gives {eager[index]}", worst=index
+            )
+    return _compare_floats(name, got, eager, reference, tolerance)
+
+
+def _compare_integers(name: str, got: Array, eager: Array) -> OutputParity:
+    differs = got != eager
+    if not differs.any():
+        return OutputParity(name, "exact", max_abs=0.0)
+    index = _index(differs, got.shape)
+    distance = float(np.abs(got.astype(np.float64) - eager.astype(np.float64)).max())
+    return OutputParity(
+        name, "FAIL", f"{int(differs.sum())} of {got.size} values differ", max_abs=distance, worst=index
+    )
+
+
+def _compare_floats(name: str, got: Array, eager: Array, reference: Array, tolerance: Tolerance) -> OutputParity:
+    finite = np.isfinite(got)
+    if not finite.any():
+        return OutputParity(name, "exact", max_abs=0.0)
+    places = np.flatnonzero(finite)
+    y, e, r = (a.reshape(-1)[places].astype(np.float64) for a in (got, eager, reference))
+    distance, magnitude = np.abs(y - r), np.abs(r)
+    excess = distance / (tolerance.atol + tolerance.rtol * magnitude)
+    at = int(excess.argmax())
+    rmse, eager_rmse = _rms(y - r), _rms(e - r)
+    tol = tolerance.atol + tolerance.rtol * _rms(r)
+    verdict: Verdict = "FAIL"
+    if bool((y == e).all()):
+        verdict = "exact"
+    elif excess[at] <= 1:
+        verdict = "rounding"
+    elif rmse <= tolerance.k * eager_rmse + tol / 10:
+        verdict = "drift"
+    index = tuple(int(i) for i in np.unravel_index(int(places[at]), got.shape))
+    reason = "" if verdict != "FAIL" else f"{y[at]:.6g} where the reference is {r[at]:.6g} at {list(index)}"
+    return OutputParity(
+        name,
+        verdict,
+        reason,
+        max_abs=float(distance.max()),
+        max_rel=float((distance / np.maximum(magnitude, tolerance.atol)).max()),
+        rmse=rmse,
+        eager_rmse=eager_rmse,
+        rmse_ratio=rmse / eager_rmse if eager_rmse else (1.0 if rmse == 0 else None),
+        cosine=_cosine(y, r),
+        worst=index,
+    )
+
+
+def _index(mask: Array, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.unravel_index(int(mask.argmax()), shape))
+
+
+def _rms(values: Array) -> float:
+    return float(np.sqrt(np.mean(np.square(values))))
+
+
+def _cosine(a: Array, b: Array) -> float:
+    norms = float(np.linalg.norm(a)) * float(np.linalg.norm(b))
+    if norms == 0:
+        return 1.0 if not a.any() and not b.any() else 0.0
+    return float(a @ b) / norms
+
+
+def summarize(cases: Iterable[Mapping[str, Any]]) -> Parity:
+    """The `cases` of a session's `check` answer, folded into one verdict: the worst wins."""
+    parts = [(case, output) for case in cases for output in case["outputs"]]
+    errors = [case for case in cases if case["error"]]
+    verdict: Verdict = max((o["verdict"] for _, o in parts), key=VERDICTS.index, default="FAIL")
+    reason, worst = "", ""
+    if parts:
+        case, output = max(parts, key=lambda part: (VERDICTS.index(part[1]["verdict"]), part[1]["max_abs"] or 0.0))
+        worst = f"{output['output']}{list(output['worst'])} at {case['case']} seed {case['seed']}"
+        if verdict == "FAIL":
+            reason = f"{output['output']} at {case['case']}: {output['reason']}"
+    if errors:
+        verdict, reason = "FAIL", f"{errors[0]['case']}: {errors[0]['error']}"
+        worst = f"{errors[0]['case']} seed {errors[0]['seed']}"
+    return Parity(
+        verdict,
+        max_abs=_fold(max, parts, "max_abs"),
+        max_rel=_fold(max, parts, "max_rel"),
+        rmse_ratio=_fold(max, parts, "rmse_ratio"),
+        cosine=_fold(min, parts, "cosine"),
+        worst=worst,
+        reason=reason,
+        cases=len({(case["case"], case["seed"]) for case, _ in parts}) + len(errors),
+    )
+
+
+def _fold(pick: Any, parts: Iterable[tuple[Any, Mapping[str, Any]]], key: str) -> float | None:
+    values = [float(o[key]) for _, o in parts if o[key] is not None]
+    return float(pick(values)) if values else None

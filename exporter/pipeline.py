@@ -1,0 +1,342 @@
+"""The order of the steps: prepare, export, check, time. Nothing else decides it, and nothing here computes.
+
+Exports run side by side; so do checks when nothing is timed. Otherwise sessions are opened one after the other once the exports are
+done, for their first call is measured too.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from exporter import __version__, benchmark, bundle, checks, environment, targets
+from exporter.errors import ExporterError, JobError
+from exporter.isolate import Child, Zygote
+from exporter.job import Findings, Job, Prepared
+from exporter.recipes import Source
+from exporter.records import GoldenRecord, Lifecycle, Manifest, ModelRecord, SessionRecord, VariantRecord
+from exporter.session.client import Session
+
+EAGER = "eager"
+# The slowest first, so that the others fit beside it.
+SLOWEST_FIRST = ("compile", "onnx", "script", "export", "trace")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for."""
+
+    model: str
+    source: Source
+    variants: tuple[tuple[str, str], ...]
+    out: Path
+    device: str = "cpu"
+    sizes: dict[str, int] = field(default_factory=dict)
+    weights: str = "auto"
+    seed: int = 0
+    threads: int = 1
+    time_budget: float = 5.0
+    timeout: float = 1800.0
+    bench: bool = True
+    rtol: float | None = None
+    atol: float | None = None
+    opset: int | None = None
+    allow_cpu_fallback: bool = False
+    command: str = ""
+    asked: str = ""  # the model as the user wrote it, for commands that reproduce a step
+
+    def reproduce(self, name: str) -> str:
+        """A command that runs one variant again."""
+        words = [
+            "exporter",
+            "export",
+            self.asked or self.model,
+            "--targets",
+            name,
+            "--device",
+            self.device,
+            "--seed",
+            str(self.seed),
+            "--weights",
+            self.weights,
+            "--no-bench",
+        ]
+        for size, value in self.sizes.items():
+            words += ["--size", f"{size}={value}"]
+        return shlex.join([*words, "--out", f"{self.out}-again", "-v"])
+
+
+class Listener:
+    """Hears of progress; this one ignores it."""
+
+    def stage(self, variant: str, stage: str) -> None:
+        """A variant has come to a stage."""
+
+    def done(self, record: VariantRecord) -> None:
+        """A variant has passed or failed."""
+
+
+def run(request: Request, listener: Listener | None = None) -> tuple[Manifest, Path]:
+    """Do all that was asked; returns the manifest and where the bundle is.
+
+    A variant that fails is a row. Raises UsageError before anything is written when the request cannot be met. Whatever else
+    interrupts the run (KeyboardInterrupt included) stops the children and publishes what was finished.
+    """
+    with Zygote() as zygote, bundle.stage(request.out) as staging:
+        current = _Run(request, zygote, staging, listener or Listener())
+        try:
+            current.execute()
+        except OSError as error:
+            raise bundle.disk_error(error, request.out) from error
+        except BaseException:
+            zygote.close()
+            current.close_sessions()
+            if current.finish("interrupted"):
+                staging.publish_interrupted()
+            raise
+        current.finish("complete")
+        return current.manifest, staging.publish()
+
+
+class _Run:
+    """One run in progress: the manifest so far, the open sessions."""
+
+    def __init__(self, request: Request, zygote: Zygote, staging: bundle.Staging, listener: Listener) -> None:
+        self.request, self.zygote, self.staging, self.listener = request, zygote, staging, listener
+        self.work = staging.root / ".work"
+        self.work.mkdir()
+        self.options = targets.Options(
+            device=request.device,
+            threads=request.threads,
+            opset=request.opset,
+            allow_cpu_fallback=request.allow_cpu_fallback,
+        )
+        self.job = Job(
+            request.model, request.source, request.weights, request.seed, request.sizes, self.work, self.options
+        )
+        self.manifest = Manifest(
+            model=ModelRecord(request.model, request.asked or request.source.place, request.weights, request.seed),
+            device=request.device,
+            threads=request.threads,
+            command=request.command,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            exporter=__version__,
+            environment=environment.describe(),
+        )
+        self.lock = threading.Lock()
+        self.sessions: dict[tuple[str, str], Session] = {}
+        self.golden = staging.root / bundle.GOLDEN
+
+    # The steps in order.
+
+    def execute(self) -> None:
+        preparing, prepared = self._prepare()
+        slots = min(len(self.request.variants) or 1, max(2, environment.usable_cpus() // 4))
+        with self._pool(slots) as pool:
+            golden = pool.submit(self._finish_golden, preparing)
+            ordered = sorted(
+                self.request.variants, key=lambda v: SLOWEST_FIRST.index(v[0]) if v[0] in SLOWEST_FIRST else 0
+            )
+            done = [pool.submit(self._export_and_maybe_check, variant, prepared, golden) for variant in ordered]
+            for future in [golden, *done]:
+                future.result()
+        if self.request.bench:
+            self._check_in_turn(prepared)
+            self._time()
+        self.close_sessions()
+
+    def _prepare(self) -> tuple[Child, Prepared]:
+        needs_program = any(
+            name != "trace" and not targets.is_live(name, variant) for name, variant in self.request.variants
+        )
+        self.listener.stage(EAGER, "load model")
+        arguments = {
+            "job": self.job,
+            "capture_program": needs_program,
+            "tolerance": self._tolerance(),
+            "golden_path": self.golden,
+        }
+        child = self.zygote.spawn("prepare", "exporter.steps:prepare", arguments, self.staging.logs / "prepare.log")
+        prepared: Prepared = child.expect("prepared", self.request.timeout)
+        model = replace(
+            self.manifest.model, weights=prepared.weights, parameters=prepared.parameters, sizes=prepared.base
+        )
+        self._update(model=model, contract=prepared.contract, warnings=prepared.warnings)
+        self.listener.stage(EAGER, "golden")
+        return child, prepared
+
+    def _tolerance(self) -> tuple[float | None, float | None]:
+        return self.request.rtol, self.request.atol
+
+    def _finish_golden(self, child: Child) -> None:
+        findings: Findings = child.wait(self.request.timeout)
+        golden = GoldenRecord(
+            bundle.record(self.golden),
+            findings.cases,
+            findings.reference,
+            findings.tolerance,
+            findings.eager_rmse,
+            findings.repeatable,
+        )
+        self._update(golden=golden, warnings=self.manifest.warnings + findings.notes)
+        self.listener.stage(EAGER, "waiting")
+
+    def _export_and_maybe_check(self, variant: tuple[str, str], prepared: Prepared, golden: Future[None]) -> None:
+        record = self._export(variant, prepared)
+        if record.status == "passed" and not self.request.bench:
+            golden.result()
+            record = self._check(record, prepared, timed=False)
+        if record.status == "failed" or not self.request.bench:
+            self.listener.done(record)
+        else:
+            self.listener.stage(record.name, "waiting")
+
+    def _export(self, variant: tuple[str, str], prepared: Prepared) -> VariantRecord:
+        target, setting = variant
+        name = f"{target}:{setting}" if setting else target
+        record = VariantRecord(
+            name,
+            target,
+            "passed",
+            "export",
+            reproduce=self.request.reproduce(name),
+            log=f"{bundle.LOGS}/{_file(name)}.log",
+        )
+        if targets.is_live(target, setting):
+            return self._keep(replace(record, lifecycle=Lifecycle(), contract=prepared.contract))
+        self.listener.stage(name, "export")
+        path = self.staging.root / targets.get(target).artifact
+        job = replace(self.job, options=replace(self.options, variant=setting))
+        arguments = {"job": job, "prepared": prepared, "target": target, "path": path}
+        try:
+            exported, seconds = self.zygote.run(
+                f"export to {name}",
+                "exporter.steps:export_variant",
+                arguments,
+                self.staging.root / record.log,
+                self.request.timeout,
+            )
+        except ExporterError as error:
+            path.unlink(missing_ok=True)
+            return self._keep(_failed(record, "export", error))
+        return self._keep(
+            replace(
+                record,
+                artifact=bundle.record(path),
+                contract=replace(prepared.contract, target=target),
+                notes=exported.notes,
+                warnings=exported.warnings,
+                lifecycle=Lifecycle(export_s=seconds),
+            )
+        )
+
+    def _check_in_turn(self, prepared: Prepared) -> None:
+        eager = VariantRecord(EAGER, EAGER, "passed", contract=prepared.contract, log=f"{bundle.LOGS}/eager.log")
+        for record in (eager, *(r for r in self.manifest.variants if r.status == "passed")):
+            self._check(record, prepared, timed=True)
+
+    def _check(self, record: VariantRecord, prepared: Prepared, timed: bool) -> VariantRecord:
+        """Open the variant's sessions and judge their outputs; `timed` keeps the sessions open."""
+        self.listener.stage(record.name, "check")
+        results: list[SessionRecord] = []
+        for kind, open_session in self._openers(record, prepared):
+            result, session = checks.check(kind, open_session)
+            results.append(result)
+            if session is not None and timed:
+                self.sessions[record.name, kind] = session
+            elif session is not None:
+                session.close()
+        return self._keep(checks.conclude(record, tuple(results)))
+
+    def _openers(self, record: VariantRecord, prepared: Prepared) -> Iterator[tuple[str, Callable[[], Session]]]:
+        log = self.staging.root / record.log
+        setting = record.name.partition(":")[2]
+        if record.artifact is None:
+            job = replace(self.job, options=replace(self.options, variant=setting))
+            arguments = {"job": job, "prepared": prepared, "target": record.target, "golden_path": str(self.golden)}
+            yield "python", lambda: checks.open_live(self.zygote, record.name, arguments, log, self.request.timeout)
+            return
+        yield from checks.openers(self.zygote, self.staging.root, record, self.options, log, self.request.timeout)
+
+    def _time(self) -> None:
+        subjects = {f"{name} {kind}": session for (name, kind), session in self.sessions.items()}
+        baseline = f"{EAGER} python"
+        if baseline not in subjects:
+            raise JobError("eager cannot be timed: its session failed", "see logs/eager.log")
+        names = {f"{name} {kind}": name for name, kind in self.sessions}
+        series = benchmark.measure(
+            subjects, self.request.time_budget, baseline, lambda subject: self.listener.stage(names[subject], "time")
+        )
+        for record in self.manifest.variants:
+            own = {kind: series[f"{record.name} {kind}"] for name, kind in self.sessions if name == record.name}
+            timings = {kind: benchmark.timing(one, series[baseline]) for kind, one in own.items() if one.windows}
+            errors = [SessionRecord(kind, "failed", "time", one.error) for kind, one in own.items() if one.error]
+            record = self._keep(checks.conclude(replace(record, timings=timings), _replaced(record.sessions, errors)))
+            self.listener.done(record)
+        samples = {name: one.windows for name, one in series.items()}
+        bundle.write_atomic(self.staging.root / bundle.SAMPLES, json.dumps(samples))
+        self._update(samples=bundle.record(self.staging.root / bundle.SAMPLES))
+
+    # Bookkeeping.
+
+    @contextmanager
+    def _pool(self, slots: int) -> Iterator[ThreadPoolExecutor]:
+        """Worker threads that only wait for children; when one raises, the children of the others end too."""
+        pool = ThreadPoolExecutor(slots + 1)
+        try:
+            yield pool
+        except BaseException:
+            self.zygote.close()
+            raise
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _keep(self, record: VariantRecord) -> VariantRecord:
+        """Put a record into the manifest, in the order of the request."""
+        with self.lock:
+            records = {r.name: r for r in self.manifest.variants} | {record.name: record}
+            order = [EAGER, *(f"{t}:{v}" if v else t for t, v in self.request.variants)]
+            self._write(replace(self.manifest, variants=tuple(records[n] for n in order if n in records)))
+        return record
+
+    def _update(self, **changes: object) -> None:
+        with self.lock:
+            self._write(replace(self.manifest, **changes))  # type: ignore[arg-type]
+
+    def _write(self, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self.staging.write(manifest)
+
+    def close_sessions(self) -> None:
+        for session in self.sessions.values():
+            session.close()
+        self.sessions.clear()
+
+    def finish(self, status: str) -> bool:
+        """Remove the work files and write the last manifest; whether anything was finished."""
+        bundle.remove(self.work)
+        self._update(status=status)
+        return bool(self.manifest.variants)
+
+
+def _failed(record: VariantRecord, stage: str, error: ExporterError) -> VariantRecord:
+    return replace(record, status="failed", stage=stage, reason=str(error), remedy=error.remedy)
+
+
+def _replaced(sessions: tuple[SessionRecord, ...], failed: list[SessionRecord]) -> tuple[SessionRecord, ...]:
+    by_name = {s.session: s for s in failed}
+    return tuple(
+        replace(s, status="failed", stage="time", reason=by_name[s.session].reason) if s.session in by_name else s
+        for s in sessions
+    )
+
+
+def _file(name: str) -> str:
+    return name.replace(":", "-")

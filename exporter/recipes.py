@@ -1,0 +1,219 @@
+"""Recipes: what we need to know of a model.
+
+`find` tells what a name means without importing anything heavy; `load` imports it, in a child. Recipes are code: they run
+only when the user names them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from exporter.errors import RecipeError, UsageError
+from exporter.records import Range
+
+if TYPE_CHECKING:
+    import torch
+
+WEIGHTS = ("auto", "pretrained", "random")
+BUILT_IN = "exporter_models"
+ENTRY_POINTS = "exporter.models"
+
+
+class Recipe(Protocol):
+    """What a recipe offers: a module, a class or any object with these."""
+
+    sizes: Mapping[str, tuple[int, int]]
+
+    def load(self, weights: str) -> torch.nn.Module:
+        """The model in eval mode; `weights` is auto, pretrained or random."""
+        ...
+
+    def inputs(self, **sizes: int) -> Any:
+        """Example inputs at these sizes: a dict of tensors by name, a tuple, or a tensor."""
+        ...
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a recipe comes from. `kind` is name, file or memory; `place` a module, a path, or the path of a pickle."""
+
+    kind: str
+    place: str
+    attribute: str = ""
+    inputs_file: str = ""
+
+    @property
+    def label(self) -> str:
+        """A short name, fit for a folder."""
+        return self.attribute or self.place.rpartition(".")[2] if self.kind != "file" else self.attribute
+
+
+def available() -> dict[str, str]:
+    """Name to importable module of every installed recipe: ours, and those of the entry-point group exporter.models."""
+    from importlib.metadata import entry_points
+
+    found = {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
+    package = importlib.import_module(BUILT_IN)
+    return found | {info.name: f"{BUILT_IN}.{info.name}" for info in pkgutil.iter_modules(package.__path__)}
+
+
+def find(name: str, inputs_file: str = "") -> Source:
+    """What `name` means: an installed recipe or `path/to/file.py:attribute`. UsageError when nothing."""
+    path, colon, attribute = name.rpartition(":")
+    if not colon and name.endswith(".py"):
+        raise UsageError(
+            f"{name} names a file but not what is in it",
+            f"write {name}:NAME, with NAME the recipe or the callable that makes the model",
+        )
+    if colon and path.endswith(".py"):
+        if not Path(path).is_file():
+            raise UsageError(f"there is no file {path}", "check the path")
+        return Source("file", str(Path(path).resolve()), attribute, inputs_file)
+    known = available()
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(close)}? " if close else ""
+        raise UsageError(
+            f"there is no model {name!r}",
+            f"{hint}`exporter models` lists them; a file of your own is path/to/file.py:NAME",
+        )
+    module, _, attribute = known[name].partition(":")
+    return Source("name", module, attribute or "", inputs_file)
+
+
+def load(source: Source) -> Recipe:
+    """Import the recipe; RecipeError when it does not import or lacks what a recipe needs."""
+    if source.kind == "memory":
+        return _from_memory(Path(source.place))
+    try:
+        module = _import_file(Path(source.place)) if source.kind == "file" else importlib.import_module(source.place)
+    except Exception as error:
+        raise RecipeError(
+            f"{source.place} does not import: {type(error).__name__}: {error}", "mend it, or install what it imports"
+        ) from error
+    if source.attribute and not hasattr(module, source.attribute):
+        names = [n for n in vars(module) if not n.startswith("_")]
+        close = difflib.get_close_matches(source.attribute, names, n=3)
+        raise RecipeError(
+            f"{source.place} has no {source.attribute}",
+            f"did you mean {' or '.join(close)}?" if close else f"it has {', '.join(names[:8])}",
+        )
+    found = getattr(module, source.attribute) if source.attribute else module
+    return _as_recipe(found, module, source)
+
+
+def _import_file(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise RecipeError(f"{path} cannot be imported", "give a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent))
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _as_recipe(found: Any, module: Any, source: Source) -> Recipe:
+    if inspect.isclass(found) and hasattr(found, "load") and hasattr(found, "inputs"):
+        found = found()
+    if hasattr(found, "load") and hasattr(found, "inputs"):
+        return found if hasattr(found, "sizes") else FunctionRecipe(found.load, found.inputs)
+    if source.attribute and callable(found):
+        inputs = (
+            _saved_inputs(Path(source.inputs_file))
+            if source.inputs_file
+            else getattr(module, f"{source.attribute}_inputs", None)
+        )
+        if inputs is None:
+            raise RecipeError(
+                f"{source.attribute} makes a model, but nothing tells its inputs",
+                f"write {source.attribute}_inputs(batch=1, ...) beside it, or give --inputs FILE with a saved dict of tensors",
+            )
+        return FunctionRecipe(lambda weights: found(), inputs, getattr(module, f"{source.attribute}_sizes", None))
+    missing = "inputs()" if hasattr(found, "load") else "load() and inputs()"
+    raise RecipeError(
+        f"{source.attribute or source.place} has no {missing}", "see CONTRIBUTING.md for a recipe in one file"
+    )
+
+
+class FunctionRecipe:
+    """A recipe made of functions. Without `sizes`, batch may go from 1 to 64 where inputs() takes one."""
+
+    def __init__(
+        self, load: Callable[[str], Any], inputs: Callable[..., Any], sizes: Mapping[str, tuple[int, int]] | None = None
+    ) -> None:
+        self.load, self.inputs = load, inputs
+        defaults = {"batch": (1, 64)} if "batch" in example_sizes(inputs) else {}
+        self.sizes = defaults if sizes is None else sizes
+
+
+def _saved_inputs(path: Path) -> Callable[[], Any]:
+    import torch
+
+    try:
+        saved = torch.load(path, weights_only=True)
+    except Exception as error:
+        raise RecipeError(
+            f"--inputs {path} cannot be read: {error}", "save a dict of tensors with torch.save"
+        ) from error
+    return lambda: saved
+
+
+def _from_memory(path: Path) -> Recipe:
+    """A model that this process's parent pickled a moment ago, in a folder of its own."""
+    import torch
+
+    try:
+        model, inputs, sizes = torch.load(path, weights_only=False)
+    except (AttributeError, ModuleNotFoundError) as error:
+        raise RecipeError(
+            f"the model cannot be sent to another process: {error}", "define its class in a module, not in the script"
+        ) from error
+    if not callable(inputs):
+        return FunctionRecipe(lambda weights: model, lambda: inputs, sizes)
+    return FunctionRecipe(lambda weights: model, inputs, sizes)
+
+
+def example_sizes(inputs: Callable[..., Any]) -> dict[str, int]:
+    """The sizes that `inputs()` takes, with their defaults. RecipeError for one without a default."""
+    try:
+        parameters = inspect.signature(inputs).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise RecipeError("inputs is not a function", "write def inputs(batch=1, ...)") from error
+    sizes = {}
+    for parameter in parameters:
+        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            continue
+        if not isinstance(parameter.default, int) or isinstance(parameter.default, bool):
+            raise RecipeError(
+                f"inputs() has a parameter {parameter.name} without an integer default",
+                f"write {parameter.name}=N with an example size",
+            )
+        sizes[parameter.name] = parameter.default
+    return sizes
+
+
+def ranges(recipe: Recipe) -> dict[str, Range]:
+    """The recipe's `sizes`, validated. A number stands for 1 up to it."""
+    known = example_sizes(recipe.inputs)
+    result = {}
+    for name, bounds in recipe.sizes.items():
+        if name not in known:
+            raise RecipeError(
+                f"sizes names {name}, but inputs() takes {', '.join(known) or 'no sizes'}",
+                "give inputs() that parameter, or remove it",
+            )
+        low, high = (1, bounds) if isinstance(bounds, int) else bounds
+        if not 1 <= low <= high:
+            raise RecipeError(f"sizes gives {name} the range {low} to {high}", "write (min, max) with 1 <= min <= max")
+        result[name] = Range(low, high)
+    return result

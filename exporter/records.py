@@ -1,0 +1,285 @@
+"""The manifest's records: frozen dataclasses, to and from JSON.
+
+Numbers that could not be had are None. Times end in `_s` (seconds) or `_ms` (milliseconds), memory in `_mb` (10^6
+bytes). `manifest.schema.json` beside this file describes the same for other tools.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from exporter.errors import ArtifactError
+
+SCHEMA = 1
+
+Verdict = Literal["exact", "rounding", "drift", "FAIL"]
+VERDICTS: tuple[Verdict, ...] = ("exact", "rounding", "drift", "FAIL")
+Dim = int | str | None
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One named tensor: a dimension is a size, a symbol's name, or None for anything."""
+
+    name: str
+    dtype: str
+    shape: tuple[Dim, ...]
+
+
+@dataclass(frozen=True)
+class Range:
+    """Inclusive bounds of a symbol."""
+
+    min: int
+    max: int
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What an artifact takes and gives."""
+
+    model: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    symbols: dict[str, Range]
+    target: str = ""
+    device: str = "cpu"
+    torch: str = ""
+    schema: int = SCHEMA
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """`rtol` and `atol` as in torch.allclose; `k` bounds the RMSE against eager's own."""
+
+    rtol: float
+    atol: float
+    k: float
+
+
+@dataclass(frozen=True)
+class Parity:
+    """The worst over all outputs and cases, each number by itself."""
+
+    verdict: Verdict
+    max_abs: float | None
+    max_rel: float | None
+    rmse_ratio: float | None
+    cosine: float | None
+    worst: str
+    reason: str = ""
+    cases: int = 0
+
+
+@dataclass(frozen=True)
+class ArtifactRecord:
+    """A file of the bundle."""
+
+    path: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Lifecycle:
+    """What a variant costs before it serves; all but `export_s` are of its Python session."""
+
+    export_s: float | None = None
+    load_s: float | None = None
+    first_call_ms: float | None = None
+    peak_rss_mb: float | None = None
+
+
+@dataclass(frozen=True)
+class SessionRecord:
+    """One artifact in one language: what it took to load, and its parity there."""
+
+    session: str
+    status: Literal["passed", "failed"]
+    stage: str = ""
+    reason: str = ""
+    remedy: str = ""
+    provider: str = ""
+    load_s: float | None = None
+    first_call_ms: float | None = None
+    peak_rss_mb: float | None = None
+    parity: Parity | None = None
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Steady-state latency of one session. `speedup` is eager's median over this one's, with its 95% interval."""
+
+    median_ms: float
+    p90_ms: float
+    p99_ms: float
+    min_ms: float
+    max_ms: float
+    ci95_ms: tuple[float, float]
+    runs: int
+    stable: bool
+    speedup: float | None = None
+    speedup_ci95: tuple[float, float] | None = None
+    outliers: int = 0
+
+
+@dataclass(frozen=True)
+class VariantRecord:
+    """One row's worth: a target with its settings."""
+
+    name: str
+    target: str
+    status: Literal["passed", "failed"]
+    stage: str = ""
+    reason: str = ""
+    remedy: str = ""
+    reproduce: str = ""
+    log: str = ""
+    artifact: ArtifactRecord | None = None
+    contract: Contract | None = None
+    fixed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    parity: Parity | None = None
+    lifecycle: Lifecycle = field(default_factory=Lifecycle)
+    sessions: tuple[SessionRecord, ...] = ()
+    timings: dict[str, Timing] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ModelRecord:
+    """Which model it was, and with which weights."""
+
+    name: str
+    source: str
+    weights: str
+    seed: int
+    parameters: int = 0
+    sizes: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class GoldenRecord:
+    """The golden: its file, its cases, and the noise of eager itself against the reference."""
+
+    file: ArtifactRecord
+    cases: tuple[str, ...]
+    reference: str
+    tolerance: Tolerance
+    eager_rmse: float | None
+    repeatable: bool
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All that happened in one run."""
+
+    model: ModelRecord
+    device: str
+    threads: int
+    command: str
+    created: str
+    exporter: str
+    status: Literal["running", "complete", "interrupted"] = "running"
+    environment: dict[str, str] = field(default_factory=dict)
+    contract: Contract | None = None
+    golden: GoldenRecord | None = None
+    variants: tuple[VariantRecord, ...] = ()
+    warnings: tuple[str, ...] = ()
+    samples: ArtifactRecord | None = None
+    schema: int = SCHEMA
+
+
+Record = TypeVar("Record")
+
+
+def to_json(record: Any, indent: int | None = 2) -> str:
+    """The record as JSON; NaN and infinities become null, for JSON has none."""
+    return json.dumps(_plain(dataclasses.asdict(record)), indent=indent, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if value - value == 0 else None
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def from_json(kind: type[Record], text: str | bytes) -> Record:
+    """Read a record; ArtifactError when the text is not JSON, of another schema, or of another form."""
+    try:
+        data = json.loads(text)
+        if not isinstance(data, dict):
+            raise TypeError("not an object")
+        if data.get("schema", SCHEMA) != SCHEMA:
+            raise ArtifactError(
+                f"schema {data['schema']} is not known, only {SCHEMA}", "use the exporter release that wrote it"
+            )
+        return typing.cast(Record, _decode(kind, data, kind.__name__))
+    except (TypeError, KeyError, ValueError, RecursionError) as error:
+        raise ArtifactError(f"not a valid {kind.__name__}: {error}") from error
+
+
+def _decode(kind: Any, value: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(kind):
+        return _decode_record(typing.cast(type, kind), value, where)
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return _decode_union(args, value, where)
+    if origin is Literal:
+        if value not in args:
+            raise TypeError(f"{where} is {value!r}, not one of {', '.join(map(repr, args))}")
+        return value
+    if origin is tuple:
+        return _decode_tuple(args, value, where)
+    if origin is dict:
+        _expect(dict, value, where)
+        return {key: _decode(args[1], item, f"{where}.{key}") for key, item in value.items()}
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    _expect(kind, value, where)
+    return value
+
+
+def _decode_record(kind: type, value: Any, where: str) -> Any:
+    _expect(dict, value, where)
+    hints = typing.get_type_hints(kind)
+    unknown = value.keys() - hints.keys()
+    if unknown:
+        raise TypeError(f"{where} has no field {sorted(unknown)[0]!r}")
+    return kind(**{name: _decode(hints[name], item, f"{where}.{name}") for name, item in value.items()})
+
+
+def _decode_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value is None and type(None) in options:
+        return None
+    problem: Exception = TypeError(f"{where} may not be {value!r}")
+    for option in options:
+        if option is type(None):
+            continue
+        try:
+            return _decode(option, value, where)
+        except (TypeError, ValueError) as error:
+            problem = error
+    raise problem
+
+
+def _decode_tuple(args: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+    _expect(list, value, where)
+    kinds = [args[0]] * len(value) if args[-1] is Ellipsis else list(args)
+    if len(kinds) != len(value):
+        raise TypeError(f"{where} has {len(value)} items, not {len(kinds)}")
+    return tuple(_decode(kind, item, f"{where}[{i}]") for i, (kind, item) in enumerate(zip(kinds, value, strict=True)))
+
+
+def _expect(kind: type, value: Any, where: str) -> None:
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise TypeError(f"{where} is {value!r}, not {kind.__name__}")

@@ -1,0 +1,32 @@
+"""The report as Markdown, for a README, a release or a job summary."""
+
+from __future__ import annotations
+
+from exporter.records import Manifest
+from exporter.report import rows, summary
+
+
+def render(manifest: Manifest) -> str:
+    """Heading, table, failures, warnings and the recommendation."""
+    first, *rest = rows.heading(manifest)
+    lines = [f"### {first}", "", *(f"{line}  " for line in rest), ""]
+    lines += [_line(rows.HEADINGS), _line(("---",) * len(rows.HEADINGS))]
+    lines += [_line(row.cells) for row in rows.rows(manifest)]
+    lines.append("")
+    for variant in rows.failures(manifest):
+        remedy = f" {variant.remedy}." if variant.remedy else ""
+        lines += [
+            f"- **{variant.name}** failed at {variant.stage}: {_escape(variant.reason)}.{remedy} `{variant.reproduce}`"
+        ]
+    lines += [f"- {variant.name}: {_escape(note)}" for variant in manifest.variants for note in variant.notes]
+    lines += [f"- warning: {_escape(hint)}" for hint in rows.hints(manifest)]
+    lines += ["", f"**{' '.join(summary.sentences(manifest))}**", "", f"Made by `{manifest.command}`.", ""]
+    return "\n".join(lines)
+
+
+def _line(cells: tuple[str, ...]) -> str:
+    return f"| {' | '.join(map(_escape, cells))} |"
+
+
+def _escape(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")

@@ -1,0 +1,109 @@
+"""From the manifest to rows of text, the same for every form of the report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from exporter.records import Manifest, SessionRecord, Timing, VariantRecord
+
+HEADINGS = ("variant", "session", "median", "min…max", "runs", "vs eager", "parity", "size", "build")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant in one session, in words."""
+
+    cells: tuple[str, ...]
+    passed: bool
+
+
+def rows(manifest: Manifest) -> list[Row]:
+    """A row for each variant and session; one for a variant that came to no session."""
+    found = []
+    for variant in manifest.variants:
+        for session in variant.sessions or (None,):
+            found.append(_row(variant, session))
+    return found
+
+
+def _row(variant: VariantRecord, session: SessionRecord | None) -> Row:
+    timing = variant.timings.get(session.session) if session else None
+    passed = variant.status == "passed" if session is None else session.status == "passed"
+    name = variant.name + (f" [{session.provider}]" if session and session.provider else "")
+    return Row(
+        (name, session.session if session else "-", *_latency(timing), _parity(session), *_cost(variant)), passed
+    )
+
+
+def _latency(timing: Timing | None) -> tuple[str, str, str, str]:
+    if timing is None:
+        return "-", "-", "-", "-"
+    low, high = timing.ci95_ms
+    mark = "" if timing.stable else " ~"
+    speed = "-" if timing.speedup is None else f"{timing.speedup:.2f}x"
+    spread = f"{number(timing.min_ms)}…{number(timing.max_ms)}"
+    return f"{number(timing.median_ms)} ±{number((high - low) / 2)} ms{mark}", spread, str(timing.runs), speed
+
+
+def _parity(session: SessionRecord | None) -> str:
+    if session is None:
+        return "FAIL"
+    if session.parity is None:
+        return f"FAIL ({session.stage})"
+    return session.parity.verdict
+
+
+def _cost(variant: VariantRecord) -> tuple[str, str]:
+    size = size_of(variant.artifact.bytes) if variant.artifact else "-"
+    seconds = variant.lifecycle.export_s
+    if seconds is None and variant.artifact is None and variant.lifecycle.first_call_ms and ":" in variant.name:
+        seconds = variant.lifecycle.first_call_ms / 1000  # just in time: the first call builds
+    return size, "-" if seconds is None else f"{seconds:.1f} s"
+
+
+def number(value: float) -> str:
+    """Three significant digits, without an exponent."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def size_of(count: int) -> str:
+    """Bytes in the largest unit that fits."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}" if count < 100 * factor else f"{count / factor:.0f} {unit}"
+    return f"{count} B"
+
+
+def failures(manifest: Manifest) -> list[VariantRecord]:
+    """Variants that failed."""
+    return [v for v in manifest.variants if v.status == "failed"]
+
+
+def heading(manifest: Manifest) -> list[str]:
+    """What was measured, on what, against what."""
+    model, env = manifest.model, manifest.environment
+    sizes = ", ".join(f"{name} {size}" for name, size in model.sizes.items())
+    device = env.get("gpu0", "GPU") if manifest.device != "cpu" else env.get("cpu", "CPU")
+    lines = [
+        f"{model.name} ({model.parameters / 1e6:.1f} M parameters, {model.weights} weights), {sizes}",
+        f"{manifest.device}: {device}, {manifest.threads} threads, {env.get('isa', '')}; torch {env.get('torch', '?')}; {manifest.created[:10]}",
+    ]
+    if manifest.golden:
+        golden = manifest.golden
+        noise = "" if golden.eager_rmse is None else f"; eager's own error {golden.eager_rmse:.1e} RMSE"
+        tolerance = f"rtol {golden.tolerance.rtol:g}, atol {golden.tolerance.atol:g}"
+        lines.append(f"parity over {len(golden.cases)} cases against {golden.reference} eager, {tolerance}{noise}")
+    return lines
+
+
+def hints(manifest: Manifest) -> list[str]:
+    """Warnings, each with what cures it."""
+    found = list(manifest.warnings)
+    timed = [(v, t) for v in manifest.variants for t in v.timings.values()]
+    if any(not t.stable for _, t in timed):
+        found.append("~ unstable: the interval stayed wider than ±3%; raise --time-budget, or quiet the machine")
+    if manifest.golden and not manifest.golden.repeatable:
+        found.append("eager gives other values at a second run: the model is random, or its kernels are")
+    if not any(s.session == "native" for v in manifest.variants for s in v.sessions):
+        found.append("no C++ rows: exporter-run is not built; `make cpp` builds it, EXPORTER_RUN names one")
+    return found

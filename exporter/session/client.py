@@ -1,0 +1,170 @@
+"""The parent's side of a session, the same for Python's and for C++'s."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+from exporter.errors import ArtifactError, ExporterError, JobError
+from exporter.isolate import LOG_LINES, Child, describe_exit
+
+
+class Session(ABC):
+    """A running session. Every request may raise JobError (it hung or died) or what the session answered."""
+
+    def __init__(self, name: str, timeout: float) -> None:
+        self.name, self.timeout = name, timeout
+        self.ready: dict[str, Any] = {}
+        self.peak_rss_mb: float | None = None
+
+    def start(self) -> None:
+        """Wait until the artifact is loaded."""
+        self.ready = self._receive("ready")
+
+    def check(self) -> list[dict[str, Any]]:
+        """Parity of every golden case: the `cases` of the answer."""
+        cases: list[dict[str, Any]] = self._ask("check")["cases"]
+        return cases
+
+    def time(self, runs: int) -> list[float]:
+        """Milliseconds of each of `runs` calls."""
+        samples: list[float] = self._ask(f"time {runs}")["samples_ms"]
+        return samples
+
+    def _ask(self, request: str) -> dict[str, Any]:
+        try:
+            self._write(request + "\n")
+        except OSError:
+            raise self._ended() from None
+        answer = self._receive(request.split()[0])
+        self.peak_rss_mb = answer.get("peak_rss_mb")
+        return answer
+
+    def _receive(self, event: str) -> dict[str, Any]:
+        try:
+            line = self._readline(self.timeout)
+        except TimeoutError:
+            self.close()
+            raise JobError(
+                f"{self.name} gave no answer to {event!r} in {self.timeout:.0f} s and was stopped",
+                "raise --timeout",
+                self._tail(),
+            ) from None
+        if not line.startswith("{"):
+            raise self._ended(line)
+        answer: dict[str, Any] = json.loads(line)
+        if answer["event"] == "error":
+            kind = ArtifactError if answer["kind"] in ("artifact", "golden", "contract") else JobError
+            raise kind(answer["message"])
+        return answer
+
+    @abstractmethod
+    def _write(self, text: str) -> None: ...
+
+    @abstractmethod
+    def _readline(self, timeout: float) -> str: ...
+
+    @abstractmethod
+    def _ended(self, line: str = "") -> ExporterError:
+        """Why there is no answer."""
+
+    @abstractmethod
+    def _tail(self) -> str: ...
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the process."""
+
+
+class PythonSession(Session):
+    """A session in a child of the zygote."""
+
+    def __init__(self, child: Child, timeout: float) -> None:
+        super().__init__(child.name, timeout)
+        self._child = child
+
+    def _write(self, text: str) -> None:
+        self._child.channel.sendall(text.encode())
+
+    def _readline(self, timeout: float) -> str:
+        return self._child.readline(timeout)
+
+    def _ended(self, line: str = "") -> ExporterError:
+        try:
+            self._child.conclude(line, self.timeout)
+        except ExporterError as error:
+            return error
+        return JobError(f"{self.name} ended early", "", self._tail())
+
+    def _tail(self) -> str:
+        return self._child.tail()
+
+    def close(self) -> None:
+        self._child.kill()
+
+
+class NativeSession(Session):
+    """A session in `exporter-run`."""
+
+    def __init__(self, name: str, command: list[str], log: Path, timeout: float) -> None:
+        super().__init__(name, timeout)
+        self._log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, start_new_session=True
+            )
+        self._buffer = b""
+
+    def _write(self, text: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(text.encode())
+        self._process.stdin.flush()
+
+    def _readline(self, timeout: float) -> str:
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + timeout
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._buffer:
+                if not selector.select(max(deadline - time.monotonic(), 0)):
+                    raise TimeoutError
+                data = os.read(self._process.stdout.fileno(), 1 << 16)
+                if not data:
+                    return ""
+                self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line.decode()
+
+    def _ended(self, line: str = "") -> ExporterError:
+        if line:
+            return JobError(
+                f"{self.name} answered {line[:80]!r}, which is not of the protocol",
+                "build exporter-run again",
+                self._tail(),
+            )
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=5)
+        return JobError(f"{self.name} {describe_exit(self._process.poll())}", f"see {self._log}", self._tail())
+
+    def _tail(self) -> str:
+        with contextlib.suppress(OSError):
+            return "\n".join(self._log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+        return ""
+
+    def close(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()

@@ -1,0 +1,168 @@
+"""The Python side of a session: what runs in the child."""
+
+from __future__ import annotations
+
+import json
+import resource
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from exporter import golden as goldens
+from exporter import parity, targets
+from exporter.capture import Tensors, dtype_name
+from exporter.errors import ArtifactError, ContractError, ExporterError
+from exporter.records import to_json
+
+PROTOCOL = 1
+KINDS = {ArtifactError: "artifact", ContractError: "contract"}
+
+
+def serve_artifact(
+    channel: socket.socket, target: str, path: str, golden_path: str, outputs: tuple[str, ...], options: targets.Options
+) -> None:
+    """A session of an artifact: no recipe and no model code is imported."""
+    configure(options)
+    serve(channel, lambda: targets.get(target).load(Path(path), options), golden_path, outputs, options)
+
+
+def configure(options: targets.Options) -> None:
+    """The same settings in every process that computes: threads, and float32 that is float32."""
+    torch.set_num_threads(options.threads)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+
+
+def serve(
+    channel: socket.socket,
+    load: Callable[[], targets.Loaded],
+    golden_path: str,
+    outputs: tuple[str, ...],
+    options: targets.Options,
+) -> None:
+    """Load, say so, and answer requests until `quit` or the end of input."""
+    with channel.makefile("r", encoding="utf-8") as requests, channel.makefile("w", encoding="utf-8") as answers:
+        try:
+            started = time.perf_counter()
+            loaded = load()
+            _synchronize(options.device)
+            load_s = time.perf_counter() - started
+            judge = Judge(goldens.read(Path(golden_path)), outputs)
+        except ExporterError as error:
+            _say(answers, _error(error))
+            raise
+        _say(
+            answers,
+            {
+                "event": "ready",
+                "protocol": PROTOCOL,
+                "language": "python",
+                "device": options.device,
+                "load_s": load_s,
+                "provider": loaded.provider,
+            },
+        )
+        for line in requests:
+            if line.strip() == "quit":
+                break
+            try:
+                _say(answers, _answer(line.split(), loaded.run, judge, options.device))
+            except Exception as error:  # the session goes on; the artifact may fail in any way
+                _say(answers, _error(error))
+
+
+def _say(answers: TextIO, message: dict[str, Any]) -> None:
+    answers.write(json.dumps(message) + "\n")
+    answers.flush()
+
+
+def _error(error: Exception) -> dict[str, Any]:
+    kind = next((name for cls, name in KINDS.items() if isinstance(error, cls)), "runtime")
+    return {"event": "error", "kind": kind, "message": " ".join(str(error).split())[:1000]}
+
+
+def _answer(words: list[str], run: targets.Run, judge: Judge, device: str) -> dict[str, Any]:
+    cases = judge.golden.cases
+    match words:
+        case ["check"]:
+            return {
+                "event": "check",
+                "cases": [judge.check(run, case, device) for case in cases],
+                "peak_rss_mb": peak_rss_mb(),
+            }
+        case ["time", runs] if runs.isdigit():
+            return {
+                "event": "time",
+                "samples_ms": _time(run, cases[0].inputs, int(runs), device),
+                "peak_rss_mb": peak_rss_mb(),
+            }
+    return {"event": "error", "kind": "usage", "message": f"not a request: {' '.join(words)}"}
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A golden, and the names of the outputs that it holds."""
+
+    golden: goldens.Golden
+    outputs: tuple[str, ...]
+
+    def check(self, run: targets.Run, case: goldens.Case, device: str) -> dict[str, Any]:
+        """One case of the `check` answer."""
+        answer: dict[str, Any] = {"case": case.name, "seed": case.seed, "error": "", "outputs": []}
+        try:
+            outputs = run(_place(case.inputs, device))
+            answer["outputs"] = [json.loads(to_json(o)) for o in self.compare(outputs, case)]
+        except Exception as error:  # whatever the artifact raises is the finding
+            answer["error"] = " ".join(str(error).split())[:500] or type(error).__name__
+        return answer
+
+    def compare(self, outputs: Tensors, case: goldens.Case) -> list[parity.OutputParity]:
+        """Outputs of an artifact against a golden case. ArtifactError when their number differs."""
+        if len(outputs) != len(case.eager):
+            raise ArtifactError(f"{len(outputs)} outputs, expected {len(case.eager)}")
+        triples = zip(self.outputs, outputs, case.eager, case.reference, strict=True)
+        return [
+            parity.compare(
+                name, _array(y), _array(e), _array(r), self.golden.tolerance, (dtype_name(y.dtype), dtype_name(e.dtype))
+            )
+            for name, y, e, r in triples
+        ]
+
+
+def _array(tensor: torch.Tensor) -> parity.Array:
+    tensor = tensor.detach().cpu()
+    if tensor.dtype in (torch.bfloat16, torch.float16):
+        tensor = tensor.float()
+    return tensor.numpy()
+
+
+def _place(inputs: Tensors, device: str) -> Tensors:
+    return tuple(t.to(device) for t in inputs)
+
+
+def _time(run: targets.Run, inputs: Tensors, runs: int, device: str) -> list[float]:
+    """Milliseconds of each call, the device synchronised before the clock is read."""
+    placed = _place(inputs, device)
+    _synchronize(device)
+    samples = []
+    for _ in range(runs):
+        started = time.perf_counter()
+        run(placed)
+        _synchronize(device)
+        samples.append((time.perf_counter() - started) * 1000)
+    return samples
+
+
+def _synchronize(device: str) -> None:
+    if device != "cpu":
+        torch.cuda.synchronize(device)
+
+
+def peak_rss_mb() -> float:
+    """Peak resident memory of this process in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6

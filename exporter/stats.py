@@ -1,0 +1,77 @@
+"""Statistics of latency samples: pure functions, no clock, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Windows = Sequence[Sequence[float]]
+RESAMPLES = 1000
+
+
+def median(samples: Sequence[float]) -> float:
+    """The median; ValueError when there are no samples."""
+    return percentile(samples, 50)
+
+
+def percentile(samples: Sequence[float], q: float) -> float:
+    """The q-th percentile, linear between neighbours; ValueError when there are no samples."""
+    if not len(samples):
+        raise ValueError("no samples")
+    return float(np.percentile(np.asarray(samples, dtype=np.float64), q))
+
+
+def outliers(samples: Sequence[float], limit: float = 3.5) -> int:
+    """How many samples have a modified z-score above `limit`.
+
+    0.6745 |x - median| / MAD, after Iglewicz and Hoaglin, "How to Detect and Handle Outliers" (1993).
+    """
+    values = np.asarray(samples, dtype=np.float64)
+    distance = np.abs(values - np.median(values))
+    mad = float(np.median(distance))
+    return int((0.6745 * distance > limit * mad).sum()) if mad else 0
+
+
+def median_interval(windows: Windows, seed: int = 0) -> tuple[float, float]:
+    """95% interval of the median: bootstrap over windows, for calls inside one window are not independent."""
+    medians = _medians(windows)
+    return _interval(np.median(medians[_resample(len(medians), seed)], axis=1))
+
+
+def ratio(numerator: Windows, denominator: Windows) -> float:
+    """Median of one over the median of the other, each over window medians."""
+    return float(np.median(_medians(numerator)) / np.median(_medians(denominator)))
+
+
+def ratio_interval(numerator: Windows, denominator: Windows, seed: int = 0) -> tuple[float, float]:
+    """95% interval of `ratio`.
+
+    Windows that stand at the same place of the rotation are drawn together, so that what slowed both cancels out; where one
+    series is longer its first windows have no partner and are left out.
+    """
+    pairs = min(len(numerator), len(denominator))
+    a, b = _medians(numerator)[-pairs:], _medians(denominator)[-pairs:]
+    chosen = _resample(pairs, seed)
+    return _interval(np.median(a[chosen], axis=1) / np.median(b[chosen], axis=1))
+
+
+def settled(medians: Sequence[float], tolerance: float = 0.05) -> bool:
+    """Whether the last window's median is no faster than the one before, within `tolerance`."""
+    return len(medians) >= 2 and medians[-1] >= (1 - tolerance) * medians[-2]
+
+
+def _medians(windows: Windows) -> NDArray[np.float64]:
+    if not windows:
+        raise ValueError("no windows")
+    return np.array([np.median(window) for window in windows], dtype=np.float64)
+
+
+def _resample(count: int, seed: int) -> NDArray[np.int64]:
+    return np.random.default_rng(seed).integers(0, count, size=(RESAMPLES, count))
+
+
+def _interval(values: NDArray[np.float64]) -> tuple[float, float]:
+    low, high = np.percentile(values, [2.5, 97.5])
+    return float(low), float(high)

@@ -1,0 +1,240 @@
+"""What runs in children: one function a job, each called in a process of its own with a socket to its parent."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import socket
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from exporter import capture, contract, golden, recipes, targets
+from exporter.errors import ExportError, RecipeError
+from exporter.job import Findings, Job, Prepared
+from exporter.parity import TOLERANCES
+from exporter.records import Contract, Range, Tolerance
+from exporter.session import server
+
+
+@dataclass
+class _Loaded:
+    """A recipe with its model, loaded in this process."""
+
+    recipe: recipes.Recipe
+    module: capture.FlatModule
+    names: tuple[str, ...]
+    base: dict[str, int]
+    symbols: dict[str, Range]
+    warnings: list[str] = field(default_factory=list)
+
+    def inputs(self, sizes: dict[str, int], seed: int) -> capture.Tensors:
+        """Flat CPU inputs; the same for the same sizes and seed."""
+        return _flat_inputs(self.recipe, self.module.model, sizes, seed).tensors
+
+    def run(self, sizes: dict[str, int], device: str) -> tuple[tuple[str, ...], capture.Tensors]:
+        """Names and values of the outputs at these sizes."""
+        flat = _flat_inputs(self.recipe, self.module.model, sizes, 0)
+        args, kwargs = flat.rebuild([t.to(device) for t in flat.tensors])
+        with torch.no_grad():
+            return capture.output_leaves(self.module.model(*args, **kwargs))
+
+
+def _flat_inputs(
+    recipe: recipes.Recipe, model: torch.nn.Module, sizes: dict[str, int], seed: int
+) -> capture.FlatInputs:
+    torch.manual_seed(seed)
+    try:
+        inputs = recipe.inputs(**sizes)
+    except Exception as error:
+        raise RecipeError(
+            f"inputs() fails at {contract.describe(sizes)}: {type(error).__name__}: {error}", "mend the recipe"
+        ) from error
+    return capture.flatten_inputs(model, inputs)
+
+
+def load_model(job: Job) -> _Loaded:
+    """Load recipe and model as the job says, in eval mode, on its device. RecipeError when the recipe is at fault."""
+    server.configure(job.options)
+    recipe = recipes.load(job.source)
+    symbols = recipes.ranges(recipe)
+    base = recipes.example_sizes(recipe.inputs)
+    for name in job.sizes:
+        if name not in base:
+            raise RecipeError(f"inputs() takes no {name}", f"it takes {', '.join(base) or 'no sizes'}")
+    base |= job.sizes
+    contract.check_sizes(base, symbols)
+    torch.manual_seed(job.seed)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = _load_weights(recipe, job.weights)
+    said = [
+        str(w.message)
+        for w in caught
+        if issubclass(w.category, UserWarning) and not issubclass(w.category, FutureWarning)
+    ]
+    model = model.eval().to(job.options.device)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    example = _flat_inputs(recipe, model, base, 0)
+    return _Loaded(recipe, capture.FlatModule(model, example).eval(), example.names, base, symbols, said)
+
+
+def _load_weights(recipe: recipes.Recipe, weights: str) -> torch.nn.Module:
+    try:
+        model = recipe.load(weights)
+    except Exception as error:
+        remedy = (
+            "give --weights random, or fetch the weights first"
+            if weights == "pretrained"
+            else "mend the recipe, or install what it imports"
+        )
+        raise RecipeError(
+            f"load({weights!r}) fails: {type(error).__name__}: {' '.join(str(error).split())[:400]}", remedy
+        ) from error
+    if not isinstance(model, torch.nn.Module):
+        raise RecipeError(f"load() returned {type(model).__name__}", "return a torch.nn.Module")
+    return model
+
+
+def prepare(
+    channel: socket.socket,
+    job: Job,
+    capture_program: bool,
+    tolerance: tuple[float | None, float | None],
+    golden_path: Path,
+) -> Findings:
+    """Find the contract, capture the program once for all, say so; then make the golden with the same loaded model."""
+    loaded = load_model(job)
+    device = job.options.device
+    found = _find_contract(job, loaded)
+    sizes = contract.capture_sizes(loaded.base, loaded.symbols)
+    started, problem = time.perf_counter(), ""
+    if capture_program:
+        problem = _capture(job, loaded, found, sizes)
+    prepared = Prepared(
+        contract=found,
+        base=loaded.base,
+        capture_sizes=sizes,
+        weights=_weights_used(job.weights, loaded),
+        parameters=sum(p.numel() for p in loaded.module.parameters()),
+        capture_s=time.perf_counter() - started if capture_program else 0.0,
+        warnings=tuple(dict.fromkeys(loaded.warnings)),
+        capture_error=problem,
+    )
+    channel.sendall(pickle.dumps(("prepared", prepared)).hex().encode() + b"\n")
+    plan = contract.probe_plan(loaded.base, loaded.symbols)
+    made, findings = golden.make(
+        loaded.module, loaded.inputs, plan, loaded.symbols, _tolerance(found, *tolerance), device
+    )
+    golden.save(made, golden_path)
+    return findings
+
+
+def _weights_used(asked: str, loaded: _Loaded) -> str:
+    used: str = getattr(loaded.module.model, "exporter_weights", "") or asked
+    return used
+
+
+def _tolerance(found: Contract, rtol: float | None, atol: float | None) -> Tolerance:
+    """The tolerance of the lowest precision among the floating outputs, where the user asked for no other."""
+    order = ("bfloat16", "float16", "float32", "float64")
+    dtypes = {spec.dtype for spec in found.outputs}
+    usual = TOLERANCES[next((d for d in order if d in dtypes), "float32")]
+    return Tolerance(usual.rtol if rtol is None else rtol, usual.atol if atol is None else atol, usual.k)
+
+
+def _find_contract(job: Job, loaded: _Loaded) -> Contract:
+    def probe(sizes: dict[str, int]) -> Any:
+        return capture.specs(loaded.names, loaded.inputs(sizes, 0))
+
+    def probe_outputs(sizes: dict[str, int]) -> Any:
+        return capture.specs(*loaded.run(sizes, job.options.device))
+
+    inputs = contract.probe_inputs(probe, loaded.base, loaded.symbols)
+    outputs = contract.probe_inputs(probe_outputs, loaded.base, loaded.symbols)
+    used = {dim for spec in inputs for dim in spec.shape}
+    idle = [name for name in loaded.symbols if name not in used]
+    if idle:
+        raise RecipeError(
+            f"no input's dimension follows {idle[0]}", f"use {idle[0]} in inputs(), or remove it from sizes"
+        )
+    return Contract(
+        job.model,
+        inputs,
+        outputs,
+        loaded.symbols,
+        device=job.options.device.partition(":")[0],
+        torch=torch.__version__.partition("+")[0],
+    )
+
+
+def _capture(job: Job, loaded: _Loaded, found: Contract, sizes: dict[str, int]) -> str:
+    example = tuple(t.to(job.options.device) for t in loaded.inputs(sizes, 0))
+    try:
+        program = capture.export_program(loaded.module, example, found)
+        torch.export.save(program, job.exported_file)
+    except ExportError as error:
+        job.exported_file.with_suffix(".txt").write_text(str(error))
+        return str(error)
+    return ""
+
+
+def _program(job: Job, prepared: Prepared, target: str) -> capture.Program:
+    @functools.cache
+    def loaded() -> _Loaded:
+        return load_model(job)
+
+    def make_module() -> torch.nn.Module:
+        return loaded().module
+
+    def make_example() -> capture.Tensors:
+        return tuple(t.to(job.options.device) for t in loaded().inputs(prepared.capture_sizes, 0))
+
+    stamped = Contract(**{**vars(prepared.contract), "target": target})
+    return capture.Program(stamped, job.options.device, make_module, make_example, job.exported_file)
+
+
+def export_variant(
+    channel: socket.socket, job: Job, prepared: Prepared, target: str, path: Path
+) -> tuple[targets.Exported, float]:
+    """Export one variant; returns what it said and the seconds that it took, without loading the model."""
+    server.configure(job.options)
+    route = targets.get(target)
+    targets.require(route)
+    program = _program(job, prepared, target)
+    started = time.perf_counter()
+    exported = route.export(program, path, job.options)
+    seconds = time.perf_counter() - started - program.loading_s
+    return exported, seconds + (prepared.capture_s if program.used_capture else 0.0)
+
+
+def serve_live(channel: socket.socket, job: Job, prepared: Prepared, target: str, golden_path: str) -> None:
+    """A session without an artifact: eager itself, or a variant that is compiled where it runs."""
+    server.configure(job.options)
+
+    def load() -> targets.Loaded:
+        program = _program(job, prepared, target)
+        if target == EAGER:
+            return targets.Loaded(_eager(program.module))
+        return targets.live(target).live(program, job.options)
+
+    outputs = tuple(spec.name for spec in prepared.contract.outputs)
+    server.serve(channel, load, golden_path, outputs, job.options)
+
+
+EAGER = "eager"
+
+
+def _eager(module: torch.nn.Module) -> Callable[[capture.Tensors], capture.Tensors]:
+    def run(inputs: capture.Tensors) -> capture.Tensors:
+        with torch.no_grad():
+            outputs: capture.Tensors = module(*inputs)
+        return outputs
+
+    return run

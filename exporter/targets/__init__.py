@@ -1,0 +1,145 @@
+"""Targets: one route to an artifact each, one file each, found by its name.
+
+A target's module does not import torch until its functions run, so that the command line can list it. Third parties add theirs
+through the entry-point group `exporter.targets` (name = module).
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
+
+from exporter import environment
+from exporter.errors import MissingDependency, UsageError
+from exporter.records import Contract
+
+if TYPE_CHECKING:
+    import torch
+
+    from exporter.capture import Program
+
+    Tensors = tuple[torch.Tensor, ...]
+    Run = Callable[[Tensors], Tensors]
+
+GROUP = "exporter.targets"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Settings of one variant."""
+
+    variant: str = ""
+    device: str = "cpu"
+    threads: int = 1
+    opset: int | None = None
+    allow_cpu_fallback: bool = False
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What an export has to say: notes for the row, and warnings with their source lines."""
+
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A loaded artifact: tensors on the session's device in, tensors out; and who really runs it."""
+
+    run: Run
+    provider: str = ""
+
+
+class Target(Protocol):
+    """What a target's module offers."""
+
+    artifact: str  # file name in the bundle
+    variants: tuple[str, ...]  # what may follow the colon; "" is the default
+    requires: tuple[str, ...]  # distributions, alternatives separated by |
+    native: bool  # whether exporter-run takes the artifact
+
+    def export(self, program: Program, path: Path, options: Options) -> Exported:
+        """Write the artifact with its contract inside."""
+        ...
+
+    def load(self, path: Path, options: Options) -> Loaded:
+        """Load the artifact, without the model's code."""
+        ...
+
+    def read_contract(self, path: Path) -> Contract:
+        """The contract that the artifact carries; ArtifactError when it carries none."""
+        ...
+
+
+@runtime_checkable
+class LiveTarget(Protocol):
+    """A target some of whose variants leave no artifact: they are compiled in the process that runs them."""
+
+    live_variants: tuple[str, ...]
+
+    def live(self, program: Program, options: Options) -> Loaded:
+        """The program made ready to run."""
+        ...
+
+
+def names() -> list[str]:
+    """All targets, ours and installed ones."""
+    ours = {info.name for info in pkgutil.iter_modules(__path__)}
+    return sorted(ours | {point.name for point in entry_points(group=GROUP)})
+
+
+def get(name: str) -> Target:
+    """The target of this name; UsageError when there is none."""
+    for point in entry_points(group=GROUP):
+        if point.name == name:
+            return cast(Target, point.load())
+    if name not in names():
+        close = difflib.get_close_matches(name, names(), n=2, cutoff=0.4)
+        hint = f"did you mean {' or '.join(close)}?" if close else "`exporter targets` lists them"
+        raise UsageError(f"there is no target {name!r}", hint)
+    return cast(Target, importlib.import_module(f"{__name__}.{name}"))
+
+
+def parse(text: str) -> list[tuple[str, str]]:
+    """`trace,compile:default` as (target, variant) pairs; UsageError for what does not exist."""
+    pairs = []
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        name, _, variant = item.partition(":")
+        target = get(name)
+        if variant not in target.variants:
+            known = ", ".join(f"{name}:{v}" if v else name for v in target.variants)
+            raise UsageError(f"target {name} has no variant {variant!r}", f"it has {known}")
+        if (name, variant) not in pairs:
+            pairs.append((name, variant))
+    if not pairs:
+        raise UsageError("no target was given", f"choose from {', '.join(names())}")
+    return pairs
+
+
+def is_live(name: str, variant: str) -> bool:
+    """Whether the variant is compiled where it runs and leaves no artifact."""
+    target = get(name)
+    return isinstance(target, LiveTarget) and variant in target.live_variants
+
+
+def live(name: str) -> LiveTarget:
+    """The target as one with live variants; TypeError when it has none."""
+    target = get(name)
+    if not isinstance(target, LiveTarget):
+        raise TypeError(f"{name} has no live variants")
+    return target
+
+
+def require(target: Target) -> None:
+    """MissingDependency for a distribution that is not installed."""
+    for requirement in target.requires:
+        choices = requirement.split("|")
+        if not any(environment.version(choice) for choice in choices):
+            raise MissingDependency(f"{' or '.join(choices)} is not installed", f"pip install {choices[0]}")

@@ -1,0 +1,82 @@
+"""AOTInductor, ahead of time; and torch.compile, just in time, as rows to compare with."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exporter import contract, environment
+from exporter.errors import ArtifactError, MissingDependency
+from exporter.records import to_json
+from exporter.targets import Exported, Loaded, Options
+
+if TYPE_CHECKING:
+    import torch
+
+    from exporter.capture import Program
+
+    Tensors = tuple[torch.Tensor, ...]
+
+artifact = "compile.pt2"
+live_variants = ("default", "reduce-overhead", "max-autotune")
+variants = ("", *live_variants)
+requires = ("torch",)
+native = True
+read_contract = contract.read_zip
+
+
+def export(program: Program, path: Path, options: Options) -> Exported:
+    """Compile the exported program to a package. It needs a C++ compiler."""
+    import torch
+
+    if environment.compiler() is None:
+        raise MissingDependency(
+            "there is no C++ compiler, which AOTInductor needs",
+            "install g++ (Debian: apt install g++), or name one in CXX",
+        )
+    # Batches above the thread count at compile time would crash with fixed threads; freezing folds weights into kernels.
+    settings: dict[str, Any] = {"freezing": True, "cpp.dynamic_threads": True}
+    if options.device == "cpu":
+        # libtorch.so would pull in every CUDA library; these two are all that a CPU package calls.
+        os.environ["LIBRARY_PATH"] = f"{Path(torch.__file__).parent / 'lib'}:{os.environ.get('LIBRARY_PATH', '')}"
+        settings |= {"aot_inductor.link_libtorch": False, "aot_inductor.custom_op_libs": ["torch_cpu", "c10"]}
+    torch._inductor.aoti_compile_and_package(program.exported, package_path=str(path), inductor_configs=settings)
+    contract.append_to_zip(path, to_json(program.contract))
+    return Exported()
+
+
+def load(path: Path, options: Options) -> Loaded:
+    """Load the package, and nothing else of torch's compiler: importing that would take seconds."""
+    import torch
+
+    try:
+        loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)
+    except RuntimeError as error:
+        raise ArtifactError(
+            f"{path} is not an AOTInductor package that runs here: {str(error).splitlines()[0]}",
+            "export it again on this machine",
+        ) from error
+
+    def run(inputs: Tensors) -> Tensors:
+        return tuple(loader.run(list(inputs)))
+
+    return Loaded(run)
+
+
+def live(program: Program, options: Options) -> Loaded:
+    """torch.compile of the eager module; the first call compiles."""
+    import torch
+
+    # Past the limit torch falls back to eager in silence, and the row would not be what it says.
+    torch._dynamo.config.recompile_limit = 64
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    compiled = torch.compile(program.module, mode=options.variant)
+
+    def run(inputs: Tensors) -> Tensors:
+        with torch.no_grad():
+            outputs = compiled(*inputs)
+        # CUDA graphs write the next call's outputs over these.
+        return tuple(t.clone() for t in outputs) if options.variant != "default" else tuple(outputs)
+
+    return Loaded(run)

@@ -1,0 +1,48 @@
+"""The ExportedProgram itself: what torch.export saved, and what later compilers start from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from exporter import contract
+from exporter.errors import ArtifactError
+from exporter.records import to_json
+from exporter.targets import Exported, Loaded, Options
+
+if TYPE_CHECKING:
+    import torch
+
+    from exporter.capture import Program
+
+    Tensors = tuple[torch.Tensor, ...]
+
+artifact = "exported.pt2"
+variants = ("",)
+requires = ("torch",)
+native = False
+read_contract = contract.read_zip
+
+
+def export(program: Program, path: Path, options: Options) -> Exported:
+    """Save the exported program."""
+    import torch
+
+    torch.export.save(program.exported, path, extra_files={"contract.json": to_json(program.contract)})
+    return Exported()
+
+
+def load(path: Path, options: Options) -> Loaded:
+    """The program's graph, run op by op."""
+    import torch
+
+    try:
+        module = torch.export.load(path).module()
+    except Exception as error:  # a broken archive raises many things
+        raise ArtifactError(f"{path} is not an exported program: {error}", "export it again") from error
+
+    def run(inputs: Tensors) -> Tensors:
+        with torch.no_grad():
+            return tuple(module(*inputs))
+
+    return Loaded(run)

@@ -1,0 +1,135 @@
+"""ONNX, run by onnxruntime."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exporter.errors import ArtifactError, ExportError
+from exporter.records import Contract, from_json, to_json
+from exporter.targets import Exported, Loaded, Options
+
+if TYPE_CHECKING:
+    import torch
+
+    from exporter.capture import Program
+
+    Tensors = tuple[torch.Tensor, ...]
+
+artifact = "model.onnx"
+variants = ("",)
+requires = ("onnx", "onnxscript", "onnxruntime-gpu|onnxruntime")
+native = False
+PROPERTY = "exporter.contract"
+ONE_FILE_BYTES = 1.5e9  # protobuf ends at 2 GB
+
+
+def export(program: Program, path: Path, options: Options) -> Exported:
+    """Translate the exported program; weights stay in the one file where they fit."""
+    import onnx
+    import torch
+
+    exported = program.exported
+    names: dict[str, Any] = {
+        "input_names": [s.name for s in program.contract.inputs],
+        "output_names": [s.name for s in program.contract.outputs],
+    }
+    size = sum(t.numel() * t.element_size() for t in exported.state_dict.values())
+    logging.getLogger("onnxscript").setLevel(logging.ERROR)
+    try:
+        made = torch.onnx.export(exported, (), dynamo=True, opset_version=options.opset, verbose=False, **names)
+    except Exception as error:  # the exporter wraps whatever it meets
+        raise ExportError(f"torch.onnx.export: {_cause(error)}", "try another --opset") from error
+    if made is None:
+        raise ExportError("torch.onnx.export gave no program")
+    made.model.metadata_props[PROPERTY] = to_json(program.contract, indent=None)
+    made.save(str(path), external_data=size > ONE_FILE_BYTES)
+    onnx.checker.check_model(str(path))
+    return Exported(notes=(f"opset {made.model.opset_imports.get('', '?')}",))
+
+
+def _cause(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def read_contract(path: Path) -> Contract:
+    """The metadata property of the model."""
+    import onnx
+
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except Exception as error:  # protobuf's errors are of many kinds
+        raise ArtifactError(f"{path} is not an ONNX model: {error}", "export it again") from error
+    for entry in model.metadata_props:
+        if entry.key == PROPERTY:
+            return from_json(Contract, entry.value)
+    raise ArtifactError(f"{path} carries no contract", "export it with exporter")
+
+
+def load(path: Path, options: Options) -> Loaded:
+    """An onnxruntime session on the device. ArtifactError when it fell back to the CPU without leave."""
+    import onnxruntime as ort
+
+    ort.set_default_logger_severity(3)
+    settings = ort.SessionOptions()
+    settings.intra_op_num_threads = options.threads
+    providers: list[Any] = ["CPUExecutionProvider"]
+    if options.device != "cpu":
+        index = int(options.device.partition(":")[2] or 0)
+        providers.insert(0, ("CUDAExecutionProvider", {"device_id": index, "use_tf32": 0}))
+        if hasattr(ort, "preload_dlls"):
+            ort.preload_dlls()
+        if not options.allow_cpu_fallback:
+            settings.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+            providers.pop()
+    try:
+        session = ort.InferenceSession(str(path), settings, providers=providers)
+    except Exception as error:  # onnxruntime's exceptions share no base
+        raise ArtifactError(
+            f"onnxruntime cannot load {path}: {' '.join(str(error).split())[:300]}", "run `exporter doctor`"
+        ) from error
+    provider = session.get_providers()[0]
+    on_cpu = provider == "CPUExecutionProvider"
+    if options.device != "cpu" and on_cpu and not options.allow_cpu_fallback:
+        raise ArtifactError("onnxruntime fell back to the CPU", "run `exporter doctor`, or give --allow-cpu-fallback")
+    return Loaded(
+        _run_cpu(session) if on_cpu else _run_bound(session, options.device), provider.removesuffix("ExecutionProvider")
+    )
+
+
+def _run_cpu(session: Any) -> Callable[[Tensors], Tensors]:
+    import torch
+
+    names = [i.name for i in session.get_inputs()]
+
+    def run(inputs: Tensors) -> Tensors:
+        outputs = session.run(None, {n: t.detach().cpu().numpy() for n, t in zip(names, inputs, strict=True)})
+        return tuple(torch.from_numpy(o) for o in outputs)
+
+    return run
+
+
+def _run_bound(session: Any, device: str) -> Callable[[Tensors], Tensors]:
+    """Inputs and outputs stay on the GPU."""
+    import torch
+
+    kind, _, number = device.partition(":")
+    index = int(number or 0)
+    names = [i.name for i in session.get_inputs()]
+
+    def run(inputs: Tensors) -> Tensors:
+        binding = session.io_binding()
+        held = [t.contiguous() for t in inputs]
+        for name, tensor in zip(names, held, strict=True):
+            element = str(torch.empty(0, dtype=tensor.dtype).numpy().dtype)
+            binding.bind_input(name, kind, index, element, tuple(tensor.shape), tensor.data_ptr())
+        for output in session.get_outputs():
+            binding.bind_output(output.name, kind, index)
+        session.run_with_iobinding(binding)
+        return tuple(torch.utils.dlpack.from_dlpack(value._ortvalue) for value in binding.get_outputs())
+
+    return run

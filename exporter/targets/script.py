@@ -1,0 +1,88 @@
+"""`torch.jit.script`: natively where it works, else from the exported graph."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exporter import contract, torchscript
+from exporter.errors import ExportError
+from exporter.records import to_json
+from exporter.targets import Exported, Loaded, Options
+
+if TYPE_CHECKING:
+    import torch
+
+    from exporter.capture import Program
+
+artifact = "script.pt"
+variants = ("",)
+requires = ("torch",)
+native = True
+read_contract = contract.read_zip
+
+
+def export(program: Program, path: Path, options: Options) -> Exported:
+    """Script the module; where TorchScript cannot read its source, script the exported graph instead."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        try:
+            scripted, way = _native(program), "scripted natively"
+        except Exception as error:  # the compiler of TorchScript raises whatever it meets
+            scripted, way = _bridged(program, error), f"through the exported graph; natively: {_first_line(error)}"
+        frozen = torch.jit.freeze(scripted.eval())
+        torch.jit.save(frozen, str(path), _extra_files={"contract.json": to_json(program.contract)})
+    return Exported(notes=(way,))
+
+
+def _native(program: Program) -> torch.jit.ScriptModule:
+    """The model scripted, in a shell that takes and gives the contract's tensors.
+
+    Only for models that take each tensor as an argument of its own and give a tensor or a tuple of tensors.
+    """
+    import torch
+
+    names = [spec.name for spec in program.contract.inputs]
+    if not all(name.isidentifier() for name in names):
+        raise ExportError("inputs are nested")
+    flat: Any = program.module
+    if len(flat.example.leaves) != len(names):
+        raise ExportError("some inputs are constants")
+    scripted = torch.jit.script(flat.model)
+    returns = str(scripted.graph.findNode("prim::Return").inputsAt(0).type()) if hasattr(scripted, "graph") else ""
+    shell = torch.jit.ScriptModule()
+    shell.model = scripted
+    call = f"self.model({', '.join(f'{name}={name}' for name in names)})"
+    shell.define(
+        f"def forward(self, {', '.join(names)}):\n    return {_as_tuple(call, returns, len(program.contract.outputs))}\n"
+    )
+    shell(*program.example)
+    return shell
+
+
+def _as_tuple(call: str, returns: str, outputs: int) -> str:
+    if returns == "Tensor":
+        return f"({call},)"
+    if returns.startswith("(") and outputs > 1 and set(returns.strip("()").split(", ")) == {"Tensor"}:
+        return call
+    raise ExportError(f"the scripted model returns {returns or 'an unknown type'}")
+
+
+def _bridged(program: Program, why: Exception) -> torch.jit.ScriptModule:
+    try:
+        return torchscript.from_exported(program.exported)
+    except ExportError as error:
+        raise ExportError(f"{error}; torch.jit.script: {_first_line(why)}", error.remedy) from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:200] if lines else type(error).__name__
+
+
+def load(path: Path, options: Options) -> Loaded:
+    """torch.jit.load, as any user would."""
+    return Loaded(torchscript.load(path, options.device))

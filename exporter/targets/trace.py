@@ -1,0 +1,37 @@
+"""`torch.jit.trace`, frozen: the operations of one run, as TorchScript."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from exporter import contract, torchscript
+from exporter.records import to_json
+from exporter.targets import Exported, Loaded, Options
+
+if TYPE_CHECKING:
+    from exporter.capture import Program
+
+artifact = "trace.pt"
+variants = ("",)
+requires = ("torch",)
+native = True
+read_contract = contract.read_zip
+
+
+def export(program: Program, path: Path, options: Options) -> Exported:
+    """Trace the eager module at the capture sizes. Branches and Python numbers are baked in: the golden tells."""
+    import torch
+
+    with warnings.catch_warnings(record=True) as caught, torch.no_grad():
+        warnings.simplefilter("always")
+        traced = torch.jit.trace(program.module, program.example, strict=False, check_trace=False)
+        frozen = torch.jit.freeze(traced.eval())
+        torch.jit.save(frozen, str(path), _extra_files={"contract.json": to_json(program.contract)})
+    return Exported(warnings=torchscript.tracer_warnings(caught))
+
+
+def load(path: Path, options: Options) -> Loaded:
+    """torch.jit.load, as any user would."""
+    return Loaded(torchscript.load(path, options.device))

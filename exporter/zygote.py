@@ -1,0 +1,106 @@
+"""The server that children are forked from: it has imported torch once, so that a job need not.
+
+Run as `python -m exporter.zygote FD`, with a Unix socket at FD. Each request is a pickled (function, arguments) from
+our own parent process, with the descriptors of a socket and of a log. A supervisor is forked for each; it leads a process
+group of its own, forks the job, waits, and sends how the job ended as the last message on the socket.
+
+It never starts a thread and never touches CUDA: both would break in its children.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import pickle
+import signal
+import socket
+import sys
+import traceback
+import warnings
+from typing import Any
+
+from exporter.errors import ExporterError
+
+BACKLOG = 1 << 20
+
+
+def serve(control: socket.socket) -> None:
+    """Fork a supervisor for each request until the parent closes its end; then end all that still runs."""
+    import torch  # noqa: F401  imported here, once, for all children
+
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    supervisors: list[int] = []
+    control.sendall(b"ready")
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(control, BACKLOG, 2)
+        if not request:
+            break
+        pid = os.fork()
+        if pid == 0:
+            control.close()
+            _supervise(request, *descriptors)
+        supervisors.append(pid)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        control.sendall(str(pid).encode())
+    for pid in supervisors:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+
+
+def _supervise(request: bytes, channel_fd: int, log_fd: int) -> None:
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    pid = os.fork()
+    if pid == 0:
+        _run_job(request, channel_fd, log_fd)
+    _, status = os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    with contextlib.suppress(OSError), socket.socket(fileno=channel_fd) as channel:
+        channel.sendall(b"\n" + pickle.dumps(("exit", code)).hex().encode() + b"\n")
+    os._exit(0)
+
+
+def _run_job(request: bytes, channel_fd: int, log_fd: int) -> None:
+    code = 70
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(log_fd, 1)
+        os.dup2(log_fd, 2)
+        warnings.simplefilter("default")
+        function, arguments = pickle.loads(request)
+        module, _, name = function.partition(":")
+        with socket.socket(fileno=channel_fd) as channel:
+            _answer(channel, getattr(importlib.import_module(module), name), arguments)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _answer(channel: socket.socket, function: Any, arguments: dict[str, Any]) -> None:
+    """Send what the job returns, or what it raised, as one line."""
+    try:
+        answer: tuple[str, Any] = ("result", function(channel=channel, **arguments))
+    except ExporterError as error:
+        traceback.print_exc()
+        answer = ("error", error)
+    except Exception as error:
+        traceback.print_exc()
+        summary = " ".join(f"{type(error).__name__}: {error}".split())
+        answer = ("crash", summary[:600])
+    channel.sendall(b"\n" + pickle.dumps(answer).hex().encode() + b"\n")
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))

@@ -1,0 +1,35 @@
+"""ResNet-18 (He et al., 2015): 11.7 million parameters."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torchvision.models import ResNet18_Weights, resnet18
+
+sizes = {"batch": (1, 32)}
+
+
+def load(weights: str) -> torch.nn.Module:
+    """Pretrained weights where they can be had; random ones, with batch norm's statistics stirred, elsewhere."""
+    if weights != "random":
+        try:
+            return resnet18(weights=ResNet18_Weights.DEFAULT)
+        except OSError as missing:
+            if weights == "pretrained":
+                raise
+            warnings.warn(
+                f"random weights: the pretrained ones cannot be fetched ({type(missing).__name__})", stacklevel=2
+            )
+    model = resnet18()
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):  # 0 and 1 would hide a batch norm that was folded wrongly
+            torch.nn.init.normal_(module.running_mean, std=0.1)
+            torch.nn.init.uniform_(module.running_var, 0.5, 2.0)
+    model.exporter_weights = "random"
+    return model
+
+
+def inputs(batch: int = 1) -> dict[str, torch.Tensor]:
+    """Normalised images."""
+    return {"x": torch.randn(batch, 3, 224, 224)}
