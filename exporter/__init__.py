@@ -5,4 +5,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+__all__ = ["Artifact", "Bundle", "Recipe", "export", "open_artifact"]
+
+if TYPE_CHECKING:
+    from exporter.api import Artifact, Bundle, export, open_artifact
+    from exporter.recipes import Recipe
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use (PEP 562)."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module("exporter.recipes" if name == "Recipe" else "exporter.api"), name)

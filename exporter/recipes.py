@@ -50,6 +50,7 @@ class Source:
     place: str
     attribute: str = ""
     inputs_file: str = ""
+    search_path: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -93,6 +94,7 @@ def find(name: str, inputs_file: str = "") -> Source:
 def load(source: Source) -> Recipe:
     """Import the recipe; RecipeError when it does not import or lacks what a recipe needs."""
     if source.kind == "memory":
+        sys.path.extend(entry for entry in source.search_path if entry not in sys.path)
         return _from_memory(Path(source.place))
     try:
         module = _import_file(Path(source.place)) if source.kind == "file" else importlib.import_module(source.place)

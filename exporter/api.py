@@ -1,0 +1,160 @@
+"""The Python API: `exporter.export` and `exporter.open_artifact`. Import them from `exporter`."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from exporter import bundle, capture, environment, pipeline, recipes
+from exporter import contract as contracts
+from exporter import targets as routes
+from exporter.errors import ContractError, UsageError
+from exporter.records import Contract, Manifest
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Where the artifacts are, and what was found of them."""
+
+    path: Path
+    manifest: Manifest
+
+
+def export(
+    model: torch.nn.Module | str,
+    inputs: Any = None,
+    *,
+    sizes: Mapping[str, tuple[int, int]] | None = None,
+    targets: str = "trace,script,compile,onnx",
+    out: str | PathLike[str] | None = None,
+    name: str | None = None,
+    **options: Any,
+) -> Bundle:
+    """Export a model to a bundle.
+
+    Args:
+        model: a module in memory (in eval mode or not; it is exported in eval mode), or what the command line takes: a
+            recipe's name or `file.py:NAME`.
+        inputs: for a module: a dict of tensors by argument name, a tuple or a tensor; or a function of sizes that
+            makes them (`def inputs(batch=1, sequence=14)`), without which no dimension can stay dynamic.
+        sizes: for a module: the range of each size, `{"batch": (1, 64)}`.
+        targets: comma list.
+        out: the bundle's directory; `artifacts/NAME` when None.
+        name: the model's name; the module's class in lower case when None.
+        options: fields of `exporter.pipeline.Request`: device, threads, bench, time_budget, timeout, rtol, atol, ...
+
+    Raises:
+        UsageError: the request cannot be met; nothing was written.
+    """
+    unknown = options.keys() - {field.name for field in fields(pipeline.Request)}
+    if unknown:
+        raise UsageError(f"export() takes no {sorted(unknown)[0]}", "see exporter.pipeline.Request")
+    settings: dict[str, Any] = {
+        "device": "cpu",
+        "threads": environment.usable_cpus(),
+        "command": "exporter.export(...)",
+    } | options
+    with tempfile.TemporaryDirectory(prefix="exporter-") as folder:
+        source = recipes.find(model) if isinstance(model, str) else _pickle(model, inputs, sizes, Path(folder), name)
+        label = name or source.label
+        place = Path(out) if out is not None else Path("artifacts") / label
+        request = pipeline.Request(label, source, tuple(routes.parse(targets)), place, **settings)
+        manifest, path = pipeline.run(request)
+    return Bundle(path, manifest)
+
+
+def _pickle(
+    model: torch.nn.Module, inputs: Any, sizes: Mapping[str, tuple[int, int]] | None, folder: Path, name: str | None
+) -> recipes.Source:
+    import sys
+
+    import cloudpickle  # classes and functions of a script travel by value
+
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"model is {type(model).__name__}", "give a torch.nn.Module, a recipe's name or file.py:NAME")
+    if inputs is None:
+        raise UsageError("inputs is missing", "give a dict of tensors, or a function of sizes that makes one")
+    path = folder / "model.pt"
+    try:
+        torch.save((model, inputs, sizes), path, pickle_module=cloudpickle)
+    except Exception as error:
+        raise UsageError(f"the model cannot be pickled: {error}", "give a recipe file instead: file.py:NAME") from error
+    return recipes.Source("memory", str(path), name or type(model).__name__.lower(), search_path=tuple(sys.path))
+
+
+class Artifact:
+    """A loaded artifact: named tensors in, named tensors out, the contract enforced. Make it with `open_artifact`."""
+
+    def __init__(self, contract: Contract, run: Callable[[capture.Tensors], capture.Tensors], device: str) -> None:
+        self.contract, self.device = contract, device
+        self._run = run
+
+    def __call__(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Run it. Inputs in the contract's order or by name; they are moved to the device and made contiguous.
+
+        Raises:
+            ContractError: an input is missing or unknown, or its dtype, rank or size does not fit.
+        """
+        tensors = self._bind(args, kwargs)
+        names = [spec.name for spec in self.contract.inputs]
+        contracts.enforce(self.contract, capture.specs(names, tensors))
+        outputs = self._run(tuple(t.to(self.device).contiguous() for t in tensors))
+        return {spec.name: tensor for spec, tensor in zip(self.contract.outputs, outputs, strict=True)}
+
+    def _bind(self, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+        names = [spec.name for spec in self.contract.inputs]
+        given = dict(zip(names, args, strict=False)) | kwargs
+        problem = ""
+        if len(args) > len(names):
+            problem = f"{len(args)} inputs given"
+        elif unknown := given.keys() - set(names):
+            problem = f"there is no input {sorted(unknown)[0]}"
+        elif missing := [n for n in names if n not in given]:
+            problem = f"input {missing[0]} is missing"
+        if problem or len(given) != len(args) + len(kwargs):
+            raise ContractError(f"{problem or 'an input is given twice'}: the contract has {', '.join(names)}")
+        return [given[n] for n in names]
+
+
+def open_artifact(path: str | PathLike[str], device: str | None = None, threads: int | None = None) -> Artifact:
+    """Load an artifact without its model's code.
+
+    When a manifest lies beside it, the file's hash is checked first.
+
+    Args:
+        path: a `.pt`, `.pt2` or `.onnx` that exporter wrote.
+        device: `cpu`, `cuda` or `cuda:N`; where it was exported for when None.
+        threads: of one onnxruntime call; torch's own setting is left alone.
+
+    Raises:
+        ArtifactError: the file is missing, altered, or carries no contract.
+    """
+    file = Path(path)
+    if (file.parent / bundle.MANIFEST).is_file():
+        manifest = bundle.read_manifest(file.parent)
+        for variant in manifest.variants:
+            if variant.artifact is not None and variant.artifact.path == file.name:
+                bundle.verify(file.parent, variant.artifact)
+    contract = _read_contract(file)
+    where = device or contract.device
+    if where.partition(":")[0] != contract.device:
+        raise ContractError(
+            f"{file} was exported for {contract.device}, not for {where}", "export it again with --device"
+        )
+    options = routes.Options(device=where, threads=threads or torch.get_num_threads())
+    loaded = routes.get(contract.target).load(file, options)
+    return Artifact(contract, loaded.run, where)
+
+
+def _read_contract(file: Path) -> Contract:
+    if file.suffix == ".onnx":
+        return routes.get("onnx").read_contract(file)
+    return contracts.read_zip(file)

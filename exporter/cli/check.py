@@ -1,0 +1,26 @@
+"""`exporter check BUNDLE`: is it still what it was, and is it right on this machine?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command(name="check")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--threads", type=click.IntRange(1), help="Threads of one call on the CPU.  [default: all]")
+@click.option("--timeout", type=click.FloatRange(1), default=600.0, show_default=True, metavar="SECONDS")
+@click.option("--json", "as_json", is_flag=True, help="Print the manifest with what was found now.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+@click.option("-v", "--verbose", is_flag=True, help="Tracebacks.")
+def command(bundle: Path, threads: int | None, timeout: float, as_json: bool, quiet: bool, verbose: bool) -> int:
+    """Check BUNDLE's hashes, then parity again from its golden, in Python and, where exporter-run is built, in C++."""
+    del verbose  # read where errors are shown
+    from exporter import environment, recheck, report
+    from exporter.cli import _progress
+
+    with _progress.listener(quiet=quiet) as listener:
+        manifest = recheck.run(bundle, threads or environment.usable_cpus(), timeout, listener)
+    click.echo(report.render(manifest, "json" if as_json else "table", bundle), nl=False)
+    return 0 if all(v.status == "passed" for v in manifest.variants) else 1

@@ -1,0 +1,24 @@
+"""`exporter targets`: the routes to an artifact."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command(name="targets")
+def command() -> None:
+    """List the targets, their variants and their artifacts."""
+    from exporter import targets
+    from exporter.errors import MissingDependency
+
+    for name in targets.names():
+        target = targets.get(name)
+        doc = (getattr(target, "__doc__", "") or "").partition("\n")[0]
+        click.echo(f"{name:<8} {target.artifact:<14} {doc}")
+        live = [f"{name}:{v}" for v in target.variants if v]
+        if live:
+            click.echo(f"{'':<23} also {', '.join(live)}")
+        try:
+            targets.require(target)
+        except MissingDependency as missing:
+            click.echo(f"{'':<23} {missing}: {missing.remedy}")

@@ -1,0 +1,134 @@
+"""What this machine has, and what to do about what it lacks. Imports are tried in a process of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Literal
+
+from exporter import environment
+
+SUPPORTED = ((2, 11), (2, 14))
+MODULES = ("torch", "torchvision", "transformers", "onnx", "onnxscript", "onnxruntime")
+# Each import by itself, so that one broken package does not hide the others; then what CUDA really gives.
+PROBE = """
+import importlib, json, sys
+found = {}
+for name in sys.argv[1:]:
+    try:
+        found[name] = ["", str(getattr(importlib.import_module(name), "__version__", ""))]
+    except Exception as error:
+        found[name] = [type(error).__name__ + ": " + " ".join(str(error).split())[:300], ""]
+try:
+    import torch
+    found["cuda"] = ["", str(torch.version.cuda or "")] if torch.cuda.is_available() else ["torch sees no GPU", ""]
+except Exception:
+    pass
+try:
+    import onnxruntime
+    found["providers"] = ["", " ".join(onnxruntime.get_available_providers())]
+except Exception:
+    pass
+print(json.dumps(found))
+"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report."""
+
+    level: Literal["ok", "note", "bad"]
+    what: str
+    detail: str
+    remedy: str = ""
+
+
+def examine() -> list[Finding]:
+    """All findings, in the order of reading."""
+    found = _probe()
+    findings = [_python(), *(_module(name, *found.get(name, ("not tried", ""))) for name in MODULES)]
+    return [*findings, _compiler(), _runner(), *_gpu(found)]
+
+
+def _probe() -> dict[str, tuple[str, str]]:
+    command = [sys.executable, "-W", "ignore", "-c", PROBE, *MODULES]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        return {"torch": (f"importing it ends the process with code {done.returncode}", "")}
+    answers: dict[str, tuple[str, str]] = json.loads(lines[-1])
+    return answers
+
+
+def _python() -> Finding:
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info >= (3, 14):
+        return Finding(
+            "note",
+            "python",
+            f"{version}: TorchScript is not supported there",
+            "use Python 3.11 to 3.13 for trace and script",
+        )
+    return Finding("ok", "python", version)
+
+
+def _module(name: str, error: str, version: str) -> Finding:
+    if not error:
+        if name == "torch" and not SUPPORTED[0] <= _numbers(version) <= SUPPORTED[1]:
+            return Finding("note", name, f"{version} is not one of those tested", "tested: torch 2.11 to 2.14")
+        return Finding("ok", name, version)
+    return Finding("bad", name, error, remedy(name, error))
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    major, minor, *_ = version.split(".")
+    return int(major), int(minor)
+
+
+def remedy(name: str, error: str) -> str:
+    """What to install, for the message of a failed import."""
+    if "torchvision::nms" in error or ("torchvision" in error and "operator" in error):
+        have = f"torch {environment.version('torch')} and torchvision {environment.version('torchvision')}"
+        return f"{have} are of different builds: install both from one index, `pip install --force-reinstall torch torchvision`"
+    if "No module named" in error:
+        return f"pip install {'onnxruntime-gpu' if name == 'onnxruntime' else name}"
+    return f"pip install --force-reinstall {name}"
+
+
+def _compiler() -> Finding:
+    compiler = environment.compiler()
+    if compiler is None:
+        return Finding(
+            "bad",
+            "C++ compiler",
+            "none: the target compile cannot work",
+            "install g++ (Debian: apt install g++), or name one in CXX",
+        )
+    return Finding("ok", "C++ compiler", compiler)
+
+
+def _runner() -> Finding:
+    runner = environment.find_runner()
+    if runner is None:
+        return Finding(
+            "note", "exporter-run", "not built: no C++ rows", "`make cpp` in a checkout, or name one in EXPORTER_RUN"
+        )
+    return Finding("ok", "exporter-run", str(runner))
+
+
+def _gpu(found: dict[str, tuple[str, str]]) -> list[Finding]:
+    gpus = environment.gpus()
+    if not gpus:
+        return [Finding("note", "GPU", "none: --device cuda is not to be had here")]
+    findings = [Finding("ok", f"GPU {index}", name) for index, name in enumerate(gpus)]
+    error, version = found.get("cuda", ("torch does not import", ""))
+    if error:
+        findings.append(Finding("bad", "CUDA", error, "install a CUDA build of torch that fits the driver"))
+    else:
+        findings.append(Finding("ok", "CUDA", f"torch is built for {version}"))
+    if "CUDAExecutionProvider" not in found.get("providers", ("", ""))[1]:
+        remedy = "pip uninstall onnxruntime; pip install onnxruntime-gpu"
+        findings.append(Finding("bad", "onnxruntime", "has no CUDA provider", remedy))
+    return findings
