@@ -1,6 +1,7 @@
 """Which artifact of this PyTorch model should I ship, and is it right?
 
-`export` makes a bundle of artifacts with their proof; `open_artifact` runs one of them. Importing this imports no torch.
+`export` makes a bundle of artifacts with their proof; `open_artifact` runs one of them. Importing this imports no
+torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The output directory: staged beside its place, published in one step, checked by hash.
 
-A run writes to `.NAME.staging` next to the bundle and swaps it in when it is done, so that a run that is killed at any moment
-leaves the last good bundle as it was. One run at a time holds the lock `.NAME.lock`.
+A run writes to `.NAME.staging` next to the bundle and swaps it in when it is done, so that a run that is killed at any
+moment leaves the last good bundle as it was. One run at a time holds the lock `.NAME.lock`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """From any model to a flat one: named tensors in, a tuple of named tensors out.
 
-Keyword arguments, dicts, ModelOutputs, nested tuples and constants among the inputs are folded away here, once, so that no
-target has to know of them; and torch.export is run here, once, for all targets that need it.
+Keyword arguments, dicts, ModelOutputs, nested tuples and constants among the inputs are folded away here, once, so
+that no target has to know of them; and torch.export is run here, once, for all targets that need it.
 """
 
 from __future__ import annotations

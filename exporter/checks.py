@@ -103,6 +103,8 @@ def fixed_sizes(cases: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def conclude(record: VariantRecord, sessions: tuple[SessionRecord, ...]) -> VariantRecord:
     """The variant's own status, parity and lifecycle, from its sessions: the worst session wins."""
+    if not sessions:
+        raise ValueError(f"{record.name} has no session to conclude from")
     judged = [s.parity for s in sessions if s.parity is not None]
     failed = next((s for s in sessions if s.status == "failed"), None)
     python = next((s for s in sessions if s.session == "python"), None)

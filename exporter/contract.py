@@ -63,7 +63,7 @@ def probe_inputs(probe: Probe, base: Sizes, symbols: Mapping[str, Range]) -> tup
 
 
 def capture_sizes(base: Sizes, symbols: Mapping[str, Range]) -> Sizes:
-    """Sizes at which to capture: no symbol at 1 (torch.export would fix it there), no two alike (it might unite them)."""
+    """Sizes at which to capture: none is 1 (torch.export would fix it), no two are alike (it might unite them)."""
     sizes = dict(base)
     taken: set[int] = set()
     for name, bounds in symbols.items():
@@ -115,9 +115,8 @@ def check_sizes(sizes: Sizes, symbols: Mapping[str, Range]) -> None:
 def enforce(contract: Contract, actual: Sequence[TensorSpec]) -> None:
     """ContractError when tensors, given in the contract's order, do not fit it."""
     if len(actual) != len(contract.inputs):
-        raise ContractError(
-            f"{len(actual)} inputs given, the contract has {len(contract.inputs)}: {', '.join(s.name for s in contract.inputs)}"
-        )
+        names = ", ".join(spec.name for spec in contract.inputs)
+        raise ContractError(f"{len(actual)} inputs given, the contract has {len(contract.inputs)}: {names}")
     sizes: dict[str, tuple[int, str]] = {}
     for spec, tensor in zip(contract.inputs, actual, strict=True):
         if tensor.dtype != spec.dtype:

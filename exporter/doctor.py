@@ -91,7 +91,8 @@ def remedy(name: str, error: str) -> str:
     """What to install, for the message of a failed import."""
     if "torchvision::nms" in error or ("torchvision" in error and "operator" in error):
         have = f"torch {environment.version('torch')} and torchvision {environment.version('torchvision')}"
-        return f"{have} are of different builds: install both from one index, `pip install --force-reinstall torch torchvision`"
+        install = "`pip install --force-reinstall torch torchvision`"
+        return f"{have} are of different builds: install both from one index, {install}"
     if "No module named" in error:
         return f"pip install {'onnxruntime-gpu' if name == 'onnxruntime' else name}"
     return f"pip install --force-reinstall {name}"

@@ -1,6 +1,7 @@
 """Goldens: inputs with the outputs that eager gives, in its own precision and in float64.
 
-The reference is eager in float64 on the CPU. A model that does not run in float64 is its own reference, and the record says so.
+The reference is eager in float64 on the CPU. A model that does not run in float64 is its own reference, and the record
+says so.
 """
 
 from __future__ import annotations

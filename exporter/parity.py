@@ -44,8 +44,8 @@ def compare(
 ) -> OutputParity:
     """Judge one output.
 
-    `got`, `eager` and `reference` are the artifact's, eager's and the float64 reference's values; `dtypes` are the torch
-    dtypes of the first two (arrays may hold them widened, for numpy has no bfloat16).
+    `got`, `eager` and `reference` are the artifact's, eager's and the float64 reference's values; `dtypes` are the
+    torch dtypes of the first two (arrays may hold them widened, for numpy has no bfloat16).
     """
     if got.shape != eager.shape:
         return OutputParity(name, "FAIL", f"shape {list(got.shape)}, expected {list(eager.shape)}")

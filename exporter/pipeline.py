@@ -1,7 +1,7 @@
 """The order of the steps: prepare, export, check, time. Nothing else decides it, and nothing here computes.
 
-Exports run side by side; so do checks when nothing is timed. Otherwise sessions are opened one after the other once the exports are
-done, for their first call is measured too.
+Exports run side by side; so do checks when nothing is timed. Otherwise sessions are opened one after the other once the
+exports are done, for their first call is measured too.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class Listener:
 def run(request: Request, listener: Listener | None = None) -> tuple[Manifest, Path]:
     """Do all that was asked; returns the manifest and where the bundle is.
 
-    A variant that fails is a row. Raises UsageError before anything is written when the request cannot be met. Whatever else
-    interrupts the run (KeyboardInterrupt included) stops the children and publishes what was finished.
+    A variant that fails is a row. Raises UsageError before anything is written when the request cannot be met. Whatever
+    else interrupts the run (KeyboardInterrupt included) stops the children and publishes what was finished.
     """
     with Zygote() as zygote, bundle.stage(request.out) as staging:
         current = _Run(request, zygote, staging, listener or Listener())
@@ -275,6 +275,8 @@ class _Run:
             subjects, self.request.time_budget, baseline, lambda subject: self.listener.stage(names[subject], "time")
         )
         for record in self.manifest.variants:
+            if not record.sessions:
+                continue  # its export failed
             own = {kind: series[f"{record.name} {kind}"] for name, kind in self.sessions if name == record.name}
             timings = {kind: benchmark.timing(one, series[baseline]) for kind, one in own.items() if one.windows}
             errors = [SessionRecord(kind, "failed", "time", one.error) for kind, one in own.items() if one.error]

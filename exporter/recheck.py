@@ -1,4 +1,4 @@
-"""A bundle checked again: every hash first, then every artifact against the golden. Nothing of the bundle is changed."""
+"""A bundle checked again: every hash first, then every artifact against the golden. The bundle is not changed."""
 
 from __future__ import annotations
 

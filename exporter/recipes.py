@@ -1,7 +1,7 @@
 """Recipes: what we need to know of a model.
 
-`find` tells what a name means without importing anything heavy; `load` imports it, in a child. Recipes are code: they run
-only when the user names them.
+`find` tells what a name means without importing anything heavy; `load` imports it, in a child. Recipes are code: they
+run only when the user names them.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _as_recipe(found: Any, module: Any, source: Source) -> Recipe:
         if inputs is None:
             raise RecipeError(
                 f"{source.attribute} makes a model, but nothing tells its inputs",
-                f"write {source.attribute}_inputs(batch=1, ...) beside it, or give --inputs FILE with a saved dict of tensors",
+                f"write {source.attribute}_inputs(batch=1, ...) beside it, or save a dict of tensors for --inputs",
             )
         return FunctionRecipe(lambda weights: found(), inputs, getattr(module, f"{source.attribute}_sizes", None))
     missing = "inputs()" if hasattr(found, "load") else "load() and inputs()"

@@ -48,8 +48,8 @@ def ratio(numerator: Windows, denominator: Windows) -> float:
 def ratio_interval(numerator: Windows, denominator: Windows, seed: int = 0) -> tuple[float, float]:
     """95% interval of `ratio`.
 
-    Windows that stand at the same place of the rotation are drawn together, so that what slowed both cancels out; where one
-    series is longer its first windows have no partner and are left out.
+    Windows that stand at the same place of the rotation are drawn together, so that what slowed both cancels out; where
+    one series is longer its first windows have no partner and are left out.
     """
     pairs = min(len(numerator), len(denominator))
     a, b = _medians(numerator)[-pairs:], _medians(denominator)[-pairs:]

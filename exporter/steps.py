@@ -137,8 +137,9 @@ def prepare(
 
 
 def _weights_used(asked: str, loaded: _Loaded) -> str:
-    used: str = getattr(loaded.module.model, "exporter_weights", "") or asked
-    return used
+    """What the recipe says of the weights it loaded; many say nothing."""
+    said: str = getattr(loaded.module.model, "exporter_weights", "")
+    return said or ("random" if asked == "random" else "the recipe's")
 
 
 def _tolerance(found: Contract, rtol: float | None, atol: float | None) -> Tolerance:

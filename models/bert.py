@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+import urllib.parse
+import urllib.request
 import warnings
 
 import torch
+from huggingface_hub import constants
 from transformers import BertConfig, BertModel
 
 ID = "google-bert/bert-base-uncased"
@@ -15,16 +19,29 @@ def load(weights: str) -> torch.nn.Module:
     """Pretrained weights from the hub or its cache; random ones where there is neither."""
     if weights != "random":
         try:
-            return BertModel.from_pretrained(ID, local_files_only=True)
-        except OSError as missing:
-            if weights == "pretrained":
-                return BertModel.from_pretrained(ID)
-            warnings.warn(
-                f"random weights: {ID} is not in the hub's cache; --weights pretrained fetches it ({type(missing).__name__})",
-                stacklevel=2,
+            return _labelled(
+                BertModel.from_pretrained(ID, local_files_only=weights == "auto" and not _online()), "pretrained"
             )
-    model = BertModel(BertConfig())
-    model.exporter_weights = "random"
+        except OSError:
+            if weights == "pretrained":
+                raise
+            warnings.warn(f"random weights: {ID} is neither in the hub's cache nor to be fetched now", stacklevel=2)
+    return _labelled(BertModel(BertConfig()), "random")
+
+
+def _online() -> bool:
+    """Whether the hub answers; its own client would try for twenty seconds."""
+    if urllib.request.getproxies():
+        return True
+    try:
+        socket.create_connection((urllib.parse.urlsplit(constants.ENDPOINT).hostname, 443), timeout=3).close()
+    except OSError:
+        return False
+    return True
+
+
+def _labelled(model: torch.nn.Module, weights: str) -> torch.nn.Module:
+    model.exporter_weights = weights
     return model
 
 

@@ -86,7 +86,8 @@ def heading(manifest: Manifest) -> list[str]:
     device = env.get("gpu0", "GPU") if manifest.device != "cpu" else env.get("cpu", "CPU")
     lines = [
         f"{model.name} ({model.parameters / 1e6:.1f} M parameters, {model.weights} weights), {sizes}",
-        f"{manifest.device}: {device}, {manifest.threads} threads, {env.get('isa', '')}; torch {env.get('torch', '?')}; {manifest.created[:10]}",
+        f"{manifest.device}: {device}, {manifest.threads} threads, {env.get('isa', '')}; "
+        f"torch {env.get('torch', '?')}; {manifest.created[:10]}",
     ]
     if manifest.golden:
         golden = manifest.golden

@@ -1,7 +1,7 @@
 """Targets: one route to an artifact each, one file each, found by its name.
 
-A target's module does not import torch until its functions run, so that the command line can list it. Third parties add theirs
-through the entry-point group `exporter.targets` (name = module).
+A target's module does not import torch until its functions run, so that the command line can list it. Third parties add
+theirs through the entry-point group `exporter.targets` (name = module).
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
             "there is no C++ compiler, which AOTInductor needs",
             "install g++ (Debian: apt install g++), or name one in CXX",
         )
-    # Batches above the thread count at compile time would crash with fixed threads; freezing folds weights into kernels.
+    # More threads than at compile time would crash with fixed threads; freezing folds weights into kernels.
     settings: dict[str, Any] = {"freezing": True, "cpp.dynamic_threads": True}
     if options.device == "cpu":
         # libtorch.so would pull in every CUDA library; these two are all that a CPU package calls.

@@ -44,10 +44,21 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         raise ExportError(f"torch.onnx.export: {_cause(error)}", "try another --opset") from error
     if made is None:
         raise ExportError("torch.onnx.export gave no program")
+    _free_names(made.model.graph)
     made.model.metadata_props[PROPERTY] = to_json(program.contract, indent=None)
     made.save(str(path), external_data=size > ONE_FILE_BYTES)
     onnx.checker.check_model(str(path))
     return Exported(notes=(f"opset {made.model.opset_imports.get('', '?')}",))
+
+
+def _free_names(graph: Any) -> None:
+    """Give inner values that bear an input's or output's name another one; torch.onnx.export does not look for them."""
+    ends = {id(value) for value in (*graph.inputs, *graph.outputs)}
+    taken = {value.name for value in (*graph.inputs, *graph.outputs)}
+    for node in graph.all_nodes():
+        for value in node.outputs:
+            if value.name in taken and id(value) not in ends:
+                value.name = f"{value.name}_inner"
 
 
 def _cause(error: BaseException) -> str:

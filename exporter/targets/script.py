@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,31 +45,28 @@ def _native(program: Program) -> torch.jit.ScriptModule:
     Only for models that take each tensor as an argument of its own and give a tensor or a tuple of tensors.
     """
     import torch
+    from torch import fx
 
     names = [spec.name for spec in program.contract.inputs]
-    if not all(name.isidentifier() for name in names):
-        raise ExportError("inputs are nested")
     flat: Any = program.module
     if len(flat.example.leaves) != len(names):
-        raise ExportError("some inputs are constants")
+        raise ExportError("some inputs are nested or constants")
     scripted = torch.jit.script(flat.model)
-    returns = str(scripted.graph.findNode("prim::Return").inputsAt(0).type()) if hasattr(scripted, "graph") else ""
-    shell = torch.jit.ScriptModule()
-    shell.model = scripted
-    call = f"self.model({', '.join(f'{name}={name}' for name in names)})"
-    shell.define(
-        f"def forward(self, {', '.join(names)}):\n    return {_as_tuple(call, returns, len(program.contract.outputs))}\n"
-    )
+    graph = fx.Graph()
+    given = {name: graph.placeholder(name) for name in names}
+    answer = graph.call_module("model", kwargs=given)
+    graph.output(_as_tuple(answer, str(scripted.forward.schema.returns[0].type), len(program.contract.outputs)))
+    shell: torch.jit.ScriptModule = torch.jit.script(fx.GraphModule({"model": scripted}, graph))
     shell(*program.example)
     return shell
 
 
-def _as_tuple(call: str, returns: str, outputs: int) -> str:
+def _as_tuple(answer: Any, returns: str, outputs: int) -> tuple[Any, ...]:
     if returns == "Tensor":
-        return f"({call},)"
-    if returns.startswith("(") and outputs > 1 and set(returns.strip("()").split(", ")) == {"Tensor"}:
-        return call
-    raise ExportError(f"the scripted model returns {returns or 'an unknown type'}")
+        return (answer,)
+    if returns == f"({', '.join(['Tensor'] * outputs)})":
+        return tuple(answer[i] for i in range(outputs))
+    raise ExportError(f"the scripted model returns {returns}")
 
 
 def _bridged(program: Program, why: Exception) -> torch.jit.ScriptModule:
@@ -80,7 +78,7 @@ def _bridged(program: Program, why: Exception) -> torch.jit.ScriptModule:
 
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:200] if lines else type(error).__name__
+    return re.sub(r" at 0x[0-9a-f]+", "", lines[0])[:200] if lines else type(error).__name__
 
 
 def load(path: Path, options: Options) -> Loaded:

@@ -1,0 +1,56 @@
+# Everything happens in .venv and build; nothing outside this folder is touched.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+CPP := build/cpp
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: help demo test install lint cpp ctest pytest bench test-gpu clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+
+demo: install cpp ## export BERT to every target, run the traced artifact without Python, print the report
+	exporter export bert --targets trace,script,compile,onnx
+	env -i $(CPP)/exporter-run verify artifacts/bert/trace.pt
+
+test: install lint cpp ctest pytest ## lint, types, ctest, pytest
+
+install: $(VENV)/.installed ## make .venv with all that is needed
+
+$(VENV)/.installed: setup.cfg pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "exporter needs Python 3.11 or later")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[demo,dev]'
+	touch $@
+
+lint: install ## ruff, mypy --strict, import-linter, clang-format
+	ruff check .
+	ruff format --check .
+	mypy
+	lint-imports
+	clang-format --dry-run --Werror $$(git ls-files 'cpp/*.h' 'cpp/*.cpp')
+
+cpp: install ## build exporter-run
+	@mkdir -p build
+	cmake -S cpp -B $(CPP) -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python > build/cpp.log 2>&1 \
+	  || { cat build/cpp.log; exit 1; }
+	cmake --build $(CPP)
+
+ctest: cpp
+	ctest --test-dir $(CPP) --output-on-failure
+
+pytest: cpp
+	$(BIN)/python -m pytest --cov=exporter --cov-branch --cov-fail-under=90 --cov-report=term:skip-covered
+
+bench: install cpp ## measure start-up, overhead and the C++ side
+	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/native.py
+
+test-gpu: ## the CUDA paths, with the python3 on the PATH (PYTHON=... for another)
+	$(PYTHON) -m pytest tests/gpu
+
+clean: ## remove what was built and exported here
+	rm -rf build artifacts $(VENV) *.egg-info
