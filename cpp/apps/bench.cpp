@@ -1,0 +1,95 @@
+#include <ATen/Parallel.h>
+#include <exporter/golden.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "commands.h"
+#include "measure.h"
+#include "statistics.h"
+
+namespace exporter::app {
+namespace {
+
+constexpr int kWarmUpRuns = 10;         // calls in one warm-up window
+constexpr int kWarmUpWindows = 20;      // at most
+constexpr double kWarmUpBudget = 10e3;  // milliseconds, at most
+constexpr double kSettled = 0.05;       // change of the median that counts as none
+
+/// Runs windows until the median changes by less than kSettled, or the budget is spent. TorchScript
+/// needs it: its first calls record profiles, and then compile. Returns whether the median settled.
+bool warm_up(const Artifact& artifact, const std::vector<at::Tensor>& inputs) {
+  double previous = 0;
+  double spent = 0;
+  for (int window = 0; window < kWarmUpWindows && spent < kWarmUpBudget; ++window) {
+    const auto samples = time_runs(artifact, inputs, kWarmUpRuns);
+    spent += std::accumulate(samples.begin(), samples.end(), 0.0);
+    const double median = summarize(samples).median;
+    if (window > 0 && std::abs(median - previous) < kSettled * median) return true;
+    previous = median;
+  }
+  return false;
+}
+
+void print_text(const Options& options, const Artifact& artifact, const GoldenCase& example,
+                const Statistics& all, bool settled) {
+  std::printf("%s: %s on %s, %d threads, %s\n", options.artifact.c_str(),
+              to_string(artifact.info().kind), artifact.device().str().c_str(),
+              at::get_num_threads(), example.name.c_str());
+  std::printf("  Time (mean ± σ):    %9.3f ms ± %7.3f ms    [median: %.3f ms, p90: %.3f, p99: %.3f]\n",
+              all.mean, all.deviation, all.median, all.p90, all.p99);
+  std::printf("  Range (min … max):  %9.3f ms … %7.3f ms    %zu runs, %.0f MB peak\n", all.min,
+              all.max, all.count, peak_rss_mb());
+  if (!settled) {
+    std::fprintf(stderr, "warning: the median did not settle while warming up; close other "
+                         "programs, or raise --windows\n");
+  }
+}
+
+nlohmann::ordered_json to_json(const Options& options, const Artifact& artifact,
+                               const GoldenCase& example, const Statistics& all, bool settled,
+                               const std::vector<std::vector<double>>& windows) {
+  return {{"artifact", options.artifact.string()},
+          {"device", artifact.device().str()},
+          {"threads", at::get_num_threads()},
+          {"case", example.name},
+          {"settled", settled},
+          {"runs", all.count},
+          {"median_ms", all.median},
+          {"p90_ms", all.p90},
+          {"p99_ms", all.p99},
+          {"min_ms", all.min},
+          {"max_ms", all.max},
+          {"mean_ms", all.mean},
+          {"stddev_ms", all.deviation},
+          {"peak_rss_mb", peak_rss_mb()},
+          {"windows_ms", windows}};
+}
+
+}  // namespace
+
+int bench(const Options& options) {
+  const Golden golden = Golden::read(options.golden);
+  const Artifact artifact = Artifact::open(options.artifact, options.open);
+  const GoldenCase& example = golden.cases.front();
+  const auto inputs = place(artifact, example.inputs);
+  const bool settled = warm_up(artifact, inputs);
+  std::vector<std::vector<double>> windows;
+  std::vector<double> samples;
+  for (int i = 0; i < options.windows; ++i) {
+    windows.push_back(time_runs(artifact, inputs, options.runs));
+    samples.insert(samples.end(), windows.back().begin(), windows.back().end());
+  }
+  const Statistics all = summarize(std::move(samples));
+  if (options.json) {
+    std::printf("%s\n", to_json(options, artifact, example, all, settled, windows).dump().c_str());
+  } else {
+    print_text(options, artifact, example, all, settled);
+  }
+  return 0;
+}
+
+}  // namespace exporter::app

@@ -1,0 +1,94 @@
+#include "help.h"
+
+#include <map>
+
+namespace exporter::app {
+namespace {
+
+constexpr const char* kProgram = R"(Runs models that exporter exported, without Python.
+
+Usage: exporter-run COMMAND ARTIFACT [OPTIONS]
+
+Commands:
+  info      show what an artifact is and which tensors it takes
+  verify    compare an artifact's outputs with its golden
+  bench     time an artifact
+  run       run an artifact once, on tensors from a file
+  session   serve check and time requests on standard input
+
+ARTIFACT is a .pt (TorchScript) or .pt2 (AOTInductor) file of an exporter bundle.
+
+  --help     this text; exporter-run COMMAND --help says more
+  --version  versions of exporter and of LibTorch
+
+Exit codes: 0 success, 1 lost parity or a failure, 2 wrong usage.
+)";
+
+constexpr const char* kMachine =
+    R"(  --device cpu|cuda|cuda:N  where to run; the device of the contract unless given
+  --threads N               threads inside one operator; torch's default unless given
+)";
+
+constexpr const char* kGolden =
+    R"(  --golden FILE             the golden; golden.pt beside the artifact unless given
+)";
+
+constexpr const char* kInfo = R"(Show what an artifact is and which tensors it takes.
+
+Usage: exporter-run info ARTIFACT [--json]
+
+  --json                    print JSON
+)";
+
+constexpr const char* kVerify = R"(Compare an artifact's outputs with its golden.
+
+Usage: exporter-run verify ARTIFACT [OPTIONS]
+
+Exits with 0 when every output is exact, rounding or drift, with 1 when one is FAIL.
+
+  --rtol X, --atol X        tolerances; those of the golden unless given
+  --json                    print JSON
+)";
+
+constexpr const char* kBench = R"(Time an artifact on the first case of its golden.
+
+Usage: exporter-run bench ARTIFACT [OPTIONS]
+
+Warms up until the median settles, then times windows of single, synchronised calls.
+
+  --windows N               windows to time (5)
+  --runs N                  calls in a window (50)
+  --json                    print JSON, with every sample
+)";
+
+constexpr const char* kRun = R"(Run an artifact once.
+
+Usage: exporter-run run ARTIFACT --inputs FILE --outputs FILE [OPTIONS]
+
+  --inputs FILE             what torch.save wrote: a dict of name to tensor, or a list in order
+  --outputs FILE            written: a dict of name to tensor, for torch.load
+)";
+
+constexpr const char* kSession = R"(Serve requests on standard input, one JSON answer a line.
+
+Usage: exporter-run session ARTIFACT [OPTIONS]
+
+Requests: `check`, `time N`, `quit`.
+
+)";
+
+}  // namespace
+
+std::string help(const std::string& command) {
+  const std::map<std::string, std::string> texts = {
+      {"info", kInfo},
+      {"verify", std::string(kVerify) + kGolden + kMachine},
+      {"bench", std::string(kBench) + kGolden + kMachine},
+      {"run", std::string(kRun) + kMachine},
+      {"session", std::string(kSession) + kGolden + kMachine},
+  };
+  const auto found = texts.find(command);
+  return found == texts.end() ? kProgram : found->second;
+}
+
+}  // namespace exporter::app

@@ -1,0 +1,51 @@
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "commands.h"
+
+namespace exporter::app {
+namespace {
+
+void print_specs(const char* title, const std::vector<TensorSpec>& specs,
+                 const Contract& contract) {
+  std::printf("%s\n", title);
+  for (const TensorSpec& spec : specs) {
+    std::printf("  %-24s %-9s %s\n", spec.name.c_str(), dtype_name(spec.dtype).c_str(),
+                describe_shape(spec, contract).c_str());
+  }
+}
+
+void print_text(const ArtifactInfo& info, const std::filesystem::path& path) {
+  const Contract& contract = info.contract;
+  std::printf("%s: %s, target %s\n", path.c_str(), contract.model.c_str(),
+              contract.target.c_str());
+  std::printf("  %s for %s, %.1f MB, exported by torch %s\n", to_string(info.kind),
+              contract.device.c_str(), static_cast<double>(info.bytes) / 1e6,
+              contract.torch.empty() ? "?" : contract.torch.c_str());
+  print_specs("inputs", contract.inputs, contract);
+  print_specs("outputs", contract.outputs, contract);
+  if (!contract.symbols.empty()) std::printf("symbols\n");
+  for (const Symbol& symbol : contract.symbols) {
+    std::printf("  %-24s %lld..%lld\n", symbol.name.c_str(), static_cast<long long>(symbol.min),
+                static_cast<long long>(symbol.max));
+  }
+}
+
+}  // namespace
+
+int info(const Options& options) {
+  const ArtifactInfo info = inspect(options.artifact);
+  if (!options.json) {
+    print_text(info, options.artifact);
+    return 0;
+  }
+  const nlohmann::ordered_json json = {
+      {"artifact", options.artifact.string()},
+      {"kind", to_string(info.kind)},
+      {"bytes", info.bytes},
+      {"contract", nlohmann::ordered_json::parse(info.contract_json)}};
+  std::printf("%s\n", json.dump(2).c_str());
+  return 0;
+}
+
+}  // namespace exporter::app

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <exporter/artifact.h>
+
+#include <vector>
+
+namespace exporter::app {
+
+/// Calls the artifact `runs` times and returns each call's wall time in milliseconds. The device is
+/// synchronised before the clock is read. `inputs` should be on the artifact's device already.
+std::vector<double> time_runs(const Artifact& artifact, const std::vector<at::Tensor>& inputs,
+                              int runs);
+
+/// `inputs`, contiguous and on the artifact's device, so that no copy is timed.
+std::vector<at::Tensor> place(const Artifact& artifact, std::vector<at::Tensor> inputs);
+
+/// This process's peak resident memory in MB (10^6 bytes).
+double peak_rss_mb();
+
+}  // namespace exporter::app

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <exporter/artifact.h>
+#include <exporter/parity.h>
+
+#include <filesystem>
+#include <optional>
+
+namespace exporter::app {
+
+/// What the command line said. Which of these a subcommand takes is stated in options.cpp.
+struct Options {
+  std::filesystem::path artifact;
+  std::filesystem::path golden;  ///< golden.pt beside the artifact, unless given
+  std::filesystem::path inputs;
+  std::filesystem::path outputs;
+  OpenOptions open;
+  std::optional<double> rtol;
+  std::optional<double> atol;
+  int windows = 5;
+  int runs = 50;
+  bool json = false;
+  bool help = false;
+};
+
+/// Parses the arguments of a subcommand; `argv[0]` is its name. Throws Error(usage).
+Options parse_options(int argc, char** argv);
+
+/// The golden's tolerance, with what the command line overrides.
+Tolerance tolerance_of(const Options& options, Tolerance golden);
+
+/// A whole number in [min, max]. Throws Error(usage) that names `what`.
+int parse_count(const std::string& what, const std::string& text, int min, int max);
+
+}  // namespace exporter::app

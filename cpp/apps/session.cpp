@@ -1,0 +1,137 @@
+// A session holds one loaded artifact and answers requests (docs/formats.md, session protocol 1).
+
+#include <exporter/error.h>
+#include <exporter/golden.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "check.h"
+#include "commands.h"
+#include "help.h"
+#include "measure.h"
+
+namespace exporter::app {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr int kProtocol = 1;
+
+/// The protocol's own way out. Standard output is pointed at standard error, so that nothing that a
+/// model or a library prints can come between the answers.
+class Channel {
+ public:
+  Channel() : out_(fdopen(dup(STDOUT_FILENO), "w")) { dup2(STDERR_FILENO, STDOUT_FILENO); }
+  ~Channel() { std::fclose(out_); }
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
+
+  /// False when nobody reads any more.
+  bool send(const ordered_json& answer) {
+    const auto line = answer.dump(-1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+    std::fputs(line.c_str(), out_);
+    return std::fflush(out_) == 0;
+  }
+
+ private:
+  std::FILE* out_;
+};
+
+ordered_json to_json(ErrorKind kind, const std::string& message) {
+  return {{"event", "error"}, {"kind", to_string(kind)}, {"message", message}};
+}
+
+class Session {
+ public:
+  explicit Session(const Options& options)
+      : golden_(Golden::read(options.golden)),
+        artifact_(open(options)),
+        example_(place(artifact_, golden_.cases.front().inputs)) {}
+
+  ordered_json ready() const {
+    return {{"event", "ready"},
+            {"protocol", kProtocol},
+            {"language", "native"},
+            {"device", artifact_.device().is_cpu() ? "cpu" : "cuda"},
+            {"load_s", load_s_},
+            {"provider", ""}};
+  }
+
+  ordered_json answer(const std::string& request) const {
+    if (request == "check") {
+      auto cases = app::to_json(check(artifact_, golden_, golden_.tolerance));
+      return {{"event", "check"}, {"cases", std::move(cases)}, {"peak_rss_mb", peak_rss_mb()}};
+    }
+    if (request.starts_with("time ")) {
+      const int runs = parse_count("time", request.substr(5), 1, 10'000'000);
+      auto samples = time_runs(artifact_, example_, runs);
+      return {{"event", "time"},
+              {"samples_ms", std::move(samples)},
+              {"peak_rss_mb", peak_rss_mb()}};
+    }
+    throw Error(ErrorKind::usage, "request `" + request + "` is not check, time N or quit");
+  }
+
+ private:
+  Artifact open(const Options& options) {
+    const auto start = std::chrono::steady_clock::now();
+    Artifact artifact = Artifact::open(options.artifact, options.open);
+    load_s_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return artifact;
+  }
+
+  double load_s_ = 0;
+  Golden golden_;
+  Artifact artifact_;
+  std::vector<at::Tensor> example_;
+};
+
+/// Answers until `quit` or the end of input. A request that fails is answered with an error.
+void serve(const Session& session, Channel& channel) {
+  std::string request;
+  while (std::getline(std::cin, request) && request != "quit") {
+    ordered_json answer;
+    try {
+      answer = session.answer(request);
+    } catch (const Error& error) {
+      answer = to_json(error.kind(), error.what());
+    } catch (const std::exception& error) {
+      answer = to_json(ErrorKind::runtime, error.what());
+    }
+    if (!channel.send(answer)) return;
+  }
+}
+
+/// Reports a failure before `ready`, in the protocol and on standard error.
+int give_up(Channel& channel, ErrorKind kind, const std::string& message) {
+  channel.send(to_json(kind, message));
+  std::fprintf(stderr, "exporter-run: %s\n", message.c_str());
+  return kind == ErrorKind::usage ? 2 : 1;
+}
+
+}  // namespace
+
+int session(int argc, char** argv) {
+  Channel channel;
+  try {
+    const Options options = parse_options(argc, argv);
+    if (options.help) {
+      std::fputs(help("session").c_str(), stderr);
+      return 0;
+    }
+    const Session session(options);
+    if (channel.send(session.ready())) serve(session, channel);
+    return 0;
+  } catch (const Error& error) {
+    return give_up(channel, error.kind(), error.what());
+  } catch (const std::exception& error) {
+    return give_up(channel, ErrorKind::runtime, error.what());
+  }
+}
+
+}  // namespace exporter::app

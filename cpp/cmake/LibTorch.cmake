@@ -1,0 +1,89 @@
+# Finds LibTorch and defines the target LibTorch::LibTorch.
+#
+# Looked for, in this order:
+#   1. -DLIBTORCH_ROOT=DIR, an unpacked LibTorch or the torch folder of a wheel
+#   2. CMAKE_PREFIX_PATH, and the usual system prefixes
+#   3. the wheel of a Python interpreter: -DPython3_EXECUTABLE, else ../.venv, else the one on PATH
+#
+# find_package(Torch) is not used: with a CUDA wheel it is fatal where no CUDA toolkit is installed.
+# Only libtorch_cpu and libc10 are linked. What they need of CUDA is left unresolved here
+# (--allow-shlib-undefined); libtorch_cuda is opened at run time, when a GPU is asked for.
+
+include_guard(GLOBAL)
+
+# Sets OUTPUT to the directory of the Python package NAME, or to "" (the package is not imported).
+function(exporter_find_python_package NAME OUTPUT)
+  if(NOT Python3_EXECUTABLE)
+    set(venv "${CMAKE_CURRENT_SOURCE_DIR}/../.venv/bin/python")
+    if(EXISTS "${venv}")
+      set(Python3_EXECUTABLE "${venv}" CACHE FILEPATH "Python whose torch wheel is used")
+    else()
+      find_package(Python3 COMPONENTS Interpreter QUIET)
+    endif()
+  endif()
+  set(found "")
+  if(Python3_EXECUTABLE)
+    execute_process(
+      COMMAND "${Python3_EXECUTABLE}" -c
+        "import importlib.util as u; s = u.find_spec('${NAME}'); print(s.submodule_search_locations[0] if s else '')"
+      OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  endif()
+  set(${OUTPUT} "${found}" PARENT_SCOPE)
+endfunction()
+
+set(LIBTORCH_ROOT "" CACHE PATH "An unpacked LibTorch, or the torch folder of a wheel")
+
+function(_exporter_find_libtorch)
+  set(search)
+  if(LIBTORCH_ROOT)
+    set(search HINTS "${LIBTORCH_ROOT}" NO_DEFAULT_PATH)
+  endif()
+  find_library(LIBTORCH_CPU_LIBRARY torch_cpu PATH_SUFFIXES lib ${search})
+  if(NOT LIBTORCH_CPU_LIBRARY AND NOT LIBTORCH_ROOT)
+    exporter_find_python_package(torch wheel)
+    if(wheel)
+      find_library(LIBTORCH_CPU_LIBRARY torch_cpu HINTS "${wheel}/lib" NO_DEFAULT_PATH)
+    endif()
+  endif()
+  if(NOT LIBTORCH_CPU_LIBRARY)
+    message(FATAL_ERROR
+      "LibTorch was not found (interpreter: ${Python3_EXECUTABLE}). Install torch there "
+      "(pip install torch), or pass -DPython3_EXECUTABLE=PATH or -DLIBTORCH_ROOT=DIR.")
+  endif()
+endfunction()
+
+_exporter_find_libtorch()
+
+get_filename_component(_libtorch_lib "${LIBTORCH_CPU_LIBRARY}" DIRECTORY)
+get_filename_component(_libtorch_root "${_libtorch_lib}" DIRECTORY)
+set(_libtorch_include "${_libtorch_root}/include")
+if(NOT EXISTS "${_libtorch_include}/torch/script.h")
+  message(FATAL_ERROR "${LIBTORCH_CPU_LIBRARY} has no headers beside it in ${_libtorch_include}")
+endif()
+
+set(LibTorch_VERSION "unknown")
+if(EXISTS "${_libtorch_include}/torch/version.h")
+  file(STRINGS "${_libtorch_include}/torch/version.h" _line REGEX "define TORCH_VERSION \"")
+  string(REGEX REPLACE ".*\"(.*)\".*" "\\1" LibTorch_VERSION "${_line}")
+endif()
+message(STATUS "LibTorch ${LibTorch_VERSION}: ${_libtorch_root}")
+
+if(NOT TARGET LibTorch::LibTorch)
+  find_package(Threads REQUIRED)
+  add_library(LibTorch::c10 SHARED IMPORTED GLOBAL)
+  set_target_properties(LibTorch::c10 PROPERTIES IMPORTED_LOCATION "${_libtorch_lib}/libc10.so")
+  add_library(LibTorch::torch_cpu SHARED IMPORTED GLOBAL)
+  set_target_properties(LibTorch::torch_cpu PROPERTIES IMPORTED_LOCATION "${LIBTORCH_CPU_LIBRARY}")
+
+  add_library(LibTorch::LibTorch INTERFACE IMPORTED GLOBAL)
+  target_include_directories(LibTorch::LibTorch SYSTEM INTERFACE
+    "${_libtorch_include}" "${_libtorch_include}/torch/csrc/api/include")
+  target_compile_features(LibTorch::LibTorch INTERFACE cxx_std_20)
+  target_compile_definitions(LibTorch::LibTorch INTERFACE _GLIBCXX_USE_CXX11_ABI=1)
+  # A compiled package resolves its symbols in the program that opens it, so the program needs
+  # libtorch_cpu and libc10 even where it calls neither itself.
+  target_link_options(LibTorch::LibTorch INTERFACE
+    LINKER:--no-as-needed LINKER:--allow-shlib-undefined)
+  target_link_libraries(LibTorch::LibTorch INTERFACE
+    LibTorch::torch_cpu LibTorch::c10 Threads::Threads ${CMAKE_DL_LIBS})
+endif()

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <exporter/contract.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace exporter {
+
+enum class ArtifactKind {
+  torchscript,    ///< a `.pt` of torch.jit.save
+  aotinductor,    ///< a `.pt2` that holds compiled code
+};
+
+/// "TorchScript" or "AOTInductor".
+const char* to_string(ArtifactKind kind);
+
+/// What a file says of itself, without loading the model.
+struct ArtifactInfo {
+  ArtifactKind kind;
+  Contract contract;
+  std::string contract_json;  ///< as it stands in the file
+  std::uintmax_t bytes;       ///< size of the file
+};
+
+/// Reads the contract of an artifact; fast, whatever the model's size. Throws Error(artifact) when
+/// the file is missing, broken, without a contract, or holds an ExportedProgram.
+ArtifactInfo inspect(const std::filesystem::path& path);
+
+struct OpenOptions {
+  /// "cpu", "cuda" or "cuda:N"; the contract's device when empty.
+  std::string device;
+  /// Threads inside one operator, for the whole process; 0 leaves torch's default.
+  int threads = 0;
+};
+
+class Runner;
+
+/// A loaded model with its contract.
+///
+///     auto artifact = exporter::Artifact::open("bert.pt");
+///     std::vector<at::Tensor> outputs = artifact.run({input_ids, attention_mask});
+class Artifact {
+ public:
+  /// Loads a `.pt` or `.pt2`, told apart by content. Loads CUDA's libraries only when `device` asks
+  /// for a GPU. Throws Error(artifact), or Error(usage) for a device or a thread count that cannot be.
+  static Artifact open(const std::filesystem::path& path, const OpenOptions& options = {});
+
+  Artifact(Artifact&&) noexcept;
+  Artifact& operator=(Artifact&&) noexcept;
+  ~Artifact();
+
+  const ArtifactInfo& info() const noexcept { return info_; }
+  const Contract& contract() const noexcept { return info_.contract; }
+  at::Device device() const noexcept { return device_; }
+
+  /// Runs the model once, without gradients. `inputs` stand in the contract's order; one that is not
+  /// contiguous is made so, and one on another device is moved. Returns the outputs, flat, in the
+  /// contract's order, on `device()`. On a GPU the work may still be running: see `synchronize`.
+  /// Throws Error(contract) before anything runs, Error(runtime) when the model fails.
+  /// May be called from several threads; compiled packages serve them one at a time.
+  std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) const;
+
+  /// Waits until the device has done all that was asked of it; nothing to wait for on the CPU.
+  void synchronize() const;
+
+ private:
+  Artifact(std::filesystem::path path, ArtifactInfo info, at::Device device,
+           std::unique_ptr<Runner> runner);
+
+  std::filesystem::path path_;
+  ArtifactInfo info_;
+  at::Device device_;
+  std::unique_ptr<Runner> runner_;
+};
+
+}  // namespace exporter

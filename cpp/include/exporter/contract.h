@@ -1,0 +1,62 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+namespace exporter {
+
+/// A size that varies, with the range that the artifact was exported for (both ends included).
+struct Symbol {
+  std::string name;
+  std::int64_t min;
+  std::int64_t max;
+};
+
+/// A dimension: std::int64_t, a fixed size; std::size_t, an index into Contract::symbols;
+/// std::monostate, anything.
+using Dimension = std::variant<std::monostate, std::int64_t, std::size_t>;
+
+/// What is promised about one input or output.
+struct TensorSpec {
+  std::string name;
+  at::ScalarType dtype;
+  std::vector<Dimension> shape;
+};
+
+/// Names, dtypes and shapes of an artifact's inputs and outputs (docs/formats.md, schema 1).
+struct Contract {
+  std::string model;
+  std::string target;  ///< the route that made the artifact, such as "trace"
+  std::string device;  ///< "cpu" or "cuda"
+  std::string torch;   ///< version that exported it; may be empty
+  std::vector<TensorSpec> inputs;
+  std::vector<TensorSpec> outputs;
+  std::vector<Symbol> symbols;
+
+  /// Reads a contract from JSON. Throws Error(artifact), with `where` as its first words, when the
+  /// text is not a contract or has another schema.
+  static Contract parse(std::string_view json, std::string_view where);
+
+  /// Throws Error(contract) unless `inputs` fit: their number, then dtype, rank, fixed sizes, ranges
+  /// and equal symbols of each. Takes well under a microsecond a tensor; the values are not looked at.
+  void check(std::span<const at::Tensor> inputs) const;
+};
+
+/// torch's name of a dtype, such as "int64".
+std::string dtype_name(at::ScalarType dtype);
+
+/// A dtype by torch's name; nothing for an unknown one.
+std::optional<at::ScalarType> dtype_from_name(std::string_view name);
+
+/// A shape as text, such as "[batch, sequence, 768]"; `?` stands for anything.
+std::string describe_shape(const TensorSpec& spec, const Contract& contract);
+
+}  // namespace exporter

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <exporter/contract.h>
+#include <exporter/parity.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace exporter {
+
+/// Inputs with the outputs that eager gives for them; tensors on the CPU, in the contract's order.
+struct GoldenCase {
+  std::string name;  ///< such as "batch=1 sequence=14"
+  std::int64_t seed;
+  std::vector<at::Tensor> inputs;
+  std::vector<at::Tensor> eager;      ///< in eager's own dtype
+  std::vector<at::Tensor> reference;  ///< float64 where eager is floating, else as in eager
+};
+
+/// Cases, with the tolerance that was fixed for them (docs/formats.md, schema 1). The first case is
+/// the example: the one that is timed. There is at least one.
+struct Golden {
+  Tolerance tolerance;
+  std::vector<GoldenCase> cases;
+
+  /// Throws Error(golden) when the file is missing, broken or of another schema.
+  static Golden read(const std::filesystem::path& path);
+};
+
+/// Reads what `torch.save` wrote: a dict of name to tensor with the contract's names, or a list or
+/// tuple in its order. Returns the tensors in the contract's order. Throws Error(golden) when the
+/// file cannot be read, Error(contract) for missing or unknown names.
+std::vector<at::Tensor> read_inputs(const std::filesystem::path& path, const Contract& contract);
+
+/// Writes a dict of name to tensor that `torch.load(path, weights_only=True)` reads. The file is
+/// complete or is not there. Throws Error(golden) when it cannot be written.
+void write_outputs(const std::filesystem::path& path, const std::vector<at::Tensor>& outputs,
+                   const Contract& contract);
+
+}  // namespace exporter

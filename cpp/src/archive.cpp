@@ -1,0 +1,45 @@
+#include "archive.h"
+
+#include <caffe2/serialize/inline_container.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "guard.h"
+
+namespace exporter {
+
+using caffe2::serialize::PyTorchStreamReader;
+
+namespace {
+
+/// torch's reader says of a missing file only that it failed, so the system is asked first.
+void require_file(const std::filesystem::path& path, ErrorKind kind) {
+  if (access(path.c_str(), R_OK) != 0) {
+    throw Error(kind, path.string() + ": " + std::strerror(errno));
+  }
+  if (!std::filesystem::is_regular_file(path)) throw Error(kind, path.string() + ": not a file");
+}
+
+}  // namespace
+
+std::unique_ptr<PyTorchStreamReader> open_archive(const std::filesystem::path& path,
+                                                  ErrorKind kind) {
+  require_file(path, kind);
+  return guarded(kind, path.string() + ": not an archive of torch's, or a broken one",
+                 [&] { return std::make_unique<PyTorchStreamReader>(path.string()); });
+}
+
+bool has_records_below(PyTorchStreamReader& reader, const std::string& prefix) {
+  const auto records = reader.getAllRecords();
+  return std::any_of(records.begin(), records.end(),
+                     [&](const std::string& name) { return name.starts_with(prefix); });
+}
+
+std::string read_text(PyTorchStreamReader& reader, const std::string& record) {
+  const auto [data, size] = reader.getRecord(record);
+  return {static_cast<const char*>(data.get()), size};
+}
+
+}  // namespace exporter

@@ -1,0 +1,102 @@
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
+#include <caffe2/serialize/inline_container.h>
+#include <exporter/artifact.h>
+
+#include "archive.h"
+#include "device.h"
+#include "guard.h"
+#include "runner.h"
+
+namespace exporter {
+namespace {
+
+constexpr const char* kContractRecord = "extra/contract.json";
+
+ArtifactKind kind_of(caffe2::serialize::PyTorchStreamReader& reader, const std::string& path) {
+  if (has_records_below(reader, "data/aotinductor/")) return ArtifactKind::aotinductor;
+  if (has_records_below(reader, "models/")) {
+    throw Error(ErrorKind::artifact,
+                path + " holds an ExportedProgram, which needs Python; use the compile target");
+  }
+  if (reader.hasRecord("constants.pkl")) return ArtifactKind::torchscript;
+  throw Error(ErrorKind::artifact,
+              path + " holds neither TorchScript nor an AOTInductor package");
+}
+
+/// A compiled package runs on the kind of device that it was compiled for, and on no other.
+void require_device(const ArtifactInfo& info, at::Device device, const std::string& path) {
+  if (info.kind != ArtifactKind::aotinductor) return;
+  const std::string type = device.is_cpu() ? "cpu" : "cuda";
+  if (type != info.contract.device) {
+    throw Error(ErrorKind::artifact, path + " was compiled for " + info.contract.device +
+                                         ", it cannot run on " + type);
+  }
+}
+
+void use_threads(int threads) {
+  if (threads < 0) {
+    throw Error(ErrorKind::usage, "threads is " + std::to_string(threads) + ", 1 is the least");
+  }
+  if (threads > 0) at::set_num_threads(threads);
+}
+
+}  // namespace
+
+const char* to_string(ArtifactKind kind) {
+  return kind == ArtifactKind::torchscript ? "TorchScript" : "AOTInductor";
+}
+
+ArtifactInfo inspect(const std::filesystem::path& path) {
+  const auto reader = open_archive(path, ErrorKind::artifact);
+  const std::string name = path.string();
+  return guarded(ErrorKind::artifact, name, [&] {
+    const ArtifactKind kind = kind_of(*reader, name);
+    if (!reader->hasRecord(kContractRecord)) {
+      throw Error(ErrorKind::artifact, name + " carries no contract; export it with exporter");
+    }
+    std::string text = read_text(*reader, kContractRecord);
+    return ArtifactInfo{kind, Contract::parse(text, name), text, std::filesystem::file_size(path)};
+  });
+}
+
+Artifact Artifact::open(const std::filesystem::path& path, const OpenOptions& options) {
+  ArtifactInfo info = inspect(path);
+  use_threads(options.threads);
+  const at::Device device =
+      use_device(options.device.empty() ? info.contract.device : options.device);
+  require_device(info, device, path.string());
+  auto runner = guarded(ErrorKind::artifact, path.string() + ": cannot be loaded", [&] {
+    const c10::InferenceMode no_gradients;
+    return info.kind == ArtifactKind::torchscript ? load_torchscript(path, device)
+                                                  : load_aotinductor(path, device);
+  });
+  return {path, std::move(info), device, std::move(runner)};
+}
+
+Artifact::Artifact(std::filesystem::path path, ArtifactInfo info, at::Device device,
+                   std::unique_ptr<Runner> runner)
+    : path_(std::move(path)), info_(std::move(info)), device_(device), runner_(std::move(runner)) {}
+
+Artifact::Artifact(Artifact&&) noexcept = default;
+Artifact& Artifact::operator=(Artifact&&) noexcept = default;
+Artifact::~Artifact() = default;
+
+std::vector<at::Tensor> Artifact::run(std::vector<at::Tensor> inputs) const {
+  contract().check(inputs);
+  return guarded(ErrorKind::runtime, path_.native(), [&] {
+    const c10::InferenceMode no_gradients;
+    for (at::Tensor& input : inputs) {
+      if (input.device() != device_) input = input.to(device_);
+      if (!input.is_contiguous()) input = input.contiguous();
+    }
+    return runner_->run(std::move(inputs));
+  });
+}
+
+void Artifact::synchronize() const {
+  guarded(ErrorKind::runtime, path_.native(), [&] { exporter::synchronize(device_); });
+}
+
+}  // namespace exporter

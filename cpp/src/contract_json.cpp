@@ -1,0 +1,88 @@
+// Reads a contract. Whatever is wrong with the text is an Error that says where.
+
+#include <exporter/contract.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "guard.h"
+
+namespace exporter {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::int64_t kSchema = 1;
+
+[[noreturn]] void malformed(const std::string& cause) {
+  throw Error(ErrorKind::artifact, cause);
+}
+
+std::vector<Symbol> read_symbols(const json& node) {
+  std::vector<Symbol> symbols;
+  for (const auto& [name, range] : node.items()) {
+    symbols.push_back(
+        {name, range.at("min").get<std::int64_t>(), range.at("max").get<std::int64_t>()});
+  }
+  return symbols;
+}
+
+Dimension read_dimension(const json& node, const std::vector<Symbol>& symbols) {
+  if (node.is_null()) return std::monostate{};
+  if (node.is_number_integer()) return node.get<std::int64_t>();
+  const auto name = node.get<std::string>();
+  const auto found = std::find_if(symbols.begin(), symbols.end(),
+                                  [&](const Symbol& symbol) { return symbol.name == name; });
+  if (found == symbols.end()) malformed("symbol " + name + " has no range");
+  return static_cast<std::size_t>(found - symbols.begin());
+}
+
+std::vector<TensorSpec> read_specs(const json& node, const std::vector<Symbol>& symbols) {
+  std::vector<TensorSpec> specs;
+  for (const json& item : node) {
+    const auto name = item.at("name").get<std::string>();
+    const auto dtype = item.at("dtype").get<std::string>();
+    const auto known = dtype_from_name(dtype);
+    if (!known) malformed(name + " has an unknown dtype, " + dtype);
+    TensorSpec spec{name, *known, {}};
+    for (const json& size : item.at("shape")) spec.shape.push_back(read_dimension(size, symbols));
+    specs.push_back(std::move(spec));
+  }
+  return specs;
+}
+
+Contract read_contract(std::string_view text) {
+  const json root = json::parse(text);
+  const auto schema = root.at("schema").get<std::int64_t>();
+  if (schema != kSchema) {
+    malformed("schema " + std::to_string(schema) + " is not known, only " +
+              std::to_string(kSchema));
+  }
+  Contract contract;
+  contract.model = root.at("model").get<std::string>();
+  contract.target = root.at("target").get<std::string>();
+  contract.device = root.at("device").get<std::string>();
+  contract.torch = root.value("torch", "");
+  contract.symbols = read_symbols(root.at("symbols"));
+  contract.inputs = read_specs(root.at("inputs"), contract.symbols);
+  contract.outputs = read_specs(root.at("outputs"), contract.symbols);
+  if (contract.device != "cpu" && contract.device != "cuda") {
+    malformed("device " + contract.device + " is neither cpu nor cuda");
+  }
+  return contract;
+}
+
+}  // namespace
+
+Contract Contract::parse(std::string_view json, std::string_view where) {
+  const std::string what = std::string(where) + ": the contract cannot be read";
+  try {
+    return guarded(ErrorKind::artifact, what, [&] { return read_contract(json); });
+  } catch (const Error& error) {
+    const std::string_view cause = error.what();
+    if (cause.starts_with(what)) throw;
+    throw Error(ErrorKind::artifact, what + ": " + error.what());
+  }
+}
+
+}  // namespace exporter

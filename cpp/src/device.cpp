@@ -1,0 +1,72 @@
+#include "device.h"
+
+#include <ATen/Context.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <dlfcn.h>
+
+#include <filesystem>
+#include <mutex>
+
+#include "guard.h"
+
+namespace exporter {
+namespace {
+
+/// libtorch_cuda.so stands beside libc10.so, wherever that was found.
+std::string cuda_library() {
+  Dl_info info{};
+  if (dladdr(reinterpret_cast<const void*>(&c10::impl::device_guard_impl_registry), &info) == 0) {
+    return "libtorch_cuda.so";
+  }
+  return (std::filesystem::path(info.dli_fname).parent_path() / "libtorch_cuda.so").string();
+}
+
+/// Linking to it would map gigabytes of CUDA libraries into every process that runs on the CPU.
+void load_cuda() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    // Global: a compiled package resolves its CUDA symbols there.
+    if (dlopen(cuda_library().c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
+      throw Error(ErrorKind::runtime,
+                  std::string("CUDA was asked for, but this LibTorch cannot serve it: ") +
+                      one_line(dlerror()));
+    }
+  });
+}
+
+c10::Device parse(const std::string& name) {
+  try {
+    const c10::Device device(name);
+    if (device.is_cpu() || device.is_cuda()) return device;
+  } catch (const c10::Error&) {
+  }
+  throw Error(ErrorKind::usage, "device " + name + " is not cpu, cuda or cuda:N");
+}
+
+}  // namespace
+
+c10::Device use_device(const std::string& name) {
+  c10::Device device = parse(name);
+  if (device.is_cpu()) return c10::Device(c10::kCPU);
+  load_cuda();
+  const auto* guard = c10::impl::getDeviceGuardImpl(c10::kCUDA);
+  const int count = guard->deviceCount();
+  const int index = device.has_index() ? device.index() : 0;
+  if (index >= count) {
+    throw Error(ErrorKind::runtime, "device " + name + " was asked for, but this machine has " +
+                                        std::to_string(count) + " usable GPU(s)");
+  }
+  device.set_index(static_cast<c10::DeviceIndex>(index));
+  // float32 means float32 here, as it does in the Python sessions that this one is compared with.
+  at::globalContext().setAllowTF32CuDNN(false);
+  // The current device of the thread is where an artifact puts what it does not place itself.
+  guard->setDevice(device);
+  return device;
+}
+
+void synchronize(c10::Device device) {
+  if (device.is_cpu()) return;
+  c10::impl::getDeviceGuardImpl(device.type())->synchronizeDevice(device.index());
+}
+
+}  // namespace exporter

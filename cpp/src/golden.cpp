@@ -1,0 +1,62 @@
+#include <exporter/golden.h>
+
+#include "guard.h"
+#include "tensor_file.h"
+
+namespace exporter {
+namespace {
+
+using Dict = c10::impl::GenericDict;
+
+constexpr std::int64_t kSchema = 1;
+
+c10::IValue field(const Dict& dict, const char* name) {
+  const auto found = dict.find(name);
+  TORCH_CHECK(found != dict.end(), "`", name, "` is missing");
+  return found->value();
+}
+
+double number(const c10::IValue& value) { return value.toScalar().toDouble(); }
+
+Tolerance read_tolerance(const Dict& dict) {
+  return {number(field(dict, "rtol")), number(field(dict, "atol")), number(field(dict, "k"))};
+}
+
+std::vector<at::Tensor> read_tensors(const c10::IValue& value) {
+  std::vector<at::Tensor> tensors;
+  for (const c10::IValue& item : value.toListRef()) tensors.push_back(item.toTensor());
+  return tensors;
+}
+
+GoldenCase read_case(const Dict& dict) {
+  GoldenCase one{field(dict, "name").toStringRef(), field(dict, "seed").toInt(),
+                 read_tensors(field(dict, "inputs")), read_tensors(field(dict, "eager")),
+                 read_tensors(field(dict, "reference"))};
+  TORCH_CHECK(one.eager.size() == one.reference.size(), "case ", one.name,
+              ": eager and reference differ in number");
+  return one;
+}
+
+Golden read_golden(const c10::IValue& value) {
+  TORCH_CHECK(value.isGenericDict(), "it holds no dict");
+  const Dict root = value.toGenericDict();
+  const auto schema = field(root, "schema").toInt();
+  TORCH_CHECK(schema == kSchema, "schema ", schema, " is not known, only ", kSchema);
+  Golden golden{read_tolerance(field(root, "tolerance").toGenericDict()), {}};
+  const c10::IValue cases = field(root, "cases");
+  for (const c10::IValue& item : cases.toListRef()) {
+    golden.cases.push_back(read_case(item.toGenericDict()));
+  }
+  TORCH_CHECK(!golden.cases.empty(), "it has no case");
+  return golden;
+}
+
+}  // namespace
+
+Golden Golden::read(const std::filesystem::path& path) {
+  const c10::IValue value = read_tensor_file(path);
+  return guarded(ErrorKind::golden, path.string() + " cannot be read as a golden",
+                 [&] { return read_golden(value); });
+}
+
+}  // namespace exporter

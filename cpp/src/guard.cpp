@@ -1,0 +1,36 @@
+#include "guard.h"
+
+#include <algorithm>
+#include <cctype>
+
+namespace exporter {
+namespace {
+
+std::string_view trim(std::string_view text) {
+  const auto blank = [](unsigned char c) { return std::isspace(c) != 0; };
+  while (!text.empty() && blank(text.front())) text.remove_prefix(1);
+  while (!text.empty() && blank(text.back())) text.remove_suffix(1);
+  return text;
+}
+
+/// The part of a TorchScript error that says what happened; it comes after the model's stack.
+std::string_view after_torchscript_stack(std::string_view message) {
+  constexpr std::string_view kErrors[] = {"RuntimeError: ", "Error: "};
+  if (!message.starts_with("The following operation failed in the TorchScript")) return message;
+  for (std::string_view marker : kErrors) {
+    const auto at = message.rfind(marker);
+    if (at != std::string_view::npos) return message.substr(at + marker.size());
+  }
+  return message;
+}
+
+}  // namespace
+
+std::string one_line(std::string_view message) {
+  message = trim(after_torchscript_stack(trim(message)));
+  message = message.substr(0, message.find("\nException raised from"));
+  message = trim(message.substr(0, message.find('\n')));
+  return message.empty() ? "unknown cause" : std::string(message);
+}
+
+}  // namespace exporter

@@ -1,0 +1,50 @@
+#include <torch/csrc/jit/api/module.h>
+#include <torch/csrc/jit/serialization/import.h>
+
+#include "runner.h"
+
+namespace exporter {
+namespace {
+
+/// Appends the tensors of a tensor, tuple or list, in order.
+void flatten(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
+  if (value.isTensor()) {
+    tensors.push_back(value.toTensor());
+  } else if (value.isTuple()) {
+    for (const auto& item : value.toTupleRef().elements()) flatten(item, tensors);
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& item : value.toTensorVector()) tensors.push_back(item);
+  } else if (value.isList()) {
+    for (const auto& item : value.toListRef()) flatten(item, tensors);
+  } else {
+    TORCH_CHECK(false, "the model returned ", value.tagKind(), ", not tensors");
+  }
+}
+
+class TorchScriptRunner final : public Runner {
+ public:
+  TorchScriptRunner(const std::filesystem::path& path, at::Device device)
+      : module_(torch::jit::load(path.string(), device, /*load_debug_files=*/false)) {
+    // A frozen module has no `training` to change.
+    if (module_.hasattr("training")) module_.eval();
+  }
+
+  std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) override {
+    std::vector<c10::IValue> stack(std::make_move_iterator(inputs.begin()),
+                                   std::make_move_iterator(inputs.end()));
+    std::vector<at::Tensor> outputs;
+    flatten(module_.forward(std::move(stack)), outputs);
+    return outputs;
+  }
+
+ private:
+  torch::jit::Module module_;
+};
+
+}  // namespace
+
+std::unique_ptr<Runner> load_torchscript(const std::filesystem::path& path, at::Device device) {
+  return std::make_unique<TorchScriptRunner>(path, device);
+}
+
+}  // namespace exporter
