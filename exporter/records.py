@@ -224,7 +224,7 @@ def from_json(kind: type[Record], text: str | bytes) -> Record:
                 f"schema {data['schema']} is not known, only {SCHEMA}", "use the exporter release that wrote it"
             )
         return typing.cast(Record, _decode(kind, data, kind.__name__))
-    except (TypeError, KeyError, ValueError, RecursionError) as error:
+    except (TypeError, KeyError, ValueError, OverflowError, RecursionError) as error:
         raise ArtifactError(f"not a valid {kind.__name__}: {error}") from error
 
 
