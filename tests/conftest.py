@@ -1,0 +1,162 @@
+"""What several tests share: recipes, one zygote, one bundle of a tiny model."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exporter import environment, pipeline, recipes, targets
+from exporter.isolate import Child, Zygote
+from exporter.records import Manifest
+
+RECIPES = Path(__file__).parent / "recipes"
+NATIVE = environment.find_runner() is not None
+
+
+def pytest_report_header() -> str:
+    """Say once why there are no C++ sessions in this run."""
+    found = environment.find_runner()
+    return f"exporter-run: {found}" if found else "exporter-run: not built (make cpp), its tests are left out"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_outside_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One thread a process, nothing fetched, caches of compilers in a folder that goes away."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        patch.delenv("COLUMNS", raising=False)
+        yield
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    """One zygote for all tests: importing torch costs seconds."""
+    with Zygote() as shared:
+        yield shared
+
+
+class Lent:
+    """The shared zygote as a run sees it: closing it ends the run's own jobs only."""
+
+    def __init__(self, shared: Zygote) -> None:
+        self._shared, self._children, self._closed = shared, list[Child](), False
+
+    def __enter__(self) -> Lent:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def spawn(self, *args: Any) -> Child:
+        if self._closed:
+            raise pipeline.JobError("stopped before it began")
+        child = self._shared.spawn(*args)
+        self._children.append(child)
+        return child
+
+    def run(self, name: str, function: str, arguments: dict[str, Any], log: Path, timeout: float | None = None) -> Any:
+        return self.spawn(name, function, arguments, log).wait(timeout)
+
+    def close(self) -> None:
+        self._closed = True
+        for child in self._children:
+            child.kill()
+
+
+@pytest.fixture
+def lent_zygote(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of this test take their children from the shared zygote."""
+    for module in ("exporter.pipeline", "exporter.recheck"):
+        monkeypatch.setattr(f"{module}.Zygote", lambda: Lent(zygote))
+
+
+def request_for(recipe: str, out: Path, names: str = "trace", **settings: Any) -> pipeline.Request:
+    """A request for one of the recipes here (`tiny:mlp`), without timing."""
+    text = recipe_path(recipe)
+    settings = {"bench": False, "timeout": 120.0} | settings
+    return pipeline.Request(
+        recipe.partition(":")[2], recipes.find(text), tuple(targets.parse(names)), out, asked=text, command="exporter ...", **settings
+    )
+
+
+Run = Callable[..., tuple[Manifest, Path]]
+
+
+@pytest.fixture
+def run(lent_zygote: None, tmp_path: Path) -> Run:
+    """Run the pipeline for a recipe: `run("tiny:mlp", "trace,onnx", bench=False, ...)`."""
+
+    def act(recipe: str, names: str = "trace", out: Path | None = None, **settings: Any) -> tuple[Manifest, Path]:
+        return pipeline.run(request_for(recipe, out or tmp_path / "bundle", names, **settings))
+
+    return act
+
+
+@pytest.fixture(scope="session")
+def made_bundle(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of `pair` through every target that needs no compiler. Do not change it: take `bundle` for that."""
+    out = tmp_path_factory.mktemp("made") / "pair"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("exporter.pipeline.Zygote", lambda: Lent(zygote))
+        manifest, place = pipeline.run(request_for("tiny:pair", out, "trace,script,onnx,export"))
+    assert {v.name: v.reason for v in manifest.variants if v.status == "failed"} == {}
+    return place
+
+
+@pytest.fixture
+def bundle(made_bundle: Path, tmp_path: Path) -> Path:
+    """A copy of the bundle that a test may spoil."""
+    return Path(shutil.copytree(made_bundle, tmp_path / "pair"))
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+Cli = Callable[..., Done]
+
+
+@pytest.fixture
+def cli(lent_zygote: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Cli]:
+    """The command line in this process, through the console script's own entry: `cli("report", bundle)`."""
+    from exporter.cli import main, main_export
+
+    def act(*words: object, entry: Callable[[], None] = main) -> Done:
+        name = "export" if entry is main_export else "exporter"
+        monkeypatch.setattr(sys, "argv", [name, *map(str, words)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            entry()
+        out, err = capfd.readouterr()
+        return Done(int(ended.value.code or 0), out, err)
+
+    handler = signal.getsignal(signal.SIGTERM)
+    yield act
+    signal.signal(signal.SIGTERM, handler)
+
+
+def start_cli(*words: object, **settings: Any) -> subprocess.Popen[str]:
+    """The command line in a process of its own."""
+    command = [sys.executable, "-P", "-c", "from exporter.cli import main; main()", *map(str, words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **settings)
+
+
+def recipe_path(name: str) -> str:
+    """`tiny:mlp` as one writes it on the command line."""
+    stem, _, attribute = name.partition(":")
+    return f"{RECIPES / stem}.py:{attribute}"

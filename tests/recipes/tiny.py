@@ -1,0 +1,65 @@
+"""Models that work, each the smallest of its kind."""
+
+from __future__ import annotations
+
+import torch
+from recipes_shared import Mlp
+
+
+class mlp:  # noqa: N801  a recipe is named as the model is on the command line
+    """The recipe as a class with everything."""
+
+    sizes = {"batch": (1, 8)}
+
+    @staticmethod
+    def load(weights: str) -> torch.nn.Module:
+        return Mlp()
+
+    @staticmethod
+    def inputs(batch: int = 2) -> dict[str, torch.Tensor]:
+        return {"x": torch.randn(batch, 4)}
+
+
+class Pair(torch.nn.Module):
+    """Two inputs by keyword, a constant, a dict of outputs, a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(11, 4)
+        self.register_buffer("scale", torch.tensor([1.0, 2.0, 3.0, 4.0]))
+
+    def forward(self, *, ids: torch.Tensor, mask: torch.Tensor, factor: float) -> dict[str, torch.Tensor]:
+        hidden = self.table(ids) * mask.unsqueeze(-1) * self.scale * factor
+        return {"hidden": hidden, "pooled": hidden.mean(dim=1), "best": hidden.sum(-1).argmax(-1)}
+
+
+class pair:  # noqa: N801
+    """Batch and sequence."""
+
+    sizes = {"batch": (1, 4), "sequence": 6}
+
+    @staticmethod
+    def load(weights: str) -> torch.nn.Module:
+        return Pair()
+
+    @staticmethod
+    def inputs(batch: int = 1, sequence: int = 3) -> dict[str, object]:
+        return {
+            "ids": torch.randint(0, 11, (batch, sequence)),
+            "mask": torch.ones(batch, sequence),
+            "factor": 0.5,
+        }
+
+
+def made() -> torch.nn.Module:
+    """A callable that returns the module; its inputs stand beside it."""
+    return Mlp()
+
+
+def made_inputs(batch: int = 2) -> tuple[torch.Tensor]:
+    return (torch.randn(batch, 4),)
+
+
+def lonely() -> torch.nn.Module:
+    """A callable without inputs beside it: --inputs FILE gives them."""
+    return Mlp()

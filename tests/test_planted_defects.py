@@ -1,0 +1,218 @@
+"""Defects that were planted on purpose are caught, in Python and in C++; honest artifacts raise no alarm."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from exporter_models import minilm
+
+from exporter import capture, contract, environment, golden, parity
+from exporter.records import Contract, Range, to_json
+from exporter.session.server import Judge
+
+RECIPES = Path(__file__).parent / "recipes"
+
+
+class TwoHeads(torch.nn.Module):
+    """Two outputs of one shape, so that a swap shows in the values alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"left": self.left(x), "right": self.right(x)}
+
+
+class Subject:
+    """A model with its golden; `check` judges any module that claims to be the same."""
+
+    def __init__(self, model: torch.nn.Module, inputs: Callable[..., dict[str, torch.Tensor]], folder: Path) -> None:
+        self.model, self.folder = model, folder
+        self.symbols = {"batch": Range(1, 8)}
+        base = {"batch": 1}
+
+        def flat(sizes: dict[str, int], seed: int) -> capture.Tensors:
+            torch.manual_seed(seed)
+            return capture.flatten_inputs(model, inputs(**sizes)).tensors
+
+        example = capture.flatten_inputs(model, inputs(**base))
+        self.example = flat({"batch": 2}, 0)
+        self.names = example.names
+        self.flatten = lambda module: capture.FlatModule(module, example).eval()
+        plan = contract.probe_plan(base, self.symbols)
+        tolerance = parity.TOLERANCES["float32"]
+        self.golden, _ = golden.make(self.flatten(model), flat, plan, self.symbols, tolerance, "cpu")
+        golden.save(self.golden, folder / "golden.pt")
+        with torch.no_grad():
+            self.outputs, values = capture.output_leaves(model(**inputs(**base)))
+            moved = capture.output_leaves(model(**inputs(batch=3)))[1]
+        observed = [
+            ({"batch": 1}, capture.specs(self.outputs, values)),
+            ({"batch": 3}, capture.specs(self.outputs, moved)),
+        ]
+        seen = [({"batch": b}, capture.specs(self.names, flat({"batch": b}, 0))) for b in (1, 3)]
+        self.contract = Contract(
+            "subject",
+            contract.infer_shapes(seen, self.symbols),
+            contract.infer_shapes(observed, self.symbols),
+            self.symbols,
+            "trace",
+        )
+
+    def verdict(self, defective: torch.nn.Module) -> str:
+        judge = Judge(self.golden, self.outputs)
+        run = _without_grad(defective)
+        return parity.summarize([judge.check(run, case, "cpu") for case in self.golden.cases]).verdict
+
+    def native_exit_code(self, defective: torch.nn.Module) -> int:
+        path = self.folder / "defect.pt"
+        with torch.no_grad():
+            traced = torch.jit.trace(defective, self.example, strict=False, check_trace=False)
+        torch.jit.save(traced, str(path), _extra_files={"contract.json": to_json(self.contract)})
+        runner = environment.find_runner()
+        assert runner is not None, "build exporter-run first: make cpp"
+        return subprocess.run([str(runner), "verify", str(path)], capture_output=True, check=False).returncode
+
+
+def _without_grad(module: torch.nn.Module) -> Callable[[capture.Tensors], capture.Tensors]:
+    def run(inputs: capture.Tensors) -> capture.Tensors:
+        with torch.no_grad():
+            return module(*inputs)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    return Subject(minilm.load("pretrained").eval(), minilm.inputs, tmp_path_factory.mktemp("minilm"))
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    torch.manual_seed(0)
+    inputs = lambda batch=1: {"x": torch.randn(batch, 8)}  # noqa: E731
+    return Subject(TwoHeads().eval(), inputs, tmp_path_factory.mktemp("heads"))
+
+
+class Altered(torch.nn.Module):
+    """A flat module whose outputs are changed by a function."""
+
+    def __init__(self, module: torch.nn.Module, change: Callable[[capture.Tensors], capture.Tensors]) -> None:
+        super().__init__()
+        self.module, self.change = module, change
+
+    def forward(self, *tensors: torch.Tensor) -> capture.Tensors:
+        return self.change(self.module(*tensors))
+
+
+class Halved(torch.nn.Module):
+    """Computes in float16 and answers in float32."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module.half()
+
+    def forward(self, *tensors: torch.Tensor) -> capture.Tensors:
+        return tuple(t.float() for t in self.module(*(t.half() if t.is_floating_point() else t for t in tensors)))
+
+
+def dropout_left_on(subject: Subject) -> torch.nn.Module:
+    module = subject.flatten(copy.deepcopy(subject.model))
+    return module.train()
+
+
+def weight_changed_by_one_percent(subject: Subject) -> torch.nn.Module:
+    model = copy.deepcopy(subject.model)
+    weight = next(p for n, p in model.named_parameters() if p.dim() == 2 and ("output.dense" in n or "left" in n))
+    with torch.no_grad():
+        weight.mul_(1.01)
+    return subject.flatten(model)
+
+
+def half_precision(subject: Subject) -> torch.nn.Module:
+    return Halved(subject.flatten(copy.deepcopy(subject.model)))
+
+
+def outputs_swapped(subject: Subject) -> torch.nn.Module:
+    return Altered(subject.flatten(subject.model), lambda outputs: (outputs[1], outputs[0]))
+
+
+def one_nan(subject: Subject) -> torch.nn.Module:
+    def poison(outputs: capture.Tensors) -> capture.Tensors:
+        first = outputs[0].clone()
+        first[-1, 0] = float("nan")
+        return (first, *outputs[1:])
+
+    return Altered(subject.flatten(subject.model), poison)
+
+
+PLANTED = [
+    ("encoder", dropout_left_on),
+    ("encoder", weight_changed_by_one_percent),
+    ("encoder", half_precision),
+    ("encoder", one_nan),
+    ("heads", outputs_swapped),
+    ("heads", weight_changed_by_one_percent),
+    ("heads", half_precision),
+    ("heads", one_nan),
+]
+
+
+@pytest.mark.parametrize(("model", "plant"), PLANTED, ids=[f"{m}-{p.__name__}" for m, p in PLANTED])
+def test_planted_defect_is_caught(
+    model: str, plant: Callable[[Subject], torch.nn.Module], request: pytest.FixtureRequest
+) -> None:
+    subject: Subject = request.getfixturevalue(model)
+    defective = plant(subject)
+    assert subject.verdict(defective) == "FAIL"
+    assert subject.native_exit_code(defective) == 1
+
+
+@pytest.mark.parametrize("model", ["encoder", "heads"])
+def test_honest_module_passes(model: str, request: pytest.FixtureRequest) -> None:
+    subject: Subject = request.getfixturevalue(model)
+    honest = subject.flatten(subject.model)
+    assert subject.verdict(honest) == "exact"
+    assert subject.native_exit_code(honest) == 0
+
+
+def export(model: str, out: Path, targets_text: str) -> tuple[int, dict]:
+    command = [sys.executable, "-m", "exporter", "export", model, "--targets", targets_text, "--no-bench", "--weights"]
+    weights = "pretrained" if model == "minilm" else "random"
+    done = subprocess.run(
+        [*command, weights, "--out", str(out), "--json", "-q"], capture_output=True, text=True, check=False
+    )
+    return done.returncode, json.loads(done.stdout or "{}")
+
+
+def test_baked_branch_is_caught(tmp_path: Path) -> None:
+    code, manifest = export(f"{RECIPES}/defects.py:branch", tmp_path / "b", "trace,script")
+    trace, script = manifest["variants"]
+    assert code == 1
+    assert trace["parity"]["verdict"] == "FAIL"
+    assert script["parity"]["verdict"] in ("exact", "rounding")
+
+
+def test_loop_over_the_batch_is_caught_and_named(tmp_path: Path) -> None:
+    code, manifest = export(f"{RECIPES}/defects.py:loop", tmp_path / "b", "trace")
+    record = manifest["variants"][0]
+    assert code == 1
+    assert record["status"] == "failed"
+    assert "batch is fixed at 2" in record["reason"]
+
+
+@pytest.mark.parametrize("model", ["minilm", "resnet18", "vit"])
+def test_honest_artifacts_raise_no_alarm(model: str, tmp_path: Path) -> None:
+    code, manifest = export(model, tmp_path / "b", "trace,script,onnx")
+    reasons = {v["name"]: v["reason"] for v in manifest["variants"]}
+    assert code == 0, reasons
+    for variant in manifest["variants"]:
+        assert variant["parity"]["verdict"] in ("exact", "rounding"), variant["name"]
