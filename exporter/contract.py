@@ -85,7 +85,7 @@ def probe_plan(base: Sizes, symbols: Mapping[str, Range]) -> list[tuple[Sizes, i
         for value in (bounds.min, 2, 3, _odd(base[name], bounds), bounds.max):
             if bounds.min <= value <= bounds.max:
                 plan.append(({**base, name: value}, 0))
-    together = {name: min(2 * i + 3, bounds.max) for i, (name, bounds) in enumerate(symbols.items())}
+    together = {name: min(max(2 * i + 3, bounds.min), bounds.max) for i, (name, bounds) in enumerate(symbols.items())}
     plan.append(({**base, **together}, 0))
     unique = {(describe(sizes), seed): (sizes, seed) for sizes, seed in plan}
     return list(unique.values())

@@ -52,6 +52,13 @@ class Contract:
     torch: str = ""
     schema: int = SCHEMA
 
+    def __post_init__(self) -> None:
+        """ValueError for a dimension whose symbol has no range."""
+        for spec in (*self.inputs, *self.outputs):
+            for dim in spec.shape:
+                if isinstance(dim, str) and dim not in self.symbols:
+                    raise ValueError(f"{spec.name} has a dimension {dim}, which has no range")
+
 
 @dataclass(frozen=True)
 class Tolerance:
