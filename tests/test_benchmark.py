@@ -1,0 +1,141 @@
+"""Measurement with subjects whose latencies are known; no clock is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from exporter import benchmark
+from exporter.benchmark import MAX_WINDOWS, MIN_WINDOWS, measure
+from exporter.errors import JobError
+
+
+class Fake:
+    """Answers at once with latencies that a function of the call's number gives."""
+
+    def __init__(self, latency: Callable[[int], float], journal: list[str] | None = None, name: str = "") -> None:
+        self.latency, self.calls, self.asked = latency, 0, list[int]()
+        self.journal, self.name = journal if journal is not None else [], name
+
+    def time(self, runs: int) -> list[float]:
+        self.asked.append(runs)
+        self.journal.append(self.name)
+        samples = [self.latency(self.calls + i) for i in range(runs)]
+        self.calls += runs
+        return samples
+
+
+def constant(ms: float) -> Fake:
+    return Fake(lambda call: ms)
+
+
+def noisy(ms: float) -> Fake:
+    """Every other window is twice as slow; no interval can be narrow."""
+    fake = Fake(lambda call: ms)
+    fake.latency = lambda call: ms * (1 + len(fake.asked) % 2 * 3)
+    return fake
+
+
+def test_steady_subjects_stop_early_and_are_stable() -> None:
+    found = measure({"eager": constant(4.0), "trace": constant(2.0)}, 60.0, "eager")
+    assert all(one.stable for one in found.values())
+    assert all(len(one.windows) == MIN_WINDOWS for one in found.values())
+    timing = benchmark.timing(found["trace"], found["eager"])
+    assert (timing.median_ms, timing.speedup, timing.stable, timing.outliers) == (2.0, 2.0, True, 0)
+    assert timing.ci95_ms == (2.0, 2.0)
+    assert timing.speedup_ci95 == (2.0, 2.0)
+    assert timing.runs == sum(map(len, found["trace"].windows))
+
+
+def test_windows_are_long_against_the_clock() -> None:
+    subject = constant(0.5)
+    measure({"eager": subject}, 60.0, "eager")
+    assert subject.asked[-1] - 1 == round(benchmark.WINDOW_MS / 0.5)
+
+
+def test_slow_subjects_get_one_run_a_window() -> None:
+    subject = constant(5000.0)
+    measure({"eager": subject}, 1.0, "eager")
+    assert subject.asked[-1] == 2
+
+
+def test_latencies_of_nothing_do_not_divide_by_zero() -> None:
+    found = measure({"eager": constant(1e-9)}, 0.001, "eager")
+    assert len(found["eager"].windows) >= MIN_WINDOWS
+
+
+def test_subjects_take_turns() -> None:
+    journal: list[str] = []
+    subjects = {name: Fake(lambda call: 10.0, journal, name) for name in ("eager", "a", "b")}
+    measure(subjects, 60.0, "eager")
+    timed = journal[-3 * MIN_WINDOWS :]
+    assert timed == ["eager", "a", "b"] * MIN_WINDOWS
+
+
+def test_the_budget_ends_what_does_not_settle() -> None:
+    found = measure({"eager": constant(10.0), "noisy": noisy(10.0)}, 2.0, "eager")
+    assert not found["noisy"].stable
+    assert 2000 <= found["noisy"].spent_ms
+    assert len(found["noisy"].windows) < MAX_WINDOWS
+    assert not benchmark.timing(found["noisy"], found["eager"]).stable
+
+
+def test_there_is_an_end_even_with_a_boundless_budget() -> None:
+    found = measure({"eager": noisy(10.0)}, 1e9, "eager")
+    assert len(found["eager"].windows) == MAX_WINDOWS
+
+
+def test_the_first_call_of_a_window_is_not_kept() -> None:
+    fake = Fake(lambda call: 1.0)
+    starts = set()
+
+    def latency(call: int) -> float:
+        return 1000.0 if call in starts else 1.0
+
+    original = fake.time
+
+    def time(runs: int) -> list[float]:
+        starts.add(fake.calls)
+        return original(runs)
+
+    fake.latency, fake.time = latency, time  # type: ignore[method-assign]
+    found = measure({"eager": fake}, 60.0, "eager")
+    assert max(max(window) for window in found["eager"].windows) == 1.0
+
+
+def test_warm_up_goes_on_until_it_settles() -> None:
+    """A subject that gets faster for its first calls shows none of them."""
+    found = measure({"eager": Fake(lambda call: max(10.0, 40.0 * 0.97**call))}, 60.0, "eager")
+    assert {sample for window in found["eager"].windows for sample in window} == {10.0}
+
+
+class Dying:
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def time(self, runs: int) -> list[float]:
+        self.left -= 1
+        if self.left < 0:
+            raise JobError("it was ended by SIGSEGV")
+        return [1.0] * runs
+
+
+@pytest.mark.parametrize("after", [0, 2, 8])
+def test_a_subject_that_dies_leaves_the_others_alone(after: int) -> None:
+    found = measure({"eager": constant(1.0), "dying": Dying(after), "trace": constant(1.0)}, 60.0, "eager")
+    assert found["dying"].error == "it was ended by SIGSEGV"
+    assert found["dying"].windows == []
+    assert found["trace"].stable
+
+
+@pytest.mark.parametrize("after", [0, 8])
+def test_without_a_baseline_there_is_nothing_to_compare(after: int) -> None:
+    with pytest.raises(JobError, match="SIGSEGV"):
+        measure({"eager": Dying(after), "trace": constant(1.0)}, 60.0, "eager")
+
+
+def test_progress_is_told() -> None:
+    heard: list[str] = []
+    measure({"eager": constant(1.0), "trace": constant(1.0)}, 60.0, "eager", heard.append)
+    assert set(heard) == {"eager", "trace"}

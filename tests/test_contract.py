@@ -1,0 +1,184 @@
+"""Contracts: found by probing, enforced on calls, carried in files. No torch here."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+from manifests import CONTRACT
+
+from exporter import contract
+from exporter.errors import ArtifactError, ContractError, UsageError
+from exporter.records import Contract, Dim, Range, TensorSpec, to_json
+
+SYMBOLS = {"batch": Range(1, 8), "sequence": Range(1, 16)}
+
+
+def spec(*shape: Dim, name: str = "x", dtype: str = "float32") -> TensorSpec:
+    return TensorSpec(name, dtype, shape)
+
+
+def probed(*shapes_of, base: dict[str, int] | None = None, symbols: dict[str, Range] | None = None):
+    """Specs of tensors whose shapes are functions of the sizes."""
+    return contract.probe_inputs(
+        lambda sizes: tuple(spec(*shape(sizes), name=f"x{i}") for i, shape in enumerate(shapes_of)),
+        base or {"batch": 2, "sequence": 5},
+        SYMBOLS if symbols is None else symbols,
+    )
+
+
+def test_dimensions_follow_symbols() -> None:
+    found = probed(lambda s: (s["batch"], s["sequence"], 768), lambda s: (3, s["batch"]))
+    assert [f.shape for f in found] == [("batch", "sequence", 768), (3, "batch")]
+
+
+def test_a_dimension_that_merely_equals_a_size_is_fixed() -> None:
+    assert probed(lambda s: (s["batch"], 2, 5))[0].shape == ("batch", 2, 5)
+
+
+def test_a_dimension_that_follows_in_another_way_is_anything() -> None:
+    shape = probed(lambda s: (s["batch"] * 2, s["sequence"] - 1, s["batch"] * s["sequence"]))[0].shape
+    assert shape == (None, None, None)
+
+
+def test_equal_example_sizes_are_told_apart() -> None:
+    found = probed(lambda s: (s["batch"], s["sequence"]), base={"batch": 4, "sequence": 4})
+    assert found[0].shape == ("batch", "sequence")
+
+
+def test_a_size_at_its_maximum_is_probed_below() -> None:
+    assert probed(lambda s: (s["batch"],), base={"batch": 8, "sequence": 5})[0].shape == ("batch",)
+
+
+def test_a_symbol_with_one_size_stays_fixed() -> None:
+    symbols = {"batch": Range(2, 2), "sequence": Range(1, 9)}
+    assert probed(lambda s: (s["batch"], s["sequence"]), symbols=symbols)[0].shape == (2, "sequence")
+
+
+def test_ranks_and_names_may_not_change() -> None:
+    with pytest.raises(ContractError, match="names or ranks differ"):
+        probed(lambda s: (1,) * s["batch"])
+    with pytest.raises(ContractError, match="batch=3"):
+        contract.infer_shapes(
+            [({"batch": 2}, (spec(2, name="a"),)), ({"batch": 3}, (spec(3, name="b"),))], {"batch": Range(1, 8)}
+        )
+
+
+def test_capture_sizes_avoid_one_and_each_other() -> None:
+    assert contract.capture_sizes({"batch": 1, "sequence": 14}, SYMBOLS) == {"batch": 2, "sequence": 14}
+    assert contract.capture_sizes({"batch": 2, "sequence": 2}, SYMBOLS) == {"batch": 2, "sequence": 3}
+    assert contract.capture_sizes({"batch": 1}, {"batch": Range(1, 1)}) == {"batch": 1}
+    assert contract.capture_sizes({"n": 5}, {}) == {"n": 5}, "what is no symbol is left alone"
+
+
+def test_the_plan_starts_with_the_example_and_tries_every_end() -> None:
+    base = {"batch": 2, "sequence": 6}
+    plan = contract.probe_plan(base, SYMBOLS)
+    assert plan[:2] == [(base, 0), (base, 1)]
+    tried = {name: {sizes[name] for sizes, _ in plan} for name in SYMBOLS}
+    assert {1, 2, 3, 8} <= tried["batch"]
+    assert {1, 2, 3, 7, 16} <= tried["sequence"]
+    assert any(s["batch"] != 2 and s["sequence"] != 6 for s, _ in plan), "all together once"
+    assert len({(contract.describe(s), seed) for s, seed in plan}) == len(plan), "none twice"
+
+
+def test_the_plan_stays_inside_the_ranges() -> None:
+    for sizes, _ in contract.probe_plan({"batch": 4, "sequence": 9}, {"batch": Range(4, 5), "sequence": Range(8, 9)}):
+        assert 4 <= sizes["batch"] <= 5
+        assert 8 <= sizes["sequence"] <= 9
+
+
+def test_the_plan_without_sizes() -> None:
+    assert contract.probe_plan({}, {}) == [({}, 0), ({}, 1)]
+    assert contract.describe({}) == "fixed sizes"
+
+
+def test_sizes_are_checked() -> None:
+    contract.check_sizes({"batch": 8, "other": 10**6}, SYMBOLS)
+    for size in (0, 9):
+        with pytest.raises(UsageError, match=f"batch is {size}, but the recipe allows 1 to 8") as raised:
+            contract.check_sizes({"batch": size}, SYMBOLS)
+        assert "--size batch=N" in raised.value.remedy
+
+
+PAIR = Contract(
+    "m",
+    (spec("batch", "sequence", name="ids", dtype="int64"), spec("batch", 4, None, name="x")),
+    (spec("batch", name="y"),),
+    SYMBOLS,
+)
+GOOD = (spec(2, 3, name="ids", dtype="int64"), spec(2, 4, 99))
+
+
+def test_what_fits_passes() -> None:
+    contract.enforce(PAIR, GOOD)
+    contract.enforce(PAIR, (spec(8, 16, dtype="int64"), spec(8, 4, 0)))
+
+
+@pytest.mark.parametrize(
+    ("actual", "message"),
+    [
+        ((GOOD[0],), "1 inputs given, the contract has 2: ids, x"),
+        ((*GOOD, GOOD[0]), "3 inputs given"),
+        ((spec(2, 3, dtype="int32"), GOOD[1]), "ids: dtype int32, the contract wants int64"),
+        ((spec(2, dtype="int64"), GOOD[1]), "ids: 1 dimensions, the contract wants 2"),
+        ((GOOD[0], spec(2, 5, 9)), "x dim 1 is 5, the contract wants 4"),
+        ((GOOD[0], spec(3, 4, 9)), r"x dim 0 is 3, but batch is 2 \(from ids dim 0\)"),
+        ((spec(9, 3, dtype="int64"), spec(9, 4, 9)), "batch is 9, the contract allows 1 to 8"),
+        ((spec(0, 3, dtype="int64"), spec(0, 4, 9)), "batch is 0, the contract allows 1 to 8"),
+        ((spec(2, 17, dtype="int64"), GOOD[1]), "sequence is 17, the contract allows 1 to 16"),
+    ],
+)
+def test_what_does_not_fit_is_named(actual: tuple[TensorSpec, ...], message: str) -> None:
+    with pytest.raises(ContractError, match=message):
+        contract.enforce(PAIR, actual)
+
+
+def archive(path: Path, **members: str) -> Path:
+    with zipfile.ZipFile(path, "w") as file:
+        for name, text in members.items():
+            file.writestr(name.replace("__", "/"), text)
+    return path
+
+
+def test_a_contract_travels_in_a_zip(tmp_path: Path) -> None:
+    path = archive(tmp_path / "a.pt2", model__version="3")
+    contract.append_to_zip(path, to_json(CONTRACT))
+    assert contract.read_zip(path) == CONTRACT
+
+
+def test_files_without_a_contract(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="carries no contract"):
+        contract.read_zip(archive(tmp_path / "a.pt", model__version="3"))
+    with pytest.raises(ArtifactError, match="cannot be read"):
+        contract.read_zip(tmp_path / "missing.pt")
+    (tmp_path / "b.pt").write_bytes(b"PK\x03\x04 no archive")
+    with pytest.raises(ArtifactError, match="cannot be read"):
+        contract.read_zip(tmp_path / "b.pt")
+
+
+@pytest.mark.parametrize("text", ["{}", "[1", to_json(dataclasses.replace(CONTRACT, schema=2))])
+def test_broken_contracts(tmp_path: Path, text: str) -> None:
+    path = archive(tmp_path / "a.pt", model__version="3")
+    contract.append_to_zip(path, text)
+    with pytest.raises(ArtifactError):
+        contract.read_zip(path)
+
+
+def test_a_contract_whose_bytes_were_changed(tmp_path: Path) -> None:
+    path = archive(tmp_path / "a.pt", model__version="3")
+    contract.append_to_zip(path, to_json(CONTRACT))
+    path.write_bytes(path.read_bytes().replace(b'"batch"', b'"bitch"'))
+    with pytest.raises(ArtifactError, match="cannot be read"):
+        contract.read_zip(path)
+
+
+def test_a_contract_that_names_a_symbol_it_does_not_have(tmp_path: Path) -> None:
+    path = archive(tmp_path / "a.pt", model__version="3")
+    data = json.loads(to_json(CONTRACT)) | {"symbols": {}}
+    contract.append_to_zip(path, json.dumps(data))
+    with pytest.raises(ArtifactError, match="batch"):
+        contract.read_zip(path)

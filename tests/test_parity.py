@@ -1,0 +1,167 @@
+"""The verdict, rule by rule (docs/formats.md)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from exporter.parity import TOLERANCES, OutputParity, compare, summarize
+from exporter.records import Tolerance
+
+F32 = ("float32", "float32")
+TOLERANCE = Tolerance(rtol=1e-4, atol=1e-5, k=2.0)
+
+
+def judge(got: Any, eager: Any, reference: Any = None, tolerance: Tolerance = TOLERANCE) -> OutputParity:
+    y, e = np.asarray(got, np.float32), np.asarray(eager, np.float32)
+    r = e.astype(np.float64) if reference is None else np.asarray(reference, np.float64)
+    return compare("y", y, e, r, tolerance, F32)
+
+
+def test_equal_is_exact() -> None:
+    found = judge([1.0, 2.0], [1.0, 2.0])
+    assert (found.verdict, found.max_abs, found.rmse_ratio, found.reason) == ("exact", 0.0, 1.0, "")
+    assert found.cosine == pytest.approx(1.0)
+
+
+def test_within_tolerance_is_rounding() -> None:
+    found = judge([1.00005, 2.0], [1.0, 2.0])
+    assert found.verdict == "rounding"
+    assert found.max_abs == pytest.approx(5e-5, rel=1e-2)
+    assert found.rmse_ratio is None, "eager has no error of its own to compare with"
+
+
+def test_beyond_tolerance_fails_and_says_where() -> None:
+    found = judge([[1.0, 2.0], [3.0, 4.5]], [[1.0, 2.0], [3.0, 4.0]])
+    assert (found.verdict, found.worst) == ("FAIL", (1, 1))
+    assert found.reason == "4.5 where the reference is 4 at [1, 1]"
+    assert found.max_rel == pytest.approx(0.125)
+
+
+def test_beyond_tolerance_but_as_good_as_eager_is_drift() -> None:
+    reference = np.linspace(1, 2, 100)
+    eager = reference + 1e-3
+    found = judge(reference - 1.5e-3, eager, reference)
+    assert found.verdict == "drift"
+    assert found.rmse_ratio == pytest.approx(1.5, rel=1e-2)
+
+
+def test_worse_than_k_times_eager_fails() -> None:
+    reference = np.linspace(1, 2, 100)
+    assert judge(reference - 3e-3, reference + 1e-3, reference).verdict == "FAIL"
+    assert judge(reference - 3e-3, reference + 1e-3, reference, Tolerance(1e-4, 1e-5, 4.0)).verdict == "drift"
+
+
+def test_one_wrong_element_among_many_small_errors_fails() -> None:
+    reference = np.ones(1000)
+    got = reference.copy()
+    got[77] = 1.01
+    found = judge(got, reference, reference)
+    assert (found.verdict, found.worst) == ("FAIL", (77,))
+
+
+def test_the_worst_is_by_tolerance_not_by_size() -> None:
+    """A large difference of a large value weighs less than a small one of a small value."""
+    found = judge([1e6 + 50, 0.001], [1e6, 0.0])
+    assert found.worst == (1,)
+    assert found.max_abs == pytest.approx(50, rel=1e-2)
+
+
+def test_shape_and_dtype() -> None:
+    assert judge([1.0, 2.0], [1.0]).reason == "shape [2], expected [1]"
+    assert judge([[1.0]], [1.0]).reason == "shape [1, 1], expected [1]"
+    y = np.ones(2, np.float32)
+    found = compare("y", y, y, y, TOLERANCE, ("bfloat16", "float32"))
+    assert (found.verdict, found.reason) == ("FAIL", "dtype bfloat16, expected float32")
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint8, np.bool_])
+def test_integers_are_exact_or_fail(dtype: type) -> None:
+    eager = np.array([1, 0, 1], dtype)
+    same = compare("y", eager.copy(), eager, eager, TOLERANCE, ("i", "i"))
+    assert (same.verdict, same.max_abs) == ("exact", 0.0)
+    other = compare("y", np.array([1, 1, 1], dtype), eager, eager, TOLERANCE, ("i", "i"))
+    assert (other.verdict, other.worst, other.max_abs) == ("FAIL", (1,), 1.0)
+    assert other.reason == "1 of 3 values differ"
+
+
+@pytest.mark.parametrize(("value", "name"), [(np.nan, "NaN"), (np.inf, "+Inf"), (-np.inf, "-Inf")])
+def test_what_is_not_finite_stands_at_the_same_places(value: float, name: str) -> None:
+    assert judge([1.0, value], [1.0, value]).verdict == "exact"
+    for got, eager in (([1.0, value], [1.0, 2.0]), ([1.0, 2.0], [1.0, value]), ([value, 2.0], [2.0, value])):
+        found = judge(got, eager)
+        assert found.verdict == "FAIL"
+        assert found.reason.startswith(name)
+
+
+def test_infinity_of_the_other_sign_fails() -> None:
+    assert judge([np.inf], [-np.inf]).verdict == "FAIL"
+
+
+def test_nothing_finite_and_nothing_at_all() -> None:
+    assert judge([np.nan, np.nan], [np.nan, np.nan]).verdict == "exact"
+    assert judge(np.zeros((0, 3)), np.zeros((0, 3))).verdict == "exact"
+
+
+def test_places_are_those_of_the_whole_array() -> None:
+    found = judge([np.nan, 1.0, 9.0], [np.nan, 1.0, 2.0])
+    assert found.worst == (2,)
+
+
+def test_scalars() -> None:
+    assert judge(1.0, 1.0).worst == ()
+    assert judge(2.0, 1.0).verdict == "FAIL"
+
+
+def test_cosine_of_zeros() -> None:
+    assert judge([0.0, 0.0], [0.0, 0.0]).cosine == 1.0
+    assert judge([0.0, 0.0], [1.0, 0.0]).cosine == 0.0
+
+
+def test_cosine_of_opposite_values() -> None:
+    assert judge([-1.0, -2.0], [1.0, 2.0]).cosine == pytest.approx(-1.0)
+
+
+def test_tolerances_widen_with_precision() -> None:
+    order = [TOLERANCES[d] for d in ("float64", "float32", "float16", "bfloat16")]
+    assert [t.rtol for t in order] == sorted(t.rtol for t in order)
+    assert [t.atol for t in order] == sorted(t.atol for t in order)
+
+
+def case(name: str, *verdicts: str, error: str = "", seed: int = 0, **numbers: Any) -> dict[str, Any]:
+    empty = dict.fromkeys(("max_abs", "max_rel", "rmse_ratio", "cosine"))
+    outputs = [
+        {"output": f"o{i}", "verdict": v, "reason": f"why {i}" if v == "FAIL" else "", "worst": [i], **empty, **numbers}
+        for i, v in enumerate(verdicts)
+    ]
+    return {"case": name, "seed": seed, "error": error, "outputs": outputs}
+
+
+def test_the_worst_verdict_wins() -> None:
+    assert summarize([case("a", "exact", "rounding"), case("b", "drift")]).verdict == "drift"
+    found = summarize([case("a", "exact"), case("b", "exact", "FAIL"), case("c", "drift")])
+    assert (found.verdict, found.reason) == ("FAIL", "o1 at b: why 1")
+    assert found.worst == "o1[1] at b seed 0"
+
+
+def test_each_number_is_folded_by_itself() -> None:
+    found = summarize(
+        [case("a", "exact", max_abs=1.0, cosine=0.9, rmse_ratio=3.0), case("b", "exact", max_abs=2.0, cosine=0.99)]
+    )
+    assert (found.max_abs, found.cosine, found.rmse_ratio, found.max_rel) == (2.0, 0.9, 3.0, None)
+
+
+def test_cases_are_counted_by_name_and_seed() -> None:
+    assert summarize([case("a", "exact"), case("a", "exact", seed=1), case("b", "exact", "exact")]).cases == 3
+
+
+def test_a_case_that_raised_fails_the_rest() -> None:
+    found = summarize([case("a", "exact"), case("b", error="boom", seed=4)])
+    assert (found.verdict, found.reason, found.worst, found.cases) == ("FAIL", "b: boom", "b seed 4", 2)
+
+
+def test_no_outputs_are_no_proof() -> None:
+    assert summarize([]).verdict == "FAIL"
+    assert summarize([case("a")]).verdict == "FAIL"
