@@ -46,6 +46,7 @@ class Staging:
     def publish_interrupted(self) -> Path:
         """Keep what an interrupted run finished: in the bundle's place when that is free, else in NAME.interrupted."""
         place = self.out if not (self.out / MANIFEST).exists() else self.out.with_name(self.out.name + ".interrupted")
+        _refuse_foreign(place)
         return _swap(self.root, place)
 
 
@@ -60,10 +61,10 @@ def stage(out: Path) -> Iterator[Staging]:
         out.parent.mkdir(parents=True, exist_ok=True)
         with lock.open("a+") as held:
             _lock(held, out)
-            shutil.rmtree(root, ignore_errors=True)
-            (root / LOGS).mkdir(parents=True)
-            _probe_space(root)
             try:
+                shutil.rmtree(root, ignore_errors=True)
+                (root / LOGS).mkdir(parents=True)
+                _probe_space(root)
                 yield Staging(out, root)
             finally:
                 shutil.rmtree(root, ignore_errors=True)

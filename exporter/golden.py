@@ -134,11 +134,11 @@ def _references(
 @contextlib.contextmanager
 def _in_float64(module: torch.nn.Module) -> Iterator[None]:
     """Parameters and buffers in float64, and back to the very tensors they were."""
+    module.to("cpu")
     tensors = [t for t in [*module.parameters(), *module.buffers()] if t.is_floating_point()]
     kept = [t.data for t in tensors]
     default = torch.get_default_dtype()
     try:
-        module.to("cpu")
         for tensor in tensors:
             tensor.data = tensor.data.double()
         torch.set_default_dtype(torch.float64)

@@ -12,13 +12,14 @@
 namespace exporter {
 namespace {
 
-/// libtorch_cuda.so stands beside libc10.so, wherever that was found.
+/// libtorch.so, which needs libtorch_cuda.so and by whose name compiled packages ask for both,
+/// stands beside libc10.so, wherever that was found.
 std::string cuda_library() {
   Dl_info info{};
   if (dladdr(reinterpret_cast<const void*>(&c10::impl::device_guard_impl_registry), &info) == 0) {
-    return "libtorch_cuda.so";
+    return "libtorch.so";
   }
-  return (std::filesystem::path(info.dli_fname).parent_path() / "libtorch_cuda.so").string();
+  return (std::filesystem::path(info.dli_fname).parent_path() / "libtorch.so").string();
 }
 
 /// Linking to it would map gigabytes of CUDA libraries into every process that runs on the CPU.

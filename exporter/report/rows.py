@@ -93,7 +93,10 @@ def heading(manifest: Manifest) -> list[str]:
         golden = manifest.golden
         noise = "" if golden.eager_rmse is None else f"; eager's own error {golden.eager_rmse:.1e} RMSE"
         tolerance = f"rtol {golden.tolerance.rtol:g}, atol {golden.tolerance.atol:g}"
-        lines.append(f"parity over {len(golden.cases)} cases against {golden.reference} eager, {tolerance}{noise}")
+        reference = (
+            "eager in float64" if golden.reference == "float64" else "eager itself, which does not run in float64"
+        )
+        lines.append(f"parity over {len(golden.cases)} cases against {reference}, {tolerance}{noise}")
     return lines
 
 
