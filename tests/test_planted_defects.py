@@ -68,7 +68,7 @@ class Subject:
     def native_exit_code(self, defective: torch.nn.Module) -> int:
         path = self.folder / "defect.pt"
         with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # transformers' own, from being traced
+            warnings.simplefilter("ignore")  # of being traced
             traced = torch.jit.trace(defective, self.example, strict=False, check_trace=False)
         torch.jit.save(traced, str(path), _extra_files={"contract.json": to_json(self.contract)})
         runner = environment.find_runner()

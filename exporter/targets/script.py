@@ -53,7 +53,7 @@ def _native(program: Program) -> torch.jit.ScriptModule:
         raise ExportError("some inputs are nested or constants")
     scripted = torch.jit.script(flat.model)
     graph = fx.Graph()
-    given = {name: graph.placeholder(name) for name in names}
+    given: dict[str, Any] = {name: graph.placeholder(name) for name in names}
     answer = graph.call_module("model", kwargs=given)
     graph.output(_as_tuple(answer, str(scripted.forward.schema.returns[0].type), len(program.contract.outputs)))
     shell: torch.jit.ScriptModule = torch.jit.script(fx.GraphModule({"model": scripted}, graph))
