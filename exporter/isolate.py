@@ -155,8 +155,11 @@ class Zygote:
         with self._lock, theirs, log.open("ab") as output:
             self._await_ready()
             request = pickle.dumps((function, arguments))
-            socket.send_fds(self._control, [request], [theirs.fileno(), output.fileno()])
-            group = int(self._control.recv(64) or b"0")
+            try:
+                socket.send_fds(self._control, [request], [theirs.fileno(), output.fileno()])
+                group = int(self._control.recv(64) or b"0")
+            except ConnectionError:
+                group = 0
             if not group:
                 raise self._died()
             child = Child(name, ours, group, log)

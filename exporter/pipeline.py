@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from exporter import __version__, benchmark, bundle, checks, environment, targets
-from exporter.errors import ExporterError, JobError
+from exporter.errors import ExporterError, JobError, UsageError
 from exporter.isolate import Child, Zygote
 from exporter.job import Findings, Job, Prepared
 from exporter.recipes import Source
@@ -94,15 +94,18 @@ def run(request: Request, listener: Listener | None = None) -> tuple[Manifest, P
         try:
             current.execute()
         except OSError as error:
+            current.close_sessions()
             raise bundle.disk_error(error, request.out) from error
         except BaseException:
-            zygote.close()
-            current.close_sessions()
+            current.stop()
             if current.finish("interrupted"):
                 staging.publish_interrupted()
             raise
-        current.finish("complete")
-        return current.manifest, staging.publish()
+        if current.prepared:
+            current.finish("complete")
+            return current.manifest, staging.publish()
+        current.finish("interrupted")
+        return current.manifest, staging.publish_interrupted()
 
 
 class _Run:
@@ -133,11 +136,20 @@ class _Run:
         self.lock = threading.Lock()
         self.sessions: dict[tuple[str, str], Session] = {}
         self.golden = staging.root / bundle.GOLDEN
+        self.prepared = self.stopping = False
 
     # The steps in order.
 
     def execute(self) -> None:
-        preparing, prepared = self._prepare()
+        try:
+            preparing, prepared = self._prepare()
+        except UsageError:
+            raise
+        except ExporterError as error:  # the model itself does not run: every row says so
+            for target, setting in self.request.variants:
+                self.listener.done(self._keep(_failed(self._begin(target, setting, "prepare"), "prepare", error)))
+            return
+        self.prepared = True
         slots = min(len(self.request.variants) or 1, max(2, environment.usable_cpus() // 4))
         with self._pool(slots) as pool:
             golden = pool.submit(self._finish_golden, preparing)
@@ -156,10 +168,22 @@ class _Run:
         needs_program = any(
             name != "trace" and not targets.is_live(name, variant) for name, variant in self.request.variants
         )
+        try:
+            return self._prepare_once(needs_program)
+        except JobError as error:
+            if not needs_program:
+                raise
+            # Perhaps it was torch.export that crashed: what needs none of it can still come.
+            self.job.exported_file.unlink(missing_ok=True)
+            prepared = self._prepare_once(False)
+            self.job.exported_file.with_suffix(".txt").write_text(f"torch.export: {error}")
+            return prepared
+
+    def _prepare_once(self, capture_program: bool) -> tuple[Child, Prepared]:
         self.listener.stage(EAGER, "load model")
         arguments = {
             "job": self.job,
-            "capture_program": needs_program,
+            "capture_program": capture_program,
             "tolerance": self._tolerance(),
             "golden_path": self.golden,
         }
@@ -198,17 +222,15 @@ class _Run:
         else:
             self.listener.stage(record.name, "waiting")
 
+    def _begin(self, target: str, setting: str, log: str = "") -> VariantRecord:
+        name = f"{target}:{setting}" if setting else target
+        log = f"{bundle.LOGS}/{_file(log or name)}.log"
+        return VariantRecord(name, target, "passed", "export", reproduce=self.request.reproduce(name), log=log)
+
     def _export(self, variant: tuple[str, str], prepared: Prepared) -> VariantRecord:
         target, setting = variant
-        name = f"{target}:{setting}" if setting else target
-        record = VariantRecord(
-            name,
-            target,
-            "passed",
-            "export",
-            reproduce=self.request.reproduce(name),
-            log=f"{bundle.LOGS}/{_file(name)}.log",
-        )
+        record = self._begin(target, setting)
+        name = record.name
         if targets.is_live(target, setting):
             return self._keep(replace(record, lifecycle=Lifecycle(), contract=prepared.contract))
         self.listener.stage(name, "export")
@@ -225,6 +247,8 @@ class _Run:
             )
         except ExporterError as error:
             path.unlink(missing_ok=True)
+            if self.stopping:
+                raise
             return self._keep(_failed(record, "export", error))
         return self._keep(
             replace(
@@ -295,7 +319,7 @@ class _Run:
         try:
             yield pool
         except BaseException:
-            self.zygote.close()
+            self.stop()
             raise
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
@@ -316,6 +340,12 @@ class _Run:
         self.manifest = manifest
         self.staging.write(manifest)
 
+    def stop(self) -> None:
+        """End every child; what they were about is not recorded as a failure."""
+        self.stopping = True
+        self.zygote.close()
+        self.close_sessions()
+
     def close_sessions(self) -> None:
         for session in self.sessions.values():
             session.close()
@@ -324,8 +354,16 @@ class _Run:
     def finish(self, status: str) -> bool:
         """Remove the work files and write the last manifest; whether anything was finished."""
         bundle.remove(self.work)
-        self._update(status=status)
+        self._update(status=status, variants=tuple(map(_unchecked, self.manifest.variants)))
         return bool(self.manifest.variants)
+
+
+def _unchecked(record: VariantRecord) -> VariantRecord:
+    """Without its parity no variant has passed."""
+    if record.status == "failed" or record.stage == "done":
+        return record
+    reason = "the run ended before its outputs were checked"
+    return replace(record, status="failed", reason=reason, remedy="`exporter check` checks it, or export again")
 
 
 def _failed(record: VariantRecord, stage: str, error: ExporterError) -> VariantRecord:

@@ -34,6 +34,8 @@ def sentences(manifest: Manifest) -> list[str]:
     summary = f"{len(asked) - len(failed)} of {len(asked)} variants passed"
     if failed:
         summary += f"; failed: {', '.join(v.name for v in failed)}"
+    if manifest.status != "complete":
+        summary = f"The run was interrupted before its end; {summary}"
     lines = [summary + "."]
     best = choices(manifest)
     if best:
