@@ -5,7 +5,7 @@
     │   ├── RecipeError         the recipe does not import, has no inputs(), gives no tensors
     │   └── BundleError         the output directory is locked, foreign, unwritable or full
     ├── ContractError           inputs that do not fit an artifact's contract
-    ├── ArtifactError           an artifact or golden is missing, altered, cut short or of another kind
+    ├── ArtifactError           an artifact or golden is missing, altered, cut short or of another kind; exit code 2
     ├── MissingDependency       a distribution or a tool that a target needs is not there
     ├── ExportError             the model cannot take this route
     └── JobError                a child process failed, hung, was killed or crashed
@@ -50,6 +50,8 @@ class ContractError(ExporterError):
 
 class ArtifactError(ExporterError):
     """A file that is missing, altered, cut short or not what it says it is."""
+
+    exit_code = 2
 
 
 class MissingDependency(ExporterError):
