@@ -85,7 +85,13 @@ def request_for(recipe: str, out: Path, names: str = "trace", **settings: Any) -
     text = recipe_path(recipe)
     settings = {"bench": False, "timeout": 120.0} | settings
     return pipeline.Request(
-        recipe.partition(":")[2], recipes.find(text), tuple(targets.parse(names)), out, asked=text, command="exporter ...", **settings
+        recipe.partition(":")[2],
+        recipes.find(text),
+        tuple(targets.parse(names)),
+        out,
+        asked=text,
+        command="exporter ...",
+        **settings,  # noqa: E501
     )
 
 

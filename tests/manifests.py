@@ -50,6 +50,7 @@ def timing(median: float, half: float = 0.1, eager: float = 10.0, **changes: Any
 def variant(name: str = "trace", median: float | None = 5.0, **changes: Any) -> VariantRecord:
     """A variant that passed in Python, and was timed when it has a median."""
     settings: dict[str, Any] = {
+        "status": "passed",
         "stage": "done",
         "reproduce": f"exporter export toy --targets {name}",
         "log": f"logs/{name}.log",
@@ -62,7 +63,7 @@ def variant(name: str = "trace", median: float | None = 5.0, **changes: Any) -> 
         ),
         "timings": {} if median is None else {"python": timing(median)},
     }
-    return VariantRecord(name, name.partition(":")[0], "passed", **settings | changes)
+    return VariantRecord(name, name.partition(":")[0], **settings | changes)
 
 
 def failed(name: str = "script", reason: str = "TorchScript has no cond", **changes: Any) -> VariantRecord:
@@ -98,9 +99,7 @@ def manifest(*variants: VariantRecord, **changes: Any) -> Manifest:
         "variants": variants,
     }
     model = ModelRecord("toy", "toy.py:toy", "random", 0, 1_500_000, {"batch": 2})
-    return Manifest(
-        model, "cpu", 2, "exporter export toy", "2026-01-02T03:04:05+00:00", "0.1.0", **settings | changes
-    )
+    return Manifest(model, "cpu", 2, "exporter export toy", "2026-01-02T03:04:05+00:00", "0.1.0", **settings | changes)
 
 
 MANIFEST = manifest(EAGER, variant(), failed())

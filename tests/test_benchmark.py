@@ -76,7 +76,7 @@ def test_subjects_take_turns() -> None:
 def test_the_budget_ends_what_does_not_settle() -> None:
     found = measure({"eager": constant(10.0), "noisy": noisy(10.0)}, 2.0, "eager")
     assert not found["noisy"].stable
-    assert 2000 <= found["noisy"].spent_ms
+    assert found["noisy"].spent_ms >= 2000
     assert len(found["noisy"].windows) < MAX_WINDOWS
     assert not benchmark.timing(found["noisy"], found["eager"]).stable
 

@@ -6,10 +6,10 @@ import torch
 from recipes_shared import Mlp
 
 
-class mlp:  # noqa: N801  a recipe is named as the model is on the command line
+class mlp:
     """The recipe as a class with everything."""
 
-    sizes = {"batch": (1, 8)}
+    sizes = {"batch": (1, 8)}  # noqa: RUF012
 
     @staticmethod
     def load(weights: str) -> torch.nn.Module:
@@ -33,10 +33,10 @@ class Pair(torch.nn.Module):
         return {"hidden": hidden, "pooled": hidden.mean(dim=1), "best": hidden.sum(-1).argmax(-1)}
 
 
-class pair:  # noqa: N801
+class pair:
     """Batch and sequence."""
 
-    sizes = {"batch": (1, 4), "sequence": 6}
+    sizes = {"batch": (1, 4), "sequence": 6}  # noqa: RUF012
 
     @staticmethod
     def load(weights: str) -> torch.nn.Module:

@@ -1,0 +1,207 @@
+"""Reports of manifests made by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from manifests import EAGER, EXACT, GOLDEN, MANIFEST, failed, manifest, timing, variant
+
+from exporter import report
+from exporter.records import Lifecycle, Manifest, Parity, SessionRecord, from_json
+from exporter.report import rows, summary
+
+
+@pytest.fixture
+def columns(monkeypatch: pytest.MonkeyPatch):
+    """A terminal of so many columns."""
+
+    def act(count: int) -> None:
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        monkeypatch.setenv("COLUMNS", str(count))
+        monkeypatch.setenv("TERM", "dumb")
+
+    return act
+
+
+def both_languages(**changes):
+    session = variant().sessions[0]
+    native = dataclasses.replace(session, session="native")
+    return variant(sessions=(session, native), timings={"python": timing(5.0), "native": timing(4.0)}, **changes)
+
+
+def test_every_form_ends_with_one_newline() -> None:
+    for form in report.FORMATS:
+        text = report.render(MANIFEST, form)
+        assert text.endswith("\n")
+        assert not text.endswith("\n\n")
+
+
+def test_json_is_the_manifest() -> None:
+    assert from_json(Manifest, report.render(MANIFEST, "json")) == MANIFEST
+
+
+def test_the_table_says_what_was_measured_on_what() -> None:
+    text = report.render(MANIFEST, "table", Path("artifacts/toy"))
+    for words in ("toy (1.5 M parameters, random weights), batch 2", "A Fine CPU, 2 threads, avx2", "torch 2.14.1"):
+        assert words in text
+    assert "parity over 3 cases against eager in float64, rtol 0.0001, atol 1e-05" in text
+    assert "Bundle: artifacts/toy" in text
+
+
+def test_the_table_at_120_columns() -> None:
+    text = report.render(manifest(EAGER, both_languages(), failed()), "table")
+    assert "5.00 ±0.10 ms" in text
+    assert "4.50…7.50" in text
+    assert "2.00x" in text
+    assert "1.23 MB" in text
+    assert "1.5 s" in text
+    assert "native" in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_a_pipe_is_not_colored() -> None:
+    assert "\x1b" not in report.render(MANIFEST, "table")
+
+
+def test_a_terminal_of_80_columns_still_shows_what_matters(columns) -> None:
+    columns(80)
+    text = report.render(manifest(EAGER, both_languages(), variant("onnx")), "table")
+    table = [line for line in text.splitlines() if "±" in line]
+    assert len(table) == 4
+    for words in ("5.00 ±0.10 ms", "2.00x", "exact", "1.23 MB", "native"):
+        assert words in text
+    assert "min…max" not in text
+    assert "…" not in text.replace("min…max", ""), "nothing is cut off"
+
+
+def test_failures_are_shown_with_remedy_and_command() -> None:
+    for form in ("table", "md"):
+        text = report.render(MANIFEST, form)
+        for words in ("script", "failed at export", "TorchScript has no cond", "write the branch otherwise"):
+            assert words in text
+        assert "exporter export toy --targets script" in text
+
+
+def test_a_session_that_failed_says_at_what() -> None:
+    session = SessionRecord("native", "failed", "load", "was ended by SIGILL")
+    text = report.render(manifest(variant(status="failed", sessions=(session,), timings={})), "table")
+    assert "FAIL (load)" in text
+
+
+def test_notes_and_warnings() -> None:
+    text = report.render(manifest(variant(notes=("scripted natively",)), warnings=("random weights",)), "table")
+    assert "trace: scripted natively" in text
+    assert "warning: random weights" in text
+
+
+def test_square_brackets_are_text_not_markup() -> None:
+    text = report.render(manifest(failed(reason="[red]boom[/] at [0, 1]")), "table")
+    assert "[red]boom[/] at [0, 1]" in text
+
+
+def test_markdown_escapes_what_would_break_its_table() -> None:
+    text = report.render(manifest(failed(name="a|b", reason="<script> | alert")), "md")
+    assert "| a\\|b |" in text
+    assert "&lt;script> \\| alert" in text
+
+
+def test_markdown_rows_have_as_many_cells_as_the_heading() -> None:
+    table = [line for line in report.render(MANIFEST, "md").splitlines() if line.startswith("|")]
+    assert {line.count("|") for line in table} == {len(rows.HEADINGS) + 1}
+    assert len(table) == 2 + 3
+
+
+def test_an_interrupted_run_says_so() -> None:
+    for form in ("table", "md"):
+        text = report.render(manifest(variant(), status="interrupted"), form)
+        assert "interrupted" in text.replace("toy.interrupted", "")
+
+
+def hints(*variants, **changes) -> str:
+    return "\n".join(rows.hints(manifest(*variants, **changes)))
+
+
+def test_hints_name_their_cure() -> None:
+    unstable = variant(timings={"python": timing(5.0, stable=False)})
+    assert "--time-budget" in hints(unstable)
+    assert "make cpp" in hints(variant())
+    assert "make cpp" not in hints(both_languages())
+    random = dataclasses.replace(GOLDEN, repeatable=False)
+    assert "eager gives other values at a second run" in hints(golden=random)
+    assert "~" in rows.rows(manifest(unstable))[0].cells[2]
+
+
+def sentence(*variants, **changes) -> str:
+    return " ".join(summary.sentences(manifest(*variants, **changes)))
+
+
+def test_the_fastest_is_recommended() -> None:
+    text = sentence(EAGER, variant("trace", 5.0), variant("onnx", 3.0))
+    assert text == "2 of 2 variants passed. Ship onnx.pt: 3.00 ms in Python, 3.33x eager."
+
+
+def test_the_language_is_named() -> None:
+    assert "Ship trace.pt: 4.00 ms in C++" in sentence(EAGER, both_languages())
+
+
+def test_ties_are_said() -> None:
+    text = sentence(EAGER, variant("trace", 5.0), variant("onnx", 5.15), variant("script", 9.0))
+    assert "Ship trace.pt" in text
+    assert "(no faster than onnx beyond doubt)" in text
+
+
+def test_what_failed_is_never_recommended() -> None:
+    wrong = variant("onnx", 1.0, status="failed", parity=Parity("FAIL", 1.0, 1.0, 9.0, 0.5, "output[0]"))
+    text = sentence(EAGER, variant("trace", 5.0), wrong)
+    assert text.startswith("1 of 2 variants passed; failed: onnx. Ship trace.pt")
+
+
+def test_what_leaves_no_artifact_is_not_shipped() -> None:
+    live = variant("compile:default", 1.0, artifact=None)
+    assert "Ship trace.pt" in sentence(EAGER, live, variant("trace", 5.0))
+
+
+def test_nothing_timed_and_nothing_passed() -> None:
+    assert sentence(variant(median=None)).endswith("Nothing was timed, so nothing is recommended.")
+    assert sentence(failed()) == "0 of 1 variants passed; failed: script."
+
+
+def test_just_in_time_rows_count_their_first_call_as_build() -> None:
+    live = variant("compile:default", artifact=None, lifecycle=Lifecycle(first_call_ms=12_000.0))
+    assert rows.rows(manifest(live))[0].cells[-1] == "12.0 s"
+    assert rows.rows(manifest(EAGER))[0].cells[-1] == "-"
+
+
+def test_the_provider_stands_beside_the_name() -> None:
+    session = dataclasses.replace(variant().sessions[0], provider="CUDA")
+    assert rows.rows(manifest(variant("onnx", sessions=(session,))))[0].cells[0] == "onnx [CUDA]"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (999, "999 B"), (1234, "1.23 kB"), (438_000_000, "438 MB"), (1.5e9, "1.5 GB")]
+)
+def test_sizes(count: int, text: str) -> None:
+    assert rows.size_of(int(count)) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.1234, "0.12"), (12.34, "12.3"), (1234.5, "1234")])
+def test_numbers(value: float, text: str) -> None:
+    assert rows.number(value) == text
+
+
+def test_a_manifest_with_nothing_in_it_is_still_a_report() -> None:
+    empty = manifest(golden=None, contract=None, environment={}, status="interrupted")
+    for form in report.FORMATS:
+        assert "toy" in report.render(empty, form)
+    json.loads(report.render(empty, "json"))
+
+
+def test_a_speedup_that_could_not_be_had() -> None:
+    row = rows.rows(manifest(variant(timings={"python": timing(5.0, speedup=None)})))[0]
+    assert row.cells[5] == "-"
+    assert row.passed
+    assert EXACT.verdict in row.cells
