@@ -61,11 +61,19 @@ if(NOT EXISTS "${_libtorch_include}/torch/script.h")
   message(FATAL_ERROR "${LIBTORCH_CPU_LIBRARY} has no headers beside it in ${_libtorch_include}")
 endif()
 
+# The header has stood in both places.
 set(LibTorch_VERSION "unknown")
-if(EXISTS "${_libtorch_include}/torch/version.h")
-  file(STRINGS "${_libtorch_include}/torch/version.h" _line REGEX "define TORCH_VERSION \"")
-  string(REGEX REPLACE ".*\"(.*)\".*" "\\1" LibTorch_VERSION "${_line}")
-endif()
+foreach(_header torch/headeronly/version.h torch/csrc/api/include/torch/version.h)
+  if(EXISTS "${_libtorch_include}/${_header}")
+    file(STRINGS "${_libtorch_include}/${_header}" _lines
+      REGEX "define TORCH_VERSION_(MAJOR|MINOR|PATCH) [0-9]+")
+    if(_lines)
+      string(REGEX REPLACE "[^0-9;]" "" _lines "${_lines}")
+      string(REPLACE ";" "." LibTorch_VERSION "${_lines}")
+      break()
+    endif()
+  endif()
+endforeach()
 message(STATUS "LibTorch ${LibTorch_VERSION}: ${_libtorch_root}")
 
 if(NOT TARGET LibTorch::LibTorch)

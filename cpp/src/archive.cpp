@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 
 #include "guard.h"
@@ -27,8 +28,13 @@ void require_file(const std::filesystem::path& path, ErrorKind kind) {
 std::unique_ptr<PyTorchStreamReader> open_archive(const std::filesystem::path& path,
                                                   ErrorKind kind) {
   require_file(path, kind);
-  return guarded(kind, path.string() + ": not an archive of torch's, or a broken one",
-                 [&] { return std::make_unique<PyTorchStreamReader>(path.string()); });
+  try {
+    return std::make_unique<PyTorchStreamReader>(path.string());
+  } catch (const c10::Error& error) {
+    std::string cause = one_line(error.what_without_backtrace());
+    cause = cause.substr(0, cause.find(". "));  // what follows is advice about torch.save
+    throw Error(kind, path.string() + " is not an archive that torch wrote, or a broken one: " + cause);
+  }
 }
 
 bool has_records_below(PyTorchStreamReader& reader, const std::string& prefix) {

@@ -1,11 +1,10 @@
 #include "tensor_file.h"
 
+#include <ATen/core/Tensor.h>
 #include <caffe2/serialize/inline_container.h>
 #include <exporter/golden.h>
 #include <torch/csrc/jit/serialization/import_read.h>
-#include <torch/csrc/jit/serialization/pickle.h>
-
-#include <fstream>
+#include <torch/csrc/jit/serialization/pickler.h>
 
 #include "archive.h"
 #include "guard.h"
@@ -42,19 +41,45 @@ std::vector<at::Tensor> by_name(const c10::impl::GenericDict& dict, const Contra
   return tensors;
 }
 
-void write_bytes(const std::filesystem::path& path, const std::vector<char>& bytes) {
+/// On the CPU, with a storage of its own: a view would carry its whole storage along, and two views
+/// would share it.
+at::Tensor on_host(const at::Tensor& tensor) {
+  const at::Tensor host = tensor.cpu().contiguous();
+  return host.is_same(tensor) ? host.clone() : host;
+}
+
+/// As torch::pickle_save, which however tags the dict with a type that weights_only refuses to read.
+void write_records(const std::string& path, const c10::IValue& value) {
+  std::string pickle;
+  torch::jit::Pickler pickler([&](const char* data, size_t size) { pickle.append(data, size); },
+                              nullptr, nullptr, nullptr, nullptr, /*tag_aggregates=*/false);
+  pickler.protocol();
+  pickler.pushIValue(value);
+  pickler.stop();
+  const std::vector<at::Tensor>& tensors = pickler.tensorData();
+
+  caffe2::serialize::PyTorchStreamWriter writer(path);
+  writer.writeRecord("data.pkl", pickle.data(), pickle.size());
+  writer.writeRecord("byteorder", "little", 6);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const auto& storage = tensors[i].storage();
+    writer.writeRecord("data/" + std::to_string(i), storage.data(), storage.nbytes());
+  }
+  writer.writeEndOfFile();
+}
+
+/// Through a file beside it, so that a reader finds all of it or nothing.
+void write_archive(const std::filesystem::path& path, const c10::IValue& value) {
   std::filesystem::path part = path;
   part += ".part";
-  std::ofstream file(part, std::ios::binary | std::ios::trunc);
-  file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-  file.close();
-  if (!file) {
-    const std::string cause = std::strerror(errno);
+  try {
+    write_records(part.string(), value);
+    std::filesystem::rename(part, path);
+  } catch (...) {
     std::error_code ignored;
     std::filesystem::remove(part, ignored);
-    throw Error(ErrorKind::golden, path.string() + " cannot be written: " + cause);
+    throw;
   }
-  std::filesystem::rename(part, path);
 }
 
 }  // namespace
@@ -86,9 +111,9 @@ void write_outputs(const std::filesystem::path& path, const std::vector<at::Tens
   guarded(ErrorKind::golden, path.string() + " cannot be written", [&] {
     c10::impl::GenericDict dict(c10::StringType::get(), c10::TensorType::get());
     for (std::size_t i = 0; i < outputs.size(); ++i) {
-      dict.insert(contract.outputs[i].name, outputs[i].cpu().contiguous());
+      dict.insert(contract.outputs[i].name, on_host(outputs[i]));
     }
-    write_bytes(path, torch::jit::pickle_save(dict));
+    write_archive(path, dict);
   });
 }
 
