@@ -16,7 +16,7 @@ import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 
 from exporter.errors import JobError
 
@@ -105,7 +105,9 @@ class Child:
     def close(self) -> None:
         """Close our end of the socket."""
         with contextlib.suppress(OSError):
-            self.channel.close()
+            self.channel.shutdown(socket.SHUT_RDWR)  # whoever still reads wakes up
+        self.lines.close()
+        self.channel.close()
 
 
 def describe_exit(code: int | None) -> str:
@@ -150,21 +152,28 @@ class Zygote:
 
     def spawn(self, name: str, function: str, arguments: dict[str, Any], log: Path) -> Child:
         """Start `module:function(channel, **arguments)` in a child; what it prints goes to the end of `log`."""
-        ours, theirs = socket.socketpair()
+        request = pickle.dumps((function, arguments))
         log.parent.mkdir(parents=True, exist_ok=True)
-        with self._lock, theirs, log.open("ab") as output:
+        with contextlib.ExitStack() as until_started, self._lock, log.open("ab") as output:
             self._await_ready()
-            request = pickle.dumps((function, arguments))
-            try:
-                socket.send_fds(self._control, [request], [theirs.fileno(), output.fileno()])
-                group = int(self._control.recv(64) or b"0")
-            except ConnectionError:
-                group = 0
-            if not group:
-                raise self._died()
+            ours, theirs = socket.socketpair()
+            until_started.callback(ours.close)
+            with theirs:
+                group = self._fork(request, theirs, output)
+            until_started.pop_all()
             child = Child(name, ours, group, log)
             self._children.append(child)
         return child
+
+    def _fork(self, request: bytes, theirs: socket.socket, output: IO[bytes]) -> int:
+        """The process group of a new job."""
+        try:
+            socket.send_fds(self._control, [request], [theirs.fileno(), output.fileno()])
+            if answer := self._control.recv(64):
+                return int(answer)
+        except ConnectionError:
+            pass
+        raise self._died()
 
     def run(self, name: str, function: str, arguments: dict[str, Any], log: Path, timeout: float | None = None) -> Any:
         """Spawn a job and wait for what it returns."""

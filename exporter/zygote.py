@@ -44,6 +44,8 @@ def serve(control: socket.socket) -> None:
             control.close()
             _supervise(request, *descriptors)
         supervisors.append(pid)
+        with contextlib.suppress(OSError):  # the group is there before its number is told
+            os.setpgid(pid, pid)
         for descriptor in descriptors:
             os.close(descriptor)
         control.sendall(str(pid).encode())
@@ -53,7 +55,7 @@ def serve(control: socket.socket) -> None:
 
 
 def _supervise(request: bytes, channel_fd: int, log_fd: int) -> None:
-    os.setsid()
+    os.setpgid(0, 0)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
     if pid == 0:
