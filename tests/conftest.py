@@ -34,6 +34,7 @@ def _no_outside_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("HF_HUB_OFFLINE", "1")
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent))  # children run functions of jobs.py
         patch.delenv("COLUMNS", raising=False)
         yield
 
@@ -91,7 +92,7 @@ def request_for(recipe: str, out: Path, names: str = "trace", **settings: Any) -
         out,
         asked=text,
         command="exporter ...",
-        **settings,  # noqa: E501
+        **settings,
     )
 
 

@@ -1,0 +1,114 @@
+"""Jobs for children of the zygote; each does to its process what its name says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any, NoReturn
+
+from exporter import targets
+from exporter.errors import ExportError
+from exporter.session import server
+
+
+def give(channel: socket.socket, value: Any) -> Any:
+    print("about to give", value)
+    return value
+
+
+def give_much(channel: socket.socket, count: int) -> bytes:
+    return b"x" * count
+
+
+def modules(channel: socket.socket) -> list[str]:
+    return sorted(sys.modules)
+
+
+def ignore_the_channel_and_sleep(channel: socket.socket) -> None:
+    time.sleep(600)
+
+
+def raise_error(channel: socket.socket) -> NoReturn:
+    raise ValueError("two\nlines")
+
+
+def raise_ours(channel: socket.socket) -> NoReturn:
+    raise ExportError("the model cannot", "try another")
+
+
+def raise_unpicklable(channel: socket.socket) -> NoReturn:
+    class Local(Exception):
+        pass
+
+    raise Local("of a class that nobody else knows")
+
+
+def segfault(channel: socket.socket) -> None:
+    print("the last words", flush=True)
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def be_killed(channel: socket.socket) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def exit_silently(channel: socket.socket) -> None:
+    os._exit(3)
+
+
+def exit_politely(channel: socket.socket) -> None:
+    sys.exit("a model should not do this")
+
+
+def warn(channel: socket.socket) -> None:
+    warnings.warn("mind the gap", stacklevel=1)
+
+
+def read_stdin(channel: socket.socket) -> str:
+    return sys.stdin.read()
+
+
+def start_children_and_hang(channel: socket.socket, note: Path) -> None:
+    started = [subprocess.Popen(["sleep", "600"]), subprocess.Popen(["sh", "-c", "sleep 600 & wait"])]
+    note.write_text(" ".join(str(one.pid) for one in started))
+    time.sleep(600)
+
+
+def start_a_child_and_return(channel: socket.socket) -> int:
+    return subprocess.Popen(["sleep", "600"]).pid
+
+
+def say_something_first(channel: socket.socket, lines: list[str]) -> str:
+    import pickle
+
+    for line in lines:
+        channel.sendall(pickle.dumps(("news", line)).hex().encode() + b"\n")
+    return "done"
+
+
+def serve(channel: socket.socket, behaviour: str, golden: str) -> None:
+    """A session of a function that does not need a file."""
+
+    def run(inputs: Any) -> Any:
+        if behaviour == "dies":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if behaviour == "hangs":
+            time.sleep(600)
+        if behaviour == "raises":
+            raise RuntimeError("not with these inputs")
+        return tuple(2 * t for t in inputs)
+
+    def load() -> targets.Loaded:
+        if behaviour == "hangs at load":
+            time.sleep(600)
+        if behaviour == "dies at load":
+            os.abort()
+        return targets.Loaded(run, "Imaginary")
+
+    server.serve(channel, load, golden, ("y",), targets.Options())

@@ -1,0 +1,250 @@
+"""Jobs in processes of their own, and every way in which they end badly."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exporter.errors import ExportError, JobError
+from exporter.isolate import Child, Zygote, describe_exit
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "logs" / "job.log"
+
+
+@pytest.fixture
+def spawn(zygote: Zygote, log: Path) -> Iterator[Callable[..., Child]]:
+    """Start one of the functions in jobs.py."""
+    started: list[Child] = []
+
+    def act(function: str, **arguments: Any) -> Child:
+        started.append(zygote.spawn("the job", f"jobs:{function}", arguments, log))
+        return started[-1]
+
+    yield act
+    for child in started:
+        child.kill()
+
+
+def alive(pid: int) -> bool:
+    """Whether a process still runs; one that only waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def ends(condition: Callable[[], bool]) -> bool:
+    """Whether it ceases to hold within ten seconds."""
+    for _ in range(1000):
+        if not condition():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_what_the_job_returns(spawn, log: Path) -> None:
+    value = {"a": [1, 2.5, None], "b": Path("x")}
+    assert spawn("give", value=value).wait(60) == value
+    assert "about to give" in log.read_text()
+
+
+def test_large_answers(spawn) -> None:
+    assert len(spawn("give_much", count=3_000_000).wait(60)) == 3_000_000
+
+
+def test_a_job_that_raises(spawn) -> None:
+    with pytest.raises(JobError, match="^ValueError: two lines$") as raised:
+        spawn("raise_error").wait(60)
+    assert "Traceback" in raised.value.log
+
+
+def test_a_job_that_raises_what_we_raise(spawn) -> None:
+    with pytest.raises(ExportError, match="the model cannot") as raised:
+        spawn("raise_ours").wait(60)
+    assert raised.value.remedy == "try another"
+
+
+def test_a_job_that_raises_what_cannot_be_sent(spawn) -> None:
+    with pytest.raises(JobError, match="Local: of a class that nobody else knows"):
+        spawn("raise_unpicklable").wait(60)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("segfault", "the job was ended by SIGSEGV"),
+        ("be_killed", r"the job was ended by SIGKILL \(out of memory\?\)"),
+        ("exit_silently", "the job ended with exit code 3 and no result"),
+        ("exit_politely", "the job ended with exit code 70 and no result"),
+    ],
+)
+def test_a_job_that_ends_without_an_answer(spawn, log: Path, function: str, message: str) -> None:
+    with pytest.raises(JobError, match=message) as raised:
+        spawn(function).wait(60)
+    assert str(log) in raised.value.remedy
+
+
+def test_the_last_words_are_kept(spawn) -> None:
+    with pytest.raises(JobError) as raised:
+        spawn("segfault").wait(60)
+    assert "the last words" in raised.value.log
+
+
+def test_a_job_that_hangs(spawn) -> None:
+    child = spawn("ignore_the_channel_and_sleep")
+    with pytest.raises(JobError, match="took longer than 1 s and was stopped") as raised:
+        child.wait(1)
+    assert raised.value.remedy == "raise --timeout"
+    assert ends(lambda: alive(child.group))
+
+
+def test_a_job_that_hangs_takes_its_children_with_it(spawn, tmp_path: Path) -> None:
+    note = tmp_path / "pids"
+    child = spawn("start_children_and_hang", note=note)
+    assert ends(lambda: not (note.exists() and note.read_text().count(" ") == 1))
+    with pytest.raises(JobError):
+        child.wait(0.1)
+    for pid in map(int, note.read_text().split()):
+        assert ends(lambda pid=pid: alive(pid))
+
+
+def test_a_job_that_is_killed_from_outside(spawn) -> None:
+    child = spawn("ignore_the_channel_and_sleep")
+    os.killpg(child.group, signal.SIGKILL)
+    with pytest.raises(JobError, match="was killed from outside"):
+        child.wait(60)
+
+
+def test_a_job_is_killed_however_young_it_is(spawn) -> None:
+    """The group exists before its number is known."""
+    for _ in range(20):
+        child = spawn("ignore_the_channel_and_sleep")
+        os.killpg(child.group, 0)
+        child.kill()
+        assert ends(lambda child=child: alive(child.group))
+
+
+def test_after_a_crash_the_next_job_runs(spawn) -> None:
+    with pytest.raises(JobError):
+        spawn("segfault").wait(60)
+    assert spawn("give", value=1).wait(60) == 1
+
+
+def test_jobs_run_side_by_side(spawn) -> None:
+    children = [spawn("give", value=i) for i in range(6)]
+    assert [child.wait(60) for child in reversed(children)] == [5, 4, 3, 2, 1, 0]
+
+
+def test_jobs_from_several_threads(zygote: Zygote, tmp_path: Path) -> None:
+    answers: dict[int, int] = {}
+
+    def ask(i: int) -> None:
+        answers[i] = zygote.run(f"job {i}", "jobs:give", {"value": i}, tmp_path / f"{i}.log", 60)
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == {0: 0, 1: 1, 2: 2, 3: 3}
+
+
+def test_messages_before_the_end(spawn) -> None:
+    child = spawn("say_something_first", lines=["one", "two"])
+    assert child.expect("news", 60) == "one"
+    assert child.expect("news", 60) == "two"
+    assert child.wait(60) == "done"
+
+
+def test_a_message_that_never_comes(spawn) -> None:
+    with pytest.raises(JobError, match="ValueError"):
+        spawn("raise_error").expect("news", 60)
+    with pytest.raises(JobError, match="SIGSEGV"):
+        spawn("segfault").expect("news", 60)
+    with pytest.raises(JobError, match="took longer than 0 s"):
+        spawn("ignore_the_channel_and_sleep").expect("news", 0.2)
+
+
+def test_jobs_read_nothing_from_our_stdin(spawn) -> None:
+    assert spawn("read_stdin").wait(60) == ""
+
+
+def test_warnings_go_to_the_log(spawn, log: Path) -> None:
+    spawn("warn").wait(60)
+    assert "mind the gap" in log.read_text()
+
+
+def test_jobs_have_torch_and_the_parent_need_not(spawn) -> None:
+    assert "torch" in spawn("modules").wait(60)
+
+
+def test_arguments_that_are_too_many_do_no_harm(spawn) -> None:
+    with pytest.raises(JobError, match="TypeError"):
+        spawn("give", value=1, other=2).wait(60)
+
+
+def test_closing_ends_every_job_and_what_it_started(tmp_path: Path) -> None:
+    with Zygote() as zygote:
+        left = zygote.run("a job", "jobs:start_a_child_and_return", {}, tmp_path / "a.log", 60)
+        child = zygote.spawn("a job", "jobs:ignore_the_channel_and_sleep", {}, tmp_path / "b.log")
+        assert alive(left)
+        assert alive(child.group)
+    assert ends(lambda: alive(left))
+    assert ends(lambda: alive(child.group))
+    with pytest.raises(JobError, match="stopped before it began"):
+        zygote.spawn("late", "jobs:give", {"value": 1}, tmp_path / "c.log")
+
+
+def test_a_zygote_without_torch(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libtorch_cpu.so: cannot open shared object file')")
+    with (
+        Zygote({"PYTHONPATH": str(tmp_path)}) as zygote,
+        pytest.raises(JobError, match="torch cannot be imported: ImportError: libtorch_cpu") as raised,
+    ):
+        zygote.spawn("a job", "jobs:give", {"value": 1}, tmp_path / "a.log")
+    assert "doctor" in raised.value.remedy
+
+
+def test_a_zygote_that_died(tmp_path: Path) -> None:
+    with Zygote() as zygote:
+        zygote.run("a job", "jobs:give", {"value": 1}, tmp_path / "a.log", 60)
+        zygote._process.kill()
+        zygote._process.wait()
+        with pytest.raises(JobError):
+            zygote.spawn("a job", "jobs:give", {"value": 1}, tmp_path / "a.log")
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (None, "was killed from outside"),
+        (0, "ended with exit code 0 and no result"),
+        (-11, "was ended by SIGSEGV"),
+        (-4, "was ended by SIGILL (built for another processor?)"),
+        (-99, "was ended by signal 99"),
+    ],
+)
+def test_how_a_process_ended(code: int | None, words: str) -> None:
+    assert describe_exit(code) == words
+
+
+def test_a_log_that_is_not_there() -> None:
+    import socket
+
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    child = Child("x", ours, 2**22, Path("/nowhere/x.log"))
+    assert child.tail() == ""
+    with pytest.raises(JobError, match="killed from outside"):
+        child.wait(1)
+    child.close()
