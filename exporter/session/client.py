@@ -79,6 +79,11 @@ class Session(ABC):
     @abstractmethod
     def _tail(self) -> str: ...
 
+    @property
+    @abstractmethod
+    def pid(self) -> int:
+        """The process (for Python: the group that it belongs to)."""
+
     @abstractmethod
     def close(self) -> None:
         """End the process."""
@@ -106,6 +111,10 @@ class PythonSession(Session):
 
     def _tail(self) -> str:
         return self._child.tail()
+
+    @property
+    def pid(self) -> int:
+        return self._child.group
 
     def close(self) -> None:
         self._child.kill()
@@ -159,6 +168,10 @@ class NativeSession(Session):
         with contextlib.suppress(OSError):
             return "\n".join(self._log.read_text(errors="replace").splitlines()[-LOG_LINES:])
         return ""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def close(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -1,0 +1,62 @@
+"""What one would write by hand: BERT through trace, AOTInductor and ONNX, each saved, loaded and checked once."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import onnxruntime
+import torch
+from transformers import BertConfig, BertModel
+
+
+class Flat(torch.nn.Module):
+    """Tensors in, tensors out."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor, types: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        output = self.model(input_ids=ids, attention_mask=mask, token_type_ids=types)
+        return output.last_hidden_state, output.pooler_output
+
+
+def main(folder: Path) -> None:
+    """Export and check."""
+    torch.manual_seed(0)
+    model = Flat(BertModel(BertConfig())).eval().requires_grad_(False)
+    shape = (2, 14)
+    inputs = (
+        torch.randint(1000, 30000, shape),
+        torch.ones(shape, dtype=torch.long),
+        torch.zeros(shape, dtype=torch.long),
+    )
+    with torch.no_grad():
+        expected = model(*inputs)
+
+        traced = torch.jit.freeze(torch.jit.trace(model, inputs, check_trace=False))
+        torch.jit.save(traced, str(folder / "trace.pt"))
+        check(torch.jit.load(str(folder / "trace.pt"))(*inputs), expected)
+
+        batch, sequence = torch.export.Dim("batch", min=1, max=64), torch.export.Dim("sequence", min=1, max=512)
+        program = torch.export.export(model, inputs, dynamic_shapes=({0: batch, 1: sequence},) * 3, strict=False)
+        settings = {"freezing": True, "cpp.dynamic_threads": True}
+        package = str(folder / "compile.pt2")
+        torch._inductor.aoti_compile_and_package(program, package_path=package, inductor_configs=settings)
+        check(torch._inductor.aoti_load_package(package)(*inputs), expected)
+
+    torch.onnx.export(program, (), str(folder / "model.onnx"), dynamo=True, external_data=False, verbose=False)
+    session = onnxruntime.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
+    feed = {i.name: t.numpy() for i, t in zip(session.get_inputs(), inputs, strict=True)}
+    check(tuple(map(torch.from_numpy, session.run(None, feed))), expected)
+
+
+def check(got: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> None:
+    """One check at the example's shape."""
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

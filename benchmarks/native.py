@@ -1,0 +1,134 @@
+"""The C++ side against Python, for the same artifacts on the CPU: steady calls, start to first result, memory."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from _process import Run, run, verdict
+
+from exporter import benchmark, bundle, checks, environment, stats, targets
+from exporter.isolate import Zygote
+
+RUNS = 5
+FIRST_RESULT = """
+import sys, torch
+inputs = torch.load(sys.argv[2], weights_only=True)
+with torch.no_grad():
+    outputs = torch.jit.load(sys.argv[1])(*inputs.values())
+torch.save(outputs, sys.argv[3])
+"""
+SAVE_INPUTS = """
+import sys, torch
+from pathlib import Path
+from exporter import contract, golden
+case = golden.read(Path(sys.argv[1])).cases[0]
+names = [spec.name for spec in contract.read_zip(Path(sys.argv[2])).inputs]
+torch.save(dict(zip(names, case.inputs)), sys.argv[3])
+"""
+
+
+def main() -> None:
+    """Measure each model's traced artifact both ways, in turn."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*", default=["resnet18", "bert"])
+    parser.add_argument("--time-budget", type=float, default=10.0)
+    arguments = parser.parse_args()
+    runner = environment.find_runner()
+    if runner is None:
+        sys.exit("exporter-run is not built: make cpp")
+    claims = []
+    with tempfile.TemporaryDirectory() as folder:
+        for model in arguments.models:
+            place = Path(folder) / model
+            command = [
+                sys.executable,
+                "-m",
+                "exporter",
+                "export",
+                model,
+                "--targets",
+                "trace,compile",
+                "--weights",
+                "random",
+            ]
+            subprocess.run(
+                [*command, "--device", "cpu", "--no-bench", "--out", str(place), "-q"],
+                check=True,
+                stdout=subprocess.DEVNULL,
+            )
+            claims += _steady(model, place, arguments.time_budget)
+            claims += _start(model, place, runner)
+    verdict(claims)
+
+
+def _steady(model: str, place: Path, budget: float) -> list[tuple[str, float, float]]:
+    claims = []
+    options = targets.Options(threads=environment.usable_cpus())
+    with Zygote() as zygote:
+        for record in bundle.read_manifest(place).variants:
+            log = place / "logs" / "native.log"
+            sessions = {kind: start() for kind, start in checks.openers(zygote, place, record, options, log, 600)}
+            for session in sessions.values():
+                session.start()
+            series = benchmark.measure(sessions, budget, "python")
+            ratio = stats.ratio(series["native"].windows, series["python"].windows)
+            low, high = stats.ratio_interval(series["native"].windows, series["python"].windows)
+            print(
+                f"{model} {record.name}: C++ over Python, steady calls: {ratio:.3f} ({low:.3f}…{high:.3f})", flush=True
+            )
+            claims.append((f"{model} {record.name}, steady calls, C++ over Python", ratio, 1.05))
+            claims.append(
+                (
+                    f"{model} {record.name}, CUDA libraries mapped",
+                    float(len(_cuda_libraries(sessions["native"].pid))),
+                    0,
+                )
+            )
+            for session in sessions.values():
+                session.close()
+    return claims
+
+
+# libtorch_cpu.so of a CUDA wheel is itself linked to these two small ones; whoever loads it has them.
+LINKED_BY_TORCH_CPU = ("libcudart", "libcupti")
+CUDA = ("cuda", "cudnn", "cublas", "cufft", "cusparse", "cusolver", "curand", "nccl", "nvrtc", "nvshmem")
+
+
+def _cuda_libraries(pid: int) -> set[str]:
+    """Mapped CUDA libraries beyond those two."""
+    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    names = {Path(line.split()[-1]).name for line in maps if "/" in line}
+    return {n for n in names if any(word in n for word in CUDA) and not n.startswith(LINKED_BY_TORCH_CPU)}
+
+
+def _start(model: str, place: Path, runner: Path) -> list[tuple[str, float, float]]:
+    artifact, inputs, outputs = place / "trace.pt", place / "inputs.pt", str(place / "outputs.pt")
+    subprocess.run(
+        [sys.executable, "-c", SAVE_INPUTS, str(place / "golden.pt"), str(artifact), str(inputs)], check=True
+    )
+    python = [sys.executable, "-W", "ignore", "-c", FIRST_RESULT, str(artifact), str(inputs), outputs]
+    native = [str(runner), "run", str(artifact), "--inputs", str(inputs), "--outputs", outputs]
+    runs: dict[str, list[Run]] = {"python": [], "native": []}
+    for _ in range(RUNS):
+        runs["python"].append(run(python))
+        runs["native"].append(run(native))
+    seconds = {name: statistics.median(r.seconds for r in found) for name, found in runs.items()}
+    memory = {name: statistics.median(r.peak_mb for r in found) for name, found in runs.items()}
+    print(
+        f"{model} trace: start to first result {seconds['python']:.2f} s in Python, {seconds['native']:.2f} s in C++; "
+        f"peak {memory['python']:.0f} and {memory['native']:.0f} MB",
+        flush=True,
+    )
+    return [
+        (f"{model} trace, start to first result, C++ over Python", seconds["native"] / seconds["python"], 0.35),
+        (f"{model} trace, peak memory, C++ over Python", memory["native"] / memory["python"], 0.4),
+    ]
+
+
+if __name__ == "__main__":
+    main()

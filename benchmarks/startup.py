@@ -1,0 +1,43 @@
+"""How long `exporter --help` takes, and how much memory the parent of an export needs."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from _process import run, verdict
+
+RUNS = 10
+
+
+def main() -> None:
+    """Median of some runs of --help; peak of one real export's parent."""
+    exporter = str(Path(sys.executable).with_name("exporter"))
+    seconds = statistics.median(run([exporter, "--help"]).seconds for _ in range(RUNS))
+    with tempfile.TemporaryDirectory() as folder:
+        export = [exporter, "export", "resnet18", "--weights", "random", "--targets", "trace,onnx"]
+        parent = _own_peak([*export, "--time-budget", "0.5", "--out", f"{folder}/bundle", "-q"])
+    verdict([("exporter --help, seconds", seconds, 0.25), ("peak memory of the parent, MB", parent, 150)])
+
+
+def _own_peak(command: list[str]) -> float:
+    """Peak resident memory in MB of the process itself: what wait4 tells would include its children."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    peak = 0
+    while process.poll() is None:
+        with contextlib.suppress(OSError, StopIteration):
+            status = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+            peak = int(next(line for line in status if line.startswith("VmHWM")).split()[1])
+        time.sleep(0.05)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed")
+    return peak * 1024 / 1e6
+
+
+if __name__ == "__main__":
+    main()
