@@ -70,10 +70,10 @@ def available() -> dict[str, str]:
 def find(name: str, inputs_file: str = "") -> Source:
     """What `name` means: an installed recipe or `path/to/file.py:attribute`. UsageError when nothing."""
     path, colon, attribute = name.rpartition(":")
-    if not colon and name.endswith(".py"):
+    if name.removesuffix(":").endswith(".py"):
         raise UsageError(
             f"{name} names a file but not what is in it",
-            f"write {name}:NAME, with NAME the recipe or the callable that makes the model",
+            f"write {name.removesuffix(':')}:NAME, with NAME the recipe or the callable that makes the model",
         )
     if colon and path.endswith(".py"):
         if not Path(path).is_file():
@@ -98,7 +98,7 @@ def load(source: Source) -> Recipe:
         return _from_memory(Path(source.place))
     try:
         module = _import_file(Path(source.place)) if source.kind == "file" else importlib.import_module(source.place)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise RecipeError(
             f"{source.place} does not import: {type(error).__name__}: {error}", "mend it, or install what it imports"
         ) from error
@@ -126,10 +126,13 @@ def _import_file(path: Path) -> Any:
 
 def _as_recipe(found: Any, module: Any, source: Source) -> Recipe:
     if inspect.isclass(found) and hasattr(found, "load") and hasattr(found, "inputs"):
-        found = found()
+        try:
+            found = found()
+        except Exception as error:
+            raise RecipeError(f"{source.attribute}() fails: {error}", "give an instance, or no arguments") from error
     if hasattr(found, "load") and hasattr(found, "inputs"):
         return found if hasattr(found, "sizes") else FunctionRecipe(found.load, found.inputs)
-    if source.attribute and callable(found):
+    if source.attribute and callable(found) and not hasattr(found, "load"):
         inputs = (
             _saved_inputs(Path(source.inputs_file))
             if source.inputs_file
@@ -214,8 +217,16 @@ def ranges(recipe: Recipe) -> dict[str, Range]:
                 f"sizes names {name}, but inputs() takes {', '.join(known) or 'no sizes'}",
                 "give inputs() that parameter, or remove it",
             )
-        low, high = (1, bounds) if isinstance(bounds, int) else bounds
-        if not 1 <= low <= high:
-            raise RecipeError(f"sizes gives {name} the range {low} to {high}", "write (min, max) with 1 <= min <= max")
-        result[name] = Range(low, high)
+        result[name] = _range(name, bounds)
     return result
+
+
+def _range(name: str, bounds: Any) -> Range:
+    remedy = "write (min, max) with 1 <= min <= max"
+    pair = (1, bounds) if isinstance(bounds, int) else bounds
+    if not isinstance(pair, (tuple, list)) or [type(bound) for bound in pair] != [int, int]:
+        raise RecipeError(f"sizes gives {name} {bounds!r}, which is no range", remedy)
+    low, high = pair
+    if not 1 <= low <= high:
+        raise RecipeError(f"sizes gives {name} the range {low} to {high}", remedy)
+    return Range(low, high)
