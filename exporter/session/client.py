@@ -58,9 +58,13 @@ class Session(ABC):
                 "raise --timeout",
                 self._tail(),
             ) from None
-        if not line.startswith("{"):
+        try:
+            answer: dict[str, Any] = json.loads(line)
+            known = answer["event"] in (event, "error")
+        except (ValueError, TypeError, KeyError):
+            known = False
+        if not known:
             raise self._ended(line)
-        answer: dict[str, Any] = json.loads(line)
         if answer["event"] == "error":
             kind = ArtifactError if answer["kind"] in ("artifact", "golden", "contract") else JobError
             raise kind(answer["message"])
