@@ -1,0 +1,100 @@
+"""What the doctor says of machines that lack something."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import Any
+
+import pytest
+
+from exporter import doctor, environment
+from exporter.doctor import Finding
+
+FINE = {name: ("", "1.0") for name in doctor.MODULES} | {"torch": ("", "2.14.1+cpu")}
+
+
+@pytest.fixture
+def examine(monkeypatch: pytest.MonkeyPatch):
+    """Findings of a machine where imports go so: `examine(torch=("ImportError: ...", ""))`."""
+
+    def act(gpus: tuple[str, ...] = (), **found: tuple[str, str]) -> dict[str, Finding]:
+        monkeypatch.setattr(doctor, "_probe", lambda: FINE | found)
+        monkeypatch.setattr(environment, "gpus", lambda: gpus)
+        return {finding.what: finding for finding in doctor.examine()}
+
+    return act
+
+
+def test_a_sound_machine(examine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "compiler", lambda: "/usr/bin/g++")
+    monkeypatch.setattr(environment, "find_runner", lambda: "/usr/bin/exporter-run")
+    found = examine(gpus=("H200, 570",), cuda=("", "13.0"), providers=("", "CUDAExecutionProvider CPU"))
+    assert {f.level for f in found.values()} == {"ok"}
+
+
+def test_torchvision_of_another_build(examine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "version", {"torch": "2.14.1+cpu", "torchvision": "0.29.2"}.get)
+    error = "RuntimeError: operator torchvision::nms does not exist"
+    found = examine(torchvision=(error, ""), transformers=(f"ModuleNotFoundError: {error}", ""))
+    for name in ("torchvision", "transformers"):
+        assert found[name].level == "bad"
+        assert "torch 2.14.1+cpu and torchvision 0.29.2 are of different builds" in found[name].remedy
+        assert "pip install" in found[name].remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "remedy"),
+    [
+        ("onnxscript", "ModuleNotFoundError: No module named 'onnxscript'", "pip install onnxscript"),
+        ("onnxruntime", "ModuleNotFoundError: No module named 'onnxruntime'", "pip install onnxruntime-gpu"),
+        ("onnx", "ImportError: libprotobuf.so", "pip install --force-reinstall onnx"),
+    ],
+)
+def test_a_package_that_does_not_import(examine, name: str, error: str, remedy: str) -> None:
+    finding = examine(**{name: (error, "")})[name]
+    assert (finding.level, finding.detail, finding.remedy) == ("bad", error, remedy)
+
+
+@pytest.mark.parametrize("version", ["2.10.0", "2.15.0a0+git1234", "3.0"])
+def test_a_torch_that_was_not_tested(examine, version: str) -> None:
+    assert examine(torch=("", version))["torch"].level == "note"
+
+
+def test_no_compiler_and_no_runner(examine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "compiler", lambda: None)
+    monkeypatch.setattr(environment, "find_runner", lambda: None)
+    found = examine()
+    assert (found["C++ compiler"].level, found["exporter-run"].level) == ("bad", "note")
+    assert "install g++" in found["C++ compiler"].remedy
+    assert "make cpp" in found["exporter-run"].remedy
+
+
+def test_a_gpu_that_nobody_can_use(examine) -> None:
+    found = examine(gpus=("H200, 570",), cuda=("torch sees no GPU", ""), providers=("", "CPUExecutionProvider"))
+    assert found["GPU 0"].level == "ok"
+    assert found["CUDA"].level == "bad"
+    assert (found["onnxruntime"].level, found["onnxruntime"].detail) == ("bad", "has no CUDA provider")
+    assert "pip install onnxruntime-gpu" in found["onnxruntime"].remedy
+
+
+def test_a_gpu_and_a_torch_that_does_not_import(examine) -> None:
+    assert examine(gpus=("H200, 570",))["CUDA"].detail == "torch does not import"
+
+
+def test_python_beyond_torchscript(examine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.version_info", (3, 14, 0))
+    assert examine()["python"].level == "note"
+
+
+def probe(monkeypatch: pytest.MonkeyPatch, code: int, out: str) -> dict[str, Any]:
+    done = subprocess.CompletedProcess([], code, out, "")
+    monkeypatch.setattr(subprocess, "run", lambda *args, **settings: done)
+    return doctor._probe()
+
+
+def test_an_import_that_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert probe(monkeypatch, -11, "")["torch"][0] == "importing it ends the process with code -11"
+
+
+def test_what_packages_print_when_imported_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert probe(monkeypatch, 0, 'Welcome!\n{"torch": ["", "2.14.1"]}\n') == {"torch": ["", "2.14.1"]}

@@ -1,0 +1,174 @@
+"""Goldens: what eager gives, in its own precision and in float64, at every planned size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from exporter import golden
+from exporter.capture import FlatModule, flatten_inputs
+from exporter.errors import ArtifactError
+from exporter.job import Findings
+from exporter.records import Range, Tolerance
+
+TOLERANCE = Tolerance(1e-4, 1e-5, 2.0)
+SYMBOLS = {"batch": Range(1, 8)}
+
+
+def inputs(sizes: dict[str, int], seed: int) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(sizes["batch"], 4, generator=generator),)
+
+
+def make(model: torch.nn.Module, *plan: tuple[int, int]) -> tuple[golden.Golden, Findings]:
+    sizes = [({"batch": batch}, seed) for batch, seed in plan or ((2, 0), (2, 1), (3, 0))]
+    module = FlatModule(model, flatten_inputs(model, inputs(*sizes[0]))).eval()
+    return golden.make(module, inputs, sizes, SYMBOLS, TOLERANCE, "cpu")
+
+
+def test_cases_hold_eager_and_its_float64() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 3)
+    made, findings = make(model)
+    assert findings.cases == ("batch=2", "batch=2 seed 1", "batch=3")
+    assert (findings.reference, findings.repeatable, findings.notes) == ("float64", True, ())
+    case = made.cases[2]
+    assert (case.eager[0].dtype, case.reference[0].dtype) == (torch.float32, torch.float64)
+    exact = case.inputs[0].double() @ model.weight.double().T + model.bias.double()
+    assert torch.equal(case.reference[0], exact)
+    assert torch.equal(case.eager[0], model(case.inputs[0]))
+    assert findings.eager_rmse is not None
+    assert 0 < findings.eager_rmse < 1e-6
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3)).eval()
+    before = {name: (tensor.data_ptr(), tensor.clone()) for name, tensor in model.state_dict().items()}
+    make(model)
+    for name, tensor in model.state_dict().items():
+        assert tensor.data_ptr() == before[name][0]
+        assert torch.equal(tensor, before[name][1])
+    assert torch.get_default_dtype() == torch.float32
+
+
+class NeedsFloat32(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dtype != torch.float32:
+            raise RuntimeError("expected scalar type Float")
+        return x * 2
+
+
+def test_a_model_that_does_not_run_in_float64_is_its_own_reference() -> None:
+    made, findings = make(NeedsFloat32())
+    assert findings.reference == "eager"
+    assert findings.eager_rmse == 0
+    assert torch.equal(made.cases[0].reference[0], made.cases[0].eager[0].double())
+    assert torch.get_default_dtype() == torch.float32
+
+
+class OtherShapes(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.dtype == torch.float32 else x[:1]
+
+
+def test_float64_that_gives_other_shapes_is_no_reference() -> None:
+    assert make(OtherShapes())[1].reference == "eager"
+
+
+class Random(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand_like(x)
+
+
+def test_a_model_that_is_random_is_told() -> None:
+    assert make(Random())[1].repeatable is False
+
+
+class Integers(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.argmax(-1), x > 0
+
+
+def test_integers_have_no_noise() -> None:
+    made, findings = make(Integers())
+    assert findings.eager_rmse is None
+    assert made.cases[0].reference[0].dtype == torch.int64
+    assert made.cases[0].reference[1].dtype == torch.bool
+
+
+class NotFinite(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.where(x > 0, x, torch.nan)
+
+
+def test_nan_is_kept_and_makes_no_noise() -> None:
+    made, findings = make(NotFinite())
+    assert made.cases[0].eager[0].isnan().any()
+    assert findings.repeatable
+    assert findings.eager_rmse == 0
+
+
+def test_cases_that_are_too_large_are_cut_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(golden, "CASE_BYTES", 4 * 4 * 5)
+    _, findings = make(torch.nn.Linear(4, 3), (2, 0), (8, 0), (7, 0))
+    assert findings.cases == ("batch=2", "batch=4", "batch=3")
+    assert findings.notes[0] == "batch=8 is too large to check in reasonable time; checked up to batch=4"
+
+
+def test_an_example_that_is_too_large_is_run_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(golden, "CASE_OPERATIONS", 0)
+    assert make(torch.nn.Linear(4, 3), (2, 0))[1].cases == ("batch=2",)
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    made, _ = make(torch.nn.Linear(4, 3))
+    golden.save(made, tmp_path / "golden.pt")
+    read = golden.read(tmp_path / "golden.pt")
+    assert read.tolerance == made.tolerance
+    for a, b in zip(read.cases, made.cases, strict=True):
+        assert (a.name, a.seed) == (b.name, b.seed)
+        for x, y in zip(a.inputs + a.eager + a.reference, b.inputs + b.eager + b.reference, strict=True):
+            assert torch.equal(x, y)
+            assert x.dtype == y.dtype
+
+
+def test_a_view_does_not_carry_its_storage_along(tmp_path: Path) -> None:
+    big = torch.zeros(1_000_000)[:2]
+    golden.save(golden.Golden((golden.Case("a", 0, (big,), (big,), (big,)),), TOLERANCE), tmp_path / "golden.pt")
+    assert (tmp_path / "golden.pt").stat().st_size < 100_000
+
+
+def written(path: Path, **changes: Any) -> Path:
+    data: dict[str, Any] = {"schema": 1, "tolerance": {"rtol": 1e-4, "atol": 1e-5, "k": 2.0}, "cases": []}
+    torch.save(data | changes, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "changes", [{"schema": 2}, {"cases": [{}]}, {"cases": 3}, {"tolerance": {}}, {"tolerance": None}]
+)
+def test_goldens_of_another_form(tmp_path: Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(ArtifactError, match=r"golden\.pt"):
+        golden.read(written(tmp_path / "golden.pt", **changes))
+
+
+def test_a_golden_runs_no_code(tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (Path.touch, (tmp_path / "sprung",))
+
+    with pytest.raises(ArtifactError, match="cannot be read as a golden"):
+        golden.read(written(tmp_path / "golden.pt", cases=[Trap()]))
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_goldens_that_are_missing_or_cut_short(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="cannot be read as a golden"):
+        golden.read(tmp_path / "golden.pt")
+    whole = written(tmp_path / "golden.pt").read_bytes()
+    (tmp_path / "golden.pt").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ArtifactError, match="export again|cannot be read"):
+        golden.read(tmp_path / "golden.pt")

@@ -1,0 +1,193 @@
+"""From a name to a recipe, and what is said when there is none or it is broken."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import RECIPES, recipe_path
+
+from exporter import recipes
+from exporter.errors import RecipeError, UsageError
+from exporter.records import Range
+from exporter.recipes import FunctionRecipe, Source
+
+
+@pytest.fixture(autouse=True)
+def _clean_imports() -> Iterator[None]:
+    """Importing a recipe leaves its folder on the path, as in a child that ends; here it must not last."""
+    path, modules = list(sys.path), set(sys.modules)
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        if str(RECIPES) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def load(name: str, inputs_file: str = "") -> Any:
+    return recipes.load(recipes.find(recipe_path(name), inputs_file))
+
+
+def test_our_recipes_are_found_without_importing_them() -> None:
+    assert {"bert", "minilm", "resnet18", "vit"} <= set(recipes.available())
+    source = recipes.find("bert")
+    assert (source.kind, source.place, source.label) == ("name", "exporter_models.bert", "bert")
+
+
+def test_recipes_of_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = importlib.metadata.EntryPoint("mine", "json.decoder:JSONDecoder", recipes.ENTRY_POINTS)
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [point])
+    source = recipes.find("mine")
+    assert (source.place, source.attribute) == ("json.decoder", "JSONDecoder")
+
+
+@pytest.mark.parametrize("mistyped", ["bort", "BERT", "resnet", "mini-lm"])
+def test_did_you_mean(mistyped: str) -> None:
+    with pytest.raises(UsageError, match="there is no model") as raised:
+        recipes.find(mistyped)
+    remedy = raised.value.remedy
+    assert "exporter models" in remedy
+    if mistyped != "BERT":
+        assert "did you mean" in remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("", "there is no model ''"),
+        ("nowhere.py:x", "there is no file nowhere.py"),
+        ("tests/recipes/tiny.py", "names a file but not what is in it"),
+        (f"{RECIPES}/tiny.py:", "names a file but not what is in it"),
+        (f"{RECIPES}:x", "there is no model"),
+    ],
+)
+def test_names_that_mean_nothing(name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        recipes.find(name)
+
+
+def test_a_class_is_a_recipe() -> None:
+    recipe = load("tiny:mlp")
+    assert recipes.ranges(recipe) == {"batch": Range(1, 8)}
+    assert recipes.example_sizes(recipe.inputs) == {"batch": 2}
+
+
+def test_a_number_is_a_range_from_one() -> None:
+    assert recipes.ranges(load("tiny:pair"))["sequence"] == Range(1, 6)
+
+
+def test_a_callable_with_inputs_beside_it() -> None:
+    recipe = load("tiny:made")
+    assert isinstance(recipe.load("auto"), torch.nn.Module)
+    assert recipes.ranges(recipe) == {"batch": Range(1, 64)}
+
+
+def test_a_callable_with_saved_inputs(tmp_path: Path) -> None:
+    torch.save({"x": torch.ones(5, 4)}, tmp_path / "inputs.pt")
+    recipe = load("tiny:lonely", str(tmp_path / "inputs.pt"))
+    assert recipe.inputs()["x"].shape == (5, 4)
+    assert recipes.ranges(recipe) == {}
+
+
+def test_saved_inputs_run_no_code(tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (Path.touch, (tmp_path / "sprung",))
+
+    torch.save(Trap(), tmp_path / "inputs.pt")
+    with pytest.raises(RecipeError, match="cannot be read"):
+        load("tiny:lonely", str(tmp_path / "inputs.pt"))
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "remedy"),
+    [
+        ("does_not_import:x", "does not import: ModuleNotFoundError: .*a_package_that_nobody_has", "install"),
+        ("tiny:mpl", r"tiny\.py has no mpl", "did you mean mlp"),
+        ("tiny:zzzzzz", "has no zzzzzz", "it has "),
+        ("tiny:lonely", "nothing tells its inputs", "lonely_inputs"),
+        ("broken:no_inputs", r"no_inputs has no inputs\(\)", "CONTRIBUTING"),
+    ],
+)
+def test_broken_recipes(name: str, message: str, remedy: str) -> None:
+    with pytest.raises(RecipeError, match=message) as raised:
+        load(name)
+    assert remedy in raised.value.remedy
+
+
+def test_what_is_neither_a_recipe_nor_callable(tmp_path: Path) -> None:
+    (tmp_path / "constant.py").write_text("answer = 42")
+    with pytest.raises(RecipeError, match=r"answer has no load\(\) and inputs\(\)"):
+        recipes.load(recipes.find(f"{tmp_path / 'constant.py'}:answer"))
+
+
+def test_a_class_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "needy.py").write_text(
+        "class needy:\n    def __init__(self, x): ...\n    def load(self, w): ...\n    def inputs(self): ...\n"
+    )
+    with pytest.raises(RecipeError, match="needy"):
+        recipes.load(recipes.find(f"{tmp_path / 'needy.py'}:needy"))
+
+
+def test_a_file_that_ends_the_process(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import sys\nsys.exit('usage: script.py FILE')")
+    with pytest.raises(RecipeError, match="does not import: SystemExit"):
+        recipes.load(recipes.find(f"{tmp_path / 'script.py'}:model"))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("sizes_name_a_stranger", "sizes names sequence, but inputs.. takes batch"),
+        ("sizes_upside_down", "sizes gives batch the range 8 to 2"),
+        ("inputs_without_default", "parameter batch without an integer default"),
+    ],
+)
+def test_broken_sizes(name: str, message: str) -> None:
+    recipe = load(f"broken:{name}")
+    with pytest.raises(RecipeError, match=message):
+        recipes.ranges(recipe)
+
+
+@pytest.mark.parametrize("bounds", [(1,), "1-8", None, (1.5, 8), ("a", "b")])
+def test_ranges_that_are_none(bounds: Any) -> None:
+    recipe = FunctionRecipe(lambda weights: None, lambda batch=1: None, {"batch": bounds})
+    with pytest.raises(RecipeError, match="batch"):
+        recipes.ranges(recipe)
+
+
+def test_parameters_that_take_anything_are_no_sizes() -> None:
+    assert recipes.example_sizes(lambda batch=3, *rest, **others: None) == {"batch": 3}
+
+
+def test_inputs_that_is_no_function() -> None:
+    with pytest.raises(RecipeError, match="inputs is not a function"):
+        recipes.example_sizes(42)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("inputs", [{"x": torch.ones(2, 4)}, lambda batch=2: {"x": torch.ones(batch, 4)}])
+def test_from_memory(tmp_path: Path, inputs: Any) -> None:
+    import cloudpickle
+
+    torch.save((torch.nn.Linear(4, 2), inputs, None), tmp_path / "m.pt", pickle_module=cloudpickle)
+    recipe = recipes.load(Source("memory", str(tmp_path / "m.pt"), "linear"))
+    assert isinstance(recipe.load("auto"), torch.nn.Linear)
+    assert recipe.inputs()["x"].shape == (2, 4)
+
+
+def test_from_memory_of_a_class_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "passing.py").write_text("import torch\nclass Model(torch.nn.Linear): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import passing  # type: ignore[import-not-found]
+
+    torch.save((passing.Model(2, 2), {}, None), tmp_path / "m.pt")
+    del sys.modules["passing"]
+    (tmp_path / "passing.py").unlink()
+    with pytest.raises(RecipeError, match="cannot be sent to another process"):
+        recipes.load(Source("memory", str(tmp_path / "m.pt"), "model"))
