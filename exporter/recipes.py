@@ -103,7 +103,7 @@ def load(source: Source) -> Recipe:
             f"{source.place} does not import: {type(error).__name__}: {error}", "mend it, or install what it imports"
         ) from error
     if source.attribute and not hasattr(module, source.attribute):
-        names = [n for n in vars(module) if not n.startswith("_")]
+        names = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
         close = difflib.get_close_matches(source.attribute, names, n=3)
         raise RecipeError(
             f"{source.place} has no {source.attribute}",
