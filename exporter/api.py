@@ -121,6 +121,9 @@ class Artifact:
             problem = f"input {missing[0]} is missing"
         if problem or len(given) != len(args) + len(kwargs):
             raise ContractError(f"{problem or 'an input is given twice'}: the contract has {', '.join(names)}")
+        for name in names:
+            if not isinstance(given[name], torch.Tensor):
+                raise ContractError(f"{name} is {type(given[name]).__name__}, not a tensor")
         return [given[n] for n in names]
 
 
