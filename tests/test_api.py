@@ -1,0 +1,199 @@
+"""The Python API: a module in memory to a bundle, and an artifact as a function of named tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import recipe_path
+
+import exporter
+from exporter import bundle as bundles
+from exporter.errors import ArtifactError, ContractError, UsageError
+
+
+class Local(torch.nn.Module):
+    """A model of this file, in training mode as a user would have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.dropout = torch.nn.Linear(4, 2), torch.nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"y": self.dropout(self.linear(x))}
+
+
+@pytest.fixture
+def toy(lent_zygote: None, tmp_path: Path):
+    """Export without timing: `toy(model, inputs)`."""
+
+    def act(model: Any, inputs: Any = None, **settings: Any) -> exporter.Bundle:
+        return exporter.export(
+            model, inputs, **{"targets": "trace", "out": tmp_path / "toy", "bench": False, **settings}
+        )
+
+    return act
+
+
+def test_a_module_in_memory(toy) -> None:
+    model = Local()
+    made = toy(model, lambda batch=2: {"x": torch.randn(batch, 4)}, sizes={"batch": (1, 8)})
+    assert [v.status for v in made.manifest.variants] == ["passed"], made.manifest.variants[0].reason
+    assert made.manifest.model.name == "local"
+    artifact = exporter.open_artifact(made.path / "trace.pt")
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(artifact(x=x)["y"], model.eval()(x)["y"])
+
+
+def test_inputs_without_sizes_stay_fixed(toy) -> None:
+    made = toy(torch.nn.Linear(4, 2), torch.randn(3, 4), name="fixed")
+    assert made.manifest.model.name == "fixed"
+    artifact = exporter.open_artifact(made.path / "trace.pt")
+    with pytest.raises(ContractError, match="dim 0 is 2, the contract wants 3"):
+        artifact(torch.randn(2, 4))
+
+
+def test_a_recipe_by_name(toy) -> None:
+    assert toy(recipe_path("tiny:mlp"), targets="trace,export").manifest.status == "complete"
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "settings", "message"),
+    [
+        (torch.nn.Linear(2, 2), None, {}, "inputs is missing"),
+        (42, torch.ones(1), {}, "model is int"),
+        (torch.nn.Linear(2, 2), torch.ones(1, 2), {"benhc": True}, "takes no benhc"),
+        (torch.nn.Linear(2, 2), torch.ones(1, 2), {"targets": "tarce"}, "there is no target"),
+        ("bort", None, {}, "there is no model"),
+        (torch.nn.Linear(2, 2), {}, {}, "no tensor in it"),
+        (torch.nn.Linear(2, 2), lambda batch=2: torch.ones(batch, 2), {"sizes": {"b": (1, 2)}}, "sizes names b"),
+    ],
+)
+def test_what_cannot_be_done(toy, tmp_path: Path, model: Any, inputs: Any, settings: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        toy(model, inputs, **settings)
+    assert not (tmp_path / "toy").exists()
+
+
+def test_a_model_that_cannot_be_pickled(toy) -> None:
+    model = torch.nn.Linear(2, 2)
+    model.generator = (i for i in range(3))  # type: ignore[assignment]
+    with pytest.raises(UsageError, match="cannot be pickled") as raised:
+        toy(model, torch.ones(1, 2))
+    assert "recipe file" in raised.value.remedy
+
+
+SCRIPT = """
+import sys, torch, exporter
+
+class Mine(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 3)
+    def forward(self, x):
+        return torch.relu(self.linear(x))
+
+def inputs(batch=2):
+    return {"x": torch.randn(batch, 3)}
+
+if __name__ == "__main__":
+    made = exporter.export(Mine(), inputs, targets="trace,export", out=sys.argv[1], bench=False)
+    print([variant.status for variant in made.manifest.variants], made.path)
+"""
+
+
+def test_a_module_of_a_script(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "['passed', 'passed']" in done.stdout
+    assert exporter.open_artifact(tmp_path / "out" / "trace.pt")(x=torch.ones(7, 3))["output"].shape == (7, 3)
+
+
+FILES = ["trace.pt", "script.pt", "exported.pt2", "model.onnx"]
+PAIR = {"ids": torch.tensor([[1, 2, 3], [4, 5, 6]]), "mask": torch.ones(2, 3)}
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_named_tensors_in_and_out(made_bundle: Path, file: str) -> None:
+    artifact = exporter.open_artifact(made_bundle / file, threads=1)
+    outputs = artifact(**PAIR)
+    assert {name: tuple(t.shape) for name, t in outputs.items()} == {"hidden": (2, 3, 4), "pooled": (2, 4), "best": (2,)}
+    by_place = artifact(PAIR["ids"], mask=PAIR["mask"])
+    assert all(torch.equal(outputs[name], by_place[name]) for name in outputs)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_inputs_that_are_not_contiguous_give_the_same(made_bundle: Path, file: str) -> None:
+    artifact = exporter.open_artifact(made_bundle / file)
+    turned = {name: t.t().contiguous().t() for name, t in PAIR.items()}
+    assert not turned["ids"].is_contiguous()
+    want, got = artifact(**PAIR), artifact(**turned)
+    assert all(torch.equal(got[name], want[name]) for name in want)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"ids": PAIR["ids"]}, "input mask is missing"),
+        ({**PAIR, "extra": torch.ones(1)}, "there is no input extra"),
+        ({**PAIR, "ids": PAIR["ids"].int()}, "ids: dtype int32, the contract wants int64"),
+        ({**PAIR, "mask": torch.ones(2, 3, 1)}, "mask: 3 dimensions, the contract wants 2"),
+        ({**PAIR, "mask": torch.ones(2, 4)}, "sequence is 3"),
+        ({"ids": torch.ones(5, 3, dtype=torch.long), "mask": torch.ones(5, 3)}, "batch is 5, the contract allows 1 to 4"),
+        ({**PAIR, "mask": [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]}, "mask is list, not a tensor"),
+        ({**PAIR, "mask": torch.ones(2, 3).numpy()}, "mask is ndarray, not a tensor"),
+    ],
+)
+def test_the_contract_is_enforced(made_bundle: Path, inputs: Any, message: str) -> None:
+    with pytest.raises(ContractError, match=message):
+        exporter.open_artifact(made_bundle / "trace.pt")(**inputs)
+
+
+def test_inputs_given_twice_or_too_often(made_bundle: Path) -> None:
+    artifact = exporter.open_artifact(made_bundle / "trace.pt")
+    with pytest.raises(ContractError, match="given twice"):
+        artifact(PAIR["ids"], PAIR["mask"], ids=PAIR["ids"])
+    with pytest.raises(ContractError, match="3 inputs given"):
+        artifact(PAIR["ids"], PAIR["mask"], PAIR["mask"])
+
+
+def test_an_artifact_that_was_altered(bundle: Path) -> None:
+    data = bytearray((bundle / "trace.pt").read_bytes())
+    data[len(data) // 2] ^= 1
+    (bundle / "trace.pt").write_bytes(data)
+    with pytest.raises(ArtifactError, match="SHA-256 differs"):
+        exporter.open_artifact(bundle / "trace.pt")
+    exporter.open_artifact(bundle / "script.pt")
+
+
+def test_an_artifact_away_from_its_bundle(bundle: Path, tmp_path: Path) -> None:
+    alone = (bundle / "trace.pt").rename(tmp_path / "alone.pt")
+    assert exporter.open_artifact(alone).contract.target == "trace"
+
+
+def test_what_is_no_artifact(tmp_path: Path) -> None:
+    torch.save({}, tmp_path / "weights.pt")
+    with pytest.raises(ArtifactError, match="carries no contract"):
+        exporter.open_artifact(tmp_path / "weights.pt")
+    with pytest.raises(ArtifactError):
+        exporter.open_artifact(tmp_path / "missing.onnx")
+
+
+def test_another_device(made_bundle: Path) -> None:
+    with pytest.raises(ContractError, match="exported for cpu, not for cuda"):
+        exporter.open_artifact(made_bundle / "trace.pt", device="cuda")
+
+
+def test_the_manifest_is_that_of_the_bundle(made_bundle: Path) -> None:
+    manifest = bundles.read_manifest(made_bundle)
+    for variant in manifest.variants:
+        assert variant.artifact
+        contract = exporter.open_artifact(made_bundle / variant.artifact.path).contract
+        assert contract == dataclasses.replace(variant.contract, target=variant.target)  # type: ignore[type-var]

@@ -1,0 +1,239 @@
+"""One contract, run over every target that is found: ours, and whatever is installed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Run
+
+from exporter import environment, targets
+from exporter.capture import FlatModule, Program, export_program, flatten_inputs
+from exporter.errors import ArtifactError, ExportError, MissingDependency, UsageError
+from exporter.records import Contract, Range, TensorSpec
+from exporter.targets import Options
+
+NAMES = targets.names()
+CONTRACT = Contract(
+    "toy",
+    (TensorSpec("x", "float32", ("batch", 4)), TensorSpec("mask", "float32", ("batch", 4))),
+    (TensorSpec("y", "float32", ("batch", 3)), TensorSpec("best", "int64", ("batch",))),
+    {"batch": Range(1, 8)},
+)
+OPTIONS = Options(threads=1)
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The TorchScript type system:UserWarning",  # of an annotation in torch.fx.GraphModule
+)
+
+
+class Toy(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.tanh(self.linear(x * mask))
+        return y, y.argmax(-1)
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Program:
+    torch.manual_seed(0)
+    model = Toy().eval()
+    example = (torch.randn(2, 4), torch.ones(2, 4))
+    module = FlatModule(model, flatten_inputs(model, {"x": example[0], "mask": example[1]})).eval()
+    file = tmp_path_factory.mktemp("work") / "exported.pt2"
+    torch.export.save(export_program(module, example, CONTRACT), file)
+    return Program(CONTRACT, "cpu", lambda: module, lambda: example, file)
+
+
+@pytest.fixture(scope="module")
+def artifacts(program: Program, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Where each target's artifact is, once it was made."""
+    return {}
+
+
+@pytest.fixture
+def made(request: pytest.FixtureRequest, program: Program, artifacts: dict[str, Path], tmp_path: Path) -> Path:
+    """The artifact of the target `name`, made once."""
+    name = request.node.callspec.params["name"]
+    if name not in artifacts:
+        target = targets.get(name)
+        path = tmp_path / target.artifact
+        target.export(program, path, OPTIONS)
+        artifacts[name] = path
+    return artifacts[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_declares_what_it_is(name: str) -> None:
+    target = targets.get(name)
+    assert re.fullmatch(r"[\w.-]+\.\w+", target.artifact)
+    assert target.variants[0] == ""
+    assert all(isinstance(r, str) for r in target.requires)
+    assert isinstance(target.native, bool)
+    assert target.__doc__
+    targets.require(target)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_contract_travels_inside(name: str, made: Path) -> None:
+    assert targets.get(name).read_contract(made) == CONTRACT
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("batch", [1, 2, 3, 8])
+def test_it_gives_what_eager_gives_at_every_batch(name: str, made: Path, program: Program, batch: int) -> None:
+    loaded = targets.get(name).load(made, OPTIONS)
+    inputs = (torch.randn(batch, 4), torch.ones(batch, 4))
+    with torch.no_grad():
+        want = program.module(*inputs)
+    got = loaded.run(inputs)
+    assert isinstance(got, tuple)
+    assert [g.dtype for g in got] == [w.dtype for w in want]
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_stands_alone(name: str, made: Path, tmp_path: Path) -> None:
+    """Moved elsewhere, it still loads."""
+    alone = tmp_path / "elsewhere" / made.name
+    alone.parent.mkdir()
+    alone.write_bytes(made.read_bytes())
+    assert len(targets.get(name).load(alone, OPTIONS).run((torch.ones(2, 4), torch.ones(2, 4)))) == 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_that_is_none_of_its_own(name: str, tmp_path: Path) -> None:
+    target = targets.get(name)
+    path = tmp_path / target.artifact
+    path.write_bytes(b"nothing of the kind")
+    with pytest.raises(ArtifactError, match=target.artifact):
+        target.load(path, OPTIONS)
+    with pytest.raises(ArtifactError, match=target.artifact):
+        target.read_contract(path)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_that_was_cut_short(name: str, made: Path, tmp_path: Path) -> None:
+    target = targets.get(name)
+    path = tmp_path / "cut" / target.artifact
+    path.parent.mkdir()
+    path.write_bytes(made.read_bytes()[: made.stat().st_size // 2])
+    with pytest.raises(ArtifactError):
+        target.load(path, OPTIONS)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in ("trace", "compile")])
+def test_a_program_that_was_not_captured(name: str, program: Program, tmp_path: Path) -> None:
+    class Unscriptable(torch.nn.Module):
+        def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
+            return args[0]
+
+    module = FlatModule(Unscriptable(), program.module.example)  # type: ignore[attr-defined]
+    lost = Program(CONTRACT, "cpu", lambda: module, lambda: program.example, tmp_path / "none.pt2")
+    (tmp_path / "none.txt").write_text("torch.export: a branch on data")
+    with pytest.raises(ExportError, match="a branch on data"):
+        targets.get(name).export(lost, tmp_path / "artifact", OPTIONS)
+
+
+def test_no_compiler(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "compiler", lambda: None)
+    with pytest.raises(MissingDependency, match=r"no C\+\+ compiler") as raised:
+        targets.get("compile").export(program, tmp_path / "c.pt2", OPTIONS)
+    assert "g++" in raised.value.remedy
+
+
+def test_onnx_without_a_contract(tmp_path: Path, program: Program) -> None:
+    import onnx
+
+    targets.get("onnx").export(program, tmp_path / "m.onnx", OPTIONS)
+    model = onnx.load(str(tmp_path / "m.onnx"))
+    del model.metadata_props[:]
+    onnx.save(model, str(tmp_path / "m.onnx"))
+    with pytest.raises(ArtifactError, match="carries no contract"):
+        targets.get("onnx").read_contract(tmp_path / "m.onnx")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_onnx_does_not_fall_back_in_silence(tmp_path: Path, program: Program) -> None:
+    target = targets.get("onnx")
+    target.export(program, tmp_path / "m.onnx", OPTIONS)
+    with pytest.raises(ArtifactError, match="onnxruntime"):
+        target.load(tmp_path / "m.onnx", Options(device="cuda"))
+    allowed = target.load(tmp_path / "m.onnx", Options(device="cuda", allow_cpu_fallback=True))
+    assert allowed.provider == "CPU"
+
+
+def test_names_and_variants_are_parsed() -> None:
+    assert targets.parse(" trace , compile:default,trace") == [("trace", ""), ("compile", "default")]
+    assert targets.is_live("compile", "default")
+    assert not targets.is_live("compile", "")
+    assert not targets.is_live("trace", "")
+    assert targets.live("compile")
+    with pytest.raises(TypeError, match="no live variants"):
+        targets.live("trace")
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "remedy"),
+    [
+        ("tarce", "there is no target 'tarce'", "did you mean trace"),
+        ("onxx", "there is no target", "did you mean onnx"),
+        ("zzzzzzzz", "there is no target", "exporter targets"),
+        ("compile:fast", "compile has no variant 'fast'", "compile:default"),
+        ("trace:default", "trace has no variant", "it has trace"),
+        ("", "no target was given", "choose from"),
+        (",,", "no target was given", "trace"),
+    ],
+)
+def test_targets_that_do_not_exist(text: str, message: str, remedy: str) -> None:
+    with pytest.raises(UsageError, match=message) as raised:
+        targets.parse(text)
+    assert remedy in raised.value.remedy
+
+
+def test_targets_of_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("their_target")
+    monkeypatch.setitem(sys.modules, "their_target", module)
+    point = importlib.metadata.EntryPoint("theirs", "their_target", targets.GROUP)
+    monkeypatch.setattr(targets, "entry_points", lambda group: [point])
+    assert "theirs" in targets.names()
+    assert targets.get("theirs") is module
+    assert targets.get("trace") is not module
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "version", lambda name: None if name.startswith("onnxruntime") else "1.0")
+    with pytest.raises(MissingDependency, match="onnxruntime-gpu or onnxruntime is not installed") as raised:
+        targets.require(targets.get("onnx"))
+    assert raised.value.remedy == "pip install onnxruntime-gpu"
+
+
+def test_a_missing_dependency_is_a_row(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A target of somebody's that needs what nobody has."""
+    (tmp_path / "needy_target.py").write_text(
+        "'''A target that cannot be had.'''\n"
+        "artifact, variants, native = 'needy.bin', ('',), False\n"
+        "requires = ('a-distribution-that-nobody-has',)\n"
+        "def export(program, path, options): ...\n"
+    )
+    info = tmp_path / "needy-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: needy\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[exporter.targets]\nneedy = needy_target\n")
+    from exporter.isolate import Zygote
+
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("exporter.pipeline.Zygote", lambda: Zygote({"PYTHONPATH": str(tmp_path)}))
+    manifest, _ = run("tiny:mlp", "trace,needy")
+    rows = {variant.name: variant for variant in manifest.variants}
+    assert rows["trace"].status == "passed"
+    assert (rows["needy"].status, rows["needy"].stage) == ("failed", "export")
+    assert rows["needy"].reason == "a-distribution-that-nobody-has is not installed"
+    assert rows["needy"].remedy == "pip install a-distribution-that-nobody-has"
