@@ -39,13 +39,15 @@ void print_text(const Options& options, const Artifact& artifact, const GoldenCa
   std::printf("%s: %s on %s, %d threads, %s\n", options.artifact.c_str(),
               to_string(artifact.info().kind), artifact.device().str().c_str(),
               at::get_num_threads(), example.name.c_str());
-  std::printf("  Time (mean ± σ):    %9.3f ms ± %7.3f ms    [median: %.3f ms, p90: %.3f, p99: %.3f]\n",
-              all.mean, all.deviation, all.median, all.p90, all.p99);
+  std::printf(
+      "  Time (mean ± σ):    %9.3f ms ± %7.3f ms    [median: %.3f ms, p90: %.3f, p99: %.3f]\n",
+      all.mean, all.deviation, all.median, all.p90, all.p99);
   std::printf("  Range (min … max):  %9.3f ms … %7.3f ms    %zu runs, %.0f MB peak\n", all.min,
               all.max, all.count, peak_rss_mb());
   if (!settled) {
-    std::fprintf(stderr, "warning: the median did not settle while warming up; close other "
-                         "programs, or raise --windows\n");
+    std::fprintf(stderr,
+                 "warning: the median did not settle while warming up; close other "
+                 "programs, or raise --windows\n");
   }
 }
 

@@ -17,8 +17,7 @@ void print_specs(const char* title, const std::vector<TensorSpec>& specs,
 
 void print_text(const ArtifactInfo& info, const std::filesystem::path& path) {
   const Contract& contract = info.contract;
-  std::printf("%s: %s, target %s\n", path.c_str(), contract.model.c_str(),
-              contract.target.c_str());
+  std::printf("%s: %s, target %s\n", path.c_str(), contract.model.c_str(), contract.target.c_str());
   std::printf("  %s for %s, %.1f MB, exported by torch %s\n", to_string(info.kind),
               contract.device.c_str(), static_cast<double>(info.bytes) / 1e6,
               contract.torch.empty() ? "?" : contract.torch.c_str());

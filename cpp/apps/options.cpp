@@ -133,8 +133,8 @@ Options parse_options(int argc, char** argv) {
     if (id == '?' || id == ':') {
       throw Error(ErrorKind::usage, std::string(argv[at]) +
                                         (id == ':' ? " needs a value" : " is not an option that ") +
-                                        (id == ':' ? "" : name + " takes") +
-                                        "; see exporter-run " + name + " --help");
+                                        (id == ':' ? "" : name + " takes") + "; see exporter-run " +
+                                        name + " --help");
     }
     apply(id, optarg != nullptr ? optarg : "", options);
   }

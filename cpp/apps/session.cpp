@@ -54,12 +54,9 @@ class Session {
         example_(place(artifact_, golden_.cases.front().inputs)) {}
 
   ordered_json ready() const {
-    return {{"event", "ready"},
-            {"protocol", kProtocol},
-            {"language", "native"},
-            {"device", artifact_.device().is_cpu() ? "cpu" : "cuda"},
-            {"load_s", load_s_},
-            {"provider", ""}};
+    return {{"event", "ready"},     {"protocol", kProtocol},
+            {"language", "native"}, {"device", artifact_.device().is_cpu() ? "cpu" : "cuda"},
+            {"load_s", load_s_},    {"provider", ""}};
   }
 
   ordered_json answer(const std::string& request) const {
@@ -70,9 +67,8 @@ class Session {
     if (request.starts_with("time ")) {
       const int runs = parse_count("time", request.substr(5), 1, 10'000'000);
       auto samples = time_runs(artifact_, example_, runs);
-      return {{"event", "time"},
-              {"samples_ms", std::move(samples)},
-              {"peak_rss_mb", peak_rss_mb()}};
+      return {
+          {"event", "time"}, {"samples_ms", std::move(samples)}, {"peak_rss_mb", peak_rss_mb()}};
     }
     throw Error(ErrorKind::usage, "request `" + request + "` is not check, time N or quit");
   }

@@ -51,8 +51,7 @@ int verify(const Options& options) {
                                          {"verdict", to_string(verdict)},
                                          {"cases", to_json(cases)},
                                          {"peak_rss_mb", peak_rss_mb()}};
-    std::printf("%s\n",
-                json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+    std::printf("%s\n", json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
   } else {
     print_text(cases, options);
   }

@@ -12,8 +12,8 @@ class PyTorchStreamReader;
 
 namespace exporter {
 
-/// Opens a zip archive that torch wrote, reading no more than its directory. Throws Error(kind) that
-/// names the file and the cause.
+/// Opens a zip archive that torch wrote, reading no more than its directory. Throws Error(kind)
+/// that names the file and the cause.
 std::unique_ptr<caffe2::serialize::PyTorchStreamReader> open_archive(
     const std::filesystem::path& path, ErrorKind kind);
 

@@ -21,8 +21,7 @@ ArtifactKind kind_of(caffe2::serialize::PyTorchStreamReader& reader, const std::
                 path + " holds an ExportedProgram, which needs Python; use the compile target");
   }
   if (reader.hasRecord("constants.pkl")) return ArtifactKind::torchscript;
-  throw Error(ErrorKind::artifact,
-              path + " holds neither TorchScript nor an AOTInductor package");
+  throw Error(ErrorKind::artifact, path + " holds neither TorchScript nor an AOTInductor package");
 }
 
 /// A compiled package runs on the kind of device that it was compiled for, and on no other.
@@ -30,8 +29,8 @@ void require_device(const ArtifactInfo& info, at::Device device, const std::stri
   if (info.kind != ArtifactKind::aotinductor) return;
   const std::string type = device.is_cpu() ? "cpu" : "cuda";
   if (type != info.contract.device) {
-    throw Error(ErrorKind::artifact, path + " was compiled for " + info.contract.device +
-                                         ", it cannot run on " + type);
+    throw Error(ErrorKind::artifact,
+                path + " was compiled for " + info.contract.device + ", it cannot run on " + type);
   }
 }
 
@@ -64,9 +63,10 @@ ArtifactInfo inspect(const std::filesystem::path& path) {
 Artifact Artifact::open(const std::filesystem::path& path, const OpenOptions& options) {
   ArtifactInfo info = inspect(path);
   use_threads(options.threads);
-  const at::Device device =
-      use_device(options.device.empty() ? info.contract.device : options.device);
-  require_device(info, device, path.string());
+  const at::Device wanted =
+      parse_device(options.device.empty() ? info.contract.device : options.device);
+  require_device(info, wanted, path.string());
+  const at::Device device = prepare_device(wanted);
   auto runner = guarded(ErrorKind::artifact, path.string() + ": cannot be loaded", [&] {
     const c10::InferenceMode no_gradients;
     return info.kind == ArtifactKind::torchscript ? load_torchscript(path, device)

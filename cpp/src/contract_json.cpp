@@ -14,9 +14,7 @@ using nlohmann::json;
 
 constexpr std::int64_t kSchema = 1;
 
-[[noreturn]] void malformed(const std::string& cause) {
-  throw Error(ErrorKind::artifact, cause);
-}
+[[noreturn]] void malformed(const std::string& cause) { throw Error(ErrorKind::artifact, cause); }
 
 std::vector<Symbol> read_symbols(const json& node) {
   std::vector<Symbol> symbols;

@@ -35,7 +35,9 @@ void load_cuda() {
   });
 }
 
-c10::Device parse(const std::string& name) {
+}  // namespace
+
+c10::Device parse_device(const std::string& name) {
   try {
     const c10::Device device(name);
     if (device.is_cpu() || device.is_cuda()) return device;
@@ -44,17 +46,15 @@ c10::Device parse(const std::string& name) {
   throw Error(ErrorKind::usage, "device " + name + " is not cpu, cuda or cuda:N");
 }
 
-}  // namespace
-
-c10::Device use_device(const std::string& name) {
-  c10::Device device = parse(name);
+c10::Device prepare_device(c10::Device device) {
   if (device.is_cpu()) return c10::Device(c10::kCPU);
   load_cuda();
   const auto* guard = c10::impl::getDeviceGuardImpl(c10::kCUDA);
   const int count = guard->deviceCount();
   const int index = device.has_index() ? device.index() : 0;
   if (index >= count) {
-    throw Error(ErrorKind::runtime, "device " + name + " was asked for, but this machine has " +
+    throw Error(ErrorKind::runtime, "device " + device.str() +
+                                        " was asked for, but this machine has " +
                                         std::to_string(count) + " usable GPU(s)");
   }
   device.set_index(static_cast<c10::DeviceIndex>(index));

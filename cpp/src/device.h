@@ -6,10 +6,12 @@
 
 namespace exporter {
 
-/// Parses "cpu", "cuda" or "cuda:N" and makes the device usable: CUDA's libraries are opened here,
-/// the first time that a GPU is asked for. Throws Error(usage) for a name that is no device, and
-/// Error(runtime) when this machine has no such GPU.
-c10::Device use_device(const std::string& name);
+/// Parses "cpu", "cuda" or "cuda:N". Throws Error(usage) for any other name.
+c10::Device parse_device(const std::string& name);
+
+/// Makes a device usable and returns it with its index: CUDA's libraries are opened here, the first
+/// time that a GPU is asked for. Throws Error(runtime) when this machine has no such GPU.
+c10::Device prepare_device(c10::Device device);
 
 /// Waits until the device is idle; returns at once for the CPU.
 void synchronize(c10::Device device);

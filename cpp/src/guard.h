@@ -9,7 +9,8 @@
 namespace exporter {
 
 /// The first line that says something of a message of torch's: no backtrace, no "Exception raised
-/// from", no TorchScript stack. The last line for a TorchScript error, whose first lines are a stack.
+/// from", no TorchScript stack. The last line for a TorchScript error, whose first lines are a
+/// stack.
 std::string one_line(std::string_view message);
 
 /// Calls `action`; whatever it throws becomes an Error of this kind whose message starts with

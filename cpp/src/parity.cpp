@@ -26,7 +26,7 @@ struct Sums {
   double max_abs = 0, max_rel = 0;
   double worst_excess = -1;
   std::int64_t worst = 0;
-  double square = 0, eager_square = 0;          // of the errors
+  double square = 0, eager_square = 0;  // of the errors
   double actual_square = 0, reference_square = 0, product = 0;
 };
 

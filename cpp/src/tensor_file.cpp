@@ -48,7 +48,8 @@ at::Tensor on_host(const at::Tensor& tensor) {
   return host.is_same(tensor) ? host.clone() : host;
 }
 
-/// As torch::pickle_save, which however tags the dict with a type that weights_only refuses to read.
+/// As torch::pickle_save, which however tags the dict with a type that weights_only refuses to
+/// read.
 void write_records(const std::string& path, const c10::IValue& value) {
   std::string pickle;
   torch::jit::Pickler pickler([&](const char* data, size_t size) { pickle.append(data, size); },

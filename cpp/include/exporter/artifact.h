@@ -13,8 +13,8 @@
 namespace exporter {
 
 enum class ArtifactKind {
-  torchscript,    ///< a `.pt` of torch.jit.save
-  aotinductor,    ///< a `.pt2` that holds compiled code
+  torchscript,  ///< a `.pt` of torch.jit.save
+  aotinductor,  ///< a `.pt2` that holds compiled code
 };
 
 /// "TorchScript" or "AOTInductor".
@@ -48,7 +48,8 @@ class Runner;
 class Artifact {
  public:
   /// Loads a `.pt` or `.pt2`, told apart by content. Loads CUDA's libraries only when `device` asks
-  /// for a GPU. Throws Error(artifact), or Error(usage) for a device or a thread count that cannot be.
+  /// for a GPU. Throws Error(artifact), or Error(usage) for a device or a thread count that cannot
+  /// be.
   static Artifact open(const std::filesystem::path& path, const OpenOptions& options = {});
 
   Artifact(Artifact&&) noexcept;
@@ -59,11 +60,11 @@ class Artifact {
   const Contract& contract() const noexcept { return info_.contract; }
   at::Device device() const noexcept { return device_; }
 
-  /// Runs the model once, without gradients. `inputs` stand in the contract's order; one that is not
-  /// contiguous is made so, and one on another device is moved. Returns the outputs, flat, in the
-  /// contract's order, on `device()`. On a GPU the work may still be running: see `synchronize`.
-  /// Throws Error(contract) before anything runs, Error(runtime) when the model fails.
-  /// May be called from several threads; compiled packages serve them one at a time.
+  /// Runs the model once, without gradients. `inputs` stand in the contract's order; one that is
+  /// not contiguous is made so, and one on another device is moved. Returns the outputs, flat, in
+  /// the contract's order, on `device()`. On a GPU the work may still be running: see
+  /// `synchronize`. Throws Error(contract) before anything runs, Error(runtime) when the model
+  /// fails. May be called from several threads; compiled packages serve them one at a time.
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) const;
 
   /// Waits until the device has done all that was asked of it; nothing to wait for on the CPU.

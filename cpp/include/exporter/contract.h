@@ -45,8 +45,9 @@ struct Contract {
   /// text is not a contract or has another schema.
   static Contract parse(std::string_view json, std::string_view where);
 
-  /// Throws Error(contract) unless `inputs` fit: their number, then dtype, rank, fixed sizes, ranges
-  /// and equal symbols of each. Takes well under a microsecond a tensor; the values are not looked at.
+  /// Throws Error(contract) unless `inputs` fit: their number, then dtype, rank, fixed sizes,
+  /// ranges and equal symbols of each. Takes well under a microsecond a tensor; the values are not
+  /// looked at.
   void check(std::span<const at::Tensor> inputs) const;
 };
 

@@ -1,0 +1,35 @@
+// Opens an artifact, makes inputs that fit its contract, runs it, and prints the outputs' shapes.
+
+#include <ATen/ATen.h>
+#include <exporter/artifact.h>
+#include <exporter/error.h>
+
+#include <iostream>
+
+/// Zeros, with every dimension that may vary at its smallest size.
+at::Tensor example(const exporter::TensorSpec& spec, const exporter::Contract& contract) {
+  std::vector<std::int64_t> sizes;
+  for (const auto& dimension : spec.shape) {
+    const auto* fixed = std::get_if<std::int64_t>(&dimension);
+    const auto* symbol = std::get_if<std::size_t>(&dimension);
+    sizes.push_back(fixed ? *fixed : symbol ? contract.symbols[*symbol].min : 1);
+  }
+  return at::zeros(sizes, spec.dtype);
+}
+
+int main(int argc, char** argv) {
+  if (argc != 2) return 2;
+  try {
+    const auto artifact = exporter::Artifact::open(argv[1]);
+    const auto& contract = artifact.contract();
+    std::vector<at::Tensor> inputs;
+    for (const auto& spec : contract.inputs) inputs.push_back(example(spec, contract));
+    const auto outputs = artifact.run(inputs);
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      std::cout << contract.outputs.at(i).name << " " << outputs[i].sizes() << "\n";
+    }
+  } catch (const exporter::Error& error) {
+    std::cerr << error.what() << "\n";
+    return 1;
+  }
+}

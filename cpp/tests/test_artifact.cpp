@@ -1,0 +1,177 @@
+// Opens and runs the fixtures, and files broken on purpose. Takes the directory of the fixtures.
+
+#include <ATen/ATen.h>
+#include <exporter/artifact.h>
+#include <exporter/golden.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <iterator>
+#include <thread>
+
+#include "testing.h"
+
+namespace fs = std::filesystem;
+using exporter::Artifact;
+using exporter::Golden;
+
+namespace {
+
+std::string read(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// Broken copies of the fixtures, gone at the end.
+class Broken {
+ public:
+  explicit Broken(fs::path fixtures)
+      : fixtures_(std::move(fixtures)),
+        directory_(fs::temp_directory_path() / ("exporter-" + std::to_string(getpid()))) {
+    fs::create_directories(directory_);
+  }
+  ~Broken() { fs::remove_all(directory_); }
+
+  fs::path truncated(const std::string& name, double part) const {
+    const std::string bytes = read(fixtures_ / name);
+    return write(name, bytes.substr(0, static_cast<std::size_t>(part * double(bytes.size()))));
+  }
+
+  /// With every occurrence of `from` replaced by `to`, of the same length.
+  fs::path altered(const std::string& name, const std::string& from, const std::string& to) const {
+    std::string bytes = read(fixtures_ / name);
+    EXPECT(bytes.find(from) != std::string::npos);
+    for (auto at = bytes.find(from); at != std::string::npos; at = bytes.find(from, at)) {
+      bytes.replace(at, from.size(), to);
+    }
+    return write(name, bytes);
+  }
+
+  fs::path write(const std::string& name, const std::string& bytes) const {
+    std::ofstream(directory_ / name, std::ios::binary) << bytes;
+    return directory_ / name;
+  }
+
+ private:
+  fs::path fixtures_;
+  fs::path directory_;
+};
+
+void runs(const fs::path& fixtures, const std::string& name) {
+  const auto golden = Golden::read(fixtures / "golden.pt");
+  const auto artifact = Artifact::open(fixtures / name, {"cpu", 1});
+  for (const auto& one : golden.cases) {
+    const auto outputs = artifact.run(one.inputs);
+    EXPECT_EQUAL(outputs.size(), 2u);
+    EXPECT(at::allclose(outputs[0], one.eager[0]));
+    EXPECT(at::equal(outputs[1], one.eager[1]));
+  }
+}
+
+void makes_contiguous(const fs::path& fixtures, const std::string& name) {
+  const auto example = Golden::read(fixtures / "golden.pt").cases.back();
+  const auto artifact = Artifact::open(fixtures / name);
+  auto inputs = example.inputs;
+  inputs[0] = inputs[0].t().contiguous().t();
+  EXPECT(!inputs[0].is_contiguous());
+  EXPECT(at::allclose(artifact.run(inputs)[0], example.eager[0]));
+}
+
+void enforces_contract(const fs::path& fixtures, const std::string& name) {
+  const auto artifact = Artifact::open(fixtures / name);
+  const auto run = [&](std::vector<at::Tensor> inputs) { artifact.run(std::move(inputs)); };
+  const at::Tensor tokens = at::zeros({9, 6}, at::kLong);
+  EXPECT_ERROR(contract, "batch is 9, the contract allows 1..8", run({tokens, at::ones({9, 4})}));
+  EXPECT_ERROR(contract, "tokens: dtype int32", run({tokens.to(at::kInt), at::ones({9, 4})}));
+  EXPECT_ERROR(contract, "1 inputs given", run({tokens}));
+  EXPECT_ERROR(contract, "scale dim 0 is 2 but batch is 8",
+               run({tokens.slice(0, 0, 8), at::ones({2, 4})}));
+}
+
+void serves_threads(const fs::path& fixtures, const std::string& name) {
+  const auto example = Golden::read(fixtures / "golden.pt").cases.front();
+  const auto artifact = Artifact::open(fixtures / name, {"cpu", 1});
+  std::vector<int> wrong(4, 0);
+  std::vector<std::thread> threads;
+  for (int& count : wrong) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 50; ++i) {
+        count += at::allclose(artifact.run(example.inputs)[0], example.eager[0]) ? 0 : 1;
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  for (const int count : wrong) EXPECT_EQUAL(count, 0);
+}
+
+void reports_model_failure(const fs::path& fixtures) {
+  const auto artifact = Artifact::open(fixtures / "model.pt");
+  const at::Tensor tokens = at::full({2, 6}, 99, at::kLong);  // the vocabulary has 16
+  EXPECT_ERROR(runtime, "model.pt: index out of range", artifact.run({tokens, at::ones({2, 4})}));
+}
+
+void refuses_files(const fs::path& fixtures, const Broken& broken) {
+  const auto open = [](const fs::path& path) { Artifact::open(path); };
+  EXPECT_ERROR(artifact, "missing.pt: No such file", open(fixtures / "missing.pt"));
+  EXPECT_ERROR(artifact, "not a file", open(fixtures));
+  EXPECT_ERROR(artifact, "carries no contract", open(fixtures / "bare.pt"));
+  EXPECT_ERROR(artifact, "holds an ExportedProgram, which needs Python",
+               open(fixtures / "exported.pt2"));
+  EXPECT_ERROR(artifact, "neither TorchScript nor", open(fixtures / "golden.pt"));
+  EXPECT_ERROR(artifact, "empty.pt", open(broken.write("empty.pt", "")));
+  EXPECT_ERROR(artifact, "text.pt2", open(broken.write("text.pt2", std::string(5000, 'x'))));
+  for (const std::string name : {"model.pt", "model.pt2"}) {
+    for (const double part : {0.1, 0.5, 0.9, 0.999}) {
+      EXPECT_ERROR(artifact, name, open(broken.truncated(name, part)));
+    }
+    EXPECT_ERROR(artifact, "schema 7",
+                 open(broken.altered(name, "\"schema\": 1", "\"schema\": 7")));
+  }
+}
+
+void refuses_settings(const fs::path& fixtures) {
+  const fs::path model = fixtures / "model.pt";
+  EXPECT_ERROR(usage, "device tpu", Artifact::open(model, {"tpu", 0}));
+  EXPECT_ERROR(usage, "threads is -1", Artifact::open(model, {"cpu", -1}));
+  EXPECT_ERROR(artifact, "cuda", Artifact::open(fixtures / "model.pt2", {"cuda:77", 0}));
+}
+
+void refuses_goldens(const fs::path& fixtures, const Broken& broken) {
+  const auto open = [](const fs::path& path) { Golden::read(path); };
+  EXPECT_ERROR(golden, "golden.pt: No such file", open(fixtures / "missing" / "golden.pt"));
+  EXPECT_ERROR(golden, "golden.pt", open(broken.truncated("golden.pt", 0.5)));
+  EXPECT_ERROR(golden, "`seed` is missing", open(broken.altered("golden.pt", "seed", "sead")));
+  EXPECT_ERROR(golden, "inputs.pt cannot be read as a golden", open(fixtures / "inputs.pt"));
+  EXPECT_ERROR(golden, "cannot be read", open(fixtures / "model.pt"));
+}
+
+void reads_inputs(const fs::path& fixtures, const Broken& broken) {
+  const auto contract = exporter::inspect(fixtures / "model.pt").contract;
+  const auto named = exporter::read_inputs(fixtures / "inputs.pt", contract);
+  const auto listed = exporter::read_inputs(fixtures / "inputs_list.pt", contract);
+  EXPECT(at::equal(named[0], listed[0]) && at::equal(named[1], listed[1]));
+  const auto wrong = broken.altered("inputs.pt", "tokens", "tokans");
+  EXPECT_ERROR(contract, "input tokens is missing", exporter::read_inputs(wrong, contract));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) return 2;
+  const fs::path fixtures = argv[1];
+  const Broken broken(fixtures);
+  testing::Tests tests = {
+      {"reports a model's failure", [&] { reports_model_failure(fixtures); }},
+      {"refuses files", [&] { refuses_files(fixtures, broken); }},
+      {"refuses settings", [&] { refuses_settings(fixtures); }},
+      {"refuses goldens", [&] { refuses_goldens(fixtures, broken); }},
+      {"reads inputs", [&] { reads_inputs(fixtures, broken); }},
+  };
+  for (const std::string name : {"model.pt", "model.pt2"}) {
+    tests.emplace_back("runs", [&, name] { runs(fixtures, name); });
+    tests.emplace_back("makes inputs contiguous", [&, name] { makes_contiguous(fixtures, name); });
+    tests.emplace_back("enforces the contract", [&, name] { enforces_contract(fixtures, name); });
+    tests.emplace_back("serves several threads", [&, name] { serves_threads(fixtures, name); });
+  }
+  return testing::run(tests);
+}

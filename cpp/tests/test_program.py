@@ -1,0 +1,163 @@
+"""Drives exporter-run as its users do: test_program.py PROGRAM FIXTURES. Needs torch to make and read files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PROGRAM = sys.argv[1]
+FIXTURES = Path(sys.argv[2])
+MODELS = ("model.pt", "model.pt2")
+
+
+def call(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run([PROGRAM, *map(str, arguments)], input=stdin, capture_output=True, text=True, timeout=60)
+
+
+def session(model: str, *requests: str, golden: str = "golden.pt") -> tuple[int, list[dict[str, Any]]]:
+    done = call("session", FIXTURES / model, "--golden", FIXTURES / golden, stdin="".join(r + "\n" for r in requests))
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+
+
+class Usage(unittest.TestCase):
+    def test_help_and_version(self) -> None:
+        for arguments in (["--help"], *([c, "--help"] for c in ("info", "verify", "bench", "run"))):
+            done = call(*arguments)
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            self.assertIn("Usage: exporter-run", done.stdout)
+        self.assertIn("LibTorch", call("--version").stdout)
+
+    def test_wrong_usage_is_one_line_and_exit_code_2(self) -> None:
+        wrong: tuple[list[object], ...] = (
+            [], ["bogus"], ["verify"], ["verify", "a", "b"], ["info", "a", "--golden", "x"], ["bench", "a", "--runs", "0"],
+            ["bench", "a", "--runs"], ["verify", "a", "--rtol", "-1"], ["run", FIXTURES / "model.pt"],
+            ["verify", FIXTURES / "model.pt", "--device", "tpu"],
+        )  # fmt: skip
+        for arguments in wrong:
+            done = call(*arguments)
+            self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1), arguments)
+
+    def test_broken_artifact_is_one_line_and_exit_code_1(self) -> None:
+        for name in ("missing.pt", "bare.pt", "golden.pt", "exported.pt2"):
+            done = call("info", FIXTURES / name)
+            self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1), name)
+            self.assertIn(name, done.stderr)
+
+
+class Commands(unittest.TestCase):
+    def setUp(self) -> None:
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.directory = Path(directory.name)
+
+    def test_info(self) -> None:
+        for model in MODELS:
+            self.assertIn("[batch, 6]", call("info", FIXTURES / model).stdout)
+            answer = json.loads(call("info", FIXTURES / model, "--json").stdout)
+            self.assertEqual(answer["contract"]["symbols"], {"batch": {"min": 1, "max": 8}})
+
+    def test_verify(self) -> None:
+        for model in MODELS:
+            done = call("verify", FIXTURES / model, "--threads", 1)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            self.assertEqual(done.stdout.count("\n"), 7)
+            answer = json.loads(call("verify", FIXTURES / model, "--json").stdout)
+            self.assertIn(answer["verdict"], ("exact", "rounding"))
+            self.assertEqual(len(answer["cases"]), 3)
+
+    def test_verify_notices_a_changed_golden(self) -> None:
+        golden = torch.load(FIXTURES / "golden.pt", weights_only=True)
+        golden["cases"][1]["reference"][0][0, 0] += 0.01
+        golden["cases"][1]["eager"][0][0, 0] += 0.01
+        torch.save(golden, self.directory / "golden.pt")
+        done = call("verify", FIXTURES / "model.pt", "--golden", self.directory / "golden.pt")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("FAIL (3 cases, 1 failed)", done.stdout)
+        loose = call("verify", FIXTURES / "model.pt", "--golden", self.directory / "golden.pt", "--atol", 0.1)
+        self.assertEqual(loose.returncode, 0)
+
+    def test_verify_reports_a_case_outside_the_contract(self) -> None:
+        golden = torch.load(FIXTURES / "golden.pt", weights_only=True)
+        golden["cases"][0]["inputs"] = golden["cases"][0]["inputs"][:1]
+        torch.save(golden, self.directory / "golden.pt")
+        done = call("verify", FIXTURES / "model.pt2", "--golden", self.directory / "golden.pt")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("1 inputs given, the contract has 2", done.stdout)
+
+    def test_verify_refuses_a_truncated_golden(self) -> None:
+        (self.directory / "golden.pt").write_bytes((FIXTURES / "golden.pt").read_bytes()[:2000])
+        done = call("verify", FIXTURES / "model.pt", "--golden", self.directory / "golden.pt")
+        self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1))
+        self.assertIn("golden.pt", done.stderr)
+
+    def test_bench(self) -> None:
+        for model in MODELS:
+            done = call("bench", FIXTURES / model, "--windows", 2, "--runs", 7, "--json")
+            answer = json.loads(done.stdout)
+            self.assertEqual((answer["runs"], [len(w) for w in answer["windows_ms"]]), (14, [7, 7]))
+            self.assertLessEqual(answer["min_ms"], answer["median_ms"])
+            self.assertLessEqual(answer["median_ms"], answer["p99_ms"])
+            self.assertIn("mean ± σ", call("bench", FIXTURES / model, "--runs", 2).stdout)
+
+    def test_run(self) -> None:
+        given = torch.load(FIXTURES / "inputs.pt", weights_only=True)
+        expected = torch.jit.load(FIXTURES / "model.pt")(given["tokens"], given["scale"])
+        for model in MODELS:
+            for inputs in ("inputs.pt", "inputs_list.pt"):
+                outputs = self.directory / "outputs.pt"
+                done = call("run", FIXTURES / model, "--inputs", FIXTURES / inputs, "--outputs", outputs)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                written = torch.load(outputs, weights_only=True)
+                self.assertEqual(list(written), ["probabilities", "label"])
+                torch.testing.assert_close(tuple(written.values()), expected)
+        self.assertEqual([p.name for p in self.directory.iterdir()], ["outputs.pt"])
+
+
+class Session(unittest.TestCase):
+    def test_protocol(self) -> None:
+        for model in MODELS:
+            code, answers = session(model, "time 3", "check", "quit")
+            self.assertEqual((code, [a["event"] for a in answers]), (0, ["ready", "time", "check"]))
+            ready, time, check = answers
+            self.assertEqual((ready["protocol"], ready["language"], ready["device"], ready["provider"]), (1, "native", "cpu", ""))
+            self.assertEqual(len(time["samples_ms"]), 3)
+            self.assertGreater(time["peak_rss_mb"], 10)
+            self.assertEqual([(c["case"], c["seed"], c["error"]) for c in check["cases"]], [(f"batch={b}", b, "") for b in (1, 2, 5)])
+            fields = "output verdict reason max_abs max_rel rmse eager_rmse rmse_ratio cosine worst"
+            self.assertEqual(list(check["cases"][0]["outputs"][0]), fields.split())
+
+    def test_goes_on_after_a_wrong_request(self) -> None:
+        code, answers = session("model.pt", "dance", "time 0", "time x", "", "time 1")
+        self.assertEqual((code, [a["event"] for a in answers]), (0, ["ready", *["error"] * 4, "time"]))
+        self.assertEqual({a["kind"] for a in answers[1:5]}, {"usage"})
+
+    def test_failure_before_ready(self) -> None:
+        for model, golden, kind in (
+            ("missing.pt", "golden.pt", "artifact"),
+            ("bare.pt", "golden.pt", "artifact"),
+            ("model.pt", "missing.pt", "golden"),
+        ):
+            code, answers = session(model, golden=golden)
+            self.assertEqual((code, [(a["event"], a["kind"]) for a in answers]), (1, [("error", kind)]))
+        done = call("session", FIXTURES / "model.pt", "--bogus")
+        self.assertEqual((done.returncode, json.loads(done.stdout)["kind"]), (2, "usage"))
+
+    def test_maps_no_gpu_library(self) -> None:
+        with subprocess.Popen([PROGRAM, "session", FIXTURES / "model.pt"], stdin=-1, stdout=-1, text=True) as process:
+            assert process.stdin and process.stdout
+            process.stdout.readline()
+            maps = Path(f"/proc/{process.pid}/maps").read_text()
+            process.stdin.close()
+        for library in ("libtorch_cuda", "libcudnn", "libcublas", "libpython"):
+            self.assertNotIn(library, maps)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
