@@ -31,7 +31,7 @@ def run(place: Path, threads: int, timeout: float, listener: Listener) -> Manife
             if record.artifact is None:
                 continue
             listener.stage(record.name, "check")
-            log = Path(logs) / Path(record.log).name
+            log = Path(logs) / f"{len(checked)}.log"
             checked.append(_check(zygote, place, record, record.artifact, options, log, timeout))
             listener.done(checked[-1])
     if not checked:
