@@ -63,6 +63,8 @@ class Lent:
             raise pipeline.JobError("stopped before it began")
         child = self._shared.spawn(*args)
         self._children.append(child)
+        if self._closed:
+            child.kill()
         return child
 
     def run(self, name: str, function: str, arguments: dict[str, Any], log: Path, timeout: float | None = None) -> Any:

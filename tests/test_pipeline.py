@@ -1,0 +1,290 @@
+"""Whole runs: every way in which one goes wrong is a row, and the others still come."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import pytest
+from conftest import Lent, Run, recipe_path, request_for, start_cli
+from test_records import VALIDATOR
+
+from exporter import bundle as bundles
+from exporter import environment, pipeline
+from exporter.errors import BundleError, JobError, RecipeError, UsageError
+from exporter.isolate import Zygote
+from exporter.records import Manifest, VariantRecord
+
+
+@pytest.fixture(autouse=True)
+def _without_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's sessions only, so that these tests are the same everywhere."""
+    monkeypatch.setenv("EXPORTER_RUN", "/nowhere/exporter-run")
+
+
+def rows(manifest: Manifest) -> dict[str, VariantRecord]:
+    return {variant.name: variant for variant in manifest.variants}
+
+
+def fits_the_schema(place: Path) -> Manifest:
+    try:
+        VALIDATOR.validate(json.loads((place / "manifest.json").read_text()))
+    except jsonschema.ValidationError as error:
+        pytest.fail(str(error))
+    return bundles.read_manifest(place)
+
+
+def test_all_is_well(run: Run, tmp_path: Path) -> None:
+    manifest, place = run("tiny:mlp", "export,trace", out=tmp_path / "toy", seed=3, sizes={"batch": 4})
+    assert [v.name for v in manifest.variants] == ["export", "trace"], "in the order asked for"
+    assert {v.status for v in manifest.variants} == {"passed"}
+    assert manifest.status == "complete"
+    assert manifest == fits_the_schema(place)
+    assert manifest.model.sizes == {"batch": 4}
+    held = {entry.name for entry in place.iterdir()}
+    assert held == {"manifest.json", "golden.pt", "trace.pt", "exported.pt2", "logs"}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["toy"], "nothing is left beside it"
+
+
+def test_latency_is_measured(run: Run) -> None:
+    manifest, place = run("tiny:mlp", "trace", bench=True, time_budget=0.3)
+    eager, trace = manifest.variants
+    assert (eager.name, eager.artifact) == ("eager", None)
+    assert trace.timings["python"].speedup is not None
+    assert trace.lifecycle.export_s is not None
+    assert trace.lifecycle.first_call_ms is not None
+    samples = json.loads((place / "samples.json").read_text())
+    assert set(samples) == {"eager python", "trace python"}
+    assert sum(map(len, samples["trace python"])) == trace.timings["python"].runs
+    fits_the_schema(place)
+
+
+@pytest.mark.parametrize(
+    ("name", "stage", "reason"),
+    [
+        ("trace_raises", "export", "not to be traced"),
+        ("trace_segfaults", "export", "export to trace was ended by SIGSEGV"),
+        ("trace_hangs", "export", "took longer than 6 s and was stopped"),
+        ("batch_is_baked", "check", "batch is fixed at 2"),
+    ],
+)
+def test_a_variant_that_fails_is_a_row(run: Run, name: str, stage: str, reason: str) -> None:
+    manifest, place = run(f"broken:{name}", "trace,export", timeout=6.0 if "hangs" in name else 120.0)
+    bad, good = rows(manifest)["trace"], rows(manifest)["export"]
+    assert (bad.status, bad.stage) == ("failed", stage)
+    assert reason in bad.reason
+    assert bad.reproduce.startswith("exporter export ")
+    assert recipe_path(f"broken:{name}") in bad.reproduce
+    assert (place / bad.log).is_file()
+    assert good.status == "passed" or name == "batch_is_baked"
+    assert manifest.status == "complete"
+    fits_the_schema(place)
+
+
+def test_what_torch_export_does_not_take_may_still_be_traced(run: Run) -> None:
+    manifest, _ = run("broken:branch_on_data", "trace,export,onnx")
+    found = rows(manifest)
+    assert "torch.export" in found["export"].reason
+    assert "torch.export" in found["onnx"].reason
+    assert found["trace"].stage in ("done", "check")
+
+
+def test_a_crash_of_torch_export_spares_the_rest(run: Run) -> None:
+    manifest, place = run("broken:capture_segfaults", "trace,export")
+    found = rows(manifest)
+    assert found["trace"].status == "passed"
+    assert (found["export"].status, found["export"].stage) == ("failed", "export")
+    assert "SIGSEGV" in found["export"].reason
+    fits_the_schema(place)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("forward_raises", "forward does not work"),
+        ("forward_segfaults", "was ended by SIGSEGV"),
+        ("forward_hangs", "took longer than 2 s"),
+        ("output_without_tensors", "output holds no tensor"),
+    ],
+)
+def test_a_model_that_does_not_run_is_a_row_for_every_variant(run: Run, name: str, reason: str) -> None:
+    manifest, place = run(f"broken:{name}", "trace", timeout=2.0 if "hangs" in name else 60.0)
+    (row,) = manifest.variants
+    assert (row.status, row.stage) == ("failed", "prepare")
+    assert reason in row.reason
+    assert (place / row.log).is_file()
+    fits_the_schema(place)
+
+
+def test_a_model_that_does_not_run_leaves_the_last_good_bundle(run: Run, tmp_path: Path) -> None:
+    _, good = run("tiny:mlp", out=tmp_path / "toy")
+    before = (good / "trace.pt").read_bytes()
+    _, place = run("broken:forward_raises", out=tmp_path / "toy")
+    assert place == tmp_path / "toy.interrupted"
+    assert (good / "trace.pt").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("load_fails", "load.'auto'. fails: OSError: the weights are gone"),
+        ("load_gives_a_string", "load.. returned str"),
+        ("inputs_without_tensors", "with no tensor in it"),
+        ("inputs_fail", "inputs.. fails at batch=1: RuntimeError: no data today"),
+        ("inputs_without_default", "without an integer default"),
+        ("no_inputs", r"has no inputs\(\)"),
+        ("sizes_name_a_stranger", "sizes names sequence"),
+        ("sizes_upside_down", "range 8 to 2"),
+        ("size_that_nothing_follows", "no input's dimension follows batch"),
+    ],
+)
+def test_broken_recipes_are_the_users_mistake(run: Run, tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message) as raised:
+        run(f"broken:{name}", out=tmp_path / "toy")
+    assert raised.value.remedy
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("sizes", [{"batch": 9}, {"sequence": 3}])
+def test_sizes_that_do_not_fit(run: Run, tmp_path: Path, sizes: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match="batch is 9, but the recipe allows 1 to 8|inputs.. takes no sequence"):
+        run("tiny:mlp", out=tmp_path / "toy", sizes=sizes)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tolerance_of_ones_own(run: Run) -> None:
+    manifest, _ = run("tiny:mlp", rtol=0.5, atol=0.25)
+    assert manifest.golden
+    assert (manifest.golden.tolerance.rtol, manifest.golden.tolerance.atol) == (0.5, 0.25)
+
+
+class Interrupting(pipeline.Listener):
+    """Presses Ctrl-C when a variant comes to a stage."""
+
+    def __init__(self, variant: str, stage: str) -> None:
+        self.at = variant, stage
+
+    def stage(self, variant: str, stage: str) -> None:
+        if (variant, stage) == self.at:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_an_interrupted_run_keeps_what_was_finished(lent_zygote: None, tmp_path: Path) -> None:
+    """Its exports are there, but nothing that was not checked has passed."""
+    out = tmp_path / "toy"
+    request = request_for("tiny:mlp", out, "trace,export", bench=True, time_budget=0.3)
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.run(request, Interrupting("export", "check"))
+    manifest = fits_the_schema(out)
+    assert manifest.status == "interrupted"
+    found = rows(manifest)
+    assert found["trace"].status == "passed"
+    assert (found["export"].status, found["export"].parity) == ("failed", None)
+    assert "before its outputs were checked" in found["export"].reason
+    assert (out / "exported.pt2").is_file()
+
+
+def test_an_interrupt_during_an_export_is_not_a_failure_of_it(lent_zygote: None, tmp_path: Path) -> None:
+    out = tmp_path / "toy"
+    request = request_for("broken:trace_hangs", out, "trace")
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.run(request, Interrupting("trace", "export"))
+    assert list(tmp_path.iterdir()) == [], "nothing was finished, so nothing is kept"
+
+
+def test_an_error_of_the_disk_is_said_and_leaves_nothing(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(bundles, "write_atomic", full)
+    with pytest.raises(BundleError, match="the disk is full"):
+        run("tiny:mlp", out=tmp_path / "toy")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_eager_nothing_is_timed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object) -> None:
+        raise JobError("eager was ended by SIGSEGV")
+
+    monkeypatch.setattr("exporter.checks.open_live", broken)
+    with pytest.raises(JobError, match="eager cannot be timed"):
+        run("tiny:mlp", "trace", bench=True)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to that"
+        time.sleep(0.05)
+
+
+def children(pid: int) -> list[int]:
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
+    direct = [int(one) for one in found.stdout.split()]
+    return direct + [grand for one in direct for grand in children(one)]
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_is_stopped(bundle: Path, number: signal.Signals) -> None:
+    """Its children end with it, and the last good bundle is what it was."""
+    before = (bundle / "manifest.json").read_bytes()
+    words = ["export", recipe_path("broken:trace_hangs"), "--targets", "trace", "--no-bench", "--out", bundle]
+    process = start_cli(*words)
+    with process:
+        wait_for(lambda: (bundle.parent / f".{bundle.name}.staging" / "logs" / "trace.log").exists())
+        second = start_cli(*words)
+        _, said = second.communicate(timeout=60)
+        assert second.returncode == 2
+        assert f"in use by another run (process {process.pid})" in said
+        assert "Traceback" not in said
+        family = children(process.pid)
+        assert len(family) >= 3, "zygote, supervisor, job"
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == (130 if number != signal.SIGKILL else -9)
+    assert "Traceback" not in said
+    wait_for(lambda: all(map(gone, family)))
+    assert (bundle / "manifest.json").read_bytes() == before
+    if number != signal.SIGKILL:
+        assert [entry.name for entry in bundle.parent.iterdir()] == [bundle.name]
+
+
+def test_the_parent_stays_small() -> None:
+    """The process that drives a run holds no torch."""
+    process = start_cli("export", recipe_path("broken:trace_hangs"), "--targets", "trace", "--out", "/tmp/never-made")
+    with process:
+        wait_for(lambda: len(children(process.pid)) >= 3)
+        peak = next(line for line in Path(f"/proc/{process.pid}/status").read_text().splitlines() if "VmHWM" in line)
+        process.send_signal(signal.SIGTERM)
+    assert int(peak.split()[1]) < 150_000
+
+
+def test_reproduce_is_a_command_that_can_be_parsed(tmp_path: Path) -> None:
+    import shlex
+
+    request = request_for("tiny:mlp", tmp_path / "a b", sizes={"batch": 3})
+    words = shlex.split(request.reproduce("trace"))
+    assert words[words.index("--out") + 1] == f"{tmp_path / 'a b'}-again"
+    assert words[words.index("--size") + 1] == "batch=3"
+
+
+def test_slots_do_not_exceed_the_work(zygote: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exporter.pipeline.Zygote", lambda: Lent(zygote))
+    monkeypatch.setattr(environment, "usable_cpus", lambda: 64)
+    manifest, _ = pipeline.run(request_for("tiny:mlp", tmp_path / "toy"))
+    assert manifest.variants[0].status == "passed"
