@@ -36,7 +36,9 @@ def _no_outside_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
         patch.setenv("PYTHONPATH", str(Path(__file__).parent))  # children run functions of jobs.py
         patch.delenv("COLUMNS", raising=False)
+        handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
         yield
+        signal.signal(signal.SIGINT, handler)
 
 
 @pytest.fixture(scope="session")

@@ -124,7 +124,11 @@ PAIR = {"ids": torch.tensor([[1, 2, 3], [4, 5, 6]]), "mask": torch.ones(2, 3)}
 def test_named_tensors_in_and_out(made_bundle: Path, file: str) -> None:
     artifact = exporter.open_artifact(made_bundle / file, threads=1)
     outputs = artifact(**PAIR)
-    assert {name: tuple(t.shape) for name, t in outputs.items()} == {"hidden": (2, 3, 4), "pooled": (2, 4), "best": (2,)}
+    assert {name: tuple(t.shape) for name, t in outputs.items()} == {
+        "hidden": (2, 3, 4),
+        "pooled": (2, 4),
+        "best": (2,),
+    }
     by_place = artifact(PAIR["ids"], mask=PAIR["mask"])
     assert all(torch.equal(outputs[name], by_place[name]) for name in outputs)
 
@@ -146,7 +150,10 @@ def test_inputs_that_are_not_contiguous_give_the_same(made_bundle: Path, file: s
         ({**PAIR, "ids": PAIR["ids"].int()}, "ids: dtype int32, the contract wants int64"),
         ({**PAIR, "mask": torch.ones(2, 3, 1)}, "mask: 3 dimensions, the contract wants 2"),
         ({**PAIR, "mask": torch.ones(2, 4)}, "sequence is 3"),
-        ({"ids": torch.ones(5, 3, dtype=torch.long), "mask": torch.ones(5, 3)}, "batch is 5, the contract allows 1 to 4"),
+        (
+            {"ids": torch.ones(5, 3, dtype=torch.long), "mask": torch.ones(5, 3)},
+            "batch is 5, the contract allows 1 to 4",
+        ),
         ({**PAIR, "mask": [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]}, "mask is list, not a tensor"),
         ({**PAIR, "mask": torch.ones(2, 3).numpy()}, "mask is ndarray, not a tensor"),
     ],

@@ -53,7 +53,7 @@ def test_taken_apart_and_put_together_again() -> None:
 
 @pytest.mark.parametrize("inputs", [{}, (), {"x": 3}, {"x": None}, 42, "text", None])
 def test_inputs_without_tensors(inputs: Any) -> None:
-    with pytest.raises(RecipeError, match="inputs.. returned"):
+    with pytest.raises(RecipeError, match=r"inputs.. returned"):
         flatten_inputs(Model(), inputs)
 
 

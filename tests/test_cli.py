@@ -146,7 +146,11 @@ def spoil(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("harm", "reason"),
-    [(spoil, "SHA-256 differs"), (lambda p: p.write_bytes(p.read_bytes()[:99]), "has 99 bytes"), (Path.unlink, "missing")],
+    [
+        (spoil, "SHA-256 differs"),
+        (lambda p: p.write_bytes(p.read_bytes()[:99]), "has 99 bytes"),
+        (Path.unlink, "missing"),
+    ],
     ids=["altered", "cut short", "missing"],
 )
 def test_check_finds_what_was_spoilt(cli: Cli, bundle: Path, harm, reason: str) -> None:
@@ -223,7 +227,9 @@ def test_report_forms(cli: Cli, made_bundle: Path, form: str, start: str) -> Non
 def test_help_and_version(cli: Cli) -> None:
     done = cli("--help")
     assert done.code == 0
-    positions = [done.out.index(f"\n  {name} ") for name in ("export", "check", "report", "models", "targets", "doctor")]
+    positions = [
+        done.out.index(f"\n  {name} ") for name in ("export", "check", "report", "models", "targets", "doctor")
+    ]
     assert positions == sorted(positions)
     assert cli("--version").out.startswith("exporter, version ")
     assert "--targets" in cli("export", "-h").out
@@ -298,10 +304,10 @@ def test_a_reader_that_goes_away(made_bundle: Path) -> None:
 
 
 def test_progress_on_a_terminal(lent_zygote: None) -> None:
+    from manifests import failed, variant
     from rich.console import Console
 
     from exporter.cli._progress import LiveLines
-    from manifests import failed, variant
 
     lines = LiveLines()
     lines.stage("trace", "export")

@@ -10,7 +10,7 @@ import pytest
 from exporter import doctor, environment
 from exporter.doctor import Finding
 
-FINE = {name: ("", "1.0") for name in doctor.MODULES} | {"torch": ("", "2.14.1+cpu")}
+FINE = dict.fromkeys(doctor.MODULES, ("", "1.0")) | {"torch": ("", "2.14.1+cpu")}
 
 
 @pytest.fixture

@@ -170,5 +170,5 @@ def test_goldens_that_are_missing_or_cut_short(tmp_path: Path) -> None:
         golden.read(tmp_path / "golden.pt")
     whole = written(tmp_path / "golden.pt").read_bytes()
     (tmp_path / "golden.pt").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ArtifactError, match="export again|cannot be read"):
+    with pytest.raises(ArtifactError, match=r"export again|cannot be read"):
         golden.read(tmp_path / "golden.pt")

@@ -14,8 +14,8 @@ from conftest import RECIPES, recipe_path
 
 from exporter import recipes
 from exporter.errors import RecipeError, UsageError
-from exporter.records import Range
 from exporter.recipes import FunctionRecipe, Source
+from exporter.records import Range
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,6 @@ from exporter.capture import FlatModule, flatten_inputs
 from exporter.errors import ArtifactError, ExportError
 from exporter.records import Contract, Range, TensorSpec
 
-
 # torch.jit.script complains of an annotation in torch.fx.GraphModule, which is not ours.
 pytestmark = pytest.mark.filterwarnings("ignore:The TorchScript type system:UserWarning")
 
