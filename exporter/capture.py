@@ -161,21 +161,61 @@ class Program:
 
 
 def export_program(module: torch.nn.Module, example: Tensors, contract: Contract) -> torch.export.ExportedProgram:
-    """torch.export with the contract's dimensions dynamic. ExportError names what is in the way."""
-    symbols = {
-        name: torch.export.Dim(name, min=r.min, max=r.max) for name, r in contract.symbols.items() if r.min < r.max
+    """torch.export with the contract's dimensions dynamic.
+
+    Where some guard of the graph forbids part of the promised range, the range is left to torch.export: such guards (a
+    length of 1 that takes another kernel, say) are often needless, and the golden tells whether this one was.
+    ExportError names what is in the way.
+    """
+    named = {n: torch.export.Dim(n, min=r.min, max=r.max) for n, r in contract.symbols.items() if r.min < r.max}
+    try:
+        return _export(module, example, contract, named)
+    except Exception as error:
+        if "Constraints violated" not in str(error):
+            raise ExportError(f"torch.export: {_summary(error)}") from error
+        violated = error
+    free = {
+        name: torch.export.Dim.AUTO(min=contract.symbols[name].min, max=contract.symbols[name].max) for name in named
     }
+    try:
+        return _export(module, example, contract, free)
+    except Exception as error:
+        raise ExportError(f"torch.export: {_summary(violated)}") from error
+
+
+def _export(
+    module: torch.nn.Module, example: Tensors, contract: Contract, dims: dict[str, Any]
+) -> torch.export.ExportedProgram:
     dynamic = tuple(
         {
-            axis: symbols.get(dim) if dim is not None else torch.export.Dim.AUTO
+            axis: torch.export.Dim.AUTO if dim is None else dims.get(dim)
             for axis, dim in enumerate(spec.shape)
             if not isinstance(dim, int)
         }
         for spec in contract.inputs
     )
-    try:
-        with torch.no_grad():
-            return torch.export.export(module, example, dynamic_shapes=(dynamic,), strict=False)
-    except Exception as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ExportError(f"torch.export: {first}") from error
+    with torch.no_grad():
+        return torch.export.export(module, example, dynamic_shapes=(dynamic,), strict=False)
+
+
+def _summary(error: Exception) -> str:
+    """The first line, and the lines that name single constraints."""
+    first, *rest = str(error).strip().splitlines() or [type(error).__name__]
+    return " ".join([first, *(line.strip() for line in rest if line.startswith("  - "))][:3])
+
+
+def narrowed(program: torch.export.ExportedProgram, contract: Contract) -> tuple[str, ...]:
+    """Which symbols torch.export fixed, or allows a smaller range than promised."""
+    nodes = [node for node in program.graph.nodes if node.op == "placeholder"][-len(contract.inputs) :]
+    notes: dict[str, None] = {}
+    for node, spec in zip(nodes, contract.inputs, strict=True):
+        for dim, size in zip(spec.shape, node.meta["val"].shape, strict=True):
+            if not isinstance(dim, str):
+                continue
+            if isinstance(size, int):
+                notes[f"torch.export fixed {dim} at {size}"] = None
+                continue
+            bounds, promised = program.range_constraints.get(size.node.expr), contract.symbols[dim]
+            if bounds is not None and (bounds.lower > promised.min or bounds.upper < promised.max):
+                notes[f"torch.export allows {dim} only {bounds.lower} to {bounds.upper}; checked beyond that"] = None
+    return tuple(notes)

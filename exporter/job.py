@@ -30,7 +30,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What preparing a model showed; `capture_error` tells why torch.export did not take it."""
+    """What preparing a model showed."""
 
     contract: Contract
     base: dict[str, int]
@@ -39,7 +39,6 @@ class Prepared:
     parameters: int
     capture_s: float
     warnings: tuple[str, ...] = ()
-    capture_error: str = ""
 
 
 @dataclass(frozen=True)

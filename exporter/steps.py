@@ -114,9 +114,9 @@ def prepare(
     device = job.options.device
     found = _find_contract(job, loaded)
     sizes = contract.capture_sizes(loaded.base, loaded.symbols)
-    started, problem = time.perf_counter(), ""
+    started = time.perf_counter()
     if capture_program:
-        problem = _capture(job, loaded, found, sizes)
+        loaded.warnings += _capture(job, loaded, found, sizes)
     prepared = Prepared(
         contract=found,
         base=loaded.base,
@@ -125,7 +125,6 @@ def prepare(
         parameters=sum(p.numel() for p in loaded.module.parameters()),
         capture_s=time.perf_counter() - started if capture_program else 0.0,
         warnings=tuple(dict.fromkeys(loaded.warnings)),
-        capture_error=problem,
     )
     channel.sendall(pickle.dumps(("prepared", prepared)).hex().encode() + b"\n")
     plan = contract.probe_plan(loaded.base, loaded.symbols)
@@ -175,15 +174,16 @@ def _find_contract(job: Job, loaded: _Loaded) -> Contract:
     )
 
 
-def _capture(job: Job, loaded: _Loaded, found: Contract, sizes: dict[str, int]) -> str:
+def _capture(job: Job, loaded: _Loaded, found: Contract, sizes: dict[str, int]) -> tuple[str, ...]:
+    """Save the exported program, or why there is none, for the jobs that need it; returns what was narrowed."""
     example = tuple(t.to(job.options.device) for t in loaded.inputs(sizes, 0))
     try:
         program = capture.export_program(loaded.module, example, found)
         torch.export.save(program, job.exported_file)
     except ExportError as error:
         job.exported_file.with_suffix(".txt").write_text(str(error))
-        return str(error)
-    return ""
+        return ()
+    return capture.narrowed(program, found)
 
 
 def _program(job: Job, prepared: Prepared, target: str) -> capture.Program:
