@@ -1,5 +1,5 @@
 #include <ATen/Parallel.h>
-#include <ATen/core/grad_mode.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/InferenceMode.h>
 #include <caffe2/serialize/inline_container.h>
 #include <exporter/artifact.h>
@@ -87,6 +87,9 @@ std::vector<at::Tensor> Artifact::run(std::vector<at::Tensor> inputs) const {
   contract().check(inputs);
   return guarded(ErrorKind::runtime, path_.native(), [&] {
     const c10::InferenceMode no_gradients;
+    // The current device belongs to a thread, and this one need not be the one that opened.
+    c10::OptionalDeviceGuard current;
+    if (!device_.is_cpu()) current.reset_device(device_);
     for (at::Tensor& input : inputs) {
       if (input.device() != device_) input = input.to(device_);
       if (!input.is_contiguous()) input = input.contiguous();
