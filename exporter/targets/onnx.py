@@ -94,15 +94,13 @@ def load(path: Path, options: Options) -> Loaded:
         providers.insert(0, ("CUDAExecutionProvider", {"device_id": index, "use_tf32": 0}))
         if hasattr(ort, "preload_dlls"):
             ort.preload_dlls()
-        if not options.allow_cpu_fallback:
-            settings.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-            providers.pop()
     try:
         session = ort.InferenceSession(str(path), settings, providers=providers)
     except Exception as error:  # onnxruntime's exceptions share no base
         raise ArtifactError(
             f"onnxruntime cannot load {path}: {' '.join(str(error).split())[:300]}", "run `exporter doctor`"
         ) from error
+    # Shape arithmetic stays on the CPU by onnxruntime's own choice; a session without the CUDA provider fell back.
     provider = session.get_providers()[0]
     on_cpu = provider == "CPUExecutionProvider"
     if options.device != "cpu" and on_cpu and not options.allow_cpu_fallback:
