@@ -53,4 +53,4 @@ test-gpu: ## the CUDA paths, with the python3 on the PATH (PYTHON=... for anothe
 	$(PYTHON) -m pytest tests/gpu
 
 clean: ## remove what was built and exported here
-	rm -rf build artifacts $(VENV) *.egg-info
+	rm -rf build artifacts $(VENV) *.egg-info .coverage*

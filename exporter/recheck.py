@@ -25,7 +25,7 @@ def run(place: Path, threads: int, timeout: float, listener: Listener) -> Manife
         if file is not None:
             bundle.verify(place, file)
     options = targets.Options(device=manifest.device, threads=threads)
-    checked = []
+    checked: list[VariantRecord] = []
     with Zygote() as zygote, tempfile.TemporaryDirectory() as logs:
         for record in manifest.variants:
             if record.artifact is None:
