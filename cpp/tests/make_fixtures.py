@@ -64,7 +64,13 @@ def save_golden(model: Model, path: Path) -> None:
         reference = model.double()(tensors[0], tensors[1].double())
         model.float()
         cases.append(
-            {"name": f"batch={batch}", "seed": batch, "inputs": list(tensors), "eager": list(eager), "reference": list(reference)}
+            {
+                "name": f"batch={batch}",
+                "seed": batch,
+                "inputs": list(tensors),
+                "eager": list(eager),
+                "reference": list(reference),
+            }
         )
     torch.save({"schema": 1, "tolerance": {"rtol": 1e-4, "atol": 1e-5, "k": 2.0}, "cases": cases}, path)
 
@@ -81,7 +87,9 @@ def save_packages(model: Model, directory: Path) -> None:
     torch.export.save(program, directory / "exported.pt2")
     package = directory / "model.pt2"
     torch._inductor.aoti_compile_and_package(
-        program, package_path=str(package), inductor_configs={"cpp.dynamic_threads": True, "aot_inductor.link_libtorch": False}
+        program,
+        package_path=str(package),
+        inductor_configs={"cpp.dynamic_threads": True, "aot_inductor.link_libtorch": False},
     )
     with zipfile.ZipFile(package, "a", zipfile.ZIP_STORED) as archive:
         top = archive.namelist()[0].split("/")[0]

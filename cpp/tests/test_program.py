@@ -36,7 +36,12 @@ class Usage(unittest.TestCase):
 
     def test_wrong_usage_is_one_line_and_exit_code_2(self) -> None:
         wrong: tuple[list[object], ...] = (
-            [], ["bogus"], ["verify"], ["verify", "a", "b"], ["info", "a", "--golden", "x"], ["bench", "a", "--runs", "0"],
+            [],
+            ["bogus"],
+            ["verify"],
+            ["verify", "a", "b"],
+            ["info", "a", "--golden", "x"],
+            ["bench", "a", "--runs", "0"],
             ["bench", "a", "--runs"], ["verify", "a", "--rtol", "-1"], ["run", FIXTURES / "model.pt"],
             ["verify", FIXTURES / "model.pt", "--device", "tpu"],
         )  # fmt: skip
@@ -126,10 +131,14 @@ class Session(unittest.TestCase):
             code, answers = session(model, "time 3", "check", "quit")
             self.assertEqual((code, [a["event"] for a in answers]), (0, ["ready", "time", "check"]))
             ready, time, check = answers
-            self.assertEqual((ready["protocol"], ready["language"], ready["device"], ready["provider"]), (1, "native", "cpu", ""))
+            self.assertEqual(
+                (ready["protocol"], ready["language"], ready["device"], ready["provider"]), (1, "native", "cpu", "")
+            )
             self.assertEqual(len(time["samples_ms"]), 3)
             self.assertGreater(time["peak_rss_mb"], 10)
-            self.assertEqual([(c["case"], c["seed"], c["error"]) for c in check["cases"]], [(f"batch={b}", b, "") for b in (1, 2, 5)])
+            self.assertEqual(
+                [(c["case"], c["seed"], c["error"]) for c in check["cases"]], [(f"batch={b}", b, "") for b in (1, 2, 5)]
+            )
             fields = "output verdict reason max_abs max_rel rmse eager_rmse rmse_ratio cosine worst"
             self.assertEqual(list(check["cases"][0]["outputs"][0]), fields.split())
 
