@@ -59,8 +59,7 @@ def stage(out: Path) -> Iterator[Staging]:
     lock = out.with_name(f".{out.name}.lock")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with lock.open("a+") as held:
-            _lock(held, out)
+        with _locked(lock, out):
             try:
                 shutil.rmtree(root, ignore_errors=True)
                 (root / LOGS).mkdir(parents=True)
@@ -68,9 +67,30 @@ def stage(out: Path) -> Iterator[Staging]:
                 yield Staging(out, root)
             finally:
                 shutil.rmtree(root, ignore_errors=True)
-                lock.unlink(missing_ok=True)
     except OSError as error:
         raise disk_error(error, out) from error
+
+
+@contextmanager
+def _locked(lock: Path, out: Path) -> Iterator[None]:
+    """Hold the lock file, and remove it in the end."""
+    while True:
+        with lock.open("a+") as held:
+            _lock(held, out)
+            if not _is_still(lock, held):
+                continue  # its last owner removed it after we opened it: this lock keeps nobody out
+            try:
+                yield
+            finally:
+                lock.unlink(missing_ok=True)
+            return
+
+
+def _is_still(path: Path, held: IO[str]) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(held.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def _lock(held: IO[str], out: Path) -> None:

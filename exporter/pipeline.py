@@ -96,10 +96,10 @@ def run(request: Request, listener: Listener | None = None) -> tuple[Manifest, P
         except OSError as error:
             current.close_sessions()
             raise bundle.disk_error(error, request.out) from error
-        except BaseException:
+        except BaseException as error:
             current.stop()
             if current.finish("interrupted"):
-                staging.publish_interrupted()
+                error.add_note(f"what was finished is in {staging.publish_interrupted()}")
             raise
         if current.prepared:
             current.finish("complete")

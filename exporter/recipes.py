@@ -114,12 +114,14 @@ def load(source: Source) -> Recipe:
 
 
 def _import_file(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    # Under its own name, so that what it defines can be pickled; under another where that name is somebody else's.
+    name = path.stem if importlib.util.find_spec(path.stem) is None else f"recipe_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise RecipeError(f"{path} cannot be imported", "give a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.parent))
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 

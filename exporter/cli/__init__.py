@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import signal
 import sys
+from types import FrameType
 from typing import Any
 
 import click
@@ -68,6 +70,7 @@ def _run(command: click.Command, name: str) -> None:
     verbose = (
         any(a.startswith("-") and not a.startswith("--") and "v" in a for a in sys.argv[1:]) or "--verbose" in sys.argv
     )
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         result: Any = command.main(prog_name=name, standalone_mode=False)
         sys.exit(result if isinstance(result, int) else 0)
@@ -76,8 +79,9 @@ def _run(command: click.Command, name: str) -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted: what was finished is kept", err=True)
+    except (click.Abort, KeyboardInterrupt) as interrupt:
+        notes = getattr(interrupt.__cause__ or interrupt.__context__ or interrupt, "__notes__", [])
+        click.echo("; ".join(["interrupted", *notes]), err=True)
         sys.exit(130)
     except BrokenPipeError:
         sys.stderr.close()
@@ -87,6 +91,10 @@ def _run(command: click.Command, name: str) -> None:
             raise
         _show(error)
         sys.exit(error.exit_code)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def _show(error: ExporterError) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shlex
-import signal
 import sys
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
@@ -122,7 +120,6 @@ def command(model: str, targets_text: str, device: str | None, out: Path | None,
     from exporter import pipeline, report
     from exporter.cli import _progress
 
-    signal.signal(signal.SIGTERM, _interrupt)
     request = _request(model, targets_text, device, out, options)
     with _progress.listener(quiet=options["quiet"]) as listener:
         manifest, place = pipeline.run(request, listener)
@@ -130,10 +127,6 @@ def command(model: str, targets_text: str, device: str | None, out: Path | None,
     if options["verbose"]:
         _show_logs(manifest, place)
     return 0 if all(v.status == "passed" for v in manifest.variants) else 1
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _request(model: str, targets_text: str, device: str | None, out: Path | None, options: dict[str, Any]) -> Any:
