@@ -14,17 +14,15 @@
 namespace exporter::app {
 namespace {
 
-constexpr int kWarmUpRuns = 10;         // calls in one warm-up window
-constexpr int kWarmUpWindows = 20;      // at most
-constexpr double kWarmUpBudget = 10e3;  // milliseconds, at most
-constexpr double kSettled = 0.05;       // change of the median that counts as none
+constexpr int kWarmUpRuns = 10;    // calls in one warm-up window
+constexpr double kSettled = 0.05;  // change of the median that counts as none
 
-/// Runs windows until the median changes by less than kSettled, or the budget is spent. TorchScript
+/// Runs windows until the median changes by less than kSettled, or `seconds` are spent. TorchScript
 /// needs it: its first calls record profiles, and then compile. Returns whether the median settled.
-bool warm_up(const Artifact& artifact, const std::vector<at::Tensor>& inputs) {
+bool warm_up(const Artifact& artifact, const std::vector<at::Tensor>& inputs, int seconds) {
   double previous = 0;
   double spent = 0;
-  for (int window = 0; window < kWarmUpWindows && spent < kWarmUpBudget; ++window) {
+  for (int window = 0; spent < seconds * 1e3; ++window) {
     const auto samples = time_runs(artifact, inputs, kWarmUpRuns);
     spent += std::accumulate(samples.begin(), samples.end(), 0.0);
     const double median = summarize(samples).median;
@@ -46,8 +44,9 @@ void print_text(const Options& options, const Artifact& artifact, const GoldenCa
               all.max, all.count, peak_rss_mb());
   if (!settled) {
     std::fprintf(stderr,
-                 "warning: the median did not settle while warming up; close other "
-                 "programs, or raise --windows\n");
+                 "warning: the median did not settle in %d s of warming up; close other programs, "
+                 "or raise --warmup\n",
+                 options.warmup);
   }
 }
 
@@ -78,7 +77,7 @@ int bench(const Options& options) {
   const Artifact artifact = Artifact::open(options.artifact, options.open);
   const GoldenCase& example = golden.cases.front();
   const auto inputs = place(artifact, example.inputs);
-  const bool settled = warm_up(artifact, inputs);
+  const bool settled = warm_up(artifact, inputs, options.warmup);
   std::vector<std::vector<double>> windows;
   std::vector<double> samples;
   for (int i = 0; i < options.windows; ++i) {

@@ -56,6 +56,7 @@ Usage: exporter-run bench ARTIFACT [OPTIONS]
 
 Warms up until the median settles, then times windows of single, synchronised calls.
 
+  --warmup S                seconds to warm up, at most (10)
   --windows N               windows to time (5)
   --runs N                  calls in a window (50)
   --json                    print JSON, with every sample

@@ -13,7 +13,19 @@
 namespace exporter::app {
 namespace {
 
-enum Id { kGolden = 1, kJson, kDevice, kThreads, kRtol, kAtol, kWindows, kRuns, kInputs, kOutputs };
+enum Id {
+  kGolden = 1,
+  kJson,
+  kDevice,
+  kThreads,
+  kRtol,
+  kAtol,
+  kWarmup,
+  kWindows,
+  kRuns,
+  kInputs,
+  kOutputs
+};
 
 struct Command {
   std::string name;
@@ -24,7 +36,7 @@ const std::vector<Command>& commands() {
   static const std::vector<Command> all = {
       {"info", {kJson}},
       {"verify", {kGolden, kJson, kDevice, kThreads, kRtol, kAtol}},
-      {"bench", {kGolden, kJson, kDevice, kThreads, kWindows, kRuns}},
+      {"bench", {kGolden, kJson, kDevice, kThreads, kWarmup, kWindows, kRuns}},
       {"run", {kInputs, kOutputs, kDevice, kThreads}},
       {"session", {kGolden, kDevice, kThreads}},
   };
@@ -38,6 +50,7 @@ constexpr option kOptions[] = {
     {"threads", required_argument, nullptr, kThreads},
     {"rtol", required_argument, nullptr, kRtol},
     {"atol", required_argument, nullptr, kAtol},
+    {"warmup", required_argument, nullptr, kWarmup},
     {"windows", required_argument, nullptr, kWindows},
     {"runs", required_argument, nullptr, kRuns},
     {"inputs", required_argument, nullptr, kInputs},
@@ -87,6 +100,9 @@ void apply(int id, const std::string& value, Options& options) {
       break;
     case kAtol:
       options.atol = parse_tolerance("--atol", value);
+      break;
+    case kWarmup:
+      options.warmup = parse_count("--warmup", value, 1, 86'400);
       break;
     case kWindows:
       options.windows = parse_count("--windows", value, 1, 1'000'000);

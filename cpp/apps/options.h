@@ -17,6 +17,7 @@ struct Options {
   OpenOptions open;
   std::optional<double> rtol;
   std::optional<double> atol;
+  int warmup = 10;  ///< seconds, at most
   int windows = 5;
   int runs = 50;
   bool json = false;

@@ -2,12 +2,16 @@
 
 #include <exporter/error.h>
 #include <exporter/golden.h>
+#include <fcntl.h>
+#include <poll.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
-#include <iostream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
 #include "check.h"
@@ -43,8 +47,67 @@ class Channel {
 };
 
 ordered_json to_json(ErrorKind kind, const std::string& message) {
-  return {{"event", "error"}, {"kind", to_string(kind)}, {"message", message}};
+  return {{"event", "error"}, {"kind", to_string(kind)}, {"message", message}, {"remedy", ""}};
 }
+
+/// Whether SIGTERM came, and a pipe that wakes whoever waits for a request. A process that the
+/// signal killed would leave what torch unpacked of a package in the temporary directory.
+volatile std::sig_atomic_t terminated = 0;
+int termination[2] = {-1, -1};
+
+void on_termination(int /*signal*/) {
+  const int saved = errno;
+  terminated = 1;
+  [[maybe_unused]] const auto written = write(termination[1], "", 1);
+  errno = saved;
+}
+
+/// SIGTERM asks the session to end after the request that it is at; a second one kills.
+void catch_signals() {
+  if (pipe2(termination, O_CLOEXEC) != 0) throw std::runtime_error("no pipe could be made");
+  struct sigaction action{};
+  action.sa_handler = on_termination;
+  action.sa_flags = static_cast<int>(SA_RESTART | SA_RESETHAND);
+  sigaction(SIGTERM, &action, nullptr);
+  signal(SIGPIPE, SIG_IGN);  // when nobody reads any more, writing an answer fails instead
+}
+
+/// The lines of standard input.
+class Requests {
+ public:
+  /// The next line; nothing at the end of input and after SIGTERM.
+  std::optional<std::string> next() {
+    while (terminated == 0) {
+      const auto end = buffer_.find('\n');
+      if (end != std::string::npos) return take(end);
+      if (!fill()) return buffer_.empty() ? std::nullopt : std::optional(take(buffer_.size()));
+    }
+    return std::nullopt;
+  }
+
+ private:
+  std::string take(std::size_t size) {
+    std::string line = buffer_.substr(0, size);
+    buffer_.erase(0, size + 1);
+    return line;
+  }
+
+  /// Waits for more input; false when there will be none.
+  bool fill() {
+    pollfd sources[] = {{STDIN_FILENO, POLLIN, 0}, {termination[0], POLLIN, 0}};
+    while (poll(sources, 2, -1) < 0) {
+      if (errno != EINTR) return false;
+    }
+    if (sources[1].revents != 0) return true;  // `next` looks why
+    char bytes[4096];
+    const ssize_t count = read(STDIN_FILENO, bytes, sizeof bytes);
+    if (count <= 0) return false;
+    buffer_.append(bytes, static_cast<std::size_t>(count));
+    return true;
+  }
+
+  std::string buffer_;
+};
 
 class Session {
  public:
@@ -87,13 +150,14 @@ class Session {
   std::vector<at::Tensor> example_;
 };
 
-/// Answers until `quit` or the end of input. A request that fails is answered with an error.
+/// Answers until `quit`, the end of input or SIGTERM. A request that fails is answered with an
+/// error.
 void serve(const Session& session, Channel& channel) {
-  std::string request;
-  while (std::getline(std::cin, request) && request != "quit") {
+  Requests requests;
+  for (auto request = requests.next(); request && *request != "quit"; request = requests.next()) {
     ordered_json answer;
     try {
-      answer = session.answer(request);
+      answer = session.answer(*request);
     } catch (const Error& error) {
       answer = to_json(error.kind(), error.what());
     } catch (const std::exception& error) {
@@ -120,6 +184,7 @@ int session(int argc, char** argv) {
       std::fputs(help("session").c_str(), stderr);
       return 0;
     }
+    catch_signals();
     const Session session(options);
     if (channel.send(session.ready())) serve(session, channel);
     return 0;

@@ -66,8 +66,9 @@ Artifact Artifact::open(const std::filesystem::path& path, const OpenOptions& op
   const at::Device wanted =
       parse_device(options.device.empty() ? info.contract.device : options.device);
   require_device(info, wanted, path.string());
-  const at::Device device = prepare_device(wanted);
+  at::Device device = wanted;
   auto runner = guarded(ErrorKind::artifact, path.string() + ": cannot be loaded", [&] {
+    device = prepare_device(wanted);
     const c10::InferenceMode no_gradients;
     return info.kind == ArtifactKind::torchscript ? load_torchscript(path, device)
                                                   : load_aotinductor(path, device);

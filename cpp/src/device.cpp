@@ -28,9 +28,12 @@ void load_cuda() {
   std::call_once(once, [] {
     // Global: a compiled package resolves its CUDA symbols there.
     if (dlopen(cuda_library().c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
-      throw Error(ErrorKind::runtime,
+      throw Error(ErrorKind::usage,
                   std::string("CUDA was asked for, but this LibTorch cannot serve it: ") +
                       one_line(dlerror()));
+    }
+    if (!c10::impl::hasDeviceGuardImpl(c10::kCUDA)) {
+      throw Error(ErrorKind::usage, "CUDA was asked for, but this LibTorch was built without it");
     }
   });
 }
@@ -40,8 +43,9 @@ void load_cuda() {
 c10::Device parse_device(const std::string& name) {
   try {
     const c10::Device device(name);
-    if (device.is_cpu() || device.is_cuda()) return device;
-  } catch (const c10::Error&) {
+    // Compared as text, for torch reads cuda:256 as cuda:0.
+    if ((device.is_cpu() || device.is_cuda()) && device.str() == name) return device;
+  } catch (const std::exception&) {
   }
   throw Error(ErrorKind::usage, "device " + name + " is not cpu, cuda or cuda:N");
 }
@@ -53,9 +57,9 @@ c10::Device prepare_device(c10::Device device) {
   const int count = guard->deviceCount();
   const int index = device.has_index() ? device.index() : 0;
   if (index >= count) {
-    throw Error(ErrorKind::runtime, "device " + device.str() +
-                                        " was asked for, but this machine has " +
-                                        std::to_string(count) + " usable GPU(s)");
+    throw Error(ErrorKind::usage, "device " + device.str() +
+                                      " was asked for, but this machine has " +
+                                      std::to_string(count) + " usable GPU(s)");
   }
   device.set_index(static_cast<c10::DeviceIndex>(index));
   // float32 means float32 here, as it does in the Python sessions that this one is compared with.

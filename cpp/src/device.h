@@ -10,7 +10,8 @@ namespace exporter {
 c10::Device parse_device(const std::string& name);
 
 /// Makes a device usable and returns it with its index: CUDA's libraries are opened here, the first
-/// time that a GPU is asked for. Throws Error(runtime) when this machine has no such GPU.
+/// time that a GPU is asked for. Throws Error(usage) when this machine, or this LibTorch, has no
+/// such GPU, and whatever torch throws.
 c10::Device prepare_device(c10::Device device);
 
 /// Waits until the device is idle; returns at once for the CPU.

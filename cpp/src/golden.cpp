@@ -28,12 +28,27 @@ std::vector<at::Tensor> read_tensors(const c10::IValue& value) {
   return tensors;
 }
 
+/// A reference that is of another kind or size than eager's output cannot be compared with it.
+void require_reference(const at::Tensor& eager, const at::Tensor& reference,
+                       const std::string& where) {
+  TORCH_CHECK(reference.sizes() == eager.sizes(), where, ": the reference has shape ",
+              reference.sizes(), ", eager ", eager.sizes());
+  const at::ScalarType wanted = eager.is_floating_point() ? at::kDouble : eager.scalar_type();
+  TORCH_CHECK(eager.is_complex() ? reference.is_complex() : reference.scalar_type() == wanted,
+              where, ": the reference is ", dtype_name(reference.scalar_type()), " where eager is ",
+              dtype_name(eager.scalar_type()));
+}
+
 GoldenCase read_case(const Dict& dict) {
   GoldenCase one{field(dict, "name").toStringRef(), field(dict, "seed").toInt(),
                  read_tensors(field(dict, "inputs")), read_tensors(field(dict, "eager")),
                  read_tensors(field(dict, "reference"))};
   TORCH_CHECK(one.eager.size() == one.reference.size(), "case ", one.name,
               ": eager and reference differ in number");
+  for (std::size_t i = 0; i < one.eager.size(); ++i) {
+    require_reference(one.eager[i], one.reference[i],
+                      "case " + one.name + ", output " + std::to_string(i));
+  }
   return one;
 }
 

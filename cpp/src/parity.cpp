@@ -5,11 +5,16 @@
 #include <exporter/error.h>
 #include <exporter/parity.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 
+#include "guard.h"
+
 namespace exporter {
 namespace {
+
+constexpr double kTiny = 1e-300;  // stands for a divisor of 0
 
 /// Three outputs as contiguous float64 on the CPU.
 struct Values {
@@ -21,8 +26,8 @@ struct Values {
 
 /// What one pass over the finite elements gives.
 struct Sums {
-  std::int64_t count = 0;
-  bool equal = true;
+  std::int64_t count = 0, eager_count = 0;  // the latter where eager is finite too
+  bool equal = true, within = true;         // y == e, and d within the tolerance, everywhere
   double max_abs = 0, max_rel = 0;
   double worst_excess = -1;
   std::int64_t worst = 0;
@@ -70,39 +75,69 @@ OutputParity compare_integers(OutputParity result, const at::Tensor& actual,
                                         std::to_string(actual.numel()) + " values differ");
 }
 
-/// 0 for a finite number, and another code for NaN, +Inf and -Inf each.
-int special(double value) {
-  if (std::isfinite(value)) return 0;
-  return std::isnan(value) ? 1 : (value > 0 ? 2 : 3);
-}
-
-/// Step 3: the first element that is NaN or infinite in one and not in the other; -1 when none is.
-std::int64_t special_mismatch(const Values& values) {
-  for (std::int64_t i = 0; i < values.size; ++i) {
-    if (special(values.actual[i]) != special(values.eager[i])) return i;
+std::optional<std::int64_t> first_nan(const double* values, std::int64_t size) {
+  for (std::int64_t i = 0; i < size; ++i) {
+    if (std::isnan(values[i])) return i;
   }
-  return -1;
+  return std::nullopt;
 }
 
-double keep_nan_max(double a, double b) { return std::isnan(b) || b > a ? b : a; }
+/// The first element that is infinite in one and not the same in the other.
+std::optional<std::int64_t> first_other_infinity(const Values& values) {
+  for (std::int64_t i = 0; i < values.size; ++i) {
+    const double y = values.actual[i], r = values.reference[i];
+    if ((std::isinf(y) || std::isinf(r)) && y != r) return i;
+  }
+  return std::nullopt;
+}
+
+/// Step 3: fails `result` for NaN anywhere, and for infinities that are not the reference's.
+/// Returns whether it did.
+bool fail_specials(OutputParity& result, const Values& values, at::IntArrayRef sizes) {
+  const auto fail = [&](const char* what, std::int64_t at, const std::string& why) {
+    result.verdict = Verdict::fail;
+    result.worst = unravel(at, sizes);
+    result.reason = std::string(what) + " at " + shape_text(result.worst) + why;
+    return true;
+  };
+  for (const double* one : {values.eager, values.reference, values.actual}) {
+    const auto at = first_nan(one, values.size);
+    if (at) return fail("NaN", *at, one == values.actual ? "" : ": eager itself gives it");
+  }
+  const auto at = first_other_infinity(values);
+  return at && fail("Inf", *at,
+                    ": " + short_number(values.actual[*at]) + " where the reference is " +
+                        short_number(values.reference[*at]));
+}
+
+/// How far a distance is outside of what is allowed: 1 at the edge. Nothing is allowed where the
+/// reference and --atol are both 0; there, any distance is far outside.
+double excess_of(double distance, double allowed) {
+  return allowed > 0 ? distance / allowed : distance * 1e30;
+}
 
 Sums accumulate(const Values& values, const Tolerance& tolerance) {
   Sums sums;
   for (std::int64_t i = 0; i < values.size; ++i) {
     const double y = values.actual[i], e = values.eager[i], r = values.reference[i];
-    if (!std::isfinite(y)) continue;
+    if (!std::isfinite(y)) continue;  // then the reference is not finite either
     const double d = std::abs(y - r);
-    const double excess = d / (tolerance.atol + tolerance.rtol * std::abs(r));
-    if (std::isnan(excess) ? !std::isnan(sums.worst_excess) : excess > sums.worst_excess) {
+    const double allowed = tolerance.atol + tolerance.rtol * std::abs(r);
+    const double excess = excess_of(d, allowed);
+    if (excess > sums.worst_excess) {
       sums.worst_excess = excess;
       sums.worst = i;
     }
     ++sums.count;
     sums.equal = sums.equal && y == e;
-    sums.max_abs = keep_nan_max(sums.max_abs, d);
-    sums.max_rel = keep_nan_max(sums.max_rel, d / std::max(std::abs(r), tolerance.atol));
+    sums.within = sums.within && d <= allowed;
+    sums.max_abs = std::max(sums.max_abs, d);
+    sums.max_rel = std::max(sums.max_rel, d / std::max({std::abs(r), tolerance.atol, kTiny}));
     sums.square += d * d;
-    sums.eager_square += (e - r) * (e - r);
+    if (std::isfinite(e)) {
+      ++sums.eager_count;
+      sums.eager_square += (e - r) * (e - r);
+    }
     sums.actual_square += y * y;
     sums.reference_square += r * r;
     sums.product += y * r;
@@ -119,7 +154,7 @@ double cosine(const Sums& sums) {
 /// Step 5.
 Verdict judge(const Sums& sums, double rmse, double eager_rmse, const Tolerance& tolerance) {
   if (sums.equal) return Verdict::exact;
-  if (sums.worst_excess <= 1) return Verdict::rounding;
+  if (sums.within) return Verdict::rounding;
   const double rms = std::sqrt(sums.reference_square / static_cast<double>(sums.count));
   const double tol = tolerance.atol + tolerance.rtol * rms;
   return rmse <= tolerance.k * eager_rmse + tol / 10 ? Verdict::drift : Verdict::fail;
@@ -134,7 +169,9 @@ OutputParity compare_floats(OutputParity result, const Values& values, at::IntAr
   const auto count = static_cast<double>(sums.count);
   result.max_rel = sums.max_rel;
   result.rmse = std::sqrt(sums.square / count);
-  result.eager_rmse = std::sqrt(sums.eager_square / count);
+  result.eager_rmse = sums.eager_count == 0
+                          ? 0
+                          : std::sqrt(sums.eager_square / static_cast<double>(sums.eager_count));
   if (*result.eager_rmse != 0) {
     result.rmse_ratio = *result.rmse / *result.eager_rmse;
   } else if (*result.rmse == 0) {
@@ -158,17 +195,14 @@ at::Tensor as_doubles(const at::Tensor& tensor) {
       .contiguous();
 }
 
-}  // namespace
-
-const char* to_string(Verdict verdict) {
-  constexpr const char* kNames[] = {"exact", "rounding", "drift", "FAIL"};
-  return kNames[static_cast<int>(verdict)];
-}
-
-OutputParity compare(const std::string& name, const at::Tensor& actual, const at::Tensor& eager,
-                     const at::Tensor& reference, const Tolerance& tolerance) {
+OutputParity compare_outputs(const std::string& name, const at::Tensor& actual,
+                             const at::Tensor& eager, const at::Tensor& reference,
+                             const Tolerance& tolerance) {
   if (reference.sizes() != eager.sizes()) {
     throw Error(ErrorKind::golden, name + ": the reference's shape is not eager's");
+  }
+  if (reference.is_complex() != eager.is_complex()) {  // complex numbers are read as pairs below
+    throw Error(ErrorKind::golden, name + ": the reference's dtype does not fit eager's");
   }
   OutputParity result;
   result.output = name;
@@ -186,15 +220,21 @@ OutputParity compare(const std::string& name, const at::Tensor& actual, const at
   const at::Tensor y = as_doubles(actual), e = as_doubles(eager), r = as_doubles(reference);
   const Values values{y.const_data_ptr<double>(), e.const_data_ptr<double>(),
                       r.const_data_ptr<double>(), y.numel()};
-  const std::int64_t mismatch = special_mismatch(values);
-  if (mismatch >= 0) {
-    result.worst = unravel(mismatch, y.sizes());
-    const std::string where = shape_text(result.worst);
-    return failure(std::move(result), short_number(values.actual[mismatch]) +
-                                          " where eager gives " +
-                                          short_number(values.eager[mismatch]) + " at " + where);
-  }
+  if (fail_specials(result, values, y.sizes())) return result;
   return compare_floats(std::move(result), values, y.sizes(), tolerance);
+}
+
+}  // namespace
+
+const char* to_string(Verdict verdict) {
+  constexpr const char* kNames[] = {"exact", "rounding", "drift", "FAIL"};
+  return kNames[static_cast<int>(verdict)];
+}
+
+OutputParity compare(const std::string& name, const at::Tensor& actual, const at::Tensor& eager,
+                     const at::Tensor& reference, const Tolerance& tolerance) {
+  return guarded(ErrorKind::runtime, name + " cannot be compared",
+                 [&] { return compare_outputs(name, actual, eager, reference, tolerance); });
 }
 
 }  // namespace exporter

@@ -132,6 +132,9 @@ void refuses_files(const fs::path& fixtures, const Broken& broken) {
 void refuses_settings(const fs::path& fixtures) {
   const fs::path model = fixtures / "model.pt";
   EXPECT_ERROR(usage, "device tpu", Artifact::open(model, {"tpu", 0}));
+  for (const std::string device : {"cuda:77", "cuda:256", "cuda:-1", "cuda:", "cuda:99999999999"}) {
+    EXPECT_ERROR(usage, "", Artifact::open(model, {device, 0}));
+  }
   EXPECT_ERROR(usage, "threads is -1", Artifact::open(model, {"cpu", -1}));
   EXPECT_ERROR(artifact, "cuda", Artifact::open(fixtures / "model.pt2", {"cuda:77", 0}));
 }

@@ -52,15 +52,51 @@ void integers() {
 }
 
 void specials() {
-  EXPECT(judge(ones_but(kNan), ones_but(kNan)).verdict == Verdict::exact);
-  EXPECT(judge(ones_but(kInf), ones_but(kInf)).verdict == Verdict::exact);
-  EXPECT(judge(at::full({2}, kNan), at::full({2}, kNan)).verdict == Verdict::exact);
   const auto result = judge(ones_but(kNan), ones());
   EXPECT(result.verdict == Verdict::fail);
+  EXPECT_EQUAL(result.reason, "NaN at [1, 2]");
   EXPECT(result.worst == std::vector<std::int64_t>({1, 2}));
-  EXPECT(judge(ones(), ones_but(kNan)).verdict == Verdict::fail);
-  EXPECT(judge(ones_but(kInf), ones_but(-kInf)).verdict == Verdict::fail);
+  const auto all = judge(at::full({2}, kNan), at::full({2}, kNan));
+  EXPECT(all.verdict == Verdict::fail);
+  EXPECT_EQUAL(all.reason, "NaN at [0]: eager itself gives it");
+  EXPECT_EQUAL(judge(ones(), ones_but(kNan)).reason, "NaN at [1, 2]: eager itself gives it");
   EXPECT(judge(ones_but(kInf), ones_but(kNan)).verdict == Verdict::fail);
+  const at::Tensor reference = ones_but(kNan).to(at::kDouble);
+  EXPECT_EQUAL(compare("y", ones(), ones(), reference, kTolerance).reason,
+               "NaN at [1, 2]: eager itself gives it");
+}
+
+/// Infinities are compared with the reference; where eager's differ, it is left out of its error.
+void infinities() {
+  EXPECT(judge(ones_but(kInf), ones_but(kInf)).verdict == Verdict::exact);
+  EXPECT(judge(at::full({2}, kInf), at::full({2}, kInf)).verdict == Verdict::exact);
+  const auto sign = judge(ones_but(kInf), ones_but(-kInf));
+  EXPECT(sign.verdict == Verdict::fail);
+  EXPECT_EQUAL(sign.reason, "Inf at [1, 2]: inf where the reference is -inf");
+  EXPECT(sign.worst == std::vector<std::int64_t>({1, 2}));
+  const at::Tensor reference = at::ones({2, 3}, at::kDouble);
+  EXPECT_EQUAL(compare("y", ones_but(kInf), ones_but(kInf), reference, kTolerance).reason,
+               "Inf at [1, 2]: inf where the reference is 1");
+  const auto better = compare("y", ones(), ones_but(kInf), reference, kTolerance);
+  EXPECT(better.verdict == Verdict::rounding);
+  EXPECT_EQUAL(*better.eager_rmse, 0.0);
+}
+
+/// Without an absolute tolerance, zeros that agree are within it.
+void no_absolute_tolerance() {
+  const Tolerance relative{1e-4, 0, 2.0};
+  at::Tensor eager = ones();
+  eager[0][0] = 0;
+  at::Tensor near = eager.clone();
+  near[1][2] = 1.00001f;
+  const auto result = compare("y", near, eager, eager.to(at::kDouble), relative);
+  EXPECT(result.verdict == Verdict::rounding);
+  EXPECT(result.worst == std::vector<std::int64_t>({1, 2}));
+  EXPECT(std::isfinite(*result.max_rel));
+  near[0][0] = 1e-3f;
+  const auto off = compare("y", near, eager, eager.to(at::kDouble), relative);
+  EXPECT(off.verdict == Verdict::fail);
+  EXPECT(off.worst == std::vector<std::int64_t>({0, 0}));
 }
 
 void exact() {
@@ -106,6 +142,9 @@ void edges() {
   EXPECT(judge(ones().to(at::kBFloat16), ones().to(at::kBFloat16)).verdict == Verdict::exact);
   const at::Tensor complex = at::complex(ones(), ones());
   EXPECT(compare("y", complex * 2, complex, complex, kTolerance).verdict == Verdict::fail);
+  EXPECT_ERROR(golden, "dtype", compare("y", complex, complex, ones(), kTolerance));
+  const at::Tensor sparse = ones().to_sparse();  // something that torch refuses to compute with
+  EXPECT_ERROR(runtime, "y cannot be compared: ", compare("y", sparse, sparse, sparse, kTolerance));
 }
 
 }  // namespace
@@ -113,7 +152,9 @@ void edges() {
 int main() {
   return testing::run({{"shape and dtype", shape_and_dtype},
                        {"integers", integers},
-                       {"NaN and infinities", specials},
+                       {"NaN", specials},
+                       {"infinities", infinities},
+                       {"no absolute tolerance", no_absolute_tolerance},
                        {"exact", exact},
                        {"rounding", rounding},
                        {"drift", drift},

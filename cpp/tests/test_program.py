@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,7 @@ class Usage(unittest.TestCase):
             ["bench", "a", "--runs", "0"],
             ["bench", "a", "--runs"], ["verify", "a", "--rtol", "-1"], ["run", FIXTURES / "model.pt"],
             ["verify", FIXTURES / "model.pt", "--device", "tpu"],
+            ["verify", FIXTURES / "model.pt", "--device", "cuda:77"], ["bench", "a", "--warmup", "0"],
         )  # fmt: skip
         for arguments in wrong:
             done = call(*arguments)
@@ -102,6 +105,23 @@ class Commands(unittest.TestCase):
         self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1))
         self.assertIn("golden.pt", done.stderr)
 
+    def test_verify_refuses_a_reference_that_does_not_fit_eager(self) -> None:
+        x = torch.ones(1, 4)
+        for eager, reference in (
+            (x.to(torch.complex64), x.double()),
+            (x, x.to(torch.complex128)),
+            (x, x),
+            (x, x.double()[:, :3]),
+            (x.long(), x.int()),
+            (x > 0, x.long()),
+        ):
+            golden = torch.load(FIXTURES / "golden.pt", weights_only=True)
+            golden["cases"][0]["eager"][0], golden["cases"][0]["reference"][0] = eager, reference
+            torch.save(golden, self.directory / "golden.pt")
+            done = call("verify", FIXTURES / "model.pt", "--golden", self.directory / "golden.pt")
+            self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1), done.stderr)
+            self.assertIn("golden.pt cannot be read as a golden: case batch=1, output 0: the reference", done.stderr)
+
     def test_bench(self) -> None:
         for model in MODELS:
             done = call("bench", FIXTURES / model, "--windows", 2, "--runs", 7, "--json")
@@ -145,7 +165,7 @@ class Session(unittest.TestCase):
     def test_goes_on_after_a_wrong_request(self) -> None:
         code, answers = session("model.pt", "dance", "time 0", "time x", "", "time 1")
         self.assertEqual((code, [a["event"] for a in answers]), (0, ["ready", *["error"] * 4, "time"]))
-        self.assertEqual({a["kind"] for a in answers[1:5]}, {"usage"})
+        self.assertEqual({(a["kind"], a["remedy"]) for a in answers[1:5]}, {("usage", "")})
 
     def test_failure_before_ready(self) -> None:
         for model, golden, kind in (
@@ -157,6 +177,38 @@ class Session(unittest.TestCase):
             self.assertEqual((code, [(a["event"], a["kind"]) for a in answers]), (1, [("error", kind)]))
         done = call("session", FIXTURES / "model.pt", "--bogus")
         self.assertEqual((done.returncode, json.loads(done.stdout)["kind"]), (2, "usage"))
+        done = call("session", FIXTURES / "model.pt", "--device", "cuda:77")
+        self.assertEqual((done.returncode, json.loads(done.stdout)["kind"]), (2, "usage"))
+
+    def test_leaves_nothing_behind(self) -> None:
+        for end in ("quit", "end of input", "SIGTERM", "SIGTERM while busy", "nobody reads"):
+            with self.subTest(end), tempfile.TemporaryDirectory() as directory:
+                process = subprocess.Popen(
+                    [PROGRAM, "session", FIXTURES / "model.pt2"],
+                    stdin=-1, stdout=-1, stderr=-1, text=True, env={**os.environ, "TMPDIR": directory},
+                )  # fmt: skip
+                assert process.stdin and process.stdout and process.stderr
+                process.stdout.readline()
+                self.assertNotEqual(list(Path(directory).iterdir()), [], "torch unpacks elsewhere")
+                if end == "quit":
+                    print("quit", file=process.stdin, flush=True)
+                elif end == "end of input":
+                    process.stdin.close()
+                elif end == "SIGTERM":
+                    process.terminate()
+                elif end == "SIGTERM while busy":
+                    print("time 200000\ncheck", file=process.stdin, flush=True)
+                    time.sleep(0.1)
+                    process.terminate()
+                    self.assertEqual(json.loads(process.stdout.readline())["event"], "time")
+                    self.assertEqual(process.stdout.readline(), "")
+                else:
+                    process.stdout.close()
+                    print("check", file=process.stdin, flush=True)
+                self.assertEqual(process.wait(60), 0)
+                self.assertEqual(list(Path(directory).iterdir()), [])
+                for stream in (process.stdin, process.stdout, process.stderr):
+                    stream.close()
 
     def test_maps_no_gpu_library(self) -> None:
         with subprocess.Popen([PROGRAM, "session", FIXTURES / "model.pt"], stdin=-1, stdout=-1, text=True) as process:

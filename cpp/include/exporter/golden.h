@@ -26,7 +26,8 @@ struct Golden {
   Tolerance tolerance;
   std::vector<GoldenCase> cases;
 
-  /// Throws Error(golden) when the file is missing, broken or of another schema.
+  /// Throws Error(golden) when the file is missing, broken or of another schema, or when a
+  /// reference does not fit eager's output in shape or dtype.
   static Golden read(const std::filesystem::path& path);
 };
 

@@ -38,7 +38,8 @@ struct OutputParity {
 
 /// Judges one output by the rule in docs/formats.md. `actual` is the artifact's output, `eager` and
 /// `reference` are the golden's; all of one shape (another shape of `actual` is a FAIL), on any
-/// device. Throws Error(golden) when `eager` and `reference` differ in shape.
+/// device. Throws Error(golden) when `eager` and `reference` differ in shape or only one is
+/// complex, Error(runtime) when torch cannot compute with a dtype.
 OutputParity compare(const std::string& name, const at::Tensor& actual, const at::Tensor& eager,
                      const at::Tensor& reference, const Tolerance& tolerance);
 
