@@ -53,6 +53,7 @@ def export(
 
     Raises:
         UsageError: the request cannot be met; nothing was written.
+        JobError: a child that all variants need failed.
     """
     unknown = options.keys() - {field.name for field in fields(pipeline.Request)}
     if unknown:
@@ -63,6 +64,8 @@ def export(
         "command": "exporter.export(...)",
     } | options
     with tempfile.TemporaryDirectory(prefix="exporter-") as folder:
+        if isinstance(model, str) and (inputs is not None or sizes is not None):
+            raise UsageError(f"{model} has inputs and sizes of its own", "leave out inputs and sizes")
         source = recipes.find(model) if isinstance(model, str) else _pickle(model, inputs, sizes, Path(folder), name)
         label = name or source.label
         place = Path(out) if out is not None else Path("artifacts") / label
@@ -139,13 +142,15 @@ def open_artifact(path: str | PathLike[str], device: str | None = None, threads:
 
     Raises:
         ArtifactError: the file is missing, altered, or carries no contract.
+        ContractError: it was exported for another kind of device.
     """
     file = Path(path)
     if (file.parent / bundle.MANIFEST).is_file():
         manifest = bundle.read_manifest(file.parent)
         for variant in manifest.variants:
             if variant.artifact is not None and variant.artifact.path == file.name:
-                bundle.verify(file.parent, variant.artifact)
+                for recorded in variant.files:
+                    bundle.verify(file.parent, recorded)
     contract = _read_contract(file)
     where = device or contract.device
     if where.partition(":")[0] != contract.device:

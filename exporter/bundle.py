@@ -24,6 +24,7 @@ MANIFEST = "manifest.json"
 SAMPLES = "samples.json"
 GOLDEN = "golden.pt"
 LOGS = "logs"
+FILES = ("trace.pt", "script.pt", "compile.pt2", "model.onnx", "model.onnx.data", "exported.pt2")
 OURS = {MANIFEST, SAMPLES, GOLDEN, LOGS}
 RENAME_EXCHANGE = 2
 
@@ -40,7 +41,8 @@ class Staging:
         write_atomic(self.root / MANIFEST, to_json(manifest) + "\n")
 
     def publish(self) -> Path:
-        """Put the staged bundle in its place; returns the place."""
+        """Put the staged bundle in its place; returns the place. BundleError when foreign files have come there."""
+        _refuse_foreign(self.out)
         return _swap(self.root, self.out)
 
     def publish_interrupted(self) -> Path:
@@ -151,8 +153,8 @@ def _refuse_foreign(out: Path) -> None:
 def _recorded(out: Path) -> set[str]:
     with suppress(ArtifactError):
         manifest = read_manifest(out)
-        return {variant.artifact.path for variant in manifest.variants if variant.artifact}
-    return {entry.name for entry in out.iterdir()}  # a broken manifest: the bundle is ours, and lost
+        return {file.path for variant in manifest.variants for file in variant.files}
+    return set(FILES)  # a broken manifest tells nothing
 
 
 def _swap(staged: Path, place: Path) -> Path:

@@ -33,6 +33,11 @@ class FlatInputs:
     leaves: tuple[Any, ...]
     spec: pytree.TreeSpec
 
+    @property
+    def constants(self) -> tuple[Any, ...]:
+        """The leaves that are no tensors, None in a tensor's place."""
+        return tuple(None if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves)
+
     def rebuild(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """(args, kwargs) with these tensors in place of the example's."""
         given = iter(tensors)

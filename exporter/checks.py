@@ -51,7 +51,7 @@ def openers(
             "--threads",
             str(options.threads),
         ]
-        yield "native", lambda: NativeSession(f"{record.name} (native)", command, log, timeout)
+        yield "native", lambda: NativeSession(f"{record.name} (native)", command, log, timeout, options.scratch)
 
 
 def open_live(zygote: Zygote, name: str, arguments: dict[str, Any], log: Path, timeout: float) -> Session:
@@ -72,13 +72,17 @@ def check(kind: str, open_session: Opener) -> tuple[SessionRecord, Session | Non
         if session is not None:
             session.close()
         return replace(record, reason=str(error), remedy=error.remedy), None
+    except BaseException:
+        if session is not None:
+            session.close()
+        raise
     found = parity.summarize(cases)
     fixed = fixed_sizes(cases)
     if fixed:
         found = replace(found, verdict="FAIL", reason="; ".join(fixed))
-    record = replace(record, parity=found, peak_rss_mb=session.peak_rss_mb)
+    record = replace(record, parity=found)
     if found.verdict == "FAIL":
-        return replace(record, reason=f"{found.reason}"), session
+        return replace(record, reason=found.reason), session
     return replace(record, status="passed", stage="done"), session
 
 
@@ -86,6 +90,7 @@ def _first_call_and_check(record: SessionRecord, session: Session) -> tuple[Sess
     """A first call that fails is not the end: the check tells at which sizes it fails, unless the session is gone."""
     try:
         record = replace(record, stage="first call", first_call_ms=session.time(1)[0])
+        record = replace(record, peak_rss_mb=session.peak_rss_mb)
     except ExporterError as error:
         try:
             return replace(record, stage="check"), session.check()

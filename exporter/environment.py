@@ -62,7 +62,7 @@ def _cpuinfo() -> dict[str, str]:
 def gpus() -> tuple[str, ...]:
     """`name, driver` of each NVIDIA GPU, as nvidia-smi tells it; empty when there is none."""
     tool = shutil.which("nvidia-smi")
-    if tool is None:
+    if tool is None or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return ()
     try:
         query = [tool, "--query-gpu=name,driver_version", "--format=csv,noheader"]
@@ -96,6 +96,7 @@ def describe() -> dict[str, str]:
         "os": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "compiler": compiler() or "none",
+        "exporter-run": str(find_runner() or "none"),
     }
     facts |= {name: found for name in DISTRIBUTIONS if (found := version(name))}
     facts |= {f"gpu{index}": name for index, name in enumerate(gpus())}

@@ -31,6 +31,7 @@ class Child:
     channel: socket.socket
     group: int
     log: Path
+    finished: bool = False
 
     def __post_init__(self) -> None:
         self.lines: TextIO = self.channel.makefile("r", encoding="utf-8", newline="\n")
@@ -60,6 +61,7 @@ class Child:
         while line:
             kind, value = pickle.loads(bytes.fromhex(line))
             if kind == "exit":
+                self.finished = True
                 self.close()
                 return self._outcome(outcome, value)
             outcome = (kind, value)
@@ -97,7 +99,9 @@ class Child:
         return ""
 
     def kill(self) -> None:
-        """End the job and all that it started."""
+        """End the job and all that it started; nothing when it has ended."""
+        if self.finished:
+            return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.group, signal.SIGKILL)
         self.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,13 +53,16 @@ def compare(
         return OutputParity(name, "FAIL", f"dtype {dtypes[0]}, expected {dtypes[1]}")
     if not np.issubdtype(eager.dtype, np.inexact):
         return _compare_integers(name, got, eager)
-    for what, test in (("NaN", np.isnan), ("+Inf", np.isposinf), ("-Inf", np.isneginf)):
-        differs = test(got) != test(eager)
-        if differs.any():
-            index = _index(differs, got.shape)
-            return OutputParity(
-                name, "FAIL", f"{what} at {list(index)}: {got[index]} where eager gives {eager[index]}", worst=index
-            )
+    for values, whose in ((eager, ": eager itself gives it"), (reference, ": eager itself gives it"), (got, "")):
+        if np.isnan(values).any():
+            index = _index(np.isnan(values), got.shape)
+            return OutputParity(name, "FAIL", f"NaN at {list(index)}{whose}", worst=index)
+    infinite = np.isinf(got) | np.isinf(reference)
+    differs = infinite & (got != reference)
+    if differs.any():
+        index = _index(differs, got.shape)
+        reason = f"Inf at {list(index)}: {got[index]} where the reference is {reference[index]}"
+        return OutputParity(name, "FAIL", reason, worst=index)
     return _compare_floats(name, got, eager, reference, tolerance)
 
 
@@ -81,14 +84,15 @@ def _compare_floats(name: str, got: Array, eager: Array, reference: Array, toler
     places = np.flatnonzero(finite)
     y, e, r = (a.reshape(-1)[places].astype(np.float64) for a in (got, eager, reference))
     distance, magnitude = np.abs(y - r), np.abs(r)
-    excess = distance / (tolerance.atol + tolerance.rtol * magnitude)
-    at = int(excess.argmax())
-    rmse, eager_rmse = _rms(y - r), _rms(e - r)
+    allowed = tolerance.atol + tolerance.rtol * magnitude
+    at = int(np.divide(distance, allowed, out=distance * 1e30, where=allowed > 0).argmax())
+    sound = np.isfinite(e)
+    rmse, eager_rmse = _rms(y - r), _rms((e - r)[sound]) if sound.any() else 0.0
     tol = tolerance.atol + tolerance.rtol * _rms(r)
     verdict: Verdict = "FAIL"
     if bool((y == e).all()):
         verdict = "exact"
-    elif excess[at] <= 1:
+    elif bool((distance <= allowed).all()):
         verdict = "rounding"
     elif rmse <= tolerance.k * eager_rmse + tol / 10:
         verdict = "drift"
@@ -99,7 +103,7 @@ def _compare_floats(name: str, got: Array, eager: Array, reference: Array, toler
         verdict,
         reason,
         max_abs=float(distance.max()),
-        max_rel=float((distance / np.maximum(magnitude, tolerance.atol)).max()),
+        max_rel=float((distance / np.maximum(np.maximum(magnitude, tolerance.atol), 1e-300)).max()),
         rmse=rmse,
         eager_rmse=eager_rmse,
         rmse_ratio=rmse / eager_rmse if eager_rmse else (1.0 if rmse == 0 else None),
@@ -123,7 +127,7 @@ def _cosine(a: Array, b: Array) -> float:
     return float(a @ b) / norms
 
 
-def summarize(cases: Iterable[Mapping[str, Any]]) -> Parity:
+def summarize(cases: Sequence[Mapping[str, Any]]) -> Parity:
     """The `cases` of a session's `check` answer, folded into one verdict: the worst wins."""
     parts = [(case, output) for case in cases for output in case["outputs"]]
     errors = [case for case in cases if case["error"]]

@@ -6,6 +6,7 @@ exports are done, for their first call is measured too.
 
 from __future__ import annotations
 
+import functools
 import json
 import shlex
 import threading
@@ -21,12 +22,8 @@ from exporter.errors import ExporterError, JobError, UsageError
 from exporter.isolate import Child, Zygote
 from exporter.job import Findings, Job, Prepared
 from exporter.recipes import Source
-from exporter.records import GoldenRecord, Lifecycle, Manifest, ModelRecord, SessionRecord, VariantRecord
+from exporter.records import EAGER, GoldenRecord, Lifecycle, Manifest, ModelRecord, SessionRecord, VariantRecord
 from exporter.session.client import Session
-
-EAGER = "eager"
-# The slowest first, so that the others fit beside it.
-SLOWEST_FIRST = ("compile", "onnx", "script", "export", "trace")
 
 
 @dataclass(frozen=True)
@@ -45,6 +42,7 @@ class Request:
     time_budget: float = 5.0
     timeout: float = 1800.0
     bench: bool = True
+    memory_limit_gb: float = 0.0
     rtol: float | None = None
     atol: float | None = None
     opset: int | None = None
@@ -53,23 +51,21 @@ class Request:
     asked: str = ""  # the model as the user wrote it, for commands that reproduce a step
 
     def reproduce(self, name: str) -> str:
-        """A command that runs one variant again."""
-        words = [
-            "exporter",
-            "export",
-            self.asked or self.model,
-            "--targets",
-            name,
-            "--device",
-            self.device,
-            "--seed",
-            str(self.seed),
-            "--weights",
-            self.weights,
-            "--no-bench",
-        ]
+        """A command that runs one variant again, with every option that is not the default."""
+        if self.source.kind == "memory":
+            return f"exporter.export(model, inputs, targets={name!r}, out={f'{self.out}-again'!r})"
+        words = ["exporter", "export", self.asked or self.model, "--targets", name, "--device", self.device]
+        words += ["--seed", str(self.seed), "--weights", self.weights, "--threads", str(self.threads)]
         for size, value in self.sizes.items():
             words += ["--size", f"{size}={value}"]
+        if self.source.inputs_file:
+            words += ["--inputs", self.source.inputs_file]
+        for option, given in (("--rtol", self.rtol), ("--atol", self.atol), ("--opset", self.opset)):
+            words += [] if given is None else [option, str(given)]
+        words += ["--allow-cpu-fallback"] if self.allow_cpu_fallback else []
+        words += ["--memory-limit", str(self.memory_limit_gb)] if self.memory_limit_gb else []
+        words += ["--timeout", f"{self.timeout:g}"] if self.timeout != Request.timeout else []
+        words += [] if self.bench else ["--no-bench"]
         return shlex.join([*words, "--out", f"{self.out}-again", "-v"])
 
 
@@ -104,7 +100,7 @@ def run(request: Request, listener: Listener | None = None) -> tuple[Manifest, P
         if current.prepared:
             current.finish("complete")
             return current.manifest, staging.publish()
-        current.finish("interrupted")
+        current.finish("failed")
         return current.manifest, staging.publish_interrupted()
 
 
@@ -120,6 +116,8 @@ class _Run:
             threads=request.threads,
             opset=request.opset,
             allow_cpu_fallback=request.allow_cpu_fallback,
+            memory_limit=round(request.memory_limit_gb * 1e9),
+            scratch=str(self.work),
         )
         self.job = Job(
             request.model, request.source, request.weights, request.seed, request.sizes, self.work, self.options
@@ -135,6 +133,7 @@ class _Run:
         )
         self.lock = threading.Lock()
         self.sessions: dict[tuple[str, str], Session] = {}
+        self.opened: list[Session] = []
         self.golden = staging.root / bundle.GOLDEN
         self.prepared = self.stopping = False
 
@@ -153,9 +152,7 @@ class _Run:
         slots = min(len(self.request.variants) or 1, max(2, environment.usable_cpus() // 4))
         with self._pool(slots) as pool:
             golden = pool.submit(self._finish_golden, preparing)
-            ordered = sorted(
-                self.request.variants, key=lambda v: SLOWEST_FIRST.index(v[0]) if v[0] in SLOWEST_FIRST else 0
-            )
+            ordered = sorted(self.request.variants, key=lambda variant: not targets.get(variant[0]).slow)
             done = [pool.submit(self._export_and_maybe_check, variant, prepared, golden) for variant in ordered]
             for future in [golden, *done]:
                 future.result()
@@ -166,7 +163,8 @@ class _Run:
 
     def _prepare(self) -> tuple[Child, Prepared]:
         needs_program = any(
-            name != "trace" and not targets.is_live(name, variant) for name, variant in self.request.variants
+            targets.get(name).needs_program and not targets.is_live(name, variant)
+            for name, variant in self.request.variants
         )
         try:
             return self._prepare_once(needs_program)
@@ -246,7 +244,8 @@ class _Run:
                 self.request.timeout,
             )
         except ExporterError as error:
-            path.unlink(missing_ok=True)
+            for left in self.staging.root.glob(f"{path.name}*"):
+                left.unlink()
             if self.stopping:
                 raise
             return self._keep(_failed(record, "export", error))
@@ -254,6 +253,7 @@ class _Run:
             replace(
                 record,
                 artifact=bundle.record(path),
+                companions=tuple(bundle.record(path.with_name(name)) for name in exported.companions),
                 contract=replace(prepared.contract, target=target),
                 notes=exported.notes,
                 warnings=exported.warnings,
@@ -271,13 +271,24 @@ class _Run:
         self.listener.stage(record.name, "check")
         results: list[SessionRecord] = []
         for kind, open_session in self._openers(record, prepared):
-            result, session = checks.check(kind, open_session)
+            result, session = checks.check(kind, functools.partial(self._opened, open_session))
+            if self.stopping:
+                raise JobError("stopped")
             results.append(result)
             if session is not None and timed:
                 self.sessions[record.name, kind] = session
             elif session is not None:
                 session.close()
         return self._keep(checks.conclude(record, tuple(results)))
+
+    def _opened(self, open_session: Callable[[], Session]) -> Session:
+        """Open a session that `stop` will find, whichever thread it is in."""
+        with self.lock:
+            if self.stopping:
+                raise JobError("stopped")
+            session = open_session()
+            self.opened.append(session)
+        return session
 
     def _openers(self, record: VariantRecord, prepared: Prepared) -> Iterator[tuple[str, Callable[[], Session]]]:
         log = self.staging.root / record.log
@@ -342,13 +353,15 @@ class _Run:
 
     def stop(self) -> None:
         """End every child; what they were about is not recorded as a failure."""
-        self.stopping = True
+        with self.lock:
+            self.stopping = True
         self.zygote.close()
         self.close_sessions()
 
     def close_sessions(self) -> None:
-        for session in self.sessions.values():
+        for session in self.opened:
             session.close()
+        self.opened.clear()
         self.sessions.clear()
 
     def finish(self, status: str) -> bool:

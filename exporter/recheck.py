@@ -10,7 +10,7 @@ from exporter import bundle, checks, targets
 from exporter.errors import ArtifactError, ExporterError
 from exporter.isolate import Zygote
 from exporter.pipeline import Listener
-from exporter.records import ArtifactRecord, Manifest, VariantRecord
+from exporter.records import Manifest, VariantRecord
 
 
 def run(place: Path, threads: int, timeout: float, listener: Listener) -> Manifest:
@@ -24,15 +24,15 @@ def run(place: Path, threads: int, timeout: float, listener: Listener) -> Manife
     for file in (manifest.golden.file, manifest.samples):
         if file is not None:
             bundle.verify(place, file)
-    options = targets.Options(device=manifest.device, threads=threads)
     checked: list[VariantRecord] = []
-    with Zygote() as zygote, tempfile.TemporaryDirectory() as logs:
+    with Zygote() as zygote, tempfile.TemporaryDirectory(prefix="exporter-") as logs:
+        options = targets.Options(device=manifest.device, threads=threads, scratch=logs)
         for record in manifest.variants:
             if record.artifact is None:
                 continue
             listener.stage(record.name, "check")
             log = Path(logs) / f"{len(checked)}.log"
-            checked.append(_check(zygote, place, record, record.artifact, options, log, timeout))
+            checked.append(_check(zygote, place, record, options, log, timeout))
             listener.done(checked[-1])
     if not checked:
         raise ArtifactError(f"{place} holds no artifact", "export again")
@@ -43,14 +43,14 @@ def _check(
     zygote: Zygote,
     place: Path,
     record: VariantRecord,
-    artifact: ArtifactRecord,
     options: targets.Options,
     log: Path,
     timeout: float,
 ) -> VariantRecord:
     record = replace(record, timings={}, notes=(), reason="", remedy="")
     try:
-        bundle.verify(place, artifact)
+        for file in record.files:
+            bundle.verify(place, file)
     except ExporterError as error:
         failed = replace(record, status="failed", stage="hash", sessions=(), parity=None)
         return replace(failed, reason=str(error), remedy=error.remedy)

@@ -18,6 +18,7 @@ from exporter.errors import ArtifactError
 SCHEMA = 1
 
 Verdict = Literal["exact", "rounding", "drift", "FAIL"]
+EAGER = "eager"  # the baseline's name, and its target's
 VERDICTS: tuple[Verdict, ...] = ("exact", "rounding", "drift", "FAIL")
 Dim = int | str | None
 
@@ -148,6 +149,7 @@ class VariantRecord:
     reproduce: str = ""
     log: str = ""
     artifact: ArtifactRecord | None = None
+    companions: tuple[ArtifactRecord, ...] = ()
     contract: Contract | None = None
     fixed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -156,6 +158,11 @@ class VariantRecord:
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     sessions: tuple[SessionRecord, ...] = ()
     timings: dict[str, Timing] = field(default_factory=dict)
+
+    @property
+    def files(self) -> tuple[ArtifactRecord, ...]:
+        """The artifact and the files that belong to it."""
+        return (*((self.artifact,) if self.artifact else ()), *self.companions)
 
 
 @dataclass(frozen=True)
@@ -192,7 +199,7 @@ class Manifest:
     command: str
     created: str
     exporter: str
-    status: Literal["running", "complete", "interrupted"] = "running"
+    status: Literal["running", "complete", "failed", "interrupted"] = "running"
     environment: dict[str, str] = field(default_factory=dict)
     contract: Contract | None = None
     golden: GoldenRecord | None = None

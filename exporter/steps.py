@@ -8,7 +8,7 @@ import socket
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from exporter import capture, contract, golden, recipes, targets
 from exporter.errors import ExportError, RecipeError
 from exporter.job import Findings, Job, Prepared
 from exporter.parity import TOLERANCES
-from exporter.records import Contract, Range, Tolerance
+from exporter.records import EAGER, Contract, Range, Tolerance
 from exporter.session import server
 
 
@@ -35,7 +35,13 @@ class _Loaded:
 
     def inputs(self, sizes: dict[str, int], seed: int) -> capture.Tensors:
         """Flat CPU inputs; the same for the same sizes and seed."""
-        return _flat_inputs(self.recipe, self.module.model, sizes, seed).tensors
+        flat, example = _flat_inputs(self.recipe, self.module.model, sizes, seed), self.module.example
+        if flat.constants != example.constants or flat.spec != example.spec:
+            raise RecipeError(
+                f"inputs() at {contract.describe(sizes)} differs from the example in more than tensors' sizes",
+                "what changes with a size must be a tensor's dimension; everything else is a constant",
+            )
+        return flat.tensors
 
     def run(self, sizes: dict[str, int], device: str) -> tuple[tuple[str, ...], capture.Tensors]:
         """Names and values of the outputs at these sizes."""
@@ -142,8 +148,8 @@ def _weights_used(asked: str, loaded: _Loaded) -> str:
 
 
 def _tolerance(found: Contract, rtol: float | None, atol: float | None) -> Tolerance:
-    """The tolerance of the lowest precision among the floating outputs, where the user asked for no other."""
-    order = ("bfloat16", "float16", "float32", "float64")
+    """The tolerance of the highest precision among the floating outputs, where the user asked for no other."""
+    order = ("float64", "float32", "float16", "bfloat16")
     dtypes = {spec.dtype for spec in found.outputs}
     usual = TOLERANCES[next((d for d in order if d in dtypes), "float32")]
     return Tolerance(usual.rtol if rtol is None else rtol, usual.atol if atol is None else atol, usual.k)
@@ -197,7 +203,7 @@ def _program(job: Job, prepared: Prepared, target: str) -> capture.Program:
     def make_example() -> capture.Tensors:
         return tuple(t.to(job.options.device) for t in loaded().inputs(prepared.capture_sizes, 0))
 
-    stamped = Contract(**{**vars(prepared.contract), "target": target})
+    stamped = replace(prepared.contract, target=target)
     return capture.Program(stamped, job.options.device, make_module, make_example, job.exported_file)
 
 
@@ -227,9 +233,6 @@ def serve_live(channel: socket.socket, job: Job, prepared: Prepared, target: str
 
     outputs = tuple(spec.name for spec in prepared.contract.outputs)
     server.serve(channel, load, golden_path, outputs, job.options)
-
-
-EAGER = "eager"
 
 
 def _eager(module: torch.nn.Module) -> Callable[[capture.Tensors], capture.Tensors]:

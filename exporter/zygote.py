@@ -56,6 +56,7 @@ def serve(control: socket.socket) -> None:
 
 def _supervise(request: bytes, channel_fd: int, log_fd: int) -> None:
     os.setpgid(0, 0)
+    os.dup2(log_fd, 2)  # else a job that lives on would keep the parent from reading how the zygote died
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
     if pid == 0:
@@ -64,7 +65,7 @@ def _supervise(request: bytes, channel_fd: int, log_fd: int) -> None:
     code = os.waitstatus_to_exitcode(status)
     with contextlib.suppress(OSError), socket.socket(fileno=channel_fd) as channel:
         channel.sendall(b"\n" + pickle.dumps(("exit", code)).hex().encode() + b"\n")
-    os._exit(0)
+    os.killpg(0, signal.SIGKILL)  # what the job started ends with it
 
 
 def _run_job(request: bytes, channel_fd: int, log_fd: int) -> None:

@@ -70,6 +70,7 @@ def test_latency_is_measured(run: Run) -> None:
     [
         ("trace_raises", "export", "not to be traced"),
         ("trace_segfaults", "export", "export to trace was ended by SIGSEGV"),
+        ("trace_aborts", "export", "export to trace was ended by SIGABRT"),
         ("trace_hangs", "export", "took longer than 6 s and was stopped"),
         ("batch_is_baked", "check", "batch is fixed at 2"),
     ],
@@ -93,6 +94,30 @@ def test_what_torch_export_does_not_take_may_still_be_traced(run: Run) -> None:
     assert "torch.export" in found["export"].reason
     assert "torch.export" in found["onnx"].reason
     assert found["trace"].stage in ("done", "check")
+
+
+def test_memory_past_the_limit_is_a_row(run: Run) -> None:
+    manifest, _ = run("broken:trace_eats_memory", "trace,export", memory_limit_gb=3.0)
+    found = rows(manifest)
+    assert (found["trace"].status, found["trace"].stage) == ("failed", "export")
+    assert "can't allocate memory" in found["trace"].reason
+    assert found["export"].status == "passed"
+
+
+def test_a_model_that_gives_nan_does_not_pass(run: Run) -> None:
+    manifest, _ = run("broken:gives_nan", "trace,export")
+    for row in manifest.variants:
+        assert row.status == "failed"
+        assert "eager itself gives it" in row.reason
+
+
+def test_nothing_temporary_is_left(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    run("broken:trace_segfaults", "trace,export", out=tmp_path / "out" / "toy")
+    assert not list(scratch.iterdir())
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["toy"]
 
 
 def test_a_crash_of_torch_export_spares_the_rest(run: Run) -> None:

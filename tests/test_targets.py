@@ -220,6 +220,7 @@ def test_a_missing_dependency_is_a_row(run: Run, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "needy_target.py").write_text(
         "'''A target that cannot be had.'''\n"
         "artifact, variants, native = 'needy.bin', ('',), False\n"
+        "needs_program = slow = False\n"
         "requires = ('a-distribution-that-nobody-has',)\n"
         "def export(program, path, options): ...\n"
     )

@@ -25,7 +25,7 @@ def listener(quiet: bool) -> Iterator[Listener]:
         yield PlainLines()
     else:
         lines = LiveLines()
-        with Live(get_renderable=lines.render, console=Console(stderr=True), refresh_per_second=8, transient=True):
+        with Live(get_renderable=lines.render, console=Console(stderr=True), refresh_per_second=2, transient=True):
             yield lines
 
 

@@ -104,6 +104,13 @@ def _sizes(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -
     metavar="SECONDS",
     help="Limit for one export or one answer of a session.",
 )
+@click.option(
+    "--memory-limit",
+    "memory_limit_gb",
+    type=click.FloatRange(0.1),
+    metavar="GB",
+    help="Private memory that one export or Python session may take.  [default: no limit]",
+)
 @click.option("--no-bench", is_flag=True, help="Export and check, but time nothing.")
 @click.option("--rtol", type=click.FloatRange(0), help="Relative tolerance of parity.  [default: by precision]")
 @click.option("--atol", type=click.FloatRange(0), help="Absolute tolerance of parity.  [default: by precision]")
@@ -146,6 +153,7 @@ def _request(model: str, targets_text: str, device: str | None, out: Path | None
         threads=options["threads"] or environment.usable_cpus(),
         time_budget=options["time_budget"],
         timeout=options["timeout"],
+        memory_limit_gb=options["memory_limit_gb"] or 0.0,
         bench=not options["no_bench"],
         rtol=options["rtol"],
         atol=options["atol"],
@@ -160,7 +168,7 @@ def _device(asked: str | None) -> str:
     from exporter import environment
 
     if asked is None:
-        return "cuda" if environment.gpus() else "cpu"
+        return "cuda" if environment.gpus() and "+cpu" not in (environment.version("torch") or "") else "cpu"
     kind, _, index = asked.partition(":")
     if kind not in ("cpu", "cuda") or (index and not index.isdigit()) or (kind == "cpu" and index):
         raise UsageError(f"there is no device {asked!r}", "choose cpu, cuda or cuda:N")

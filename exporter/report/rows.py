@@ -31,7 +31,8 @@ def _row(variant: VariantRecord, session: SessionRecord | None) -> Row:
     passed = variant.status == "passed" if session is None else session.status == "passed"
     name = variant.name + (f" [{session.provider}]" if session and session.provider else "")
     return Row(
-        (name, session.session if session else "-", *_latency(timing), _parity(session), *_cost(variant)), passed
+        (name, session.session if session else "-", *_latency(timing), _parity(variant, session), *_cost(variant)),
+        passed,
     )
 
 
@@ -45,16 +46,16 @@ def _latency(timing: Timing | None) -> tuple[str, str, str, str]:
     return f"{number(timing.median_ms)} ±{number((high - low) / 2)} ms{mark}", spread, str(timing.runs), speed
 
 
-def _parity(session: SessionRecord | None) -> str:
+def _parity(variant: VariantRecord, session: SessionRecord | None) -> str:
     if session is None:
-        return "FAIL"
+        return f"FAIL ({variant.stage})"
     if session.parity is None:
         return f"FAIL ({session.stage})"
     return session.parity.verdict
 
 
 def _cost(variant: VariantRecord) -> tuple[str, str]:
-    size = size_of(variant.artifact.bytes) if variant.artifact else "-"
+    size = size_of(sum(file.bytes for file in variant.files)) if variant.artifact else "-"
     seconds = variant.lifecycle.export_s
     if seconds is None and variant.artifact is None and variant.lifecycle.first_call_ms and ":" in variant.name:
         seconds = variant.lifecycle.first_call_ms / 1000  # just in time: the first call builds
@@ -89,6 +90,9 @@ def heading(manifest: Manifest) -> list[str]:
         f"{manifest.device}: {device}, {manifest.threads} threads, {env.get('isa', '')}; "
         f"torch {env.get('torch', '?')}; {manifest.created[:10]}",
     ]
+    symbols = manifest.contract.symbols if manifest.contract else {}
+    if symbols:
+        lines[0] += "; dynamic: " + ", ".join(f"{name} {r.min} to {r.max}" for name, r in symbols.items())
     if manifest.golden:
         golden = manifest.golden
         noise = "" if golden.eager_rmse is None else f"; eager's own error {golden.eager_rmse:.1e} RMSE"
@@ -108,6 +112,6 @@ def hints(manifest: Manifest) -> list[str]:
         found.append("~ unstable: the interval stayed wider than ±3%; raise --time-budget, or quiet the machine")
     if manifest.golden and not manifest.golden.repeatable:
         found.append("eager gives other values at a second run: the model is random, or its kernels are")
-    if not any(s.session == "native" for v in manifest.variants for s in v.sessions):
+    if manifest.environment.get("exporter-run") == "none":
         found.append("no C++ rows: exporter-run is not built; `make cpp` builds it, EXPORTER_RUN names one")
     return found

@@ -53,11 +53,11 @@ def _recommend(best: list[Choice]) -> str:
         text += f", {first.timing.speedup:.2f}x eager"
     ties = [c for c in best[1:] if c.timing.ci95_ms[0] <= first.timing.ci95_ms[1]]
     if ties:
-        text += f" (no faster than {', '.join(c.variant.name for c in ties)} beyond doubt)"
+        text += f" (not distinguishable from {', '.join(c.variant.name for c in ties)})"
     text += "."
     interval = first.timing.speedup_ci95
     if interval is not None and interval[0] <= 1:
-        text += " It is no faster than eager beyond doubt."
+        text += " It is not distinguishable from eager, or slower."
     return text
 
 

@@ -16,6 +16,8 @@ from typing import Any
 from exporter.errors import ArtifactError, ExporterError, JobError
 from exporter.isolate import LOG_LINES, Child, describe_exit
 
+GRACE_S = 3.0  # for an end that removes what the session unpacked
+
 
 class Session(ABC):
     """A running session. Every request may raise JobError (it hung or died) or what the session answered."""
@@ -42,7 +44,7 @@ class Session(ABC):
     def _ask(self, request: str) -> dict[str, Any]:
         try:
             self._write(request + "\n")
-        except OSError:
+        except (OSError, ValueError):  # ValueError: closed after an earlier timeout
             raise self._ended() from None
         answer = self._receive(request.split()[0])
         self.peak_rss_mb = answer.get("peak_rss_mb")
@@ -67,7 +69,7 @@ class Session(ABC):
             raise self._ended(line)
         if answer["event"] == "error":
             kind = ArtifactError if answer["kind"] in ("artifact", "golden", "contract") else JobError
-            raise kind(answer["message"])
+            raise kind(answer["message"], answer.get("remedy", ""))
         return answer
 
     @abstractmethod
@@ -121,20 +123,31 @@ class PythonSession(Session):
         return self._child.group
 
     def close(self) -> None:
+        with contextlib.suppress(OSError, TimeoutError, ValueError, ExporterError):
+            self._write("quit\n")
+            self._child.wait(GRACE_S)
         self._child.kill()
 
 
 class NativeSession(Session):
     """A session in `exporter-run`."""
 
-    def __init__(self, name: str, command: list[str], log: Path, timeout: float) -> None:
+    def __init__(self, name: str, command: list[str], log: Path, timeout: float, scratch: str = "") -> None:
         super().__init__(name, timeout)
         self._log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, start_new_session=True
-            )
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=output,
+                    start_new_session=True,
+                    env={**os.environ, "TMPDIR": scratch} if scratch else None,
+                )
+            except OSError as error:
+                raise JobError(f"{command[0]} cannot be started: {error.strerror}", "make cpp") from error
         self._buffer = b""
 
     def _write(self, text: str) -> None:
@@ -178,8 +191,12 @@ class NativeSession(Session):
         return self._process.pid
 
     def close(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):
+            self._write("quit\n")
+            self._process.wait(GRACE_S)
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:

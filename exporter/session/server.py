@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import getpass
 import json
+import os
 import resource
 import socket
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,8 +35,16 @@ def serve_artifact(
 
 
 def configure(options: targets.Options) -> None:
-    """The same settings in every process that computes: threads, and float32 that is float32."""
+    """The same settings in every process that computes: limits, threads, and float32 that is float32."""
+    if options.scratch:
+        # Compilers keep their caches where they always are; all else that is temporary goes away with the run.
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}")
+        os.environ["TMPDIR"] = tempfile.tempdir = options.scratch
+    if options.memory_limit:
+        resource.setrlimit(resource.RLIMIT_DATA, (options.memory_limit, options.memory_limit))
     torch.set_num_threads(options.threads)
+    if options.device != "cpu":
+        torch.cuda.set_device(options.device if ":" in options.device else 0)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
 
@@ -83,7 +94,8 @@ def _say(answers: TextIO, message: dict[str, Any]) -> None:
 
 def _error(error: Exception) -> dict[str, Any]:
     kind = next((name for cls, name in KINDS.items() if isinstance(error, cls)), "runtime")
-    return {"event": "error", "kind": kind, "message": " ".join(str(error).split())[:1000]}
+    remedy = error.remedy if isinstance(error, ExporterError) else ""
+    return {"event": "error", "kind": kind, "message": " ".join(str(error).split())[:1000], "remedy": remedy}
 
 
 def _answer(words: list[str], run: targets.Run, judge: Judge, device: str) -> dict[str, Any]:
@@ -136,6 +148,8 @@ class Judge:
 
 def _array(tensor: torch.Tensor) -> parity.Array:
     tensor = tensor.detach().cpu()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
     if tensor.dtype in (torch.bfloat16, torch.float16):
         tensor = tensor.float()
     return tensor.numpy()

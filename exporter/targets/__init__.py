@@ -39,6 +39,8 @@ class Options:
     threads: int = 1
     opset: int | None = None
     allow_cpu_fallback: bool = False
+    memory_limit: int = 0  # bytes of private memory of one job; 0 is none
+    scratch: str = ""  # directory for temporary files, removed with the run
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Exported:
 
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    companions: tuple[str, ...] = ()  # names of files beside the artifact that belong to it
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,8 @@ class Target(Protocol):
     variants: tuple[str, ...]  # what may follow the colon; "" is the default
     requires: tuple[str, ...]  # distributions, alternatives separated by |
     native: bool  # whether exporter-run takes the artifact
+    needs_program: bool  # whether it starts from program.exported
+    slow: bool  # whether its export takes long, and so is started first
 
     def export(self, program: Program, path: Path, options: Options) -> Exported:
         """Write the artifact with its contract inside."""

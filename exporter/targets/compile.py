@@ -23,6 +23,8 @@ live_variants = ("default", "reduce-overhead", "max-autotune")
 variants = ("", *live_variants)
 requires = ("torch",)
 native = True
+needs_program = True
+slow = True
 read_contract = contract.read_zip
 
 
@@ -50,8 +52,9 @@ def load(path: Path, options: Options) -> Loaded:
     """Load the package, and nothing else of torch's compiler: importing that would take seconds."""
     import torch
 
+    index = int(options.device.partition(":")[2] or -1)
     try:
-        loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)
+        loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, index)
     except RuntimeError as error:
         raise ArtifactError(
             f"{path} is not an AOTInductor package that runs here: {str(error).splitlines()[0]}",

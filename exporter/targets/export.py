@@ -21,6 +21,8 @@ artifact = "exported.pt2"
 variants = ("",)
 requires = ("torch",)
 native = False
+needs_program = True
+slow = False
 read_contract = contract.read_zip
 
 

@@ -22,6 +22,8 @@ artifact = "model.onnx"
 variants = ("",)
 requires = ("onnx", "onnxscript", "onnxruntime-gpu|onnxruntime")
 native = False
+needs_program = True
+slow = True
 PROPERTY = "exporter.contract"
 ONE_FILE_BYTES = 1.5e9  # protobuf ends at 2 GB
 
@@ -46,9 +48,11 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         raise ExportError("torch.onnx.export gave no program")
     _free_names(made.model.graph)
     made.model.metadata_props[PROPERTY] = to_json(program.contract, indent=None)
+    companion = path.name + ".data"
     made.save(str(path), external_data=size > ONE_FILE_BYTES)
     onnx.checker.check_model(str(path))
-    return Exported(notes=(f"opset {made.model.opset_imports.get('', '?')}",))
+    companions = (companion,) if (path.parent / companion).is_file() else ()
+    return Exported((f"opset {made.model.opset_imports.get('', '?')}",), companions=companions)
 
 
 def _free_names(graph: Any) -> None:
@@ -133,6 +137,7 @@ def _run_bound(session: Any, device: str) -> Callable[[Tensors], Tensors]:
     def run(inputs: Tensors) -> Tensors:
         binding = session.io_binding()
         held = [t.contiguous() for t in inputs]
+        torch.cuda.current_stream(device).synchronize()  # onnxruntime reads them on a stream of its own
         for name, tensor in zip(names, held, strict=True):
             element = str(torch.empty(0, dtype=tensor.dtype).numpy().dtype)
             binding.bind_input(name, kind, index, element, tuple(tensor.shape), tensor.data_ptr())

@@ -21,6 +21,8 @@ artifact = "script.pt"
 variants = ("",)
 requires = ("torch",)
 native = True
+needs_program = True
+slow = False
 read_contract = contract.read_zip
 
 

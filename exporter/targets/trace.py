@@ -17,6 +17,8 @@ artifact = "trace.pt"
 variants = ("",)
 requires = ("torch",)
 native = True
+needs_program = False
+slow = False
 read_contract = contract.read_zip
 
 

@@ -136,6 +136,30 @@ class trace_segfaults(_Broken):
             return self.layers(x)
 
 
+class trace_aborts(_Broken):
+    class model(Mlp):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if torch.jit.is_tracing():
+                os.abort()
+            return self.layers(x)
+
+
+class trace_eats_memory(_Broken):
+    """A gigabyte at a time, until it is stopped or has 16."""
+
+    class model(Mlp):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if torch.jit.is_tracing():
+                self.eaten = [torch.ones(1 << 28) for _ in range(16)]
+            return self.layers(x)
+
+
+class gives_nan(_Broken):
+    class model(Mlp):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers(x) * float("nan")
+
+
 class trace_hangs(_Broken):
     class model(Mlp):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
