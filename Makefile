@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 CPP := build/cpp
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test install lint cpp ctest pytest bench test-gpu clean
+.PHONY: help demo test install lint cpp ctest asan pytest bench test-gpu clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
 
 demo: install cpp ## export BERT to every target, run the traced artifact without Python, print the report
 	exporter export bert --targets trace,script,compile,onnx
+	@echo 'The traced artifact in C++, with an empty environment and no Python:'
 	env -i $(CPP)/exporter-run verify artifacts/bert/trace.pt
 
 test: install lint cpp ctest pytest ## lint, types, ctest, pytest
@@ -40,6 +41,9 @@ cpp: install ## build exporter-run
 
 ctest: cpp
 	ctest --test-dir $(CPP) --output-on-failure
+
+asan: install ## the C++ tests under AddressSanitizer
+	cd cpp && cmake --preset asan -DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python && cmake --build --preset asan && ctest --preset asan
 
 pytest: cpp
 	$(BIN)/python -m pytest --cov=exporter --cov-branch --cov-fail-under=90 --cov-report=term:skip-covered

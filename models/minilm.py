@@ -52,8 +52,11 @@ class SentenceEncoder(torch.nn.Module):
 def load(weights: str) -> torch.nn.Module:
     """The pretrained encoder, or one of the same shape with random weights."""
     if weights != "random":
-        return SentenceEncoder(BertModel.from_pretrained(_folder()))
-    return SentenceEncoder(BertModel(BertConfig.from_pretrained(_folder())))
+        model = SentenceEncoder(BertModel.from_pretrained(_folder()))
+    else:
+        model = SentenceEncoder(BertModel(BertConfig.from_pretrained(_folder())))
+    model.exporter_weights = "random" if weights == "random" else "pretrained"
+    return model
 
 
 def inputs(batch: int = 1, sequence: int = 16) -> dict[str, torch.Tensor]:

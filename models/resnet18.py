@@ -14,7 +14,9 @@ def load(weights: str) -> torch.nn.Module:
     """Pretrained weights where they can be had; random ones, with batch norm's statistics stirred, elsewhere."""
     if weights != "random":
         try:
-            return resnet18(weights=ResNet18_Weights.DEFAULT)
+            model = resnet18(weights=ResNet18_Weights.DEFAULT)
+            model.exporter_weights = "pretrained"
+            return model
         except OSError as missing:
             if weights == "pretrained":
                 raise

@@ -14,7 +14,9 @@ def load(weights: str) -> torch.nn.Module:
     """Pretrained weights where they can be had; random ones elsewhere."""
     if weights != "random":
         try:
-            return vit_b_16(weights=ViT_B_16_Weights.DEFAULT)
+            model = vit_b_16(weights=ViT_B_16_Weights.DEFAULT)
+            model.exporter_weights = "pretrained"
+            return model
         except OSError as missing:
             if weights == "pretrained":
                 raise
