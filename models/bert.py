@@ -25,7 +25,10 @@ def load(weights: str) -> torch.nn.Module:
         except OSError:
             if weights == "pretrained":
                 raise
-            warnings.warn(f"random weights: {ID} is neither in the hub's cache nor to be fetched now", stacklevel=2)
+            warnings.warn(
+                f"random weights: {ID} is neither cached nor to be fetched now; --weights pretrained insists",
+                stacklevel=2,
+            )
     return _labelled(BertModel(BertConfig()), "random")
 
 

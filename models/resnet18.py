@@ -17,11 +17,12 @@ def load(weights: str) -> torch.nn.Module:
             model = resnet18(weights=ResNet18_Weights.DEFAULT)
             model.exporter_weights = "pretrained"
             return model
-        except OSError as missing:
+        except OSError:
             if weights == "pretrained":
                 raise
             warnings.warn(
-                f"random weights: the pretrained ones cannot be fetched ({type(missing).__name__})", stacklevel=2
+                "random weights: the pretrained ones cannot be fetched; --weights pretrained insists",
+                stacklevel=2,
             )
     model = resnet18()
     for module in model.modules():

@@ -17,11 +17,12 @@ def load(weights: str) -> torch.nn.Module:
             model = vit_b_16(weights=ViT_B_16_Weights.DEFAULT)
             model.exporter_weights = "pretrained"
             return model
-        except OSError as missing:
+        except OSError:
             if weights == "pretrained":
                 raise
             warnings.warn(
-                f"random weights: the pretrained ones cannot be fetched ({type(missing).__name__})", stacklevel=2
+                "random weights: the pretrained ones cannot be fetched; --weights pretrained insists",
+                stacklevel=2,
             )
     model = vit_b_16()
     torch.nn.init.normal_(model.heads.head.weight, std=0.02)  # torchvision's zeros would make every output zero
