@@ -9,8 +9,15 @@ import click
 
 @click.command(name="check")
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--threads", type=click.IntRange(1), help="Threads of one call on the CPU.  [default: all]")
-@click.option("--timeout", type=click.FloatRange(1), default=600.0, show_default=True, metavar="SECONDS")
+@click.option("--threads", type=click.IntRange(1), help="Threads of one call on the CPU.  [default: all cores]")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(1),
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Limit for one answer.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest with what was found now.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 @click.option("-v", "--verbose", is_flag=True, help="Tracebacks.")

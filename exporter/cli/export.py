@@ -62,7 +62,9 @@ def _sizes(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -
     show_default=True,
     help="Comma list of targets, each NAME or NAME:VARIANT.",
 )
-@click.option("--device", default=None, metavar="cpu|cuda[:N]", help="Where to run.  [default: what is there]")
+@click.option(
+    "--device", default=None, metavar="cpu|cuda[:N]", help="Where to run.  [default: cuda where there is one, else cpu]"
+)
 @click.option("--batch", type=click.IntRange(1), help="Batch size of the example; the same as --size batch=N.")
 @click.option(
     "--size",
@@ -70,7 +72,7 @@ def _sizes(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -
     multiple=True,
     callback=_sizes,
     metavar="NAME=N",
-    help="Any other size that the recipe's inputs() takes.",
+    help="Any other size that the recipe's inputs() takes, as sequence=128; may be repeated.",
 )
 @click.option(
     "--weights",
@@ -83,11 +85,11 @@ def _sizes(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -
     "--inputs",
     "inputs_file",
     type=click.Path(exists=True, dir_okay=False),
-    help="Saved dict of tensors, for a callable without NAME_inputs.",
+    help="Dict of tensors from torch.save, instead of NAME_inputs; every size is then fixed.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of random weights.")
 @click.option("--out", type=click.Path(path_type=Path), help="Where the bundle goes.  [default: artifacts/MODEL]")
-@click.option("--threads", type=click.IntRange(1), help="Threads of one call on the CPU.  [default: all]")
+@click.option("--threads", type=click.IntRange(1), help="Threads of one call on the CPU.  [default: all cores]")
 @click.option(
     "--time-budget",
     type=click.FloatRange(0.1),
@@ -123,6 +125,8 @@ def command(model: str, targets_text: str, device: str | None, out: Path | None,
     """Export MODEL to every target, check parity, measure latency, and print the table.
 
     MODEL is a recipe's name (see `exporter models`) or path/to/file.py:NAME.
+
+    Exit codes: 0 all passed, 1 a variant failed or lost parity, 2 cannot be done as asked, 130 interrupted.
     """
     from exporter import pipeline, report
     from exporter.cli import _progress
