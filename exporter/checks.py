@@ -51,7 +51,11 @@ def openers(
             "--threads",
             str(options.threads),
         ]
-        yield "native", lambda: NativeSession(f"{record.name} (native)", command, log, timeout, options.scratch)
+        variables = {**zygote.environment, **({"TMPDIR": options.scratch} if options.scratch else {})}
+        yield (
+            "native",
+            lambda: NativeSession(f"{record.name} (native)", command, log, timeout, variables, options.niceness),
+        )
 
 
 def open_live(zygote: Zygote, name: str, arguments: dict[str, Any], log: Path, timeout: float) -> Session:

@@ -6,6 +6,7 @@ exports are done, for their first call is measured too.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import shlex
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from exporter import __version__, benchmark, bundle, checks, environment, targets
 from exporter.errors import ExporterError, JobError, UsageError
-from exporter.isolate import Child, Zygote
+from exporter.isolate import BACKGROUND, SIDE_BY_SIDE, Child, Zygote
 from exporter.job import Findings, Job, Prepared
 from exporter.recipes import Source
 from exporter.records import EAGER, GoldenRecord, Lifecycle, Manifest, ModelRecord, SessionRecord, VariantRecord
@@ -85,8 +86,11 @@ def run(request: Request, listener: Listener | None = None) -> tuple[Manifest, P
     A variant that fails is a row. Raises UsageError before anything is written when the request cannot be met. Whatever
     else interrupts the run (KeyboardInterrupt included) stops the children and publishes what was finished.
     """
-    with Zygote() as zygote, bundle.stage(request.out) as staging:
-        current = _Run(request, zygote, staging, listener or Listener())
+    with contextlib.ExitStack() as stack:
+        zygote = stack.enter_context(Zygote(SIDE_BY_SIDE))
+        alone = stack.enter_context(Zygote()) if request.bench else zygote
+        staging = stack.enter_context(bundle.stage(request.out))
+        current = _Run(request, zygote, alone, staging, listener or Listener())
         try:
             current.execute()
         except OSError as error:
@@ -107,8 +111,11 @@ def run(request: Request, listener: Listener | None = None) -> tuple[Manifest, P
 class _Run:
     """One run in progress: the manifest so far, the open sessions."""
 
-    def __init__(self, request: Request, zygote: Zygote, staging: bundle.Staging, listener: Listener) -> None:
-        self.request, self.zygote, self.staging, self.listener = request, zygote, staging, listener
+    def __init__(
+        self, request: Request, zygote: Zygote, alone: Zygote, staging: bundle.Staging, listener: Listener
+    ) -> None:
+        """Jobs come from `zygote`; sessions that are timed, from `alone`, once no job runs any more."""
+        self.request, self.zygote, self.alone, self.staging, self.listener = request, zygote, alone, staging, listener
         self.work = staging.root / ".work"
         self.work.mkdir()
         self.options = targets.Options(
@@ -152,7 +159,7 @@ class _Run:
         slots = min(len(self.request.variants) or 1, max(2, environment.usable_cpus() // 4))
         with self._pool(slots) as pool:
             golden = pool.submit(self._finish_golden, preparing)
-            ordered = sorted(self.request.variants, key=lambda variant: not targets.get(variant[0]).slow)
+            ordered = sorted(self.request.variants, key=_cost, reverse=True)
             done = [pool.submit(self._export_and_maybe_check, variant, prepared, golden) for variant in ordered]
             for future in [golden, *done]:
                 future.result()
@@ -233,7 +240,8 @@ class _Run:
             return self._keep(replace(record, lifecycle=Lifecycle(), contract=prepared.contract))
         self.listener.stage(name, "export")
         path = self.staging.root / targets.get(target).artifact
-        job = replace(self.job, options=replace(self.options, variant=setting))
+        niceness = 0 if variant == max(self.request.variants, key=_cost) else BACKGROUND
+        job = replace(self.job, options=replace(self.options, variant=setting, niceness=niceness))
         arguments = {"job": job, "prepared": prepared, "target": target, "path": path}
         try:
             exported, seconds = self.zygote.run(
@@ -296,9 +304,10 @@ class _Run:
         if record.artifact is None:
             job = replace(self.job, options=replace(self.options, variant=setting))
             arguments = {"job": job, "prepared": prepared, "target": record.target, "golden_path": str(self.golden)}
-            yield "python", lambda: checks.open_live(self.zygote, record.name, arguments, log, self.request.timeout)
+            yield "python", lambda: checks.open_live(self.alone, record.name, arguments, log, self.request.timeout)
             return
-        yield from checks.openers(self.zygote, self.staging.root, record, self.options, log, self.request.timeout)
+        options = self.options if self.request.bench else replace(self.options, niceness=BACKGROUND)
+        yield from checks.openers(self.alone, self.staging.root, record, options, log, self.request.timeout)
 
     def _time(self) -> None:
         subjects = {f"{name} {kind}": session for (name, kind), session in self.sessions.items()}
@@ -356,6 +365,7 @@ class _Run:
         with self.lock:
             self.stopping = True
         self.zygote.close()
+        self.alone.close()
         self.close_sessions()
 
     def close_sessions(self) -> None:
@@ -369,6 +379,11 @@ class _Run:
         bundle.remove(self.work)
         self._update(status=status, variants=tuple(map(_unchecked, self.manifest.variants)))
         return bool(self.manifest.variants)
+
+
+def _cost(variant: tuple[str, str]) -> int:
+    """How long its export takes, against others'; nothing for what is not exported."""
+    return 0 if targets.is_live(*variant) else targets.get(variant[0]).cost
 
 
 def _unchecked(record: VariantRecord) -> VariantRecord:

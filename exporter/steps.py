@@ -16,6 +16,7 @@ import torch
 
 from exporter import capture, contract, golden, recipes, targets
 from exporter.errors import ExportError, RecipeError
+from exporter.isolate import BACKGROUND, stand_back
 from exporter.job import Findings, Job, Prepared
 from exporter.parity import TOLERANCES
 from exporter.records import EAGER, Contract, Range, Tolerance
@@ -133,6 +134,7 @@ def prepare(
         warnings=tuple(dict.fromkeys(loaded.warnings)),
     )
     channel.sendall(pickle.dumps(("prepared", prepared)).hex().encode() + b"\n")
+    stand_back(BACKGROUND)  # the exports have waited for this; from here on they run beside it
     plan = contract.probe_plan(loaded.base, loaded.symbols)
     made, findings = golden.make(
         loaded.module, loaded.inputs, plan, loaded.symbols, _tolerance(found, *tolerance), device

@@ -53,6 +53,7 @@ class Lent:
 
     def __init__(self, shared: Zygote) -> None:
         self._shared, self._children, self._closed = shared, list[Child](), False
+        self.environment = shared.environment
 
     def __enter__(self) -> Lent:
         return self
@@ -82,7 +83,7 @@ class Lent:
 def lent_zygote(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of this test take their children from the shared zygote."""
     for module in ("exporter.pipeline", "exporter.recheck"):
-        monkeypatch.setattr(f"{module}.Zygote", lambda: Lent(zygote))
+        monkeypatch.setattr(f"{module}.Zygote", lambda *_: Lent(zygote))
 
 
 def request_for(recipe: str, out: Path, names: str = "trace", **settings: Any) -> pipeline.Request:
@@ -118,7 +119,7 @@ def made_bundle(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Pat
     """A bundle of `pair` through every target that needs no compiler. Do not change it: take `bundle` for that."""
     out = tmp_path_factory.mktemp("made") / "pair"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("exporter.pipeline.Zygote", lambda: Lent(zygote))
+        patch.setattr("exporter.pipeline.Zygote", lambda *_: Lent(zygote))
         manifest, place = pipeline.run(request_for("tiny:pair", out, "trace,script,onnx,export"))
     assert {v.name: v.reason for v in manifest.variants if v.status == "failed"} == {}
     return place

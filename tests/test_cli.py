@@ -67,7 +67,7 @@ def test_torch_is_not_there(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path:
     from exporter.isolate import Zygote
 
     (tmp_path / "torch.py").write_text("raise ImportError('no libtorch')")
-    monkeypatch.setattr("exporter.pipeline.Zygote", lambda: Zygote({"PYTHONPATH": str(tmp_path)}))
+    monkeypatch.setattr("exporter.pipeline.Zygote", lambda *_: Zygote({"PYTHONPATH": str(tmp_path)}))
     done = cli("export", MLP, "--targets", "trace", "--out", tmp_path / "toy", "-q")
     assert done.code == 1
     assert "torch cannot be imported: ImportError: no libtorch" in done.out + done.err

@@ -18,7 +18,7 @@ from test_records import VALIDATOR
 from exporter import bundle as bundles
 from exporter import environment, pipeline
 from exporter.errors import BundleError, JobError, RecipeError, UsageError
-from exporter.isolate import Zygote
+from exporter.isolate import BACKGROUND, Zygote
 from exporter.records import Manifest, VariantRecord
 
 
@@ -309,7 +309,19 @@ def test_reproduce_is_a_command_that_can_be_parsed(tmp_path: Path) -> None:
 
 
 def test_slots_do_not_exceed_the_work(zygote: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exporter.pipeline.Zygote", lambda: Lent(zygote))
+    monkeypatch.setattr("exporter.pipeline.Zygote", lambda *_: Lent(zygote))
     monkeypatch.setattr(environment, "usable_cpus", lambda: 64)
     manifest, _ = pipeline.run(request_for("tiny:mlp", tmp_path / "toy"))
     assert manifest.variants[0].status == "passed"
+
+
+def test_the_costliest_export_goes_first_and_nothing_timed_stands_back(tmp_path: Path) -> None:
+    """Side by side, all but the costliest yield and wait asleep; what is timed runs as it would anywhere."""
+    usual = f"niceness {os.getpriority(os.PRIO_PROCESS, 0)}, waits as usual"
+    request = request_for("tiny:told", tmp_path / "toy", "trace,script", bench=True, time_budget=0.1)
+    manifest, place = pipeline.run(request)
+    assert [v.status for v in manifest.variants] == ["passed"] * 3
+    logs = {name: (place / "logs" / f"{name}.log").read_text().splitlines() for name in ("trace", "script", "eager")}
+    assert f"niceness {BACKGROUND}, waits PASSIVE" in logs["trace"]
+    assert usual.replace("as usual", "PASSIVE") in logs["script"]
+    assert usual in logs["eager"]

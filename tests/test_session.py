@@ -17,7 +17,7 @@ from exporter import golden as goldens
 from exporter import targets
 from exporter.errors import ArtifactError, JobError
 from exporter.golden import Case, Golden
-from exporter.isolate import Zygote
+from exporter.isolate import SIDE_BY_SIDE, Zygote
 from exporter.records import Tolerance
 from exporter.session import server
 from exporter.session.client import NativeSession, PythonSession, Session
@@ -289,6 +289,18 @@ def native(tmp_path: Path) -> Iterator[Callable[..., NativeSession]]:
 
 
 READY = """echo '{"event": "ready", "load_s": 0.1, "provider": ""}'; """
+
+
+def test_a_native_session_beside_others(tmp_path: Path) -> None:
+    """It yields as its options say, with the environment that Python's sessions have."""
+    script = READY + """read request; echo "$OMP_WAIT_POLICY $(nice)" >&2; exit 1"""
+    log = tmp_path / "toy.log"
+    session = NativeSession("toy (native)", ["sh", "-c", script], log, 60, SIDE_BY_SIDE, 10)
+    session.start()
+    with pytest.raises(JobError, match="ended with exit code 1"):
+        session.check()
+    session.close()
+    assert log.read_text() == "PASSIVE 10\n"
 
 
 def test_a_native_session(native) -> None:

@@ -220,7 +220,7 @@ def test_a_missing_dependency_is_a_row(run: Run, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "needy_target.py").write_text(
         "'''A target that cannot be had.'''\n"
         "artifact, variants, native = 'needy.bin', ('',), False\n"
-        "needs_program = slow = False\n"
+        "needs_program = False\ncost = 1\n"
         "requires = ('a-distribution-that-nobody-has',)\n"
         "def export(program, path, options): ...\n"
     )
@@ -231,7 +231,7 @@ def test_a_missing_dependency_is_a_row(run: Run, monkeypatch: pytest.MonkeyPatch
     from exporter.isolate import Zygote
 
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("exporter.pipeline.Zygote", lambda: Zygote({"PYTHONPATH": str(tmp_path)}))
+    monkeypatch.setattr("exporter.pipeline.Zygote", lambda *_: Zygote({"PYTHONPATH": str(tmp_path)}))
     manifest, _ = run("tiny:mlp", "trace,needy")
     rows = {variant.name: variant for variant in manifest.variants}
     assert rows["trace"].status == "passed"

@@ -10,11 +10,12 @@ import signal
 import subprocess
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from exporter.errors import ArtifactError, ExporterError, JobError
-from exporter.isolate import LOG_LINES, Child, describe_exit
+from exporter.isolate import LOG_LINES, Child, describe_exit, stand_back
 
 GRACE_S = 3.0  # for an end that removes what the session unpacked
 
@@ -132,7 +133,15 @@ class PythonSession(Session):
 class NativeSession(Session):
     """A session in `exporter-run`."""
 
-    def __init__(self, name: str, command: list[str], log: Path, timeout: float, scratch: str = "") -> None:
+    def __init__(
+        self,
+        name: str,
+        command: list[str],
+        log: Path,
+        timeout: float,
+        environment: Mapping[str, str] | None = None,
+        niceness: int = 0,
+    ) -> None:
         super().__init__(name, timeout)
         self._log = log
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -144,10 +153,12 @@ class NativeSession(Session):
                     stdout=subprocess.PIPE,
                     stderr=output,
                     start_new_session=True,
-                    env={**os.environ, "TMPDIR": scratch} if scratch else None,
+                    env={**os.environ, **(environment or {})},
                 )
             except OSError as error:
                 raise JobError(f"{command[0]} cannot be started: {error.strerror}", "make cpp") from error
+        with contextlib.suppress(ProcessLookupError):  # before it starts a thread
+            stand_back(niceness, self._process.pid)
         self._buffer = b""
 
     def _write(self, text: str) -> None:

@@ -20,6 +20,7 @@ from exporter import golden as goldens
 from exporter import parity, targets
 from exporter.capture import Tensors, dtype_name
 from exporter.errors import ArtifactError, ContractError, ExporterError
+from exporter.isolate import stand_back
 from exporter.records import to_json
 
 PROTOCOL = 1
@@ -40,6 +41,7 @@ def configure(options: targets.Options) -> None:
         # Compilers keep their caches where they always are; all else that is temporary goes away with the run.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}")
         os.environ["TMPDIR"] = tempfile.tempdir = options.scratch
+    stand_back(options.niceness)
     if options.memory_limit:
         resource.setrlimit(resource.RLIMIT_DATA, (options.memory_limit, options.memory_limit))
     torch.set_num_threads(options.threads)

@@ -41,6 +41,7 @@ class Options:
     allow_cpu_fallback: bool = False
     memory_limit: int = 0  # bytes of private memory of one job; 0 is none
     scratch: str = ""  # directory for temporary files, removed with the run
+    niceness: int = 0  # how far the job stands back for the others of its run, as nice(2) counts
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Target(Protocol):
     requires: tuple[str, ...]  # distributions, alternatives separated by |
     native: bool  # whether exporter-run takes the artifact
     needs_program: bool  # whether it starts from program.exported
-    slow: bool  # whether its export takes long, and so is started first
+    cost: int  # how long its export takes, roughly, against trace: the costliest starts first
 
     def export(self, program: Program, path: Path, options: Options) -> Exported:
         """Write the artifact with its contract inside."""

@@ -24,7 +24,7 @@ variants = ("", *live_variants)
 requires = ("torch",)
 native = True
 needs_program = True
-slow = True
+cost = 10
 read_contract = contract.read_zip
 
 

@@ -22,7 +22,7 @@ variants = ("",)
 requires = ("torch",)
 native = False
 needs_program = True
-slow = False
+cost = 1
 read_contract = contract.read_zip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ variants = ("",)
 requires = ("onnx", "onnxscript", "onnxruntime-gpu|onnxruntime")
 native = False
 needs_program = True
-slow = True
+cost = 4
 PROPERTY = "exporter.contract"
 ONE_FILE_BYTES = 1.5e9  # protobuf ends at 2 GB
 
@@ -92,6 +93,8 @@ def load(path: Path, options: Options) -> Loaded:
     ort.set_default_logger_severity(3)
     settings = ort.SessionOptions()
     settings.intra_op_num_threads = options.threads
+    if os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE":  # onnxruntime's own threads do not look for it
+        settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     providers: list[Any] = ["CPUExecutionProvider"]
     if options.device != "cpu":
         index = int(options.device.partition(":")[2] or 0)

@@ -22,7 +22,7 @@ variants = ("",)
 requires = ("torch",)
 native = True
 needs_program = True
-slow = False
+cost = 2
 read_contract = contract.read_zip
 
 

@@ -18,7 +18,7 @@ variants = ("",)
 requires = ("torch",)
 native = True
 needs_program = False
-slow = False
+cost = 1
 read_contract = contract.read_zip
 
 
