@@ -59,6 +59,7 @@ class Request:
         words += ["--seed", str(self.seed), "--weights", self.weights, "--threads", str(self.threads)]
         for size, value in self.sizes.items():
             words += ["--size", f"{size}={value}"]
+        words += ["--task", self.source.task] if self.source.task else []
         if self.source.inputs_file:
             words += ["--inputs", self.source.inputs_file]
         for option, given in (("--rtol", self.rtol), ("--atol", self.atol), ("--opset", self.opset)):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 WEIGHTS = ("auto", "pretrained", "random")
+SAVED = (".pt", ".pt2")  # programs that were saved: TorchScript, an ExportedProgram
 BUILT_IN = "exporter_models"
 ENTRY_POINTS = "exporter.models"
 
@@ -44,17 +45,24 @@ class Recipe(Protocol):
 
 @dataclass(frozen=True)
 class Source:
-    """Where a recipe comes from. `kind` is name, file or memory; `place` a module, a path, or the path of a pickle."""
+    """Where a recipe comes from.
+
+    `kind` is name, file, memory or source; `place` a module, a path, the path of a pickle, or which of the sources, whose
+    own name of the model is then `attribute`.
+    """
 
     kind: str
     place: str
     attribute: str = ""
     inputs_file: str = ""
     search_path: tuple[str, ...] = ()
+    task: str = ""
 
     @property
     def label(self) -> str:
         """A short name, fit for a folder."""
+        if self.kind == "source":
+            return Path(self.attribute).stem if self.place == "saved" else self.attribute.rpartition("/")[2]
         return self.attribute or self.place.rpartition(".")[2] if self.kind != "file" else self.attribute
 
 
@@ -67,8 +75,26 @@ def available() -> dict[str, str]:
     return found | {info.name: f"{BUILT_IN}.{info.name}" for info in pkgutil.iter_modules(package.__path__)}
 
 
-def find(name: str, inputs_file: str = "") -> Source:
-    """What `name` means: an installed recipe or `path/to/file.py:attribute`. UsageError when nothing."""
+def sources() -> list[str]:
+    """What may stand before the colon in `hf:bert`."""
+    package = importlib.import_module("exporter.sources")
+    return sorted(info.name for info in pkgutil.iter_modules(package.__path__) if info.name != "saved")
+
+
+def find(name: str, inputs_file: str = "", task: str = "") -> Source:
+    """What `name` means: an installed recipe, `path/to/file.py:attribute`, `source:name`, or a saved program.
+
+    UsageError when nothing.
+    """
+    prefix, _, rest = name.partition(":")
+    if rest and prefix in sources():
+        return Source("source", prefix, rest, inputs_file, task=task)
+    if task:
+        raise UsageError(f"--task says nothing of {name}", "leave it out: it is for hf:ID")
+    if Path(name).suffix in SAVED:
+        if not Path(name).is_file():
+            raise UsageError(f"there is no file {name}", "check the path")
+        return Source("source", "saved", str(Path(name).resolve()), inputs_file)
     path, colon, attribute = name.rpartition(":")
     if name.removesuffix(":").endswith(".py"):
         raise UsageError(
@@ -85,7 +111,8 @@ def find(name: str, inputs_file: str = "") -> Source:
         hint = f"did you mean {' or '.join(close)}? " if close else ""
         raise UsageError(
             f"there is no model {name!r}",
-            f"{hint}`exporter models` lists them; a file of your own is path/to/file.py:NAME",
+            f"{hint}`exporter models` lists them; a file of your own is path/to/file.py:NAME, a library's model one of "
+            f"{', '.join(f'{source}:NAME' for source in sources())}",
         )
     module, _, attribute = known[name].partition(":")
     return Source("name", module, attribute or "", inputs_file)
@@ -96,6 +123,9 @@ def load(source: Source) -> Recipe:
     if source.kind == "memory":
         sys.path.extend(entry for entry in source.search_path if entry not in sys.path)
         return _from_memory(Path(source.place))
+    if source.kind == "source":
+        recipe: Recipe = importlib.import_module(f"exporter.sources.{source.place}").recipe(source.attribute, source)
+        return recipe
     try:
         module = _import_file(Path(source.place)) if source.kind == "file" else importlib.import_module(source.place)
     except (Exception, SystemExit) as error:

@@ -87,6 +87,7 @@ def _sizes(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -
     type=click.Path(exists=True, dir_okay=False),
     help="Dict of tensors from torch.save, instead of NAME_inputs; every size is then fixed.",
 )
+@click.option("--task", default="", help="For hf:ID: the task whose model class is taken, as fill-mask.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of random weights.")
 @click.option("--out", type=click.Path(path_type=Path), help="Where the bundle goes.  [default: artifacts/MODEL]")
 @click.option("--threads", type=click.IntRange(1), help="Threads of one call on the CPU.  [default: all cores]")
@@ -143,7 +144,8 @@ def command(model: str, targets_text: str, device: str | None, out: Path | None,
 def _request(model: str, targets_text: str, device: str | None, out: Path | None, options: dict[str, Any]) -> Any:
     from exporter import environment, pipeline, recipes, targets
 
-    source = recipes.find(model, str(Path(options["inputs_file"]).resolve()) if options["inputs_file"] else "")
+    inputs_file = str(Path(options["inputs_file"]).resolve()) if options["inputs_file"] else ""
+    source = recipes.find(model, inputs_file, options["task"])
     sizes = options["sizes"] | ({"batch": options["batch"]} if options["batch"] else {})
     return pipeline.Request(
         model=source.label,
