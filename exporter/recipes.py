@@ -47,8 +47,8 @@ class Recipe(Protocol):
 class Source:
     """Where a recipe comes from.
 
-    `kind` is name, file, memory or source; `place` a module, a path, the path of a pickle, or which of the sources, whose
-    own name of the model is then `attribute`.
+    `kind` is name, file, memory or source; `place` a module, a path, the path of a pickle, or which of the sources; the
+    model's name there is then `attribute`.
     """
 
     kind: str
