@@ -7,8 +7,9 @@ that no target has to know of them; and torch.export is run here, once, for all 
 from __future__ import annotations
 
 import inspect
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from exporter.errors import ExportError, RecipeError
+from exporter.expressions import Expression
 from exporter.records import Contract, TensorSpec
 
 Tensors = tuple[torch.Tensor, ...]
@@ -26,17 +28,13 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class FlatInputs:
-    """Inputs taken apart: tensors with their names, and how to put them together again."""
+    """Inputs taken apart: tensors with their names, constants with theirs, and how to put them together again."""
 
     names: tuple[str, ...]
     tensors: Tensors
+    constants: dict[str, Any]
     leaves: tuple[Any, ...]
     spec: pytree.TreeSpec
-
-    @property
-    def constants(self) -> tuple[Any, ...]:
-        """The leaves that are no tensors, None in a tensor's place."""
-        return tuple(None if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves)
 
     def rebuild(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """(args, kwargs) with these tensors in place of the example's."""
@@ -49,6 +47,7 @@ class FlatInputs:
 def flatten_inputs(model: torch.nn.Module, inputs: Any) -> FlatInputs:
     """Take apart what a recipe's inputs() gave. RecipeError when there is no tensor in it."""
     args, kwargs = _as_call(inputs)
+    _register_caches()
     parameters = [p.name for p in inspect.signature(model.forward).parameters.values()]
     paths, spec = pytree.tree_flatten_with_path((args, kwargs))
     names = [_input_name(path, parameters) for path, _ in paths]
@@ -59,7 +58,42 @@ def flatten_inputs(model: torch.nn.Module, inputs: Any) -> FlatInputs:
             f"inputs() returned {type(inputs).__name__} with no tensor in it",
             "return a dict of tensors by argument name",
         )
-    return FlatInputs(tuple(n for n, _ in named), tuple(t for _, t in named), leaves, spec)
+    constants = {name: leaf for name, leaf in zip(names, leaves, strict=True) if not isinstance(leaf, torch.Tensor)}
+    return FlatInputs(tuple(n for n, _ in named), tuple(t for _, t in named), constants, leaves, spec)
+
+
+def constants(flat: FlatInputs) -> dict[str, bool | int | float | str]:
+    """The constants as a contract has them: scalars as they are, all else as Python writes it; None is nothing."""
+    return {
+        name: leaf if isinstance(leaf, (bool, int, float, str)) else repr(leaf)
+        for name, leaf in flat.constants.items()
+        if leaf is not None
+    }
+
+
+def _register_caches() -> None:
+    """Let pytree take apart transformers' cache of keys and values, where that is loaded and has not done so itself."""
+    module = sys.modules.get("transformers.cache_utils")
+    if module is None or module.DynamicCache in pytree.SUPPORTED_NODES:
+        return
+
+    def take_apart(cache: Any) -> tuple[list[Any], None]:
+        return [{"key": layer.keys, "value": layer.values} for layer in cache.layers], None
+
+    def with_keys(cache: Any) -> tuple[list[tuple[Any, Any]], None]:
+        layers, context = take_apart(cache)
+        return [(pytree.SequenceKey(i), layer) for i, layer in enumerate(layers)], context
+
+    def put_together(layers: Any, context: None) -> Any:
+        cache = module.DynamicCache()
+        for i, layer in enumerate(layers):
+            cache.update(layer["key"], layer["value"], i)
+        return cache
+
+    name = "exporter.DynamicCache"
+    pytree.register_pytree_node(
+        module.DynamicCache, take_apart, put_together, serialized_type_name=name, flatten_with_keys_fn=with_keys
+    )
 
 
 def _as_call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -91,13 +125,57 @@ def _key_name(key: Any) -> str:
 
 
 def output_leaves(output: Any) -> tuple[tuple[str, ...], Tensors]:
-    """Names and tensors of a model's output; what is no tensor is left out. ExportError when nothing is left."""
-    paths, _ = pytree.tree_flatten_with_path(output)
-    named = [(".".join(map(_key_name, path)), leaf) for path, leaf in paths if isinstance(leaf, torch.Tensor)]
+    """Names and tensors of a model's output. ExportError when there are none.
+
+    Numbers become tensors without dimensions; None and text are left out.
+    """
+    _register_caches()
+    named = list(_named_tensors(output, ()))
     if not named:
         raise ExportError("the model's output holds no tensor", "return tensors, or a structure of them")
     names = tuple("output" if not n else f"output{n}" if n[0].isdigit() else n for n, _ in named)
     return names, tuple(tensor for _, tensor in named)
+
+
+def _named_tensors(value: Any, prefix: tuple[str, ...]) -> Iterator[tuple[str, torch.Tensor]]:
+    for path, leaf in pytree.tree_flatten_with_path(value)[0]:
+        name = (*prefix, *map(_key_name, path))
+        tensor = _as_tensor(leaf)
+        if tensor is not None:
+            yield ".".join(name), tensor
+        else:
+            for key, part in _parts(leaf).items():
+                yield from _named_tensors(part, (*name, key))
+
+
+def _as_tensor(leaf: Any) -> torch.Tensor | None:
+    if isinstance(leaf, torch.Tensor):
+        return leaf
+    for kinds, dtype in (
+        ((bool, torch.SymBool), torch.bool),
+        ((int, torch.SymInt), torch.int64),
+        ((float, torch.SymFloat), torch.get_default_dtype()),
+    ):
+        if isinstance(leaf, kinds):
+            return torch.scalar_tensor(leaf, dtype=dtype)
+    return None
+
+
+def _parts(leaf: Any) -> dict[str, Any]:
+    """The tensors that an object of no known structure holds: a cache, a plain class of somebody's."""
+    if isinstance(leaf, (type, str, torch.nn.Module)) or not hasattr(leaf, "__dict__"):
+        return {}
+    layers = getattr(leaf, "layers", None)
+    if isinstance(layers, list):  # a cache of transformers
+        return {str(i): _parts(layer) for i, layer in enumerate(layers)}
+    held = {name.removesuffix("s"): part for name, part in vars(leaf).items() if name in ("keys", "values")}
+    rest = {name: part for name, part in vars(leaf).items() if name not in ("keys", "values") and name[0] != "_"}
+    return {n: part for n, part in (held | rest).items() if _holds_tensors(part)}
+
+
+def _holds_tensors(part: Any) -> bool:
+    leaves = pytree.tree_leaves(part)
+    return any(isinstance(leaf, torch.Tensor) or bool(_parts(leaf)) for leaf in leaves)
 
 
 class FlatModule(torch.nn.Module):
@@ -192,15 +270,24 @@ def _export(
     module: torch.nn.Module, example: Tensors, contract: Contract, dims: dict[str, Any]
 ) -> torch.export.ExportedProgram:
     dynamic = tuple(
-        {
-            axis: torch.export.Dim.AUTO if dim is None else dims.get(dim)
-            for axis, dim in enumerate(spec.shape)
-            if not isinstance(dim, int)
-        }
+        {axis: _dim(dim, dims) for axis, dim in enumerate(spec.shape) if not isinstance(dim, int)}
         for spec in contract.inputs
     )
     with torch.no_grad():
         return torch.export.export(module, example, dynamic_shapes=(dynamic,), strict=False)
+
+
+def _dim(dim: str | None, dims: dict[str, Any]) -> Any:
+    """What torch.export calls a dimension. It has no words for a division; it finds that by itself."""
+    if dim is None:
+        return torch.export.Dim.AUTO
+    expression = Expression.parse(dim)
+    symbol = dims.get(expression.name)
+    if str(expression) == expression.name or symbol is None:
+        return symbol
+    if expression.divisor > 1 or not isinstance(symbol, torch.export.Dim):
+        return torch.export.Dim.AUTO
+    return expression.factor * symbol + expression.offset
 
 
 def _summary(error: Exception) -> str:
@@ -215,7 +302,7 @@ def narrowed(program: torch.export.ExportedProgram, contract: Contract) -> tuple
     notes: dict[str, None] = {}
     for node, spec in zip(nodes, contract.inputs, strict=True):
         for dim, size in zip(spec.shape, node.meta["val"].shape, strict=True):
-            if not isinstance(dim, str):
+            if not isinstance(dim, str) or dim not in contract.symbols:
                 continue
             if isinstance(size, int):
                 notes[f"torch.export fixed {dim} at {size}"] = None

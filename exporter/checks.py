@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from exporter import environment, parity, targets
+from exporter import diagnosis, environment, parity, targets
 from exporter.bundle import GOLDEN
 from exporter.errors import ExporterError
 from exporter.isolate import Zygote
@@ -81,9 +80,10 @@ def check(kind: str, open_session: Opener) -> tuple[SessionRecord, Session | Non
             session.close()
         raise
     found = parity.summarize(cases)
-    fixed = fixed_sizes(cases)
-    if fixed:
-        found = replace(found, verdict="FAIL", reason="; ".join(fixed))
+    if found.verdict == "FAIL" and (pattern := "; ".join(diagnosis.fixed_sizes(cases))):
+        found = replace(found, reason=pattern)
+    elif found.verdict == "FAIL" and (pattern := diagnosis.value_dependence(cases)):
+        found = replace(found, reason=f"{pattern}; {found.reason}")
     record = replace(record, parity=found)
     if found.verdict == "FAIL":
         return replace(record, reason=found.reason), session
@@ -103,24 +103,6 @@ def _first_call_and_check(record: SessionRecord, session: Session) -> tuple[Sess
     return replace(record, stage="check"), session.check()
 
 
-def fixed_sizes(cases: Sequence[Mapping[str, Any]]) -> list[str]:
-    """`batch is fixed at 2` for each size that alone tells the cases that pass from those that do not."""
-    seen: dict[str, tuple[set[str], set[str]]] = {}
-    failed = 0
-    for case in cases:
-        bad = bool(case["error"]) or any(o["verdict"] == "FAIL" for o in case["outputs"])
-        failed += bad
-        for name, size in re.findall(r"(\S+)=(\d+)", case["case"]):
-            seen.setdefault(name, (set(), set()))[bad].add(size)
-    if not failed:
-        return []
-    return [
-        f"{name} is fixed at {next(iter(good))}"
-        for name, (good, bad) in seen.items()
-        if len(good) == 1 and bad and not good & bad
-    ]
-
-
 def conclude(record: VariantRecord, sessions: tuple[SessionRecord, ...]) -> VariantRecord:
     """The variant's own status, parity and lifecycle, from its sessions: the worst session wins."""
     if not sessions:
@@ -131,7 +113,7 @@ def conclude(record: VariantRecord, sessions: tuple[SessionRecord, ...]) -> Vari
     lifecycle = record.lifecycle
     if python is not None:
         lifecycle = Lifecycle(record.lifecycle.export_s, python.load_s, python.first_call_ms, python.peak_rss_mb)
-    reason = f"{failed.reason} ({failed.session})" if failed else ""
+    reason = f"{diagnosis.with_place(failed.reason, record.warnings)} ({failed.session})" if failed else ""
     return replace(
         record,
         status="failed" if failed else "passed",

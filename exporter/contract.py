@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from exporter.errors import ArtifactError, ContractError, UsageError
+from exporter.expressions import Expression, fit
 from exporter.records import Contract, Dim, Range, TensorSpec, from_json
 
 Sizes = dict[str, int]
@@ -23,8 +24,8 @@ def infer_shapes(
 ) -> tuple[TensorSpec, ...]:
     """Which dimension follows which symbol, from the same tensors seen at several sizes.
 
-    A dimension that never moved is fixed; one that always equals a symbol's size is that symbol; any other moved in a
-    way that has no name here, and is None.
+    A dimension that never moved is fixed; one that moved with one symbol is that symbol or an expression of it, where
+    one fits; any other moved in a way that has no name here, and is None.
     """
     first = observed[0][1]
     for sizes, specs in observed:
@@ -38,7 +39,7 @@ def infer_shapes(
         dataclasses.replace(
             spec,
             shape=tuple(
-                _infer_dim([(sizes, specs[i].shape[d]) for sizes, specs in observed], symbols)
+                _infer_dim([(sizes, size) for sizes, specs in observed for size in specs[i].sizes[d : d + 1]], symbols)
                 for d in range(len(spec.shape))
             ),
         )
@@ -46,20 +47,37 @@ def infer_shapes(
     )
 
 
-def _infer_dim(seen: Sequence[tuple[Sizes, Dim]], symbols: Mapping[str, Range]) -> Dim:
-    if len({size for _, size in seen}) == 1:
-        return seen[0][1]
-    return next((name for name in symbols if all(sizes[name] == size for sizes, size in seen)), None)
+def _infer_dim(seen: Sequence[tuple[Sizes, int]], symbols: Mapping[str, Range]) -> Dim:
+    """From sizes of which one at a time was moved; the first are the base."""
+    base, size = seen[0]
+    if len({other for _, other in seen}) == 1:
+        return size
+    moving = {name for name in symbols for sizes, other in seen if other != size and sizes[name] != base[name]}
+    if len(moving) != 1:
+        return None
+    name = moving.pop()
+    pairs = [(sizes[name], other) for sizes, other in seen]
+    if all(size == other for size, other in pairs):
+        return name
+    found = fit(name, pairs)
+    return str(found) if found else None
 
 
-def probe_inputs(probe: Probe, base: Sizes, symbols: Mapping[str, Range]) -> tuple[TensorSpec, ...]:
-    """Specs of the inputs, found by changing one size at a time."""
+def probe_shapes(
+    probe: Probe, base: Sizes, symbols: Mapping[str, Range], to_the_ends: bool = False
+) -> tuple[TensorSpec, ...]:
+    """Specs of the tensors that `probe` gives, found by moving one size at a time, on wish to its range's ends."""
     observed = [(base, probe(base))]
     for name, bounds in symbols.items():
-        moved = {**base, name: base[name] + 1 if base[name] < bounds.max else base[name] - 1}
-        if moved[name] >= bounds.min:
-            observed.append((moved, probe(moved)))
+        sizes = _probes(base[name], bounds) + ([bounds.min, bounds.max] if to_the_ends else [])
+        observed += [(moved, probe(moved)) for size in dict.fromkeys(sizes) for moved in ({**base, name: size},)]
     return infer_shapes(observed, symbols)
+
+
+def _probes(base: int, bounds: Range) -> list[int]:
+    """Up to four other sizes, neighbours and distant ones, which tell a formula from its likes."""
+    wanted = (base + 1, base + 2, 2 * base + 1, base + base // 2 + 3, base - 1, base - 2, base // 2)
+    return list(dict.fromkeys(size for size in wanted if bounds.min <= size <= bounds.max and size != base))[:4]
 
 
 def capture_sizes(base: Sizes, symbols: Mapping[str, Range]) -> Sizes:
@@ -101,6 +119,27 @@ def describe(sizes: Sizes) -> str:
     return " ".join(f"{name}={size}" for name, size in sizes.items()) or "fixed sizes"
 
 
+def choose_sizes(
+    base: Sizes, symbols: Mapping[str, Range], sizes: Sizes, ranges: Mapping[str, Range], dynamic: str = "all"
+) -> tuple[Sizes, dict[str, Range]]:
+    """The example's sizes and the symbols, from the recipe's own and from what the user asked for.
+
+    `sizes` and `ranges` replace the recipe's; `dynamic` is all, none, or names of the sizes that stay dynamic. An
+    example that lies outside a new range is moved into it. UsageError for an unknown name and a size out of its range.
+    """
+    wanted = [] if dynamic in ("all", "none") else [name.strip() for name in dynamic.split(",")]
+    for name in (*sizes, *ranges, *wanted):
+        if name not in base:
+            raise UsageError(f"inputs() takes no {name}", f"it takes {', '.join(base) or 'no sizes'}")
+    symbols = {**symbols, **ranges}
+    for name in wanted:
+        if name not in symbols:
+            raise UsageError(f"{name} has no range to be dynamic in", f"give --size {name}=MIN..MAX")
+    base = {n: min(max(s, ranges[n].min), ranges[n].max) if n in ranges else s for n, s in base.items()} | sizes
+    check_sizes(base, symbols)
+    return base, {name: bounds for name, bounds in symbols.items() if dynamic == "all" or name in wanted}
+
+
 def check_sizes(sizes: Sizes, symbols: Mapping[str, Range]) -> None:
     """UsageError for a size outside its range."""
     for name, size in sizes.items():
@@ -117,28 +156,45 @@ def enforce(contract: Contract, actual: Sequence[TensorSpec]) -> None:
     if len(actual) != len(contract.inputs):
         names = ", ".join(spec.name for spec in contract.inputs)
         raise ContractError(f"{len(actual)} inputs given, the contract has {len(contract.inputs)}: {names}")
-    sizes: dict[str, tuple[int, str]] = {}
     for spec, tensor in zip(contract.inputs, actual, strict=True):
         if tensor.dtype != spec.dtype:
             raise ContractError(f"{spec.name}: dtype {tensor.dtype}, the contract wants {spec.dtype}")
         if len(tensor.shape) != len(spec.shape):
             raise ContractError(f"{spec.name}: {len(tensor.shape)} dimensions, the contract wants {len(spec.shape)}")
-        for axis, (want, got) in enumerate(zip(spec.shape, tensor.shape, strict=True)):
-            if want is not None and isinstance(got, int):
-                _enforce_dim(contract, f"{spec.name} dim {axis}", want, got, sizes)
+    _enforce_sizes(
+        contract,
+        [
+            (f"{spec.name} dim {axis}", want, got)
+            for spec, tensor in zip(contract.inputs, actual, strict=True)
+            for axis, (want, got) in enumerate(zip(spec.shape, tensor.shape, strict=True))
+            if isinstance(got, int)
+        ],
+    )
 
 
-def _enforce_dim(contract: Contract, where: str, want: int | str, got: int, sizes: dict[str, tuple[int, str]]) -> None:
-    if isinstance(want, int):
-        if got != want:
+def _enforce_sizes(contract: Contract, dims: Sequence[tuple[str, Dim, int]]) -> None:
+    """Fixed sizes; then symbols, known by name before they are known by what follows from them; then all the rest."""
+    for where, want, got in dims:
+        if isinstance(want, int) and got != want:
             raise ContractError(f"{where} is {got}, the contract wants {want}")
-        return
-    bounds = contract.symbols[want]
-    if not bounds.min <= got <= bounds.max:
-        raise ContractError(f"{where}: {want} is {got}, the contract allows {bounds.min} to {bounds.max}")
-    known, source = sizes.setdefault(want, (got, where))
-    if got != known:
-        raise ContractError(f"{where} is {got}, but {want} is {known} (from {source})")
+    symbolic = [(where, Expression.parse(want), got) for where, want, got in dims if isinstance(want, str)]
+    symbolic.sort(key=lambda dim: (dim[1].divisor, dim[1] != Expression(dim[1].name)))
+    known: dict[str, tuple[int, str]] = {}
+    for where, expression, got in symbolic:
+        name, bounds = expression.name, contract.symbols[expression.name]
+        if name not in known and (size := expression.solve(got)) is not None:
+            if not bounds.min <= size <= bounds.max:
+                raise ContractError(f"{where}: {name} is {size}, the contract allows {bounds.min} to {bounds.max}")
+            known[name] = (size, where)
+        elif name in known:
+            size, source = known[name]
+            if expression.at(size) != got:
+                what = str(got) if str(expression) == name else f"{got}, not {expression} = {expression.at(size)}"
+                raise ContractError(f"{where} is {what}, but {name} is {size} (from {source})")
+        elif not expression.at(bounds.min) <= got <= expression.at(bounds.max) or expression.divisor == 1:
+            raise ContractError(
+                f"{where} is {got}: no {name} from {bounds.min} to {bounds.max} gives {expression} = {got}"
+            )
 
 
 def append_to_zip(path: Path, text: str) -> None:

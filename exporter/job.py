@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from exporter.recipes import Source
-from exporter.records import Contract, Tolerance
+from exporter.records import Contract, Range, Tolerance
 from exporter.targets import Options
 
 
@@ -21,6 +21,8 @@ class Job:
     sizes: dict[str, int]
     work: Path
     options: Options
+    ranges: dict[str, Range] = field(default_factory=dict)
+    dynamic: str = "all"
 
     @property
     def exported_file(self) -> Path:

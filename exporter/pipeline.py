@@ -23,7 +23,7 @@ from exporter.errors import ExporterError, JobError, UsageError
 from exporter.isolate import BACKGROUND, SIDE_BY_SIDE, Child, Zygote
 from exporter.job import Findings, Job, Prepared
 from exporter.recipes import Source
-from exporter.records import EAGER, GoldenRecord, Lifecycle, Manifest, ModelRecord, SessionRecord, VariantRecord
+from exporter.records import EAGER, GoldenRecord, Lifecycle, Manifest, ModelRecord, Range, SessionRecord, VariantRecord
 from exporter.session.client import Session
 
 
@@ -37,6 +37,8 @@ class Request:
     out: Path
     device: str = "cpu"
     sizes: dict[str, int] = field(default_factory=dict)
+    ranges: dict[str, Range] = field(default_factory=dict)
+    dynamic: str = "all"
     weights: str = "auto"
     seed: int = 0
     threads: int = 1
@@ -59,6 +61,9 @@ class Request:
         words += ["--seed", str(self.seed), "--weights", self.weights, "--threads", str(self.threads)]
         for size, value in self.sizes.items():
             words += ["--size", f"{size}={value}"]
+        for size, bounds in self.ranges.items():
+            words += ["--size", f"{size}={bounds.min}..{bounds.max}"]
+        words += ["--dynamic", self.dynamic] if self.dynamic != "all" else []
         words += ["--task", self.source.task] if self.source.task else []
         if self.source.inputs_file:
             words += ["--inputs", self.source.inputs_file]
@@ -128,7 +133,15 @@ class _Run:
             scratch=str(self.work),
         )
         self.job = Job(
-            request.model, request.source, request.weights, request.seed, request.sizes, self.work, self.options
+            request.model,
+            request.source,
+            request.weights,
+            request.seed,
+            request.sizes,
+            self.work,
+            self.options,
+            request.ranges,
+            request.dynamic,
         )
         self.manifest = Manifest(
             model=ModelRecord(request.model, request.asked or request.source.place, request.weights, request.seed),

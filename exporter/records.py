@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from exporter.errors import ArtifactError
+from exporter.expressions import Expression
 
 SCHEMA = 1
 
@@ -25,11 +26,19 @@ Dim = int | str | None
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One named tensor: a dimension is a size, a symbol's name, or None for anything."""
+    """One named tensor: a dimension is a size, a symbol's name, an expression of one, or None for anything."""
 
     name: str
     dtype: str
     shape: tuple[Dim, ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The shape of a live tensor, whose dimensions are all sizes. ValueError for any other."""
+        sizes = tuple(dim for dim in self.shape if isinstance(dim, int))
+        if len(sizes) != len(self.shape):
+            raise ValueError(f"{self.name} has dimensions that are no sizes: {self.shape}")
+        return sizes
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Contract:
-    """What an artifact takes and gives."""
+    """What an artifact takes and gives. `constants` are inputs of the model that are baked in: scalars and flags."""
 
     model: str
     inputs: tuple[TensorSpec, ...]
@@ -51,13 +60,14 @@ class Contract:
     target: str = ""
     device: str = "cpu"
     torch: str = ""
+    constants: dict[str, bool | int | float | str] = field(default_factory=dict)
     schema: int = SCHEMA
 
     def __post_init__(self) -> None:
         """ValueError for a dimension whose symbol has no range."""
         for spec in (*self.inputs, *self.outputs):
             for dim in spec.shape:
-                if isinstance(dim, str) and dim not in self.symbols:
+                if isinstance(dim, str) and Expression.parse(dim).name not in self.symbols:
                     raise ValueError(f"{spec.name} has a dimension {dim}, which has no range")
 
 

@@ -16,6 +16,7 @@ import torch
 
 from exporter import capture, contract, golden, recipes, targets
 from exporter.errors import ExportError, RecipeError
+from exporter.expressions import Expression
 from exporter.isolate import BACKGROUND, stand_back
 from exporter.job import Findings, Job, Prepared
 from exporter.parity import TOLERANCES
@@ -69,13 +70,9 @@ def load_model(job: Job) -> _Loaded:
     """Load recipe and model as the job says, in eval mode, on its device. RecipeError when the recipe is at fault."""
     server.configure(job.options)
     recipe = recipes.load(job.source)
-    symbols = recipes.ranges(recipe)
-    base = recipes.example_sizes(recipe.inputs)
-    for name in job.sizes:
-        if name not in base:
-            raise RecipeError(f"inputs() takes no {name}", f"it takes {', '.join(base) or 'no sizes'}")
-    base |= job.sizes
-    contract.check_sizes(base, symbols)
+    base, symbols = contract.choose_sizes(
+        recipes.example_sizes(recipe.inputs), recipes.ranges(recipe), job.sizes, job.ranges, job.dynamic
+    )
     torch.manual_seed(job.seed)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -164,9 +161,15 @@ def _find_contract(job: Job, loaded: _Loaded) -> Contract:
     def probe_outputs(sizes: dict[str, int]) -> Any:
         return capture.specs(*loaded.run(sizes, job.options.device))
 
-    inputs = contract.probe_inputs(probe, loaded.base, loaded.symbols)
-    outputs = contract.probe_inputs(probe_outputs, loaded.base, loaded.symbols)
-    used = {dim for spec in inputs for dim in spec.shape}
+    inputs = contract.probe_shapes(probe, loaded.base, loaded.symbols, to_the_ends=True)
+    outputs = contract.probe_shapes(probe_outputs, loaded.base, loaded.symbols)
+    loaded.warnings += [
+        f"{spec.name} dim {axis} moves in no way that a contract can say; its size is not checked on a call"
+        for spec in (*inputs, *outputs)
+        for axis, dim in enumerate(spec.shape)
+        if dim is None
+    ]
+    used = {Expression.parse(dim).name for spec in inputs for dim in spec.shape if isinstance(dim, str)}
     idle = [name for name in loaded.symbols if name not in used]
     if idle:
         raise RecipeError(
@@ -179,6 +182,7 @@ def _find_contract(job: Job, loaded: _Loaded) -> Contract:
         loaded.symbols,
         device=job.options.device.partition(":")[0],
         torch=torch.__version__.partition("+")[0],
+        constants=capture.constants(loaded.module.example),
     )
 
 

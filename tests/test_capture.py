@@ -67,7 +67,7 @@ class Odd:
         (ONE, ("output",)),
         ((ONE, TWO), ("output0", "output1")),
         ({"logits": ONE, "hidden": [ONE, TWO]}, ("logits", "hidden.0", "hidden.1")),
-        ({"logits": ONE, "loss": None, "steps": 3}, ("logits",)),
+        ({"logits": ONE, "loss": None, "name": "x", "steps": 3}, ("logits", "steps")),
         (collections.namedtuple("Out", "a b")(ONE, TWO), ("a", "b")),
         ((Odd(), ONE), ("output1",)),
     ],
@@ -84,7 +84,49 @@ def test_a_model_output_of_transformers() -> None:
     )
 
 
-@pytest.mark.parametrize("output", [None, 3, {}, {"a": Odd()}, Odd()])
+class Cache:
+    """As transformers has them, and as somebody may have them."""
+
+    def __init__(self) -> None:
+        self.ssm_states = [ONE, TWO]
+        self.offset, self._hidden = 3, ONE
+
+
+def test_objects_that_hold_tensors() -> None:
+    names, tensors = output_leaves({"logits": TWO, "cache": Cache()})
+    assert names == ("logits", "cache.ssm_states.0", "cache.ssm_states.1")
+    assert [t is w for t, w in zip(tensors, (TWO, ONE, TWO), strict=True)] == [True] * 3
+
+
+def test_caches_of_transformers() -> None:
+    from transformers import DynamicCache
+    from transformers.cache_utils import EncoderDecoderCache
+
+    cache = DynamicCache()
+    cache.update(torch.zeros(2, 1, 3, 4), torch.ones(2, 1, 3, 4), 0)
+    assert output_leaves({"past": cache})[0] == ("past.0.key", "past.0.value")
+    both = output_leaves({"past": EncoderDecoderCache(cache, DynamicCache())})
+    assert both[0] == ("past.self_attention_cache.0.key", "past.self_attention_cache.0.value")
+    given = flatten_inputs(Takes(), {"past": cache})
+    assert given.names == ("past.0.key", "past.0.value")
+    _, kwargs = given.rebuild([t + 1 for t in given.tensors])
+    assert isinstance(kwargs["past"], DynamicCache)
+    assert torch.equal(kwargs["past"].layers[0].values, torch.full((2, 1, 3, 4), 2.0))
+
+
+class Takes(torch.nn.Module):
+    def forward(self, past: Any) -> torch.Tensor: ...
+
+
+def test_numbers_are_tensors_without_dimensions() -> None:
+    names, (steps, ratio, done) = output_leaves((3, 0.5, True))
+    assert names == ("output0", "output1", "output2")
+    assert [t.shape for t in (steps, ratio, done)] == [()] * 3
+    assert [t.dtype for t in (steps, ratio, done)] == [torch.int64, torch.float32, torch.bool]
+    assert (steps.item(), ratio.item(), done.item()) == (3, 0.5, True)
+
+
+@pytest.mark.parametrize("output", [None, "text", {}, {"a": Odd()}, Odd(), Odd])
 def test_outputs_without_tensors(output: Any) -> None:
     with pytest.raises(ExportError, match="holds no tensor"):
         output_leaves(output)

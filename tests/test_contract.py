@@ -23,7 +23,7 @@ def spec(*shape: Dim, name: str = "x", dtype: str = "float32") -> TensorSpec:
 
 def probed(*shapes_of, base: dict[str, int] | None = None, symbols: dict[str, Range] | None = None):
     """Specs of tensors whose shapes are functions of the sizes."""
-    return contract.probe_inputs(
+    return contract.probe_shapes(
         lambda sizes: tuple(spec(*shape(sizes), name=f"x{i}") for i, shape in enumerate(shapes_of)),
         base or {"batch": 2, "sequence": 5},
         SYMBOLS if symbols is None else symbols,
@@ -40,8 +40,8 @@ def test_a_dimension_that_merely_equals_a_size_is_fixed() -> None:
 
 
 def test_a_dimension_that_follows_in_another_way_is_anything() -> None:
-    shape = probed(lambda s: (s["batch"] * 2, s["sequence"] - 1, s["batch"] * s["sequence"]))[0].shape
-    assert shape == (None, None, None)
+    shape = probed(lambda s: (s["sequence"] ** 2, s["sequence"] - 1, s["batch"] * s["sequence"]))[0].shape
+    assert shape == (None, "sequence-1", None)
 
 
 def test_equal_example_sizes_are_told_apart() -> None:
@@ -182,3 +182,73 @@ def test_a_contract_that_names_a_symbol_it_does_not_have(tmp_path: Path) -> None
     contract.append_to_zip(path, json.dumps(data))
     with pytest.raises(ArtifactError, match="batch"):
         contract.read_zip(path)
+
+
+def test_derived_dimensions_are_found() -> None:
+    found = probed(lambda s: (2 * s["batch"] + 1, s["sequence"] // 2, (s["sequence"] + 1) // 2))[0]
+    assert found.shape == ("2*batch+1", "sequence//2", "(sequence+1)//2")
+
+
+def derived(*shape: Dim) -> Contract:
+    return dataclasses.replace(
+        CONTRACT, inputs=(spec(*shape),), outputs=(), symbols={"n": Range(2, 9), "m": Range(1, 3)}
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes"),
+    [
+        (("n", "2*n+1"), (3, 7)),
+        (("2*n+1", "n"), (7, 3)),
+        (("n//2", "2*n"), (2, 10)),
+        (("n//2",), (4,)),
+        (("(n+1)//2", "m"), (1, 3)),
+    ],
+)
+def test_sizes_that_fit_their_expressions(shape: tuple[Dim, ...], sizes: tuple[int, ...]) -> None:
+    contract.enforce(derived(*shape), [spec(*sizes)])
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes", "message"),
+    [
+        (("n", "2*n+1"), (3, 8), r"x dim 1 is 8, not 2\*n\+1 = 7, but n is 3 \(from x dim 0\)"),
+        (("2*n+1",), (8,), r"no n from 2 to 9 gives 2\*n\+1 = 8"),
+        (("2*n+1",), (21,), r"x dim 0: n is 10, the contract allows 2 to 9"),
+        (("n//2",), (5,), r"no n from 2 to 9 gives n//2 = 5"),
+        (("n//2", "2*n"), (2, 12), r"x dim 0 is 2, not n//2 = 3, but n is 6 \(from x dim 1\)"),
+    ],
+)
+def test_sizes_that_do_not_fit_their_expressions(shape: tuple[Dim, ...], sizes: tuple[int, ...], message: str) -> None:
+    with pytest.raises(ContractError, match=message):
+        contract.enforce(derived(*shape), [spec(*sizes)])
+
+
+def choose(sizes=None, ranges=None, dynamic: str = "all"):
+    return contract.choose_sizes({"batch": 2, "sequence": 5, "image": 224}, SYMBOLS, sizes or {}, ranges or {}, dynamic)
+
+
+def test_the_user_chooses_sizes() -> None:
+    assert choose() == ({"batch": 2, "sequence": 5, "image": 224}, SYMBOLS)
+    assert choose({"image": 160})[0]["image"] == 160
+    assert choose(dynamic="batch")[1] == {"batch": Range(1, 8)}
+    assert choose(dynamic="none")[1] == {}
+    base, symbols = choose(ranges={"batch": Range(4, 16), "image": Range(100, 300)}, dynamic="image, batch")
+    assert (base["batch"], base["image"]) == (4, 224)
+    assert symbols == {"batch": Range(4, 16), "image": Range(100, 300)}
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"sizes": {"width": 3}}, "inputs.. takes no width"),
+        ({"ranges": {"width": Range(1, 3)}}, "inputs.. takes no width"),
+        ({"dynamic": "width"}, "inputs.. takes no width"),
+        ({"dynamic": "image"}, "image has no range to be dynamic in"),
+        ({"sizes": {"batch": 9}}, "batch is 9, but the recipe allows 1 to 8"),
+        ({"sizes": {"batch": 2}, "ranges": {"batch": Range(4, 8)}}, "batch is 2"),
+    ],
+)
+def test_sizes_that_cannot_be(asked, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        choose(**asked)

@@ -29,11 +29,14 @@ def make(model: torch.nn.Module, *plan: tuple[int, int]) -> tuple[golden.Golden,
     return golden.make(module, inputs, sizes, SYMBOLS, TOLERANCE, "cpu")
 
 
+VALUES = tuple(f"batch=2 {change}" for change in ("zeros", "ones", "negative", "large"))
+
+
 def test_cases_hold_eager_and_its_float64() -> None:
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 3)
     made, findings = make(model)
-    assert findings.cases == ("batch=2", "batch=2 seed 1", "batch=3")
+    assert findings.cases == ("batch=2", "batch=2 seed 1", "batch=3", *VALUES)
     assert (findings.reference, findings.repeatable, findings.notes) == ("float64", True, ())
     case = made.cases[2]
     assert (case.eager[0].dtype, case.reference[0].dtype) == (torch.float32, torch.float64)
@@ -114,13 +117,13 @@ def test_nan_is_kept_and_makes_no_noise() -> None:
 def test_cases_that_are_too_large_are_cut_down(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(golden, "CASE_BYTES", 4 * 4 * 5)
     _, findings = make(torch.nn.Linear(4, 3), (2, 0), (8, 0), (7, 0))
-    assert findings.cases == ("batch=2", "batch=4", "batch=3")
+    assert findings.cases == ("batch=2", "batch=4", "batch=3", *VALUES)
     assert findings.notes[0] == "batch=8 is too large to check in reasonable time; checked up to batch=4"
 
 
 def test_an_example_that_is_too_large_is_run_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(golden, "CASE_OPERATIONS", 0)
-    assert make(torch.nn.Linear(4, 3), (2, 0))[1].cases == ("batch=2",)
+    assert make(torch.nn.Linear(4, 3), (2, 0))[1].cases == ("batch=2", *VALUES)
 
 
 def test_round_trip(tmp_path: Path) -> None:

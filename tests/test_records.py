@@ -18,7 +18,11 @@ from exporter.records import Contract, Manifest, Range, TensorSpec, Timing, from
 
 SCHEMA: dict[str, Any] = json.loads((Path(records.__file__).parent / "manifest.schema.json").read_text())
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
-RECORDS = {k: v for k, v in vars(records).items() if dataclasses.is_dataclass(v)}
+RECORDS = {
+    k: v
+    for k, v in vars(records).items()
+    if getattr(v, "__module__", "") == records.__name__ and dataclasses.is_dataclass(v)
+}
 
 
 def test_round_trip() -> None:

@@ -42,13 +42,17 @@ class TargetList(click.ParamType[str]):
         return [CompletionItem(f"{head}{comma}{name}") for name in known if name.startswith(last)]
 
 
-def _sizes(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> dict[str, int]:
-    sizes = {}
+def _sizes(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> dict[str, int | tuple[int, int]]:
+    """The last size and the last range of each name: a range under `NAME..`."""
+    sizes: dict[str, int | tuple[int, int]] = {}
     for item in given:
-        name, equals, number = item.partition("=")
-        if not equals or not number.isdigit():
-            raise click.BadParameter(f"{item!r} is not NAME=N, for example sequence=128")
-        sizes[name] = int(number)
+        name, _, value = item.partition("=")
+        low, dots, high = value.partition("..")
+        if not low.isdigit() or (dots and not high.isdigit()):
+            raise click.BadParameter(f"{item!r} is not NAME=N or NAME=MIN..MAX, for example sequence=128")
+        if dots and not 1 <= int(low) <= int(high):
+            raise click.BadParameter(f"{item!r} is an empty range; a size is 1 at least")
+        sizes[f"{name}.." if dots else name] = (int(low), int(high)) if dots else int(low)
     return sizes
 
 
@@ -71,8 +75,16 @@ def _sizes(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -
     "sizes",
     multiple=True,
     callback=_sizes,
-    metavar="NAME=N",
-    help="Any other size that the recipe's inputs() takes, as sequence=128; may be repeated.",
+    metavar="NAME=N|MIN..MAX",
+    help="A size that the recipe's inputs() takes: of the example, as sequence=128, or the range that the artifacts "
+    "promise, as sequence=1..512; may be repeated.",
+)
+@click.option(
+    "--dynamic",
+    default="all",
+    show_default=True,
+    metavar="all|batch|none|NAME,...",
+    help="Which sizes stay dynamic; the others are fixed at the example's.",
 )
 @click.option(
     "--weights",
@@ -143,17 +155,20 @@ def command(model: str, targets_text: str, device: str | None, out: Path | None,
 
 def _request(model: str, targets_text: str, device: str | None, out: Path | None, options: dict[str, Any]) -> Any:
     from exporter import environment, pipeline, recipes, targets
+    from exporter.records import Range
 
     inputs_file = str(Path(options["inputs_file"]).resolve()) if options["inputs_file"] else ""
     source = recipes.find(model, inputs_file, options["task"])
-    sizes = options["sizes"] | ({"batch": options["batch"]} if options["batch"] else {})
+    given = options["sizes"] | ({"batch": options["batch"]} if options["batch"] else {})
     return pipeline.Request(
         model=source.label,
         source=source,
         variants=tuple(targets.parse(targets_text)),
         out=out or Path("artifacts") / source.label,
         device=_device(device),
-        sizes=sizes,
+        sizes={name: size for name, size in given.items() if isinstance(size, int)},
+        ranges={name[:-2]: Range(*size) for name, size in given.items() if not isinstance(size, int)},
+        dynamic=options["dynamic"],
         weights=options["weights"],
         seed=options["seed"],
         threads=options["threads"] or environment.usable_cpus(),

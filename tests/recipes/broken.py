@@ -96,8 +96,8 @@ class _Broken:
 
 class output_without_tensors(_Broken):
     class model(Mlp):
-        def forward(self, x: torch.Tensor) -> dict[str, int]:
-            return {"answer": 42}
+        def forward(self, x: torch.Tensor) -> dict[str, str]:
+            return {"answer": "forty-two"}
 
 
 class forward_raises(_Broken):

@@ -1,0 +1,64 @@
+"""What the pattern of right and wrong cases says of an artifact. Pure functions over a session's `check` answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+Cases = Sequence[Mapping[str, Any]]
+VALUES = "depends on values"
+
+
+def fails(case: Mapping[str, Any]) -> bool:
+    """Whether an artifact raised at this case, or an output of it lost parity."""
+    return bool(case["error"]) or any(output["verdict"] == "FAIL" for output in case["outputs"])
+
+
+def fixed_sizes(cases: Cases) -> list[str]:
+    """`batch is fixed at 2` for each size that alone tells the cases that pass from those that do not."""
+    seen: dict[str, tuple[set[str], set[str]]] = {}
+    for case in cases:
+        for name, size in re.findall(r"(\S+)=(\d+)", case["case"]):
+            seen.setdefault(name, (set(), set()))[fails(case)].add(size)
+    if not any(map(fails, cases)):
+        return []
+    return [
+        f"{name} is fixed at {next(iter(good))}"
+        for name, (good, bad) in seen.items()
+        if len(good) == 1 and bad and not good & bad
+    ]
+
+
+def value_dependence(cases: Cases) -> str:
+    """`depends on values: wrong at ..., right at ...`, where one size gives both; the example's values come first."""
+    right: dict[tuple[tuple[str, str], ...], str] = {}
+    for case in cases:
+        if not fails(case):
+            right.setdefault(_sizes(case), _name(case))
+    wrong = [case for case in cases if fails(case) and _sizes(case) in right]
+    if not wrong:
+        return ""
+    return f"{VALUES}: wrong at {_name(wrong[0])}, right at {right[_sizes(wrong[0])]}"
+
+
+def _sizes(case: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    return tuple(re.findall(r"(\S+)=(\d+)", case["case"]))
+
+
+def _name(case: Mapping[str, Any]) -> str:
+    return f"{case['case']} seed {case['seed']}" if case["seed"] else str(case["case"])
+
+
+def with_place(reason: str, warnings: Iterable[str]) -> str:
+    """The reason with the source line that a TracerWarning blames; `warnings` are `file:line: message`.
+
+    Tracing says of many harmless lines that they might be wrong, so it is asked only where something is.
+    """
+    places = [(place, message) for place, _, message in (warning.partition(": ") for warning in warnings)]
+    branches = [place for place, message in places if "boolean" in message]
+    if VALUES in reason and branches:
+        return reason.replace(VALUES, f"branch {VALUES} ({branches[0]})", 1)
+    if " is fixed at " in reason and places:
+        return f"{reason} (perhaps by {', '.join(list(dict.fromkeys(place for place, _ in places))[:2])})"
+    return reason

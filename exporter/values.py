@@ -1,0 +1,62 @@
+"""Other values for the same inputs: a branch that one example takes, another may not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+Tensors = tuple[torch.Tensor, ...]
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+# For floating tensors, and for all others: those hold indices and masks, and stay inside what they held.
+CHANGES: dict[str, tuple[Change, Change]] = {
+    "zeros": (torch.zeros_like, lambda t: t.amin().expand_as(t).clone() if t.numel() else t),
+    "ones": (torch.ones_like, lambda t: t.amax().expand_as(t).clone() if t.numel() else t),
+    "negative": (lambda t: -t.abs(), lambda t: t.flip(-1) if t.dim() else t),
+    "large": (lambda t: t * 100, lambda t: t),
+}
+PERTURBATION = 1e-6
+
+
+def changed(data: Tensors) -> dict[str, Tensors]:
+    """The inputs with other values, by the name of the change; those that change nothing are left out."""
+    made: dict[str, Tensors] = {}
+    for name, (of_floats, of_others) in CHANGES.items():
+        new = tuple(of_floats(t) if t.is_floating_point() else _integral(of_others, t) for t in data)
+        if not any(_equal(new, old) for old in (data, *made.values())):
+            made[name] = new
+    return made
+
+
+def perturbed(data: Tensors, sign: int) -> Tensors:
+    """Floating inputs as rounding might have left them, to one side or (with the other sign) to the opposite."""
+    generator = torch.Generator().manual_seed(0)
+    return tuple(
+        t + sign * PERTURBATION * (t.abs() + 1) * torch.randn(t.shape, generator=generator).to(t)
+        if t.is_floating_point()
+        else t
+        for t in data
+    )
+
+
+def settled(outputs: Tensors, again: Tensors) -> bool:
+    """Whether outputs are finite, and hold against a perturbation: no tie was broken, no branch lay on the edge."""
+    return all(a.shape == b.shape and a.dtype == b.dtype and _close(a, b) for a, b in zip(outputs, again, strict=True))
+
+
+def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    return bool(a.isfinite().all()) and torch.allclose(a, b, rtol=1e-2, atol=1e-3)
+
+
+def _integral(change: Change, tensor: torch.Tensor) -> torch.Tensor:
+    """A change to a tensor of integers, booleans or complex numbers; the last have no order and stay as they are."""
+    if tensor.is_complex():
+        return tensor
+    return change(tensor.byte()).bool() if tensor.dtype == torch.bool else change(tensor)
+
+
+def _equal(one: Tensors, other: Tensors) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))

@@ -1,0 +1,68 @@
+"""What the pattern of right and wrong cases says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from exporter import diagnosis
+
+
+def case(name: str, good: bool, seed: int = 0, error: str = "") -> dict[str, Any]:
+    outputs = [] if error else [{"verdict": "rounding" if good else "FAIL"}]
+    return {"case": name, "seed": seed, "error": error, "outputs": outputs}
+
+
+def test_a_size_that_was_fixed() -> None:
+    cases = [
+        case("batch=1 s=4", False),
+        case("batch=2 s=4", True),
+        case("batch=2 s=5", True),
+        case("batch=3 s=4", False),
+    ]
+    assert diagnosis.fixed_sizes(cases) == ["batch is fixed at 2"]
+    assert diagnosis.value_dependence(cases) == ""
+
+
+def test_all_wrong_is_no_pattern() -> None:
+    cases = [case("batch=1", False), case("batch=2", False, error="no")]
+    assert diagnosis.fixed_sizes(cases) == []
+    assert diagnosis.value_dependence(cases) == ""
+
+
+def test_all_right_is_no_pattern() -> None:
+    cases = [case("batch=1", True), case("batch=2", True)]
+    assert diagnosis.fixed_sizes(cases) == []
+    assert diagnosis.value_dependence(cases) == ""
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (case("batch=1 zeros", False), "batch=1 zeros"),
+        (case("batch=1", False, seed=1), "batch=1 seed 1"),
+        (case("batch=1 large", False, error="cannot"), "batch=1 large"),
+    ],
+)
+def test_one_size_right_and_wrong(bad: dict[str, Any], said: str) -> None:
+    cases = [case("batch=1", True), bad, case("batch=2", True)]
+    assert diagnosis.fixed_sizes(cases) == []
+    assert diagnosis.value_dependence(cases) == f"depends on values: wrong at {said}, right at batch=1"
+
+
+WARNINGS = ("/m.py:4: Converting a tensor to a Python integer", "/m.py:7: Converting a tensor to a Python boolean")
+
+
+@pytest.mark.parametrize(
+    ("reason", "warnings", "said"),
+    [
+        ("depends on values: wrong", WARNINGS, "branch depends on values (/m.py:7): wrong"),
+        ("depends on values: wrong", WARNINGS[:1], "depends on values: wrong"),
+        ("batch is fixed at 2", WARNINGS, "batch is fixed at 2 (perhaps by /m.py:4, /m.py:7)"),
+        ("batch is fixed at 2", (), "batch is fixed at 2"),
+        ("0.1 where the reference is 0.2", WARNINGS, "0.1 where the reference is 0.2"),
+    ],
+)
+def test_places(reason: str, warnings: tuple[str, ...], said: str) -> None:
+    assert diagnosis.with_place(reason, warnings) == said

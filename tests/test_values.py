@@ -1,0 +1,53 @@
+"""The example with other values."""
+
+from __future__ import annotations
+
+import torch
+
+from exporter import golden, values
+from exporter.records import Range, Tolerance
+
+
+def test_floats_change_and_indices_stay_within_what_they_held() -> None:
+    ids, x, mask = torch.tensor([[3, 5, 4]]), torch.tensor([[-1.0, 2.0]]), torch.tensor([True, False])
+    made = values.changed((ids, x, mask))
+    assert list(made) == ["zeros", "ones", "negative", "large"]
+    assert [t.tolist() for t in made["zeros"]] == [[[3, 3, 3]], [[0.0, 0.0]], [False, False]]
+    assert [t.tolist() for t in made["ones"]] == [[[5, 5, 5]], [[1.0, 1.0]], [True, True]]
+    assert [t.tolist() for t in made["negative"]] == [[[4, 5, 3]], [[-1.0, -2.0]], [False, True]]
+    assert [t.tolist() for t in made["large"]] == [[[3, 5, 4]], [[-100.0, 200.0]], [True, False]]
+    assert {t.dtype for data in made.values() for t in data} == {torch.int64, torch.float32, torch.bool}
+
+
+def test_what_changes_nothing_is_left_out() -> None:
+    assert list(values.changed((torch.zeros(2), torch.tensor(7)))) == ["ones"]
+    assert values.changed((torch.ones(2, dtype=torch.complex64),)) == {}
+    assert values.changed((torch.zeros(0, dtype=torch.int64),)) == {}
+
+
+class Model(torch.nn.Module):
+    """Raises at negative, is not finite at large, breaks a tie at zeros; only ones are as they should be."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if bool((x < -1e-3).all()):
+            raise ValueError("negative")
+        return x.argmax(), torch.exp(x * 10) + x
+
+
+class Steps(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sign()
+
+
+def test_the_golden_keeps_only_settled_values() -> None:
+    def make(module: torch.nn.Module) -> tuple[str, ...]:
+        plan = [({"batch": 2}, 0), ({"batch": 3}, 0)]
+        symbols = {"batch": Range(1, 4)}
+        found = golden.make(module, data, plan, symbols, Tolerance(1e-4, 1e-5, 2.0), "cpu")
+        return found[1].cases
+
+    def data(sizes: dict[str, int], seed: int) -> tuple[torch.Tensor]:
+        return (torch.arange(sizes["batch"], dtype=torch.float32) + 0.5,)
+
+    assert make(Steps()) == ("batch=2", "batch=3", "batch=2 ones", "batch=2 negative", "batch=2 large")
+    assert make(Model()) == ("batch=2", "batch=3")
