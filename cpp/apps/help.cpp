@@ -29,13 +29,18 @@ constexpr const char* kMachine =
   --threads N               threads inside one operator; torch's default unless given
 )";
 
+constexpr const char* kOperators =
+    R"(  --ops-lib FILE            a library of operators outside torch's own, such as torchvision's;
+                            may be repeated
+)";
+
 constexpr const char* kGolden =
     R"(  --golden FILE             the golden; golden.pt beside the artifact unless given
 )";
 
 constexpr const char* kInfo = R"(Show what an artifact is and which tensors it takes.
 
-Usage: exporter-run info ARTIFACT [--json]
+Usage: exporter-run info ARTIFACT [OPTIONS]
 
   --json                    print JSON
 )";
@@ -82,11 +87,11 @@ Requests: `check`, `time N`, `quit`.
 
 std::string help(const std::string& command) {
   const std::map<std::string, std::string> texts = {
-      {"info", kInfo},
-      {"verify", std::string(kVerify) + kGolden + kMachine},
-      {"bench", std::string(kBench) + kGolden + kMachine},
-      {"run", std::string(kRun) + kMachine},
-      {"session", std::string(kSession) + kGolden + kMachine},
+      {"info", std::string(kInfo) + kOperators},
+      {"verify", std::string(kVerify) + kGolden + kMachine + kOperators},
+      {"bench", std::string(kBench) + kGolden + kMachine + kOperators},
+      {"run", std::string(kRun) + kMachine + kOperators},
+      {"session", std::string(kSession) + kGolden + kMachine + kOperators},
   };
   const auto found = texts.find(command);
   return found == texts.end() ? kProgram : found->second;

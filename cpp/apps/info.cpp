@@ -1,3 +1,5 @@
+#include <exporter/operators.h>
+
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
@@ -28,12 +30,18 @@ void print_text(const ArtifactInfo& info, const std::filesystem::path& path) {
     std::printf("  %-24s %lld..%lld\n", symbol.name.c_str(), static_cast<long long>(symbol.min),
                 static_cast<long long>(symbol.max));
   }
+  if (!contract.operators.empty()) std::printf("operators\n");
+  for (const std::string& name : contract.operators) {
+    std::printf("  %-24s %s\n", name.c_str(),
+                has_operators(name) ? "registered" : "not registered");
+  }
 }
 
 }  // namespace
 
 int info(const Options& options) {
   const ArtifactInfo info = inspect(options.artifact);
+  for (const auto& library : options.open.operators) load_operators(library);
   if (!options.json) {
     print_text(info, options.artifact);
     return 0;

@@ -24,7 +24,8 @@ enum Id {
   kWindows,
   kRuns,
   kInputs,
-  kOutputs
+  kOutputs,
+  kOpsLib
 };
 
 struct Command {
@@ -34,11 +35,11 @@ struct Command {
 
 const std::vector<Command>& commands() {
   static const std::vector<Command> all = {
-      {"info", {kJson}},
-      {"verify", {kGolden, kJson, kDevice, kThreads, kRtol, kAtol}},
-      {"bench", {kGolden, kJson, kDevice, kThreads, kWarmup, kWindows, kRuns}},
-      {"run", {kInputs, kOutputs, kDevice, kThreads}},
-      {"session", {kGolden, kDevice, kThreads}},
+      {"info", {kJson, kOpsLib}},
+      {"verify", {kGolden, kJson, kDevice, kThreads, kOpsLib, kRtol, kAtol}},
+      {"bench", {kGolden, kJson, kDevice, kThreads, kOpsLib, kWarmup, kWindows, kRuns}},
+      {"run", {kInputs, kOutputs, kDevice, kThreads, kOpsLib}},
+      {"session", {kGolden, kDevice, kThreads, kOpsLib}},
   };
   return all;
 }
@@ -55,6 +56,7 @@ constexpr option kOptions[] = {
     {"runs", required_argument, nullptr, kRuns},
     {"inputs", required_argument, nullptr, kInputs},
     {"outputs", required_argument, nullptr, kOutputs},
+    {"ops-lib", required_argument, nullptr, kOpsLib},
 };
 
 /// The options that getopt may see: those of this subcommand, and --help.
@@ -115,6 +117,9 @@ void apply(int id, const std::string& value, Options& options) {
       break;
     case kOutputs:
       options.outputs = value;
+      break;
+    case kOpsLib:
+      options.open.operators.emplace_back(value);
       break;
     default:
       options.help = true;

@@ -3,6 +3,7 @@
 #include <c10/core/InferenceMode.h>
 #include <caffe2/serialize/inline_container.h>
 #include <exporter/artifact.h>
+#include <exporter/operators.h>
 
 #include "archive.h"
 #include "device.h"
@@ -31,6 +32,18 @@ void require_device(const ArtifactInfo& info, at::Device device, const std::stri
   if (type != info.contract.device) {
     throw Error(ErrorKind::artifact,
                 path + " was compiled for " + info.contract.device + ", it cannot run on " + type);
+  }
+}
+
+/// Without an operator the model's code cannot be read, and torch's own message names no remedy.
+void require_operators(const Contract& contract, const std::string& path) {
+  for (const std::string& name : contract.operators) {
+    if (has_operators(name)) continue;
+    const auto known = find_operators(name);
+    throw Error(ErrorKind::artifact, path + " calls operators of " + name +
+                                         ", which are not registered here: give --ops-lib " +
+                                         (known ? known->string() : "FILE") +
+                                         ", or call exporter::load_operators");
   }
 }
 
@@ -66,6 +79,8 @@ Artifact Artifact::open(const std::filesystem::path& path, const OpenOptions& op
   const at::Device wanted =
       parse_device(options.device.empty() ? info.contract.device : options.device);
   require_device(info, wanted, path.string());
+  for (const auto& library : options.operators) load_operators(library);
+  require_operators(info.contract, path.string());
   at::Device device = wanted;
   auto runner = guarded(ErrorKind::artifact, path.string() + ": cannot be loaded", [&] {
     device = prepare_device(wanted);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "expression.h"
 #include "guard.h"
 
 namespace exporter {
@@ -25,14 +26,21 @@ std::vector<Symbol> read_symbols(const json& node) {
   return symbols;
 }
 
-Dimension read_dimension(const json& node, const std::vector<Symbol>& symbols) {
-  if (node.is_null()) return std::monostate{};
-  if (node.is_number_integer()) return node.get<std::int64_t>();
-  const auto name = node.get<std::string>();
+std::size_t index_of(const std::string& name, const std::vector<Symbol>& symbols) {
   const auto found = std::find_if(symbols.begin(), symbols.end(),
                                   [&](const Symbol& symbol) { return symbol.name == name; });
   if (found == symbols.end()) malformed("symbol " + name + " has no range");
   return static_cast<std::size_t>(found - symbols.begin());
+}
+
+Dimension read_dimension(const json& node, const std::vector<Symbol>& symbols) {
+  if (node.is_null()) return std::monostate{};
+  if (node.is_number_integer()) return node.get<std::int64_t>();
+  const auto text = node.get<std::string>();
+  auto [name, expression] = parse_expression(text);
+  expression.symbol = index_of(name, symbols);
+  if (name == text) return expression.symbol;
+  return expression;
 }
 
 std::vector<TensorSpec> read_specs(const json& node, const std::vector<Symbol>& symbols) {
@@ -64,6 +72,7 @@ Contract read_contract(std::string_view text) {
   contract.symbols = read_symbols(root.at("symbols"));
   contract.inputs = read_specs(root.at("inputs"), contract.symbols);
   contract.outputs = read_specs(root.at("outputs"), contract.symbols);
+  contract.operators = root.value("ops", std::vector<std::string>{});
   if (contract.device != "cpu" && contract.device != "cuda") {
     malformed("device " + contract.device + " is neither cpu nor cuda");
   }

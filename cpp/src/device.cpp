@@ -4,30 +4,22 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <dlfcn.h>
 
-#include <filesystem>
 #include <mutex>
 
 #include "guard.h"
+#include "libtorch.h"
 
 namespace exporter {
 namespace {
-
-/// libtorch.so, which needs libtorch_cuda.so and by whose name compiled packages ask for both,
-/// stands beside libc10.so, wherever that was found.
-std::string cuda_library() {
-  Dl_info info{};
-  if (dladdr(reinterpret_cast<const void*>(&c10::impl::device_guard_impl_registry), &info) == 0) {
-    return "libtorch.so";
-  }
-  return (std::filesystem::path(info.dli_fname).parent_path() / "libtorch.so").string();
-}
 
 /// Linking to it would map gigabytes of CUDA libraries into every process that runs on the CPU.
 void load_cuda() {
   static std::once_flag once;
   std::call_once(once, [] {
-    // Global: a compiled package resolves its CUDA symbols there.
-    if (dlopen(cuda_library().c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
+    // It needs libtorch_cuda.so, and by its name compiled packages ask for both. Global: they
+    // resolve their CUDA symbols there.
+    const auto library = libtorch_directory() / "libtorch.so";
+    if (dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
       throw Error(ErrorKind::usage,
                   std::string("CUDA was asked for, but this LibTorch cannot serve it: ") +
                       one_line(dlerror()));

@@ -1,11 +1,13 @@
-"""Makes the files that the tests read, with torch alone: make_fixtures.py DIRECTORY.
+"""Makes the files that the tests read, with torch alone: make_fixtures.py DIRECTORY OPERATORS.
 
 A small model with a dynamic batch, as `model.pt` and `model.pt2`, with its `golden.pt`; `exported.pt2`, an
-ExportedProgram; `bare.pt`, without a contract. Does nothing when they are there already, made by the same torch.
+ExportedProgram; `bare.pt`, without a contract; `custom.pt` and `custom.pt2`, which call an operator of the library
+OPERATORS. Does nothing when they are there already, made by the same torch and by this file.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import sys
@@ -56,6 +58,28 @@ def inputs(batch: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randint(0, 16, (batch, 6), generator=generator), torch.rand(batch, 4, generator=generator) + 0.5
 
 
+class Custom(torch.nn.Module):
+    """One operator that is not torch's, on a length that follows from a symbol."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        affine: torch.Tensor = torch.ops.exporter_test.affine(x, 2.0, -1.0)
+        return affine.sum(1)
+
+
+def custom_contract(target: str) -> dict[str, Any]:
+    return {
+        "schema": 1,
+        "model": "custom",
+        "target": target,
+        "device": "cpu",
+        "inputs": [{"name": "x", "dtype": "float32", "shape": ["batch", "2*length+1"]}],
+        "outputs": [{"name": "y", "dtype": "float32", "shape": ["batch"]}],
+        "symbols": {"batch": {"min": 1, "max": 8}, "length": {"min": 1, "max": 64}},
+        "torch": torch.__version__,
+        "ops": ["exporter_test"],
+    }
+
+
 def save_golden(model: Model, path: Path) -> None:
     cases = []
     for batch in BATCHES:
@@ -85,7 +109,10 @@ def save_packages(model: Model, directory: Path) -> None:
     dynamic = torch.export.Dim.DYNAMIC
     program = torch.export.export(model, inputs(2, 0), dynamic_shapes=({0: dynamic}, {0: dynamic}))
     torch.export.save(program, directory / "exported.pt2")
-    package = directory / "model.pt2"
+    save_package(program, directory / "model.pt2", contract("compile"))
+
+
+def save_package(program: torch.export.ExportedProgram, package: Path, its_contract: dict[str, Any]) -> None:
     torch._inductor.aoti_compile_and_package(
         program,
         package_path=str(package),
@@ -93,26 +120,41 @@ def save_packages(model: Model, directory: Path) -> None:
     )
     with zipfile.ZipFile(package, "a", zipfile.ZIP_STORED) as archive:
         top = archive.namelist()[0].split("/")[0]
-        archive.writestr(f"{top}/extra/contract.json", json.dumps(contract("compile")))
+        archive.writestr(f"{top}/extra/contract.json", json.dumps(its_contract))
 
 
-def main(directory: Path) -> None:
+def save_custom(directory: Path) -> None:
+    model = Custom().eval()
+    x = torch.rand(2, 9)
+    traced = torch.jit.trace(model, (x,))
+    torch.jit.save(
+        traced, directory / "custom.pt", _extra_files={"contract.json": json.dumps(custom_contract("trace"))}
+    )
+    dynamic = torch.export.Dim.DYNAMIC
+    program = torch.export.export(model, (x,), dynamic_shapes=({0: dynamic, 1: dynamic},))
+    save_package(program, directory / "custom.pt2", custom_contract("compile"))
+
+
+def main(directory: Path, operators: Path) -> None:
     stamp = directory / "complete"
-    if stamp.exists() and stamp.read_text() == torch.__version__:
+    made_by = f"{torch.__version__} {hashlib.sha256(Path(__file__).read_bytes()).hexdigest()}"
+    if stamp.exists() and stamp.read_text() == made_by:
         return
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     warnings.simplefilter("ignore")  # torch.jit is deprecated, and still what is tested
     torch.manual_seed(0)
+    torch.ops.load_library(str(operators))
     model = Model().eval()
     with torch.no_grad():
         save_golden(model, directory / "golden.pt")
         save_torchscript(model, directory)
         save_packages(model, directory)
+        save_custom(directory)
     torch.save({"tokens": inputs(3, 7)[0], "scale": inputs(3, 7)[1]}, directory / "inputs.pt")
     torch.save(list(inputs(3, 7)), directory / "inputs_list.pt")
-    stamp.write_text(torch.__version__)
+    stamp.write_text(made_by)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

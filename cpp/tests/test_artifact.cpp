@@ -1,8 +1,10 @@
-// Opens and runs the fixtures, and files broken on purpose. Takes the directory of the fixtures.
+// Opens and runs the fixtures, and files broken on purpose. Takes the directory of the fixtures and
+// a library of operators.
 
 #include <ATen/ATen.h>
 #include <exporter/artifact.h>
 #include <exporter/golden.h>
+#include <exporter/operators.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -157,11 +159,43 @@ void reads_inputs(const fs::path& fixtures, const Broken& broken) {
   EXPECT_ERROR(contract, "input tokens is missing", exporter::read_inputs(wrong, contract));
 }
 
+void refuses_operators(const fs::path& fixtures, const Broken& broken) {
+  for (const std::string name : {"custom.pt", "custom.pt2"}) {
+    EXPECT_ERROR(artifact,
+                 name + " calls operators of exporter_test, which are not registered here",
+                 Artifact::open(fixtures / name));
+  }
+  const auto load = [](const fs::path& library) { exporter::load_operators(library); };
+  EXPECT_ERROR(usage, "missing.so: there is no such library", load(fixtures / "missing.so"));
+  EXPECT_ERROR(usage, "there is no such library", load(fixtures));
+  EXPECT_ERROR(usage, "no_library.so: cannot be loaded",
+               load(broken.write("no_library.so", std::string(5000, 'x'))));
+  EXPECT(!exporter::find_operators("exporter_test"));
+}
+
+void runs_operators(const fs::path& fixtures, const fs::path& operators) {
+  EXPECT(!exporter::has_operators("exporter_test"));
+  exporter::load_operators(operators);
+  exporter::load_operators(operators);
+  EXPECT(exporter::has_operators("exporter_test"));
+  EXPECT(!exporter::has_operators("exporter"));
+  for (const std::string name : {"custom.pt", "custom.pt2"}) {
+    const auto artifact = Artifact::open(fixtures / name);
+    for (const int batch : {1, 3}) {
+      const at::Tensor x = at::rand({batch, 2 * batch + 1});
+      EXPECT(at::allclose(artifact.run({x})[0], (x * 2.0 - 1.0).sum(1)));
+    }
+    EXPECT_ERROR(contract, "x dim 1 is 4: no length in 1..64 gives 2*length+1 = 4",
+                 artifact.run({at::rand({2, 4})}));
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 2) return 2;
+  if (argc != 3) return 2;
   const fs::path fixtures = argv[1];
+  const fs::path operators = argv[2];
   const Broken broken(fixtures);
   testing::Tests tests = {
       {"reports a model's failure", [&] { reports_model_failure(fixtures); }},
@@ -169,6 +203,8 @@ int main(int argc, char** argv) {
       {"refuses settings", [&] { refuses_settings(fixtures); }},
       {"refuses goldens", [&] { refuses_goldens(fixtures, broken); }},
       {"reads inputs", [&] { reads_inputs(fixtures, broken); }},
+      {"refuses missing operators", [&] { refuses_operators(fixtures, broken); }},
+      {"runs operators of a library", [&] { runs_operators(fixtures, operators); }},
   };
   for (const std::string name : {"model.pt", "model.pt2"}) {
     tests.emplace_back("runs", [&, name] { runs(fixtures, name); });

@@ -80,6 +80,93 @@ void refuses_tensors() {
   refuses(2, at::Tensor(), "image: no tensor given");
 }
 
+/// A contract whose inputs x, y, z have one dimension each.
+Contract of_sizes(const std::string& x, const std::string& y, const std::string& z) {
+  const auto input = [](const char* name, const std::string& size) {
+    return std::string(R"({"name": ")") + name + R"(", "dtype": "float32", "shape": [")" + size +
+           R"("]})";
+  };
+  return Contract::parse(
+      R"({"schema": 1, "model": "m", "target": "trace", "device": "cpu", "outputs": [],
+          "symbols": {"n": {"min": 2, "max": 20}, "m": {"min": 1, "max": 9}}, "inputs": [)" +
+          input("x", x) + ", " + input("y", y) + ", " + input("z", z) + "]}",
+      "file");
+}
+
+void check_sizes(const Contract& contract, int x, int y, int z) {
+  contract.check(std::vector<at::Tensor>{at::zeros({x}), at::zeros({y}), at::zeros({z})});
+}
+
+void reads_expressions() {
+  for (const std::string text : {"n", "2*n+1", "n-1", "n//16", "(n+1)//2", "(2*n-3)//4", "(2*n)//3",
+                                 "9223372036854775807*n"}) {
+    const Contract c = of_sizes(text, "m", "n");
+    EXPECT_EQUAL(exporter::describe_shape(c.inputs[0], c), "[" + text + "]");
+  }
+  const Contract c = of_sizes("(2*n-3)//4", "m", "n");
+  const auto& expression = std::get<exporter::Expression>(c.inputs[0].shape[0]);
+  EXPECT_EQUAL(c.symbols[expression.symbol].name, "n");
+  EXPECT_EQUAL(expression.at(7), 2);
+  EXPECT_EQUAL(expression.at(1), -1);  // rounded down, not towards zero
+}
+
+void refuses_expressions() {
+  for (const std::string text :
+       {"",       "2",     "n+",  "n-x",  "+n",       "n*2", "2n",
+        "2*",     "(n",    "n)",  "(n+1", "n+1)//2 ", "n/2", "n//",
+        "n//0",   "n//-2", "0*n", "-1*n", "n+1//2",   "n m", "99999999999999999999*n",
+        "n//2//2"}) {
+    EXPECT_ERROR(artifact, "file: the contract cannot be read: `" + text + "` is no size: ",
+                 of_sizes(text, "m", "n"));
+  }
+  const std::vector<std::pair<std::string, std::string>> longer = {
+      {"1*n", "n"},     {"n+0", "n"},  {"(n)//2", "n//2"}, {"(n+1)//1", "n+1"},
+      {"(2*n)", "2*n"}, {"n//1", "n"}, {"02*n", "2*n"},    {"2*n//3", "(2*n)//3"}};
+  for (const auto& [text, shortest] : longer) {
+    EXPECT_ERROR(artifact, "`" + text + "` is no size: write it as " + shortest,
+                 of_sizes(text, "m", "n"));
+  }
+  EXPECT_ERROR(artifact, "symbol k has no range", of_sizes("2*k+1", "m", "n"));
+}
+
+void follows_a_known_symbol() {
+  const Contract c = of_sizes("2*n+1", "(n+1)//2", "n");  // known from the last input
+  check_sizes(c, 11, 3, 5);
+  EXPECT_ERROR(contract, "x dim 0 is 12, not 2*n+1 = 11, for n is 5 (from z)",
+               check_sizes(c, 12, 3, 5));
+  EXPECT_ERROR(contract, "y dim 0 is 2, not (n+1)//2 = 3, for n is 5 (from z)",
+               check_sizes(c, 11, 2, 5));
+  EXPECT_ERROR(contract, "z dim 0: n is 21, the contract allows 2..20", check_sizes(c, 43, 11, 21));
+}
+
+void solves_for_a_symbol() {
+  const Contract c = of_sizes("n//2", "3*n-1", "m");  // known from the second input
+  check_sizes(c, 2, 14, 1);
+  EXPECT_ERROR(contract, "x dim 0 is 3, not n//2 = 2, for n is 5 (from y)",
+               check_sizes(c, 3, 14, 1));
+  EXPECT_ERROR(contract, "y dim 0 is 15: no n in 2..20 gives 3*n-1 = 15", check_sizes(c, 2, 15, 1));
+  EXPECT_ERROR(contract, "y dim 0: n is 21, the contract allows 2..20", check_sizes(c, 10, 62, 1));
+  EXPECT_ERROR(contract, "y dim 0: n is 1, the contract allows 2..20", check_sizes(c, 0, 2, 1));
+}
+
+void bounds_an_unknown_symbol() {
+  const Contract c = of_sizes("n//4", "(3*n)//2", "m");
+  check_sizes(c, 0, 3, 1);
+  check_sizes(c, 5, 30, 1);
+  EXPECT_ERROR(contract, "x dim 0 is 6: no n in 2..20 gives n//4 = 6", check_sizes(c, 6, 30, 1));
+  EXPECT_ERROR(contract, "y dim 0 is 2: no n in 2..20 gives (3*n)//2 = 2", check_sizes(c, 0, 2, 1));
+  EXPECT_ERROR(contract, "y dim 0 is 5: no n in 2..20 gives (3*n)//2 = 5", check_sizes(c, 0, 5, 1));
+}
+
+void reads_operators() {
+  EXPECT(contract().operators.empty());
+  const auto with = [](const std::string& value) {
+    return Contract::parse(replaced("\"schema\"", "\"ops\": " + value + ", \"schema\""), "f.pt");
+  };
+  EXPECT_EQUAL(with("[\"torchvision\"]").operators.at(0), "torchvision");
+  EXPECT_ERROR(artifact, "f.pt: the contract cannot be read", with("\"torchvision\""));
+}
+
 }  // namespace
 
 int main() {
@@ -87,5 +174,11 @@ int main() {
                        {"refuses bad JSON", refuses_bad_json},
                        {"accepts what fits", accepts},
                        {"refuses another number of inputs", refuses_number},
-                       {"refuses tensors that do not fit", refuses_tensors}});
+                       {"refuses tensors that do not fit", refuses_tensors},
+                       {"reads expressions", reads_expressions},
+                       {"refuses expressions", refuses_expressions},
+                       {"follows a known symbol", follows_a_known_symbol},
+                       {"solves for a symbol", solves_for_a_symbol},
+                       {"bounds an unknown symbol", bounds_an_unknown_symbol},
+                       {"reads operators", reads_operators}});
 }

@@ -1,4 +1,7 @@
-"""Drives exporter-run as its users do: test_program.py PROGRAM FIXTURES. Needs torch to make and read files."""
+"""Drives exporter-run as its users do: test_program.py PROGRAM FIXTURES OPERATORS OPERATORS_LINKED_TO_PYTHON.
+
+Needs torch to make and read files. The last two are libraries; the last is empty where there is none.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ import torch
 
 PROGRAM = sys.argv[1]
 FIXTURES = Path(sys.argv[2])
+OPERATORS, OPERATORS_LINKED_TO_PYTHON = sys.argv[3:5]
 MODELS = ("model.pt", "model.pt2")
+CUSTOM = ("custom.pt", "custom.pt2")
 
 
 def call(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -143,6 +148,47 @@ class Commands(unittest.TestCase):
                 self.assertEqual(list(written), ["probabilities", "label"])
                 torch.testing.assert_close(tuple(written.values()), expected)
         self.assertEqual([p.name for p in self.directory.iterdir()], ["outputs.pt"])
+
+
+class Operators(unittest.TestCase):
+    def test_missing_ones_are_named(self) -> None:
+        for model in CUSTOM:
+            done = call("verify", FIXTURES / model)
+            self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1))
+            self.assertIn("operators of exporter_test, which are not registered here: give --ops-lib FILE", done.stderr)
+            self.assertIn("exporter_test            not registered", call("info", FIXTURES / model).stdout)
+
+    def test_every_command_loads_them(self) -> None:
+        x = torch.rand(3, 5)
+        expected = (2.0 * x - 1.0).sum(1)
+        with tempfile.TemporaryDirectory() as directory:
+            golden, inputs, outputs = (Path(directory) / name for name in ("golden.pt", "inputs.pt", "outputs.pt"))
+            case = {"name": "batch=3", "seed": 0, "inputs": [x], "eager": [expected], "reference": [expected.double()]}
+            tolerance = {"rtol": 1e-4, "atol": 1e-5, "k": 2.0}
+            torch.save({"schema": 1, "tolerance": tolerance, "cases": [case]}, golden)
+            torch.save([x], inputs)
+            for model in CUSTOM:
+                given = [FIXTURES / model, "--ops-lib", OPERATORS]
+                self.assertIn("exporter_test            registered", call("info", *given).stdout)
+                self.assertEqual(call("verify", *given, "--golden", golden).returncode, 0)
+                self.assertEqual(call("bench", *given, "--golden", golden, "--windows", 1, "--runs", 2).returncode, 0)
+                self.assertEqual(call("run", *given, "--inputs", inputs, "--outputs", outputs).returncode, 0)
+                torch.testing.assert_close(torch.load(outputs, weights_only=True)["y"], expected)
+                done = call("session", *given, "--golden", golden, stdin="check\n")
+                self.assertIn('"verdict":', done.stdout)
+
+    def test_a_library_that_cannot_be_loaded_is_one_line_and_exit_code_2(self) -> None:
+        for library in ("missing.so", FIXTURES / "inputs.pt"):
+            done = call("info", FIXTURES / "custom.pt", "--ops-lib", library)
+            self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1))
+            self.assertIn(str(library), done.stderr)
+
+    @unittest.skipUnless(OPERATORS_LINKED_TO_PYTHON, "this LibTorch has no libtorch_python")
+    def test_a_library_that_names_python_without_calling_it(self) -> None:
+        needs = subprocess.run(["readelf", "-d", OPERATORS_LINKED_TO_PYTHON], capture_output=True, text=True).stdout
+        self.assertIn("libtorch_python.so", needs)
+        done = call("info", FIXTURES / "custom.pt", "--ops-lib", OPERATORS_LINKED_TO_PYTHON)
+        self.assertIn("exporter_test            registered", done.stdout, done.stderr)
 
 
 class Session(unittest.TestCase):

@@ -12,7 +12,11 @@ at::Tensor example(const exporter::TensorSpec& spec, const exporter::Contract& c
   for (const auto& dimension : spec.shape) {
     const auto* fixed = std::get_if<std::int64_t>(&dimension);
     const auto* symbol = std::get_if<std::size_t>(&dimension);
-    sizes.push_back(fixed ? *fixed : symbol ? contract.symbols[*symbol].min : 1);
+    const auto* derived = std::get_if<exporter::Expression>(&dimension);
+    sizes.push_back(fixed     ? *fixed
+                    : symbol  ? contract.symbols[*symbol].min
+                    : derived ? derived->at(contract.symbols[derived->symbol].min)
+                              : 1);
   }
   return at::zeros(sizes, spec.dtype);
 }

@@ -37,6 +37,8 @@ struct OpenOptions {
   std::string device;
   /// Threads inside one operator, for the whole process; 0 leaves torch's default.
   int threads = 0;
+  /// Libraries of operators outside torch's own, loaded first; see `load_operators`.
+  std::vector<std::filesystem::path> operators = {};
 };
 
 class Runner;
@@ -48,8 +50,8 @@ class Runner;
 class Artifact {
  public:
   /// Loads a `.pt` or `.pt2`, told apart by content. Loads CUDA's libraries only when `device` asks
-  /// for a GPU. Throws Error(artifact), or Error(usage) for a device or a thread count that cannot
-  /// be.
+  /// for a GPU. Throws Error(artifact), also when the artifact calls operators that are not
+  /// registered, and Error(usage) for a device, a thread count or a library that cannot be.
   static Artifact open(const std::filesystem::path& path, const OpenOptions& options = {});
 
   Artifact(Artifact&&) noexcept;

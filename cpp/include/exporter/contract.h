@@ -20,9 +20,20 @@ struct Symbol {
   std::int64_t max;
 };
 
+/// A size that follows from a symbol's: (factor * size + offset) / divisor, rounded down.
+struct Expression {
+  std::size_t symbol = 0;    ///< index into Contract::symbols
+  std::int64_t factor = 1;   ///< positive
+  std::int64_t offset = 0;   ///< of any sign
+  std::int64_t divisor = 1;  ///< positive
+
+  /// Its value where the symbol has this size.
+  std::int64_t at(std::int64_t size) const;
+};
+
 /// A dimension: std::int64_t, a fixed size; std::size_t, an index into Contract::symbols;
-/// std::monostate, anything.
-using Dimension = std::variant<std::monostate, std::int64_t, std::size_t>;
+/// Expression, a size that follows from a symbol's; std::monostate, anything.
+using Dimension = std::variant<std::monostate, std::int64_t, std::size_t, Expression>;
 
 /// What is promised about one input or output.
 struct TensorSpec {
@@ -40,14 +51,16 @@ struct Contract {
   std::vector<TensorSpec> inputs;
   std::vector<TensorSpec> outputs;
   std::vector<Symbol> symbols;
+  /// Namespaces of operators outside torch's own that the artifact calls, such as "torchvision".
+  std::vector<std::string> operators;
 
   /// Reads a contract from JSON. Throws Error(artifact), with `where` as its first words, when the
   /// text is not a contract or has another schema.
   static Contract parse(std::string_view json, std::string_view where);
 
-  /// Throws Error(contract) unless `inputs` fit: their number, then dtype, rank, fixed sizes,
-  /// ranges and equal symbols of each. Takes well under a microsecond a tensor; the values are not
-  /// looked at.
+  /// Throws Error(contract) unless `inputs` fit: their number; then dtype, rank, fixed sizes,
+  /// ranges and equal symbols of each; then what follows from symbols. Takes well under a
+  /// microsecond a tensor; the values are not looked at.
   void check(std::span<const at::Tensor> inputs) const;
 };
 
@@ -57,7 +70,7 @@ std::string dtype_name(at::ScalarType dtype);
 /// A dtype by torch's name; nothing for an unknown one.
 std::optional<at::ScalarType> dtype_from_name(std::string_view name);
 
-/// A shape as text, such as "[batch, sequence, 768]"; `?` stands for anything.
+/// A shape as text, such as "[batch, 2*sequence+1, 768]"; `?` stands for anything.
 std::string describe_shape(const TensorSpec& spec, const Contract& contract);
 
 }  // namespace exporter

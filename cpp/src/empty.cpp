@@ -1,0 +1,1 @@
+// Nothing: a library of this has a name and no more (stand_in.h).
