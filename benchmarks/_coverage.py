@@ -1,0 +1,196 @@
+"""One architecture, in a process of its own: the bare calls, and exporter's artifacts, each at two further shapes.
+
+Artifacts are judged against eager here once more, at sizes and seeds that no golden has seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import multiprocessing
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import exporter
+from exporter import bundle, capture, recipes, steps, targets
+from exporter.job import Job
+
+SEED = 4321
+TIMEOUT_S = 300
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+Runner = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+
+
+def main() -> None:
+    """Print a JSON object: {"bare": {target: word}, "exporter": {target: word}, "bare_reason": ..., ...}."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--no-bare", action="store_true")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        job = Job("m", recipes.find(arguments.model), "random", 0, {}, Path(folder), targets.Options())
+        loaded = steps.load_model(job)
+        subject = Subject(loaded)
+        words: dict[str, dict[str, str]] = {"exporter": judge_bundle(subject, arguments.bundle)}
+        if not arguments.no_bare:
+            words["bare"] = {
+                name: attempt(lambda make=make: subject.judge(make(loaded.module.model, subject.example, Path(folder))))
+                for name, make in BARE.items()
+            }
+    print(json.dumps(words))
+
+
+class Subject:
+    """The model with its example, and what eager gives at two other sizes."""
+
+    def __init__(self, loaded: Any) -> None:
+        self.example: Call = self._call(loaded, loaded.base, 0)
+        self.further = []
+        for step in (3, 5):
+            sizes = {n: min(loaded.base[n] + step, r.max) for n, r in loaded.symbols.items()}
+            args, kwargs = self._call(loaded, loaded.base | sizes, SEED + step)
+            with torch.no_grad():
+                expected = capture.output_leaves(loaded.module.model(*args, **kwargs))[1]
+            flat = loaded.inputs(loaded.base | sizes, SEED + step)
+            self.further.append((self._call(loaded, loaded.base | sizes, SEED + step), flat, expected))
+
+    @staticmethod
+    def _call(loaded: Any, sizes: Mapping[str, int], seed: int) -> Call:
+        torch.manual_seed(seed)
+        return capture._as_call(loaded.recipe.inputs(**sizes))
+
+    def judge(self, run: Runner) -> str:
+        """`right` or `wrong`; whatever `run` raises is the caller's."""
+        for (args, kwargs), _, expected in self.further:
+            with torch.no_grad():
+                outputs = capture.output_leaves(run(args, kwargs))[1]
+            if not agree(outputs, expected):
+                return "wrong"
+        return "right"
+
+    def judge_artifact(self, path: Path) -> str:
+        """An artifact of exporter's."""
+        artifact = exporter.open_artifact(path)
+        for _, flat, expected in self.further:
+            if not agree(tuple(artifact(*flat).values()), expected):
+                return "wrong"
+        return "right"
+
+
+def agree(outputs: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> bool:
+    """Same number, shapes and kinds; values to a thousandth of the largest."""
+    if [o.shape for o in outputs] != [e.shape for e in expected]:
+        return False
+    for output, wanted in zip(outputs, expected, strict=True):
+        if not wanted.is_floating_point() and not wanted.is_complex():
+            if not torch.equal(output.to(wanted), wanted):
+                return False
+        elif wanted.numel() and float((output - wanted).abs().max()) > 1e-3 * float(wanted.abs().max()) + 1e-4:
+            return False
+    return True
+
+
+def judge_bundle(subject: Subject, place: Path) -> dict[str, str]:
+    """`right`, `wrong` (passed, and should not have), or `refused: why` for each row of a bundle."""
+    if not (place / bundle.MANIFEST).is_file():
+        place = place.with_name(f"{place.name}.interrupted")
+    manifest = bundle.read_manifest(place)
+    words = {}
+    for record in manifest.variants:
+        if record.status == "failed":
+            words[record.name] = f"refused: {record.reason}"
+        elif record.artifact is not None:
+            path = place / record.artifact.path
+            words[record.name] = attempt(lambda path=path: subject.judge_artifact(path))
+    return words
+
+
+def attempt(act: Callable[[], str]) -> str:
+    """What `act` says, in a process of its own: it may raise, crash or hang."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+
+    def child() -> None:
+        errors = io.StringIO()
+        try:
+            theirs.send(act())
+        except BaseException as error:
+            traceback.print_exc(file=errors)
+            theirs.send(f"refused: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
+
+    process = context.Process(target=child)
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(TIMEOUT_S):
+            process.kill()
+            return f"refused: took longer than {TIMEOUT_S} s"
+        return str(ours.recv())
+    except EOFError:
+        process.join()
+        return f"refused: crashed with exit code {process.exitcode}"
+    finally:
+        process.join()
+
+
+def bare_trace(model: torch.nn.Module, call: Call, folder: Path) -> Runner:
+    """torch.jit.trace, saved and loaded."""
+    args, kwargs = call
+    traced = torch.jit.trace(model, args or None, example_kwarg_inputs=kwargs or None)
+    return saved(traced, folder)
+
+
+def bare_script(model: torch.nn.Module, call: Call, folder: Path) -> Runner:
+    """torch.jit.script, saved and loaded."""
+    return saved(torch.jit.script(model), folder)
+
+
+def saved(module: Any, folder: Path) -> Runner:
+    """A ScriptModule as its file gives it back."""
+    torch.jit.save(module, str(folder / "bare.pt"))
+    loaded = torch.jit.load(str(folder / "bare.pt"))
+    return lambda args, kwargs: loaded(*args, **kwargs)
+
+
+def bare_compile(model: torch.nn.Module, call: Call, folder: Path) -> Runner:
+    """torch.export and AOTInductor."""
+    args, kwargs = call
+    program = torch.export.export(model, args, kwargs)
+    path = str(folder / "bare.pt2")
+    torch._inductor.aoti_compile_and_package(program, package_path=path)
+    loaded = torch._inductor.aoti_load_package(path)
+    return lambda args, kwargs: loaded(*args, **kwargs)
+
+
+def bare_onnx(model: torch.nn.Module, call: Call, folder: Path) -> Runner:
+    """torch.onnx.export, run by onnxruntime."""
+    import onnxruntime
+
+    args, kwargs = call
+    path = str(folder / "bare.onnx")
+    torch.onnx.export(model, args, path, kwargs=kwargs, dynamo=True, verbose=False)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+        tensors = capture.flatten_inputs(model, kwargs or args).tensors
+        feed = {i.name: t.numpy() for i, t in zip(session.get_inputs(), tensors, strict=True)}
+        return tuple(map(torch.from_numpy, session.run(None, feed)))
+
+    return run
+
+
+BARE = {"trace": bare_trace, "script": bare_script, "compile": bare_compile, "onnx": bare_onnx}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,264 @@
+"""The architectures of `coverage.py`: libraries' models by name, and small ones of our own, which are recipes here.
+
+`IMPOSSIBLE` names what cannot be in principle, with the reason: such a pair must be refused.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+TORCHVISION = [
+    "alexnet",
+    "vgg11",
+    "resnet18",
+    "resnext50_32x4d",
+    "densenet121",
+    "googlenet",
+    "inception_v3",
+    "mobilenet_v2",
+    "mobilenet_v3_small",
+    "mnasnet0_5",
+    "shufflenet_v2_x0_5",
+    "squeezenet1_1",
+    "efficientnet_b0",
+    "regnet_y_400mf",
+    "convnext_tiny",
+    "vit_b_16",
+    "swin_t",
+    "maxvit_t",
+    "fcn_resnet50",
+    "deeplabv3_mobilenet_v3_large",
+    "lraspp_mobilenet_v3_large",
+    "fasterrcnn_mobilenet_v3_large_320_fpn",
+    "ssdlite320_mobilenet_v3_large",
+    "r3d_18",
+    "raft_small",
+]
+TRANSFORMERS = [
+    "bert",
+    "roberta",
+    "distilbert",
+    "albert",
+    "electra",
+    "deberta-v2",
+    "mpnet",
+    "gpt2",
+    "gpt_neox",
+    "opt",
+    "llama",
+    "mistral",
+    "qwen2",
+    "gemma",
+    "phi",
+    "bloom",
+    "mixtral",
+    "t5",
+    "bart",
+    "pegasus",
+    "vit",
+    "deit",
+    "swin",
+    "convnext",
+    "segformer",
+    "detr",
+    "dinov2",
+    "wav2vec2",
+    "hubert",
+    "whisper",
+    "clip",
+    "siglip",
+    "blip",
+    "mamba",
+]
+OWN = ["lstm", "gru", "branch", "cond", "loop", "mask", "embedding_bag", "scatter", "rfft", "counter"]
+QUICK = [
+    "torchvision:mobilenet_v3_small",
+    "torchvision:squeezenet1_1",
+    "hf:bert",
+    "hf:gpt2",
+    "hf:t5",
+    "hf:vit",
+    "own:lstm",
+    "own:branch",
+    "own:cond",
+    "own:loop",
+    "own:mask",
+    "own:counter",
+]
+
+_BRANCH = "a branch that depends on values, which a recording of one run cannot hold"
+_DETECTION = "boxes are kept and dropped by their values, in Python; torch.export cannot hold that"
+IMPOSSIBLE: dict[tuple[str, str], str] = {
+    ("own:branch", "trace"): _BRANCH,
+    ("own:branch", "compile"): _BRANCH,
+    ("own:branch", "onnx"): _BRANCH,
+    ("own:cond", "trace"): _BRANCH,
+    **{
+        (f"torchvision:{name}", target): _DETECTION
+        for name in ("fasterrcnn_mobilenet_v3_large_320_fpn", "ssdlite320_mobilenet_v3_large")
+        for target in ("trace", "compile", "onnx")
+    },
+}
+
+
+def every() -> list[str]:
+    """All of them, as `SOURCE:NAME`."""
+    names = {"torchvision": TORCHVISION, "hf": TRANSFORMERS, "own": OWN}
+    return [f"{source}:{name}" for source, found in names.items() for name in found]
+
+
+class _Recipe:
+    """A recipe of a module class; batch from 1 to 16, and a sequence where the inputs have one."""
+
+    sizes = {"batch": (1, 16)}  # noqa: RUF012
+    module: type[nn.Module]
+
+    def load(self, weights: str) -> nn.Module:
+        """Random weights."""
+        return self.module()
+
+
+class _Sequences(_Recipe):
+    sizes = {"batch": (1, 16), "sequence": (1, 64)}  # noqa: RUF012
+
+    def inputs(self, batch: int = 2, sequence: int = 7) -> tuple[Tensor, ...]:
+        """Vectors of 8."""
+        return (torch.randn(batch, sequence, 8),)
+
+
+class _Rows(_Recipe):
+    def inputs(self, batch: int = 2) -> tuple[Tensor, ...]:
+        """Rows of 8."""
+        return (torch.randn(batch, 8),)
+
+
+class lstm(_Sequences):
+    """Recurrent, with its state among the outputs."""
+
+    class module(nn.LSTM):
+        """Two layers, both ways."""
+
+        def __init__(self) -> None:
+            super().__init__(8, 16, num_layers=2, batch_first=True, bidirectional=True)
+
+
+class gru(_Sequences):
+    """Recurrent."""
+
+    class module(nn.GRU):
+        """One layer."""
+
+        def __init__(self) -> None:
+            super().__init__(8, 16, batch_first=True)
+
+
+class branch(_Rows):
+    """A branch on values, in Python."""
+
+    class module(nn.Module):
+        """Takes one of two layers by the sign of the sum."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if x.sum() > 0:
+                return self.left(x)
+            return self.right(x)
+
+
+class cond(_Rows):
+    """The same branch, as torch.export has it."""
+
+    class module(nn.Module):
+        """Takes one of two layers by the sign of the sum."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            answer: Tensor = torch.cond(x.sum() > 0, lambda x: self.left(x), lambda x: self.right(x), (x,))
+            return answer
+
+
+class loop(_Sequences):
+    """A loop over a size, in Python: tracing and torch.export unroll it."""
+
+    class module(nn.Module):
+        """A running mean."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            state = torch.zeros_like(x[:, 0])
+            for i in range(x.shape[1]):
+                state = 0.9 * state + 0.1 * x[:, i]
+            return state
+
+
+class mask(_Rows):
+    """An output whose size depends on values."""
+
+    class module(nn.Module):
+        """Rows whose sum is positive."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x[x.sum(dim=1) > 0] * 2
+
+
+class embedding_bag(_Recipe):
+    """Bags of indices with offsets."""
+
+    class module(nn.Module):
+        """Sums."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag = nn.EmbeddingBag(50, 8, mode="sum")
+
+        def forward(self, indices: Tensor, offsets: Tensor) -> Tensor:
+            answer: Tensor = self.bag(indices, offsets)
+            return answer
+
+    def inputs(self, batch: int = 2) -> tuple[Tensor, ...]:
+        """Three indices a bag."""
+        return torch.randint(0, 50, (3 * batch,)), torch.arange(0, 3 * batch, 3)
+
+
+class scatter(_Rows):
+    """Sums by index."""
+
+    class module(nn.Module):
+        """Into half as many places."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            index = (torch.arange(x.shape[1]) // 2).expand(x.shape[0], -1)
+            return torch.zeros(x.shape[0], 4).scatter_add(1, index, x)
+
+
+class rfft(_Sequences):
+    """A spectrum's magnitude: complex numbers inside."""
+
+    class module(nn.Module):
+        """Along the sequence."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.fft.rfft(x, dim=1).abs()
+
+
+class counter(_Rows):
+    """A buffer that the model changes."""
+
+    class module(nn.Module):
+        """Adds the running sum of what it saw to its input, which is zero for a fresh model."""
+
+        seen: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen.add_(x.sum(dim=0) * 0.0)
+            return x + self.seen

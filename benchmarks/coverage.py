@@ -1,0 +1,122 @@
+"""Many architectures through trace, script, compile and onnx, by exporter and by the bare calls: who is right?
+
+Right is: the artifact gives what eager gives at two shapes that neither the example nor exporter's golden had. Writes
+`coverage.json` and `coverage.md` into --out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import architectures
+
+from exporter import environment
+
+TARGETS = ("trace", "script", "compile", "onnx")
+HERE = Path(__file__).parent
+
+
+def main() -> None:
+    """Run all, or those that are named; exits with 1 when a promise is broken."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="architectures, as hf:bert; all when none is named")
+    parser.add_argument("--quick", action="store_true", help="only the few that the tests run")
+    parser.add_argument("--jobs", type=int, default=environment.usable_cpus())
+    parser.add_argument("--no-bare", action="store_true", help="leave out the bare calls")
+    parser.add_argument("--out", type=Path, default=Path("build/coverage"))
+    arguments = parser.parse_args()
+    names = arguments.names or (architectures.QUICK if arguments.quick else architectures.every())
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    started = time.perf_counter()
+    found: dict[str, Any] = {}
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        results = pool.map(lambda name: cover(name, not arguments.no_bare, arguments.out), names)
+        for name, result in zip(names, results, strict=True):
+            found[name] = result
+            print(f"{name:<48} {result['seconds']:5.0f} s  {line(name, result)}", flush=True)
+    minutes = (time.perf_counter() - started) / 60
+    (arguments.out / "coverage.json").write_text(json.dumps(found, indent=1))
+    (arguments.out / "coverage.md").write_text(table(found))
+    sys.exit(conclude(found, minutes))
+
+
+def cover(name: str, bare: bool, out: Path) -> dict[str, Any]:
+    """Export one architecture, then judge it in another process."""
+    model = name if not name.startswith("own:") else f"{HERE / 'architectures.py'}:{name.removeprefix('own:')}"
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="coverage-") as folder:
+        bundle = f"{folder}/bundle"
+        variables = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/cache", "EXPORTER_RUN": "/none"}
+        export = [sys.executable, "-m", "exporter", "export", model, "--targets", ",".join(TARGETS), "--out", bundle]
+        export += ["--weights", "random", "--no-bench", "-q", "--threads", "1", "--device", "cpu", "--timeout", "600"]
+        exported = subprocess.run(export, capture_output=True, text=True, env=variables, check=False)
+        judge = [sys.executable, str(HERE / "_coverage.py"), model, bundle] + ([] if bare else ["--no-bare"])
+        judged = subprocess.run(judge, capture_output=True, text=True, env=variables, check=False)
+    log = out / f"{name.replace(':', '-')}.log"
+    log.write_text(exported.stdout + exported.stderr + judged.stderr)
+    words = json.loads(judged.stdout.splitlines()[-1]) if judged.returncode == 0 else {"broken": str(log)}
+    return {**words, "seconds": time.perf_counter() - started}
+
+
+def word(name: str, result: dict[str, Any], who: str, target: str) -> str:
+    """One cell: right, WRONG, refused, or impossible (refused, as it must be)."""
+    said = str(result.get(who, {}).get(target, "none")).partition(":")[0]
+    if said == "refused" and (name, target) in architectures.IMPOSSIBLE:
+        return "impossible"
+    return {"wrong": "WRONG"}.get(said, said)
+
+
+def line(name: str, result: dict[str, Any]) -> str:
+    """All cells of exporter's, then of the bare calls."""
+    if "broken" in result:
+        return f"broken: see {result['broken']}"
+    sides = [who for who in ("exporter", "bare") if who in result]
+    return " | ".join(f"{who}: " + " ".join(word(name, result, who, t) for t in TARGETS) for who in sides)
+
+
+def table(found: dict[str, Any]) -> str:
+    """Markdown: a row an architecture, exporter's word and the bare call's for each target."""
+    rows = ["| architecture | " + " | ".join(TARGETS) + " |", "|---" * (1 + len(TARGETS)) + "|"]
+    for name, result in found.items():
+        cells = []
+        for target in TARGETS:
+            ours = word(name, result, "exporter", target)
+            cells.append(f"{ours} (bare: {word(name, result, 'bare', target)})" if "bare" in result else ours)
+        rows.append(f"| {name} | " + " | ".join(cells) + " |")
+    reasons = [
+        f"- {name}, {target}: {result['exporter'][target].partition(': ')[2]}"
+        for name, result in found.items()
+        for target in TARGETS
+        if str(result.get("exporter", {}).get(target, "")).startswith("refused")
+    ]
+    return "\n".join([*rows, "", "Refused by exporter:", "", *reasons, ""])
+
+
+def conclude(found: dict[str, Any], minutes: float) -> int:
+    """Print the counts; the exit code."""
+    counts: dict[str, dict[str, int]] = {}
+    for who in ("exporter", "bare"):
+        cells = [word(name, result, who, t) for name, result in found.items() if who in result for t in TARGETS]
+        counts[who] = {kind: cells.count(kind) for kind in dict.fromkeys(cells)}
+        print(f"{who}: " + ", ".join(f"{n} {kind}" for kind, n in counts[who].items()))
+    broken = [name for name, result in found.items() if "broken" in result]
+    ours = counts["exporter"]
+    possible = sum(ours.values()) - ours.get("impossible", 0) + 4 * len(broken)
+    share = ours.get("right", 0) / possible if possible else 0.0
+    print(f"{len(found)} architectures in {minutes:.1f} minutes; right on {share:.1%} of what is possible")
+    for name in broken:
+        print(f"broken: {name}")
+    return int(bool(broken) or ours.get("WRONG", 0) > 0 or share < 0.98)
+
+
+if __name__ == "__main__":
+    main()
