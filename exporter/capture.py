@@ -6,6 +6,7 @@ that no target has to know of them; and torch.export is run here, once, for all 
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 import time
@@ -18,6 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils import _pytree as pytree
 
+from exporter import specialization
 from exporter.errors import ExportError, RecipeError
 from exporter.expressions import Expression
 from exporter.records import Contract, TensorSpec
@@ -243,27 +245,39 @@ class Program:
         return made
 
 
-def export_program(module: torch.nn.Module, example: Tensors, contract: Contract) -> torch.export.ExportedProgram:
-    """torch.export with the contract's dimensions dynamic.
+def export_program(
+    module: torch.nn.Module, example: Tensors, contract: Contract, notes: list[str] | None = None
+) -> torch.export.ExportedProgram:
+    """torch.export with the contract's dimensions dynamic; `notes` is told what it fixed or narrowed all the same.
 
     Where some guard of the graph forbids part of the promised range, the range is left to torch.export: such guards (a
     length of 1 that takes another kernel, say) are often needless, and the golden tells whether this one was.
     ExportError names what is in the way.
     """
-    named = {n: torch.export.Dim(n, min=r.min, max=r.max) for n, r in contract.symbols.items() if r.min < r.max}
+    with specialization.watch() as fixed:
+        program = _export_somehow(module, example, contract, fixed)
+    if notes is not None:
+        notes += [*fixed.describe(contract), *narrowed(program, contract)]
+    return program
+
+
+def _export_somehow(
+    module: torch.nn.Module, example: Tensors, contract: Contract, fixed: specialization.Specializations
+) -> torch.export.ExportedProgram:
+    named: dict[str, Any] = {
+        n: torch.export.Dim(n, min=r.min, max=r.max) for n, r in contract.symbols.items() if r.min < r.max
+    }
     try:
         return _export(module, example, contract, named)
     except Exception as error:
         if "Constraints violated" not in str(error):
             raise ExportError(f"torch.export: {_summary(error)}") from error
         violated = error
-    free = {
-        name: torch.export.Dim.AUTO(min=contract.symbols[name].min, max=contract.symbols[name].max) for name in named
-    }
-    try:
-        return _export(module, example, contract, free)
-    except Exception as error:
-        raise ExportError(f"torch.export: {_summary(violated)}") from error
+    free = {n: torch.export.Dim.AUTO(min=contract.symbols[n].min, max=contract.symbols[n].max) for n in named}
+    for unnamed in (fixed.symbols(contract), set(named)):  # those that it fixed, or else all
+        with contextlib.suppress(Exception):
+            return _export(module, example, contract, {n: free[n] if n in unnamed else named[n] for n in named})
+    raise ExportError(f"torch.export: {_summary(violated)}") from violated
 
 
 def _export(
@@ -297,7 +311,7 @@ def _summary(error: Exception) -> str:
 
 
 def narrowed(program: torch.export.ExportedProgram, contract: Contract) -> tuple[str, ...]:
-    """Which symbols torch.export fixed, or allows a smaller range than promised."""
+    """Which symbols torch.export allows a smaller range than promised."""
     nodes = [node for node in program.graph.nodes if node.op == "placeholder"][-len(contract.inputs) :]
     notes: dict[str, None] = {}
     for node, spec in zip(nodes, contract.inputs, strict=True):
@@ -305,7 +319,6 @@ def narrowed(program: torch.export.ExportedProgram, contract: Contract) -> tuple
             if not isinstance(dim, str) or dim not in contract.symbols:
                 continue
             if isinstance(size, int):
-                notes[f"torch.export fixed {dim} at {size}"] = None
                 continue
             bounds, promised = program.range_constraints.get(size.node.expr), contract.symbols[dim]
             if bounds is not None and (bounds.lower > promised.min or bounds.upper < promised.max):

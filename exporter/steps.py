@@ -189,13 +189,14 @@ def _find_contract(job: Job, loaded: _Loaded) -> Contract:
 def _capture(job: Job, loaded: _Loaded, found: Contract, sizes: dict[str, int]) -> tuple[str, ...]:
     """Save the exported program, or why there is none, for the jobs that need it; returns what was narrowed."""
     example = tuple(t.to(job.options.device) for t in loaded.inputs(sizes, 0))
+    notes: list[str] = []
     try:
-        program = capture.export_program(loaded.module, example, found)
+        program = capture.export_program(loaded.module, example, found, notes)
         torch.export.save(program, job.exported_file)
     except ExportError as error:
         job.exported_file.with_suffix(".txt").write_text(str(error))
         return ()
-    return capture.narrowed(program, found)
+    return tuple(notes)
 
 
 def _program(job: Job, prepared: Prepared, target: str) -> capture.Program:

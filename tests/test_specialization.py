@@ -1,0 +1,71 @@
+"""Where torch.export fixed a dimension, by line."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+
+import pytest
+import torch
+
+from exporter import capture, specialization
+from exporter.records import Contract, Range, TensorSpec
+
+SYMBOLS = {"batch": Range(1, 16), "sequence": Range(1, 64)}
+
+
+class Loop(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state = torch.zeros_like(x[:, 0])
+        for i in range(x.shape[1]):
+            state = 0.9 * state + x[:, i]
+        return state
+
+
+class Batch(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * int(x.shape[0])
+
+
+def export(module: torch.nn.Module) -> tuple[torch.export.ExportedProgram, list[str]]:
+    example = (torch.randn(2, 7, 8),)
+    flat = capture.FlatModule(module, capture.flatten_inputs(module, example)).eval()
+    contract = Contract("m", (TensorSpec("x", "float32", ("batch", "sequence", 8)),), (), SYMBOLS)
+    notes: list[str] = []
+    return capture.export_program(flat, example, contract, notes), notes
+
+
+def line_of(module: type[torch.nn.Module], text: str) -> str:
+    lines, start = inspect.getsourcelines(module)
+    return f"{__file__}:{start + next(i for i, line in enumerate(lines) if text in line)}"
+
+
+def test_the_line_of_a_loop_and_the_other_dimension_stays_dynamic() -> None:
+    program, notes = export(Loop())
+    assert notes == [f"torch.export fixed sequence at 7 ({line_of(Loop, 'for i in')})"]
+    assert program.module()(torch.ones(1, 7, 8))[0].shape == (1, 8)
+    assert program.module()(torch.ones(16, 7, 8))[0].shape == (16, 8)
+
+
+def test_the_line_of_a_number_made_of_a_size() -> None:
+    program, notes = export(Batch())
+    assert notes == [f"torch.export fixed batch at 2 ({line_of(Batch, 'int(')})"]
+    assert program.module()(torch.ones(2, 33, 8))[0].shape == (2, 33, 8)
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes:UserWarning")
+def test_a_layer_of_torchs_own() -> None:
+    _, (note, *_) = export(torch.nn.LSTM(8, 4, batch_first=True))
+    assert note.startswith("torch.export fixed sequence at 7 (")
+    assert "nn/modules/rnn.py:" in note
+
+
+def test_nothing_is_fixed() -> None:
+    assert export(torch.nn.Linear(8, 4))[1] == []
+
+
+def test_the_log_is_as_it_was() -> None:
+    logger = logging.getLogger(specialization.LOGGER)
+    before = (logger.level, logger.propagate, list(logger.handlers))
+    export(Loop())
+    assert (logger.level, logger.propagate, list(logger.handlers)) == before
