@@ -51,11 +51,16 @@ def _name(case: Mapping[str, Any]) -> str:
 
 
 def with_place(reason: str, warnings: Iterable[str]) -> str:
-    """The reason with the source line that a TracerWarning blames; `warnings` are `file:line: message`.
+    """The reason with the source line that is to blame.
 
-    Tracing says of many harmless lines that they might be wrong, so it is asked only where something is.
+    `warnings` are TracerWarnings, `file:line: message`, and what torch.export fixed, `torch.export fixed NAME at N
+    (file:line)`. Tracing says of many harmless lines that they might be wrong, so it is asked only where something is.
     """
-    places = [(place, message) for place, _, message in (warning.partition(": ") for warning in warnings)]
+    if match := re.search(r"(\S+) is fixed at \d+", reason):
+        fixed = re.compile(rf"torch\.export fixed .*\b{re.escape(match[1])}\b.* at \d+ \((.+)\)")
+        if found := next(filter(None, map(fixed.fullmatch, warnings)), None):
+            return f"{reason} by {found[1]}"
+    places = [(place, message) for place, colon, message in (w.partition(": ") for w in warnings) if colon]
     branches = [place for place, message in places if "boolean" in message]
     if VALUES in reason and branches:
         return reason.replace(VALUES, f"branch {VALUES} ({branches[0]})", 1)

@@ -278,7 +278,7 @@ class _Run:
                 companions=tuple(bundle.record(path.with_name(name)) for name in exported.companions),
                 contract=replace(prepared.contract, target=target),
                 notes=exported.notes,
-                warnings=exported.warnings,
+                warnings=exported.warnings + (_about_export(prepared) if targets.get(target).needs_program else ()),
                 lifecycle=Lifecycle(export_s=seconds),
             )
         )
@@ -393,6 +393,10 @@ class _Run:
         bundle.remove(self.work)
         self._update(status=status, variants=tuple(map(_unchecked, self.manifest.variants)))
         return bool(self.manifest.variants)
+
+
+def _about_export(prepared: Prepared) -> tuple[str, ...]:
+    return tuple(warning for warning in prepared.warnings if warning.startswith("torch.export "))
 
 
 def _cost(variant: tuple[str, str]) -> int:

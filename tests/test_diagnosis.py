@@ -61,6 +61,9 @@ WARNINGS = ("/m.py:4: Converting a tensor to a Python integer", "/m.py:7: Conver
         ("depends on values: wrong", WARNINGS[:1], "depends on values: wrong"),
         ("batch is fixed at 2", WARNINGS, "batch is fixed at 2 (perhaps by /m.py:4, /m.py:7)"),
         ("batch is fixed at 2", (), "batch is fixed at 2"),
+        ("n is fixed at 2", ("torch.export fixed n at 2 (/m.py:9)",), "n is fixed at 2 by /m.py:9"),
+        ("n is fixed at 2", ("torch.export fixed 2*n+1 at 5 (/m.py:9)",), "n is fixed at 2 by /m.py:9"),
+        ("n is fixed at 2", ("torch.export fixed m at 2 (/m.py:9)",), "n is fixed at 2"),
         ("0.1 where the reference is 0.2", WARNINGS, "0.1 where the reference is 0.2"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +53,16 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     made.save(str(path), external_data=size > ONE_FILE_BYTES)
     onnx.checker.check_model(str(path))
     companions = (companion,) if (path.parent / companion).is_file() else ()
-    return Exported((f"opset {made.model.opset_imports.get('', '?')}",), companions=companions)
+    opset = f"opset {made.model.opset_imports.get('', '?')}"
+    return Exported((opset,), tuple(_fixed(made.model.graph, program.contract)), companions)
+
+
+def _fixed(graph: Any, promised: Contract) -> Iterator[str]:
+    """Dimensions that the contract promises to move and the graph holds fast."""
+    for value, spec in zip(graph.inputs, promised.inputs, strict=False):
+        for axis, dim in enumerate(spec.shape):
+            if isinstance(dim, str) and isinstance(value.shape[axis], int):
+                yield f"the ONNX graph fixes {dim} at {value.shape[axis]}"
 
 
 def _free_names(graph: Any) -> None:
