@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from exporter import bundle, capture, environment, pipeline, recipes
+from exporter import bundle, capture, environment, operators, pipeline, recipes
 from exporter import contract as contracts
 from exporter import targets as routes
 from exporter.errors import ContractError, UsageError
@@ -141,7 +141,8 @@ def open_artifact(path: str | PathLike[str], device: str | None = None, threads:
         threads: of one onnxruntime call; torch's own setting is left alone.
 
     Raises:
-        ArtifactError: the file is missing, altered, or carries no contract.
+        ArtifactError: the file is missing, altered, or carries no contract; or it calls operators that nobody has
+            registered (torchvision's are found; load a library of your own with torch.ops.load_library first).
         ContractError: it was exported for another kind of device.
     """
     file = Path(path)
@@ -158,6 +159,7 @@ def open_artifact(path: str | PathLike[str], device: str | None = None, threads:
             f"{file} was exported for {contract.device}, not for {where}", "export it again with --device"
         )
     options = routes.Options(device=where, threads=threads or torch.get_num_threads())
+    operators.require(contract.ops)
     loaded = routes.get(contract.target).load(file, options)
     return Artifact(contract, loaded.run, where)
 

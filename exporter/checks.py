@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from exporter import diagnosis, environment, parity, targets
+from exporter import diagnosis, environment, operators, parity, targets
 from exporter.bundle import GOLDEN
 from exporter.errors import ExporterError
 from exporter.isolate import Zygote
-from exporter.records import VERDICTS, Lifecycle, SessionRecord, VariantRecord
+from exporter.records import VERDICTS, Contract, Lifecycle, SessionRecord, VariantRecord
 from exporter.session.client import NativeSession, PythonSession, Session
 
 Opener = Callable[[], Session]
@@ -30,6 +30,7 @@ def openers(
         "golden_path": str(golden),
         "outputs": tuple(spec.name for spec in record.contract.outputs),
         "options": options,
+        "ops": record.contract.ops,
     }
     yield (
         "python",
@@ -49,12 +50,19 @@ def openers(
             options.device,
             "--threads",
             str(options.threads),
+            *_ops_libs(record.contract, options),
         ]
         variables = {**zygote.environment, **({"TMPDIR": options.scratch} if options.scratch else {})}
         yield (
             "native",
             lambda: NativeSession(f"{record.name} (native)", command, log, timeout, variables, options.niceness),
         )
+
+
+def _ops_libs(contract: Contract, options: targets.Options) -> Iterator[str]:
+    """`--ops-lib FILE` for the user's libraries, and for those that are known for the artifact's operators."""
+    for file in (*options.ops_libs, *filter(None, map(operators.library, contract.ops))):
+        yield from ("--ops-lib", str(file))
 
 
 def open_live(zygote: Zygote, name: str, arguments: dict[str, Any], log: Path, timeout: float) -> Session:

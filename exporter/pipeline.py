@@ -50,6 +50,7 @@ class Request:
     atol: float | None = None
     opset: int | None = None
     allow_cpu_fallback: bool = False
+    ops_libs: tuple[str, ...] = ()
     command: str = ""
     asked: str = ""  # the model as the user wrote it, for commands that reproduce a step
 
@@ -70,6 +71,7 @@ class Request:
         for option, given in (("--rtol", self.rtol), ("--atol", self.atol), ("--opset", self.opset)):
             words += [] if given is None else [option, str(given)]
         words += ["--allow-cpu-fallback"] if self.allow_cpu_fallback else []
+        words += [word for file in self.ops_libs for word in ("--ops-lib", file)]
         words += ["--memory-limit", str(self.memory_limit_gb)] if self.memory_limit_gb else []
         words += ["--timeout", f"{self.timeout:g}"] if self.timeout != Request.timeout else []
         words += [] if self.bench else ["--no-bench"]
@@ -130,6 +132,7 @@ class _Run:
             opset=request.opset,
             allow_cpu_fallback=request.allow_cpu_fallback,
             memory_limit=round(request.memory_limit_gb * 1e9),
+            ops_libs=request.ops_libs,
             scratch=str(self.work),
         )
         self.job = Job(
@@ -276,7 +279,7 @@ class _Run:
                 record,
                 artifact=bundle.record(path),
                 companions=tuple(bundle.record(path.with_name(name)) for name in exported.companions),
-                contract=replace(prepared.contract, target=target),
+                contract=replace(prepared.contract, target=target, ops=exported.ops),
                 notes=exported.notes,
                 warnings=exported.warnings + (_about_export(prepared) if targets.get(target).needs_program else ()),
                 lifecycle=Lifecycle(export_s=seconds),

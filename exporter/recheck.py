@@ -13,7 +13,7 @@ from exporter.pipeline import Listener
 from exporter.records import Manifest, VariantRecord
 
 
-def run(place: Path, threads: int, timeout: float, listener: Listener) -> Manifest:
+def run(place: Path, threads: int, timeout: float, listener: Listener, ops_libs: tuple[str, ...] = ()) -> Manifest:
     """The manifest with the sessions as they are found now; timings are left out, for nothing is timed.
 
     ArtifactError when the golden was altered. A variant whose artifact was altered is not loaded; its row says so.
@@ -26,7 +26,7 @@ def run(place: Path, threads: int, timeout: float, listener: Listener) -> Manife
             bundle.verify(place, file)
     checked: list[VariantRecord] = []
     with Zygote() as zygote, tempfile.TemporaryDirectory(prefix="exporter-") as logs:
-        options = targets.Options(device=manifest.device, threads=threads, scratch=logs)
+        options = targets.Options(device=manifest.device, threads=threads, scratch=logs, ops_libs=ops_libs)
         for record in manifest.variants:
             if record.artifact is None:
                 continue

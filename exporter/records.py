@@ -51,7 +51,10 @@ class Range:
 
 @dataclass(frozen=True)
 class Contract:
-    """What an artifact takes and gives. `constants` are inputs of the model that are baked in: scalars and flags."""
+    """What an artifact takes and gives. `constants` are inputs of the model that are baked in: scalars and flags.
+
+    `ops` are namespaces of operators outside torch's own that the artifact calls.
+    """
 
     model: str
     inputs: tuple[TensorSpec, ...]
@@ -61,6 +64,7 @@ class Contract:
     device: str = "cpu"
     torch: str = ""
     constants: dict[str, bool | int | float | str] = field(default_factory=dict)
+    ops: tuple[str, ...] = ()
     schema: int = SCHEMA
 
     def __post_init__(self) -> None:

@@ -18,16 +18,31 @@ import click
     metavar="SECONDS",
     help="Limit for one answer.",
 )
+@click.option(
+    "--ops-lib",
+    "ops_libs",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, resolve_path=True),
+    help="Library that registers operators of your own, as at the export; may be repeated.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest with what was found now.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 @click.option("-v", "--verbose", is_flag=True, help="Tracebacks.")
-def command(bundle: Path, threads: int | None, timeout: float, as_json: bool, quiet: bool, verbose: bool) -> int:
+def command(
+    bundle: Path,
+    threads: int | None,
+    timeout: float,
+    ops_libs: tuple[str, ...],
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,
+) -> int:
     """Check BUNDLE's hashes, then parity again from its golden, in Python and, where exporter-run is built, in C++."""
     del verbose  # read where errors are shown
     from exporter import environment, recheck, report
     from exporter.cli import _progress
 
     with _progress.listener(quiet=quiet) as listener:
-        manifest = recheck.run(bundle, threads or environment.usable_cpus(), timeout, listener)
+        manifest = recheck.run(bundle, threads or environment.usable_cpus(), timeout, listener, ops_libs)
     click.echo(report.render(manifest, "json" if as_json else "table", bundle), nl=False)
     return 0 if all(v.status == "passed" for v in manifest.variants) else 1

@@ -131,6 +131,13 @@ def _sizes(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -
 @click.option("--atol", type=click.FloatRange(0), help="Absolute tolerance of parity.  [default: by precision]")
 @click.option("--opset", type=click.IntRange(18), help="ONNX opset.  [default: torch's]")
 @click.option("--allow-cpu-fallback", is_flag=True, help="Let onnxruntime run on the CPU where CUDA was asked for.")
+@click.option(
+    "--ops-lib",
+    "ops_libs",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, resolve_path=True),
+    help="Library that registers operators of your own (TORCH_LIBRARY), loaded before the model; may be repeated.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest instead of the table.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 @click.option("-v", "--verbose", is_flag=True, help="Logs of what failed, tracebacks.")
@@ -180,6 +187,7 @@ def _request(model: str, targets_text: str, device: str | None, out: Path | None
         atol=options["atol"],
         opset=options["opset"],
         allow_cpu_fallback=options["allow_cpu_fallback"],
+        ops_libs=options["ops_libs"],
         command=shlex.join(["exporter", "export", *sys.argv[1 + (len(sys.argv) > 1 and sys.argv[1] == "export") :]]),
         asked=model,
     )

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 import torch
 
 from exporter import golden as goldens
-from exporter import parity, targets
+from exporter import operators, parity, targets
 from exporter.capture import Tensors, dtype_name
 from exporter.errors import ArtifactError, ContractError, ExporterError
 from exporter.isolate import stand_back
@@ -28,15 +28,26 @@ KINDS = {ArtifactError: "artifact", ContractError: "contract"}
 
 
 def serve_artifact(
-    channel: socket.socket, target: str, path: str, golden_path: str, outputs: tuple[str, ...], options: targets.Options
+    channel: socket.socket,
+    target: str,
+    path: str,
+    golden_path: str,
+    outputs: tuple[str, ...],
+    options: targets.Options,
+    ops: tuple[str, ...] = (),
 ) -> None:
-    """A session of an artifact: no recipe and no model code is imported."""
+    """A session of an artifact: no recipe and no model code is imported. `ops` is what its contract says."""
     configure(options)
-    serve(channel, lambda: targets.get(target).load(Path(path), options), golden_path, outputs, options)
+
+    def load() -> targets.Loaded:
+        operators.require(ops)
+        return targets.get(target).load(Path(path), options)
+
+    serve(channel, load, golden_path, outputs, options)
 
 
 def configure(options: targets.Options) -> None:
-    """The same settings in every process that computes: limits, threads, and float32 that is float32."""
+    """The same in every process that computes: limits, threads, float32 that is float32, the user's operators."""
     if options.scratch:
         # Compilers keep their caches where they always are; all else that is temporary goes away with the run.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}")
@@ -49,6 +60,8 @@ def configure(options: targets.Options) -> None:
         torch.cuda.set_device(options.device if ":" in options.device else 0)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
+    for file in options.ops_libs:
+        operators.load(file)
 
 
 def serve(

@@ -41,6 +41,7 @@ class Options:
     allow_cpu_fallback: bool = False
     memory_limit: int = 0  # bytes of private memory of one job; 0 is none
     scratch: str = ""  # directory for temporary files, removed with the run
+    ops_libs: tuple[str, ...] = ()  # libraries of operators outside torch's own, loaded before the model
     niceness: int = 0  # how far the job stands back for the others of its run, as nice(2) counts
 
 
@@ -51,6 +52,7 @@ class Exported:
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     companions: tuple[str, ...] = ()  # names of files beside the artifact that belong to it
+    ops: tuple[str, ...] = ()  # namespaces of operators outside torch's own that it calls, as in its contract
 
 
 @dataclass(frozen=True)

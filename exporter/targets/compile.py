@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter import contract, environment
+from exporter import contract, environment, operators
 from exporter.errors import ArtifactError, MissingDependency
 from exporter.records import to_json
 from exporter.targets import Exported, Loaded, Options
@@ -44,8 +45,9 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         os.environ["LIBRARY_PATH"] = f"{Path(torch.__file__).parent / 'lib'}:{os.environ.get('LIBRARY_PATH', '')}"
         settings |= {"aot_inductor.link_libtorch": False, "aot_inductor.custom_op_libs": ["torch_cpu", "c10"]}
     torch._inductor.aoti_compile_and_package(program.exported, package_path=str(path), inductor_configs=settings)
-    contract.append_to_zip(path, to_json(program.contract))
-    return Exported()
+    ops = operators.of_exported(program.exported)
+    contract.append_to_zip(path, to_json(replace(program.contract, ops=ops)))
+    return Exported(ops=ops)
 
 
 def load(path: Path, options: Options) -> Loaded:

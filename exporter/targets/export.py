@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exporter import contract
+from exporter import contract, operators
 from exporter.errors import ArtifactError
 from exporter.records import to_json
 from exporter.targets import Exported, Loaded, Options
@@ -30,8 +31,10 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     """Save the exported program."""
     import torch
 
-    torch.export.save(program.exported, path, extra_files={"contract.json": to_json(program.contract)})
-    return Exported()
+    ops = operators.of_exported(program.exported)
+    promise = to_json(replace(program.contract, ops=ops))
+    torch.export.save(program.exported, path, extra_files={"contract.json": promise})
+    return Exported(ops=ops)
 
 
 def load(path: Path, options: Options) -> Loaded:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter import contract, torchscript
+from exporter import contract, operators, torchscript
 from exporter.errors import ExportError
 from exporter.records import to_json
 from exporter.targets import Exported, Loaded, Options
@@ -37,8 +38,10 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         except Exception as error:  # the compiler of TorchScript raises whatever it meets
             scripted, way = _bridged(program, error), f"through the exported graph; natively: {_first_line(error)}"
         frozen = torch.jit.freeze(scripted.eval())
-        torch.jit.save(frozen, str(path), _extra_files={"contract.json": to_json(program.contract)})
-    return Exported(notes=(way,))
+        ops = operators.of_script(frozen)
+        promise = to_json(replace(program.contract, ops=ops))
+        torch.jit.save(frozen, str(path), _extra_files={"contract.json": promise})
+    return Exported(notes=(way,), ops=ops)
 
 
 def _native(program: Program) -> torch.jit.ScriptModule:

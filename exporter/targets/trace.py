@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exporter import contract, torchscript
+from exporter import contract, operators, torchscript
 from exporter.records import to_json
 from exporter.targets import Exported, Loaded, Options
 
@@ -30,8 +31,10 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         warnings.simplefilter("always")
         traced = torch.jit.trace(program.module, program.example, strict=False, check_trace=False)
         frozen = torch.jit.freeze(traced.eval())
-        torch.jit.save(frozen, str(path), _extra_files={"contract.json": to_json(program.contract)})
-    return Exported(warnings=torchscript.tracer_warnings(caught))
+        ops = operators.of_script(frozen)
+        promise = to_json(replace(program.contract, ops=ops))
+        torch.jit.save(frozen, str(path), _extra_files={"contract.json": promise})
+    return Exported(warnings=torchscript.tracer_warnings(caught), ops=ops)
 
 
 def load(path: Path, options: Options) -> Loaded:

@@ -1,0 +1,102 @@
+"""Operators outside torch's own: the namespaces that an artifact calls, and the libraries that register them.
+
+An artifact holds calls of such operators, not their code: whoever loads it, in Python or in C++, has to register them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exporter.errors import ArtifactError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+# What LibTorch registers, and what TorchScript itself is made of.
+OWN = frozenset((
+    "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "_quantized", "aten", "c10d", "c10d_functional",
+    "cuda", "export", "higher_order", "inductor", "inductor_prims", "mkl", "mkldnn", "mkldnn_prepacked", "onednn",
+    "onnx", "prepacked", "prim", "prims", "profiler", "quantization", "quantized", "rngprims", "sparse",
+    "static_runtime", "streams", "symm_mem",
+))  # fmt: skip
+# Where in the package of the namespace's name the library lies: in the newer releases, then in the older ones.
+LIBRARIES = {"torchvision": ("_C_stable.so", "_C.so")}
+
+
+def of_script(module: torch.jit.ScriptModule) -> tuple[str, ...]:
+    """Namespaces outside torch's own that the module's forward calls, sorted."""
+    return _outside(kind.partition("::")[0] for kind in _kinds(module.inlined_graph))
+
+
+def _kinds(block: Any) -> Iterator[str]:
+    """Kinds of all nodes of a graph or block, those inside its branches, loops and forks included."""
+    for node in block.nodes():
+        yield node.kind()
+        inner = [node.g(name) for name in node.attributeNames() if node.kindOf(name) == "g"]
+        for part in (*node.blocks(), *inner):
+            yield from _kinds(part)
+
+
+def of_exported(program: torch.export.ExportedProgram) -> tuple[str, ...]:
+    """Namespaces outside torch's own that the program calls, sorted."""
+    import torch
+    from torch import fx
+
+    nodes = [
+        node
+        for module in program.graph_module.modules()  # branches are modules of their own
+        if isinstance(module, fx.GraphModule)
+        for node in module.graph.nodes
+        if node.op == "call_function"
+    ]
+    called = (part for node in nodes for part in (node.target, *node.args))  # higher-order operators take operators
+    return _outside(part.namespace for part in called if isinstance(part, torch._ops.OpOverload))
+
+
+def _outside(namespaces: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(set(namespaces) - OWN))
+
+
+def library(namespace: str) -> Path | None:
+    """The installed library that registers a namespace, found without an import of its package; None when unknown."""
+    if namespace not in LIBRARIES:
+        return None
+    spec = importlib.util.find_spec(namespace)
+    folders = spec.submodule_search_locations if spec else None
+    files = (Path(folder) / name for folder in folders or () for name in LIBRARIES[namespace])
+    return next((file for file in files if file.is_file()), None)
+
+
+def load(file: str | Path) -> None:
+    """Load a library of operators into this process. UsageError when that cannot be done."""
+    import torch
+
+    try:
+        torch.ops.load_library(str(file))
+    except OSError as error:
+        raise UsageError(
+            f"{file} cannot be loaded as a library of operators: {error}", "build it for this torch and this machine"
+        ) from error
+
+
+def require(namespaces: Iterable[str]) -> None:
+    """See to it that operators of these namespaces are registered; ArtifactError where nothing known registers one."""
+    for namespace in namespaces:
+        if _registered(namespace):
+            continue
+        file = library(namespace)
+        if file is None:
+            raise ArtifactError(
+                f"the artifact calls operators of {namespace}, which are not registered here",
+                "give the library that registers them: --ops-lib FILE, in Python torch.ops.load_library(FILE)",
+            )
+        load(file)
+
+
+def _registered(namespace: str) -> bool:
+    import torch
+
+    return any(name.startswith(f"{namespace}::") for name in torch._C._dispatch_get_all_op_names())
