@@ -21,6 +21,7 @@ import traceback
 import warnings
 from typing import Any
 
+from exporter import places
 from exporter.errors import ExporterError
 
 BACKLOG = 1 << 20
@@ -92,16 +93,16 @@ def _run_job(request: bytes, channel_fd: int, log_fd: int) -> None:
 
 
 def _answer(channel: socket.socket, function: Any, arguments: dict[str, Any]) -> None:
-    """Send what the job returns, or what it raised, as one line."""
+    """Send what the job returns, or what it raised and where in the model, as one line."""
     try:
         answer: tuple[str, Any] = ("result", function(channel=channel, **arguments))
     except ExporterError as error:
         traceback.print_exc()
+        error.args = (places.located(str(error), error),)
         answer = ("error", error)
     except Exception as error:
         traceback.print_exc()
-        summary = " ".join(f"{type(error).__name__}: {error}".split())
-        answer = ("crash", summary[:600])
+        answer = ("crash", places.summary(error))
     channel.sendall(b"\n" + pickle.dumps(answer).hex().encode() + b"\n")
 
 

@@ -63,7 +63,7 @@ def test_large_answers(spawn) -> None:
 
 
 def test_a_job_that_raises(spawn) -> None:
-    with pytest.raises(JobError, match=r"^ValueError: two lines$") as raised:
+    with pytest.raises(JobError, match=r"^ValueError: two lines \(.*/jobs\.py:\d+\)$") as raised:
         spawn("raise_error").wait(60)
     assert "Traceback" in raised.value.log
 

@@ -44,7 +44,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     try:
         made = torch.onnx.export(exported, (), dynamo=True, opset_version=options.opset, verbose=False, **names)
     except Exception as error:  # the exporter wraps whatever it meets
-        raise ExportError(f"torch.onnx.export: {_cause(error)}", "try another --opset") from error
+        raise ExportError(f"torch.onnx.export: {_cause(error)}") from error
     if made is None:
         raise ExportError("torch.onnx.export gave no program")
     _free_names(made.model.graph)

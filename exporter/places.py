@@ -1,0 +1,121 @@
+"""Where in the model something happened: `file:line`, from an error, a traceback or a message. Never torch.
+
+A place is in the user's code, or in the library that the model comes from; never in torch or in exporter.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+HERE = "<--- HERE"  # how TorchScript's compiler points at a line
+
+MESSAGE = 1000  # characters of a message that are kept
+_SAID = re.compile(r"^(?:\w+Error: )+(.+)$", re.MULTILINE)
+_INTERPRETER = "The following operation failed in the TorchScript interpreter"
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_MENTION = re.compile(r"([^\s()\[\]\"'=,]+\.py)[:(](\d+)")
+_NO_PLACE = re.compile(r"(?:Caused by: \(|registered at )\S+")  # cut off at the front; where an operator was defined
+_PACKAGE = re.compile(r".*/(?:site|dist)-packages/(?=([^/]+))")
+_STANDARD = re.compile(r"(?:.*/lib/python3\.\d+/|<|code/__torch__|torch/|functorch/)")
+_LIBRARIES = frozenset({"exporter", "functorch", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "torch", "torchgen"})
+
+
+def message(error: BaseException) -> str:
+    """What an error says, in one line: its first paragraph; of TorchScript's interpreter the error itself."""
+    text = str(error).strip()
+    if text.startswith(_INTERPRETER) and (said := _SAID.findall(text)):
+        text = said[-1]
+    return " ".join(text.split("\n\n")[0].split())[:MESSAGE]
+
+
+def summary(error: BaseException) -> str:
+    """`Type: message (file:line)`, in one line."""
+    return located(f"{type(error).__name__}: {message(error)}".removesuffix(": "), error)
+
+
+def located(text: str, error: BaseException) -> str:
+    """The text with the place in the model that the error comes from at its end, unless it names one already."""
+    where = place_of(error)
+    return text if not where or place(text) else f"{text} ({where})"
+
+
+def place(text: str) -> str:
+    """`file:line` outside torch and exporter that a message or a stack names; "" when it names none.
+
+    Of a traceback the last such line; of TorchScript's messages and of all others, the first.
+    """
+    text = _NO_PLACE.sub("", text)
+    frames = [_shown(m[1], m[2]) for m in _FRAME.finditer(text) if not _is_library(m[1])]
+    others = [_shown(m[1], m[2]) for m in _MENTION.finditer(text) if not _is_library(m[1])]
+    if others:
+        return others[0]
+    return "" if not frames else frames[0] if HERE in text else frames[-1]
+
+
+def place_of(error: BaseException) -> str:
+    """`file:line` in the model that an error comes from; "" when there is none.
+
+    Messages name it where they can, TorchScript's and those of torch.compile; else it is the traceback's last line
+    outside torch and exporter, of what exporter called; else the line of the torch.fx node that failed.
+    """
+    for one in reversed(list(_chain(error))):
+        if where := place(str(one)) or _last_frame(one) or _place_of_node(one):
+            return where
+    return ""
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, what it was raised from, and so on."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__
+
+
+def _last_frame(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [i for i, frame in enumerate(frames) if _is_ours(frame.filename)]
+    called = frames[ours[-1] + 1 :] if ours else frames
+    places = [_shown(f.filename, str(f.lineno)) for f in called if not _is_library(f.filename)]
+    return places[-1] if places else ""
+
+
+def _place_of_node(error: BaseException) -> str:
+    """From the last torch.fx node among the variables of the frames that the error went through."""
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+        for name in ("node", "n"):
+            meta = getattr(frame.f_locals.get(name), "meta", None)
+            if isinstance(meta, dict) and (where := place(str(meta.get("stack_trace") or ""))):
+                return where
+    return ""
+
+
+def _is_library(path: str) -> bool:
+    """Whether a file is no code of the model's: torch, exporter, Python itself."""
+    package = _PACKAGE.match(path)
+    if package:
+        return package[1].removesuffix(".py") in _LIBRARIES
+    return _is_ours(path) or path.startswith(_own_folders()) or bool(_STANDARD.match(path))
+
+
+def _is_ours(path: str) -> bool:
+    return path.startswith(f"{Path(__file__).parent}/")
+
+
+@functools.cache
+def _own_folders() -> tuple[str, ...]:
+    """Where torch and its companions lie, when that is no site-packages; nothing is imported."""
+    specs = (importlib.util.find_spec(name) for name in sorted(_LIBRARIES - {"exporter"}))
+    return tuple(f"{folder}/" for spec in specs if spec for folder in spec.submodule_search_locations or ())
+
+
+def _shown(path: str, line: str) -> str:
+    """A library's file from its package on, any other as it is."""
+    package = _PACKAGE.match(path)
+    return f"{path[package.end() :] if package else path}:{line}"

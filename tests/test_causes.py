@@ -1,0 +1,538 @@
+"""Every known cause is found in the real error of a real model that has it, with its line and a remedy.
+
+Texts that are pasted here are of what this machine cannot spring, or only slowly; each says where it was recorded.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import linecache
+import pickle
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+from exporter import capture, causes, places
+from exporter.records import Contract, TensorSpec
+from exporter.targets import Options, onnx
+
+X = torch.ones(2, 4)
+MARK = "# here"  # stands at the line that is to be blamed
+
+operators = torch.library.Library("sprung", "DEF")
+operators.define("without_fake(Tensor x) -> Tensor")
+operators.impl("without_fake", lambda x: x.clone(), "CPU")
+operators.define("without_kernel(Tensor x) -> Tensor")
+operators.impl("without_kernel", lambda x: torch.empty_like(x), "Meta")
+operators.define("complete(Tensor x) -> Tensor")
+operators.impl("complete", lambda x: x.clone(), "CPU")
+operators.impl("complete", lambda x: torch.empty_like(x), "Meta")
+
+
+class Calls(nn.Module):
+    """Applies a function of one tensor."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(x)
+
+
+def exported(model: nn.Module, *example: torch.Tensor) -> torch.export.ExportedProgram:
+    """As a run exports it, with fixed sizes."""
+    example = example or (X,)
+    flat = capture.FlatModule(model.eval(), capture.flatten_inputs(model, example))
+    inputs = tuple(TensorSpec("x", "float32", tuple(t.shape)) for t in example)
+    return capture.export_program(flat, example, Contract("m", inputs, (), {}))
+
+
+def constrained(model: nn.Module, *example: torch.Tensor, **ranges: tuple[int, int]) -> None:
+    """Bare torch.export; each input's rows are one of `ranges`."""
+    rows = tuple({0: torch.export.Dim(name, min=low, max=high)} for name, (low, high) in ranges.items())
+    torch.export.export(model, example, dynamic_shapes=rows, strict=False)
+
+
+def to_onnx(model: nn.Module, folder: Path) -> Path:
+    program: Any = SimpleNamespace(exported=exported(model), contract=Contract("m", (), (), {}))
+    path = folder / "model.onnx"
+    onnx.export(program, path, Options())
+    return path
+
+
+def traced(model: nn.Module, *example: torch.Tensor, **options: Any) -> torch.jit.ScriptModule:
+    return torch.jit.trace(model, example or (X,), check_trace=False, **options)
+
+
+# Models. Those that torch.jit.script is to read are classes, for it needs their source.
+
+
+class Branch(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum() > 0 else -x  # here
+
+
+class Loop(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(int(x[0, 0])):  # here
+            x = x + 1
+        return x
+
+
+class Select(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x[x > 0]
+        return y if y.shape[0] > 3 else -y  # here
+
+
+class Lengths(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 4, batch_first=True)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True)[0]  # here
+
+
+class Fixed(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.ones(3, 4)
+
+
+class Narrow(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.shape[0] < 5 else x * 2
+
+
+class Add(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + y
+
+
+class InPlace(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.expand(3, 2, 4).add_(1)  # here
+        return x
+
+
+class Weight(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.weight.add_(x)  # here
+        return self.weight * 1
+
+
+class View(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.t().view(-1)  # here
+
+
+class Device(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.ones(4, device="meta")  # here
+
+
+class ToNumpy(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(x.numpy() * 2)  # here
+
+
+class Pointer(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + x.data_ptr()  # here
+
+
+class Opens(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()  # here
+        return x
+
+
+class NeedsStars(nn.Module):
+    def forward(self, *x: torch.Tensor) -> torch.Tensor:  # here
+        return x[0]
+
+
+class SpreadsStars(nn.Module):
+    def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + y
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        both = [x, x]
+        return self.add(*both)  # here
+
+
+class Annotated(nn.Module):
+    def forward(self, x: torch.Tensor, names: set[str] | list[str] | None = None) -> torch.Tensor:  # here
+        return x
+
+
+class AnnotatedSet(nn.Module):
+    def forward(self, x: torch.Tensor, names: set[str]) -> torch.Tensor:  # here
+        return x
+
+
+class Tries(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        try:  # here
+            return x
+        except ValueError:
+            return -x
+
+
+class HoldsAnObject(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.settings = object()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.settings.factor  # here
+
+
+class TwoTypes(nn.Module):
+    def forward(self, x: torch.Tensor, flag: bool = True) -> torch.Tensor:
+        y = x if flag else None
+        return y + 1  # here
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 2
+
+
+class CallsTwice(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Twice.apply(x)  # here
+
+
+class Eigenvalues(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.eigvalsh(x @ x.t())  # here
+
+
+class ComplexLogarithm(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.log(torch.fft.fft(x)).real  # here
+
+
+class CallsCustom(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.sprung.complete(x)  # here
+
+
+class ToSparse(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.to_sparse().to_dense()  # here
+
+
+class Vmapped(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.vmap(lambda row: row if row.sum() > 0 else -row)(x)  # here
+
+
+def conditional(x: torch.Tensor) -> torch.Tensor:
+    return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
+
+
+def cache(x: torch.Tensor) -> Any:
+    from transformers import DynamicCache
+
+    return x, DynamicCache()
+
+
+class Unknown:
+    """A class that pytree does not know."""
+
+
+def without_source() -> nn.Module:
+    space: dict[str, Any] = {"nn": nn}
+    exec("class Hidden(nn.Module):\n    def forward(self, x):\n        return x", space)
+    hidden: nn.Module = space["Hidden"]()
+    return hidden
+
+
+def locked() -> nn.Module:
+    model = nn.Linear(4, 4)
+    model.lock = threading.Lock()
+    return model
+
+
+def float64_convolution(folder: Path) -> None:
+    """onnxruntime's CPU has no convolution for float64."""
+    ones = torch.ones(1, 1, 1, dtype=torch.float64)
+    load_onnx(to_onnx(Calls(lambda x: torch.conv1d(x.double().unsqueeze(1), ones)), folder).read_bytes())
+
+
+def run_complex_input(folder: Path) -> None:
+    import numpy
+    import onnxruntime
+
+    path = to_onnx(Calls(torch.abs), folder)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session.run(None, {session.get_inputs()[0].name: numpy.ones((2, 4), numpy.complex64)})
+
+
+def small_onnx(operator: str, domain: str = "", opset: int = 18) -> bytes:
+    """One operator, as an ONNX model."""
+    import onnx as onnx_format
+
+    made = functools.partial(onnx_format.helper.make_tensor_value_info, elem_type=1, shape=[2])
+    node = onnx_format.helper.make_node(operator, ["x"], ["y"], domain=domain)
+    graph = onnx_format.helper.make_graph([node], "g", [made("x")], [made("y")])
+    opsets = [onnx_format.helper.make_opsetid("", opset), onnx_format.helper.make_opsetid("mine", 1)]
+    model = onnx_format.helper.make_model(graph, opset_imports=opsets)
+    model.ir_version = 10
+    return model.SerializeToString()
+
+
+def load_onnx(data: bytes) -> None:
+    import onnxruntime
+
+    onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+
+
+def load_without_the_operator(folder: Path) -> None:
+    """In a process that does not know the operator; its error is raised again here."""
+    path = folder / "custom.pt"
+    torch.jit.save(traced(CallsCustom()), str(path))
+    code = f"import torch, warnings; warnings.simplefilter('ignore'); torch.jit.load({str(path)!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    raise RuntimeError(done.stderr.partition("RuntimeError:")[2])
+
+
+def find_no_compiler() -> None:
+    from torch._inductor import config, cpp_builder
+
+    with config.patch({"cpp.cxx": ("no-such-compiler",)}):
+        cpp_builder.get_cpp_compiler()
+
+
+def recompile_again_and_again() -> None:
+    torch._dynamo.reset()
+    settings = {"recompile_limit": 2, "fail_on_recompile_limit_hit": True}
+    with torch._dynamo.config.patch(settings):
+        compiled = torch.compile(Calls(lambda x: x * 2), backend="eager", dynamic=False)
+        for rows in range(2, 9):
+            compiled(torch.ones(rows, 4))
+
+
+def export_bare(model: nn.Module) -> None:
+    torch.export.export(model, (X,), strict=False)
+
+
+class Case(NamedTuple):
+    """A cause, the target that meets it, what springs it; and whether the model's line is known."""
+
+    name: str
+    target: str
+    spring: Callable[[Path], object]
+    placed: bool = False
+
+
+LEAF = torch.ones(4, requires_grad=True)
+SPRUNG = [
+    Case("branch-on-values", "compile", lambda _: exported(Branch()), True),
+    Case("branch-on-values", "compile", lambda _: torch.compile(Branch(), backend="eager", fullgraph=True)(X), True),
+    Case("number-from-values", "compile", lambda _: exported(Loop()), True),
+    Case("size-from-values", "compile", lambda _: exported(Select()), True),
+    Case("size-from-values", "onnx", lambda _: exported(Lengths(), torch.ones(2, 3, 4), torch.tensor([3, 2])), True),
+    Case("dimension-fixed", "compile", lambda _: constrained(Fixed(), torch.ones(3, 4), batch=(1, 8))),
+    Case("dimension-narrowed", "onnx", lambda _: constrained(Narrow(), torch.ones(3, 4), batch=(1, 8))),
+    Case("dimensions-tied", "onnx", lambda _: constrained(Add(), X, X * 2, rows=(1, 8), lines=(1, 9))),
+    Case("complex-numbers", "onnx", lambda folder: to_onnx(ComplexLogarithm(), folder), True),
+    Case("complex-numbers", "onnx", run_complex_input),
+    Case("higher-order-operator", "trace", lambda _: traced(Calls(conditional))),
+    Case("custom-operator-onnx", "onnx", lambda folder: to_onnx(CallsCustom(), folder), True),
+    Case("custom-operator-onnx", "onnx", lambda _: load_onnx(small_onnx("Strange", "mine"))),
+    Case("operator-not-in-opset", "onnx", lambda folder: to_onnx(Eigenvalues(), folder), True),
+    Case("opset-too-new", "onnx", lambda _: load_onnx(small_onnx("Relu", opset=99))),
+    Case("no-onnxruntime-kernel", "onnx", float64_convolution),
+    Case("custom-operator-not-registered", "trace", load_without_the_operator),
+    Case("sparse-or-quantized", "onnx", lambda folder: to_onnx(ToSparse(), folder), True),
+    Case("sparse-or-quantized", "trace", lambda _: X.to_sparse().view(-1)),
+    Case("sparse-or-quantized", "compile", lambda _: exported(Calls(lambda x: torch.nested.nested_tensor([x, x])))),
+    Case("custom-operator-without-fake-kernel", "compile", lambda _: exported(Calls(torch.ops.sprung.without_fake))),
+    Case("operator-without-kernel", "trace", lambda _: torch.ops.sprung.without_kernel(X)),
+    Case("cache-in-outputs", "trace", lambda _: traced(Calls(cache), strict=False)),
+    Case("object-in-inputs-or-outputs", "compile", lambda _: export_bare(Calls(lambda x: (x, Unknown())))),
+    Case("output-not-a-tensor", "trace", lambda _: traced(Calls(lambda x: (x, "text")))),
+    Case("output-not-a-tensor", "trace", lambda _: traced(Calls(lambda x: {"answer": 42}), strict=False)),
+    Case("output-not-a-tensor", "trace", lambda _: capture.output_leaves({"answer": "text"})),
+    Case("mutated-input", "trace", lambda _: traced(InPlace()), True),
+    Case("mutated-input", "trace", lambda _: traced(Weight()), True),
+    Case("fixed-device", "compile", lambda _: exported(Device()), True),
+    Case("fixed-device", "trace", lambda _: traced(Calls(lambda x: x + torch.ones(2, 4)))(X.to("meta"))),
+    Case("depends-on-strides", "trace", lambda _: traced(View()), True),
+    Case("depends-on-strides", "compile", lambda _: exported(View()), True),
+    Case("leaves-torch", "compile", lambda _: exported(ToNumpy()), True),
+    Case("unknown-kernel", "compile", lambda _: exported(Pointer()), True),
+    Case("graph-break", "compile", lambda _: torch.compile(Opens(), backend="eager", fullgraph=True)(X), True),
+    Case("recompile-limit", "compile", lambda _: recompile_again_and_again()),
+    Case("source-is-missing", "script", lambda _: torch.jit.script(without_source())),
+    Case("annotation", "script", lambda _: torch.jit.script(Annotated()), True),
+    Case("annotation", "script", lambda _: torch.jit.script(AnnotatedSet()), True),
+    Case("variable-arguments", "script", lambda _: torch.jit.script(NeedsStars()), True),
+    Case("variable-arguments", "script", lambda _: torch.jit.script(SpreadsStars()), True),
+    Case("autograd-function", "script", lambda _: torch.jit.script(CallsTwice()), True),
+    Case("autograd-function", "trace", lambda folder: torch.jit.save(traced(CallsTwice()), str(folder / "f.pt")), True),
+    Case("vmap", "compile", lambda _: exported(Vmapped()), True),
+    Case("syntax", "script", lambda _: torch.jit.script(Tries()), True),
+    Case("attribute", "script", lambda _: torch.jit.script(HoldsAnObject()), True),
+    Case("types", "script", lambda _: torch.jit.script(TwoTypes()), True),
+    Case("script-module", "compile", lambda _: export_bare(torch.jit.script(nn.Linear(4, 4)))),
+    Case("requires-grad", "trace", lambda _: traced(Calls(lambda x: x + LEAF))),
+    Case("cannot-be-copied", "trace", lambda _: copy.deepcopy(locked())),
+    Case("cannot-be-copied", "trace", lambda _: pickle.dumps(Calls(lambda x: x))),
+    Case("cannot-be-copied", "trace", lambda _: copy.deepcopy(LEAF * 2)),
+    Case("no-compiler", "compile", lambda _: find_no_compiler()),
+    Case("out-of-memory", "trace", lambda _: torch.empty(1 << 50)),
+    Case("shared-library", "trace", lambda _: torch.ops.load_library("/nowhere/libnone.so")),
+]
+
+# Each with where it was recorded.
+RECORDED = [
+    # torch 2.14 on Python 3.14: the warning that precedes whatever breaks.
+    (
+        "python-3.14",
+        "FutureWarning: `torch.jit.script` is not supported in Python 3.14+ and may break.",
+    ),
+    # torchvision of PyPI beside a +cpu torch.
+    ("torchvision-mismatch", "RuntimeError: operator torchvision::nms does not exist"),
+    # AOTInductor with an old compiler; it takes long to get there.
+    ("compiler-failed", "InductorError: CppCompileError: C++ compile error Command: g++ -std=c++20 model.cpp"),
+    # Our own parent, of children that were ended; a GPU; dlopen without the CUDA libraries.
+    ("illegal-instruction", "compile (native) was ended by SIGILL (built for another processor?)"),
+    ("out-of-memory", "export to compile was ended by SIGKILL (out of memory?)"),
+    ("out-of-memory", "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB."),
+    ("shared-library", "OSError: libcudart.so.13: cannot open shared object file: No such file or directory"),
+    # Our own parity, the bridge, and exporter-run.
+    ("dimension-baked", "batch is fixed at 2 (python)"),
+    ("higher-order-operator", "TorchScript has no map_impl"),
+    ("custom-operator-not-registered", "trace.pt calls operators of torchvision, which are not registered; load"),
+    # torch.export before 2.14.
+    (
+        "dimension-fixed",
+        "UserError: Constraints violated (b)! - Not all values of b = L['x'].size()[0] in the specified range are "
+        "valid because b was inferred to be a constant (3).",
+    ),
+    ("number-from-values", "Could not extract specialized integer from data-dependent expression u0 (unhinted: u0)."),
+    ("branch-on-values", "UserError: Dynamic control flow is not supported at the moment. Please use torch.cond"),
+]
+
+
+def spring(act: Callable[[Path], object], folder: Path) -> Exception:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(Exception) as raised:  # each raises what it raises
+            act(folder)
+    return raised.value
+
+
+@pytest.mark.parametrize("case", SPRUNG, ids=[f"{case.name}-{case.target}" for case in SPRUNG])
+def test_the_cause_of_a_real_error(case: Case, tmp_path: Path) -> None:
+    error = spring(case.spring, tmp_path)
+    text = places.summary(error)
+    cause = causes.find(text, case.target)
+    assert cause is not None, text
+    assert cause.name == case.name, text
+    assert_readable(cause)
+    if case.placed:
+        path, _, line = places.place_of(error).rpartition(":")
+        assert path == __file__
+        assert MARK in linecache.getline(path, int(line)), f"line {line}"
+
+
+def assert_readable(cause: causes.Cause) -> None:
+    """No word was left open."""
+    for text in (cause.sentence, cause.remedy):
+        assert text
+        assert text == " ".join(text.split())
+        assert not any(left in text for left in ("{", "}", " ()"))
+        assert text[-1] not in ":( "
+
+
+@pytest.mark.parametrize(("name", "text"), RECORDED, ids=[name for name, _ in RECORDED])
+def test_the_cause_of_a_recorded_text(name: str, text: str) -> None:
+    cause = causes.find(text, "compile")
+    assert cause is not None
+    assert cause.name == name
+    assert_readable(cause)
+
+
+def test_every_cause_has_a_test() -> None:
+    names = [cause.name for cause in causes.CAUSES]
+    assert len(set(names)) == len(names)
+    assert set(names) == {case.name for case in SPRUNG} | {name for name, _ in RECORDED}
+
+
+def test_an_unknown_message_has_no_cause() -> None:
+    assert causes.find("ValueError: not to be traced", "compile") is None
+    assert causes.find("", "compile") is None
+
+
+def test_what_a_message_names_first_is_the_cause() -> None:
+    branch, annotation = "Could not guard on data-dependent expression", "Unknown type name 'set[str]'"
+    first = causes.find(f"torch.export: {branch} (a.py:1); torch.jit.script: {annotation} (b.py:2)", "script")
+    other = causes.find(f"torch.jit.script: {annotation} (b.py:2); torch.export: {branch} (a.py:1)", "script")
+    assert first is not None
+    assert other is not None
+    assert (first.name, other.name) == ("branch-on-values", "annotation")
+
+
+def test_a_remedy_is_for_the_target() -> None:
+    text = "Could not guard on data-dependent expression"
+    script, onnx = causes.find(text, "script"), causes.find(text, "onnx")
+    assert script is not None
+    assert onnx is not None
+    assert "ship script" in onnx.remedy
+    assert "ship script" not in script.remedy
+
+
+@pytest.mark.parametrize(
+    ("target", "python", "name"),
+    [
+        ("script", (3, 14), "python-3.14"),
+        ("trace", (3, 15), "python-3.14"),
+        ("compile", (3, 14), None),
+        ("script", (3, 13), None),
+    ],
+)
+def test_torchscript_on_a_later_python(target: str, python: tuple[int, int], name: str | None) -> None:
+    cause = causes.find("SystemError: something that nobody has seen", target, python)
+    assert (cause.name if cause else None) == name
+
+
+def test_the_reason_of_a_row() -> None:
+    raw = "torch.export: Could not guard on data-dependent expression Eq(u0, 1) (unhinted: Eq(u0, 1))"
+    reason, remedy = causes.describe(f"{raw} (net.py:12)", "", "onnx")
+    assert reason == f"A branch depends on the values of tensors (net.py:12): {raw}"
+    assert "torch.cond" in remedy
+    assert causes.describe(raw, "do this", "onnx")[1] == "do this"
+    assert causes.describe("something else (net.py:1)", "", "onnx") == ("something else (net.py:1)", "")
+
+
+def test_the_raw_message_in_a_reason_is_short() -> None:
+    reason, _ = causes.describe(f"CUDA out of memory. {'Tried to allocate. ' * 100}", "", "onnx")
+    assert len(reason) < 2 * causes.REASON
+    assert reason.endswith(" …")
+    assert "\n" not in causes.shorten("one\ntwo")

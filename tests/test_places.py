@@ -1,0 +1,142 @@
+"""Places: the model's own line, whoever calls it and whatever it calls."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from pathlib import Path
+
+import pytest
+import torch
+
+from exporter import capture, places
+from exporter.errors import ExportError
+
+SITE = "/usr/lib/python3.12/site-packages"
+TRACEBACK = f"""Traceback (most recent call last):
+  File "/home/me/serve.py", line 3, in <module>
+    main()
+  File "{SITE}/transformers/models/bert/modeling_bert.py", line 512, in forward
+    return self.encoder(x)
+  File "{SITE}/torch/nn/modules/module.py", line 1773, in _call_impl
+    return forward_call(*args, **kwargs)
+  File "/usr/lib/python3.12/inspect.py", line 1285, in getsource
+    raise OSError('could not get source code')
+  File "<eval_with_key>.3", line 6, in forward
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        (TRACEBACK, "transformers/models/bert/modeling_bert.py:512"),
+        (
+            '  File "/home/me/net.py", line 7\n    x = y\n        ~ <--- HERE\n  File "/home/me/caller.py", line 9',
+            "/home/me/net.py:7",
+        ),
+        ("Tensor failed:\n/home/me/net.py(12): forward\n/home/me/main.py(3): <module>", "/home/me/net.py:12"),
+        ("torch.export: no (net.py:4); torch.jit.script: neither (other.py:5)", "net.py:4"),
+        ("/home/me/net.py:20: TracerWarning: Converting a tensor to a Python boolean", "/home/me/net.py:20"),
+        ("Caused by: (ome/me/net.py:20 in forward)", ""),
+        ("Meta: registered at /home/me/ops.py:3 [kernel]", ""),
+        ('File "code/__torch__/net.py", line 8, in forward', ""),
+        ("torch/_functorch/vmap.py:72: no", ""),
+        (f'File "{SITE}/onnxscript/optimizer.py", line 2, in f', ""),
+        ("/src/onnxruntime/core/graph.h:46 no", ""),
+        ("", ""),
+    ],
+)
+def test_the_place_that_a_text_names(text: str, where: str) -> None:
+    assert places.place(text) == where
+
+
+class Raises(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("this line")
+
+
+def raised(*sizes: int) -> Exception:
+    """What a model raises inside torch, called by exporter, called by this file; wrapped as exporter does."""
+    example = (torch.ones(*sizes),)
+    flat = capture.FlatModule(Raises(), capture.flatten_inputs(Raises(), example))
+    wrapped = ExportError("wrapped")
+    try:
+        flat(*example)
+    except ValueError as error:
+        wrapped.__cause__ = error
+    return wrapped
+
+
+def test_the_models_line_and_not_its_callers() -> None:
+    path, _, line = places.place_of(raised(2)).rpartition(":")
+    assert path == __file__
+    assert "this line" in linecache.getline(path, int(line))
+
+
+def test_an_error_of_exporter_itself_has_no_place() -> None:
+    with pytest.raises(ExportError) as caught:
+        capture.output_leaves("text")
+    assert places.place_of(caught.value) == ""
+    assert places.located("as it is", caught.value) == "as it is"
+
+
+def test_a_node_of_a_graph_knows_its_line() -> None:
+    """As torch.onnx fails: nothing but torch's frames, one of them with the node."""
+    graph = torch.fx.Graph()
+    node = graph.placeholder("x")
+    node.meta["stack_trace"] = '  File "/home/me/net.py", line 31, in forward'
+    code = compile(
+        ast.parse("def translate(node):\n    raise KeyError(node.name)"), f"{SITE}/torch/onnx/core.py", "exec"
+    )
+    space: dict[str, object] = {}
+    exec(code, space)
+    with pytest.raises(KeyError) as caught:
+        space["translate"](node)  # type: ignore[operator]
+    trace = caught.value.__traceback__
+    assert trace is not None
+    caught.value.__traceback__ = trace.tb_next
+    assert places.place_of(caught.value) == "/home/me/net.py:31"
+
+
+def test_a_place_is_said_once() -> None:
+    error = raised(2)
+    once = places.located("wrapped", error)
+    assert once.startswith("wrapped (")
+    assert places.located(once, error) == once
+    assert places.summary(error) == f"ExportError: {once}"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("\n\nfirst\nof two lines\n\nand advice", "first of two lines"),
+        ("", ""),
+        ("x" * 5000, "x" * places.MESSAGE),
+        (
+            "The following operation failed in the TorchScript interpreter.\nTraceback of TorchScript:\nnet.py(3): f\n"
+            "RuntimeError: RuntimeError: the reason\n\nAt:\n  net.py(4): g\n",
+            "the reason",
+        ),
+    ],
+)
+def test_what_an_error_says_in_one_line(text: str, message: str) -> None:
+    assert places.message(RuntimeError(text)) == message
+
+
+def test_an_error_without_a_message_is_its_type() -> None:
+    assert places.summary(MemoryError()) == "MemoryError"
+
+
+def test_torchscript_tells_the_line_of_the_model_that_it_was_made_from(tmp_path: Path) -> None:
+    """Without the model's code: the line is in the artifact."""
+
+    class View(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.view(-1)  # of a transposed tensor
+
+    torch.jit.save(torch.jit.trace(View(), (torch.ones(2, 4),)), str(tmp_path / "view.pt"))
+    with pytest.raises(RuntimeError) as caught:
+        torch.jit.load(str(tmp_path / "view.pt"))(torch.ones(2, 4).t())
+    assert places.message(caught.value).startswith("view size is not compatible")
+    path, _, line = places.place(str(caught.value)).rpartition(":")
+    assert "of a transposed tensor" in linecache.getline(path, int(line))
