@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils import _pytree as pytree
 
-from exporter import specialization
+from exporter import places, specialization
 from exporter.errors import ExportError, RecipeError
 from exporter.expressions import Expression
 from exporter.records import Contract, TensorSpec
@@ -271,13 +271,13 @@ def _export_somehow(
         return _export(module, example, contract, named)
     except Exception as error:
         if "Constraints violated" not in str(error):
-            raise ExportError(f"torch.export: {_summary(error)}") from error
+            raise ExportError(f"torch.export: {places.summary(error)}") from error
         violated = error
     free = {n: torch.export.Dim.AUTO(min=contract.symbols[n].min, max=contract.symbols[n].max) for n in named}
     for unnamed in (fixed.symbols(contract), set(named)):  # those that it fixed, or else all
         with contextlib.suppress(Exception):
             return _export(module, example, contract, {n: free[n] if n in unnamed else named[n] for n in named})
-    raise ExportError(f"torch.export: {_summary(violated)}") from violated
+    raise ExportError(f"torch.export: {places.summary(violated)}") from violated
 
 
 def _export(
@@ -302,12 +302,6 @@ def _dim(dim: str | None, dims: dict[str, Any]) -> Any:
     if expression.divisor > 1 or not isinstance(symbol, torch.export.Dim):
         return torch.export.Dim.AUTO
     return expression.factor * symbol + expression.offset
-
-
-def _summary(error: Exception) -> str:
-    """The first line, and the lines that name single constraints."""
-    first, *rest = str(error).strip().splitlines() or [type(error).__name__]
-    return " ".join([first, *(line.strip() for line in rest if line.startswith("  - "))][:3])
 
 
 def narrowed(program: torch.export.ExportedProgram, contract: Contract) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from exporter import diagnosis, environment, operators, parity, targets
+from exporter import causes, diagnosis, environment, operators, parity, targets
 from exporter.bundle import GOLDEN
 from exporter.errors import ExporterError
 from exporter.isolate import Zygote
@@ -82,7 +82,8 @@ def check(kind: str, open_session: Opener) -> tuple[SessionRecord, Session | Non
     except ExporterError as error:
         if session is not None:
             session.close()
-        return replace(record, reason=str(error), remedy=error.remedy), None
+        reason, remedy = causes.describe(str(error), error.remedy)
+        return replace(record, reason=reason, remedy=remedy), None
     except BaseException:
         if session is not None:
             session.close()
@@ -127,7 +128,7 @@ def conclude(record: VariantRecord, sessions: tuple[SessionRecord, ...]) -> Vari
         status="failed" if failed else "passed",
         stage=failed.stage if failed else "done",
         reason=reason,
-        remedy=failed.remedy if failed else "",
+        remedy=(failed.remedy or causes.remedy(reason, record.target)) if failed else "",
         fixed=tuple(part for p in judged for part in p.reason.split("; ") if " is fixed at " in part)[:4],
         parity=max(judged, key=lambda p: (VERDICTS.index(p.verdict), p.max_abs or 0.0), default=None),
         lifecycle=lifecycle,

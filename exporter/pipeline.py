@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from exporter import __version__, benchmark, bundle, checks, environment, targets
+from exporter import __version__, benchmark, bundle, causes, checks, environment, targets
 from exporter.errors import ExporterError, JobError, UsageError
 from exporter.isolate import BACKGROUND, SIDE_BY_SIDE, Child, Zygote
 from exporter.job import Findings, Job, Prepared
@@ -416,7 +416,8 @@ def _unchecked(record: VariantRecord) -> VariantRecord:
 
 
 def _failed(record: VariantRecord, stage: str, error: ExporterError) -> VariantRecord:
-    return replace(record, status="failed", stage=stage, reason=str(error), remedy=error.remedy)
+    reason, remedy = causes.describe(str(error), error.remedy, record.target)
+    return replace(record, status="failed", stage=stage, reason=reason, remedy=remedy)
 
 
 def _replaced(sessions: tuple[SessionRecord, ...], failed: list[SessionRecord]) -> tuple[SessionRecord, ...]:

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 import torch
 
 from exporter import golden as goldens
-from exporter import operators, parity, targets
+from exporter import operators, parity, places, targets
 from exporter.capture import Tensors, dtype_name
 from exporter.errors import ArtifactError, ContractError, ExporterError
 from exporter.isolate import stand_back
@@ -110,7 +110,12 @@ def _say(answers: TextIO, message: dict[str, Any]) -> None:
 def _error(error: Exception) -> dict[str, Any]:
     kind = next((name for cls, name in KINDS.items() if isinstance(error, cls)), "runtime")
     remedy = error.remedy if isinstance(error, ExporterError) else ""
-    return {"event": "error", "kind": kind, "message": " ".join(str(error).split())[:1000], "remedy": remedy}
+    return {"event": "error", "kind": kind, "message": _message(error), "remedy": remedy}
+
+
+def _message(error: Exception) -> str:
+    """In one line, with the line of the model that TorchScript and eager still know of."""
+    return places.located(places.message(error) or type(error).__name__, error)
 
 
 def _answer(words: list[str], run: targets.Run, judge: Judge, device: str) -> dict[str, Any]:
@@ -145,7 +150,7 @@ class Judge:
             outputs = run(_place(case.inputs, device))
             answer["outputs"] = [json.loads(to_json(o)) for o in self.compare(outputs, case)]
         except Exception as error:  # whatever the artifact raises is the finding
-            answer["error"] = " ".join(str(error).split())[:500] or type(error).__name__
+            answer["error"] = _message(error)
         return answer
 
     def compare(self, outputs: Tensors, case: goldens.Case) -> list[parity.OutputParity]:
