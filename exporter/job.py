@@ -41,6 +41,7 @@ class Prepared:
     parameters: int
     capture_s: float
     warnings: tuple[str, ...] = ()
+    ops: tuple[str, ...] = ()  # namespaces of operators outside torch's own in the exported program
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from exporter import capture, contract, golden, recipes, targets
+from exporter import capture, contract, golden, operators, recipes, targets
 from exporter.errors import ExportError, RecipeError
 from exporter.expressions import Expression
 from exporter.isolate import BACKGROUND, stand_back
@@ -119,8 +119,7 @@ def prepare(
     found = _find_contract(job, loaded)
     sizes = contract.capture_sizes(loaded.base, loaded.symbols)
     started = time.perf_counter()
-    if capture_program:
-        loaded.warnings += _capture(job, loaded, found, sizes)
+    ops = _capture(job, loaded, found, sizes) if capture_program else ()
     prepared = Prepared(
         contract=found,
         base=loaded.base,
@@ -129,6 +128,7 @@ def prepare(
         parameters=sum(p.numel() for p in loaded.module.parameters()),
         capture_s=time.perf_counter() - started if capture_program else 0.0,
         warnings=tuple(dict.fromkeys(loaded.warnings)),
+        ops=ops,
     )
     channel.sendall(pickle.dumps(("prepared", prepared)).hex().encode() + b"\n")
     stand_back(BACKGROUND)  # the exports have waited for this; from here on they run beside it
@@ -187,7 +187,10 @@ def _find_contract(job: Job, loaded: _Loaded) -> Contract:
 
 
 def _capture(job: Job, loaded: _Loaded, found: Contract, sizes: dict[str, int]) -> tuple[str, ...]:
-    """Save the exported program, or why there is none, for the jobs that need it; returns what was narrowed."""
+    """Save the exported program, or why there is none, for the jobs that need it, and warn of what was narrowed.
+
+    Returns the namespaces of operators outside torch's own that it calls.
+    """
     example = tuple(t.to(job.options.device) for t in loaded.inputs(sizes, 0))
     notes: list[str] = []
     try:
@@ -196,7 +199,8 @@ def _capture(job: Job, loaded: _Loaded, found: Contract, sizes: dict[str, int]) 
     except ExportError as error:
         job.exported_file.with_suffix(".txt").write_text(str(error))
         return ()
-    return tuple(notes)
+    loaded.warnings += notes
+    return operators.of_exported(program)
 
 
 def _program(job: Job, prepared: Prepared, target: str) -> capture.Program:
@@ -217,12 +221,14 @@ def _program(job: Job, prepared: Prepared, target: str) -> capture.Program:
 def export_variant(
     channel: socket.socket, job: Job, prepared: Prepared, target: str, path: Path
 ) -> tuple[targets.Exported, float]:
-    """Export one variant; returns what it said and the seconds that it took, without loading the model."""
+    """Export one variant; returns what it said and the seconds that it took, without those of loading the model."""
     server.configure(job.options)
     route = targets.get(target)
     targets.require(route)
     program = _program(job, prepared, target)
     started = time.perf_counter()
+    if prepared.ops:
+        _ = program.module  # the model's code registers the operators, and says what their outputs are like
     exported = route.export(program, path, job.options)
     seconds = time.perf_counter() - started - program.loading_s
     return exported, seconds + (prepared.capture_s if program.used_capture else 0.0)
