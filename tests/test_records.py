@@ -36,6 +36,17 @@ def test_round_trip_of_a_contract() -> None:
     assert from_json(Contract, to_json(contract, indent=None)) == contract
 
 
+def test_a_contract_may_leave_out_its_operators() -> None:
+    contract = Contract("m", (TensorSpec("x", "int64", ()),), (), {}, ops=("torchvision",))
+    written = json.loads(to_json(contract))
+    assert written["ops"] == ["torchvision"]
+    assert from_json(Contract, json.dumps(written)).ops == ("torchvision",)
+    del written["ops"]
+    assert from_json(Contract, json.dumps(written)).ops == ()
+    with pytest.raises(ArtifactError, match=r"Contract\.ops"):
+        from_json(Contract, json.dumps(written | {"ops": "torchvision"}))
+
+
 def test_numbers_that_json_has_not_become_null() -> None:
     parity = dataclasses.replace(variant().parity, max_abs=float("nan"), max_rel=float("inf"))
     written = json.loads(to_json(parity))
