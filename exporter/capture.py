@@ -11,7 +11,7 @@ import inspect
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -216,6 +216,7 @@ class Program:
     make_module: Callable[[], torch.nn.Module]
     make_example: Callable[[], Tensors]
     exported_file: Path
+    entries: dict[int, Program] = field(default_factory=dict)  # by the size that each was specialised for
     loading_s: float = 0.0
     used_capture: bool = False
 

@@ -76,6 +76,8 @@ def probe_shapes(
 
 def _probes(base: int, bounds: Range) -> list[int]:
     """Up to four other sizes, neighbours and distant ones, which tell a formula from its likes."""
+    if bounds.choices:
+        return [size for size in bounds.choices if size != base]
     wanted = (base + 1, base + 2, 2 * base + 1, base + base // 2 + 3, base - 1, base - 2, base // 2)
     return list(dict.fromkeys(size for size in wanted if bounds.min <= size <= bounds.max and size != base))[:4]
 
@@ -85,6 +87,8 @@ def capture_sizes(base: Sizes, symbols: Mapping[str, Range]) -> Sizes:
     sizes = dict(base)
     taken: set[int] = set()
     for name, bounds in symbols.items():
+        if bounds.choices:
+            continue
         wanted = max(sizes[name], 2)
         while wanted in taken and wanted < bounds.max:
             wanted += 1
@@ -100,13 +104,54 @@ def probe_plan(base: Sizes, symbols: Mapping[str, Range]) -> list[tuple[Sizes, i
     """
     plan = [(base, 0), (base, 1)]
     for name, bounds in symbols.items():
-        for value in (bounds.min, 2, 3, _odd(base[name], bounds), bounds.max):
-            if bounds.min <= value <= bounds.max:
+        for value in bounds.choices or (bounds.min, 2, 3, _odd(base[name], bounds), bounds.max):
+            if bounds.allows(value):
                 plan.append(({**base, name: value}, 0))
-    together = {name: min(max(2 * i + 3, bounds.min), bounds.max) for i, (name, bounds) in enumerate(symbols.items())}
+    together = {name: nearest(2 * i + 3, bounds) for i, (name, bounds) in enumerate(symbols.items())}
     plan.append(({**base, **together}, 0))
     unique = {(describe(sizes), seed): (sizes, seed) for sizes, seed in plan}
     return list(unique.values())
+
+
+def nearest(size: int, bounds: Range) -> int:
+    """The size nearest to this one that a symbol may have."""
+    return min(bounds.choices or (max(bounds.min, min(size, bounds.max)),), key=lambda choice: abs(choice - size))
+
+
+def specialized(contract: Contract) -> str:
+    """The symbol that has entries of its own in the artifact; "" where none has."""
+    return next((name for name, bounds in contract.symbols.items() if bounds.choices), "")
+
+
+def entry(contract: Contract, size: int) -> Contract:
+    """The contract of one entry: its symbol is a size like any other."""
+    name = specialized(contract)
+
+    def settle(spec: TensorSpec) -> TensorSpec:
+        expressions = [Expression.parse(dim) if isinstance(dim, str) else None for dim in spec.shape]
+        return dataclasses.replace(
+            spec,
+            shape=tuple(
+                e.at(size) if e is not None and e.name == name else dim
+                for e, dim in zip(expressions, spec.shape, strict=True)
+            ),
+        )
+
+    return dataclasses.replace(
+        contract,
+        inputs=tuple(map(settle, contract.inputs)),
+        outputs=tuple(map(settle, contract.outputs)),
+        symbols={n: bounds for n, bounds in contract.symbols.items() if n != name},
+    )
+
+
+def selector(contract: Contract) -> tuple[int, int]:
+    """Input and axis whose size tells the entry. UsageError when no dimension is the specialised symbol itself."""
+    name = specialized(contract)
+    for index, spec in enumerate(contract.inputs):
+        if name in spec.shape:
+            return index, spec.shape.index(name)
+    raise UsageError(f"no input's dimension is {name} itself", "specialise a size that a dimension has")
 
 
 def _odd(size: int, bounds: Range) -> int:
@@ -120,7 +165,11 @@ def describe(sizes: Sizes) -> str:
 
 
 def choose_sizes(
-    base: Sizes, symbols: Mapping[str, Range], sizes: Sizes, ranges: Mapping[str, Range], dynamic: str = "all"
+    base: Sizes,
+    symbols: Mapping[str, Range],
+    sizes: Sizes,
+    ranges: Mapping[str, Range],
+    dynamic: str = "all",
 ) -> tuple[Sizes, dict[str, Range]]:
     """The example's sizes and the symbols, from the recipe's own and from what the user asked for.
 
@@ -131,22 +180,24 @@ def choose_sizes(
     for name in (*sizes, *ranges, *wanted):
         if name not in base:
             raise UsageError(f"inputs() takes no {name}", f"it takes {', '.join(base) or 'no sizes'}")
+    if len([name for name, bounds in ranges.items() if bounds.choices]) > 1:
+        raise UsageError("only one size can be specialised", "give --specialize once")
     symbols = {**symbols, **ranges}
     for name in wanted:
         if name not in symbols:
             raise UsageError(f"{name} has no range to be dynamic in", f"give --size {name}=MIN..MAX")
-    base = {n: min(max(s, ranges[n].min), ranges[n].max) if n in ranges else s for n, s in base.items()} | sizes
+    base = {n: nearest(s, ranges[n]) if n in ranges else s for n, s in base.items()} | sizes
     check_sizes(base, symbols)
-    return base, {name: bounds for name, bounds in symbols.items() if dynamic == "all" or name in wanted}
+    return base, {n: bounds for n, bounds in symbols.items() if dynamic == "all" or n in wanted or bounds.choices}
 
 
 def check_sizes(sizes: Sizes, symbols: Mapping[str, Range]) -> None:
     """UsageError for a size outside its range."""
     for name, size in sizes.items():
         bounds = symbols.get(name, Range(1, 2**31))
-        if not bounds.min <= size <= bounds.max:
+        if not bounds.allows(size):
             raise UsageError(
-                f"{name} is {size}, but the recipe allows {bounds.min} to {bounds.max}",
+                f"{name} is {size}, but the recipe allows {bounds}",
                 f"choose another --size {name}=N, or widen the recipe's sizes",
             )
 
@@ -183,8 +234,8 @@ def _enforce_sizes(contract: Contract, dims: Sequence[tuple[str, Dim, int]]) -> 
     for where, expression, got in symbolic:
         name, bounds = expression.name, contract.symbols[expression.name]
         if name not in known and (size := expression.solve(got)) is not None:
-            if not bounds.min <= size <= bounds.max:
-                raise ContractError(f"{where}: {name} is {size}, the contract allows {bounds.min} to {bounds.max}")
+            if not bounds.allows(size):
+                raise ContractError(f"{where}: {name} is {size}, the contract allows {bounds}")
             known[name] = (size, where)
         elif name in known:
             size, source = known[name]
@@ -192,9 +243,7 @@ def _enforce_sizes(contract: Contract, dims: Sequence[tuple[str, Dim, int]]) -> 
                 what = str(got) if str(expression) == name else f"{got}, not {expression} = {expression.at(size)}"
                 raise ContractError(f"{where} is {what}, but {name} is {size} (from {source})")
         elif not expression.at(bounds.min) <= got <= expression.at(bounds.max) or expression.divisor == 1:
-            raise ContractError(
-                f"{where} is {got}: no {name} from {bounds.min} to {bounds.max} gives {expression} = {got}"
-            )
+            raise ContractError(f"{where} is {got}: no {name} of {bounds} gives {expression} = {got}")
 
 
 def append_to_zip(path: Path, text: str) -> None:

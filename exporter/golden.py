@@ -118,11 +118,16 @@ def _shrink(
 ) -> tuple[Sizes, Tensors]:
     data = inputs(sizes, seed)
     while not limit.allows(data):
-        smaller = {n: min(s, max(base[n], s // 2)) if n in symbols else s for n, s in sizes.items()}
+        smaller = {n: _halved(s, base[n], symbols[n]) if n in symbols else s for n, s in sizes.items()}
         if smaller == sizes:
             break
         sizes, data = smaller, inputs(smaller, seed)
     return sizes, data
+
+
+def _halved(size: int, least: int, bounds: Range) -> int:
+    lower = [choice for choice in bounds.choices if least <= choice < size]
+    return max(lower, default=size) if bounds.choices else min(size, max(least, size // 2))
 
 
 def run(module: torch.nn.Module, data: Tensors, device: str) -> Tensors:

@@ -29,6 +29,10 @@ class Job:
         """Where the shared exported program lies."""
         return self.work / "exported.pt2"
 
+    def entry_file(self, size: int) -> Path:
+        """Where the exported program of one entry lies."""
+        return self.work / f"exported-{size}.pt2"
+
 
 @dataclass(frozen=True)
 class Prepared:

@@ -63,7 +63,10 @@ class Request:
         for size, value in self.sizes.items():
             words += ["--size", f"{size}={value}"]
         for size, bounds in self.ranges.items():
-            words += ["--size", f"{size}={bounds.min}..{bounds.max}"]
+            if bounds.choices:
+                words += ["--specialize", f"{size}={','.join(map(str, bounds.choices))}"]
+            else:
+                words += ["--size", f"{size}={bounds.min}..{bounds.max}"]
         words += ["--dynamic", self.dynamic] if self.dynamic != "all" else []
         words += ["--task", self.source.task] if self.source.task else []
         if self.source.inputs_file:

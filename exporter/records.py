@@ -43,10 +43,20 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Range:
-    """Inclusive bounds of a symbol."""
+    """Inclusive bounds of a symbol; or the sizes, one entry of the artifact for each, that alone it may have."""
 
     min: int
     max: int
+    choices: tuple[int, ...] = ()
+
+    def allows(self, size: int) -> bool:
+        """Whether the symbol may have this size."""
+        return size in self.choices if self.choices else self.min <= size <= self.max
+
+    def __str__(self) -> str:
+        """`1 to 64`, or `1, 8 or 32`."""
+        *others, last = map(str, self.choices or (self.max,))
+        return f"{', '.join(others)} or {last}" if others else last if self.choices else f"{self.min} to {last}"
 
 
 @dataclass(frozen=True)

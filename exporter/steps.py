@@ -46,11 +46,12 @@ class _Loaded:
         return flat.tensors
 
     def run(self, sizes: dict[str, int], device: str) -> tuple[tuple[str, ...], capture.Tensors]:
-        """Names and values of the outputs at these sizes."""
+        """Names and values of the outputs at these sizes; an output that bears an input's name gets one of its own."""
         flat = _flat_inputs(self.recipe, self.module.model, sizes, 0)
         args, kwargs = flat.rebuild([t.to(device) for t in flat.tensors])
         with torch.no_grad():
-            return capture.output_leaves(self.module.model(*args, **kwargs))
+            names, tensors = capture.output_leaves(self.module.model(*args, **kwargs))
+        return tuple(f"output.{name}" if name in self.names else name for name in names), tensors
 
 
 def _flat_inputs(
@@ -191,16 +192,27 @@ def _capture(job: Job, loaded: _Loaded, found: Contract, sizes: dict[str, int]) 
 
     Returns the namespaces of operators outside torch's own that it calls.
     """
-    example = tuple(t.to(job.options.device) for t in loaded.inputs(sizes, 0))
+    name = contract.specialized(found)
+    captures = [(sizes | {name: size}, contract.entry(found, size), job.entry_file(size)) for size in _entries(found)]
     notes: list[str] = []
-    try:
-        program = capture.export_program(loaded.module, example, found, notes)
-        torch.export.save(program, job.exported_file)
-    except ExportError as error:
-        job.exported_file.with_suffix(".txt").write_text(str(error))
-        return ()
+    ops: dict[str, None] = {}
+    for at, promised, file in captures or [(sizes, found, job.exported_file)]:
+        example = tuple(t.to(job.options.device) for t in loaded.inputs(at, 0))
+        try:
+            program = capture.export_program(loaded.module, example, promised, notes)
+            torch.export.save(program, file)
+        except ExportError as error:
+            file.with_suffix(".txt").write_text(str(error))
+            continue
+        ops |= dict.fromkeys(operators.of_exported(program))
     loaded.warnings += notes
-    return operators.of_exported(program)
+    return tuple(ops)
+
+
+def _entries(promised: Contract) -> tuple[int, ...]:
+    """The sizes of which each has an entry of its own."""
+    name = contract.specialized(promised)
+    return promised.symbols[name].choices if name else ()
 
 
 def _program(job: Job, prepared: Prepared, target: str) -> capture.Program:
@@ -211,11 +223,20 @@ def _program(job: Job, prepared: Prepared, target: str) -> capture.Program:
     def make_module() -> torch.nn.Module:
         return loaded().module
 
-    def make_example() -> capture.Tensors:
-        return tuple(t.to(job.options.device) for t in loaded().inputs(prepared.capture_sizes, 0))
+    def made(promised: Contract, sizes: dict[str, int], file: Path) -> capture.Program:
+        def make_example() -> capture.Tensors:
+            return tuple(t.to(job.options.device) for t in loaded().inputs(sizes, 0))
+
+        return capture.Program(promised, job.options.device, make_module, make_example, file)
 
     stamped = replace(prepared.contract, target=target)
-    return capture.Program(stamped, job.options.device, make_module, make_example, job.exported_file)
+    name, sizes = contract.specialized(stamped), prepared.capture_sizes
+    program = made(stamped, sizes, job.exported_file)
+    program.entries = {
+        size: made(contract.entry(stamped, size), sizes | {name: size}, job.entry_file(size))
+        for size in _entries(stamped)
+    }
+    return program
 
 
 def export_variant(
@@ -230,8 +251,10 @@ def export_variant(
     if prepared.ops:
         _ = program.module  # the model's code registers the operators, and says what their outputs are like
     exported = route.export(program, path, job.options)
-    seconds = time.perf_counter() - started - program.loading_s
-    return exported, seconds + (prepared.capture_s if program.used_capture else 0.0)
+    loading = program.loading_s + sum(entry.loading_s for entry in program.entries.values())
+    seconds = time.perf_counter() - started - loading
+    used = program.used_capture or any(entry.used_capture for entry in program.entries.values())
+    return exported, seconds + (prepared.capture_s if used else 0.0)
 
 
 def serve_live(channel: socket.socket, job: Job, prepared: Prepared, target: str, golden_path: str) -> None:

@@ -42,11 +42,21 @@ class TargetList(click.ParamType[str]):
         return [CompletionItem(f"{head}{comma}{name}") for name in known if name.startswith(last)]
 
 
-def _sizes(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> dict[str, int | tuple[int, int]]:
+def _choices(item: str, value: str) -> tuple[int, ...]:
+    parts = value.split(",")
+    if len(parts) < 2 or not all(part.isdigit() and int(part) for part in parts):
+        raise click.BadParameter(f"{item!r} is not NAME=N,N,..., for example batch=1,8,32")
+    return tuple(sorted(set(map(int, parts))))
+
+
+def _sizes(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> dict[str, int | tuple[int, ...]]:
     """The last size and the last range of each name: a range under `NAME..`."""
-    sizes: dict[str, int | tuple[int, int]] = {}
+    sizes: dict[str, int | tuple[int, ...]] = {}
     for item in given:
         name, _, value = item.partition("=")
+        if param.name == "specialize":
+            sizes[name] = _choices(item, value)
+            continue
         low, dots, high = value.partition("..")
         if not low.isdigit() or (dots and not high.isdigit()):
             raise click.BadParameter(f"{item!r} is not NAME=N or NAME=MIN..MAX, for example sequence=128")
@@ -78,6 +88,13 @@ def _sizes(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -
     metavar="NAME=N|MIN..MAX",
     help="A size that the recipe's inputs() takes: of the example, as sequence=128, or the range that the artifacts "
     "promise, as sequence=1..512; may be repeated.",
+)
+@click.option(
+    "--specialize",
+    multiple=True,
+    callback=_sizes,
+    metavar="NAME=N,N,...",
+    help="Build one artifact with an entry for each of these sizes, as batch=1,8,32: for what cannot stay dynamic.",
 )
 @click.option(
     "--dynamic",
@@ -174,7 +191,8 @@ def _request(model: str, targets_text: str, device: str | None, out: Path | None
         out=out or Path("artifacts") / source.label,
         device=_device(device),
         sizes={name: size for name, size in given.items() if isinstance(size, int)},
-        ranges={name[:-2]: Range(*size) for name, size in given.items() if not isinstance(size, int)},
+        ranges={name[:-2]: Range(*size) for name, size in given.items() if not isinstance(size, int)}
+        | {name: Range(min(sizes), max(sizes), sizes) for name, sizes in options["specialize"].items()},
         dynamic=options["dynamic"],
         weights=options["weights"],
         seed=options["seed"],

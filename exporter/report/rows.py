@@ -92,7 +92,7 @@ def heading(manifest: Manifest) -> list[str]:
     ]
     symbols = manifest.contract.symbols if manifest.contract else {}
     if symbols:
-        lines[0] += "; dynamic: " + ", ".join(f"{name} {r.min} to {r.max}" for name, r in symbols.items())
+        lines[0] += "; dynamic: " + ", ".join(f"{name} {r}" for name, r in symbols.items())
     if manifest.golden:
         golden = manifest.golden
         noise = "" if golden.eager_rmse is None else f"; eager's own error {golden.eager_rmse:.1e} RMSE"

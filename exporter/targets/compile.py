@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter import contract, environment, operators
-from exporter.errors import ArtifactError, MissingDependency
+from exporter import contract, entries, environment, operators
+from exporter.errors import ArtifactError, ContractError, MissingDependency
 from exporter.records import to_json
 from exporter.targets import Exported, Loaded, Options
 
@@ -44,10 +44,31 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         # libtorch.so would pull in every CUDA library; these two are all that a CPU package calls.
         os.environ["LIBRARY_PATH"] = f"{Path(torch.__file__).parent / 'lib'}:{os.environ.get('LIBRARY_PATH', '')}"
         settings |= {"aot_inductor.link_libtorch": False, "aot_inductor.custom_op_libs": ["torch_cpu", "c10"]}
-    torch._inductor.aoti_compile_and_package(program.exported, package_path=str(path), inductor_configs=settings)
-    ops = operators.of_exported(program.exported)
+    if program.entries:
+        ops = _package_entries(program, path, settings)
+    else:
+        torch._inductor.aoti_compile_and_package(program.exported, package_path=str(path), inductor_configs=settings)
+        ops = operators.of_exported(program.exported)
     contract.append_to_zip(path, to_json(replace(program.contract, ops=ops)))
     return Exported(ops=ops)
+
+
+def _package_entries(program: Program, path: Path, settings: dict[str, Any]) -> tuple[str, ...]:
+    """A package with a model for each entry; returns the namespaces of operators that they call."""
+    import torch
+    from torch._inductor.package.package import package_aoti
+
+    files: dict[str, Any] = {}
+    ops: dict[str, None] = {}
+    for size, entry in program.entries.items():
+        exported = entry.exported
+        args, kwargs = exported.example_inputs
+        options = settings | {"aot_inductor.package": True}
+        module = exported.module(check_guards=False)
+        files[entries.name(size)] = torch._inductor.aot_compile(module, args, kwargs, options=options)
+        ops |= dict.fromkeys(operators.of_exported(exported))
+    package_aoti(str(path), files)
+    return tuple(ops)
 
 
 def load(path: Path, options: Options) -> Loaded:
@@ -55,16 +76,30 @@ def load(path: Path, options: Options) -> Loaded:
     import torch
 
     index = int(options.device.partition(":")[2] or -1)
+    promise = read_contract(path)
+    symbol = contract.specialized(promise)
+    sizes = promise.symbols[symbol].choices if symbol else ()
     try:
-        loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, index)
+        loaders = {
+            size: torch._C._aoti.AOTIModelPackageLoader(
+                str(path), entries.name(size) if size else "model", False, 1, index
+            )
+            for size in sizes or (0,)
+        }
     except RuntimeError as error:
         raise ArtifactError(
             f"{path} is not an AOTInductor package that runs here: {str(error).splitlines()[0]}",
             "export it again on this machine",
         ) from error
+    if not symbol:
+        return Loaded(lambda inputs: tuple(loaders[0].run(list(inputs))))
+    which, axis = contract.selector(promise)
 
     def run(inputs: Tensors) -> Tensors:
-        return tuple(loader.run(list(inputs)))
+        size = inputs[which].shape[axis]
+        if size not in loaders:
+            raise ContractError(f"{symbol} is {size}, the contract allows {promise.symbols[symbol]}")
+        return tuple(loaders[size].run(list(inputs)))
 
     return Loaded(run)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exporter import contract, operators
-from exporter.errors import ArtifactError
+from exporter.errors import ArtifactError, ExportError
 from exporter.records import to_json
 from exporter.targets import Exported, Loaded, Options
 
@@ -31,6 +31,8 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     """Save the exported program."""
     import torch
 
+    if program.entries:
+        raise ExportError("an exported program has one entry", "leave out --specialize, or the target export")
     ops = operators.of_exported(program.exported)
     promise = to_json(replace(program.contract, ops=ops))
     torch.export.save(program.exported, path, extra_files={"contract.json": promise})

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from exporter import entries
 from exporter.errors import ArtifactError, ExportError
 from exporter.records import Contract, from_json, to_json
 from exporter.targets import Exported, Loaded, Options
@@ -32,6 +33,33 @@ ONE_FILE_BYTES = 1.5e9  # protobuf ends at 2 GB
 def export(program: Program, path: Path, options: Options) -> Exported:
     """Translate the exported program; weights stay in the one file where they fit."""
     import onnx
+
+    if program.entries:
+        return _export_entries(program, path, options)
+    made, size = _translate(program, options)
+    made.model.metadata_props[PROPERTY] = to_json(program.contract, indent=None)
+    companion = path.name + ".data"
+    made.save(str(path), external_data=size > ONE_FILE_BYTES)
+    onnx.checker.check_model(str(path))
+    companions = (companion,) if (path.parent / companion).is_file() else ()
+    opset = f"opset {made.model.opset_imports.get('', '?')}"
+    return Exported((opset,), tuple(_fixed(made.model.graph, program.contract)), companions)
+
+
+def _export_entries(program: Program, path: Path, options: Options) -> Exported:
+    """One model that branches to the entry of its input's size."""
+    import onnx
+
+    models = {size: _translate(entry, options)[0].model_proto for size, entry in program.entries.items()}
+    made = entries.onnx_model(models, program.contract)
+    onnx.helper.set_model_props(made, {PROPERTY: to_json(program.contract, indent=None)})
+    onnx.checker.check_model(made)
+    onnx.save(made, str(path))
+    return Exported((f"opset {made.opset_import[0].version}",))
+
+
+def _translate(program: Program, options: Options) -> tuple[Any, int]:
+    """torch's ONNX program, and the bytes of its weights. ExportError names what ONNX cannot take."""
     import torch
 
     exported = program.exported
@@ -48,13 +76,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     if made is None:
         raise ExportError("torch.onnx.export gave no program")
     _free_names(made.model.graph)
-    made.model.metadata_props[PROPERTY] = to_json(program.contract, indent=None)
-    companion = path.name + ".data"
-    made.save(str(path), external_data=size > ONE_FILE_BYTES)
-    onnx.checker.check_model(str(path))
-    companions = (companion,) if (path.parent / companion).is_file() else ()
-    opset = f"opset {made.model.opset_imports.get('', '?')}"
-    return Exported((opset,), tuple(_fixed(made.model.graph, program.contract)), companions)
+    return made, size
 
 
 def _fixed(graph: Any, promised: Contract) -> Iterator[str]:

@@ -7,11 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exporter import contract, operators, torchscript
+from exporter import contract, entries, operators, torchscript
 from exporter.records import to_json
 from exporter.targets import Exported, Loaded, Options
 
 if TYPE_CHECKING:
+    import torch
+
     from exporter.capture import Program
 
 artifact = "trace.pt"
@@ -29,12 +31,20 @@ def export(program: Program, path: Path, options: Options) -> Exported:
 
     with warnings.catch_warnings(record=True) as caught, torch.no_grad():
         warnings.simplefilter("always")
-        traced = torch.jit.trace(program.module, program.example, strict=False, check_trace=False)
+        parts = {size: _trace(entry) for size, entry in program.entries.items()}
+        traced = entries.script_module(parts, program.contract) if parts else _trace(program)
         frozen = torch.jit.freeze(traced.eval())
         ops = operators.of_script(frozen)
         promise = to_json(replace(program.contract, ops=ops))
         torch.jit.save(frozen, str(path), _extra_files={"contract.json": promise})
     return Exported(warnings=torchscript.tracer_warnings(caught), ops=ops)
+
+
+def _trace(program: Program) -> torch.jit.ScriptModule:
+    import torch
+
+    traced: torch.jit.ScriptModule = torch.jit.trace(program.module, program.example, strict=False, check_trace=False)
+    return traced
 
 
 def load(path: Path, options: Options) -> Loaded:

@@ -38,3 +38,29 @@ def branch_inputs(batch: int = 1) -> dict[str, torch.Tensor]:
 
 def loop_inputs(batch: int = 1) -> dict[str, torch.Tensor]:
     return {"x": torch.randn(batch, 4)}
+
+
+class Steps(torch.nn.Module):
+    """Steps through the sequence: its length is unrolled, except where TorchScript reads the source."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(3, 256, 256) * 0.02)
+
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        (x,) = tensors
+        state = torch.zeros(x.shape[0], 256)
+        for i in range(x.shape[1]):
+            state = torch.tanh(state @ self.weight[i % 3] + x[:, i].sum(-1, keepdim=True))
+        return state
+
+
+def steps() -> torch.nn.Module:
+    return Steps()
+
+
+def steps_inputs(batch: int = 2, sequence: int = 4) -> tuple[torch.Tensor]:
+    return (torch.randn(batch, sequence, 3),)
+
+
+steps_sizes = {"batch": (1, 8), "sequence": (1, 8)}
