@@ -11,7 +11,7 @@ import re
 import sys
 from dataclasses import dataclass, field, replace
 
-from exporter.places import place
+from exporter.places import place, without
 
 REASON = 240  # characters of a raw message that a reason keeps
 
@@ -70,18 +70,6 @@ CAUSES = (
         {"script": "write it with torch.cond or torch.where, or write the code so that torch.jit.script can read it"},
     ),
     # Dimensions that do not move as promised.
-    Cause(
-        "dimension-baked",
-        (r"(?<!export )\b(?P<dim>\w+) is fixed at (?P<size>\d+)",),
-        "The artifact holds {dim} at {size}: a loop or a number in Python followed the example",
-        "write it with operations on whole tensors and sizes from x.shape, or ship a target that passes",
-    ),
-    Cause(
-        "dimension-baked",
-        (r"(?<!export )\b(?P<dim>\w+) is fixed at (?P<size>\d+)",),
-        "The artifact holds {dim} at {size}: a loop or a number in Python followed the example",
-        "write it with operations on whole tensors and sizes from x.shape, or ship a target that passes",
-    ),
     Cause(
         "dimension-baked",
         (r"(?<!export )\b(?P<dim>\w+) is fixed at (?P<size>\d+)",),
@@ -483,20 +471,8 @@ def describe(text: str, remedy: str = "", target: str = "") -> tuple[str, str]:
     if cause is None:
         return text, remedy
     where = place(text)
-    raw = shorten(text.removesuffix(f" ({where})"))
+    raw = shorten(without(text))
     return f"{cause.sentence}{f' ({where})' if where else ''}: {raw}", remedy or cause.remedy
-
-
-def remedy(text: str, target: str = "") -> str:
-    """What to do about a message's cause; "" when it is unknown."""
-    cause = find(text, target)
-    return cause.remedy if cause else ""
-
-
-def remedy(text: str, target: str = "") -> str:
-    """What to do about a message's cause; "" when it is unknown."""
-    cause = find(text, target)
-    return cause.remedy if cause else ""
 
 
 def remedy(text: str, target: str = "") -> str:

@@ -8,14 +8,17 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
+import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 HERE = "<--- HERE"  # how TorchScript's compiler points at a line
 
 MESSAGE = 1000  # characters of a message that are kept
 _SAID = re.compile(r"^(?:\w+Error: )+(.+)$", re.MULTILINE)
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _INTERPRETER = "The following operation failed in the TorchScript interpreter"
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _MENTION = re.compile(r"([^\s()\[\]\"'=,]+\.py)[:(](\d+)")
@@ -26,11 +29,11 @@ _LIBRARIES = frozenset({"exporter", "functorch", "onnx", "onnx_ir", "onnxruntime
 
 
 def message(error: BaseException) -> str:
-    """What an error says, in one line: its first paragraph; of TorchScript's interpreter the error itself."""
+    """What an error says, in one line: its first paragraph, of TorchScript's interpreter the error; no addresses."""
     text = str(error).strip()
     if text.startswith(_INTERPRETER) and (said := _SAID.findall(text)):
         text = said[-1]
-    return " ".join(text.split("\n\n")[0].split())[:MESSAGE]
+    return _ADDRESS.sub("", " ".join(text.split("\n\n")[0].split()))[:MESSAGE]
 
 
 def summary(error: BaseException) -> str:
@@ -42,6 +45,11 @@ def located(text: str, error: BaseException) -> str:
     """The text with the place in the model that the error comes from at its end, unless it names one already."""
     where = place_of(error)
     return text if not where or place(text) else f"{text} ({where})"
+
+
+def without(text: str) -> str:
+    """The text without the place at its end."""
+    return text.removesuffix(f" ({place(text)})")
 
 
 def place(text: str) -> str:
@@ -66,6 +74,16 @@ def place_of(error: BaseException) -> str:
     for one in reversed(list(_chain(error))):
         if where := place(str(one)) or _last_frame(one) or _place_of_node(one):
             return where
+    return ""
+
+
+def here() -> str:
+    """The innermost line of the running stack outside torch and exporter; "" when there is none."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if not _is_library(frame.f_code.co_filename):
+            return _shown(frame.f_code.co_filename, str(frame.f_lineno))
+        frame = frame.f_back
     return ""
 
 

@@ -111,6 +111,7 @@ def test_a_place_is_said_once() -> None:
     [
         ("\n\nfirst\nof two lines\n\nand advice", "first of two lines"),
         ("", ""),
+        ("no source of <function f at 0x7f103ab40900>", "no source of <function f>"),
         ("x" * 5000, "x" * places.MESSAGE),
         (
             "The following operation failed in the TorchScript interpreter.\nTraceback of TorchScript:\nnet.py(3): f\n"

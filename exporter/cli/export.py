@@ -10,22 +10,9 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from exporter.errors import UsageError
+from exporter.cli._model import ModelName, choose_device, ranges, read_sizes, single_sizes
 
 DEFAULT_TARGETS = "trace,script,compile,onnx"
-
-
-class ModelName(click.ParamType[str]):
-    """A recipe's name, completed from what is installed."""
-
-    name = "model"
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Installed recipes, or files."""
-        from exporter import recipes
-
-        found = [CompletionItem(name) for name in recipes.available() if name.startswith(incomplete)]
-        return found or [CompletionItem(incomplete, type="file")]
 
 
 class TargetList(click.ParamType[str]):
@@ -40,30 +27,6 @@ class TargetList(click.ParamType[str]):
         head, comma, last = incomplete.rpartition(",")
         known = [f"{name}:{v}" if v else name for name in targets.names() for v in targets.get(name).variants]
         return [CompletionItem(f"{head}{comma}{name}") for name in known if name.startswith(last)]
-
-
-def _choices(item: str, value: str) -> tuple[int, ...]:
-    parts = value.split(",")
-    if len(parts) < 2 or not all(part.isdigit() and int(part) for part in parts):
-        raise click.BadParameter(f"{item!r} is not NAME=N,N,..., for example batch=1,8,32")
-    return tuple(sorted(set(map(int, parts))))
-
-
-def _sizes(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> dict[str, int | tuple[int, ...]]:
-    """The last size and the last range of each name: a range under `NAME..`."""
-    sizes: dict[str, int | tuple[int, ...]] = {}
-    for item in given:
-        name, _, value = item.partition("=")
-        if param.name == "specialize":
-            sizes[name] = _choices(item, value)
-            continue
-        low, dots, high = value.partition("..")
-        if not low.isdigit() or (dots and not high.isdigit()):
-            raise click.BadParameter(f"{item!r} is not NAME=N or NAME=MIN..MAX, for example sequence=128")
-        if dots and not 1 <= int(low) <= int(high):
-            raise click.BadParameter(f"{item!r} is an empty range; a size is 1 at least")
-        sizes[f"{name}.." if dots else name] = (int(low), int(high)) if dots else int(low)
-    return sizes
 
 
 @click.command(name="export", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -84,7 +47,7 @@ def _sizes(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -
     "--size",
     "sizes",
     multiple=True,
-    callback=_sizes,
+    callback=read_sizes,
     metavar="NAME=N|MIN..MAX",
     help="A size that the recipe's inputs() takes: of the example, as sequence=128, or the range that the artifacts "
     "promise, as sequence=1..512; may be repeated.",
@@ -92,7 +55,7 @@ def _sizes(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -
 @click.option(
     "--specialize",
     multiple=True,
-    callback=_sizes,
+    callback=read_sizes,
     metavar="NAME=N,N,...",
     help="Build one artifact with an entry for each of these sizes, as batch=1,8,32: for what cannot stay dynamic.",
 )
@@ -189,9 +152,9 @@ def _request(model: str, targets_text: str, device: str | None, out: Path | None
         source=source,
         variants=tuple(targets.parse(targets_text)),
         out=out or Path("artifacts") / source.label,
-        device=_device(device),
-        sizes={name: size for name, size in given.items() if isinstance(size, int)},
-        ranges={name[:-2]: Range(*size) for name, size in given.items() if not isinstance(size, int)}
+        device=choose_device(device),
+        sizes=single_sizes(given),
+        ranges=ranges(given)
         | {name: Range(min(sizes), max(sizes), sizes) for name, sizes in options["specialize"].items()},
         dynamic=options["dynamic"],
         weights=options["weights"],
@@ -209,21 +172,6 @@ def _request(model: str, targets_text: str, device: str | None, out: Path | None
         command=shlex.join(["exporter", "export", *sys.argv[1 + (len(sys.argv) > 1 and sys.argv[1] == "export") :]]),
         asked=model,
     )
-
-
-def _device(asked: str | None) -> str:
-    from exporter import environment
-
-    if asked is None:
-        return "cuda" if environment.gpus() and "+cpu" not in (environment.version("torch") or "") else "cpu"
-    kind, _, index = asked.partition(":")
-    if kind not in ("cpu", "cuda") or (index and not index.isdigit()) or (kind == "cpu" and index):
-        raise UsageError(f"there is no device {asked!r}", "choose cpu, cuda or cuda:N")
-    if kind == "cuda" and int(index or 0) >= len(environment.gpus()):
-        raise UsageError(
-            f"there is no GPU {asked!r} here: nvidia-smi shows {len(environment.gpus())}", "choose --device cpu"
-        )
-    return asked
 
 
 def _show_logs(manifest: Any, place: Path) -> None:

@@ -1,0 +1,80 @@
+"""What commands that take a MODEL share: its name, its sizes, its device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+from click.shell_completion import CompletionItem
+
+from exporter.errors import UsageError
+
+if TYPE_CHECKING:
+    from exporter.records import Range
+
+Sizes = dict[str, int | tuple[int, ...]]
+
+
+class ModelName(click.ParamType[str]):
+    """A recipe's name, completed from what is installed."""
+
+    name = "model"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Installed recipes, or files."""
+        from exporter import recipes
+
+        found = [CompletionItem(name) for name in recipes.available() if name.startswith(incomplete)]
+        return found or [CompletionItem(incomplete, type="file")]
+
+
+def _choices(item: str, value: str) -> tuple[int, ...]:
+    parts = value.split(",")
+    if len(parts) < 2 or not all(part.isdigit() and int(part) for part in parts):
+        raise click.BadParameter(f"{item!r} is not NAME=N,N,..., for example batch=1,8,32")
+    return tuple(sorted(set(map(int, parts))))
+
+
+def read_sizes(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> Sizes:
+    """The last size and the last range of each name: a range under `NAME..`."""
+    sizes: Sizes = {}
+    for item in given:
+        name, _, value = item.partition("=")
+        if param.name == "specialize":
+            sizes[name] = _choices(item, value)
+            continue
+        low, dots, high = value.partition("..")
+        if not low.isdigit() or (dots and not high.isdigit()):
+            raise click.BadParameter(f"{item!r} is not NAME=N or NAME=MIN..MAX, for example sequence=128")
+        if dots and not 1 <= int(low) <= int(high):
+            raise click.BadParameter(f"{item!r} is an empty range; a size is 1 at least")
+        sizes[f"{name}.." if dots else name] = (int(low), int(high)) if dots else int(low)
+    return sizes
+
+
+def single_sizes(given: Sizes) -> dict[str, int]:
+    """The sizes among them."""
+    return {name: size for name, size in given.items() if isinstance(size, int)}
+
+
+def ranges(given: Sizes) -> dict[str, Range]:
+    """The ranges among them."""
+    from exporter.records import Range
+
+    return {name[:-2]: Range(size[0], size[-1]) for name, size in given.items() if not isinstance(size, int)}
+
+
+def choose_device(asked: str | None) -> str:
+    """The device asked for, or the best there is. UsageError for one that is not here."""
+    from exporter import environment
+
+    if asked is None:
+        return "cuda" if environment.gpus() and "+cpu" not in (environment.version("torch") or "") else "cpu"
+    kind, _, index = asked.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdigit()) or (kind == "cpu" and index):
+        raise UsageError(f"there is no device {asked!r}", "choose cpu, cuda or cuda:N")
+    if kind == "cuda" and int(index or 0) >= len(environment.gpus()):
+        raise UsageError(
+            f"there is no GPU {asked!r} here: nvidia-smi shows {len(environment.gpus())}", "choose --device cpu"
+        )
+    return asked
