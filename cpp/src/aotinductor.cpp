@@ -1,5 +1,8 @@
+#include <exporter/error.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 
+#include <algorithm>
+#include <map>
 #include <mutex>
 
 #include "runner.h"
@@ -15,27 +18,75 @@ std::mutex& loading() {
   return mutex;
 }
 
+using Loader = std::unique_ptr<AOTIModelPackageLoader>;
+
+Loader load_model(const std::filesystem::path& path, const std::string& model, at::Device device) {
+  const std::lock_guard lock(loading());
+  return std::make_unique<AOTIModelPackageLoader>(path.string(), model,
+                                                  /*run_single_threaded=*/false,
+                                                  /*num_runners=*/1, device.index());
+}
+
 class AotInductorRunner final : public Runner {
  public:
-  AotInductorRunner(const std::filesystem::path& path, at::Device device) {
-    const std::lock_guard lock(loading());
-    loader_ = std::make_unique<AOTIModelPackageLoader>(path.string(), "model",
-                                                       /*run_single_threaded=*/false,
-                                                       /*num_runners=*/1, device.index());
-  }
+  explicit AotInductorRunner(Loader loader) : loader_(std::move(loader)) {}
 
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) override {
     return loader_->boxed_run(std::move(inputs));
   }
 
  private:
-  std::unique_ptr<AOTIModelPackageLoader> loader_;
+  Loader loader_;
+};
+
+/// A package with a model for each size of one symbol. The contract has seen to it that there is
+/// one for every call.
+class EntriesRunner final : public Runner {
+ public:
+  EntriesRunner(const std::filesystem::path& path, at::Device device, const Contract& contract,
+                std::size_t symbol) {
+    find_selector(contract, symbol);
+    for (const std::int64_t size : contract.symbols[symbol].choices) {
+      loaders_.emplace(size, load_model(path, "entry_" + std::to_string(size), device));
+    }
+  }
+
+  std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) override {
+    const auto size = inputs.at(input_).size(dimension_);
+    return loaders_.at(size)->boxed_run(std::move(inputs));
+  }
+
+ private:
+  void find_selector(const Contract& contract, std::size_t symbol) {
+    for (std::size_t i = 0; i < contract.inputs.size(); ++i) {
+      const auto& shape = contract.inputs[i].shape;
+      const auto found = std::find_if(shape.begin(), shape.end(), [&](const Dimension& dimension) {
+        const auto* index = std::get_if<std::size_t>(&dimension);
+        return index != nullptr && *index == symbol;
+      });
+      if (found == shape.end()) continue;
+      input_ = i;
+      dimension_ = found - shape.begin();
+      return;
+    }
+    throw Error(ErrorKind::artifact,
+                "no input has the dimension " + contract.symbols[symbol].name + " itself");
+  }
+
+  std::size_t input_ = 0;
+  std::int64_t dimension_ = 0;
+  std::map<std::int64_t, Loader> loaders_;
 };
 
 }  // namespace
 
-std::unique_ptr<Runner> load_aotinductor(const std::filesystem::path& path, at::Device device) {
-  return std::make_unique<AotInductorRunner>(path, device);
+std::unique_ptr<Runner> load_aotinductor(const std::filesystem::path& path, at::Device device,
+                                         const Contract& contract) {
+  for (std::size_t symbol = 0; symbol < contract.symbols.size(); ++symbol) {
+    if (contract.symbols[symbol].choices.empty()) continue;
+    return std::make_unique<EntriesRunner>(path, device, contract, symbol);
+  }
+  return std::make_unique<AotInductorRunner>(load_model(path, "model", device));
 }
 
 }  // namespace exporter

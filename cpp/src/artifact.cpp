@@ -86,7 +86,7 @@ Artifact Artifact::open(const std::filesystem::path& path, const OpenOptions& op
     device = prepare_device(wanted);
     const c10::InferenceMode no_gradients;
     return info.kind == ArtifactKind::torchscript ? load_torchscript(path, device)
-                                                  : load_aotinductor(path, device);
+                                                  : load_aotinductor(path, device, info.contract);
   });
   return {path, std::move(info), device, std::move(runner)};
 }

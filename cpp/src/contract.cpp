@@ -46,13 +46,23 @@ std::string describe_binding(const Contract& contract, const Symbol& symbol,
 }
 
 std::string describe_range(const Symbol& symbol) {
+  if (!symbol.choices.empty()) {
+    std::string text;
+    for (const std::int64_t size : symbol.choices) {
+      text += (text.empty() ? "" : ", ") + std::to_string(size);
+    }
+    return text;
+  }
   return std::to_string(symbol.min) + ".." + std::to_string(symbol.max);
 }
 
 void bind(const Contract& contract, std::size_t input, std::size_t dimension, std::size_t index,
           std::int64_t size, Bindings& bindings) {
   const Symbol& symbol = contract.symbols[index];
-  if (size < symbol.min || size > symbol.max) {
+  const auto& choices = symbol.choices;
+  const bool chosen =
+      choices.empty() || std::find(choices.begin(), choices.end(), size) != choices.end();
+  if (size < symbol.min || size > symbol.max || !chosen) {
     refuse(at_dimension(contract.inputs[input], dimension) + ": " + symbol.name + " is " +
            std::to_string(size) + ", the contract allows " + describe_range(symbol));
   }

@@ -20,8 +20,9 @@ constexpr std::int64_t kSchema = 1;
 std::vector<Symbol> read_symbols(const json& node) {
   std::vector<Symbol> symbols;
   for (const auto& [name, range] : node.items()) {
-    symbols.push_back(
-        {name, range.at("min").get<std::int64_t>(), range.at("max").get<std::int64_t>()});
+    symbols.push_back({name, range.at("min").get<std::int64_t>(),
+                       range.at("max").get<std::int64_t>(),
+                       range.value("choices", std::vector<std::int64_t>())});
   }
   return symbols;
 }

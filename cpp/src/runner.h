@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <exporter/contract.h>
 
 #include <filesystem>
 #include <memory>
@@ -17,6 +18,7 @@ class Runner {
 };
 
 std::unique_ptr<Runner> load_torchscript(const std::filesystem::path& path, at::Device device);
-std::unique_ptr<Runner> load_aotinductor(const std::filesystem::path& path, at::Device device);
+std::unique_ptr<Runner> load_aotinductor(const std::filesystem::path& path, at::Device device,
+                                         const Contract& contract);
 
 }  // namespace exporter

@@ -167,6 +167,16 @@ void reads_operators() {
   EXPECT_ERROR(artifact, "f.pt: the contract cannot be read", with("\"torchvision\""));
 }
 
+void knows_entries() {
+  const Contract c =
+      Contract::parse(replaced("\"max\": 64", "\"max\": 64, \"choices\": [1, 8, 64]"), "f.pt");
+  std::vector<at::Tensor> given = {at::zeros({8, 14}, at::kLong), at::zeros({8, 14}, at::kLong),
+                                   at::zeros({8, 3, 9})};
+  c.check(given);
+  given[0] = at::zeros({9, 14}, at::kLong);
+  EXPECT_ERROR(contract, "batch is 9, the contract allows 1, 8, 64", c.check(given));
+}
+
 }  // namespace
 
 int main() {
@@ -180,5 +190,6 @@ int main() {
                        {"follows a known symbol", follows_a_known_symbol},
                        {"solves for a symbol", solves_for_a_symbol},
                        {"bounds an unknown symbol", bounds_an_unknown_symbol},
-                       {"reads operators", reads_operators}});
+                       {"reads operators", reads_operators},
+                       {"knows entries", knows_entries}});
 }

@@ -18,6 +18,8 @@ struct Symbol {
   std::string name;
   std::int64_t min;
   std::int64_t max;
+  /// The sizes that alone it may have, one entry of the artifact for each; empty: all of the range.
+  std::vector<std::int64_t> choices = {};
 };
 
 /// A size that follows from a symbol's: (factor * size + offset) / divisor, rounded down.
