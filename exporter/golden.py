@@ -71,7 +71,7 @@ def make(
         chosen.setdefault((describe(fitting), seed), data)
     planned, example = len(chosen), next(iter(chosen.values()))
     for change, data in values.changed(example).items():
-        if _is_settled(module, data, device):
+        if is_settled(module, data, device):
             chosen[f"{describe(plan[0][0])} {change}", plan[0][1]] = data
     eager = [run(module, data, device) for data in chosen.values()]
     again = run(module, example, device)
@@ -86,7 +86,7 @@ def make(
     return Golden(cases, tolerance), findings
 
 
-def _is_settled(module: torch.nn.Module, data: Tensors, device: str) -> bool:
+def is_settled(module: torch.nn.Module, data: Tensors, device: str) -> bool:
     """Whether the model takes these values, and gives what rounding does not overturn."""
     try:
         outputs = run(module, data, device)

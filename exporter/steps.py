@@ -25,7 +25,7 @@ from exporter.session import server
 
 
 @dataclass
-class _Loaded:
+class Loaded:
     """A recipe with its model, loaded in this process."""
 
     recipe: recipes.Recipe
@@ -67,7 +67,7 @@ def _flat_inputs(
     return capture.flatten_inputs(model, inputs)
 
 
-def load_model(job: Job) -> _Loaded:
+def load_model(job: Job) -> Loaded:
     """Load recipe and model as the job says, in eval mode, on its device. RecipeError when the recipe is at fault."""
     server.configure(job.options)
     recipe = recipes.load(job.source)
@@ -87,7 +87,7 @@ def load_model(job: Job) -> _Loaded:
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     example = _flat_inputs(recipe, model, base, 0)
-    return _Loaded(recipe, capture.FlatModule(model, example).eval(), example.names, base, symbols, said)
+    return Loaded(recipe, capture.FlatModule(model, example).eval(), example.names, base, symbols, said)
 
 
 def _load_weights(recipe: recipes.Recipe, weights: str) -> torch.nn.Module:
@@ -117,7 +117,7 @@ def prepare(
     """Find the contract, capture the program once for all, say so; then make the golden with the same loaded model."""
     loaded = load_model(job)
     device = job.options.device
-    found = _find_contract(job, loaded)
+    found = find_contract(job, loaded)
     sizes = contract.capture_sizes(loaded.base, loaded.symbols)
     started = time.perf_counter()
     ops = _capture(job, loaded, found, sizes) if capture_program else ()
@@ -141,7 +141,7 @@ def prepare(
     return findings
 
 
-def _weights_used(asked: str, loaded: _Loaded) -> str:
+def _weights_used(asked: str, loaded: Loaded) -> str:
     """What the recipe says of the weights it loaded; many say nothing."""
     said: str = getattr(loaded.module.model, "exporter_weights", "")
     return said or ("random" if asked == "random" else "the recipe's")
@@ -155,7 +155,9 @@ def _tolerance(found: Contract, rtol: float | None, atol: float | None) -> Toler
     return Tolerance(usual.rtol if rtol is None else rtol, usual.atol if atol is None else atol, usual.k)
 
 
-def _find_contract(job: Job, loaded: _Loaded) -> Contract:
+def find_contract(job: Job, loaded: Loaded) -> Contract:
+    """What the inputs and outputs are like at every size, found by trying some. RecipeError for an idle symbol."""
+
     def probe(sizes: dict[str, int]) -> Any:
         return capture.specs(loaded.names, loaded.inputs(sizes, 0))
 
@@ -187,7 +189,7 @@ def _find_contract(job: Job, loaded: _Loaded) -> Contract:
     )
 
 
-def _capture(job: Job, loaded: _Loaded, found: Contract, sizes: dict[str, int]) -> tuple[str, ...]:
+def _capture(job: Job, loaded: Loaded, found: Contract, sizes: dict[str, int]) -> tuple[str, ...]:
     """Save the exported program, or why there is none, for the jobs that need it, and warn of what was narrowed.
 
     Returns the namespaces of operators outside torch's own that it calls.
@@ -217,7 +219,7 @@ def _entries(promised: Contract) -> tuple[int, ...]:
 
 def _program(job: Job, prepared: Prepared, target: str) -> capture.Program:
     @functools.cache
-    def loaded() -> _Loaded:
+    def loaded() -> Loaded:
         return load_model(job)
 
     def make_module() -> torch.nn.Module:
