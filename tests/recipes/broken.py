@@ -185,6 +185,19 @@ class branch_on_data(_Broken):
             return out if x.sum() > 1e9 else -out
 
 
+class branch_on_data_with_stars(_Broken):
+    """Neither torch.export nor torch.jit.script can take it."""
+
+    class model(Mlp):
+        def forward(self, *x: torch.Tensor) -> torch.Tensor:
+            out = self.layers(x[0])
+            return out if x[0].sum() > 0 else -out
+
+    @staticmethod
+    def inputs(batch: int = 2) -> tuple[torch.Tensor]:
+        return (torch.randn(batch, 4),)
+
+
 class batch_is_baked(_Broken):
     """torch.jit.trace fixes the number of rows of the example."""
 

@@ -1,0 +1,93 @@
+"""What in a model is in the way of each target, found without exporting it.
+
+The parent's side: torch is never imported here. Each section is found in a child (`exporter.explain.child`) by a module
+of its own; one that crashes is a line in its section, and the others still come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from exporter import causes, places
+from exporter.errors import ExporterError
+from exporter.isolate import SIDE_BY_SIDE, Child, Zygote
+from exporter.job import Job
+from exporter.records import Contract
+
+SECTIONS = ("trace", "script", "compile", "export", "onnx", "operators")
+SECTION_S = 900.0  # seconds that one section may take
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: `ok` is no obstacle, `note` is worth knowing, `bad` is in the way."""
+
+    level: Literal["ok", "note", "bad"]
+    text: str
+    place: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """What one part of torch makes of the model."""
+
+    name: str
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The whole report."""
+
+    model: str
+    device: str
+    sizes: dict[str, int]
+    contract: Contract
+    sections: tuple[Section, ...]
+    schema: int = SCHEMA
+
+
+def failure(message: str, target: str = "", remedy: str = "") -> Finding:
+    """What a message says: its cause, its place, and what to do where no remedy is given."""
+    cause, raw = causes.find(message, target), causes.shorten(places.without(message))
+    text = f"{cause.sentence}: {raw}" if cause else raw
+    return Finding("bad", text, places.place(message), remedy or (cause.remedy if cause else ""))
+
+
+def run(job: Job, log: Path, begun: Callable[[str], None]) -> Explanation:
+    """All sections, one after the other; `begun` hears the name of each.
+
+    Raises what `exporter export` would when the model does not load or does not run.
+    """
+    left, found = list(SECTIONS), list[Section]()
+    sizes, contract = {}, None
+    with Zygote(SIDE_BY_SIDE) as zygote:
+        while left:
+            begun("load model")
+            arguments = {"job": job, "sections": tuple(left)}
+            child = zygote.spawn("explain", "exporter.explain.child:examine", arguments, log)
+            sizes, contract = child.expect("subject", SECTION_S)
+            _collect(child, left, found, begun)
+    assert contract is not None
+    return Explanation(job.model, job.options.device, sizes, contract, tuple(found))
+
+
+def _collect(child: Child, left: list[str], found: list[Section], begun: Callable[[str], None]) -> None:
+    """Sections as they come, until all are there or the child ends."""
+    with contextlib.suppress(IndexError):
+        while True:
+            name = left[0]
+            begun(name)
+            try:
+                section: Section = child.expect("section", SECTION_S)
+            except ExporterError as error:
+                found.append(Section(left.pop(0), (failure(str(error), name),)))
+                return
+            found.append(section)
+            left.pop(0)

@@ -1,0 +1,67 @@
+"""torch.compile: where it breaks the graph, and at which sizes it compiles again."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from typing import Any
+
+import torch
+import torch._dynamo
+from torch._dynamo import utils
+
+from exporter import contract, places
+from exporter.explain import Finding
+from exporter.explain.subject import Subject
+
+LIMIT = 64  # compilations of one function; torch's own limit is 8
+SHOWN = 8  # recompilations that are named
+
+
+def examine(subject: Subject) -> list[Finding]:
+    """Graph breaks at the example, recompilations over the golden's sizes."""
+    return [*_breaks(subject), *_recompilations(subject)]
+
+
+def _breaks(subject: Subject) -> list[Finding]:
+    torch._dynamo.reset()
+    args, kwargs = subject.call(subject.example)
+    with torch.no_grad():
+        found = torch._dynamo.explain(subject.model)(*args, **kwargs)
+    if not found.graph_break_count:
+        return [Finding("ok", f"one graph of {found.op_count} operations, without a break")]
+    breaks = {(_first_line(reason.reason), _place(reason.user_stack)): None for reason in found.break_reasons}
+    said = f"the code breaks into {found.graph_count} graphs of {found.op_count} operations"
+    return [Finding("note", said), *(Finding("bad", f"graph break: {text}", place) for text, place in breaks)]
+
+
+def _recompilations(subject: Subject) -> list[Finding]:
+    torch._dynamo.reset()
+    compiled = torch.compile(subject.model, backend="eager")
+    found: dict[str, Finding] = {}
+    compilations, sizes = 0, subject.sizes()
+    with torch._dynamo.config.patch(recompile_limit=LIMIT, accumulated_recompile_limit=LIMIT):
+        for at in sizes:
+            utils.clear_compilation_metrics()
+            args, kwargs = subject.call(subject.inputs(at))
+            with torch.no_grad():
+                compiled(*args, **kwargs)
+            made = utils.get_compilation_metrics()
+            compilations += len(made)
+            for one in filter(lambda one: one.recompile_reason, made):
+                text = f"compiled again at {contract.describe(at)}: {_first_line(str(one.recompile_reason))}"
+                found.setdefault(text, Finding("note", text, places.place(f"{one.co_filename}:{one.co_firstlineno}")))
+    torch._dynamo.reset()
+    again = list(found.values())
+    said = Finding("ok", f"{compilations} compilations over {len(sizes)} sizes")
+    left = [Finding("note", f"and {len(again) - SHOWN} times more")] if len(again) > SHOWN else []
+    return [said, *again[:SHOWN], *left]
+
+
+def _first_line(text: str) -> str:
+    line = text.strip().partition("\n")[0].strip()
+    return re.sub(r"^\d+/\d+: ", "", line)
+
+
+def _place(stack: Any) -> str:
+    return places.place("".join(traceback.format_list(stack)))

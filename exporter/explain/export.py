@@ -1,0 +1,53 @@
+"""torch.export: what stays dynamic, what it fixed or narrowed, and which conditions on sizes the code makes."""
+
+from __future__ import annotations
+
+import collections
+import re
+from typing import Any
+
+from exporter import places
+from exporter.errors import ExportError
+from exporter.explain import Finding, failure
+from exporter.explain.subject import Subject
+
+_SYMBOL = re.compile(r"\b[su]\d+\b")
+SHOWN = 8  # lines with conditions that are named
+
+
+def examine(subject: Subject) -> list[Finding]:
+    """Whether torch.export takes the model, and at what cost to its sizes."""
+    captured = subject.captured
+    if captured.program is None:
+        return [failure(str(captured.error or ExportError("no program")), "export")]
+    symbols = subject.contract.symbols
+    promised = ", ".join(f"{name} {bounds}" for name, bounds in symbols.items()) or "all sizes fixed"
+    findings = [Finding("ok", f"torch.export takes it; promised: {promised}")]
+    findings += [Finding("bad", places.without(note), places.place(note)) for note in captured.notes]
+    return [*findings, *_conditions(captured.guards, _names(captured.program, subject))]
+
+
+def _names(program: Any, subject: Subject) -> dict[str, str]:
+    """torch.export's symbols by their names in the contract."""
+    nodes = [node for node in program.graph.nodes if node.op == "placeholder"][-len(subject.contract.inputs) :]
+    pairs = [
+        (str(size), dim)
+        for node, spec in zip(nodes, subject.contract.inputs, strict=True)
+        for size, dim in zip(node.meta["val"].shape, spec.shape, strict=True)
+    ]
+    return {size: dim for size, dim in pairs if isinstance(dim, str) and size.isidentifier()}
+
+
+def _conditions(guards: tuple[tuple[str, str], ...], names: dict[str, str]) -> list[Finding]:
+    """By line, the shortest condition of each; those on sizes that have no name are left out."""
+    by_line: dict[str, list[str]] = collections.defaultdict(list)
+    for condition, line in guards:
+        if all(symbol in names for symbol in _SYMBOL.findall(condition)):
+            by_line[line].append(_SYMBOL.sub(lambda match: names[match[0]], condition))
+    findings = []
+    for line, conditions in by_line.items():
+        first, *others = sorted(dict.fromkeys(conditions), key=len)
+        more = f" and {len(others)} conditions like it" if others else ""
+        findings.append(Finding("note", f"the code asks whether {first}{more}", line))
+    left = [Finding("note", f"and {len(findings) - SHOWN} lines more")] if len(findings) > SHOWN else []
+    return findings[:SHOWN] + left

@@ -1,0 +1,31 @@
+"""Conditions on sizes that the code makes while torch.export looks on."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+from exporter import places, specialization
+
+_ADDED = re.compile(r"eval (.+?) \[guard added\]")
+
+
+class Guards(logging.Filter):
+    """Remembers each condition on sizes with the line that makes it; a filter hears before any handler does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, str]] = []
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """(condition, line); nothing is ever filtered out."""
+        if match := _ADDED.match(record.getMessage()):
+            self.found.append((match[1], places.here()))
+        return True
+
+    def __enter__(self) -> Guards:
+        logging.getLogger(specialization.LOGGER).addFilter(self)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        logging.getLogger(specialization.LOGGER).removeFilter(self)

@@ -1,0 +1,54 @@
+"""torch.onnx: which operators of the exported graph have no translation, asked of its registry; nothing is written."""
+
+from __future__ import annotations
+
+import logging
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from exporter import causes, places
+from exporter.explain import Finding
+from exporter.explain.subject import Subject
+
+
+def examine(subject: Subject) -> list[Finding]:
+    """Each operator that is missing, once, with the first line that uses it."""
+    from torch.onnx._internal.exporter import _core, _dispatching, _registration
+
+    program = subject.captured.program
+    if program is None:
+        return [Finding("bad", "there is no exported graph to translate: see export")]
+    logging.getLogger("onnxscript").setLevel(logging.ERROR)
+    registry = _registration.ONNXRegistry.from_torchlib()
+    prepared = _core._prepare_exported_program_for_export(program, registry=registry)
+    findings: dict[str, Finding] = {}
+    calls = list(_calls(prepared.graph_module))
+    for node in calls:
+        function, why = _dispatching.dispatch(node, registry)
+        if function is None:
+            findings.setdefault(str(node.target), _missing(node, why))
+    if findings:
+        return list(findings.values())
+    kinds = len({str(node.target) for node in calls})
+    return [Finding("ok", f"all {kinds} operators have a translation in opset {registry.opset_version}")]
+
+
+def _calls(module: fx.GraphModule) -> list[fx.Node]:
+    return [
+        node
+        for inner in module.modules()  # branches are modules of their own
+        if isinstance(inner, fx.GraphModule)
+        for node in inner.graph.nodes
+        if node.op == "call_function" and node.target is not operator.getitem
+    ]
+
+
+def _missing(node: fx.Node, why: str) -> Finding:
+    target: Any = node.target
+    name = str(target) if isinstance(target, torch._ops.OpOverload) else type(target).__name__
+    cause = causes.find(f"No ONNX function found for {target!r}. {why}", "onnx")
+    place = places.place(str(node.meta.get("stack_trace") or ""))
+    return Finding("bad", f"{name}: {cause.sentence if cause else why}", place, cause.remedy if cause else "")

@@ -1,0 +1,28 @@
+"""Operators outside torch's own: what whoever loads an artifact has to load first."""
+
+from __future__ import annotations
+
+from exporter import operators
+from exporter.explain import Finding
+from exporter.explain.subject import Subject
+from exporter.explain.trace import trace
+
+
+def examine(subject: Subject) -> list[Finding]:
+    """From the exported graph; from a trace where there is none."""
+    program = subject.captured.program
+    if program is not None:
+        found = operators.of_exported(program)
+    else:
+        found = operators.of_script(trace(subject.module, subject.example).module)
+    if not found:
+        return [Finding("ok", "all operators are torch's own")]
+    return [_library(namespace) for namespace in found]
+
+
+def _library(namespace: str) -> Finding:
+    file = operators.library(namespace)
+    if file is not None:
+        return Finding("note", f"operators of {namespace}: C++ loads them from {file} (--ops-lib)")
+    text = f"operators of {namespace}: no library is known that registers them in C++"
+    return Finding("bad", text, "", "build one with TORCH_LIBRARY and give it: exporter-run --ops-lib FILE")

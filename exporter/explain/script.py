@@ -1,0 +1,43 @@
+"""torch.jit.script: the first construct that it cannot read; and whether the exported graph can stand in."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from dataclasses import replace
+
+import torch
+
+from exporter import bridge, causes, places
+from exporter.errors import ExportError
+from exporter.explain import Finding, failure
+from exporter.explain.subject import Subject
+
+
+def examine(subject: Subject) -> list[Finding]:
+    """Natively, and where that fails through the bridge."""
+    findings: list[Finding] = []
+    if sys.version_info >= (3, 14):
+        later = next(cause for cause in causes.CAUSES if cause.name == "python-3.14")
+        findings.append(Finding("note", later.sentence, "", later.remedy))
+    return [*findings, *_natively(subject)]
+
+
+def _natively(subject: Subject) -> list[Finding]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.jit.script(subject.model)
+    except Exception as error:  # the compiler of TorchScript raises whatever it meets
+        natively, bridged = failure(places.summary(error), "script"), _bridged(subject)
+        return [replace(natively, level="note") if bridged.level == "ok" else natively, bridged]
+    return [Finding("ok", "torch.jit.script takes it as it is")]
+
+
+def _bridged(subject: Subject) -> Finding:
+    try:
+        bridge.from_exported(subject.captured.require())
+    except ExportError as error:
+        found = failure(places.located(str(error), error), "script", error.remedy)
+        return replace(found, text=f"through the exported graph: {found.text}")
+    return Finding("ok", "through the exported graph it becomes TorchScript")

@@ -1,0 +1,93 @@
+"""The model under examination: loaded once, exported once, with inputs at other sizes and with other values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from exporter import capture, contract, golden, steps, values
+from exporter.errors import ExportError
+from exporter.explain.guards import Guards
+from exporter.job import Job
+from exporter.records import Contract
+
+LARGEST = 16  # a size up to this one is cheap, whatever the example's is
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What torch.export gave: a program or an error, and what it fixed or narrowed."""
+
+    program: torch.export.ExportedProgram | None
+    error: ExportError | None
+    notes: tuple[str, ...]
+    guards: tuple[tuple[str, str], ...]  # conditions on sizes, each with its line
+
+    def require(self) -> torch.export.ExportedProgram:
+        """The program; raises the error when there is none."""
+        if self.program is None:
+            raise self.error or ExportError("torch.export gave no program")
+        return self.program
+
+
+@dataclass
+class Subject:
+    """A loaded model with its contract."""
+
+    job: Job
+    loaded: steps.Loaded
+    contract: Contract
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The model itself, not the flat one."""
+        return self.loaded.module.model
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The flat module: tensors in, a tuple of tensors out."""
+        return self.loaded.module
+
+    def call(self, inputs: capture.Tensors) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """(args, kwargs) of the model itself."""
+        return self.loaded.module.example.rebuild(inputs)
+
+    def inputs(self, sizes: dict[str, int], seed: int = 0) -> capture.Tensors:
+        """Inputs on the device."""
+        return tuple(t.to(self.job.options.device) for t in self.loaded.inputs(sizes, seed))
+
+    @cached_property
+    def example(self) -> capture.Tensors:
+        """Inputs at the sizes at which exports capture."""
+        return self.inputs(contract.capture_sizes(self.loaded.base, self.loaded.symbols))
+
+    @cached_property
+    def captured(self) -> Captured:
+        """torch.export, tried once for all sections."""
+        notes: list[str] = []
+        program, failed = None, None
+        with Guards() as guards:
+            try:
+                program = capture.export_program(self.module, self.example, self.contract, notes)
+            except ExportError as error:
+                failed = error
+        return Captured(program, failed, tuple(notes), tuple(guards.found))
+
+    def sizes(self) -> list[dict[str, int]]:
+        """The golden's sizes that are not expensive."""
+        plan = contract.probe_plan(self.loaded.base, self.loaded.symbols)
+        base = self.loaded.base
+        cheap = [s for s, _ in plan if all(s[name] <= max(LARGEST, 2 * base[name]) for name in s)]
+        return [dict(pairs) for pairs in dict.fromkeys(tuple(s.items()) for s in cheap)]
+
+    def probes(self) -> Iterator[tuple[str, capture.Tensors]]:
+        """Inputs at other sizes, and at the example's with other values, each with its name; what the model takes."""
+        for sizes in self.sizes():
+            yield contract.describe(sizes), self.inputs(sizes)
+        for name, changed in values.changed(self.example).items():
+            if golden.is_settled(self.module, changed, self.job.options.device):
+                yield f"{name} as values", changed

@@ -1,0 +1,72 @@
+"""The report of `exporter explain` on a terminal."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from exporter.explain import Explanation, Finding, Section
+
+TITLES = {
+    "trace": "torch.jit.trace: does it hold at other sizes and values?",
+    "script": "torch.jit.script: can it read the code?",
+    "compile": "torch.compile: graph breaks and recompilations",
+    "export": "torch.export: what stays dynamic",
+    "onnx": "torch.onnx: operators without a translation",
+    "operators": "operators that C++ has to load",
+}
+STYLES = {"ok": "green", "note": "yellow", "bad": "bold red"}
+MARK = 6  # columns of the mark before each finding
+NARROWEST, WIDEST = 40, 120
+
+
+def render(explanation: Explanation) -> str:
+    """The whole report as text, in colour where stdout is a terminal."""
+    columns = shutil.get_terminal_size((WIDEST, 24)).columns
+    width = min(WIDEST, max(NARROWEST, columns))
+    console = Console(file=io.StringIO(), force_terminal=sys.stdout.isatty(), width=width, highlight=False)
+    console.print()
+    console.print(Text(_heading(explanation), style="bold"))
+    for section in explanation.sections:
+        _print_section(console, section)
+    output = console.file
+    assert isinstance(output, io.StringIO)
+    return output.getvalue()
+
+
+def _heading(explanation: Explanation) -> str:
+    sizes = ", ".join(f"{name} {size}" for name, size in explanation.sizes.items())
+    symbols = ", ".join(f"{name} {bounds}" for name, bounds in explanation.contract.symbols.items())
+    return "; ".join(
+        filter(None, (f"{explanation.model} on {explanation.device}", sizes, symbols and f"dynamic: {symbols}"))
+    )
+
+
+def _print_section(console: Console, section: Section) -> None:
+    console.print()
+    console.print(Text(TITLES.get(section.name, section.name), style="bold"))
+    for finding in section.findings:
+        _print_finding(console, finding)
+
+
+def _print_finding(console: Console, finding: Finding) -> None:
+    text = Text(finding.text)
+    if finding.place:
+        text.append(f"\nat {_near(finding.place)}", style="cyan")
+    if finding.remedy:
+        text.append(f"\nremedy: {finding.remedy}", style="dim")
+    lines = text.wrap(console, console.width - MARK - 2)
+    for number, line in enumerate(lines):
+        mark = Text(f"  {finding.level:<{MARK}}" if number == 0 else " " * (MARK + 2), style=STYLES[finding.level])
+        console.print(mark + line, no_wrap=True, overflow="ignore", crop=False)
+
+
+def _near(place: str) -> str:
+    """Relative to the working directory where it lies there."""
+    path = Path(place)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else place

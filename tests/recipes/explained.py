@@ -1,0 +1,78 @@
+"""Models that one part of torch or another has something to say about."""
+
+from __future__ import annotations
+
+import torch
+
+library = torch.library.Library("explained", "FRAGMENT")
+if not hasattr(torch.ops.explained, "twice"):  # tests import this more than once
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "CPU")
+    library.impl("twice", lambda x: torch.empty_like(x), "Meta")
+
+
+class Asserts(torch.nn.Module):
+    """Asks the tracer for a boolean that never changes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.sum() != x.sum():  # harmless
+            raise ValueError("not a number")
+        return x * 2
+
+
+class Mixed(torch.nn.Module):
+    """One number that never changes, one that follows the values."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.abs().sum() < 0:  # harmless
+            raise ValueError("not to be")
+        return x * int(x.sum() > 0)  # matters
+
+
+class Stars(torch.nn.Module):
+    """torch.jit.script takes no *args."""
+
+    def forward(self, *x: torch.Tensor) -> torch.Tensor:  # unscriptable
+        return x[0] * 2
+
+
+class Eigenvalues(torch.nn.Module):
+    """ONNX has none."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.eigvalsh(x.transpose(-1, -2) @ x)  # missing
+
+
+class Custom(torch.nn.Module):
+    """An operator of its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.explained.twice(x)
+
+
+class Narrow(torch.nn.Module):
+    """Takes other ways at other sizes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[0] < 5 else x * 3  # condition
+
+
+class Breaks(torch.nn.Module):
+    """A graph break that somebody asked for."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        torch._dynamo.graph_break()  # break
+        return y + 1
+
+
+def inputs(batch: int = 1) -> dict[str, torch.Tensor]:
+    return {"x": torch.randn(batch, 4)}
+
+
+asserts, mixed, stars, eigenvalues, custom, narrow, breaks = Asserts, Mixed, Stars, Eigenvalues, Custom, Narrow, Breaks
+asserts_inputs = mixed_inputs = eigenvalues_inputs = custom_inputs = narrow_inputs = breaks_inputs = inputs
+
+
+def stars_inputs(batch: int = 1) -> tuple[torch.Tensor]:
+    return (torch.randn(batch, 4),)
