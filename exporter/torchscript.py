@@ -1,8 +1,9 @@
-"""TorchScript: loading it, and making it from an exported program."""
+"""TorchScript: loading it, and writing it."""
 
 from __future__ import annotations
 
-import operator
+import keyword
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -48,55 +49,77 @@ def tracer_warnings(caught: Sequence[warnings.WarningMessage]) -> tuple[str, ...
     return tuple(seen)
 
 
-def from_exported(program: torch.export.ExportedProgram) -> torch.jit.ScriptModule:
-    """The bridge: an exported program as TorchScript, with its shapes still dynamic.
+def define(module: torch.nn.Module, source: str) -> torch.jit.ScriptModule:
+    """A script module with the tensors and submodules of `module` and the forward that `source` defines.
 
-    Guards and assertions are erased, for TorchScript has no words for them: the contract stands in for them.
-    ExportError names the first operator that TorchScript cannot take.
+    RuntimeError, with the line of the source, when TorchScript does not take it.
     """
     import torch
-    from torch import fx
 
-    module = program.module()
-    graph = module.graph
-    for node in reversed(graph.nodes):
-        if _is_assertion(node):
-            graph.erase_node(node)
-    for node in graph.nodes:
-        if isinstance(node.target, torch._ops.OpOverload):
-            node.target = node.target.overloadpacket
-        elif isinstance(node.target, torch._ops.HigherOrderOperator):
-            raise ExportError(
-                f"TorchScript has no {node.target.name()}", "write the branch so that torch.jit.script takes it"
-            )
-    _drop_unused_symbols(graph)
-    graph.set_codegen(fx.graph.CodeGen())
-    plain = fx.GraphModule(module, graph)
-    try:
-        scripted: torch.jit.ScriptModule = torch.jit.script(plain)
-    except RuntimeError as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise ExportError(f"TorchScript cannot take the exported graph: {' '.join(lines[:2])}") from error
+    # TorchScript gives modules of one class and one structure one type, and a type has one forward only.
+    module.__class__ = type("Exported", (torch.nn.Module,), {})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        scripted: torch.jit.ScriptModule = torch.jit.script(module.eval())
+    scripted.define(source)
     return scripted
 
 
-def _is_assertion(node: Any) -> bool:
-    name = str(node.target)
-    if node.op == "call_module":
-        return name.startswith("_guards")
-    words = ("_assert", "sym_constrain_range", "_check")
-    return node.op == "call_function" and not node.users and any(word in name for word in words)
+def attribute(name: str) -> str:
+    """The expression for an attribute by its dotted name: `getattr(self.layers, "0").weight` for `layers.0.weight`."""
+    expression = "self"
+    for part in name.split("."):
+        plain = part.isidentifier() and not keyword.iskeyword(part)
+        expression = f"{expression}.{part}" if plain else f'getattr({expression}, "{part}")'
+    return expression
 
 
-def _drop_unused_symbols(graph: Any) -> None:
-    """What only fed an assertion is of no more use."""
-    for node in reversed(graph.nodes):
-        symbolic = node.target in (
-            operator.ge,
-            operator.le,
-            operator.eq,
-            operator.gt,
-            operator.lt,
-        ) or "sym_size" in str(node.target)
-        if node.op == "call_function" and symbolic and not node.users:
-            graph.erase_node(node)
+def number_tensor(expression: str, kind: str) -> str:
+    """A tensor without dimensions of a number of the Python type `kind`, in the dtype that a contract has for it."""
+    import torch
+
+    dtype = {"bool": torch.bool, "int": torch.int64, "float": torch.get_default_dtype()}[kind]
+    return f"torch.ops.aten.scalar_tensor({expression}, dtype={dtype})"
+
+
+def literal(value: Any, kind: Any, leaf: Callable[[Any, Any], str | None] = lambda value, kind: None) -> str:
+    """`value` as an expression of the TorchScript type `kind` (a torch._C.JitType).
+
+    `leaf` is asked first, for what is no constant. ExportError when there is no literal for the value.
+    """
+    said = leaf(value, kind)
+    if said is not None or value is None:
+        return said or "None"
+    if kind.kind() == "OptionalType":
+        return literal(value, kind.getElementType(), leaf)
+    if isinstance(value, dict) and kind.kind() == "DictType":
+        items = [f"{key!r}: {literal(item, kind.getValueType(), leaf)}" for key, item in value.items()]
+        return f"torch.jit.annotate({kind.annotation_str}, {{{', '.join(items)}}})"
+    if isinstance(value, tuple) and kind.kind() == "TupleType":
+        return f"({''.join(literal(item, k, leaf) + ', ' for item, k in zip(value, kind.elements(), strict=True))})"
+    if isinstance(value, (list, tuple)) and kind.kind() == "ListType":
+        items = [literal(item, kind.getElementType(), leaf) for item in value]
+        return f"torch.jit.annotate({kind.annotation_str}, [{', '.join(items)}])"
+    return _constant(value, kind.kind())
+
+
+def _constant(value: Any, kind: str) -> str:
+    import torch
+
+    if isinstance(value, bool) and kind in ("IntType", "FloatType"):
+        value = int(value)
+    if isinstance(value, int) and kind == "FloatType":
+        value = float(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"float('{value}')"
+    if isinstance(value, complex):
+        return f"complex({_constant(value.real, kind)}, {_constant(value.imag, kind)})"
+    if value == -(2**63) and isinstance(value, int):
+        return "(-9223372036854775807 - 1)"  # the sign is no part of a literal
+    if isinstance(value, torch.device):
+        return f"torch.device('{value}')"
+    if isinstance(value, (bool, int, float, str)):
+        return repr(value)
+    if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
+        return str(value)
+    raise ExportError(f"TorchScript has no literal for {type(value).__name__}")

@@ -1,76 +1,17 @@
-"""The bridge from an exported program to TorchScript, and loading what came of it."""
+"""TorchScript: loading it, and writing it."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from exporter import capture, torchscript
-from exporter.capture import FlatModule, flatten_inputs
+from exporter import torchscript
 from exporter.errors import ArtifactError, ExportError
-from exporter.records import Contract, Range, TensorSpec
-
-# torch.jit.script complains of an annotation in torch.fx.GraphModule, which is not ours.
-pytestmark = pytest.mark.filterwarnings("ignore:The TorchScript type system:UserWarning")
-
-
-def bridged(model: torch.nn.Module, *shape: int | str) -> torch.jit.ScriptModule:
-    """The model with a dynamic batch, through torch.export, as TorchScript."""
-    example = torch.ones(*(2 if dim == "batch" else dim for dim in shape))
-    module = FlatModule(model, flatten_inputs(model, (example,))).eval()
-    contract = Contract("m", (TensorSpec("x", "float32", shape),), (), {"batch": Range(1, 16)})
-    return torchscript.from_exported(capture.export_program(module, (example,), contract))
-
-
-class Buffers(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(4, 4)
-        self.register_buffer("scale", torch.tensor([1.0, 2.0, 3.0, 4.0]))
-        self.register_buffer("hidden", torch.ones(4), persistent=False)
-        self.constant = torch.full((4,), 0.5)
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        y = self.linear(x) * self.scale + self.hidden + self.constant
-        return y, y.reshape(x.shape[0] * 2, -1)
-
-
-def test_shapes_stay_dynamic_and_buffers_travel(tmp_path: Path) -> None:
-    model = Buffers().eval()
-    torch.jit.save(bridged(model, "batch", 4), str(tmp_path / "m.pt"))
-    run = torchscript.load(tmp_path / "m.pt", "cpu")
-    for batch in (1, 2, 7, 16):
-        x = torch.randn(batch, 4)
-        got, want = run((x,)), model(x)
-        assert [g.shape for g in got] == [w.shape for w in want]
-        assert all(torch.equal(g, w) for g, w in zip(got, want, strict=True))
-
-
-class Checked(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        torch._check(x.shape[0] <= 16)
-        torch._check(x.shape[0] * 2 >= 2)
-        assert x.shape[1] == 4
-        return x.reshape(-1, 2)
-
-
-def test_assertions_are_left_to_the_contract() -> None:
-    scripted = bridged(Checked(), "batch", 4)
-    assert scripted(torch.ones(5, 4))[0].shape == (10, 2)
-
-
-class Cond(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
-
-
-def test_a_higher_order_operator_is_refused_by_name() -> None:
-    with pytest.raises(ExportError, match="TorchScript has no cond") as raised:
-        bridged(Cond(), "batch", 4)
-    assert "torch.jit.script" in raised.value.remedy
 
 
 class Scripted(torch.nn.Module):
@@ -121,3 +62,83 @@ def test_tracer_warnings_name_their_line_once() -> None:
     (said,) = torchscript.tracer_warnings(caught)
     assert "test_torchscript.py:" in said
     assert "something else" not in said
+
+
+def module(**tensors: torch.Tensor) -> torch.nn.Module:
+    made = torch.nn.Module()
+    for name, tensor in tensors.items():
+        made.register_buffer(name, tensor)
+    return made
+
+
+def test_a_module_defined_by_its_source() -> None:
+    source = "def forward(self, x: Tensor) -> Tensor:\n    return torch.ops.aten.add(x, self.b)\n"
+    defined = torchscript.define(module(b=torch.ones(2)), source)
+    assert torch.equal(defined(torch.ones(2)), torch.full((2,), 2.0))
+    again = torchscript.define(module(b=torch.ones(2)), source.replace("add", "sub"))
+    assert torch.equal(again(torch.ones(2)), torch.zeros(2))
+    with pytest.raises(RuntimeError, match='File "<string>", line 2'):
+        torchscript.define(module(), source)
+
+
+def test_attributes_whose_names_are_no_names() -> None:
+    assert torchscript.attribute("layers.weight") == "self.layers.weight"
+    assert torchscript.attribute("layers.0.weight") == 'getattr(self.layers, "0").weight'
+    assert torchscript.attribute("in.a-b") == 'getattr(getattr(self, "in"), "a-b")'
+
+
+TYPES = {
+    "int": torch._C.IntType.get(),
+    "float": torch._C.FloatType.get(),
+    "bool": torch._C.BoolType.get(),
+    "number": torch._C.NumberType.get(),
+    "str": torch._C.StringType.get(),
+    "Device": torch._C.DeviceObjType.get(),
+    "List[int]": torch._C.ListType(torch._C.IntType.get()),
+    "List[float]": torch._C.ListType(torch._C.FloatType.get()),
+    "Optional[float]": torch._C.OptionalType(torch._C.FloatType.get()),
+    "Dict[str, int]": torch._C.DictType(torch._C.StringType.get(), torch._C.IntType.get()),
+    "Tuple[int, float]": torch._C.TupleType([torch._C.IntType.get(), torch._C.FloatType.get()]),
+}
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        *((0, "int"), (True, "int"), (-(2**63), "int"), (2**63 - 1, "int"), (1, "float"), (True, "float")),
+        *(
+            (0.1, "float"),
+            (1e-45, "float"),
+            (-3.4028234663852886e38, "float"),
+            (math.inf, "float"),
+            (-math.inf, "float"),
+        ),
+        *((True, "bool"), (2.5, "number"), (7, "number"), ('it\'s "this"\n', "str"), (torch.device("cpu"), "Device")),
+        *(([], "List[int]"), ([1, -2], "List[int]"), ((1, 2), "List[float]"), ([], "List[float]")),
+        *((1, "Optional[float]"), ({"a": 1}, "Dict[str, int]"), ({}, "Dict[str, int]"), ((1, 2), "Tuple[int, float]")),
+    ],
+)
+def test_literals_mean_what_they_say(value: Any, kind: str) -> None:
+    literal = torchscript.literal(value, TYPES[kind])
+    source = f"def forward(self) -> {kind}:\n    return {literal}\n"
+    got = torchscript.define(module(), source)()
+    assert got == (list(value) if kind.startswith("List") else value)
+    if kind in ("int", "float", "bool"):
+        assert type(got).__name__ == kind
+
+
+def test_literals_of_torch() -> None:
+    number = TYPES["number"]
+    values = (None, torch.float16, torch.strided, torch.channels_last, 1 + 2j)
+    texts = ("None", "torch.float16", "torch.strided", "torch.channels_last", "complex(1.0, 2.0)")
+    assert tuple(torchscript.literal(value, number) for value in values) == texts
+    assert torchscript.literal("x", number, lambda value, kind: f"<{value}>") == "<x>"
+    with pytest.raises(ExportError, match="no literal for object"):
+        torchscript.literal(object(), number)
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("bool", torch.bool), ("int", torch.int64), ("float", torch.float32)])
+def test_a_number_as_a_tensor(kind: str, dtype: torch.dtype) -> None:
+    source = f"def forward(self) -> Tensor:\n    return {torchscript.number_tensor('1', kind)}\n"
+    tensor = torchscript.define(module(), source)()
+    assert (tensor.dtype, tensor.shape, tensor.item()) == (dtype, (), 1)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import re
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter import contract, operators, torchscript
+from exporter import contract, entries, operators, places, torchscript
 from exporter.errors import ExportError
 from exporter.records import to_json
 from exporter.targets import Exported, Loaded, Options
@@ -28,57 +31,110 @@ read_contract = contract.read_zip
 
 
 def export(program: Program, path: Path, options: Options) -> Exported:
-    """Script the module; where TorchScript cannot read its source, script the exported graph instead."""
-    import torch
+    """Script the module; where TorchScript cannot read its source, or reads it otherwise, script the exported graph.
 
+    The artifact is frozen where a frozen one runs; either way it has run once, from the file.
+    """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
+        warnings.simplefilter("ignore")  # of deprecation, and of what torchvision's detectors return when scripted
         try:
-            scripted, way = _native(program), "scripted natively"
+            way, ops = "scripted natively", _native(program, path)
         except Exception as error:  # the compiler of TorchScript raises whatever it meets
-            scripted, way = _bridged(program, error), f"through the exported graph; natively: {_first_line(error)}"
-        frozen = torch.jit.freeze(scripted.eval())
-        ops = operators.of_script(frozen)
-        promise = to_json(replace(program.contract, ops=ops))
-        torch.jit.save(frozen, str(path), _extra_files={"contract.json": promise})
+            path.unlink(missing_ok=True)
+            way, ops = f"through the exported graph; natively: {_first_line(error)}", _bridged(program, path, error)
     return Exported(notes=(way,), ops=ops)
 
 
-def _native(program: Program) -> torch.jit.ScriptModule:
-    """The model scripted, in a shell that takes and gives the contract's tensors.
+def _native(program: Program, path: Path) -> tuple[str, ...]:
+    """Write the module scripted natively; returns its operators' namespaces.
 
-    Only for models that take each tensor as an argument of its own and give a tensor or a tuple of tensors.
+    ExportError when it gives something else than eager at the example: code may ask whether it is being scripted.
     """
     import torch
-    from torch import fx
 
-    names = [spec.name for spec in program.contract.inputs]
+    from exporter import shell
+    from exporter.capture import output_leaves
+
     flat: Any = program.module
-    if len(flat.example.leaves) != len(names):
-        raise ExportError("some inputs are nested or constants")
     scripted = torch.jit.script(flat.model)
-    graph = fx.Graph()
-    given: dict[str, Any] = {name: graph.placeholder(name) for name in names}
-    answer = graph.call_module("model", kwargs=given)
-    graph.output(_as_tuple(answer, str(scripted.forward.schema.returns[0].type), len(program.contract.outputs)))
-    shell: torch.jit.ScriptModule = torch.jit.script(fx.GraphModule({"model": scripted}, graph))
-    shell(*program.example)
-    return shell
+    eager = copy.deepcopy(flat.model, {id(p): p for p in flat.model.parameters()})  # a run may change buffers
+    args, kwargs = flat.example.rebuild(_inputs(program))
+    with _seeded():
+        output = eager(*args, **kwargs)
+    scripted = shell.wrap(scripted, flat.example.rebuild, len(program.contract.inputs), output)
+    ops, outputs = _write(scripted, program, path)
+    names, wanted = output_leaves(output)
+    if len(outputs) != len(wanted):
+        raise ExportError(f"it gives {len(outputs)} tensors, eager {len(wanted)}")
+    different = [name for name, got, want in zip(names, outputs, wanted, strict=True) if not _agree(got, want)]
+    if different:
+        raise ExportError(f"{', '.join(different)} at the example is not what eager gives")
+    return ops
 
 
-def _as_tuple(answer: Any, returns: str, outputs: int) -> tuple[Any, ...]:
-    if returns == "Tensor":
-        return (answer,)
-    if returns == f"({', '.join(['Tensor'] * outputs)})":
-        return tuple(answer[i] for i in range(outputs))
-    raise ExportError(f"the scripted model returns {returns}")
+def _inputs(program: Program) -> tuple[torch.Tensor, ...]:
+    """The example, copied, for a run may change it; an entry's, where the artifact takes no other sizes."""
+    example = next(iter(program.entries.values()), program).example
+    return tuple(tensor.clone() for tensor in example)
 
 
-def _bridged(program: Program, why: Exception) -> torch.jit.ScriptModule:
+@contextlib.contextmanager
+def _seeded() -> Iterator[None]:
+    """The same random numbers for whoever runs, and no gradients."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        yield
+
+
+def _agree(got: torch.Tensor, want: torch.Tensor) -> bool:
+    """Whether two outputs are near enough to be of the same computation; the golden judges how near they are."""
+    import torch
+
+    from exporter.parity import TOLERANCES
+
+    if got.shape != want.shape or got.dtype != want.dtype:
+        return False
+    if not want.is_floating_point() and not want.is_complex():
+        return torch.equal(got, want)
+    tolerance = TOLERANCES.get(str(want.dtype).removeprefix("torch."), TOLERANCES["float32"])
+    largest = float(want[want.isfinite()].abs().max()) if want.isfinite().any() else 0.0
+    return torch.allclose(got, want, rtol=0.0, atol=tolerance.atol + tolerance.rtol * largest, equal_nan=True)
+
+
+def _write(
+    module: torch.jit.ScriptModule, program: Program, path: Path
+) -> tuple[tuple[str, ...], tuple[torch.Tensor, ...]]:
+    """Write the module, frozen where that runs; returns its operators' namespaces and its outputs at the example."""
+    import torch
+
+    def write(made: torch.jit.ScriptModule) -> tuple[tuple[str, ...], tuple[torch.Tensor, ...]]:
+        ops = operators.of_script(made)
+        promise = to_json(replace(program.contract, ops=ops))
+        torch.jit.save(made, str(path), _extra_files={"contract.json": promise})
+        with _seeded():
+            return ops, torchscript.load(path, program.device)(_inputs(program))
+
     try:
-        return torchscript.from_exported(program.exported)
-    except ExportError as error:
-        raise ExportError(f"{error}; torch.jit.script: {_first_line(why)}", error.remedy) from error
+        return write(torch.jit.freeze(module.eval()))
+    except RuntimeError:
+        return write(module.eval())
+
+
+def _bridged(program: Program, path: Path, why: Exception) -> tuple[str, ...]:
+    """Write the exported graph as TorchScript; returns its operators' namespaces. ExportError names both failures."""
+    from exporter import bridge
+
+    try:
+        if program.entries:
+            parts = {size: bridge.from_exported(entry.exported) for size, entry in program.entries.items()}
+            return _write(entries.script_module(parts, program.contract), program, path)[0]
+        return _write(bridge.from_exported(program.exported), program, path)[0]
+    except (ExportError, RuntimeError) as error:
+        path.unlink(missing_ok=True)
+        remedy = error.remedy if isinstance(error, ExportError) else ""
+        raise ExportError(f"{places.message(error)}; torch.jit.script: {_first_line(why)}", remedy) from error
 
 
 def _first_line(error: Exception) -> str:

@@ -1,0 +1,144 @@
+"""The bridge: an exported program as TorchScript, its shapes still dynamic.
+
+Guards and assertions are left out, for the contract stands in for them. Parameters, buffers and constants keep their
+names; buffers that the model changes are changed here too, and persist from call to call.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export.graph_signature import InputKind, OutputKind
+
+from exporter.errors import ExportError
+from exporter.lowering import Lowering, Value, python_type, source_line
+from exporter.torchscript import attribute, define, literal, number_tensor
+
+REMEDY = (
+    "write it so that torch.jit.script takes the model itself, or use a target that takes it as it is: compile, onnx"
+)
+STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+MUTATED = ("BUFFER_MUTATION", "PARAMETER_MUTATION", "USER_INPUT_MUTATION")
+
+
+def from_exported(program: torch.export.ExportedProgram) -> torch.jit.ScriptModule:
+    """A script module that takes the program's tensors in order and gives a tuple of its output tensors.
+
+    Numbers among the outputs become tensors, None is left out; inputs that are no tensors are constants. ExportError
+    names every operator that TorchScript does not have, with the model's source line that led to it.
+    """
+    program = _without_autocast(program)
+    lowering = Lowering(_device(program))
+    module = torch.nn.Module()
+    parameters, values = _inputs(program, lowering, module)
+    results = lowering.inline(program.graph_module, values)
+    returned = _outputs(program, lowering, results)
+    for name, tensor in lowering.constants.items():
+        _place(module, name, tensor, {})
+    if lowering.missing:
+        raise ExportError(f"TorchScript has no {', '.join(lowering.missing)}", REMEDY)
+    head = f"def forward(self, {', '.join(parameters)}) -> Tuple[{', '.join(['Tensor'] * len(returned))}]:"
+    tail = f"    return ({''.join(f'{name}, ' for name in returned)})"
+    try:
+        return define(module, "\n".join([head, *lowering.lines, tail, "", *lowering.methods.values()]))
+    except RuntimeError as error:
+        raise _not_taken(error, lowering) from error
+
+
+def _inputs(
+    program: torch.export.ExportedProgram, lowering: Lowering, module: torch.nn.Module
+) -> tuple[list[str], list[Value]]:
+    """Parameters of forward, and the values of all placeholders. The program's tensors are put on `module`."""
+    parameters: list[str] = []
+    values: list[Value] = []
+    copies: dict[int, torch.Tensor] = {}
+    nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
+    for node, spec in zip(nodes, program.graph_signature.input_specs, strict=True):
+        if spec.kind is InputKind.USER_INPUT:
+            values.append(_user_input(node, lowering, parameters))
+        elif spec.kind in STATE and spec.target is not None:
+            tensor = program.state_dict.get(spec.target)
+            tensor = program.constants[spec.target] if tensor is None else tensor
+            _place(module, spec.target, tensor, copies)
+            values.append(attribute(spec.target))
+        else:
+            values.append(lowering.refused(f"{spec.kind.name.lower().replace('_', ' ')} {spec.target}", node))
+    return parameters, values
+
+
+def _user_input(node: fx.Node, lowering: Lowering, parameters: list[str]) -> Value:
+    value = node.meta.get("val")
+    kinds = {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool"}
+    kind = "Tensor" if isinstance(value, torch.Tensor) else kinds.get(type(value))
+    if kind is None:
+        return literal(value, torch._C.AnyType.get())
+    name = lowering.name(node.name)
+    parameters.append(f"{name}: {kind}")
+    if kind == "Tensor" and len([p for p in parameters if p.endswith("Tensor")]) == 1:
+        lowering.say(f"device = {name}.device")
+    return name
+
+
+def _place(module: torch.nn.Module, name: str, tensor: torch.Tensor, copies: dict[int, torch.Tensor]) -> None:
+    """Put a tensor on the module under its dotted name. What may be changed is copied, once if it has several names."""
+    *path, leaf = name.split(".")
+    for part in path:
+        if part not in dict(module.named_children()):
+            setattr(module, part, torch.nn.Module())
+        module = module.get_submodule(part)
+    if isinstance(tensor, torch.nn.Parameter):
+        setattr(module, leaf, torch.nn.Parameter(tensor.detach(), requires_grad=False))
+    else:
+        module.register_buffer(leaf, copies.setdefault(id(tensor), tensor.detach().clone()))
+
+
+def _outputs(program: torch.export.ExportedProgram, lowering: Lowering, results: Sequence[Value]) -> list[str]:
+    """Names of the output tensors, after what a functional graph gives back for mutated tensors was copied there."""
+    (nodes,) = program.graph.output_node().args
+    returned: list[str] = []
+    targets = {spec.target: spec.arg.name for spec in program.graph_signature.input_specs}
+    placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    for node, spec, result in zip(nodes, program.graph_signature.output_specs, results, strict=True):
+        if spec.kind.name in MUTATED:
+            source = spec.target if spec.kind is OutputKind.USER_INPUT_MUTATION else targets[spec.target]
+            lowering.say(f"torch.ops.aten.copy_({lowering.value(placeholders[source])}, {result})")
+        elif isinstance(node.meta.get("val") if isinstance(node, fx.Node) else node, torch.Tensor):
+            returned.append(result)
+        elif (kind := python_type(node)) is not None:
+            returned.append(number_tensor(result, kind))
+    return returned
+
+
+def _device(program: torch.export.ExportedProgram) -> torch.device | None:
+    """Of the first input tensor at export."""
+    names = program.graph_signature.user_inputs
+    for node in program.graph.nodes:
+        if node.op == "placeholder" and node.name in names and isinstance(node.meta.get("val"), torch.Tensor):
+            device: torch.device = node.meta["val"].device
+            return device
+    return None
+
+
+def _without_autocast(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """With the casts of autocast regions written out, where there are such regions."""
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
+            if "wrap_with_autocast" in str(node.target) and node.args[2]:
+                expanded: torch.export.ExportedProgram = program.run_decompositions({})
+                return expanded
+    return program
+
+
+def _not_taken(error: RuntimeError, lowering: Lowering) -> ExportError:
+    """What the compiler said, by the operator and the model's source line instead of a line of generated text."""
+    said = " ".join(line.strip() for line in str(error).splitlines()[:12] if line.strip())[:300]
+    line = re.search(r'File "<string>", line (\d+)', str(error))
+    node: Any = lowering.origins[int(line[1]) - 2] if line and 0 <= int(line[1]) - 2 < len(lowering.origins) else None
+    if node is None:
+        return ExportError(f"TorchScript cannot take the exported graph: {said}", REMEDY)
+    where = source_line(node)
+    return ExportError(f"TorchScript cannot take {node.target}{f' ({where})' if where else ''}: {said}", REMEDY)

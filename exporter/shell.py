@@ -1,0 +1,128 @@
+"""A model scripted natively, in a shell that takes and gives the contract's tensors.
+
+TorchScript has types: so the shell puts inputs into the lists, dicts and tuples that the model's parameters want, and
+takes from the answer, by its type, what eager's answer at the example holds, in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from exporter.errors import ExportError
+from exporter.torchscript import define, literal, number_tensor
+
+Kind = Any  # torch._C.JitType and its subclasses
+Rebuild = Callable[[Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]]
+NUMBERS = {bool: "BoolType", int: "IntType", float: "FloatType"}
+
+
+@dataclass(frozen=True)
+class _Given:
+    """A tensor among the inputs, by the shell's name for it."""
+
+    name: str
+
+
+def wrap(scripted: Any, rebuild: Rebuild, inputs: int, output: Any) -> torch.jit.ScriptModule:
+    """A scripted model, as a module of `inputs` tensors that gives a tuple of the tensors and numbers in `output`.
+
+    `rebuild` makes the model's arguments of the tensors; `output` is what eager answers at the example. ExportError, or
+    whatever TorchScript's compiler raises, when types do not fit.
+    """
+    names = [f"x{i}" for i in range(inputs)]
+    args, kwargs = rebuild([_Given(name) for name in names])
+    schema = scripted.forward.schema
+    unpacking = _Unpacking(output, schema.returns[0].type)
+    leaves = unpacking.leaves()
+    source = [
+        f"def forward(self, {', '.join(f'{name}: Tensor' for name in names)}) -> "
+        f"Tuple[{', '.join(['Tensor'] * len(leaves))}]:",
+        f"    answer = self.model({_arguments(schema.arguments[1:], args, kwargs)})",
+        *unpacking.lines,
+        f"    return ({''.join(f'{leaf}, ' for leaf in leaves)})",
+        "",
+    ]
+    shell = torch.nn.Module()
+    shell.add_module("model", scripted)
+    return define(shell, "\n".join(source))
+
+
+def _arguments(parameters: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    positional = [literal(value, p.type, _given) for value, p in zip(args, parameters, strict=False)]
+    kinds = {p.name: p.type for p in parameters}
+    return ", ".join([*positional, *(f"{name}={literal(v, kinds[name], _given)}" for name, v in kwargs.items())])
+
+
+def _given(value: Any, kind: Kind) -> str | None:
+    return value.name if isinstance(value, _Given) else None
+
+
+class _Unpacking:
+    """The way from a scripted model's answer to its leaves: expressions, and lines that must come before them."""
+
+    def __init__(self, output: Any, kind: Kind) -> None:
+        self.lines: list[str] = []
+        self._output = output
+        self._root, self._kind = _matching(output, kind)
+
+    def leaves(self) -> list[str]:
+        """Expressions for the tensors of the output, in pytree's order. Numbers become tensors; None is left out."""
+        paths, _ = pytree.tree_flatten_with_path(self._output)
+        return [self._leaf(path, leaf) for path, leaf in paths if isinstance(leaf, (torch.Tensor, *NUMBERS))]
+
+    def _leaf(self, path: Sequence[Any], leaf: Any) -> str:
+        expression, kind, value = self._root, self._kind, self._output
+        for key in path:
+            expression, kind = self._present(expression, kind)
+            expression, kind, value = _item(expression, kind, value, key)
+        expression, _ = self._present(expression, kind)
+        return expression if isinstance(leaf, torch.Tensor) else number_tensor(expression, type(leaf).__name__)
+
+    def _present(self, expression: str, kind: Kind) -> tuple[str, Kind]:
+        """Past an Optional: eager gave something at the example."""
+        if kind.kind() != "OptionalType":
+            return expression, kind
+        name = f"y{len(self.lines)}"
+        self.lines += [f"    {name} = {expression}", f"    assert {name} is not None"]
+        return name, kind.getElementType()
+
+
+def _matching(output: Any, kind: Kind) -> tuple[str, Kind]:
+    """The answer itself; or the one part of it that is like eager's, for models that give more when scripted."""
+    if _fits(output, kind):
+        return "answer", kind
+    parts = list(enumerate(kind.elements())) if kind.kind() == "TupleType" else []
+    fitting = [(f"answer[{i}]", part) for i, part in parts if _fits(output, part)]
+    if len(fitting) != 1:
+        raise ExportError(f"the scripted model returns {kind.annotation_str}, eager {type(output).__name__}")
+    return fitting[0]
+
+
+def _fits(value: Any, kind: Kind) -> bool:
+    name = kind.kind()
+    if name == "OptionalType":
+        return value is None or _fits(value, kind.getElementType())
+    if isinstance(value, dict):
+        return name == "DictType" and all(_fits(item, kind.getValueType()) for item in value.values())
+    if isinstance(value, list):
+        return name == "ListType" and all(_fits(item, kind.getElementType()) for item in value)
+    if isinstance(value, tuple):
+        kinds = kind.elements() if name == "TupleType" else []
+        return len(kinds) == len(value) and all(_fits(item, k) for item, k in zip(value, kinds, strict=True))
+    wanted = "TensorType" if isinstance(value, torch.Tensor) else NUMBERS.get(type(value), "NoneType")
+    return bool(name == wanted)
+
+
+def _item(expression: str, kind: Kind, value: Any, key: Any) -> tuple[str, Kind, Any]:
+    """One step along a path of pytree's, into a dict, a list or a tuple, named or not."""
+    if isinstance(value, dict):
+        return f"{expression}[{key.key!r}]", kind.getValueType(), value[key.key]
+    if isinstance(value, list):
+        return f"{expression}[{key.idx}]", kind.getElementType(), value[key.idx]
+    index = key.idx if hasattr(key, "idx") else type(value)._fields.index(key.name)
+    return f"{expression}[{index}]", kind.elements()[index], value[index]
