@@ -62,7 +62,7 @@ class Source:
     def label(self) -> str:
         """A short name, fit for a folder."""
         if self.kind == "source":
-            return Path(self.attribute).stem if self.place == "saved" else self.attribute.rpartition("/")[2]
+            return Path(self.attribute).stem if self.place == "saved" else Path(self.attribute).resolve().name
         return self.attribute or self.place.rpartition(".")[2] if self.kind != "file" else self.attribute
 
 
@@ -78,7 +78,8 @@ def available() -> dict[str, str]:
 def sources() -> list[str]:
     """What may stand before the colon in `hf:bert`."""
     package = importlib.import_module("exporter.sources")
-    return sorted(info.name for info in pkgutil.iter_modules(package.__path__) if info.name != "saved")
+    found = (info.name for info in pkgutil.iter_modules(package.__path__))
+    return sorted(name for name in found if name != "saved" and not name.startswith("_"))
 
 
 def find(name: str, inputs_file: str = "", task: str = "") -> Source:

@@ -1,0 +1,88 @@
+"""Which class of transformers a model is of: what its configuration names, or what the task wants."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from typing import Any
+
+from exporter.errors import RecipeError
+
+UNLISTED_TASKS = {  # transformers 5 has classes for these, but no pipeline
+    "question-answering": "AutoModelForQuestionAnswering",
+    "summarization": "AutoModelForSeq2SeqLM",
+    "text2text-generation": "AutoModelForSeq2SeqLM",
+    "translation": "AutoModelForSeq2SeqLM",
+}
+
+
+def choose(name: str, config: Any, task: str = "") -> Any:
+    """The model class of this configuration. RecipeError when there is none, or it is code of the repository."""
+    if task:
+        return _for_task(name, config, task)
+    for architecture in config.architectures or ():
+        if (found := _native(architecture)) is not None:
+            return found
+        if architecture in str(getattr(config, "auto_map", None)):
+            raise remote_code(name)
+    for auto in _auto_classes():
+        if (found := _of(auto, config)) is not None:
+            return found
+    raise RecipeError(
+        f"transformers has no model of its own for {config.model_type}", "it is a part of another, or made by its parts"
+    )
+
+
+def remote_code(name: str) -> RecipeError:
+    """The error for a model that only code in its repository can build."""
+    return RecipeError(
+        f"{name} is built by code in its repository, which hf: does not run",
+        "read that code; when you trust it, write a recipe that loads it, in a file (CONTRIBUTING.md)",
+    )
+
+
+def _native(architecture: str) -> Any:
+    import transformers
+
+    found = getattr(transformers, architecture, None)
+    return found if hasattr(found, "from_pretrained") else None
+
+
+def _for_task(name: str, config: Any, task: str) -> Any:
+    tasks = _tasks()
+    if task not in tasks:
+        close = difflib.get_close_matches(task, tasks, n=3)
+        raise RecipeError(f"there is no task {task!r}", f"choose among {', '.join(close or sorted(tasks))}")
+    for auto in tasks[task]:
+        if (found := _of(auto, config)) is not None:
+            return found
+    possible = [other for other, autos in tasks.items() if any(_of(auto, config) is not None for auto in autos)]
+    raise RecipeError(
+        f"transformers has no {config.model_type} for {task}", f"{name} can do {', '.join(sorted(possible)) or 'none'}"
+    )
+
+
+def _tasks() -> dict[str, tuple[Any, ...]]:
+    import transformers
+    from transformers.pipelines import SUPPORTED_TASKS, TASK_ALIASES
+
+    listed: dict[str, Any] = SUPPORTED_TASKS
+    tasks: dict[str, tuple[Any, ...]] = {task: (getattr(transformers, auto),) for task, auto in UNLISTED_TASKS.items()}
+    tasks |= {task: entry["pt"] for task, entry in listed.items()}
+    return tasks | {alias: tasks[task] for alias, task in TASK_ALIASES.items()}
+
+
+def _auto_classes() -> Iterator[Any]:
+    """AutoModel, then the auto classes with a head, in transformers' order."""
+    from transformers.models.auto import modeling_auto
+
+    yield modeling_auto.AutoModel
+    for name, found in vars(modeling_auto).items():
+        if name.startswith("AutoModelFor") and hasattr(found, "_model_mapping"):
+            yield found
+
+
+def _of(auto: Any, config: Any) -> Any:
+    """The class that an auto class makes of this configuration; the first where there are several."""
+    found = auto._model_mapping.get(type(config), None)
+    return found[0] if isinstance(found, tuple) else found

@@ -1,0 +1,209 @@
+"""Files of a model on the Hugging Face hub, in its cache or in a folder; or why there are none, within seconds.
+
+Nothing here runs code of a repository: a configuration is JSON, weights are safetensors or a checked torch archive.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import ssl
+import urllib.error
+import urllib.request
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from exporter.errors import RecipeError
+
+CONFIG = "config.json"
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+LFS_POINTER = b"version https://git-lfs"
+ANSWER_S = 3  # the hub's own client would try for twenty seconds
+
+
+class NotHere(RecipeError):
+    """Files that cannot be had now, and might be another time or by another user."""
+
+
+def config_file(name: str) -> Path:
+    """`config.json` of a folder or of an ID, the hub's newest where it answers. RecipeError says why there is none."""
+    folder = local_folder(name)
+    if folder is None:
+        return _fetch(name, CONFIG)
+    if not (folder / CONFIG).is_file():
+        raise RecipeError(f"{folder} has no {CONFIG}", "give a folder that save_pretrained wrote, or a model's ID")
+    return folder / CONFIG
+
+
+def read_config(name: str, path: Path) -> dict[str, Any]:
+    """The configuration as it is written. RecipeError when it is no JSON object."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RecipeError(f"{path} is broken: {error}", _again(name, path)) from error
+    if not isinstance(found, dict):
+        raise RecipeError(f"{path} is no configuration: it holds a {type(found).__name__}", _again(name, path))
+    return found
+
+
+def weight_files(name: str, config_path: Path) -> list[Path]:
+    """Files of the weights, beside the configuration, each of them whole.
+
+    NotHere when they cannot be had now; RecipeError when there are none, or one is broken.
+    """
+    folder = config_path.parent
+    if local_folder(name) is None:
+        first = _fetch_first(name, folder.name)
+    elif there := [folder / file for file in WEIGHTS if (folder / file).is_file()]:
+        first = there[0]
+    else:
+        raise NotHere(f"{folder} has no weights", f"put one of {', '.join(WEIGHTS)} there, or give --weights random")
+    files = [first] if not first.name.endswith(".index.json") else _shards(name, first)
+    for file in files:
+        if problem := _problem(file):
+            raise RecipeError(f"{file} ({file.stat().st_size:,} bytes) is broken: {problem}", _again(name, file))
+    return files
+
+
+def local_folder(name: str) -> Path | None:
+    """The folder that `name` is, or None when it may be an ID."""
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise RecipeError(f"{name} is a file", "give the folder that holds config.json and the weights")
+    if name.startswith((".", "~", "/")) or name.count("/") > 1:
+        raise RecipeError(f"there is no folder {name}", "check the path")
+    return None
+
+
+def _fetch_first(name: str, commit: str) -> Path:
+    """The first of WEIGHTS that this commit has."""
+    missing: RecipeError | None = None
+    for file in WEIGHTS:
+        try:
+            return _fetch(name, file, commit)
+        except NotHere as error:
+            missing = missing or error
+        except _NoSuchFile:
+            continue
+    raise missing or RecipeError(
+        f"{name} has no weights for PyTorch", f"it has none of {', '.join(WEIGHTS)}; give --weights random"
+    )
+
+
+def _shards(name: str, index: Path) -> list[Path]:
+    try:
+        files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError) as error:
+        raise RecipeError(f"{index} is broken: {error}", _again(name, index)) from error
+    if local_folder(name) is None:
+        return [_fetch(name, file, index.parent.name) for file in files]
+    if lost := [file for file in files if not (index.parent / file).is_file()]:
+        raise RecipeError(f"{index.parent} lacks {len(lost)} of {len(files)} shards: {lost[0]}", "copy the others too")
+    return [index.parent / file for file in files]
+
+
+class _NoSuchFile(RecipeError):
+    """The hub has the model, but not this file in it."""
+
+
+def _fetch(name: str, file: str, commit: str | None = None) -> Path:
+    import huggingface_hub
+
+    try:
+        return Path(huggingface_hub.hf_hub_download(name, file, revision=commit, local_files_only=not online()))
+    except Exception as error:  # of hub, of either HTTP library, of the disk
+        raise _why(name, file, error) from None
+
+
+@functools.cache
+def online() -> bool:
+    """Whether the hub answers, through a proxy where one is set. HF_HUB_OFFLINE is obeyed."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    request = urllib.request.Request(constants.ENDPOINT, method="HEAD")
+    try:
+        urllib.request.urlopen(request, timeout=ANSWER_S).close()
+    except urllib.error.HTTPError:
+        return True
+    except urllib.error.URLError as error:
+        return isinstance(error.reason, ssl.SSLError)  # somebody answers; the hub's client knows other certificates
+    except OSError:
+        return False
+    return True
+
+
+def _why(name: str, file: str, error: Exception) -> RecipeError:
+    """What a failure of the hub's client means for the user."""
+    from huggingface_hub import constants, errors
+
+    if isinstance(error, errors.GatedRepoError):
+        return NotHere(
+            f"{name} is gated: the hub gives it to those who accepted its terms",
+            f"accept them at {constants.ENDPOINT}/{name}, then `hf auth login` or set HF_TOKEN",
+        )
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return RecipeError(
+            f"the hub has no model {name}, or it is private",
+            "check the ID; for a private one `hf auth login` or set HF_TOKEN",
+        )
+    if isinstance(error, errors.HFValidationError):
+        return RecipeError(f"{name} is no model's ID", "write hf:ORGANISATION/NAME, hf:./FOLDER or hf:ARCHITECTURE")
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        return _not_cached(name, file)
+    if isinstance(error, errors.EntryNotFoundError):
+        return _NoSuchFile(f"{name} has no {file}", "choose a model that transformers can load")
+    said = " ".join(str(error).split())[:300]
+    return NotHere(f"{file} of {name} cannot be fetched: {type(error).__name__}: {said}", "try again later")
+
+
+def _not_cached(name: str, file: str) -> NotHere:
+    from huggingface_hub import constants
+
+    cache = Path(constants.HF_HUB_CACHE)
+    offline = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} does not answer"
+    started = sorted((cache / _cache_name(name) / "blobs").glob("*.incomplete"))
+    found = f"{name} is not in {cache}"
+    if started:
+        found = f"the download of {name} was not finished ({started[0].stat().st_size:,} bytes in {started[0]})"
+    elif (cache / _cache_name(name)).is_dir():
+        found = f"{cache} holds {name} without its {file}"
+    return NotHere(
+        f"{found}, and {offline}",
+        f"run `hf download {name}` where there is a network, or give a folder or an architecture such as hf:bert",
+    )
+
+
+def _cache_name(name: str) -> str:
+    return f"models--{name.replace('/', '--')}"
+
+
+def _problem(file: Path) -> str:
+    """What is wrong with a file of weights, from its head alone; nothing when it looks whole."""
+    from safetensors import SafetensorError, safe_open
+
+    with file.open("rb") as opened:
+        head = opened.read(len(LFS_POINTER))
+    if head == LFS_POINTER:
+        return "it is a pointer of git-lfs; `git lfs pull` fetches the weights"
+    try:
+        if file.suffix == ".safetensors":
+            with safe_open(file, framework="pt"):
+                pass
+        elif head.startswith(b"PK"):
+            zipfile.ZipFile(file).close()
+        elif not head:
+            return "it is empty"
+    except (SafetensorError, zipfile.BadZipFile, OSError) as error:
+        return str(error)
+    return ""
+
+
+def _again(name: str, path: Path) -> str:
+    if local_folder(name) is not None:
+        return f"copy {path.name} again"
+    return f"delete {path} with {path.resolve()}, and fetch it again: hf download {name} {path.name}"

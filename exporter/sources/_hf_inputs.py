@@ -1,0 +1,263 @@
+"""Example inputs of a model of transformers: from the arguments of its forward and from its configuration.
+
+An argument is given when it is among those below and forward takes it. The parameters of a maker here are the sizes
+that may change, so the sizes of a model are those of all its makers.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from exporter.errors import RecipeError
+
+Maker = Callable[..., torch.Tensor]
+LONGEST = 512  # tokens, where the model takes more
+SAMPLES = 16_000  # of audio, a second; up to ten
+MODALITIES = ("input_ids", "bbox", "pixel_values", "pixel_values_videos", "input_values", "input_features")
+CONSTANTS = {"use_cache": False, "use_mems": False}  # a cache among the outputs is nobody's input here
+OWN_DECODER_INPUT = ("ForSequenceClassification", "ForQuestionAnswering", "ForTokenClassification")  # made of input_ids
+
+
+@dataclass(frozen=True)
+class Size:
+    """The example's size and its range."""
+
+    default: int
+    min: int
+    max: int
+
+
+class Inputs:
+    """`inputs(batch=1, ...)` of a model: a dict by argument: tensors in forward's order, then constants."""
+
+    def __init__(self, makers: Mapping[str, Maker], constants: Mapping[str, bool], sizes: Mapping[str, Size]) -> None:
+        self._makers, self._constants = dict(makers), dict(constants)
+        taken = {size for maker in makers.values() for size in inspect.signature(maker).parameters}
+        sizes = {name: size for name, size in sizes.items() if name in taken}
+        self.sizes = {name: (size.min, size.max) for name, size in sizes.items()}
+        self.__signature__ = inspect.Signature(
+            [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=s.default) for n, s in sizes.items()]
+        )
+
+    def __call__(self, **sizes: int) -> dict[str, Any]:
+        """Tensors at these sizes, the example's where one is not given, drawn from torch's generator."""
+        bound = self.__signature__.bind(**sizes)
+        bound.apply_defaults()
+        tensors = {}
+        for name, maker in self._makers.items():
+            tensors[name] = maker(**{size: bound.arguments[size] for size in inspect.signature(maker).parameters})
+        return tensors | self._constants
+
+
+def of(model_class: Any, config: Any) -> Inputs:
+    """Inputs for this class with this configuration. RecipeError when an argument that it needs is not known here."""
+    parameters = inspect.signature(model_class.forward).parameters
+    known = _Known(model_class, config)
+    makers = {name: maker for name in parameters if (maker := known.maker(name)) is not None}
+    needed = {name for name, p in parameters.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD}
+    main = model_class.main_input_name
+    needed = (needed - {"self"}) | set([main] if isinstance(main, str) else main) & set(parameters)
+    needed |= {name for name in MODALITIES if name in parameters}  # without them a part of the model would lie idle
+    if missing := sorted(needed - set(makers)) or ([] if makers else ["its inputs"]):
+        raise RecipeError(
+            f"{model_class.__name__} takes {', '.join(missing)}, of which hf: knows no example",
+            "write a recipe: load() and inputs() in a file (CONTRIBUTING.md), or choose another class with --task",
+        )
+    constants = {name: value for name, value in CONSTANTS.items() if name in parameters}
+    return Inputs(makers, constants, known.sizes)
+
+
+class _Known:
+    """What is known of one model: a maker for each argument, and the sizes."""
+
+    def __init__(self, model_class: Any, config: Any) -> None:
+        self.name, self.config = model_class.__name__, config
+        self.parameters = inspect.signature(model_class.forward).parameters
+        self.text = _part(config, "text_config", "text_encoder", "encoder")
+        self.decoder = _part(config, "decoder", "text_config")
+        self.vision = _part(config, "vision_config", "encoder")
+        self.audio = _part(config, "audio_config", "audio_encoder", "encoder")
+        shortest = _shortest_audio(self.audio)
+        self.sizes = {
+            "batch": Size(1, 1, 64),
+            "sequence": _tokens(_shortest(self.text), _longest(self.text, "max_position_embeddings")),
+            "decoder_sequence": _tokens(1, _longest(self.decoder, "max_target_positions", "max_position_embeddings")),
+            "height": Size(64, 32, 512),
+            "width": Size(64, 32, 512),
+            "samples": Size(max(SAMPLES, shortest), shortest, max(10 * SAMPLES, shortest)),
+            "frames": Size(100, 8, 1000),
+        }
+
+    def maker(self, argument: str) -> Maker | None:
+        """What makes this argument, or None when the model can do without or it is not known here."""
+        if argument in ("input_ids", "attention_mask", "token_type_ids", "bbox"):
+            return self._text(argument) if "input_ids" in self.parameters else None
+        if argument == "decoder_input_ids":
+            return None if self.name.endswith(OWN_DECODER_INPUT) else self._decoder_input_ids
+        if argument in ("pixel_values", "pixel_values_videos"):
+            return self._pixels(argument)
+        if argument == "input_values":
+            return self._waves()
+        return self._features() if argument == "input_features" else None
+
+    def _text(self, argument: str) -> Maker | None:
+        absent = {
+            "token_type_ids": (_first(self.text, "type_vocab_size") or 0) < 2,
+            "bbox": _first(self.config, "max_2d_position_embeddings") is None,
+        }
+        if _first(self.text, "vocab_size") is None or absent.get(argument):
+            return None
+        makers = {
+            "input_ids": self._input_ids,
+            "attention_mask": _mask,
+            "token_type_ids": _segments,
+            "bbox": self._boxes,
+        }
+        return _several(makers[argument]) if self.name.endswith("ForMultipleChoice") else makers[argument]
+
+    @functools.cached_property
+    def _words(self) -> torch.Tensor:
+        return _plain_tokens(self.text)
+
+    def _input_ids(self, batch: int, sequence: int) -> torch.Tensor:
+        mask = _mask(batch, sequence)
+        ids = self._words[torch.randint(len(self._words), (batch, sequence))]
+        pad, end = _token(self.text, "pad_token_id"), _token(self.text, "eos_token_id")
+        if pad is not None:
+            ids[mask == 0] = pad
+        if end is not None and ("decoder_input_ids" in self.parameters or self.text is not self.config):
+            ids[torch.arange(batch), mask.sum(1) - 1] = end  # these look for the end of the text
+        return ids
+
+    def _boxes(self, batch: int, sequence: int) -> torch.Tensor:
+        limit = self.config.max_2d_position_embeddings
+        corners = torch.randint(limit, (batch, sequence, 2, 2))
+        return corners.sort(dim=2).values.flatten(2)
+
+    def _decoder_input_ids(self, batch: int, decoder_sequence: int) -> torch.Tensor:
+        words = _plain_tokens(self.decoder)
+        ids = words[torch.randint(len(words), (batch, decoder_sequence))]
+        start = _token(self.config, "decoder_start_token_id")
+        if start is not None:
+            ids[:, 0] = start
+        return ids
+
+    def _pixels(self, argument: str) -> Maker | None:
+        if _token(self.config, "image_token_id") is not None or _token(self.config, "image_token_index") is not None:
+            return None  # the text would have to hold as many image tokens as the model makes of an image
+        frames = _first(self.vision, "num_frames", "frames_per_clip")
+        channels = _first(self.vision, "num_channels", "in_channels", "in_chans") or 3
+        leading = [channels] if frames is None else [frames, channels]
+        size = _first(self.vision, "image_size", "input_size", "crop_size")
+        if size is None:
+            return lambda batch, height, width: torch.randn(batch, *leading, height, width)
+        sides = list(size) if isinstance(size, (list, tuple)) else [size, size]
+        return lambda batch: torch.randn(batch, *leading, *sides)
+
+    def _waves(self) -> Maker | None:
+        if _first(self.audio, "conv_kernel") and _first(self.audio, "conv_stride"):
+            return lambda batch, samples: torch.randn(batch, samples)
+        length, bins = _first(self.audio, "max_length"), _first(self.audio, "num_mel_bins")
+        if length and bins:
+            return lambda batch: torch.randn(batch, length, bins)
+        return None
+
+    def _features(self) -> Maker | None:
+        width = _first(self.audio, "input_feat_per_channel", "feature_projection_input_dim")
+        if width:
+            return lambda batch, frames: torch.randn(batch, frames, width)
+        bins, positions = _first(self.audio, "num_mel_bins"), _first(self.audio, "max_source_positions")
+        if bins and positions:
+            return lambda batch: torch.randn(batch, bins, 2 * positions)  # the first convolution halves it
+        return None
+
+
+def _part(config: Any, *names: str) -> Any:
+    """The first of these sub-configurations that is there, or the configuration itself."""
+    parts = (getattr(config, name, None) for name in names)
+    return next((part for part in parts if hasattr(part, "model_type")), config)
+
+
+def _first(config: Any, *names: str) -> Any:
+    return next((value for name in names if (value := getattr(config, name, None)) is not None), None)
+
+
+def _token(config: Any, name: str) -> int | None:
+    """A special token; the first where there are several."""
+    value = getattr(config, name, None)
+    value = value[0] if isinstance(value, list) and value else value
+    return value if isinstance(value, int) else None
+
+
+def _plain_tokens(config: Any) -> torch.Tensor:
+    """Token ids without the special ones and without the first, which are special in most vocabularies."""
+    special = {_token(config, name) for name in dir(config) if name.endswith(("token_id", "token_index"))}
+    low = min(1000, config.vocab_size // 10)
+    return torch.tensor([token for token in range(low, config.vocab_size) if token not in special])
+
+
+def _longest(config: Any, *names: str) -> int:
+    """Tokens that the positions of this configuration allow, LONGEST at most."""
+    positions = _first(config, *names)
+    if not isinstance(positions, int) or positions < 1:
+        return LONGEST
+    if _counts_from_padding(config):
+        positions -= (_token(config, "pad_token_id") or 0) + 1
+    return min(LONGEST, positions)
+
+
+def _counts_from_padding(config: Any) -> bool:
+    """Whether positions are counted from the padding token's number on, as RoBERTa and its heirs do."""
+    try:
+        module = importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
+    except ModuleNotFoundError:
+        return False
+    name = "create_position_ids_from_input_ids"
+    return hasattr(module, name) or any(hasattr(part, name) for part in vars(module).values() if inspect.isclass(part))
+
+
+def _shortest(config: Any) -> int:
+    """Tokens that are left after the Funnel Transformer has halved them between its blocks."""
+    blocks = _first(config, "block_sizes")
+    return 2 ** (len(blocks) - 1) + 1 if isinstance(blocks, (list, tuple)) else 1
+
+
+def _tokens(shortest: int, longest: int) -> Size:
+    return Size(max(shortest, min(14, longest)), shortest, longest)
+
+
+def _shortest_audio(config: Any) -> int:
+    """Samples of which the convolutions of a speech model make two frames."""
+    kernels, strides = _first(config, "conv_kernel"), _first(config, "conv_stride")
+    if not isinstance(kernels, (list, tuple)) or not isinstance(strides, (list, tuple)):
+        return 1
+    reach = 1
+    for kernel, stride in zip(reversed(kernels), reversed(strides), strict=True):
+        reach = (reach - 1) * stride + kernel
+    return int(reach + math.prod(strides))
+
+
+def _mask(batch: int, sequence: int) -> torch.Tensor:
+    """1 for words, 0 for the last of every other row, which is padding where there is room."""
+    mask = torch.ones(batch, sequence, dtype=torch.long)
+    if sequence > 2:
+        mask[1::2, -1] = 0
+    return mask
+
+
+def _segments(batch: int, sequence: int) -> torch.Tensor:
+    """A pair of texts: 0 in the first half, 1 in the second."""
+    return (torch.arange(sequence) >= (sequence + 1) // 2).long().repeat(batch, 1)
+
+
+def _several(maker: Maker) -> Maker:
+    """Two choices a row: [batch, 2, sequence]."""
+    return lambda batch, sequence: maker(2 * batch, sequence).unflatten(0, (batch, 2))

@@ -1,0 +1,180 @@
+"""A small configuration of any architecture of transformers, by rules over the names and defaults of its fields.
+
+Every width in the tree of configurations is divided by one power of two, and every count of heads by another, so that
+what is equal, a product or a multiple by default stays so. Only what no rule can know stands in `BY_TYPE`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+WIDTH = 64  # of the widest hidden state, at least, where it was more
+HEADS = 4
+LAYERS = 2
+VOCABULARY = 1000
+PATCHES = 4  # along each side of an image
+LIMITS = {
+    "max_position_embeddings": 1024,
+    "n_positions": 1024,
+    "max_source_positions": 64,  # frames of audio, as the next
+    "max_length": 128,
+    "chunk_size": 32,  # so that a sequence has several
+}
+
+_LAYERS = re.compile(r"(\w+_)?(num_|n_)?(hidden_|encoder_|decoder_)?layers?|depths?")
+_NO_LAYERS = re.compile(r"\w*(feat_extract|feature|adapter|window|conv|select|vision|image)_(\w+_)?layers?")
+_HEADS = re.compile(r"(\w+_)?(attention_heads|key_value_heads|kv_heads|n_heads?|num_heads|n_groups)")
+_HEAD_WIDTH = re.compile(r"(\w+_)?(head_dim|dim_head|d_head|d_kv|rotary_dim)")
+_WIDTH = re.compile(
+    r"(\w+_)?(hidden_sizes?|hidden_dims?|dims?|embed_dims?|d_model|d_ff|d_inner|n_embd|n_inner|d_embed|ffn_hidden_size"
+    r"|width|channels|rank|filters|intermediate_sizes?|embedding_size|projection_size|proj_size|pooler_output_size"
+    r"|feature_size|conv_dim|coordinate_size|shape_size)"
+)
+_EXPERTS = re.compile(r"(\w+_)?(num|n)_(local_|routed_)?experts")
+_CHOSEN_EXPERTS = re.compile(r"(\w+_)?(experts_per_tok|top_?k|moe_k)")
+_TOKENS = re.compile(r"(\w+_)?token_(id|index)")
+
+BY_TYPE: dict[str, dict[str, Any]] = {
+    "falcon": {"hidden_size": 64, "num_attention_heads": 4},  # 71 heads by default
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},  # one entry a layer
+    "stablelm": {"num_attention_heads": 2, "num_key_value_heads": 2},  # a quarter of a head is rotated, in pairs
+}
+AFTER_ENCODER = {"is_decoder": True, "add_cross_attention": True}  # for a decoder that is a configuration of its own
+Fields = dict[str, Any]
+
+
+def config(config_class: Any) -> Any:
+    """A configuration of this class, small enough to build and run within a second. Raises what the class raises."""
+    default = config_class()
+    tree = list(_tree(default))
+    return _small(default, _scale(tree), _new_tokens(tree))
+
+
+def _tree(config: Any) -> Iterator[Any]:
+    yield config
+    for child in _children(config).values():
+        yield from _tree(child)
+
+
+def _children(config: Any) -> dict[str, Any]:
+    from transformers import PretrainedConfig
+
+    return {name: value for name, value in vars(config).items() if isinstance(value, PretrainedConfig)}
+
+
+def _fields(config: Any) -> Fields:
+    """What the class declares, with its defaults, without what every configuration has."""
+    from transformers import PretrainedConfig
+
+    common = inspect.signature(PretrainedConfig).parameters
+    declared = inspect.signature(type(config)).parameters.values()
+    return {p.name: p.default for p in declared if p.name not in common and p.default is not p.empty}
+
+
+def _scale(tree: Iterable[Any]) -> int:
+    """The power of two that takes the widest hidden state to WIDTH or a little more, and divides it."""
+    widest = max((_main_width(config) for config in tree), default=WIDTH)
+    scale = 2 ** max(0, int(math.log2(max(widest, 1) / WIDTH)))
+    return math.gcd(scale, widest)
+
+
+def _main_width(config: Any) -> int:
+    names = {
+        *getattr(config, "attribute_map", {}).values(),
+        "hidden_size",
+        "d_model",
+        "dim",
+        "embed_dim",
+        "projection_dim",
+    }
+    found = [v for name in names if _WIDTH.fullmatch(name) for v in _numbers(vars(config).get(name))]
+    stages = _numbers(vars(config).get("hidden_sizes"))
+    return max([*found, *(width // 2 for width in stages)], default=0)
+
+
+def _numbers(value: Any) -> list[int]:
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return [v for v in values if type(v) is int]
+
+
+def _head_scale(fields: Fields) -> int:
+    """The power of two by which counts of heads are divided: all stay whole, groups of queries stay groups."""
+    counts = [n for name, value in fields.items() if _HEADS.fullmatch(name) for n in _numbers(value) if n > 1]
+    if not counts:
+        return 1
+    most = max(1, min(max(counts) // HEADS, min(counts) // 2))
+    return math.gcd(2 ** int(math.log2(most)), *counts)
+
+
+def _new_tokens(tree: Iterable[Any]) -> dict[int, int]:
+    """Special tokens beyond the small vocabulary, counted down from its end; the same one is the same everywhere."""
+    tokens = (n for c in tree for name, v in vars(c).items() if _TOKENS.fullmatch(name) for n in _numbers(v))
+    large = sorted({n for n in tokens if n >= VOCABULARY - 100})
+    return {token: VOCABULARY - 1 - place for place, token in enumerate(large)}
+
+
+def _small(config: Any, scale: int, tokens: Mapping[int, int], given: Mapping[str, Any] = MappingProxyType({})) -> Any:
+    fields = _fields(config)
+    heads = _head_scale(fields)
+    changed = {name: _shrunk(name, value, scale, heads, tokens) for name, value in fields.items()}
+    changed = {name: value for name, value in changed.items() if value != fields[name]}
+    for name, child in _children(config).items():
+        attends = name == "decoder" and set(AFTER_ENCODER) <= set(_fields(child))
+        changed[name] = _small(_own(child), scale, tokens, AFTER_ENCODER if attends else {})
+    return type(config)(**_images(config) | changed | BY_TYPE.get(config.model_type, {}) | dict(given))
+
+
+def _own(config: Any) -> Any:
+    """A backbone of timm, which may not be installed, replaced by transformers' own ResNet."""
+    from transformers import CONFIG_MAPPING
+
+    if config.model_type != "timm_backbone":
+        return config
+    resnet: Any = CONFIG_MAPPING["resnet"]
+    return resnet(out_features=[f"stage{index}" for index in config.out_indices])
+
+
+def _shrunk(name: str, value: Any, scale: int, heads: int, tokens: Mapping[int, int]) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)(_shrunk(name, v, scale, heads, tokens) for v in value)
+    if type(value) is not int:
+        return value
+    if _TOKENS.fullmatch(name):
+        return tokens.get(value, value)
+    if name.endswith("vocab_size"):
+        return min(value, VOCABULARY)
+    if name in LIMITS:
+        return min(value, LIMITS[name])
+    if _LAYERS.fullmatch(name) and not _NO_LAYERS.fullmatch(name):
+        return min(value, LAYERS)
+    if _HEADS.fullmatch(name):
+        return -(-value // heads)
+    if _EXPERTS.fullmatch(name):
+        return min(value, 4)
+    if _CHOSEN_EXPERTS.fullmatch(name):
+        return min(value, 2)
+    if _HEAD_WIDTH.fullmatch(name):
+        return _divided(value * heads, scale)
+    if _WIDTH.fullmatch(name):
+        return _divided(value, scale)
+    return value
+
+
+def _divided(width: int, scale: int) -> int:
+    """A multiple of 4, which the kernels for experts want; numbers of a few, as channels of an image, stay."""
+    return width if width <= 8 or scale == 1 else 4 * math.ceil(width / scale / 4)
+
+
+def _images(config: Any) -> Fields:
+    """A small image, of PATCHES patches a side."""
+    values = vars(config)
+    patch, image = values.get("patch_size"), values.get("image_size")
+    if not isinstance(image, int) or (patch is not None and not isinstance(patch, int)) or "window_size" in values:
+        return {}
+    small = max(64, PATCHES * (patch or 16))
+    return {"image_size": min(image, small)}

@@ -1,0 +1,170 @@
+"""Models of transformers: `hf:ID` from the hub, its cache or a folder; `hf:bert`, a small one with random weights.
+
+An ID's model is of the class that its configuration names, or of the one for `--task`, in float32; code that comes with
+a repository is never run. The name of an architecture (a `model_type`) gives the bare model, or the one for `--task`,
+in a configuration that is small enough to be made within a second, without a network.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from exporter.errors import RecipeError
+from exporter.recipes import Source
+from exporter.sources import _hf_classes, _hf_hub, _hf_inputs, _hf_small
+
+summary = (
+    "hf:ID, a model of transformers from the hub or a folder; hf:bert and the like, a small one with random weights"
+)
+
+
+def recipe(name: str, source: Source) -> HfRecipe:
+    """The recipe of an architecture, a folder or an ID. RecipeError says what is wrong with it, and what to do."""
+    from transformers import CONFIG_MAPPING
+
+    if name in CONFIG_MAPPING:
+        config = _small_config(name)
+        return HfRecipe(name, _hf_classes.choose(name, config, source.task), config, None)
+    try:
+        path = _hf_hub.config_file(name)
+    except RecipeError as error:
+        close = difflib.get_close_matches(name, CONFIG_MAPPING, n=1, cutoff=0.6) if "/" not in name else []
+        raise RecipeError(
+            str(error), f"did you mean hf:{close[0]}? {error.remedy}" if close else error.remedy
+        ) from error
+    config = _config(name, path)
+    return HfRecipe(name, _hf_classes.choose(name, config, source.task), config, path)
+
+
+class HfRecipe:
+    """One class of transformers with one configuration; `config_path` is None where there are no weights for it."""
+
+    def __init__(self, name: str, model_class: Any, config: Any, config_path: Path | None) -> None:
+        self._name, self._class, self._config, self._path = name, model_class, config, config_path
+        try:
+            self.inputs = _hf_inputs.of(model_class, config)
+        except ImportError as error:  # a stand-in for a class whose library is not installed
+            raise _unusable(f"{name} cannot be used here", error) from error
+        self.sizes = self.inputs.sizes
+
+    def load(self, weights: str) -> torch.nn.Module:
+        """The model in eval mode, in float32. With `auto` random weights stand in, with a warning, for absent ones."""
+        if self._path is None:
+            if weights == "pretrained":
+                raise RecipeError(
+                    f"{self._name} is an architecture, and has no weights of its own",
+                    "give a model's ID, as hf:ORGANISATION/NAME, or the folder that holds it",
+                )
+            return _with_plain_experts(self._random())
+        if weights == "random":
+            return self._random()
+        try:
+            return self._pretrained(self._path)
+        except _hf_hub.NotHere as error:
+            if weights == "pretrained":
+                raise
+            warnings.warn(f"random weights: {error}; --weights pretrained insists", stacklevel=2)
+        return self._random()
+
+    def _pretrained(self, config_path: Path) -> torch.nn.Module:
+        files = _hf_hub.weight_files(self._name, config_path)
+        if quantized := getattr(self._config, "quantization_config", None):
+            method = quantized.get("quant_method") if isinstance(quantized, dict) else type(quantized).__name__
+            raise RecipeError(
+                f"the weights of {self._name} are quantized ({method})", "give the model it was made from"
+            )
+        try:
+            model, found = self._class.from_pretrained(
+                config_path.parent,
+                config=self._config,
+                dtype=torch.float32,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=files[0].suffix == ".safetensors",
+                weights_only=True,
+                output_loading_info=True,
+            )
+        except Exception as error:  # whatever a wrong file leads transformers to
+            raise _unusable(f"the weights of {self._name} cannot be loaded", error) from error
+        missing = sorted(found["missing_keys"])
+        if len(missing) == len(model.state_dict()):
+            raise RecipeError(
+                f"{files[0]} holds no weight of {self._class.__name__}", "give the right folder or --task"
+            )
+        if missing:
+            warnings.warn(f"random weights for {', '.join(missing[:4])}: {self._name} has none", stacklevel=3)
+        return _labelled(model, "pretrained")
+
+    def _random(self) -> torch.nn.Module:
+        try:
+            model = self._class(copy.deepcopy(self._config)).float()
+        except Exception as error:  # a library that is not installed, sizes that do not fit
+            raise _unusable(
+                f"{self._class.__name__} cannot be made of the configuration of {self._name}", error
+            ) from error
+        _stir(model)
+        return _labelled(model, "random")
+
+
+def _small_config(name: str) -> Any:
+    from transformers import CONFIG_MAPPING
+
+    try:
+        return _hf_small.config(CONFIG_MAPPING[name])
+    except Exception as error:  # what a configuration's own checks raise
+        raise _unusable(f"no small configuration of {name} is known", error) from error
+
+
+def _config(name: str, path: Path) -> Any:
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    written = _hf_hub.read_config(name, path)
+    kind = written.get("model_type")
+    if kind not in CONFIG_MAPPING:
+        if "auto_map" in written:
+            raise _hf_classes.remote_code(name)
+        if kind is not None:
+            raise RecipeError(f"transformers does not know {kind}, the model_type of {name}", "update transformers")
+    try:
+        config = AutoConfig.from_pretrained(path.parent, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # values that do not fit the configuration's fields, no model_type
+        raise _unusable(f"{path} is no configuration that transformers takes", error) from error
+    config._attn_implementation = None  # it may name compiled code on the hub; transformers then takes its own
+    return config
+
+
+def _unusable(cause: str, error: Exception) -> RecipeError:
+    said = " ".join(str(error).split())[:300]
+    remedy = "install what it names" if isinstance(error, ImportError) else "write a recipe in a file (CONTRIBUTING.md)"
+    return RecipeError(f"{cause}: {type(error).__name__}: {said}", remedy)
+
+
+def _with_plain_experts(model: Any) -> torch.nn.Module:
+    """Experts as batched matrix products, which run in float64 and export everywhere; large ones would not fit so."""
+    if model._can_set_experts_implementation():
+        model.set_experts_implementation("batched_mm")
+    return model  # type: ignore[no-any-return]
+
+
+def _stir(model: torch.nn.Module) -> None:
+    """Move what is the same in each element away from it: zeros and ones would hide a bias or a norm that is lost."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all()):
+                parameter.add_(torch.randn_like(parameter), alpha=0.02)
+        for name, buffer in model.named_buffers():
+            if name.endswith("running_mean"):
+                torch.nn.init.normal_(buffer, std=0.1)
+            elif name.endswith("running_var"):
+                torch.nn.init.uniform_(buffer, 0.5, 2.0)
+
+
+def _labelled(model: torch.nn.Module, weights: str) -> torch.nn.Module:
+    model.exporter_weights = weights  # type: ignore[assignment]
+    return model.eval()
