@@ -1,0 +1,297 @@
+"""TorchScript that torch.export can read: the program's graph, run node by node in Python.
+
+torch.export sees a ScriptModule as one opaque call. Here its graph is interpreted, with sizes as Python numbers that
+may be symbolic, so that dimensions stay dynamic; loops and branches on sizes are run as Python runs them, and a branch
+on a tensor's value becomes torch.cond where both sides are pure.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from exporter.errors import ExportError
+from exporter.interpreter import graph as graphs
+from exporter.interpreter import operators
+from exporter.interpreter.operators import Number, Predicate
+
+Environment = dict[str, Any]
+TYPES: dict[str, Any] = {
+    name: kind
+    for name, plain in (("Tensor", torch.Tensor), ("int", int), ("float", float), ("bool", bool), ("str", str))
+    for name, kind in (
+        (name, plain),
+        (f"Optional[{name}]", typing.Optional[plain]),  # noqa: UP045  what torch.fx writes and torch.jit reads
+        (f"List[{name}]", typing.List[plain]),  # type: ignore[valid-type]  # noqa: UP006
+        (f"Dict[str, {name}]", typing.Dict[str, plain]),  # type: ignore[valid-type]  # noqa: UP006
+    )
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One node: which values it takes and gives, and what it does.
+
+    `run` takes the environment, then the inputs. `many` says that its result is a sequence, one item an output.
+    """
+
+    run: Callable[..., Any]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    many: bool
+    pure: bool
+
+
+@dataclass(frozen=True)
+class Block:
+    """Nodes in order, with the names of what goes in and comes out."""
+
+    parameters: tuple[str, ...]
+    steps: tuple[Step, ...]
+    results: tuple[str, ...]
+
+    @property
+    def pure(self) -> bool:
+        """Whether running it changes nothing outside."""
+        return all(step.pure for step in self.steps)
+
+    def run(self, environment: Environment, *values: Any) -> tuple[Any, ...]:
+        """The results for these values of the parameters."""
+        environment.update(zip(self.parameters, values, strict=True))
+        for step in self.steps:
+            result = step.run(environment, *[environment[name] for name in step.inputs])
+            if not step.many:
+                environment[step.outputs[0]] = result
+            elif step.outputs:
+                environment.update(zip(step.outputs, result, strict=True))
+        return tuple(environment[name] for name in self.results)
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument of the program's forward."""
+
+    name: str
+    kind: Any
+    required: bool
+    default: Any
+
+
+class Interpreter(torch.nn.Module):
+    """A TorchScript program as a plain module, its weights registered under the program's own names.
+
+    Called as it is, TorchScript itself runs the program; under torch.export and torch.compile it is interpreted. A
+    program that sets its own attributes, or has some that are no tensors, is always interpreted.
+    """
+
+    def __init__(
+        self, scripted: torch.jit.ScriptModule, inputs: Sequence[str] = (), outputs: Sequence[str] = ()
+    ) -> None:
+        """`inputs` and `outputs` rename the arguments, and give the output, a tensor or a tuple of them, as a dict."""
+        super().__init__()
+        schema: Any = scripted._c._get_method("forward").schema
+        arguments = schema.arguments[1:]
+        self.arguments = tuple(
+            Argument(name, a.type, not a.has_default_value(), a.default_value)
+            for a, name in zip(arguments, inputs or [a.name for a in arguments], strict=True)
+        )
+        self.outputs = tuple(outputs)
+        self._single = str(schema.returns[0].type) == "Tensor"
+        lifted = graphs.lift(scripted)
+        self._home = lifted.device
+        self._stateful = bool(lifted.state)
+        self._unknown: list[str] = []
+        self._block = _compile(lifted.graph, self._unknown)
+        self._function = None if self._stateful else _function(lifted.graph)
+        self._names: tuple[str, ...] = ()
+        for name, value in lifted.state.items():
+            _register(self, name, value.clone() if isinstance(value, torch.Tensor) else value, False)
+        self._names = tuple(_register(self, name, t, name in lifted.parameters) for name, t in lifted.tensors.items())
+        self.eval()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The program's own answer. ExportError, when it must be interpreted, for nodes that cannot be."""
+        values = [*self._bind(args, kwargs), *self._weights()]
+        if self._home is not None:
+            values.append(self._device(values))
+        if self._function is not None and not torch.compiler.is_compiling():
+            return self._named(self._function(*values))
+        if self._unknown:
+            raise ExportError(
+                f"TorchScript nodes that cannot be interpreted: {'; '.join(dict.fromkeys(self._unknown))}",
+                "export the original model instead",
+            )
+        (result,) = self._block.run({}, *([self] if self._stateful else []), *values)
+        return self._named(pytree.tree_map(operators.as_output, result))
+
+    def _named(self, result: Any) -> Any:
+        if not self.outputs:
+            return result
+        return dict(zip(self.outputs, (result,) if self._single else result, strict=True))
+
+    def __prepare_scriptable__(self) -> torch.nn.Module:
+        """What torch.jit.script takes in place of this module: a shell around the program itself."""
+        if self._function is None:
+            return self
+        shell = torch.fx.Graph()
+        given = [self._parameter(shell, argument) for argument in self.arguments]
+        weights = [shell.get_attr(name) for name in self._names]
+        device = [] if self._home is None else [self._device([])]
+        answer: Any = shell.call_function(self._function, (*given, *weights, *device))
+        if self.outputs:
+            answer = {
+                name: answer if self._single else shell.call_function(operator.getitem, (answer, i))
+                for i, name in enumerate(self.outputs)
+            }
+        shell.output(answer)
+        return torch.fx.GraphModule(self, shell)
+
+    def _parameter(self, shell: torch.fx.Graph, argument: Argument) -> Any:
+        """An argument of the shell; one whose type Python has no word for keeps its default."""
+        kind = TYPES.get(argument.kind.annotation_str)
+        if argument.required:
+            return shell.placeholder(argument.name, type_expr=kind)
+        return argument.default if kind is None else shell.placeholder(argument.name, kind, argument.default)
+
+    def _bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+        """Values of all arguments, in order. TypeError for one that is missing or not known."""
+        named = kwargs | dict(zip([a.name for a in self.arguments], args, strict=False))
+        missing = [a.name for a in self.arguments if a.required and a.name not in named]
+        strange = sorted(named.keys() - {a.name for a in self.arguments})
+        if missing or strange or len(args) > len(self.arguments):
+            known = ", ".join(a.name for a in self.arguments)
+            raise TypeError(f"forward takes {known}; missing: {missing}, not known: {strange}")
+        return [named.get(a.name, a.default) for a in self.arguments]
+
+    def _weights(self) -> list[Any]:
+        return [functools.reduce(getattr, name.split("."), self) for name in self._names]
+
+    def _device(self, values: Sequence[Any]) -> torch.device:
+        leaves = pytree.tree_leaves([*self._weights(), *values])
+        return next((leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)), torch.device("cpu"))
+
+
+def _function(graph: Any) -> Any:
+    made: Any = torch._C._create_function_from_graph("__torch__.program", graph)
+    made.__name__, made.__module__ = "program", __name__  # torch.fx asks for these
+    return made
+
+
+def _register(root: torch.nn.Module, name: str, value: Any, parameter: bool) -> str:
+    """Put a value where its dotted name says; returns the name, changed where nn.Module keeps it for itself."""
+    *folders, last = name.split(".")
+    scope, path = root, list[str]()
+    for folder in folders:
+        while hasattr(scope, folder) and folder not in scope._modules:
+            folder += "_"
+        if folder not in scope._modules:
+            scope.add_module(folder, torch.nn.Module())
+        path.append(folder)
+        scope = scope.get_submodule(folder)
+    while hasattr(scope, last):
+        last += "_"
+    if parameter:
+        scope.register_parameter(last, torch.nn.Parameter(value.detach(), requires_grad=False))
+    elif isinstance(value, torch.Tensor):
+        scope.register_buffer(last, value.detach())
+    else:
+        setattr(scope, last, value)
+    return ".".join([*path, last])
+
+
+def _compile(block: Any, unknown: list[str]) -> Block:
+    """A block of a graph; nodes that have no meaning here are added to `unknown`, with their lines."""
+    return Block(
+        graphs.names(block.inputs()),
+        tuple(_step(node, unknown) for node in block.nodes()),
+        graphs.names(block.outputs()),
+    )
+
+
+def _step(node: Any, unknown: list[str]) -> Step:
+    kind = node.kind()
+    outputs = graphs.names(node.outputs())
+    many = kind in ("prim::ListUnpack", "prim::TupleUnpack", "prim::If", "prim::Loop") or len(outputs) != 1
+    blocks = [_compile(inner, unknown) for inner in node.blocks()]
+    run, pure = _action(node, blocks)
+    if run is None:
+        unknown.append(f"{operators.name(kind, node.schema())} ({graphs.where(node)})")
+        run = _same
+    return Step(run, graphs.names(node.inputs()), outputs, many, pure)
+
+
+def _action(node: Any, blocks: list[Block]) -> tuple[Callable[..., Any] | None, bool]:
+    """What a node does, as a function of environment and inputs, and whether it is pure."""
+    kind = node.kind()
+    if kind == "prim::Constant":
+        value = graphs.constant(node)
+        if isinstance(value, torch.Tensor):
+            value = Number(value.item(), value.dtype)
+        return lambda environment: value, True
+    if kind == "prim::If":
+        return _branch(node, *blocks), all(block.pure for block in blocks)
+    if kind == "prim::Loop":
+        return functools.partial(_loop, blocks[0]), blocks[0].pure
+    if kind == "prim::GetAttr":
+        name = node.s("name")
+        return lambda environment, owner: getattr(owner, name), True
+    if kind == "prim::SetAttr":
+        name = node.s("name")
+        return lambda environment, owner, value: setattr(owner, name, operators.as_tensor(value)), False
+    if kind == "prim::RaiseException":
+        return _raise, False
+    if kind in ("prim::Enter", "prim::Exit"):
+        known = "grad_mode" in str(node.inputsAt(0).type().annotation_str)
+        return (_same if known else None), True
+    found = operators.find(kind, node.schema())
+    if found is None:
+        return None, True
+    return lambda environment, *values: found.run(*values), found.pure
+
+
+def _same(environment: Environment, *values: Any) -> Any:
+    return values[0] if values else None
+
+
+def _raise(environment: Environment, message: Any = "", *_: Any) -> None:
+    raise RuntimeError(f"the program raises: {message}")
+
+
+def _loop(block: Block, environment: Environment, limit: Any, go: Any, *carried: Any) -> Sequence[Any]:
+    index, values = 0, list(carried)
+    while go and index < limit:
+        go, *values = block.run(environment, index, *values)
+        index += 1
+    return values
+
+
+def _branch(node: Any, yes: Block, no: Block) -> Callable[..., Sequence[Any]]:
+    """Python's own `if`; torch.cond for a condition on a tensor's value, where both sides are pure and give tensors."""
+    kinds = [value.type().kind() for value in node.outputs()]
+    lowered = bool(kinds) and set(kinds) <= {"TensorType", "BoolType"} and yes.pure and no.pure
+    captured = graphs.captured(node)
+
+    def run(environment: Environment, condition: Any) -> Sequence[Any]:
+        if not (lowered and isinstance(condition, Predicate)):
+            return (yes if condition else no).run(environment)
+        operands = {name: environment[name] for name in captured if isinstance(environment[name], torch.Tensor)}
+
+        def side(block: Block) -> Callable[..., tuple[torch.Tensor, ...]]:
+            def give(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+                results = map(operators.as_truth, block.run(environment | dict(zip(operands, tensors, strict=True))))
+                return tuple(r.clone() if any(r is t for t in tensors) else r for r in results)
+
+            return give
+
+        truth = operators.as_truth(condition)
+        results = torch.ops.higher_order.cond(truth, side(yes), side(no), tuple(operands.values()))
+        return [Predicate(r) if kind == "BoolType" else r for r, kind in zip(results, kinds, strict=True)]
+
+    return run
