@@ -6,7 +6,7 @@ import contextlib
 import copy
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from exporter.targets import Exported, Loaded, Options
 if TYPE_CHECKING:
     import torch
 
-    from exporter.capture import Program
+    from exporter.capture import Program, Tensors
 
 artifact = "script.pt"
 variants = ("",)
@@ -33,7 +33,7 @@ read_contract = contract.read_zip
 def export(program: Program, path: Path, options: Options) -> Exported:
     """Script the module; where TorchScript cannot read its source, or reads it otherwise, script the exported graph.
 
-    The artifact is frozen where a frozen one runs; either way it has run once, from the file.
+    Either way the artifact has run once, from its file.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of deprecation, and of what torchvision's detectors return when scripted
@@ -62,17 +62,18 @@ def _native(program: Program, path: Path) -> tuple[str, ...]:
     with _seeded():
         output = eager(*args, **kwargs)
     scripted = shell.wrap(scripted, flat.example.rebuild, len(program.contract.inputs), output)
-    ops, outputs = _write(scripted, program, path)
     names, wanted = output_leaves(output)
-    if len(outputs) != len(wanted):
-        raise ExportError(f"it gives {len(outputs)} tensors, eager {len(wanted)}")
-    different = [name for name, got, want in zip(names, outputs, wanted, strict=True) if not _agree(got, want)]
-    if different:
-        raise ExportError(f"{', '.join(different)} at the example is not what eager gives")
-    return ops
+
+    def differences(outputs: Tensors) -> str:
+        if len(outputs) != len(wanted):
+            return f"it gives {len(outputs)} tensors, eager {len(wanted)}"
+        different = [name for name, got, want in zip(names, outputs, wanted, strict=True) if not _agree(got, want)]
+        return f"{', '.join(different)} at the example is not what eager gives" if different else ""
+
+    return _write(scripted, program, path, differences)
 
 
-def _inputs(program: Program) -> tuple[torch.Tensor, ...]:
+def _inputs(program: Program) -> Tensors:
     """The example, copied, for a run may change it; an entry's, where the artifact takes no other sizes."""
     example = next(iter(program.entries.values()), program).example
     return tuple(tensor.clone() for tensor in example)
@@ -104,21 +105,27 @@ def _agree(got: torch.Tensor, want: torch.Tensor) -> bool:
 
 
 def _write(
-    module: torch.jit.ScriptModule, program: Program, path: Path
-) -> tuple[tuple[str, ...], tuple[torch.Tensor, ...]]:
-    """Write the module, frozen where that runs; returns its operators' namespaces and its outputs at the example."""
+    module: torch.jit.ScriptModule, program: Program, path: Path, differences: Callable[[Tensors], str] = lambda _: ""
+) -> tuple[str, ...]:
+    """Write the module, frozen where that runs and gives the right outputs at the example, else as it is.
+
+    Returns its operators' namespaces. ExportError says what is different, RuntimeError what does not run.
+    """
     import torch
 
-    def write(made: torch.jit.ScriptModule) -> tuple[tuple[str, ...], tuple[torch.Tensor, ...]]:
+    def write(made: torch.jit.ScriptModule) -> tuple[str, ...]:
         ops = operators.of_script(made)
         promise = to_json(replace(program.contract, ops=ops))
         torch.jit.save(made, str(path), _extra_files={"contract.json": promise})
         with _seeded():
-            return ops, torchscript.load(path, program.device)(_inputs(program))
+            wrong = differences(torchscript.load(path, program.device)(_inputs(program)))
+        if wrong:
+            raise ExportError(wrong)
+        return ops
 
     try:
         return write(torch.jit.freeze(module.eval()))
-    except RuntimeError:
+    except (ExportError, RuntimeError):
         return write(module.eval())
 
 
@@ -129,8 +136,8 @@ def _bridged(program: Program, path: Path, why: Exception) -> tuple[str, ...]:
     try:
         if program.entries:
             parts = {size: bridge.from_exported(entry.exported) for size, entry in program.entries.items()}
-            return _write(entries.script_module(parts, program.contract), program, path)[0]
-        return _write(bridge.from_exported(program.exported), program, path)[0]
+            return _write(entries.script_module(parts, program.contract), program, path)
+        return _write(bridge.from_exported(program.exported), program, path)
     except (ExportError, RuntimeError) as error:
         path.unlink(missing_ok=True)
         remedy = error.remedy if isinstance(error, ExportError) else ""
