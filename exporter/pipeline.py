@@ -69,6 +69,8 @@ class Request:
                 words += ["--size", f"{size}={bounds.min}..{bounds.max}"]
         words += ["--dynamic", self.dynamic] if self.dynamic != "all" else []
         words += ["--task", self.source.task] if self.source.task else []
+        words += ["--checkpoint", self.source.checkpoint] if self.source.checkpoint else []
+        words += ["--allow-partial"] if self.source.allow_partial else []
         if self.source.inputs_file:
             words += ["--inputs", self.source.inputs_file]
         for option, given in (("--rtol", self.rtol), ("--atol", self.atol), ("--opset", self.opset)):

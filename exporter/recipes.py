@@ -48,7 +48,7 @@ class Source:
     """Where a recipe comes from.
 
     `kind` is name, file, memory or source; `place` a module, a path, the path of a pickle, or which of the sources; the
-    model's name there is then `attribute`.
+    model's name there is then `attribute`. `checkpoint` is a file whose weights go into the model once it is made.
     """
 
     kind: str
@@ -57,6 +57,8 @@ class Source:
     inputs_file: str = ""
     search_path: tuple[str, ...] = ()
     task: str = ""
+    checkpoint: str = ""
+    allow_partial: bool = False
 
     @property
     def label(self) -> str:

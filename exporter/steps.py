@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from exporter import capture, contract, golden, operators, recipes, targets
+from exporter import capture, checkpoint, contract, golden, operators, recipes, targets
 from exporter.errors import ExportError, RecipeError
 from exporter.expressions import Expression
 from exporter.isolate import BACKGROUND, stand_back
@@ -60,6 +60,8 @@ def _flat_inputs(
     torch.manual_seed(seed)
     try:
         inputs = recipe.inputs(**sizes)
+    except RecipeError:
+        raise
     except Exception as error:
         raise RecipeError(
             f"inputs() fails at {contract.describe(sizes)}: {type(error).__name__}: {error}", "mend the recipe"
@@ -77,12 +79,14 @@ def load_model(job: Job) -> Loaded:
     torch.manual_seed(job.seed)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        model = _load_weights(recipe, job.weights)
+        model = _load_weights(recipe, "random" if job.source.checkpoint else job.weights)
     said = [
         str(w.message)
         for w in caught
         if issubclass(w.category, UserWarning) and not issubclass(w.category, FutureWarning)
     ]
+    if job.source.checkpoint:
+        said += checkpoint.load_into(model, job.source.checkpoint, job.source.allow_partial)
     model = model.eval().to(job.options.device)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
@@ -93,6 +97,8 @@ def load_model(job: Job) -> Loaded:
 def _load_weights(recipe: recipes.Recipe, weights: str) -> torch.nn.Module:
     try:
         model = recipe.load(weights)
+    except RecipeError:
+        raise
     except Exception as error:
         remedy = (
             "give --weights random, or fetch the weights first"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from exporter.cli._model import ModelName, choose_device, ranges, read_sizes, single_sizes
+from exporter.errors import UsageError
 
 DEFAULT_TARGETS = "trace,script,compile,onnx"
 
@@ -73,6 +75,13 @@ class TargetList(click.ParamType[str]):
     show_default=True,
     help="auto: pretrained where they can be had.",
 )
+@click.option(
+    "--checkpoint",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Weights of your own: .safetensors, .pt, .pth, .bin, .ckpt, or the .index.json of one in several files.",
+)
+@click.option("--allow-partial", is_flag=True, help="Load of the checkpoint what fits, and warn of the rest.")
 @click.option(
     "--inputs",
     "inputs_file",
@@ -141,11 +150,10 @@ def command(model: str, targets_text: str, device: str | None, out: Path | None,
 
 
 def _request(model: str, targets_text: str, device: str | None, out: Path | None, options: dict[str, Any]) -> Any:
-    from exporter import environment, pipeline, recipes, targets
+    from exporter import environment, pipeline, targets
     from exporter.records import Range
 
-    inputs_file = str(Path(options["inputs_file"]).resolve()) if options["inputs_file"] else ""
-    source = recipes.find(model, inputs_file, options["task"])
+    source = _source(model, options)
     given = options["sizes"] | ({"batch": options["batch"]} if options["batch"] else {})
     return pipeline.Request(
         model=source.label,
@@ -172,6 +180,21 @@ def _request(model: str, targets_text: str, device: str | None, out: Path | None
         command=shlex.join(["exporter", "export", *sys.argv[1 + (len(sys.argv) > 1 and sys.argv[1] == "export") :]]),
         asked=model,
     )
+
+
+def _source(model: str, options: dict[str, Any]) -> Any:
+    from exporter import recipes
+
+    inputs_file = str(Path(options["inputs_file"]).resolve()) if options["inputs_file"] else ""
+    source = recipes.find(model, inputs_file, options["task"])
+    if not options["checkpoint"]:
+        if options["allow_partial"]:
+            raise UsageError("--allow-partial says nothing without --checkpoint", "leave it out, or give a checkpoint")
+        return source
+    if options["weights"] == "pretrained":
+        raise UsageError("--weights pretrained and --checkpoint are two sources of weights", "give one of them")
+    checkpoint = str(Path(options["checkpoint"]).absolute())  # not resolved: a link's own name tells the format
+    return dataclasses.replace(source, checkpoint=checkpoint, allow_partial=options["allow_partial"])
 
 
 def _show_logs(manifest: Any, place: Path) -> None:
