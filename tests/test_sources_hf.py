@@ -190,6 +190,7 @@ def test_random_weights_come_from_the_seed() -> None:
         ("bert", "question-answering", "BertForQuestionAnswering"),
         ("bart", "text-classification", "BartForSequenceClassification"),
         ("gpt2", "text-generation", "GPT2LMHeadModel"),
+        ("gpt2", "text-classification", "GPT2ForSequenceClassification"),
         ("vit", "image-classification", "ViTForImageClassification"),
         ("wav2vec2", "automatic-speech-recognition", "Wav2Vec2ForCTC"),
         ("whisper", "automatic-speech-recognition", "WhisperForConditionalGeneration"),

@@ -33,7 +33,7 @@ _HEAD_WIDTH = re.compile(r"(\w+_)?(head_dim|dim_head|d_head|d_kv|rotary_dim)")
 _WIDTH = re.compile(
     r"(\w+_)?(hidden_sizes?|hidden_dims?|dims?|embed_dims?|d_model|d_ff|d_inner|n_embd|n_inner|d_embed|ffn_hidden_size"
     r"|width|channels|rank|filters|intermediate_sizes?|embedding_size|projection_size|proj_size|pooler_output_size"
-    r"|feature_size|conv_dim|coordinate_size|shape_size)"
+    r"|feature_size|conv_dim|coordinate_size|shape_size|num_groups|upsample_groups)"
 )
 _EXPERTS = re.compile(r"(\w+_)?(num|n)_(local_|routed_)?experts")
 _CHOSEN_EXPERTS = re.compile(r"(\w+_)?(experts_per_tok|top_?k|moe_k)")
@@ -166,8 +166,8 @@ def _shrunk(name: str, value: Any, scale: int, heads: int, tokens: Mapping[int, 
 
 
 def _divided(width: int, scale: int) -> int:
-    """A multiple of 4, which the kernels for experts want; numbers of a few, as channels of an image, stay."""
-    return width if width <= 8 or scale == 1 else 4 * math.ceil(width / scale / 4)
+    """At least 2, as halves of a head are rotated; numbers of a few, as channels of an image, stay."""
+    return width if width <= 8 else max(2, -(-width // scale))
 
 
 def _images(config: Any) -> Fields:

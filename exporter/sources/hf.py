@@ -47,6 +47,7 @@ class HfRecipe:
 
     def __init__(self, name: str, model_class: Any, config: Any, config_path: Path | None) -> None:
         self._name, self._class, self._config, self._path = name, model_class, config, config_path
+        _set_padding(model_class, config)
         try:
             self.inputs = _hf_inputs.of(model_class, config)
         except ImportError as error:  # a stand-in for a class whose library is not installed
@@ -110,6 +111,14 @@ class HfRecipe:
             ) from error
         _stir(model)
         return _labelled(model, "random")
+
+
+def _set_padding(model_class: Any, config: Any) -> None:
+    """A classifier on a decoder finds the last word of each row by the padding after it, and GPT-2 names none."""
+    text = config.get_text_config()
+    if model_class.__name__.endswith("ForSequenceClassification") and getattr(text, "pad_token_id", 0) is None:
+        end = text.eos_token_id
+        text.pad_token_id = end if isinstance(end, int) else 0
 
 
 def _small_config(name: str) -> Any:
