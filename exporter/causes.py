@@ -113,7 +113,7 @@ CAUSES = (
         "higher-order-operator",
         (
             NO_ONNX + r"<torch\._higher_order_ops\.(?P<op>\w+)",
-            r"TorchScript has no (?P<op>\w+)",
+            r"TorchScript has no higher_order\.(?P<op>\w+)",
             r"doesn't work unless it is captured completely with torch\.compile",
             r"FX to torch\.jit\.trace a dynamo-optimized function",
         ),
@@ -128,7 +128,7 @@ CAUSES = (
             r"torch\.classes\.quantized",
             r"KeyError: torch\.q(?:u?int|int)\d+",
             NO_ONNX + r"<OpOverload\(op='aten\.(?:_to_sparse|_to_dense|q)\w*",
-            r"(?:UnsupportedOperatorException: )?aten\._nested_tensor",
+            r"(?:UnsupportedOperatorException: )?aten\.(?:_nested_tensor|_to_sparse|_to_dense|sparse_)",
         ),
         "A tensor is sparse, nested or quantized, and the route takes only dense ones",
         "export the dense float model; quantize with the route's own tools",
@@ -251,7 +251,11 @@ CAUSES = (
     ),
     Cause(
         "fixed-device",
-        (r"Expected all tensors to be on the same device", r"is not on the expected device"),
+        (
+            r"Expected all tensors to be on the same device",
+            r"is not on the expected device",
+            r"found two different devices",
+        ),
         "A tensor is made on a fixed device, not where the inputs are",
         "make it with device=x.device, or keep it as a buffer; a traced device stays as it was",
     ),
@@ -323,9 +327,15 @@ CAUSES = (
     ),
     Cause(
         "vmap",
-        (r"\bvmap: ", r"_functorch/(?:apis|vmap|predispatch)\.py", r"_vmap_increment_nesting"),
+        (r"\bvmap: ", r"_functorch/(?:apis|vmap|predispatch)\.py", r"TorchScript has no torch\._functorch"),
         "torch.vmap or torch.func is not for this route as it is used here",
         "write the batch dimension out with broadcasting",
+    ),
+    Cause(
+        "operator-not-in-torchscript",
+        (r"TorchScript has no (?P<op>\w+\.[\w.]+)",),
+        "TorchScript has no operator {op}",
+        "register it in C++ (TORCH_LIBRARY) where it is your own, write it with others, or ship compile or onnx",
     ),
     Cause(
         "variable-arguments",

@@ -42,7 +42,9 @@ def test_names_that_do_not_exist() -> None:
         exporter.surprise  # noqa: B018
 
 
-@pytest.mark.parametrize("module", ["pipeline", "recheck", "report", "doctor", "session.client", "explain", "cli.export", "cli.explain"])
+@pytest.mark.parametrize(
+    "module", ["pipeline", "recheck", "report", "doctor", "session.client", "explain", "cli.export", "cli.explain"]
+)
 def test_modules_of_the_parent(module: str) -> None:
     assert modules_after(f"import exporter.{module}").isdisjoint(HEAVY)
 

@@ -38,7 +38,7 @@ from exporter.cli._model import ModelName, choose_device, ranges, read_sizes, si
 @click.option("--task", default="", help="For hf:ID: the task whose model class is taken, as fill-mask.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
-@click.option("-v", "--verbose", is_flag=True, help="Tracebacks.")
+@click.option("-v", "--verbose", is_flag=True, help="What torch printed, tracebacks.")
 def command(
     model: str,
     device: str | None,
@@ -55,7 +55,6 @@ def command(
     TracerWarnings and whether they matter, what torch.jit.script cannot read, graph breaks and recompilations, what
     torch.export fixes, operators that ONNX lacks, and operators that C++ has to load.
     """
-    del verbose  # read where errors are shown
     from exporter import environment, explain, recipes, targets
     from exporter.job import Job
     from exporter.records import to_json
@@ -67,6 +66,8 @@ def command(
         work = Path(folder)
         job = Job(source.label, source, weights, 0, single_sizes(sizes), work, options, ranges(sizes))
         found = explain.run(job, work / "explain.log", _silent if quiet else _progress)
+        if verbose:
+            click.echo((work / "explain.log").read_text(errors="replace"), err=True)
     click.echo(to_json(found) + "\n" if as_json else explanation.render(found), nl=False)
 
 

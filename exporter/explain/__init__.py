@@ -6,8 +6,7 @@ of its own; one that crashes is a line in its section, and the others still come
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -65,29 +64,24 @@ def run(job: Job, log: Path, begun: Callable[[str], None]) -> Explanation:
 
     Raises what `exporter export` would when the model does not load or does not run.
     """
-    left, found = list(SECTIONS), list[Section]()
-    sizes, contract = {}, None
+    found: list[Section] = []
     with Zygote(SIDE_BY_SIDE) as zygote:
-        while left:
-            begun("load model")
-            arguments = {"job": job, "sections": tuple(left)}
-            child = zygote.spawn("explain", "exporter.explain.child:examine", arguments, log)
-            sizes, contract = child.expect("subject", SECTION_S)
-            _collect(child, left, found, begun)
-    assert contract is not None
-    return Explanation(job.model, job.options.device, sizes, contract, tuple(found))
-
-
-def _collect(child: Child, left: list[str], found: list[Section], begun: Callable[[str], None]) -> None:
-    """Sections as they come, until all are there or the child ends."""
-    with contextlib.suppress(IndexError):
         while True:
-            name = left[0]
-            begun(name)
-            try:
-                section: Section = child.expect("section", SECTION_S)
-            except ExporterError as error:
-                found.append(Section(left.pop(0), (failure(str(error), name),)))
-                return
-            found.append(section)
-            left.pop(0)
+            begun("load model")
+            left = SECTIONS[len(found) :]
+            child = zygote.spawn("explain", "exporter.explain.child:examine", {"job": job, "sections": left}, log)
+            sizes, contract = child.expect("subject", SECTION_S)
+            found += _sections(child, left, begun)
+            if len(found) == len(SECTIONS):
+                return Explanation(job.model, job.options.device, sizes, contract, tuple(found))
+
+
+def _sections(child: Child, names: Sequence[str], begun: Callable[[str], None]) -> Iterator[Section]:
+    """Sections as they come; one in which the child ends is the last."""
+    for name in names:
+        begun(name)
+        try:
+            yield child.expect("section", SECTION_S)
+        except ExporterError as error:
+            yield Section(name, (failure(str(error), name),))
+            return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
+import warnings
 from typing import Any
 
 import torch
@@ -23,7 +24,9 @@ def examine(subject: Subject) -> list[Finding]:
         return [Finding("bad", "there is no exported graph to translate: see export")]
     logging.getLogger("onnxscript").setLevel(logging.ERROR)
     registry = _registration.ONNXRegistry.from_torchlib()
-    prepared = _core._prepare_exported_program_for_export(program, registry=registry)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of torch about torch
+        prepared = _core._prepare_exported_program_for_export(program, registry=registry)
     findings: dict[str, Finding] = {}
     calls = list(_calls(prepared.graph_module))
     for node in calls:
@@ -33,7 +36,8 @@ def examine(subject: Subject) -> list[Finding]:
     if findings:
         return list(findings.values())
     kinds = len({str(node.target) for node in calls})
-    return [Finding("ok", f"all {kinds} operators have a translation in opset {registry.opset_version}")]
+    opset = registry.opset_version
+    return [Finding("ok", f"all {kinds} operators have a translation (torch's registry of opset {opset})")]
 
 
 def _calls(module: fx.GraphModule) -> list[fx.Node]:

@@ -30,7 +30,7 @@ def _natively(subject: Subject) -> list[Finding]:
             torch.jit.script(subject.model)
     except Exception as error:  # the compiler of TorchScript raises whatever it meets
         natively, bridged = failure(places.summary(error), "script"), _bridged(subject)
-        return [replace(natively, level="note") if bridged.level == "ok" else natively, bridged]
+        return [replace(natively, level="note", remedy="") if bridged.level == "ok" else natively, bridged]
     return [Finding("ok", "torch.jit.script takes it as it is")]
 
 
