@@ -14,8 +14,8 @@ from torch.jit._trace import TracerWarning
 from torch.utils import _pytree as pytree
 
 from exporter.errors import ExportError
-from exporter.interpreter import Interpreter, operators
-from exporter.interpreter.operators import Number
+from exporter.interpreter import Interpreter
+from exporter.interpreter.numbers import NUMBERS, Number
 
 # torch.jit.script complains of an annotation in torch.fx.GraphModule, which is not ours.
 pytestmark = pytest.mark.filterwarnings("ignore:The TorchScript type system:UserWarning")
@@ -491,7 +491,7 @@ def test_a_program_with_state_is_not_scripted_again() -> None:
     ],
 )
 def test_arithmetic_on_numbers_is_that_of_tensors(kind: str, values: tuple[Any, ...], want: Number) -> None:
-    assert operators.NUMBERS[kind](*values) == want
+    assert NUMBERS[kind](*values) == want
     tensors = [value.tensor() if isinstance(value, Number) else value for value in values]
     name = kind.removeprefix("aten::")
     extra = {"add": "alpha", "div": "rounding_mode"}.get(name, "")

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from exporter.errors import ExportError
 from exporter.interpreter import graph as graphs
 from exporter.interpreter import operators
-from exporter.interpreter.operators import Number, Predicate
+from exporter.interpreter.numbers import Number, Predicate, as_output, as_tensor, as_truth
 
 Environment = dict[str, Any]
 TYPES: dict[str, Any] = {
@@ -129,7 +129,7 @@ class Interpreter(torch.nn.Module):
                 "export the original model instead",
             )
         (result,) = self._block.run({}, *([self] if self._stateful else []), *values)
-        return self._named(pytree.tree_map(operators.as_output, result))
+        return self._named(pytree.tree_map(as_output, result))
 
     def _named(self, result: Any) -> Any:
         if not self.outputs:
@@ -244,7 +244,7 @@ def _action(node: Any, blocks: list[Block]) -> tuple[Callable[..., Any] | None, 
         return lambda environment, owner: getattr(owner, name), True
     if kind == "prim::SetAttr":
         name = node.s("name")
-        return lambda environment, owner, value: setattr(owner, name, operators.as_tensor(value)), False
+        return lambda environment, owner, value: setattr(owner, name, as_tensor(value)), False
     if kind == "prim::RaiseException":
         return _raise, False
     if kind in ("prim::Enter", "prim::Exit"):
@@ -285,12 +285,12 @@ def _branch(node: Any, yes: Block, no: Block) -> Callable[..., Sequence[Any]]:
 
         def side(block: Block) -> Callable[..., tuple[torch.Tensor, ...]]:
             def give(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-                results = map(operators.as_truth, block.run(environment | dict(zip(operands, tensors, strict=True))))
+                results = map(as_truth, block.run(environment | dict(zip(operands, tensors, strict=True))))
                 return tuple(r.clone() if any(r is t for t in tensors) else r for r in results)
 
             return give
 
-        truth = operators.as_truth(condition)
+        truth = as_truth(condition)
         results = torch.ops.higher_order.cond(truth, side(yes), side(no), tuple(operands.values()))
         return [Predicate(r) if kind == "BoolType" else r for r, kind in zip(results, kinds, strict=True)]
 

@@ -7,7 +7,6 @@ symbolic sizes: they become Python's own operators, so that torch.export sees th
 from __future__ import annotations
 
 import builtins
-import ctypes
 import math
 import operator
 import types
@@ -16,6 +15,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from exporter.interpreter.numbers import (
+    NUMBERS,
+    Number,
+    Predicate,
+    as_python,
+    as_tensor,
+    item,
+    number,
+    to_bool,
+    to_float,
+    to_int,
+)
 
 Run = Callable[..., Any]
 
@@ -53,28 +65,6 @@ LAYOUTS = {0: torch.strided, 1: torch.sparse_coo}
 MEMORY_FORMATS = dict(
     enumerate((torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d))
 )
-
-
-@dataclass(frozen=True)
-class Number:
-    """A tensor without dimensions whose value Python knows: what tracing makes of a size."""
-
-    value: Any
-    dtype: torch.dtype
-
-    def tensor(self) -> torch.Tensor:
-        """The tensor that it stands for."""
-        return torch.scalar_tensor(self.value, dtype=self.dtype)
-
-
-@dataclass(frozen=True)
-class Predicate:
-    """The truth of a tensor, not yet asked for: a branch on it can still become torch.cond."""
-
-    tensor: torch.Tensor
-
-    def __bool__(self) -> bool:
-        return bool(self.tensor)
 
 
 @dataclass(frozen=True)
@@ -156,114 +146,7 @@ def _converter(kind: str) -> Run:
     for word, table in (("ScalarType", DTYPES), ("MemoryFormat", MEMORY_FORMATS), ("Layout", LAYOUTS)):
         if word in kind:
             return lambda value: table.get(value, value) if isinstance(value, int) else value
-    return _as_python
-
-
-def as_tensor(value: Any) -> Any:
-    """Numbers, alone or in a list, as tensors; all else as it is."""
-    if isinstance(value, list):
-        return [as_tensor(item) for item in value]
-    return value.tensor() if isinstance(value, Number) else value
-
-
-def as_truth(value: Any) -> torch.Tensor:
-    """Tensors as they are; what stands for the truth of one, and plain booleans, as a boolean tensor."""
-    if isinstance(value, Predicate):
-        return value.tensor.reshape(()).to(torch.bool)
-    tensor = as_tensor(value)
-    return tensor if isinstance(tensor, torch.Tensor) else torch.scalar_tensor(tensor, dtype=torch.bool)
-
-
-def as_output(value: Any) -> Any:
-    """What stands for a tensor as that tensor; all else as it is."""
-    return as_truth(value) if isinstance(value, Predicate) else as_tensor(value)
-
-
-def _as_python(value: Any) -> Any:
-    return value.value if isinstance(value, Number) else value
-
-
-# --- numbers -----------------------------------------------------------------------------------------------------
-
-
-def number(value: Any) -> Any:
-    """prim::NumToTensor. Complex numbers become tensors at once."""
-    if isinstance(value, (bool, torch.SymBool)):
-        return Number(value, torch.bool)
-    if isinstance(value, (int, torch.SymInt)):
-        return Number(value, torch.int64)
-    if isinstance(value, (float, torch.SymFloat)):
-        return Number(value, torch.float64)
-    return torch.scalar_tensor(value)
-
-
-def _arithmetic(function: Run) -> Run:
-    """A function of numbers with torch's promotion of types; trailing arguments go through."""
-
-    def run(*values: Any) -> Number:
-        plain = [_as_python(value) for value in values]
-        kinds = [v.dtype for v in values if isinstance(v, Number)]
-        dtype = kinds[0] if len(kinds) == 1 else torch.promote_types(*kinds[:2])
-        result = function(*plain)
-        if isinstance(result, (bool, torch.SymBool)):
-            return Number(result, torch.bool)
-        if isinstance(result, (float, torch.SymFloat)) and not dtype.is_floating_point:
-            dtype = torch.get_default_dtype()
-        if isinstance(result, float) and dtype == torch.float32:
-            result = ctypes.c_float(result).value
-        return Number(result, dtype)
-
-    return run
-
-
-def _divide(a: Any, b: Any, rounding: str | None = None) -> Any:
-    if rounding == "floor":
-        return a // b
-    return a / b if rounding is None else to_int(a / b)
-
-
-def to_int(value: Any) -> Any:
-    """`int(value)`, for symbolic values too."""
-    if isinstance(value, Number):
-        value = value.value
-    if isinstance(value, torch.Tensor):
-        value = value.item()
-    return torch.sym_int(value) if isinstance(value, (torch.SymInt, torch.SymFloat)) else int(value)
-
-
-def _to_float(value: Any) -> Any:
-    value = _item(value)
-    return torch.sym_float(value) if isinstance(value, (torch.SymInt, torch.SymFloat)) else float(value)
-
-
-def _to_bool(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return Predicate(value) if torch.compiler.is_exporting() else bool(value)
-    value = _as_python(value)
-    return value if isinstance(value, torch.SymBool) else bool(value)
-
-
-def _item(value: Any) -> Any:
-    value = _as_python(value)
-    return value.item() if isinstance(value, torch.Tensor) else value
-
-
-NUMBERS: dict[str, Run] = {
-    f"aten::{name}": _arithmetic(function)
-    for name, function in {
-        "add": lambda a, b, alpha=1: a + b * alpha,
-        "sub": lambda a, b, alpha=1: a - b * alpha,
-        "rsub": lambda a, b, alpha=1: b - a * alpha,
-        "mul": operator.mul,
-        "div": _divide,
-        "floor_divide": operator.floordiv,
-        "remainder": operator.mod,
-        "neg": operator.neg,
-        "ceil": lambda a: a if isinstance(a, (int, torch.SymInt)) else torch.sym_float(math.ceil(a)),
-        "floor": lambda a: a if isinstance(a, (int, torch.SymInt)) else torch.sym_float(math.floor(a)),
-        **{name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
-    }.items()
-} | {f"aten::{name}": lambda value, *_: value for name in ("detach", "clone", "contiguous")}
+    return as_python
 
 
 # --- structure ---------------------------------------------------------------------------------------------------
@@ -340,13 +223,13 @@ SIZES: dict[str, Run] = {
     "aten::dim": lambda value: as_tensor(value).dim(),
     "aten::numel": lambda value: as_tensor(value).numel(),
     "aten::len": _length,
-    "aten::item": _item,
+    "aten::item": item,
     "aten::Int": to_int,
-    "aten::Float": _to_float,
-    "aten::Bool": _to_bool,
+    "aten::Float": to_float,
+    "aten::Bool": to_bool,
     "aten::IntImplicit": to_int,
-    "aten::FloatImplicit": _to_float,
-    "aten::ScalarImplicit": _item,
+    "aten::FloatImplicit": to_float,
+    "aten::ScalarImplicit": item,
     "aten::is_grad_enabled": lambda: True,
 }
 
@@ -426,7 +309,7 @@ PYTHON: dict[str, Run] = {
     "aten::mul_": operator.imul,
     "aten::div": operator.truediv,
     "aten::remainder": operator.mod,
-    "aten::pow": lambda base, exponent: _to_float(base) ** exponent,
+    "aten::pow": lambda base, exponent: to_float(base) ** exponent,
     "aten::pow.int_to_int": operator.pow,
     "aten::ceil": math.ceil,
     "aten::floor": math.floor,

@@ -1,0 +1,250 @@
+"""An ExportedProgram as a model to export again."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export.graph_signature import ConstantArgument, InputKind
+from torch.utils import _pytree as pytree
+
+from exporter import bridge
+from exporter.capture import output_leaves
+from exporter.errors import ExportError, RecipeError
+from exporter.interpreter import Interpreter
+from exporter.recipes import FunctionRecipe, Recipe
+from exporter.records import Contract
+from exporter.sources import _saved_files
+from exporter.sources._saved_inputs import Dim, Inputs, Leaf, of_golden
+from exporter.sources._saved_scripted import said
+
+UNBOUNDED = 2**31
+LARGEST_BATCH = 64  # where a first dimension has no upper bound
+LARGEST = 512  # where any other has none
+
+
+def recipe(path: Path, contract: Contract | None, inputs_file: str) -> Recipe:
+    """The recipe of a `.pt2`. A contract gives names and may narrow ranges; all else is in the program.
+
+    RecipeError when torch cannot read it, and when --inputs are not what it takes.
+    """
+    program = _saved_files.load_exported(path)
+    taken = _taken(program)
+    model = _Exported(program, contract)
+    if inputs_file:
+        given = _given(model, taken, inputs_file)
+    else:
+        given = (of_golden(contract, path) if contract else None) or _example(program, taken)
+    symbols = _symbols(program, taken, given, contract)
+    leaves = [
+        Leaf(value, {axis: _follow(expression, symbols) for axis, expression in _moving(one.value)})
+        for one, value in zip(taken, given, strict=True)
+    ]
+    inputs = Inputs(leaves, model.by_name, {s.name: s.size for s in symbols.values()})
+    return FunctionRecipe(
+        lambda weights: said(model, weights), inputs, {s.name: (s.min, s.max) for s in symbols.values()}
+    )
+
+
+class _Exported(torch.nn.Module):
+    """An exported program as a module that takes its arguments by name, and moves to a device with all that it has."""
+
+    def __init__(self, program: torch.export.ExportedProgram, contract: Contract | None) -> None:
+        super().__init__()
+        self.exported = program
+        self.program = program.module()
+        self.in_spec = program.call_spec.in_spec
+        args, _ = pytree.tree_unflatten(list(range(self.in_spec.num_leaves)), self.in_spec)
+        known = (
+            [spec.name for spec in contract.inputs]
+            if contract is not None
+            else list(inspect.signature(self.program.forward).parameters)
+        )
+        self.names = tuple(known[: len(args)])
+        self.outputs = tuple(spec.name for spec in contract.outputs) if contract is not None else ()
+        self.training = False
+
+    def by_name(self, leaves: list[Any]) -> dict[str, Any]:
+        """The inputs made of these leaves, by the names of the arguments."""
+        args: tuple[Any, ...]
+        kwargs: dict[str, Any]
+        args, kwargs = pytree.tree_unflatten(leaves, self.in_spec)
+        return dict(zip(self.names, args, strict=True)) | kwargs
+
+    def forward(self, **inputs: Any) -> Any:
+        """The program's outputs; by name, where a contract names them."""
+        args = [inputs.pop(name) for name in self.names]
+        outputs = self._traced(args, inputs) if torch._C._get_tracing_state() else self.program(*args, **inputs)
+        return dict(zip(self.outputs, output_leaves(outputs)[1], strict=True)) if self.outputs else outputs
+
+    def _traced(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Under torch.jit.trace: the program as TorchScript, where it can be; the tracer would fix its sizes."""
+        if self._scripted is None:
+            return self.program(*args, **kwargs)
+        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        return self._scripted[0](*tensors)
+
+    @functools.cached_property
+    def _scripted(self) -> tuple[Interpreter] | None:
+        """The program as TorchScript, and None where it cannot be. It stays out of the module tree, in a tuple.
+
+        It must live as long as what was traced from it.
+        """
+        try:
+            return (Interpreter(bridge.from_exported(self.exported)),)
+        except ExportError:
+            return None
+
+    def train(self, mode: bool = True) -> _Exported:
+        """Nothing: a program is what it was exported as."""
+        return self
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> _Exported:
+        """Devices are baked into the graph, and move with the weights."""
+        from torch.export.passes import move_to_device_pass
+
+        here = next((t.device for t in (*self.parameters(), *self.buffers())), torch.device("cpu"))
+        there = fn(torch.empty(0, device=here)).device
+        if there != here:
+            self.exported = move_to_device_pass(self.exported, there)
+            self.program = self.exported.module()
+            self.__dict__.pop("_scripted", None)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """One leaf of a program's inputs: its placeholder's name; and a tensor without values, or a constant."""
+
+    name: str
+    value: Any
+
+
+def _taken(program: torch.export.ExportedProgram) -> list[_Taken]:
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    return [
+        _Taken(spec.arg.name, spec.arg.value if isinstance(spec.arg, ConstantArgument) else values[spec.arg.name])
+        for spec in program.graph_signature.input_specs
+        if spec.kind is InputKind.USER_INPUT
+    ]
+
+
+def _example(program: torch.export.ExportedProgram, taken: Sequence[_Taken]) -> list[Any]:
+    """The inputs that the program was exported with; without them, made of what it says of each."""
+    if program.example_inputs is not None:
+        return pytree.tree_leaves(program.example_inputs)
+    return [_made_up(one.value) if isinstance(one.value, torch.Tensor) else one.value for one in taken]
+
+
+def _made_up(value: torch.Tensor) -> torch.Tensor:
+    """Random numbers; zeros of all other types, for these are valid as an index."""
+    sizes: Sequence[Any] = value.shape
+    shape = [size if isinstance(size, int) else size.node.hint or 2 for size in sizes]
+    made = torch.randn(shape) if value.is_floating_point() else torch.zeros(shape)
+    return made.to(value.dtype)
+
+
+def _given(model: _Exported, taken: Sequence[_Taken], inputs_file: str) -> list[Any]:
+    held = _saved_files.load_tensors(Path(inputs_file))
+    values = held if isinstance(held, dict) else dict(zip(model.names, _as_list(held), strict=False))
+    kwargs = {name: value for name, value in values.items() if name not in model.names}
+    leaves, spec = pytree.tree_flatten((tuple(values.get(name) for name in model.names), kwargs))
+    if spec != model.in_spec or not all(_fits(leaf, one.value) for leaf, one in zip(leaves, taken, strict=True)):
+        raise RecipeError(
+            f"--inputs {inputs_file} is not what the program takes",
+            f"it takes {', '.join(_described(one) for one in taken)}",
+        )
+    return leaves
+
+
+def _as_list(held: Any) -> list[Any]:
+    return list(held) if isinstance(held, (tuple, list)) else [held]
+
+
+def _fits(leaf: Any, value: Any) -> bool:
+    if not isinstance(value, torch.Tensor):
+        return bool(leaf == value)
+    return isinstance(leaf, torch.Tensor) and (leaf.dtype, leaf.dim()) == (value.dtype, value.dim())
+
+
+def _described(one: _Taken) -> str:
+    if not isinstance(one.value, torch.Tensor):
+        return f"{one.name}={one.value!r}"
+    return f"{one.name} {str(one.value.dtype).removeprefix('torch.')} {list(one.value.shape)}"
+
+
+# Sizes.
+
+
+@dataclass(frozen=True)
+class _Symbol:
+    name: str
+    size: int
+    min: int
+    max: int
+
+
+def _moving(value: Any) -> list[tuple[int, Any]]:
+    """The axes of a tensor whose sizes are symbolic, with their expressions."""
+    if not isinstance(value, torch.Tensor):
+        return []
+    sizes: Sequence[Any] = value.shape
+    return [(axis, size.node.expr) for axis, size in enumerate(sizes) if not isinstance(size, int)]
+
+
+def _symbols(
+    program: torch.export.ExportedProgram, taken: Sequence[_Taken], given: Sequence[Any], contract: Contract | None
+) -> dict[Any, _Symbol]:
+    """Every symbol among the inputs' sizes, in the order in which they come."""
+    found = dict[Any, _Symbol]()
+    for index, (one, value) in enumerate(zip(taken, given, strict=True)):
+        for axis, expression in _moving(one.value):
+            for symbol in sorted(expression.free_symbols - found.keys(), key=str):
+                promised = contract.inputs[index].shape[axis] if contract and expression == symbol else None
+                name = promised if isinstance(promised, str) else _name(symbol, one.name, axis, found)
+                low, high = _bounds(program, symbol, LARGEST if axis else LARGEST_BATCH)
+                if contract and name in contract.symbols:
+                    low, high = max(low, contract.symbols[name].min), min(high, contract.symbols[name].max)
+                size = _solve(expression, symbol, value.shape[axis], low, high)
+                found[symbol] = _Symbol(name, size, low, max(high, size))
+    return found
+
+
+def _name(symbol: Any, argument: str, axis: int, found: dict[Any, _Symbol]) -> str:
+    """`batch` for the first dimension; the program's own name where a person can read it; else where it stands."""
+    taken = {known.name for known in found.values()}
+    if axis == 0 and "batch" not in taken:
+        return "batch"
+    own = str(symbol)
+    return f"{argument}_dim{axis}" if re.fullmatch(r"[su]\d+", own) or own in taken or not own.isidentifier() else own
+
+
+def _bounds(program: torch.export.ExportedProgram, symbol: Any, largest: int) -> tuple[int, int]:
+    bounds = program.range_constraints.get(symbol)
+    if bounds is None:
+        return 1, largest
+    low = max(1, int(bounds.lower))
+    return low, int(bounds.upper) if bool(bounds.upper < UNBOUNDED) else max(low, largest)
+
+
+def _solve(expression: Any, symbol: Any, value: int, low: int, high: int) -> int:
+    """The symbol's size in the example, where the expression is of it alone; else its least."""
+    if expression == symbol:
+        return value
+    if expression.free_symbols != {symbol}:
+        return low
+    return next((size for size in range(low, high + 1) if int(expression.subs(symbol, size)) == value), low)
+
+
+def _follow(expression: Any, symbols: dict[Any, _Symbol]) -> Dim:
+    def size(sizes: Any) -> int:
+        return int(expression.subs({symbol: sizes[symbols[symbol].name] for symbol in expression.free_symbols}))
+
+    return size

@@ -1,0 +1,122 @@
+"""What a saved file is, told by what is in it; and its refusal, where it holds no program to export again."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from exporter.errors import RecipeError
+
+EXPORTED, SCRIPTED = "ExportedProgram", "TorchScript"
+
+
+def kind(path: Path) -> str:
+    """EXPORTED or SCRIPTED. RecipeError, which says what to give instead, for anything else."""
+    names = _names(path)
+    if any("/aotinductor/" in name or name.endswith(".so") for name in names):
+        raise RecipeError(
+            f"{path} is a package of AOTInductor: machine code, which nothing else can be made from",
+            "give the ExportedProgram that it was compiled from, or the model",
+        )
+    if any(name.endswith("/constants.pkl") for name in names):
+        return SCRIPTED
+    if any(name.endswith("serialized_exported_program.json") or _is_model(name) for name in names):
+        return EXPORTED
+    raise _refusal(path, names)
+
+
+def _names(path: Path) -> list[str]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.namelist()
+    except (OSError, zipfile.BadZipFile):
+        return []
+
+
+def _is_model(name: str) -> bool:
+    parts = name.split("/")
+    return "models" in parts[:-1] and parts[-1].endswith(".json")
+
+
+def _refusal(path: Path, names: Sequence[str]) -> RecipeError:
+    """Why a file that is no program cannot be exported. Nothing in it is run to find out."""
+    if not any(name.endswith("/data.pkl") for name in names) and not _is_pickle(path):
+        return RecipeError(
+            f"{path} holds neither TorchScript nor an ExportedProgram", "check that it is whole, and the right file"
+        )
+    try:
+        held = torch.load(path, weights_only=True, map_location="cpu")
+    except Exception:  # whatever is pickled beside tensors
+        return RecipeError(
+            f"{path} holds a pickled Python object, which only its own code can read",
+            "save the model with torch.export.save or torch.jit.save, or its state_dict() alone and name the model: "
+            "exporter export MODEL --checkpoint FILE",
+        )
+    what = f"a dict of {len(held)} entries" if isinstance(held, dict) else type(held).__name__
+    return RecipeError(
+        f"{path} is a checkpoint ({what}): weights without a program",
+        f"name the model that they belong to: exporter export MODEL --checkpoint {path.name}",
+    )
+
+
+def _is_pickle(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(1) == b"\x80"
+
+
+def load_scripted(path: Path) -> torch.jit.ScriptModule:
+    """The program in eval mode, on the CPU. RecipeError when torch does not take it."""
+    try:
+        return _load_scripted(path)
+    except RuntimeError as error:
+        if "torchvision::" not in str(error):
+            raise RecipeError(
+                f"torch.jit.load cannot read {path}: {_cause(error)}",
+                "load it with the torch that saved it, and import what registers its operators",
+            ) from error
+    try:
+        importlib.import_module("torchvision")  # registers its operators
+
+        return _load_scripted(path)
+    except (ImportError, RuntimeError) as error:
+        raise RecipeError(f"{path} needs operators of torchvision: {_cause(error)}", "install torchvision") from error
+
+
+def _load_scripted(path: Path) -> torch.jit.ScriptModule:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)
+        loaded: torch.jit.ScriptModule = torch.jit.load(str(path), map_location="cpu")
+    return loaded.eval()
+
+
+def load_exported(path: Path) -> torch.export.ExportedProgram:
+    """The program as it was saved. RecipeError when torch does not take it."""
+    try:
+        return torch.export.load(path)
+    except Exception as error:  # a broken archive raises many things
+        raise RecipeError(
+            f"torch.export.load cannot read {path}: {_cause(error)}", "load it with the torch that saved it"
+        ) from error
+
+
+def load_tensors(path: Path) -> Any:
+    """What torch.save wrote: tensors and plain containers. RecipeError when it is anything else."""
+    try:
+        return torch.load(path, weights_only=True, map_location="cpu")
+    except Exception as error:  # whatever a foreign or broken file raises
+        raise RecipeError(f"--inputs {path} cannot be read: {_cause(error)}", HOW_TO_SAVE) from error
+
+
+HOW_TO_SAVE = "save example inputs, torch.save({'argument': tensor, ...}, 'inputs.pt'), and give --inputs inputs.pt"
+
+
+def _cause(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:2])[:300] or type(error).__name__

@@ -1,0 +1,41 @@
+"""A program that was saved, as a model to export again: TorchScript (`.pt`) or an ExportedProgram (`.pt2`).
+
+What a file is, its content tells. Names, sizes and ranges are those of exporter's own contract where the file carries
+one; else an ExportedProgram's range constraints, or the batch that the tensors of --inputs have in common.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from exporter.contract import read_zip, specialized
+from exporter.errors import ArtifactError, RecipeError
+from exporter.recipes import Recipe, Source
+from exporter.records import Contract
+from exporter.sources import _saved_exported, _saved_files, _saved_scripted
+
+summary = "path/to/model.pt (TorchScript) or path/to/program.pt2 (ExportedProgram)"
+
+
+def recipe(name: str, source: Source) -> Recipe:
+    """The recipe of the file `name`. RecipeError for a file that holds no program, and where its inputs are unknown."""
+    path = Path(name)
+    kind = _saved_files.kind(path)
+    contract = _contract(path)
+    if kind == _saved_files.EXPORTED:
+        return _saved_exported.recipe(path, contract, source.inputs_file)
+    return _saved_scripted.recipe(path, contract, source.inputs_file)
+
+
+def _contract(path: Path) -> Contract | None:
+    """exporter's own contract, where the file carries one."""
+    try:
+        contract = read_zip(path)
+    except ArtifactError:
+        return None
+    if specialized(contract):
+        raise RecipeError(
+            f"{path} has one entry for each size of {specialized(contract)}, of which none takes another",
+            "export it without --specialize, and give that",
+        )
+    return contract
