@@ -1,0 +1,107 @@
+"""What sources share of weights: pretrained ones where they can be had, elsewhere random ones that hide no error."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import warnings
+from collections.abc import Callable, Iterator
+from http.client import HTTPException
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from exporter.errors import RecipeError
+
+PATIENCE_S = 10.0  # without an answer, a host counts as out of reach
+NOISE = 0.02
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_OFFLINE = "give --weights random, or run it once where there is a network"
+
+
+def choose(
+    weights: str, name: str, pretrained: Callable[[], nn.Module] | None, random: Callable[[], nn.Module], cached: Path
+) -> nn.Module:
+    """The model with pretrained or random weights, which its attribute `exporter_weights` then says.
+
+    Args:
+        weights: auto, pretrained or random.
+        name: of the model, for messages.
+        pretrained: fetches the weights or finds them in a cache; None where there are none.
+        random: makes the model with random weights.
+        cached: the file that keeps what was fetched.
+
+    Raises:
+        RecipeError: `weights` is pretrained and they cannot be had; or, whatever it is, they are there but damaged.
+    """
+    if weights != "random":
+        problem, remedy = f"there are no pretrained weights of {name}", "give --weights random, or --checkpoint FILE"
+        if pretrained is not None:
+            try:
+                return _said(_fetched(pretrained, name, cached), "pretrained")
+            except (OSError, HTTPException) as error:
+                reason = " ".join(str(error).split())[:200]
+                problem, remedy = f"the pretrained weights of {name} cannot be fetched: {reason}", _OFFLINE
+        if weights == "pretrained":
+            raise RecipeError(problem, remedy)
+        warnings.warn(f"random weights: {problem}; --weights pretrained insists", stacklevel=2)
+    return _said(random(), "random")
+
+
+def _fetched(pretrained: Callable[[], nn.Module], name: str, cached: Path) -> nn.Module:
+    try:
+        with _patience():
+            return pretrained()
+    except Exception as error:  # each format has its own for a file that was cut short; some an OSError
+        if isinstance(error, (OSError, HTTPException)) and not cached.exists():
+            raise
+        said = " ".join(str(error).split())[:200]
+        raise RecipeError(
+            f"the pretrained weights of {name} cannot be read: {type(error).__name__}: {said}",
+            f"remove {cached}, so that they are fetched again",
+        ) from error
+
+
+@contextlib.contextmanager
+def _patience() -> Iterator[None]:
+    """A host that never answers would hold the run for minutes: urllib has no limit of its own."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(PATIENCE_S)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+def _said(model: nn.Module, weights: str) -> nn.Module:
+    model.exporter_weights = weights  # type: ignore[assignment]
+    return model.eval()
+
+
+@torch.no_grad()
+def stir(model: nn.Module, run: Callable[[], object]) -> nn.Module:
+    """Make random weights fit to show errors; the model comes in eval mode, and stays in it.
+
+    Parameters that are all one value (scales of 1, biases and heads of 0, layer scales of 1e-6) get noise: whatever
+    drops or folds them wrongly would not be seen. The statistics of batch norm become those of the one batch that `run`
+    gives the model, off by some per cent: with a mean of 0 and a variance of 1 the signal of many deep networks dies
+    away, and their outputs depend on the input in the seventh digit only.
+    """
+    for parameter in model.parameters():
+        if parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all()):
+            parameter.add_(torch.randn_like(parameter), alpha=NOISE)
+    norms = [(module, module.momentum) for module in model.modules() if isinstance(module, _NORMS)]
+    if not norms:
+        return model
+    for norm, _ in norms:
+        norm.momentum = 1.0
+        norm.train()
+    run()
+    for norm, momentum in norms:
+        norm.momentum = momentum
+        norm.eval()
+        if norm.running_mean is not None and norm.running_var is not None:
+            norm.running_mean.add_(torch.randn_like(norm.running_mean) * norm.running_var.sqrt(), alpha=0.1)
+            norm.running_var.mul_(torch.empty_like(norm.running_var).uniform_(0.8, 1.25))
+    return model

@@ -1,0 +1,244 @@
+"""`torchvision:NAME`: any model that torchvision registers, with inputs of the size that its weights were made for."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from exporter.errors import MissingDependency, RecipeError
+from exporter.recipes import FunctionRecipe, Recipe, Source
+from exporter.sources import _weights
+
+summary = "any of torchvision.models.list_models(): classification, segmentation, detection, video, optical flow"
+
+BATCHES = {"video": (1, 8)}  # of all else 1 to 32
+CALIBRATION = 128  # pixels a side of the images that batch norm takes its first statistics from, where it may be so few
+DETECTOR_CROP = 320  # the same of detectors, cut from images of the size that they resize to: seconds less
+FRAMES = 16
+HEADS = (  # last layers of detectors: their name's end, mean and spread of what a trained one gives
+    (r"rpn\.head\.cls_logits$", 0.0, 2.0),
+    (r"classification_head\.cls_logits$", -6.0, 0.7),  # a sigmoid: few boxes pass
+    (r"(cls_score|classification_head\.module_list\.\d+(\.1)?)$", 0.0, 1.5),  # a softmax
+    (r"bbox_ctrness$", 0.0, 1.0),
+    (r"bbox_pred$", 0.0, 0.3),
+    (r"bbox_reg$", 2.0, 1.0),
+)
+
+
+def recipe(name: str, source: Source) -> Recipe:
+    """The recipe of `name`. RecipeError for a name that torchvision does not know."""
+    models = _library()
+    known = models.list_models()
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        raise RecipeError(
+            f"torchvision has no model {name!r}",
+            f"did you mean {' or '.join(close)}?" if close else "torchvision.models.list_models() lists them",
+        )
+    return _Model(name).recipe()
+
+
+def _library() -> Any:
+    try:
+        from torchvision import models
+    except (ImportError, RuntimeError, OSError) as error:  # a RuntimeError where its operators are of another torch
+        raise MissingDependency(
+            f"torchvision does not import: {' '.join(str(error).split())[:200]}",
+            f"install the torchvision that belongs to torch {torch.__version__}, from the same index",
+        ) from error
+    return models
+
+
+class _Model:
+    """One of torchvision's models, by its name and what its best weights say of themselves."""
+
+    def __init__(self, name: str) -> None:
+        models = _library()
+        self.name = name
+        self.best = models.get_model_weights(name).DEFAULT
+        parts = models.get_model_builder(name).__module__.split(".")  # torchvision.models[.detection].resnet
+        self.kind = parts[2] if len(parts) > 3 else "classification"
+        self.smallest: int = self.best.meta["min_size"][0]
+        self.image = self._image()
+
+    def _image(self) -> int:
+        """Pixels a side of an example image."""
+        transforms = self.best.transforms()
+        size = getattr(transforms, "crop_size", None) or getattr(transforms, "resize_size", None)
+        if size:
+            return int(size[0])
+        if self.kind == "optical_flow":
+            return self.smallest
+        return 300 if self.name.startswith("ssd300") else 320  # detectors resize by themselves
+
+    def recipe(self) -> Recipe:
+        """How to load it and what to give it."""
+        sizes = {} if self.kind == "detection" else {"batch": BATCHES.get(self.kind, (1, 32))}
+        return FunctionRecipe(self._load, self._inputs(), sizes)
+
+    # Inputs. A parameter that `sizes` lacks is chosen with --size and then fixed.
+
+    def _inputs(self) -> Callable[..., Any]:
+        makers = {
+            "video": self._video_inputs,
+            "detection": self._detection_inputs,
+            "optical_flow": self._optical_flow_inputs,
+        }
+        return makers.get(self.kind, self._image_inputs)()
+
+    def _image_inputs(self) -> Callable[..., torch.Tensor]:
+        """Normalised images, `[batch, 3, image, image]`."""
+
+        def fixed(batch: int = 1) -> torch.Tensor:
+            return torch.randn(batch, 3, self.image, self.image)
+
+        def sized(batch: int = 1, image: int = self.image) -> torch.Tensor:
+            return torch.randn(batch, 3, self._large_enough(image), image)
+
+        return fixed if self._is_fixed() else sized
+
+    def _video_inputs(self) -> Callable[..., torch.Tensor]:
+        """Normalised clips, `[batch, 3, frames, image, image]`."""
+
+        def fixed(batch: int = 1) -> torch.Tensor:
+            return torch.randn(batch, 3, FRAMES, self.image, self.image)
+
+        def sized(batch: int = 1, frames: int = FRAMES, image: int = self.image) -> torch.Tensor:
+            return torch.randn(batch, 3, frames, self._large_enough(image), image)
+
+        return fixed if self._is_fixed() else sized
+
+    def _detection_inputs(self) -> Callable[..., dict[str, list[torch.Tensor]]]:
+        """A list of `batch` images `[3, image, image]` from 0 to 1; its length is fixed, as a list's always is.
+
+        They are soft blobs, for a detector resizes what it gets, and that would average noise away.
+        """
+
+        def inputs(batch: int = 2, image: int = self.image) -> dict[str, list[torch.Tensor]]:
+            blobs = torch.rand(batch, 3, 20, 20)
+            return {"images": list(nn.functional.interpolate(blobs, size=(image, image), mode="bilinear"))}
+
+        return inputs
+
+    def _optical_flow_inputs(self) -> Callable[..., dict[str, torch.Tensor]]:
+        """Two images `[batch, 3, image, image]` from -1 to 1, the second one the first, moved by two pixels."""
+
+        def inputs(batch: int = 1, image: int = self.image) -> dict[str, torch.Tensor]:
+            if image % 8:
+                raise RecipeError(f"{self.name} takes no image of {image} pixels", "choose a multiple of 8")
+            first = torch.rand(batch, 3, self._large_enough(image), image) * 2 - 1
+            return {"image1": first, "image2": first.roll((2, 2), (2, 3))}
+
+        return inputs
+
+    def _is_fixed(self) -> bool:
+        """Whether it takes no other size than the one it was made for."""
+        return self.smallest >= self.image
+
+    def _large_enough(self, image: int) -> int:
+        if image < self.smallest:
+            raise RecipeError(f"{self.name} takes no image of {image} pixels", f"choose {self.smallest} at least")
+        return image
+
+    # Weights.
+
+    def _load(self, weights: str) -> nn.Module:
+        cached = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(self.best.url).path).name
+        return _weights.choose(weights, self.name, self._pretrained, self._random, cached)
+
+    def _pretrained(self) -> nn.Module:
+        return self._build(weights=self.best, **({"quantize": True} if self.kind == "quantization" else {}))
+
+    def _random(self) -> nn.Module:
+        """Of the same architecture as the pretrained one, so that a checkpoint of that fits."""
+        model = self._build(weights=None, **self._architecture()).eval()
+        if self.kind == "detection":
+            return _stir_detector(model, self._detection_inputs())
+        example = self._example()
+        _weights.stir(model, lambda: model(*example))
+        return self._quantized(model) if self.kind == "quantization" else model
+
+    def _build(self, **settings: Any) -> nn.Module:
+        model: nn.Module = _library().get_model(self.name, **settings)
+        return model
+
+    def _architecture(self) -> dict[str, Any]:
+        """What the builder chooses by itself when it is given weights."""
+        if self.kind == "detection":
+            return {"weights_backbone": None}
+        if self.kind == "segmentation":
+            return {"weights_backbone": None} | ({} if self.name.startswith("lraspp") else {"aux_loss": True})
+        if self.name.startswith("vit_"):
+            return {"image_size": self.smallest}
+        if "googlenet" in self.name or "inception" in self.name:
+            auxiliary = {"aux_logits": False} if self.kind == "quantization" else {}
+            return {"init_weights": False, "transform_input": True} | auxiliary
+        return {}
+
+    def _example(self) -> tuple[torch.Tensor, ...]:
+        """A few small inputs, in the order of the model's arguments."""
+        sizes = {"batch": 2 if self.kind == "video" else 4}
+        if not self._is_fixed():
+            sizes["image"] = max(self.smallest, min(self.image, CALIBRATION))
+        example = self._inputs()(**sizes)
+        return tuple(example.values()) if isinstance(example, dict) else (example,)
+
+    def _quantized(self, model: nn.Module) -> nn.Module:
+        from torchvision.models.quantization.utils import quantize_model
+
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "must run observer")  # of parts that evaluation does not reach
+            quantize_model(model, self.best.meta["backend"])
+        return model
+
+
+@torch.no_grad()
+def _stir_detector(model: nn.Module, inputs: Callable[..., dict[str, list[torch.Tensor]]]) -> nn.Module:
+    """As `stir`; and the heads, which at first score every box alike and below the threshold, tell boxes apart.
+
+    Without it a detector of random weights finds nothing, and whatever exports it wrongly would agree. Every layer
+    after the backbone gets a mean and a spread of its output on one batch; the last ones, as in a trained detector.
+    """
+    transform: Any = model.transform
+    sides, hooks = (transform.min_size, transform.max_size), []
+    crops = [image[:, :DETECTOR_CROP, :DETECTOR_CROP] for image in inputs(image=sides[0][0])["images"]]
+    transform.min_size, transform.max_size = (DETECTOR_CROP,), DETECTOR_CROP
+    try:
+        _weights.stir(model, lambda: model(crops))
+        for name, layer in model.named_modules():
+            if isinstance(layer, (nn.Conv2d, nn.Linear)) and not re.match(r"backbone\.(?!fpn)", name):
+                mean, std = next((wanted for end, *wanted in HEADS if re.search(end, name)), (0.0, 1.0))
+                hooks.append(_scale_once(layer, mean, std))
+        model(crops)
+    finally:
+        transform.min_size, transform.max_size = sides
+        for hook in hooks:
+            hook.remove()
+    return model
+
+
+def _scale_once(layer: Any, mean: float, std: float) -> RemovableHandle:
+    """Give every channel of a convolution's or linear layer's next output this mean, and all together this spread."""
+
+    def hook(module: nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+        handle.remove()
+        centre = output.mean([axis for axis in range(output.dim()) if axis != 1])
+        centred = output - centre.view(-1, *[1] * (output.dim() - 2))
+        factor = std / float(centred.std())
+        layer.weight.mul_(factor)
+        if layer.bias is None:
+            return output * factor
+        layer.bias.sub_(centre).mul_(factor).add_(mean)
+        return centred * factor + mean
+
+    handle: RemovableHandle = layer.register_forward_hook(hook)
+    return handle
