@@ -7,6 +7,7 @@ names; buffers that the model changes are changed here too, and persist from cal
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,7 +67,7 @@ def _inputs(
             _place(module, spec.target, tensor, copies)
             values.append(attribute(spec.target))
         else:
-            values.append(lowering.refused(f"{spec.kind.name.lower().replace('_', ' ')} {spec.target}", node))
+            values.append(lowering.refused(f"{spec.kind.name} {spec.target}", node))
     return parameters, values
 
 
@@ -128,7 +129,9 @@ def _without_autocast(program: torch.export.ExportedProgram) -> torch.export.Exp
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
             if "wrap_with_autocast" in str(node.target) and node.args[2]:
-                expanded: torch.export.ExportedProgram = program.run_decompositions({})
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", FutureWarning)  # of torch, to itself
+                    expanded: torch.export.ExportedProgram = program.run_decompositions({})
                 return expanded
     return program
 

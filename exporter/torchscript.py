@@ -59,7 +59,7 @@ def define(module: torch.nn.Module, source: str) -> torch.jit.ScriptModule:
     # TorchScript gives modules of one class and one structure one type, and a type has one forward only.
     module.__class__ = type("Exported", (torch.nn.Module,), {})
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
+        warnings.filterwarnings("ignore", r".torch\.jit")  # deprecated, in one category or another
         scripted: torch.jit.ScriptModule = torch.jit.script(module.eval())
     scripted.define(source)
     return scripted

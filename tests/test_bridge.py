@@ -249,6 +249,7 @@ class Counter(nn.Module):
         return x * self.calls + self.mean, self.mean, self.calls
 
 
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")  # torch 2.11 to itself
 @pytest.mark.parametrize("functional_graph", [False, True])
 @pytest.mark.parametrize("frozen", [False, True])
 def test_changed_buffers_persist_as_eager_s(functional_graph: bool, frozen: bool) -> None:
@@ -345,6 +346,27 @@ def test_outputs_of_every_kind() -> None:
         return {"a": [x, None, (x + 1, x.shape[0] * 2)], "b": {"c": 3, "d": True, "e": 2.5}, "f": x}
 
     check(Calls(outputs), *random(*SHAPES))
+
+
+def test_inputs_that_are_no_tensors_are_constants() -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: torch.Tensor, by: int, bias: Any, mode: str) -> torch.Tensor:
+            return x * by if mode == "mul" and bias is None else x
+
+    program = torch.export.export(Scaled(), (torch.ones(3, 4), 3, None, "mul"))
+    (got,) = bridge.from_exported(program)(torch.full((3, 4), 2.0))
+    assert torch.equal(got, torch.full((3, 4), 6.0))
+
+
+def test_a_size_among_the_inputs() -> None:
+    class Repeated(nn.Module):
+        def forward(self, x: torch.Tensor, times: int) -> torch.Tensor:
+            return x.repeat(times, 1)
+
+    free = torch.export.Dim.DYNAMIC
+    program = torch.export.export(Repeated(), (torch.ones(3, 4), 3), dynamic_shapes=({0: free}, free))
+    (got,) = bridge.from_exported(program)(torch.ones(2, 4), 5)
+    assert got.shape == (10, 4)
 
 
 def test_guards_and_assertions_are_left_to_the_contract() -> None:

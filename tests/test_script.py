@@ -46,7 +46,7 @@ def program(model: nn.Module, inputs: Any, folder: Path, captured: bool) -> Prog
 def check(model: nn.Module, make: Make, folder: Path, captured: bool = False) -> tuple[str, Any]:
     """Export at a batch of 2; the artifact gives what eager gives, in its order, at others too. Note and run."""
     path = folder / "script.pt"
-    (note,) = script.export(program(model, make(2), folder, captured), path, OPTIONS).notes
+    notes = script.export(program(model, make(2), folder, captured), path, OPTIONS).notes
     for batch in (2, 1, 5):
         flat = flatten_inputs(model, make(batch))
         args, kwargs = flat.rebuild([t.clone() for t in flat.tensors])
@@ -54,7 +54,7 @@ def check(model: nn.Module, make: Make, folder: Path, captured: bool = False) ->
         got = script.load(path, OPTIONS).run(flat.tensors)
         assert [(g.shape, g.dtype) for g in got] == [(w.shape, w.dtype) for w in wanted]
         assert all(torch.equal(g, w) for g, w in zip(got, wanted, strict=True))
-    return note, script.load(path, OPTIONS).run
+    return "; ".join(notes), script.load(path, OPTIONS).run
 
 
 class Pair(NamedTuple):
@@ -217,7 +217,7 @@ def test_what_cannot_be_frozen_is_written_as_it_is(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(torch.jit, "freeze", fails)
     note, _ = check(Named(), lambda batch: (ramp(batch),), tmp_path)
-    assert note == "scripted natively"
+    assert note == "scripted natively; not frozen, for the frozen module is wrong or fails"
 
 
 def test_a_bridge_that_fails_when_run_is_no_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

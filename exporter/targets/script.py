@@ -38,15 +38,16 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of deprecation, and of what torchvision's detectors return when scripted
         try:
-            way, ops = "scripted natively", _native(program, path)
+            way, (ops, frozen) = "scripted natively", _native(program, path)
         except Exception as error:  # the compiler of TorchScript raises whatever it meets
             path.unlink(missing_ok=True)
-            way, ops = f"through the exported graph; natively: {_first_line(error)}", _bridged(program, path, error)
-    return Exported(notes=(way,), ops=ops)
+            ops, frozen = _bridged(program, path, error)
+            way = f"through the exported graph; natively: {_first_line(error)}"
+    return Exported(notes=(way,) if frozen else (way, "not frozen, for the frozen module is wrong or fails"), ops=ops)
 
 
-def _native(program: Program, path: Path) -> tuple[str, ...]:
-    """Write the module scripted natively; returns its operators' namespaces.
+def _native(program: Program, path: Path) -> tuple[tuple[str, ...], bool]:
+    """Write the module scripted natively; returns what _write does.
 
     ExportError when it gives something else than eager at the example: code may ask whether it is being scripted.
     """
@@ -106,10 +107,11 @@ def _agree(got: torch.Tensor, want: torch.Tensor) -> bool:
 
 def _write(
     module: torch.jit.ScriptModule, program: Program, path: Path, differences: Callable[[Tensors], str] = lambda _: ""
-) -> tuple[str, ...]:
+) -> tuple[tuple[str, ...], bool]:
     """Write the module, frozen where that runs and gives the right outputs at the example, else as it is.
 
-    Returns its operators' namespaces. ExportError says what is different, RuntimeError what does not run.
+    Returns its operators' namespaces and whether it is frozen. ExportError says what is different, RuntimeError what
+    does not run.
     """
     import torch
 
@@ -124,13 +126,13 @@ def _write(
         return ops
 
     try:
-        return write(torch.jit.freeze(module.eval()))
+        return write(torch.jit.freeze(module.eval())), True
     except (ExportError, RuntimeError):
-        return write(module.eval())
+        return write(module.eval()), False
 
 
-def _bridged(program: Program, path: Path, why: Exception) -> tuple[str, ...]:
-    """Write the exported graph as TorchScript; returns its operators' namespaces. ExportError names both failures."""
+def _bridged(program: Program, path: Path, why: Exception) -> tuple[tuple[str, ...], bool]:
+    """Write the exported graph as TorchScript; returns what _write does. ExportError names both failures."""
     from exporter import bridge
 
     try:
