@@ -34,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("bundle", type=Path)
-    parser.add_argument("--no-bare", action="store_true")
+    parser.add_argument("--bare", default="", help="targets whose bare call is judged too")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -43,10 +43,11 @@ def main() -> None:
         loaded = steps.load_model(job)
         subject = Subject(loaded)
         words: dict[str, dict[str, str]] = {"exporter": judge_bundle(subject, arguments.bundle)}
-        if not arguments.no_bare:
+        if arguments.bare:
             words["bare"] = {
                 name: attempt(lambda make=make: subject.judge(make(loaded.module.model, subject.example, Path(folder))))
                 for name, make in BARE.items()
+                if name in arguments.bare.split(",")
             }
     print(json.dumps(words))
 

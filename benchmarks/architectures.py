@@ -31,8 +31,13 @@ QUICK = [
 # fmt: on
 
 _BRANCH = "a branch that depends on values, which a recording of one run cannot hold"
+_LOOP = "a Python loop over a size, which every recording unrolls"
 _DETECTION = "boxes are kept and dropped by their values, in Python; torch.export cannot hold that"
 IMPOSSIBLE: dict[tuple[str, str], str] = {
+    **{("own:loop", target): _LOOP for target in ("trace", "compile", "onnx")},
+    **{
+        ("hf:mamba", target): _LOOP for target in ("trace", "script", "compile", "onnx")
+    },  # nor is its source scriptable
     ("own:branch", "trace"): _BRANCH,
     ("own:branch", "compile"): _BRANCH,
     ("own:branch", "onnx"): _BRANCH,

@@ -242,7 +242,7 @@ def _enforce_sizes(contract: Contract, dims: Sequence[tuple[str, Dim, int]]) -> 
             if expression.at(size) != got:
                 what = str(got) if str(expression) == name else f"{got}, not {expression} = {expression.at(size)}"
                 raise ContractError(f"{where} is {what}, but {name} is {size} (from {source})")
-        elif not expression.at(bounds.min) <= got <= expression.at(bounds.max) or expression.divisor == 1:
+        elif not any(map(bounds.allows, expression.sizes(got))):
             raise ContractError(f"{where} is {got}: no {name} of {bounds} gives {expression} = {got}")
 
 

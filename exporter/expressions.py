@@ -55,6 +55,12 @@ class Expression:
         size, rest = divmod(value - self.offset, self.factor)
         return size if self.divisor == 1 and rest == 0 else None
 
+    def sizes(self, value: int) -> range:
+        """The symbol's sizes that give this value."""
+        first = -((self.offset - value * self.divisor) // self.factor)
+        last = (value * self.divisor + self.divisor - 1 - self.offset) // self.factor
+        return range(first, last + 1)
+
 
 def fit(name: str, seen: Sequence[tuple[int, int]]) -> Expression | None:
     """The simplest expression that gives every (size, value) seen; None when none does, or fewer than three were seen.

@@ -71,7 +71,7 @@ def make(
         chosen.setdefault((describe(fitting), seed), data)
     planned, example = len(chosen), next(iter(chosen.values()))
     for change, data in values.changed(example).items():
-        if is_settled(module, data, device):
+        if is_settled(module, data, device, tolerance):
             chosen[f"{describe(plan[0][0])} {change}", plan[0][1]] = data
     eager = [run(module, data, device) for data in chosen.values()]
     again = run(module, example, device)
@@ -86,11 +86,13 @@ def make(
     return Golden(cases, tolerance), findings
 
 
-def is_settled(module: torch.nn.Module, data: Tensors, device: str) -> bool:
-    """Whether the model takes these values, and gives what rounding does not overturn."""
+def is_settled(module: torch.nn.Module, data: Tensors, device: str, tolerance: Tolerance) -> bool:
+    """Whether the model takes these values, and gives what neither the inputs' rounding nor its own overturns."""
     try:
         outputs = run(module, data, device)
-        return all(values.settled(outputs, run(module, values.perturbed(data, sign), device)) for sign in (1, -1))
+        others = [run(module, values.perturbed(data, sign), device) for sign in (1, -1)]
+        (reference,), _ = _references(module, [data], [outputs], device)
+        return all(values.settled(outputs, other, tolerance) for other in (*others, reference))
     except Exception:  # whatever a model raises at values that it was not made for
         return False
 
@@ -131,9 +133,9 @@ def _halved(size: int, least: int, bounds: Range) -> int:
 
 
 def run(module: torch.nn.Module, data: Tensors, device: str) -> Tensors:
-    """Outputs on the CPU."""
+    """Outputs on the CPU. A model that changes its inputs in place changes copies."""
     with torch.no_grad():
-        return tuple(t.detach().cpu() for t in module(*(t.to(device) for t in data)))
+        return tuple(t.detach().cpu() for t in module(*(t.to(device, copy=True) for t in data)))
 
 
 def _references(

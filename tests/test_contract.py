@@ -216,6 +216,7 @@ def test_sizes_that_fit_their_expressions(shape: tuple[Dim, ...], sizes: tuple[i
         (("2*n+1",), (8,), r"no n of 2 to 9 gives 2\*n\+1 = 8"),
         (("2*n+1",), (21,), r"x dim 0: n is 10, the contract allows 2 to 9"),
         (("n//2",), (5,), r"no n of 2 to 9 gives n//2 = 5"),
+        (("(3*n)//2",), (5,), r"no n of 2 to 9 gives \(3\*n\)//2 = 5"),
         (("n//2", "2*n"), (2, 12), r"x dim 0 is 2, not n//2 = 3, but n is 6 \(from x dim 1\)"),
     ],
 )

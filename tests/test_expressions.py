@@ -64,6 +64,11 @@ def test_two_points_prove_nothing() -> None:
     assert fit("n", [(1, 3), (2, 5), (1, 3)]) is None
 
 
+@given(EXPRESSIONS, st.integers(-5, 40))
+def test_the_sizes_that_give_a_value(expression: Expression, value: int) -> None:
+    assert list(expression.sizes(value)) == [n for n in range(-1000, 1000) if expression.at(n) == value]
+
+
 def test_solving() -> None:
     assert Expression.parse("2*n+1").solve(9) == 4
     assert Expression.parse("2*n+1").solve(8) is None

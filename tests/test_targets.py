@@ -7,6 +7,7 @@ import re
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -238,3 +239,44 @@ def test_a_missing_dependency_is_a_row(run: Run, monkeypatch: pytest.MonkeyPatch
     assert (rows["needy"].status, rows["needy"].stage) == ("failed", "export")
     assert rows["needy"].reason == "a-distribution-that-nobody-has is not installed"
     assert rows["needy"].remedy == "pip install a-distribution-that-nobody-has"
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * 2 if not ctx.needs_input_grad[0] else x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0] * 2
+
+
+class Tripled(torch.autograd.Function):
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+
+def test_trace_takes_functions_of_autograd(tmp_path: Path) -> None:
+    """Bare, the trace holds a call of Python that no file can hold."""
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            answer: torch.Tensor = Tripled.apply(Doubled.apply(x))  # type: ignore[no-untyped-call]
+            return answer
+
+    model, example = Model(), (torch.ones(2, 4),)
+    bare = torch.jit.trace(model, example, check_trace=False)
+    with pytest.raises(RuntimeError, match="Could not export Python function call"):
+        torch.jit.save(bare, str(tmp_path / "bare.pt"))
+    flat = FlatModule(model, flatten_inputs(model, example)).eval()
+    promise = Contract("m", (TensorSpec("x", "float32", ("batch", 4)),), (), {"batch": Range(1, 8)})
+    made = Program(promise, "cpu", lambda: flat, lambda: example, tmp_path / "none")
+    targets.get("trace").export(made, tmp_path / "trace.pt", targets.Options())
+    run = targets.get("trace").load(tmp_path / "trace.pt", targets.Options()).run
+    assert torch.equal(run((torch.ones(3, 4),))[0], torch.full((3, 4), 6.0))
+    assert Doubled.apply(torch.ones(1)).item() == 2.0  # type: ignore[no-untyped-call]

@@ -13,6 +13,7 @@ from exporter import capture, contract, golden, steps, values
 from exporter.errors import ExportError
 from exporter.explain.guards import Guards
 from exporter.job import Job
+from exporter.parity import TOLERANCES
 from exporter.records import Contract
 
 LARGEST = 16  # a size up to this one is cheap, whatever the example's is
@@ -89,5 +90,5 @@ class Subject:
         for sizes in self.sizes():
             yield contract.describe(sizes), self.inputs(sizes)
         for name, changed in values.changed(self.example).items():
-            if golden.is_settled(self.module, changed, self.job.options.device):
+            if golden.is_settled(self.module, changed, self.job.options.device, TOLERANCES["float32"]):
                 yield f"{name} as values", changed

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from exporter import contract, entries, operators, torchscript
 from exporter.records import to_json
@@ -43,8 +45,32 @@ def export(program: Program, path: Path, options: Options) -> Exported:
 def _trace(program: Program) -> torch.jit.ScriptModule:
     import torch
 
-    traced: torch.jit.ScriptModule = torch.jit.trace(program.module, program.example, strict=False, check_trace=False)
+    with _forward_alone():
+        traced: torch.jit.ScriptModule = torch.jit.trace(
+            program.module, program.example, strict=False, check_trace=False
+        )
     return traced
+
+
+@contextlib.contextmanager
+def _forward_alone() -> Iterator[None]:
+    """Run each torch.autograd.Function as its forward: a trace cannot hold its call, and needs no gradient."""
+    from torch.autograd.function import Function, FunctionCtx
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls.setup_context is not Function.setup_context:
+            return cls.forward(*args, **kwargs)
+        context: Any = FunctionCtx()
+        context.needs_input_grad = (False,) * len(args)
+        return cls.forward(context, *args, **kwargs)
+
+    patched: Any = Function
+    usual = vars(Function)["apply"]
+    patched.apply = classmethod(apply)
+    try:
+        yield
+    finally:
+        patched.apply = usual
 
 
 def load(path: Path, options: Options) -> Loaded:
