@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ native = True
 needs_program = True
 cost = 10
 read_contract = contract.read_zip
+_loading = threading.Lock()  # loaders that are constructed at the same time race (pytorch/pytorch#194128)
 
 
 def export(program: Program, path: Path, options: Options) -> Exported:
@@ -80,12 +82,13 @@ def load(path: Path, options: Options) -> Loaded:
     symbol = contract.specialized(promise)
     sizes = promise.symbols[symbol].choices if symbol else ()
     try:
-        loaders = {
-            size: torch._C._aoti.AOTIModelPackageLoader(
-                str(path), entries.name(size) if size else "model", False, 1, index
-            )
-            for size in sizes or (0,)
-        }
+        with _loading:
+            loaders = {
+                size: torch._C._aoti.AOTIModelPackageLoader(
+                    str(path), entries.name(size) if size else "model", False, 1, index
+                )
+                for size in sizes or (0,)
+            }
     except RuntimeError as error:
         raise ArtifactError(
             f"{path} is not an AOTInductor package that runs here: {str(error).splitlines()[0]}",
