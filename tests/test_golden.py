@@ -57,6 +57,21 @@ def test_the_model_is_left_as_it_was() -> None:
     assert torch.get_default_dtype() == torch.float32
 
 
+class InPlace(torch.nn.Module):
+    """Changes its input, as its caller sees."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.add_(1.0) * 2.0
+
+
+def test_a_model_that_changes_its_input_does_not_change_the_golden() -> None:
+    made, findings = make(InPlace())
+    assert findings.repeatable
+    for case in made.cases:
+        assert torch.equal(case.eager[0], (case.inputs[0] + 1.0) * 2.0), case.name
+        assert torch.allclose(case.reference[0], (case.inputs[0].double() + 1.0) * 2.0)
+
+
 class NeedsFloat32(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.dtype != torch.float32:

@@ -212,3 +212,11 @@ def test_honest_artifacts_raise_no_alarm(model: str, targets_text: str, tmp_path
     assert code == 0, reasons
     for variant in manifest["variants"]:
         assert variant["parity"]["verdict"] in ("exact", "rounding"), variant["name"]
+
+
+def test_a_model_that_changes_its_input_raises_no_alarm(tmp_path: Path) -> None:
+    """In Python and in C++, whose sessions call the example before they check it."""
+    code, manifest = export(f"{RECIPES}/tiny.py:in_place", tmp_path / "b", "trace,export")
+    assert code == 0
+    assert {session["parity"]["verdict"] for v in manifest["variants"] for session in v["sessions"]} == {"exact"}
+    assert manifest["golden"]["repeatable"]

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "measure.h"
+
 namespace exporter::app {
 namespace {
 
@@ -27,7 +29,7 @@ CaseResult check_case(const Artifact& artifact, const GoldenCase& golden,
                       const Tolerance& tolerance) {
   CaseResult result{golden.name, golden.seed, "", {}};
   try {
-    const auto outputs = artifact.run(golden.inputs);
+    const auto outputs = artifact.run(place(artifact, golden.inputs));
     artifact.synchronize();
     compare_outputs(outputs, golden, artifact.contract(), tolerance, result);
   } catch (const std::exception& error) {  // the other cases still have an answer

@@ -23,7 +23,10 @@ std::vector<double> time_runs(const Artifact& artifact, const std::vector<at::Te
 }
 
 std::vector<at::Tensor> place(const Artifact& artifact, std::vector<at::Tensor> inputs) {
-  for (at::Tensor& input : inputs) input = input.to(artifact.device()).contiguous();
+  for (at::Tensor& input : inputs) {
+    input = input.contiguous().to(input.options().device(artifact.device()), /*non_blocking=*/false,
+                                  /*copy=*/true);
+  }
   return inputs;
 }
 

@@ -11,7 +11,8 @@ namespace exporter::app {
 std::vector<double> time_runs(const Artifact& artifact, const std::vector<at::Tensor>& inputs,
                               int runs);
 
-/// `inputs`, contiguous and on the artifact's device, so that no copy is timed.
+/// Copies of `inputs`, contiguous and on the artifact's device, so that no transfer is timed and a
+/// model that changes its inputs in place does not change these.
 std::vector<at::Tensor> place(const Artifact& artifact, std::vector<at::Tensor> inputs);
 
 /// This process's peak resident memory in MB (10^6 bytes).

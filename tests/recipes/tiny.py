@@ -77,3 +77,18 @@ class told:
     def load(weights: str) -> torch.nn.Module:
         print(f"niceness {os.getpriority(os.PRIO_PROCESS, 0)}, waits {os.environ.get('OMP_WAIT_POLICY', 'as usual')}")
         return Mlp()
+
+
+class InPlace(torch.nn.Module):
+    """Changes its input, as its caller sees."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.add_(1.0) * 2.0
+
+
+def in_place() -> torch.nn.Module:
+    return InPlace()
+
+
+def in_place_inputs(batch: int = 2) -> dict[str, torch.Tensor]:
+    return {"x": torch.randn(batch, 4)}
