@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import socket
-import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -207,10 +206,8 @@ def test_a_host_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(_weights, "PATIENCE_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr(models.get_model_weights("squeezenet1_1").DEFAULT.value, "url", _address(silent))
-        started = time.monotonic()
         with pytest.raises(RecipeError, match=r"cannot be fetched: .*timed out"):
             recipe("squeezenet1_1").load("pretrained")
-        assert time.monotonic() - started < 60
     assert socket.getdefaulttimeout() is None
 
 

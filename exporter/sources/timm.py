@@ -1,0 +1,122 @@
+"""`timm:NAME` or `timm:NAME.TAG`: any model of timm, with inputs of the size in its configuration."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import torch
+from torch import nn
+
+from exporter.errors import MissingDependency, RecipeError
+from exporter.recipes import FunctionRecipe, Recipe, Source
+from exporter.sources import _hf_hub, _weights
+
+summary = "any of timm.list_models(), with the weights of a tag as NAME.TAG"
+
+CALIBRATION = 128  # pixels a side of the images that batch norm takes its first statistics from, where it may be so few
+
+
+def recipe(name: str, source: Source) -> Recipe:
+    """The recipe of `name`. MissingDependency without timm; RecipeError for a name that it does not know."""
+    timm = _library()
+    if not timm.is_model(name):
+        close = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
+        raise RecipeError(
+            f"timm has no model {name!r}",
+            f"did you mean {' or '.join(close)}?" if close else "timm.list_models() lists them",
+        )
+    architecture, _, tag = name.partition(".")
+    tagged = timm.list_pretrained(f"{architecture}.*")
+    if tag and name not in tagged:
+        close = difflib.get_close_matches(name, tagged, n=3, cutoff=0.0)
+        raise RecipeError(
+            f"timm has no weights {tag!r} of {architecture}",
+            f"did you mean {' or '.join(close)}?" if close else "leave the tag out: there are no pretrained weights",
+        )
+    return _Model(name, timm.get_pretrained_cfg(name)).recipe()
+
+
+def _library() -> Any:
+    try:
+        import timm
+    except ImportError as error:
+        raise MissingDependency(f"timm does not import: {error}", "pip install 'exporter[timm]'") from error
+    return timm
+
+
+class _Model:
+    """One of timm's models, by its name and its configuration."""
+
+    def __init__(self, name: str, config: Any) -> None:
+        self.name, self.config = name, config
+        self.channels, self.height, self.width = (int(size) for size in config.input_size)
+        self.smallest = max(int(size) for size in (config.min_input_size or (1, 1, 1))[1:])
+
+    def recipe(self) -> Recipe:
+        """How to load it and what to give it."""
+        return FunctionRecipe(self._load, self._inputs(), {"batch": (1, 32)})
+
+    def _inputs(self) -> Callable[..., torch.Tensor]:
+        """Normalised images, `[batch, channels, image, image]`; `image` is a choice where the model leaves one."""
+
+        def fixed(batch: int = 1) -> torch.Tensor:
+            return torch.randn(batch, self.channels, self.height, self.width)
+
+        def sized(batch: int = 1, image: int = self.height) -> torch.Tensor:
+            if image < self.smallest:
+                raise RecipeError(f"{self.name} takes no image of {image} pixels", f"choose {self.smallest} at least")
+            return torch.randn(batch, self.channels, image, image)
+
+        return fixed if self._is_fixed() else sized
+
+    def _is_fixed(self) -> bool:
+        return bool(self.config.fixed_input_size) or self.height != self.width
+
+    def _load(self, weights: str) -> nn.Module:
+        has = self.config.hf_hub_id or self.config.url or self.config.file
+        return _weights.choose(weights, self.name, self._pretrained if has else None, self._random, self._cached())
+
+    def _pretrained(self) -> nn.Module:
+        with _offline_at_once():
+            return self._build(pretrained=True)
+
+    def _random(self) -> nn.Module:
+        model = self._build(pretrained=False).eval()
+        inputs = self._inputs()
+        image = max(self.smallest, min(self.height, CALIBRATION))
+        example = inputs(batch=4) if self._is_fixed() else inputs(batch=4, image=image)
+        return _weights.stir(model, lambda: model(example))
+
+    def _build(self, **settings: Any) -> nn.Module:
+        model: nn.Module = _library().create_model(self.name, **settings)
+        return model
+
+    def _cached(self) -> Path:
+        """Where the weights are kept once they were fetched."""
+        from huggingface_hub import try_to_load_from_cache
+
+        if self.config.hf_hub_id:
+            for file in (self.config.hf_hub_filename, "model.safetensors", "pytorch_model.bin"):
+                found = try_to_load_from_cache(self.config.hf_hub_id, file) if file else None
+                if isinstance(found, str):
+                    return Path(found)
+        name = Path(urlparse(self.config.url or "").path).name
+        return Path(torch.hub.get_dir()) / "checkpoints" / (name or self.name)
+
+
+@contextlib.contextmanager
+def _offline_at_once() -> Iterator[None]:
+    """The hub's client would try for most of a minute: it is told when nobody answers, and looks in its cache only."""
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = not _hf_hub.online()
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
