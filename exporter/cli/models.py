@@ -1,4 +1,4 @@
-"""`exporter models`: the recipes that are installed."""
+"""`exporter models`: the recipes that are installed, and where others come from."""
 
 from __future__ import annotations
 
@@ -11,20 +11,35 @@ import click
 
 @click.command(name="models")
 def command() -> None:
-    """List the models that have a recipe here."""
+    """List the models that have a recipe here, and the libraries whose models need none."""
     from exporter import recipes
 
     found = recipes.available()
     width = max(map(len, found), default=0)
     for name in sorted(found):
         click.echo(f"{name:<{width}}  {_summary(found[name].partition(':')[0])}")
-    click.echo("\nA model of your own: exporter export path/to/file.py:NAME (see CONTRIBUTING.md)", err=True)
+    prefixes = [f"{source}:NAME" for source in recipes.sources()]
+    lines = [*zip(prefixes, map(_offer, recipes.sources()), strict=True), ("FILE.pt, FILE.pt2", _offer("saved"))]
+    lines.append(("FILE.py:NAME", "a model of your own (see CONTRIBUTING.md)"))
+    click.echo()
+    for name, summary in lines:
+        click.echo(f"{name:<18} {summary}")
+
+
+def _offer(source: str) -> str:
+    """What a source offers: its `summary`."""
+    for statement in _parsed(f"exporter.sources.{source}").body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "summary":
+            return str(ast.literal_eval(statement.value))
+    return ""
 
 
 def _summary(module: str) -> str:
-    """First line of the module's docstring, read without importing it: that would import torch."""
+    """First line of the module's docstring."""
+    return (ast.get_docstring(_parsed(module)) or "").partition("\n")[0]
+
+
+def _parsed(module: str) -> ast.Module:
+    """The module's source, not imported: that would import torch."""
     spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
-        return ""
-    doc = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""
-    return doc.partition("\n")[0]
+    return ast.parse(Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else "")
