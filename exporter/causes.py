@@ -11,9 +11,9 @@ import re
 import sys
 from dataclasses import dataclass, field, replace
 
-from exporter.places import place, without
+from exporter.places import place
 
-REASON = 240  # characters of a raw message that a reason keeps
+REASON = 320  # characters of a raw message that a reason keeps
 
 GUARD = r"Could not guard on data-dependent expression"
 CONSTRAINTS = r"Constraints violated[\s\S]{0,600}?"
@@ -481,7 +481,7 @@ def describe(text: str, remedy: str = "", target: str = "") -> tuple[str, str]:
     if cause is None:
         return text, remedy
     where = place(text)
-    raw = shorten(without(text))
+    raw = shorten(text.replace(f" ({where})", ""))
     return f"{cause.sentence}{f' ({where})' if where else ''}: {raw}", remedy or cause.remedy
 
 

@@ -534,6 +534,10 @@ def test_the_reason_of_a_row() -> None:
     assert reason == f"A branch depends on the values of tensors (net.py:12): {raw}"
     assert "torch.cond" in remedy
     assert causes.describe(raw, "do this", "onnx")[1] == "do this"
+    twice, _ = causes.describe(f"{raw} (net.py:12); torch.jit.script: neither (net.py:3)", "", "script")
+    assert (
+        twice == f"A branch depends on the values of tensors (net.py:12): {raw}; torch.jit.script: neither (net.py:3)"
+    )
     assert causes.describe("something else (net.py:1)", "", "onnx") == ("something else (net.py:1)", "")
 
 

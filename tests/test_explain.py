@@ -84,6 +84,12 @@ def test_a_warning_that_does_not_matter(say: Say) -> None:
     assert "# harmless" in line(warned)
 
 
+def test_an_input_that_is_changed_in_place(say: Say) -> None:
+    fine, mutated = say("trace", "tiny:in_place")
+    assert fine.level == "ok"
+    assert mutated.text.startswith("x: the code changes an input in place")
+
+
 def test_warnings_are_told_apart(say: Say) -> None:
     found = say("trace", "explained:mixed")
     verdicts = {line(finding).rpartition("# ")[2]: finding.text.partition(":")[0] for finding in found if finding.place}

@@ -59,7 +59,8 @@ def _recompilations(subject: Subject) -> list[Finding]:
 
 
 def _first_line(text: str) -> str:
-    line = text.strip().partition("\n")[0].strip()
+    """Without the frame's number before it, and without the code that torch quotes after it."""
+    line = text.strip().partition("\n")[0].partition("  # ")[0]
     return re.sub(r"^\d+/\d+: ", "", line)
 
 

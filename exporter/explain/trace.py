@@ -58,10 +58,11 @@ def examine(subject: Subject) -> list[Finding]:
     """Each line that trace warns of or bakes, and whether that shows."""
     traced = trace(subject.module, subject.example)
     probes = list(subject.probes())
+    mutated = _mutated(subject)
     wrong = [(name, inputs, why) for name, inputs in probes if (why := _difference(subject.module, traced, inputs))]
     if not wrong:
         harmless = [Finding("note", f"harmless here: {text}", line) for line, text in traced.warned.items()]
-        return [Finding("ok", f"right at {len(probes)} sizes and values that were tried"), *harmless]
+        return [Finding("ok", f"right at {len(probes)} sizes and values that were tried"), *harmless, *mutated]
     blamed = _blamed(subject, traced, [inputs for _, inputs, _ in wrong[:RETRACED]])
     findings = [Finding("bad", f"wrong at {_several([name for name, _, _ in wrong])}: {wrong[0][2]}", "", REMEDY)]
     for line, text in traced.warned.items():
@@ -69,7 +70,21 @@ def examine(subject: Subject) -> list[Finding]:
         findings.append(matters if line in blamed else Finding("note", f"harmless here: {text}", line))
     silent = [] if blamed & traced.warned.keys() else sorted(filter(None, blamed))[:SHOWN]
     baked = "matters: the trace holds what this line made of the example"
-    return [*findings, *(Finding("bad", baked, line) for line in silent)]
+    return [*findings, *(Finding("bad", baked, line) for line in silent), *mutated]
+
+
+def _mutated(subject: Subject) -> list[Finding]:
+    """Inputs that the model changes, which the caller of some artifacts sees and that of others does not."""
+    given = tuple(t.clone() for t in subject.example)
+    with torch.no_grad():
+        subject.module(*given)
+    names = [
+        spec.name
+        for spec, before, after in zip(subject.contract.inputs, subject.example, given, strict=True)
+        if not torch.equal(before.nan_to_num(), after.nan_to_num())
+    ]
+    text = "the code changes an input in place; its caller sees that of TorchScript, but not of onnx"
+    return [Finding("note", f"{name}: {text}", "", "clone() it first") for name in names]
 
 
 def trace(module: torch.nn.Module, inputs: Tensors) -> Traced:

@@ -176,7 +176,8 @@ def _array(tensor: torch.Tensor) -> parity.Array:
 
 
 def _place(inputs: Tensors, device: str) -> Tensors:
-    return tuple(t.to(device) for t in inputs)
+    """Copies, for what changes its inputs in place must not change the golden."""
+    return tuple(t.to(device, copy=True) for t in inputs)
 
 
 def _time(run: targets.Run, inputs: Tensors, runs: int, device: str) -> list[float]:

@@ -143,7 +143,8 @@ def _bridged(program: Program, path: Path, why: Exception) -> tuple[tuple[str, .
     except (ExportError, RuntimeError) as error:
         path.unlink(missing_ok=True)
         remedy = error.remedy if isinstance(error, ExportError) else ""
-        raise ExportError(f"{places.message(error)}; torch.jit.script: {_first_line(why)}", remedy) from error
+        both = f"{places.message(error)}; torch.jit.script: {places.located(_first_line(why), why)}"
+        raise ExportError(both, remedy) from error
 
 
 def _first_line(error: Exception) -> str:
