@@ -129,14 +129,21 @@ class _Model:
 
         return inputs
 
-    def _optical_flow_inputs(self) -> Callable[..., dict[str, torch.Tensor]]:
-        """Two images `[batch, 3, image, image]` from -1 to 1, the second one the first, moved by two pixels."""
+    def _optical_flow_inputs(self) -> Callable[..., dict[str, Any]]:
+        """Two images `[batch, 3, image, image]` from -1 to 1, the second one the first, moved by two pixels.
 
-        def inputs(batch: int = 1, image: int = self.image) -> dict[str, torch.Tensor]:
+        Each of the updates is an output; their number is a constant.
+        """
+
+        def inputs(batch: int = 1, image: int = self.image, num_flow_updates: int = 12) -> dict[str, Any]:
             if image % 8:
                 raise RecipeError(f"{self.name} takes no image of {image} pixels", "choose a multiple of 8")
             first = torch.rand(batch, 3, self._large_enough(image), image) * 2 - 1
-            return {"image1": first, "image2": first.roll((2, 2), (2, 3))}
+            return {
+                "image1": first,
+                "image2": first.roll((2, 2), (2, 3)),
+                "num_flow_updates": num_flow_updates,
+            }
 
         return inputs
 
