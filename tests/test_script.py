@@ -175,6 +175,25 @@ def test_what_cannot_be_scripted_goes_through_the_exported_graph(tmp_path: Path)
     assert "variable number of arguments" in note
 
 
+class Literal(nn.Module):
+    """A tensor's literal in a branch, which torch.export.save does not take."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x * torch.tensor([1.0, 2.0, 3.0, 4.0]), lambda x: x - 1, (x,))
+
+
+def test_what_cannot_be_saved_is_exported_once_more(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="tensors should not appear in the graph") as raised:
+        program(Literal(), (ramp(2),), tmp_path, captured=True)
+    assert type(raised.value).__name__ == "SerializeError"
+    made = program(Literal(), (ramp(2),), tmp_path, captured=False)
+    made.exported_file.unlink(missing_ok=True)
+    made.exported_file.with_suffix(".txt").write_text("torch.export: SerializeError: Failed serializing node cond")
+    script.export(made, tmp_path / "script.pt", OPTIONS)
+    for x in (ramp(2), ramp(5), -ramp(5)):
+        assert torch.equal(script.load(tmp_path / "script.pt", OPTIONS).run((x,))[0], Literal()(x))
+
+
 def test_both_failures_are_named(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"not asked for; torch\.jit\.script: .*variable number of arguments"):
         check(Variadic(), lambda batch: (ramp(batch),), tmp_path)
