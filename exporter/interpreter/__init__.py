@@ -7,6 +7,7 @@ on a tensor's value becomes torch.cond where both sides are pure.
 
 from __future__ import annotations
 
+import copy
 import functools
 import operator
 import typing
@@ -88,7 +89,8 @@ class Interpreter(torch.nn.Module):
     """A TorchScript program as a plain module, its weights registered under the program's own names.
 
     Called as it is, TorchScript itself runs the program; under torch.export and torch.compile it is interpreted. A
-    program that sets its own attributes, or has some that are no tensors, is always interpreted.
+    program that sets its own attributes, or has some that a graph cannot take as an input, keeps its state apart in
+    these two; and it is interpreted under torch.jit.trace too.
     """
 
     def __init__(
@@ -105,11 +107,14 @@ class Interpreter(torch.nn.Module):
         self.outputs = tuple(outputs)
         self._single = str(schema.returns[0].type) == "Tensor"
         lifted = graphs.lift(scripted)
-        self._home = lifted.device
+        self._home, self._single_precision = lifted.device, lifted.single
+        dtypes = [tensor.dtype for tensor in lifted.tensors.values()]
+        self._witness = dtypes.index(torch.float32) if torch.float32 in dtypes else None
         self._stateful = bool(lifted.state)
         self._unknown: list[str] = []
         self._block = _compile(lifted.graph, self._unknown)
         self._function = None if self._stateful else _function(lifted.graph)
+        self._original = (scripted,) if self._stateful else ()  # a tuple keeps it out of the module tree
         self._names: tuple[str, ...] = ()
         for name, value in lifted.state.items():
             _register(self, name, value.clone() if isinstance(value, torch.Tensor) else value, False)
@@ -119,10 +124,11 @@ class Interpreter(torch.nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The program's own answer. ExportError, when it must be interpreted, for nodes that cannot be."""
         values = [*self._bind(args, kwargs), *self._weights()]
-        if self._home is not None:
-            values.append(self._device(values))
+        values += self._follow(values)
         if self._function is not None and not torch.compiler.is_compiling():
             return self._named(self._function(*values))
+        if self._original and not (torch.compiler.is_compiling() or torch._C._get_tracing_state()):
+            return self._named(self._original[0](*values[: len(self.arguments)]))
         if self._unknown:
             raise ExportError(
                 f"TorchScript nodes that cannot be interpreted: {'; '.join(dict.fromkeys(self._unknown))}",
@@ -131,6 +137,15 @@ class Interpreter(torch.nn.Module):
         (result,) = self._block.run({}, *([self] if self._stateful else []), *values)
         return self._named(pytree.tree_map(as_output, result))
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Interpreter:
+        """A copy with weights of its own; the program, which never changes, is the same."""
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        shared = {name: vars(self)[name] for name in ("arguments", "_block", "_function")}
+        made.__dict__ |= {name: copy.deepcopy(value, memo) for name, value in vars(self).items() if name not in shared}
+        made.__dict__ |= shared
+        return made
+
     def _named(self, result: Any) -> Any:
         if not self.outputs:
             return result
@@ -138,20 +153,26 @@ class Interpreter(torch.nn.Module):
 
     def __prepare_scriptable__(self) -> torch.nn.Module:
         """What torch.jit.script takes in place of this module: a shell around the program itself."""
-        if self._function is None:
-            return self
         shell = torch.fx.Graph()
         given = [self._parameter(shell, argument) for argument in self.arguments]
-        weights = [shell.get_attr(name) for name in self._names]
-        device = [] if self._home is None else [self._device([])]
-        answer: Any = shell.call_function(self._function, (*given, *weights, *device))
+        if self._function is None:
+            answer: Any = shell.call_module("program", tuple(given))
+        else:
+            weights = [shell.get_attr(name) for name in self._names]
+            answer = shell.call_function(self._function, (*given, *weights, *self._follow(self._weights())))
         if self.outputs:
             answer = {
                 name: answer if self._single else shell.call_function(operator.getitem, (answer, i))
                 for i, name in enumerate(self.outputs)
             }
         shell.output(answer)
-        return torch.fx.GraphModule(self, shell)
+        return torch.fx.GraphModule({"program": self._original[0]} if self._original else self, shell)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Interpreter:
+        for original in self._original:
+            original._apply(fn)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def _parameter(self, shell: torch.fx.Graph, argument: Argument) -> Any:
         """An argument of the shell; one whose type Python has no word for keeps its default."""
@@ -173,9 +194,16 @@ class Interpreter(torch.nn.Module):
     def _weights(self) -> list[Any]:
         return [functools.reduce(getattr, name.split("."), self) for name in self._names]
 
-    def _device(self, values: Sequence[Any]) -> torch.device:
-        leaves = pytree.tree_leaves([*self._weights(), *values])
-        return next((leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)), torch.device("cpu"))
+    def _follow(self, values: Sequence[Any]) -> list[Any]:
+        """Device and precision of the weights, as the graph wants them; else the inputs' and torch's own."""
+        followed: list[Any] = []
+        if self._home is not None:
+            leaves = pytree.tree_leaves([*self._weights(), *values])
+            followed.append(next((leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)), self._home))
+        if self._single_precision:
+            dtype = self._weights()[self._witness].dtype if self._witness is not None else torch.get_default_dtype()
+            followed.append(graphs.DOUBLE if dtype == torch.float64 else graphs.SINGLE)
+        return followed
 
 
 def _function(graph: Any) -> Any:
@@ -247,6 +275,9 @@ def _action(node: Any, blocks: list[Block]) -> tuple[Callable[..., Any] | None, 
         return lambda environment, owner, value: setattr(owner, name, as_tensor(value)), False
     if kind == "prim::RaiseException":
         return _raise, False
+    if kind == "prim::isinstance":
+        kinds = node.tys("types")
+        return lambda environment, value: any(operators.is_a(value, wanted) for wanted in kinds), True
     if kind in ("prim::Enter", "prim::Exit"):
         known = "grad_mode" in str(node.inputsAt(0).type().annotation_str)
         return (_same if known else None), True

@@ -12,15 +12,17 @@ import torch
 Graph = Any  # torch._C.Graph and torch._C.Node, of which torch describes but a part
 Node = Any
 Path = tuple[str, ...]
+SINGLE, DOUBLE = 6, 7  # float32 and float64, by which number a graph names them
 
 
 @dataclass
 class Lifted:
     """A graph with its calls inlined, and what was taken out of it.
 
-    The graph takes the program's own arguments, then `tensors` in order, then a device where `device` is set: the one
-    that the program was made on. `state` holds attributes that stay in the graph, because the program sets them or
-    because a graph cannot take them as an input; the graph's first input is then the program itself.
+    The graph takes the program's own arguments; then `tensors` in order; then a device where `device` is set, the one
+    that the program was made on; then the number of a dtype where `single` is set, which float32 stands for. `state`
+    holds attributes that stay in the graph, because the program sets them or because a graph cannot take them as an
+    input; the graph's first input is then the program itself.
     """
 
     graph: Graph
@@ -28,6 +30,7 @@ class Lifted:
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
     device: torch.device | None = None
+    single: bool = False
 
 
 def lift(scripted: torch.jit.ScriptModule) -> Lifted:
@@ -36,6 +39,7 @@ def lift(scripted: torch.jit.ScriptModule) -> Lifted:
     _lift_attributes(lifted, scripted)
     _lift_constants(lifted)
     _lift_device(lifted)
+    _lift_single(lifted)
     if not lifted.state:
         lifted.graph.eraseInput(0)
     return lifted
@@ -189,3 +193,25 @@ def _lift_device(lifted: Lifted) -> None:
             node.output().replaceAllUsesWith(value)
             node.destroy()
     lifted.device = home
+
+
+def _lift_single(lifted: Lifted) -> None:
+    """A float32 that tracing wrote down follows the weights to float64; between the two, kernels fail or worse."""
+    baked = [
+        (node, index)
+        for node in nodes(lifted.graph)
+        if "dtype" in node.schema()
+        for index, argument in enumerate(torch._C.parse_schema(node.schema()).arguments)
+        if argument.name == "dtype" and _is_single(node.inputsAt(index).node())
+    ]
+    if not baked:
+        return
+    value = lifted.graph.addInput()
+    value.setType(torch._C.IntType.get())
+    for node, index in baked:
+        node.replaceInput(index, value)
+    lifted.single = True
+
+
+def _is_single(node: Node) -> bool:
+    return bool(node.kind() == "prim::Constant" and constant(node) == SINGLE)

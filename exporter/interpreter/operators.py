@@ -62,6 +62,14 @@ DTYPES = {
     29: torch.uint64,
 }
 LAYOUTS = {0: torch.strided, 1: torch.sparse_coo}
+PYTHON_TYPES: dict[str, tuple[type, ...]] = {
+    "IntType": (int, torch.SymInt),
+    "FloatType": (float, torch.SymFloat),
+    "BoolType": (bool, torch.SymBool, Predicate),
+    "StringType": (str,),
+    "NoneType": (type(None),),
+    "DeviceObjType": (torch.device,),
+}
 MEMORY_FORMATS = dict(
     enumerate((torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d))
 )
@@ -156,6 +164,23 @@ def _same(value: Any, *_: Any) -> Any:
     return value
 
 
+def is_a(value: Any, kind: Any) -> bool:
+    """prim::isinstance. Of a list or a dict only the first element is looked at: TorchScript's have but one type."""
+    name: str = kind.kind()
+    inner: list[Any] = kind.containedTypes()
+    if name == "TensorType":
+        return isinstance(value, (torch.Tensor, Number))
+    if name == "OptionalType":
+        return value is None or is_a(value, inner[0])
+    if name == "TupleType":
+        return isinstance(value, tuple) and len(value) == len(inner) and all(map(is_a, value, inner))
+    if name == "ListType":
+        return isinstance(value, list) and all(is_a(element, inner[0]) for element in value[:1])
+    if name == "DictType":
+        return isinstance(value, dict) and all(is_a(element, inner[1]) for element in [*value.values()][:1])
+    return isinstance(value, PYTHON_TYPES.get(name, ())) and not (name == "IntType" and isinstance(value, bool))
+
+
 def _pairs(*values: Any) -> dict[Any, Any]:
     return dict(zip(values[::2], values[1::2], strict=True))
 
@@ -181,6 +206,7 @@ STRUCTURE: dict[str, Run] = {
     "prim::unchecked_unwrap_optional": _same,
     "prim::annotate": _same,
     "prim::data": _same,
+    "prim::tolist": lambda value, *_: as_tensor(value).tolist(),
     "prim::Print": lambda *_: None,
     "prim::CreateObject": types.SimpleNamespace,
     "prim::dtype": _dtype_number,

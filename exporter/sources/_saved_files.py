@@ -99,7 +99,9 @@ def _load_scripted(path: Path) -> torch.jit.ScriptModule:
 def load_exported(path: Path) -> torch.export.ExportedProgram:
     """The program as it was saved. RecipeError when torch does not take it."""
     try:
-        return torch.export.load(path)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)  # torch's own reading
+            return torch.export.load(path)
     except Exception as error:  # a broken archive raises many things
         raise RecipeError(
             f"torch.export.load cannot read {path}: {_cause(error)}", "load it with the torch that saved it"
