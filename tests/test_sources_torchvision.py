@@ -153,12 +153,15 @@ def test_a_random_detector_finds_something(name: str) -> None:
     assert (model.transform.min_size, model.transform.max_size) == ((320,), 320 if name.startswith("ssd") else 640)
 
 
-def test_quantized() -> None:
+def test_quantized(tmp_path: Path) -> None:
     made = recipe("quantized_mobilenet_v2")
     model = made.load("random")
     assert any(type(module).__module__.startswith("torch.ao.nn.quantized") for module in model.modules())
-    a, b = (call(model, made.inputs()) for _ in range(2))
-    assert not torch.equal(a, b)
+    inputs = made.inputs(batch=2)
+    output = call(model, inputs)
+    assert not torch.equal(output[0], output[1])
+    torch.jit.save(torch.jit.script(model), tmp_path / "script.pt")
+    assert torch.equal(torch.jit.load(tmp_path / "script.pt")(inputs), output)  # packed for the same engine
 
 
 @pytest.mark.parametrize(

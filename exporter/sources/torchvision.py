@@ -160,7 +160,9 @@ class _Model:
 
     def _load(self, weights: str) -> nn.Module:
         cached = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(self.best.url).path).name
-        return _weights.choose(weights, self.name, self._pretrained, self._random, cached)
+        engine = torch.backends.quantized.engine
+        model = _weights.choose(weights, self.name, self._pretrained, self._random, cached)
+        return _packed_for(engine, model) if self.kind == "quantization" else model
 
     def _pretrained(self) -> nn.Module:
         return self._build(weights=self.best, **({"quantize": True} if self.kind == "quantization" else {}))
@@ -206,6 +208,20 @@ class _Model:
             warnings.filterwarnings("ignore", "must run observer")  # of parts that evaluation does not reach
             quantize_model(model, self.best.meta["backend"])
         return model
+
+
+def _packed_for(engine: str, model: nn.Module) -> nn.Module:
+    """Pack quantized weights for this engine, which torchvision changes.
+
+    Each engine rounds in its own way, and an artifact is packed for the default one of the process that loads it.
+    """
+    from torch.ao.nn import quantized
+
+    torch.backends.quantized.engine = engine
+    layers: list[Any] = [m for m in model.modules() if isinstance(m, (quantized.Conv2d, quantized.Linear))]
+    for layer in layers:
+        layer.set_weight_bias(layer.weight(), layer.bias())
+    return model
 
 
 @torch.no_grad()
