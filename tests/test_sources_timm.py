@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from exporter import recipes
-from exporter.errors import MissingDependency, RecipeError
+from exporter.errors import RecipeError
 from exporter.records import Range
 from exporter.sources import _hf_hub
 
@@ -85,7 +85,7 @@ def test_a_source_of_recipes() -> None:
 
 def test_without_timm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(MissingDependency, match="timm does not import") as raised:
+    with pytest.raises(RecipeError, match="timm does not import") as raised:
         recipe("resnet18")
     assert raised.value.remedy == "pip install 'exporter[timm]'"
 

@@ -12,7 +12,7 @@ from urllib.parse import urlparse
 import torch
 from torch import nn
 
-from exporter.errors import MissingDependency, RecipeError
+from exporter.errors import RecipeError
 from exporter.recipes import FunctionRecipe, Recipe, Source
 from exporter.sources import _hf_hub, _weights
 
@@ -22,7 +22,7 @@ CALIBRATION = 128  # pixels a side of the images that batch norm takes its first
 
 
 def recipe(name: str, source: Source) -> Recipe:
-    """The recipe of `name`. MissingDependency without timm; RecipeError for a name that it does not know."""
+    """The recipe of `name`. RecipeError without timm, or for a name that it does not know."""
     timm = _library()
     if not timm.is_model(name):
         close = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
@@ -45,7 +45,7 @@ def _library() -> Any:
     try:
         import timm
     except ImportError as error:
-        raise MissingDependency(f"timm does not import: {error}", "pip install 'exporter[timm]'") from error
+        raise RecipeError(f"timm does not import: {error}", "pip install 'exporter[timm]'") from error
     return timm
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from exporter.errors import MissingDependency, RecipeError
+from exporter.errors import RecipeError
 from exporter.recipes import FunctionRecipe, Recipe, Source
 from exporter.sources import _weights
 
@@ -51,7 +51,7 @@ def _library() -> Any:
     try:
         from torchvision import models
     except (ImportError, RuntimeError, OSError) as error:  # a RuntimeError where its operators are of another torch
-        raise MissingDependency(
+        raise RecipeError(
             f"torchvision does not import: {' '.join(str(error).split())[:200]}",
             f"install the torchvision that belongs to torch {torch.__version__}, from the same index",
         ) from error
