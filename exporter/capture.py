@@ -237,13 +237,25 @@ class Program:
             reason = self.exported_file.with_suffix(".txt")
             raise ExportError(reason.read_text() if reason.is_file() else "the model was not captured")
         self.used_capture = True
-        return self._timed(lambda: torch.export.load(self.exported_file))
+        return self._timed(lambda: load_program(self.exported_file))
 
     def _timed(self, make: Callable[[], Made]) -> Made:
         started = time.perf_counter()
         made = make()
         self.loading_s += time.perf_counter() - started
         return made
+
+
+def load_program(file: Path) -> torch.export.ExportedProgram:
+    """A saved program, fit to be decomposed: torch loads ranges of derived dimensions among those of symbols."""
+    program = torch.export.load(file)
+    for node in program.graph.nodes:
+        environment = getattr(getattr(node.meta.get("val"), "fake_mode", None), "shape_env", None)
+        if environment is not None:
+            for derived in [key for key in environment.var_to_range if not key.is_Symbol]:
+                del environment.var_to_range[derived]
+            break
+    return program
 
 
 def export_program(

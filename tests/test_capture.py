@@ -208,3 +208,22 @@ def test_a_program_that_was_not_captured_says_why(tmp_path: Path) -> None:
     (tmp_path / "exported.txt").write_text("torch.export: a branch on data")
     with pytest.raises(ExportError, match="a branch on data"):
         _ = program(tmp_path).exported
+
+
+def test_derived_dimensions_survive_a_file(tmp_path: Path) -> None:
+    """As torch loads it, the program cannot be decomposed, which ONNX needs."""
+    example = (torch.ones(6, 4), torch.ones(2))
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x.sum(0) * y.sum()
+
+    promise = Contract(
+        "m",
+        (TensorSpec("x", "float32", ("3*batch", 4)), TensorSpec("y", "float32", ("batch",))),
+        (),
+        {"batch": Range(1, 8)},
+    )
+    torch.export.save(capture.export_program(flat(Model(), *example), example, promise), tmp_path / "program.pt2")
+    module = capture.load_program(tmp_path / "program.pt2").run_decompositions().module()
+    assert module(torch.ones(9, 4), torch.ones(3))[0].tolist() == [27.0] * 4
