@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 CPP := build/cpp
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test install lint cpp ctest asan pytest bench test-gpu clean
+.PHONY: help demo test install lint cpp ctest asan pytest fuzz bench test-gpu clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -47,6 +47,9 @@ asan: install ## the C++ tests under AddressSanitizer
 
 pytest: cpp
 	$(BIN)/python -m pytest --cov=exporter --cov-branch --cov-fail-under=90 --cov-report=term:skip-covered
+
+fuzz: cpp ## 500 drawn modules through every target, in Python and C++
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -p no:cacheprovider -s tests/test_fuzz.py
 
 bench: install cpp ## measure start-up, overhead and the C++ side
 	$(BIN)/python benchmarks/startup.py

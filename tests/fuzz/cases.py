@@ -1,0 +1,144 @@
+"""One drawn module: whether a test can judge it, what a run says of it, and whether that is true."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from exporter import api, capture, causes, contract, golden, pipeline, recipes, targets
+from exporter.records import Manifest, Range, Tolerance, VariantRecord
+from exporter.session.server import Judge
+
+FRESH_SEED = 100  # no golden has it
+FRESH_SIZES = 3
+LOOSE, LOOSE_HALF = Tolerance(1e-2, 1e-3, 2.0), Tolerance(5e-2, 5e-2, 3.0)  # what rounding may do to a sound module
+INTERNAL = re.compile(r"INTERNAL ASSERT|please report a bug|Traceback|object at 0x")  # nobody learns from these
+BARE = re.compile(r"\b(?:Attribute|Key|Index|Name|Type)Error\b|INTERNAL")  # of torch's own, not the model's
+PATTERN = re.compile(r" is fixed at |depends on |was ended by SIG|took longer than")
+LINE = re.compile(r"\.py:\d+")
+PLACEHOLDER = re.compile(r"\\{\w+\\}")
+SENTENCES = re.compile("|".join(PLACEHOLDER.sub(".*", re.escape(cause.sentence)) for cause in causes.CAUSES))
+
+
+@dataclass
+class Case:
+    """A drawn module in a file of its own."""
+
+    file: Path
+
+    @cached_property
+    def recipe(self) -> recipes.Recipe:
+        """Its recipe, loaded as a run loads it."""
+        return recipes.load(recipes.find(f"{self.file}:drawn"))
+
+    @cached_property
+    def model(self) -> torch.nn.Module:
+        """The model itself."""
+        return self.recipe.load("random")
+
+    @cached_property
+    def symbols(self) -> dict[str, Range]:
+        """The ranges of its sizes."""
+        return recipes.ranges(self.recipe)
+
+    @cached_property
+    def base(self) -> dict[str, int]:
+        """The example's sizes."""
+        return recipes.example_sizes(self.recipe.inputs)
+
+    def inputs(self, sizes: dict[str, int], seed: int) -> capture.FlatInputs:
+        """Inputs, flat."""
+        model = self.model  # loading it draws numbers too
+        torch.manual_seed(seed)
+        return capture.flatten_inputs(model, self.recipe.inputs(**sizes))
+
+    @cached_property
+    def module(self) -> capture.FlatModule:
+        """The flat model."""
+        return capture.FlatModule(self.model, self.inputs(self.base, 0)).eval()
+
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the outputs of the model itself."""
+        flat = self.inputs(self.base, 0)
+        args, kwargs = flat.rebuild(flat.tensors)
+        with torch.no_grad():
+            return capture.output_leaves(self.model(*args, **kwargs))[0]
+
+    @property
+    def plan(self) -> list[tuple[dict[str, int], int]]:
+        """Sizes and seeds of the golden."""
+        return contract.probe_plan(self.base, self.symbols)
+
+    @property
+    def fresh(self) -> list[tuple[dict[str, int], int]]:
+        """Sizes and seeds that no golden has."""
+        known = [sizes for sizes, _ in self.plan]
+        every = itertools.product(*(range(r.min, r.max + 1) for r in self.symbols.values()))
+        others = [sizes for one in every if (sizes := dict(zip(self.symbols, one, strict=True))) not in known]
+        chosen = others[:: max(len(others) // FRESH_SIZES, 1)][:FRESH_SIZES]
+        return [(sizes, FRESH_SEED + i) for i, sizes in enumerate([*chosen, self.base])]
+
+    def sound(self) -> bool:
+        """Whether eager runs at all those sizes, repeats itself, and does not hang on rounding."""
+        return all(self._is_sound(self.inputs(sizes, seed).tensors) for sizes, seed in [*self.plan, *self.fresh])
+
+    def _is_sound(self, data: capture.Tensors) -> bool:
+        half = any(t.is_floating_point() and t.element_size() == 2 for t in data)
+        if not golden.is_settled(self.module, data, "cpu", LOOSE_HALF if half else LOOSE):
+            return False
+        once, again = golden.run(self.module, data, "cpu"), golden.run(self.module, data, "cpu")
+        return all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
+
+
+def run(case: Case, names: str, out: Path) -> tuple[Manifest, Path]:
+    """The whole pipeline, without timing."""
+    request = pipeline.Request(
+        "drawn", recipes.find(f"{case.file}:drawn"), tuple(targets.parse(names)), out, bench=False, timeout=300.0
+    )
+    return pipeline.run(request)
+
+
+def untrue(case: Case, manifest: Manifest, place: Path) -> Iterator[str]:
+    """What is wrong with a run: an artifact that passed and should not have, a refusal that tells nobody anything."""
+    for row in manifest.variants:
+        if row.status == "passed":
+            yield from (f"{row.name} passed and is wrong: {what}" for what in _wrong(case, row, manifest, place))
+        elif not row.reason or not row.stage or INTERNAL.search(row.reason):
+            yield f"{row.name} is refused at {row.stage or 'no stage'} without a cause: {row.reason}"
+
+
+def unnamed(manifest: Manifest) -> list[str]:
+    """The refusals whose reason is neither of a known cause nor has a pattern or a line of the model."""
+    return [f"{row.name}: {row.reason}" for row in manifest.variants if row.status == "failed" and not _named(row)]
+
+
+def _named(row: VariantRecord) -> bool:
+    known = SENTENCES.match(row.reason) or PATTERN.search(row.reason)
+    return bool(known or (LINE.search(row.reason) and not BARE.search(row.reason)))
+
+
+def _wrong(case: Case, row: VariantRecord, manifest: Manifest, place: Path) -> Iterator[str]:
+    """How the artifact differs from eager at what its golden does not hold."""
+    assert row.artifact is not None
+    assert manifest.golden is not None
+    tolerance = manifest.golden.tolerance
+    artifact = api.open_artifact(place / row.artifact.path, threads=1)
+    names = tuple(spec.name for spec in artifact.contract.outputs)
+    if names != (expected := case.output_names()):
+        yield f"its outputs are {names}, eager's {expected}"
+        return
+    made, _ = golden.make(case.module, lambda *at: case.inputs(*at).tensors, case.fresh, case.symbols, tolerance, "cpu")
+    judge = Judge(made, names)
+    for one in made.cases:
+        try:
+            judged = judge.compare(tuple(artifact(*one.inputs).values()), one)
+        except Exception as error:  # whatever an artifact raises is a finding
+            yield f"at {one.name} it raises {type(error).__name__}: {str(error)[:300]}"
+        else:
+            yield from (f"{o.output} at {one.name}: {o.reason}" for o in judged if o.verdict == "FAIL")

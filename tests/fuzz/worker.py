@@ -1,0 +1,95 @@
+"""A child that runs the pipeline on one drawn module after the other, each in its own threads.
+
+It is a process of its own because an artifact may crash the one that loads it; and one process for many cases because
+the nine jobs of a case would each pay for a fork and for what it imports.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import socket
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from exporter import bundle, pipeline
+from exporter.isolate import Child
+from fuzz import cases
+from fuzz.inline import Inline
+
+TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What came of a case: no rows when eager itself could not be judged.
+
+    `untrue` is what is wrong with the rows, `unnamed` the refusals without a known cause.
+    """
+
+    rows: dict[str, str] = field(default_factory=dict)
+    untrue: tuple[str, ...] = ()
+    unnamed: tuple[str, ...] = ()
+
+
+def serve(channel: socket.socket) -> None:
+    """Answer each line, `[file, targets, folder]`, by what came of it; where the folder is a bundle, judge that."""
+    warnings.simplefilter("ignore")
+    pipeline.Zygote = Inline  # type: ignore[misc,assignment]
+    with channel.makefile("r", encoding="utf-8") as requests:
+        for line in requests:
+            file, names, folder = json.loads(line)
+            with Inline():
+                judged = _judge(cases.Case(Path(file)), names, Path(folder))
+            channel.sendall(pickle.dumps(("judged", judged)).hex().encode() + b"\n")
+
+
+def _judge(case: cases.Case, names: str, folder: Path) -> Judged:
+    if folder.is_dir():
+        return _judge_bundle(case, folder)
+    if not case.sound():
+        return Judged()
+    cases.run(case, names, folder)
+    return _judge_bundle(case, folder)
+
+
+def _judge_bundle(case: cases.Case, folder: Path) -> Judged:
+    manifest = bundle.read_manifest(folder)
+    rows = {row.name: row.status for row in manifest.variants}
+    return Judged(rows, tuple(cases.untrue(case, manifest, folder)), tuple(cases.unnamed(manifest)))
+
+
+class Worker:
+    """The parent's side. `spawn` starts `fuzz.worker:serve`; `run` is a run with a process for each job."""
+
+    def __init__(self, spawn: Callable[[], Child], run: Callable[[cases.Case, str, Path], object]) -> None:
+        self._spawn, self._run = spawn, run
+        self._child: Child | None = None
+
+    def judge(self, file: Path, names: str, folder: Path) -> Judged:
+        """Run and judge one case. A case that crashes the child is run again, each of its jobs in a process."""
+        try:
+            return self._ask(file, names, folder)
+        except pipeline.JobError:
+            self.close()
+            shutil.rmtree(folder, ignore_errors=True)
+            self._run(cases.Case(file), names, folder)
+            return self._ask(file, names, folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _ask(self, file: Path, names: str, folder: Path) -> Judged:
+        if self._child is None:
+            self._child = self._spawn()
+        self._child.channel.sendall(f"{json.dumps([str(file), names, str(folder)])}\n".encode())
+        judged: Judged = self._child.expect("judged", TIMEOUT_S)
+        return judged
+
+    def close(self) -> None:
+        """End the child."""
+        if self._child is not None:
+            self._child.kill()
+            self._child = None
