@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from exporter import places
+
 Cases = Sequence[Mapping[str, Any]]
 VALUES = "depends on values"
 
@@ -60,10 +62,16 @@ def with_place(reason: str, warnings: Iterable[str]) -> str:
         fixed = re.compile(rf"torch\.export fixed .*\b{re.escape(match[1])}\b.* at \d+ \((.+)\)")
         if found := next(filter(None, map(fixed.fullmatch, warnings)), None):
             return f"{reason} by {found[1]}"
-    places = [(place, message) for place, colon, message in (w.partition(": ") for w in warnings) if colon]
-    branches = [place for place, message in places if "boolean" in message]
-    if VALUES in reason and branches:
-        return reason.replace(VALUES, f"branch {VALUES} ({branches[0]})", 1)
-    if " is fixed at " in reason and places:
-        return f"{reason} (perhaps by {', '.join(list(dict.fromkeys(place for place, _ in places))[:2])})"
+    warned = [(place, message) for place, colon, message in (w.partition(": ") for w in warnings) if colon]
+    if VALUES in reason and (branch := _branch(warned)):
+        return reason.replace(VALUES, f"branch {VALUES} ({branch})", 1)
+    if " is fixed at " in reason and warned:
+        return f"{reason} (perhaps by {', '.join(list(dict.fromkeys(place for place, _ in warned))[:2])})"
     return reason
+
+
+def _branch(warned: Sequence[tuple[str, str]]) -> str:
+    """Where a tensor became a boolean, or else a number: in the model if anywhere, not in torch's own checks."""
+    ours = [(place, message) for place, message in warned if not places.of_library(place)]
+    kinds = [(group, kind) for group in (ours, warned) for kind in ("boolean", "Python number", "Python float")]
+    return next((place for group, kind in kinds for place, message in group if kind in message), "")

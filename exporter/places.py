@@ -114,6 +114,11 @@ def _place_of_node(error: BaseException) -> str:
     return ""
 
 
+def of_library(place: str) -> bool:
+    """Whether `file:line` is in torch, in exporter or in Python itself."""
+    return _is_library(place.rpartition(":")[0])
+
+
 def _is_library(path: str) -> bool:
     """Whether a file is no code of the model's: torch, exporter, Python itself."""
     package = _PACKAGE.match(path)

@@ -18,7 +18,7 @@ CHANGES: dict[str, tuple[Change, Change]] = {
     "negative": (lambda t: -t.abs(), lambda t: t.flip(-1) if t.dim() else t),
     "large": (lambda t: t * 100, lambda t: t),
 }
-PERTURBATION = 1e-6
+PERTURBATION, ROUNDINGS = 1e-6, 8  # relative: at most, and in units of the dtype's own rounding
 
 
 def changed(data: Tensors) -> dict[str, Tensors]:
@@ -35,11 +35,15 @@ def perturbed(data: Tensors, sign: int) -> Tensors:
     """Floating inputs as rounding might have left them, to one side or (with the other sign) to the opposite."""
     generator = torch.Generator().manual_seed(0)
     return tuple(
-        t + sign * PERTURBATION * (t.abs() + 1) * torch.randn(t.shape, generator=generator).to(t)
+        t + sign * _rounding(t.dtype) * (t.abs() + 1) * torch.randn(t.shape, generator=generator).to(t)
         if t.is_floating_point()
         else t
         for t in data
     )
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    return min(PERTURBATION, ROUNDINGS * torch.finfo(dtype).eps)
 
 
 def settled(outputs: Tensors, again: Tensors, tolerance: Tolerance) -> bool:

@@ -51,6 +51,8 @@ def test_one_size_right_and_wrong(bad: dict[str, Any], said: str) -> None:
     assert diagnosis.value_dependence(cases) == f"depends on values: wrong at {said}, right at batch=1"
 
 
+ITEM = "/m.py:8: Converting a tensor to a Python number"
+RNN = "/v/lib/python3.11/site-packages/torch/nn/modules/rnn.py:3: Converting a tensor to a Python boolean"
 WARNINGS = ("/m.py:4: Converting a tensor to a Python integer", "/m.py:7: Converting a tensor to a Python boolean")
 
 
@@ -59,6 +61,9 @@ WARNINGS = ("/m.py:4: Converting a tensor to a Python integer", "/m.py:7: Conver
     [
         ("depends on values: wrong", WARNINGS, "branch depends on values (/m.py:7): wrong"),
         ("depends on values: wrong", WARNINGS[:1], "depends on values: wrong"),
+        ("depends on values: wrong", (RNN, *WARNINGS), "branch depends on values (/m.py:7): wrong"),
+        ("depends on values: wrong", (ITEM, RNN), "branch depends on values (/m.py:8): wrong"),
+        ("depends on values: wrong", (RNN,), f"branch depends on values ({RNN.partition(': ')[0]}): wrong"),
         ("batch is fixed at 2", WARNINGS, "batch is fixed at 2 (perhaps by /m.py:4, /m.py:7)"),
         ("batch is fixed at 2", (), "batch is fixed at 2"),
         ("n is fixed at 2", ("torch.export fixed n at 2 (/m.py:9)",), "n is fixed at 2 by /m.py:9"),

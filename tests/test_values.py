@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from exporter import golden, values
+from exporter import golden, parity, values
 from exporter.records import Range, Tolerance
 
 
@@ -23,6 +24,16 @@ def test_what_changes_nothing_is_left_out() -> None:
     assert list(values.changed((torch.zeros(2), torch.tensor(7)))) == ["ones"]
     assert values.changed((torch.ones(2, dtype=torch.complex64),)) == {}
     assert values.changed((torch.zeros(0, dtype=torch.int64),)) == {}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_what_stands_for_rounding_is_of_the_dtype_itself(dtype: torch.dtype) -> None:
+    """A perturbation beyond the tolerance would leave a model in float64 no other values at all."""
+    data = (torch.linspace(-1, 1, 100).to(dtype), torch.arange(3))
+    once, again = values.perturbed(data, 1), values.perturbed(data, -1)
+    assert values.settled(once, again, parity.TOLERANCES[str(dtype).removeprefix("torch.")])
+    assert torch.equal(once[0], again[0]) == (dtype == torch.bfloat16)
+    assert torch.equal(once[1], data[1])
 
 
 class Model(torch.nn.Module):
