@@ -15,6 +15,7 @@ import torch
 from torch import fx
 from torch.export.graph_signature import InputKind, OutputKind
 
+from exporter import recurrent
 from exporter.errors import ExportError
 from exporter.lowering import Lowering, Value, python_type, source_line
 from exporter.torchscript import attribute, define, literal, number_tensor
@@ -129,7 +130,7 @@ def _without_autocast(program: torch.export.ExportedProgram) -> torch.export.Exp
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
             if "wrap_with_autocast" in str(node.target) and node.args[2]:
-                with warnings.catch_warnings():
+                with warnings.catch_warnings(), recurrent.kept():
                     warnings.simplefilter("ignore", FutureWarning)  # of torch, to itself
                     expanded: torch.export.ExportedProgram = program.run_decompositions({})
                 return expanded

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils import _pytree as pytree
 
-from exporter import places, specialization
+from exporter import places, recurrent, specialization
 from exporter.errors import ExportError, RecipeError
 from exporter.expressions import Expression
 from exporter.records import Contract, TensorSpec
@@ -300,7 +300,7 @@ def _export(
         {axis: _dim(dim, dims) for axis, dim in enumerate(spec.shape) if not isinstance(dim, int)}
         for spec in contract.inputs
     )
-    with torch.no_grad():
+    with torch.no_grad(), recurrent.kept():
         return torch.export.export(module, example, dynamic_shapes=(dynamic,), strict=False)
 
 

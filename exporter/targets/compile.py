@@ -35,6 +35,8 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     """Compile the exported program to a package. It needs a C++ compiler."""
     import torch
 
+    from exporter import recurrent
+
     if environment.compiler() is None:
         raise MissingDependency(
             "there is no C++ compiler, which AOTInductor needs",
@@ -46,13 +48,18 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         # libtorch.so would pull in every CUDA library; these two are all that a CPU package calls.
         os.environ["LIBRARY_PATH"] = f"{Path(torch.__file__).parent / 'lib'}:{os.environ.get('LIBRARY_PATH', '')}"
         settings |= {"aot_inductor.link_libtorch": False, "aot_inductor.custom_op_libs": ["torch_cpu", "c10"]}
-    if program.entries:
-        ops = _package_entries(program, path, settings)
-    else:
-        torch._inductor.aoti_compile_and_package(program.exported, package_path=str(path), inductor_configs=settings)
-        ops = operators.of_exported(program.exported)
+    with recurrent.looped():
+        ops = _package_entries(program, path, settings) if program.entries else _package(program, path, settings)
     contract.append_to_zip(path, to_json(replace(program.contract, ops=ops)))
     return Exported(ops=ops)
+
+
+def _package(program: Program, path: Path, settings: dict[str, Any]) -> tuple[str, ...]:
+    """A package with one model; returns the namespaces of operators that it calls."""
+    import torch
+
+    torch._inductor.aoti_compile_and_package(program.exported, package_path=str(path), inductor_configs=settings)
+    return operators.of_exported(program.exported)
 
 
 def _package_entries(program: Program, path: Path, settings: dict[str, Any]) -> tuple[str, ...]:

@@ -62,6 +62,8 @@ def _translate(program: Program, options: Options) -> tuple[Any, int]:
     """torch's ONNX program, and the bytes of its weights. ExportError names what ONNX cannot take."""
     import torch
 
+    from exporter import recurrent
+
     exported = program.exported
     names: dict[str, Any] = {
         "input_names": [s.name for s in program.contract.inputs],
@@ -70,7 +72,8 @@ def _translate(program: Program, options: Options) -> tuple[Any, int]:
     size = sum(t.numel() * t.element_size() for t in exported.state_dict.values())
     logging.getLogger("onnxscript").setLevel(logging.ERROR)
     try:
-        made = torch.onnx.export(exported, (), dynamo=True, opset_version=options.opset, verbose=False, **names)
+        with recurrent.kept():
+            made = torch.onnx.export(exported, (), dynamo=True, opset_version=options.opset, verbose=False, **names)
     except Exception as error:  # the exporter wraps whatever it meets
         raise ExportError(f"torch.onnx.export: {_cause(error)}") from error
     if made is None:

@@ -1,0 +1,90 @@
+"""LSTM and GRU over sequences of any length.
+
+torch.export keeps `aten.lstm.input` and `aten.gru.input` as they are, but finds their outputs' shapes by running every
+step, which fixes the length at the example's. The shapes follow from the inputs alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch._C import DispatchKey
+
+Kernel = Callable[..., Any]
+OPERATORS = (torch.ops.aten.lstm.input, torch.ops.aten.gru.input)
+
+
+def kept() -> contextlib.AbstractContextManager[None]:
+    """While a graph is captured, or translated by somebody who knows these operators: none of them is run in steps."""
+    return _as({op: _shapes for op in OPERATORS})
+
+
+def looped() -> contextlib.AbstractContextManager[None]:
+    """While a graph is compiled: a sequence of symbolic length becomes one oneDNN kernel, or else a while_loop."""
+    try:
+        from torch.export import _patches
+    except ImportError:  # torch of another time: the length is fixed, and the golden tells
+        return contextlib.nullcontext()
+    lstm, gru = (getattr(_patches, f"{name}_while_loop_impl", None) for name in ("lstm", "gru"))
+    kernels = {op: _for_any_length(op, loop) for op, loop in zip(OPERATORS, (lstm, gru), strict=True) if loop}
+    return _as(kernels)
+
+
+def _shapes(
+    inputs: torch.Tensor,
+    states: Any,
+    params: Any,
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[torch.Tensor, ...]:
+    """Outputs that hold nothing: (length, batch, directions * width), and the states as they came."""
+    states = states if isinstance(states, (list, tuple)) else [states]
+    width = states[0].size(2) * (2 if bidirectional else 1)
+    return inputs.new_empty((*inputs.shape[:-1], width)), *(torch.empty_like(state) for state in states)
+
+
+def _for_any_length(op: Any, loop: Kernel) -> Kernel:
+    from torch._decomp import decompositions
+
+    unrolled: Kernel = op.py_kernels[DispatchKey.CompositeImplicitAutograd]
+
+    def decomposed(inputs: torch.Tensor, states: Any, params: Any, has_biases: bool, *rest: Any) -> Any:
+        length = inputs.shape[1 if rest[-1] else 0]
+        if isinstance(length, int) or (op in OPERATORS[:1] and _has_kernel(inputs, states, params, has_biases)):
+            return unrolled(inputs, states, params, has_biases, *rest)
+        return loop(inputs, states, params, has_biases, *rest)
+
+    def _has_kernel(inputs: torch.Tensor, states: Any, params: Any, has_biases: bool) -> bool:
+        projected = states[0].size(2) != states[1].size(2)
+        gathered = decompositions.gather_params(params, has_biases, projected)
+        chosen = decompositions.select_one_layer_lstm_function(inputs, states, gathered)
+        return bool(chosen is decompositions.mkldnn_one_layer_lstm)
+
+    return decomposed
+
+
+@contextlib.contextmanager
+def _as(kernels: Mapping[Any, Kernel]) -> Iterator[None]:
+    """Put these in the place of the operators' decompositions, for tracing; what really runs stays torch's."""
+    table = torch._decomp.global_decomposition_table["post_autograd"]
+    usual = {op: (op.py_kernels[DispatchKey.CompositeImplicitAutograd], table[op]) for op in kernels}
+    try:
+        for op, kernel in kernels.items():
+            _put(op, table, kernel, kernel)
+        yield
+    finally:
+        for op, (kernel, decomposition) in usual.items():
+            _put(op, table, kernel, decomposition)
+
+
+def _put(op: Any, table: Any, kernel: Kernel, decomposition: Kernel) -> None:
+    op.py_kernels[DispatchKey.CompositeImplicitAutograd] = kernel
+    op._dispatch_cache.clear()
+    table[op] = decomposition
