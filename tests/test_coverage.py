@@ -15,7 +15,9 @@ from architectures import IMPOSSIBLE  # noqa: E402
 
 
 @pytest.mark.parametrize(
-    ("names", "targets"), [([], "trace,script,onnx"), (["hf:bert", "own:mask", "own:gru"], "compile")], ids=["a dozen", "compiled"]
+    ("names", "targets"),
+    [([], "trace,script,onnx"), (["hf:bert", "own:mask", "own:gru"], "compile")],
+    ids=["a dozen", "compiled"],
 )
 def test_every_artifact_is_right_or_refused(tmp_path: Path, names: list[str], targets: str) -> None:
     which = names or ["--quick"]

@@ -150,6 +150,34 @@ def test_no_compiler(program: Program, tmp_path: Path, monkeypatch: pytest.Monke
     assert "g++" in raised.value.remedy
 
 
+class Halves(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.chunk(x, 2)[0] * 2
+
+
+def test_onnx_where_the_optimiser_of_the_graph_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk of a dimension that moves: `'NoneType' object has no attribute 'ndim'` in onnxscript 0.7."""
+    model, x = Halves().eval(), torch.arange(8.0).reshape(4, 2)
+    contract = Contract(
+        "halves",
+        (TensorSpec("x", "float32", ("batch", 2)),),
+        (TensorSpec("y", "float32", (None, 2)),),
+        {"batch": Range(2, 9)},
+    )
+    module = FlatModule(model, flatten_inputs(model, (x,))).eval()
+    torch.export.save(export_program(module, (x,), contract), tmp_path / "exported.pt2")
+    program = Program(contract, "cpu", lambda: module, lambda: (x,), tmp_path / "exported.pt2")
+    target = targets.get("onnx")
+    with monkeypatch.context() as bare, pytest.raises(ExportError, match="no attribute 'ndim'"):
+        bare.setattr("exporter.targets.onnx._is_optimizers", lambda error: False)
+        target.export(program, tmp_path / "m.onnx", OPTIONS)
+    target.export(program, tmp_path / "m.onnx", OPTIONS)
+    run = target.load(tmp_path / "m.onnx", OPTIONS).run
+    for size in (3, 6, 9):
+        y = torch.randn(size, 2)
+        assert torch.equal(run((y,))[0], model(y))
+
+
 def test_onnx_without_a_contract(tmp_path: Path, program: Program) -> None:
     import onnx
 

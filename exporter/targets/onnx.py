@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,11 +72,24 @@ def _translate(program: Program, options: Options) -> tuple[Any, int]:
     }
     size = sum(t.numel() * t.element_size() for t in exported.state_dict.values())
     logging.getLogger("onnxscript").setLevel(logging.ERROR)
-    try:
+
+    def translate(optimize: bool) -> Any:
         with recurrent.kept():
-            made = torch.onnx.export(exported, (), dynamo=True, opset_version=options.opset, verbose=False, **names)
+            return torch.onnx.export(
+                exported, (), dynamo=True, opset_version=options.opset, verbose=False, optimize=optimize, **names
+            )
+
+    try:
+        try:
+            made = translate(optimize=True)
+        except Exception as error:
+            if not _is_optimizers(_cause(error)):
+                raise
+            made = translate(optimize=False)  # onnxruntime has an optimiser of its own
     except Exception as error:  # the exporter wraps whatever it meets
-        raise ExportError(f"torch.onnx.export: {_cause(error)}") from error
+        cause = _cause(error)
+        said = " ".join(f"{type(cause).__name__}: {cause}".split())[:300]
+        raise ExportError(f"torch.onnx.export: {said}") from error
     if made is None:
         raise ExportError("torch.onnx.export gave no program")
     _free_names(made.model.graph)
@@ -100,10 +114,16 @@ def _free_names(graph: Any) -> None:
                 value.name = f"{value.name}_inner"
 
 
-def _cause(error: BaseException) -> str:
+def _cause(error: BaseException) -> BaseException:
     while error.__cause__ is not None:
         error = error.__cause__
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return error
+
+
+def _is_optimizers(error: BaseException) -> bool:
+    """Whether the graph was translated, and an error of onnxscript's optimiser came after."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return any("/onnxscript/optimizer/" in Path(frame.filename).as_posix() for frame in frames)
 
 
 def read_contract(path: Path) -> Contract:
