@@ -19,7 +19,7 @@ OPERATORS = (torch.ops.aten.lstm.input, torch.ops.aten.gru.input)
 
 def kept() -> contextlib.AbstractContextManager[None]:
     """While a graph is captured, or translated by somebody who knows these operators: none of them is run in steps."""
-    return _as({op: _shapes for op in OPERATORS})
+    return _as(dict.fromkeys(OPERATORS, _shapes))
 
 
 def looped() -> contextlib.AbstractContextManager[None]:
@@ -56,16 +56,13 @@ def _for_any_length(op: Any, loop: Kernel) -> Kernel:
     unrolled: Kernel = op.py_kernels[DispatchKey.CompositeImplicitAutograd]
 
     def decomposed(inputs: torch.Tensor, states: Any, params: Any, has_biases: bool, *rest: Any) -> Any:
-        length = inputs.shape[1 if rest[-1] else 0]
-        if isinstance(length, int) or (op in OPERATORS[:1] and _has_kernel(inputs, states, params, has_biases)):
-            return unrolled(inputs, states, params, has_biases, *rest)
-        return loop(inputs, states, params, has_biases, *rest)
+        length: Any = inputs.shape[1 if rest[-1] else 0]  # torch.SymInt where it is dynamic
+        fits = isinstance(length, int) or (op is torch.ops.aten.lstm.input and has_kernel(inputs, states, params))
+        return (unrolled if fits else loop)(inputs, states, params, has_biases, *rest)
 
-    def _has_kernel(inputs: torch.Tensor, states: Any, params: Any, has_biases: bool) -> bool:
-        projected = states[0].size(2) != states[1].size(2)
-        gathered = decompositions.gather_params(params, has_biases, projected)
-        chosen = decompositions.select_one_layer_lstm_function(inputs, states, gathered)
-        return bool(chosen is decompositions.mkldnn_one_layer_lstm)
+    def has_kernel(inputs: torch.Tensor, states: Any, params: Any) -> bool:
+        layer = decompositions.select_one_layer_lstm_function(inputs, states, [params])
+        return bool(layer is decompositions.mkldnn_one_layer_lstm)
 
     return decomposed
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -76,7 +77,7 @@ def test_nothing_stays_changed() -> None:
     op = recurrent.OPERATORS[0]
     kernels = dict(op.py_kernels)
     for change in (recurrent.kept, recurrent.looped):
-        with pytest.raises(KeyError), change():
+        with contextlib.suppress(KeyError), change():
             assert op.py_kernels != kernels
             raise KeyError
         assert op.py_kernels == kernels
