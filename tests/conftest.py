@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
@@ -18,8 +17,6 @@ from exporter import environment, pipeline, recipes, targets
 from exporter.isolate import Child, Zygote
 from exporter.records import Manifest
 
-# `make fuzz` runs it; it does not yet hold as part of every run.
-collect_ignore = [] if os.environ.get("HYPOTHESIS_PROFILE") else ["test_fuzz.py"]
 RECIPES = Path(__file__).parent / "recipes"
 NATIVE = environment.find_runner() is not None
 
