@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,6 +104,8 @@ class _Limit:
     def __init__(self, module: torch.nn.Module, example: Tensors, device: str) -> None:
         with FlopCounterMode(display=False) as counter:
             run(module, example, device)
+        if "torch._dynamo" in sys.modules:
+            torch._dynamo.reset()  # torch.cond was compiled under the counter; torch 2.11 would not take that back
         self._per_element = counter.get_total_flops() / sum(t.numel() for t in example)
 
     def allows(self, data: Tensors) -> bool:
