@@ -34,12 +34,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("bundle", type=Path)
+    parser.add_argument("sizes", nargs="*", help="of the example, as image=128")
     parser.add_argument("--bare", default="", help="targets whose bare call is judged too")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        job = Job("m", recipes.find(arguments.model), "random", 0, {}, Path(folder), targets.Options())
+        sizes = {name: int(size) for name, _, size in (given.partition("=") for given in arguments.sizes)}
+        job = Job("m", recipes.find(arguments.model), "random", 0, sizes, Path(folder), targets.Options())
         loaded = steps.load_model(job)
         subject = Subject(loaded)
         words: dict[str, dict[str, str]] = {"exporter": judge_bundle(subject, arguments.bundle)}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 # fmt: off
 TORCHVISION = [
-    "alexnet", "vgg11", "resnet18", "resnext50_32x4d", "densenet121", "googlenet", "inception_v3", "mobilenet_v2",
+    "alexnet", "vgg11", "resnet18", "densenet121", "googlenet", "inception_v3", "mobilenet_v2",
     "mobilenet_v3_small", "mnasnet0_5", "shufflenet_v2_x0_5", "squeezenet1_1", "efficientnet_b0", "regnet_y_400mf",
     "convnext_tiny", "vit_b_16", "swin_t", "maxvit_t", "fcn_resnet50", "deeplabv3_mobilenet_v3_large",
     "lraspp_mobilenet_v3_large", "fasterrcnn_mobilenet_v3_large_320_fpn", "ssdlite320_mobilenet_v3_large", "r3d_18",
@@ -29,6 +29,15 @@ QUICK = [
     "own:branch", "own:cond", "own:loop", "own:mask", "own:counter",
 ]
 # fmt: on
+
+# Smaller than the usual, for time: who is right does not hang on it. The others have images of one size only.
+_SMALL = (
+    *("alexnet", "vgg11", "resnet18", "densenet121", "googlenet", "inception_v3", "mobilenet_v2"),
+    *("mnasnet0_5", "shufflenet_v2_x0_5", "squeezenet1_1", "efficientnet_b0", "regnet_y_400mf", "convnext_tiny"),
+    *("mobilenet_v3_small", "fcn_resnet50", "deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large"),
+)
+SIZES: dict[str, dict[str, int]] = {f"torchvision:{name}": {"image": 128} for name in _SMALL}
+BATCHES = (1, 8)  # of torchvision's
 
 _BRANCH = "a branch that depends on values, which a recording of one run cannot hold"
 _LOOP = "a Python loop over a size, which every recording unrolls"

@@ -38,6 +38,7 @@ def main() -> None:
     arguments = parser.parse_args()
     names = arguments.names or (architectures.QUICK if arguments.quick else architectures.every())
     targets = arguments.targets.split(",")
+    arguments.out = arguments.out.absolute()
     arguments.out.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
     found: dict[str, Any] = {}
@@ -59,13 +60,18 @@ def cover(name: str, targets: Sequence[str], bare: bool, out: Path) -> dict[str,
     """Export one architecture, then judge it in another process."""
     model = name if not name.startswith("own:") else f"{HERE / 'architectures.py'}:{name.removeprefix('own:')}"
     started = time.perf_counter()
+    sizes = [f"{size}={n}" for size, n in architectures.SIZES.get(name, {}).items()]
+    ranges = ["batch={}..{}".format(*architectures.BATCHES)] if name in architectures.SIZES else []
     with tempfile.TemporaryDirectory(prefix="coverage-") as folder:
         bundle = f"{folder}/bundle"
-        variables = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/cache", "EXPORTER_RUN": "/none"}
+        # One cache of inductor's for all: what it holds of each other's graphs is keyed by their text.
+        variables = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(out / "cache"), "EXPORTER_RUN": "/none"}
+        variables["AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL"] = "O0"  # of what calls the kernels, not of these
         export = [sys.executable, "-m", "exporter", "export", model, "--targets", ",".join(targets), "--out", bundle]
         export += ["--weights", "random", "--no-bench", "-q", "--threads", "1", "--device", "cpu", "--timeout", "600"]
+        export += [word for size in sizes + ranges for word in ("--size", size)]
         exported = subprocess.run(export, capture_output=True, text=True, env=variables, check=False)
-        judge = [sys.executable, str(HERE / "_coverage.py"), model, bundle]
+        judge = [sys.executable, str(HERE / "_coverage.py"), model, bundle, *sizes]
         judge += ["--bare", ",".join(targets)] if bare else []
         judged = subprocess.run(judge, capture_output=True, text=True, env=variables, check=False)
     log = out / f"{name.replace(':', '-')}.log"

@@ -55,7 +55,7 @@ def test_the_line_of_a_number_made_of_a_size() -> None:
 
 @pytest.mark.filterwarnings("ignore:The tensor attributes:UserWarning")
 def test_a_layer_of_torchs_own() -> None:
-    _, (note, *_) = export(torch.nn.LSTM(8, 4, batch_first=True))
+    _, (note, *_) = export(torch.nn.RNN(8, 4, batch_first=True))
     assert note.startswith("torch.export fixed sequence at 7 (")
     assert "nn/modules/rnn.py:" in note
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import platform
 import re
 import sys
 import types
@@ -148,6 +149,14 @@ def test_no_compiler(program: Program, tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(MissingDependency, match=r"no C\+\+ compiler") as raised:
         targets.get("compile").export(program, tmp_path / "c.pt2", OPTIONS)
     assert "g++" in raised.value.remedy
+
+
+@pytest.mark.parametrize("name", ["compile"])
+def test_inductor_finds_the_vector_instructions(name: str, made: Path) -> None:
+    """Asked only while linking without libtorch, it would find none, and remember that for everybody."""
+    from torch._inductor import cpu_vec_isa
+
+    assert cpu_vec_isa.valid_vec_isa_list() != [] or platform.machine() not in ("x86_64", "aarch64")
 
 
 class Halves(torch.nn.Module):

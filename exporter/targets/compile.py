@@ -42,6 +42,8 @@ def export(program: Program, path: Path, options: Options) -> Exported:
             "there is no C++ compiler, which AOTInductor needs",
             "install g++ (Debian: apt install g++), or name one in CXX",
         )
+    _keep_headers()
+    _find_vector_instructions()
     # More threads than at compile time would crash with fixed threads; freezing folds weights into kernels.
     settings: dict[str, Any] = {"freezing": True, "cpp.dynamic_threads": True}
     if options.device == "cpu":
@@ -52,6 +54,22 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         ops = _package_entries(program, path, settings) if program.entries else _package(program, path, settings)
     contract.append_to_zip(path, to_json(replace(program.contract, ops=ops)))
     return Exported(ops=ops)
+
+
+def _keep_headers() -> None:
+    """Keep precompiled headers with all else that is cached: torch puts them where temporary files go away."""
+    from torch._inductor import codecache
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    place = Path(cache_dir()) / "precompiled_headers"
+    codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = str(place), str(place / "locks")
+
+
+def _find_vector_instructions() -> None:
+    """Let inductor find them now: its probes load only while they are linked with torch, which `settings` ends."""
+    from torch._inductor import cpu_vec_isa
+
+    cpu_vec_isa.valid_vec_isa_list()  # it remembers them
 
 
 def _package(program: Program, path: Path, settings: dict[str, Any]) -> tuple[str, ...]:
