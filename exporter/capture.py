@@ -25,6 +25,7 @@ from exporter.expressions import Expression
 from exporter.records import Contract, TensorSpec
 
 Tensors = tuple[torch.Tensor, ...]
+UNSAVED = "torch.export.save: "  # begins the reason where a program was made and only its file was not
 Made = TypeVar("Made")
 
 
@@ -232,12 +233,18 @@ class Program:
 
     @cached_property
     def exported(self) -> torch.export.ExportedProgram:
-        """The exported program that all targets share. ExportError when torch.export did not take the model."""
-        if not self.exported_file.is_file():
-            reason = self.exported_file.with_suffix(".txt")
-            raise ExportError(reason.read_text() if reason.is_file() else "the model was not captured")
-        self.used_capture = True
-        return self._timed(lambda: load_program(self.exported_file))
+        """The exported program that all targets share. ExportError when torch.export did not take the model.
+
+        One that could not be saved for all is made again here.
+        """
+        if self.exported_file.is_file():
+            self.used_capture = True
+            return self._timed(lambda: load_program(self.exported_file))
+        file = self.exported_file.with_suffix(".txt")
+        reason = file.read_text() if file.is_file() else "the model was not captured"
+        if not reason.startswith(UNSAVED):
+            raise ExportError(reason)
+        return export_program(self.module, self.example, self.contract)
 
     def _timed(self, make: Callable[[], Made]) -> Made:
         started = time.perf_counter()

@@ -98,6 +98,12 @@ CAUSES = (
         "The code does not take every promised size of {dim}",
         "promise less (the constraint says how much), or change what the code asks of that size",
     ),
+    Cause(
+        "cannot-be-saved",
+        (r"SerializeError: Failed serializing node (?P<op>\w+)", r"op <built-in function (?P<op>\w+)> is not in _SYM"),
+        "torch.export.save has no words for {op}",
+        "ship another target, or write it otherwise: arithmetic of sizes with // and %, tensors as buffers",
+    ),
     # Operators that a route does not have.
     Cause(
         "complex-numbers",

@@ -18,6 +18,7 @@ HERE = "<--- HERE"  # how TorchScript's compiler points at a line
 
 MESSAGE = 1000  # characters of a message that are kept
 _SAID = re.compile(r"^(?:\w+Error: )+(.+)$", re.MULTILINE)
+_QUOTED = re.compile(r"\s*Original exception Traceback[\s\S]*")  # of another error, frame by frame
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _INTERPRETER = "The following operation failed in the TorchScript interpreter"
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
@@ -33,7 +34,8 @@ def message(error: BaseException) -> str:
     text = str(error).strip()
     if text.startswith(_INTERPRETER) and (said := _SAID.findall(text)):
         text = said[-1]
-    return _ADDRESS.sub("", " ".join(text.split("\n\n")[0].split()))[:MESSAGE]
+    text = _QUOTED.sub("", text.split("\n\n")[0])
+    return _ADDRESS.sub("", " ".join(text.split()))[:MESSAGE]
 
 
 def summary(error: BaseException) -> str:

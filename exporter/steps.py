@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from exporter import capture, checkpoint, contract, golden, operators, recipes, targets
+from exporter import capture, checkpoint, contract, golden, operators, places, recipes, targets
 from exporter.errors import ExportError, RecipeError
 from exporter.expressions import Expression
 from exporter.isolate import BACKGROUND, stand_back
@@ -208,10 +208,14 @@ def _capture(job: Job, loaded: Loaded, found: Contract, sizes: dict[str, int]) -
         example = tuple(t.to(job.options.device) for t in loaded.inputs(at, 0))
         try:
             program = capture.export_program(loaded.module, example, promised, notes)
-            torch.export.save(program, file)
         except ExportError as error:
             file.with_suffix(".txt").write_text(str(error))
             continue
+        try:
+            torch.export.save(program, file)
+        except Exception as error:  # its serializer does not know every node that a graph may have
+            file.unlink(missing_ok=True)
+            file.with_suffix(".txt").write_text(f"{capture.UNSAVED}{places.summary(error)}")
         ops |= dict.fromkeys(operators.of_exported(program))
     loaded.warnings += notes
     return tuple(ops)

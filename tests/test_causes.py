@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 import linecache
+import math
 import pickle
 import subprocess
 import sys
@@ -73,6 +74,17 @@ def to_onnx(model: nn.Module, folder: Path) -> Path:
 
 def traced(model: nn.Module, *example: torch.Tensor, **options: Any) -> torch.jit.ScriptModule:
     return torch.jit.trace(model, example or (X,), check_trace=False, **options)
+
+
+class Half(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[: math.ceil(x.shape[0] / 2)]  # here
+
+
+def save_what_cannot_be_saved(folder: Path) -> None:
+    rows = ({0: torch.export.Dim.AUTO},)
+    program = torch.export.export(Half(), (torch.ones(7, 4),), dynamic_shapes=rows, strict=False)
+    torch.export.save(program, folder / "half.pt2")
 
 
 # Models. Those that torch.jit.script is to read are classes, for it needs their source.
@@ -394,6 +406,7 @@ SPRUNG = [
     Case("syntax", "script", lambda _: torch.jit.script(Tries()), True),
     Case("attribute", "script", lambda _: torch.jit.script(HoldsAnObject()), True),
     Case("types", "script", lambda _: torch.jit.script(TwoTypes()), True),
+    Case("cannot-be-saved", "export", save_what_cannot_be_saved, True),
     Case("script-module", "compile", lambda _: export_bare(torch.jit.script(nn.Linear(4, 4)))),
     Case("requires-grad", "trace", lambda _: traced(Calls(lambda x: x + LEAF))),
     Case("cannot-be-copied", "trace", lambda _: copy.deepcopy(locked())),

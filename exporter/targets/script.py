@@ -137,26 +137,14 @@ def _bridged(program: Program, path: Path, why: Exception) -> tuple[tuple[str, .
 
     try:
         if program.entries:
-            parts = {size: bridge.from_exported(_exported(entry)) for size, entry in program.entries.items()}
+            parts = {size: bridge.from_exported(entry.exported) for size, entry in program.entries.items()}
             return _write(entries.script_module(parts, program.contract), program, path)
-        return _write(bridge.from_exported(_exported(program)), program, path)
+        return _write(bridge.from_exported(program.exported), program, path)
     except (ExportError, RuntimeError) as error:
         path.unlink(missing_ok=True)
         remedy = error.remedy if isinstance(error, ExportError) else ""
         both = f"{places.message(error)}; torch.jit.script: {places.located(_first_line(why), why)}"
         raise ExportError(both, remedy) from error
-
-
-def _exported(program: Program) -> torch.export.ExportedProgram:
-    """The shared exported program; or one made here, where it could be made but not be saved for all."""
-    from exporter import capture
-
-    try:
-        return program.exported
-    except ExportError as error:
-        if "SerializeError" not in str(error):
-            raise
-    return capture.export_program(program.module, program.example, program.contract)
 
 
 def _first_line(error: Exception) -> str:
