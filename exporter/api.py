@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,9 @@ def export(
     targets: str = "trace,script,compile,onnx",
     out: str | PathLike[str] | None = None,
     name: str | None = None,
+    checkpoint: str | PathLike[str] | None = None,
+    allow_partial: bool = False,
+    task: str = "",
     **options: Any,
 ) -> Bundle:
     """Export a model to a bundle.
@@ -49,6 +52,9 @@ def export(
         targets: comma list.
         out: the bundle's directory; `artifacts/NAME` when None.
         name: the model's name; the module's class in lower case when None.
+        checkpoint: a file of weights, as the command line's `--checkpoint`.
+        allow_partial: load of the checkpoint what fits, and warn of the rest.
+        task: for `hf:ID`: the task whose model class is taken.
         options: fields of `exporter.pipeline.Request`: device, threads, bench, time_budget, timeout, rtol, atol, ...
 
     Raises:
@@ -66,7 +72,12 @@ def export(
     with tempfile.TemporaryDirectory(prefix="exporter-") as folder:
         if isinstance(model, str) and (inputs is not None or sizes is not None):
             raise UsageError(f"{model} has inputs and sizes of its own", "leave out inputs and sizes")
-        source = recipes.find(model) if isinstance(model, str) else _pickle(model, inputs, sizes, Path(folder), name)
+        if isinstance(model, str):
+            source = recipes.find(model, task=task)
+        else:
+            source = _pickle(model, inputs, sizes, Path(folder), name)
+        if checkpoint is not None:
+            source = replace(source, checkpoint=str(Path(checkpoint).absolute()), allow_partial=allow_partial)
         label = name or source.label
         place = Path(out) if out is not None else Path("artifacts") / label
         request = pipeline.Request(label, source, tuple(routes.parse(targets)), place, **settings)

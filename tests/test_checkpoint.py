@@ -15,7 +15,7 @@ from conftest import Cli, recipe_path
 from safetensors.torch import save_file
 from torch import nn
 
-from exporter import checkpoint
+from exporter import api, checkpoint
 from exporter.errors import RecipeError
 
 State = dict[str, torch.Tensor]
@@ -462,7 +462,24 @@ def test_an_export_with_a_part_of_a_checkpoint(cli: Cli, tmp_path: Path) -> None
         (["--checkpoint", "nowhere.pt"], "does not exist"),
     ],
 )
-def test_options_that_contradict(options: list[str], message: str, cli: Cli) -> None:
-    done = cli("export", recipe_path("tiny:mlp"), *options)
+@pytest.mark.parametrize("command", ["export", "explain"])
+def test_options_that_contradict(command: str, options: list[str], message: str, cli: Cli) -> None:
+    done = cli(command, recipe_path("tiny:mlp"), *options)
     assert done.code == 2
     assert message in done.err
+
+
+def test_what_does_not_fit_is_said_before_anything_is_explained(cli: Cli, tmp_path: Path) -> None:
+    file = saved({"layers.0.weight": torch.zeros(8, 4)}, tmp_path / "mine.pt")
+    done = cli("explain", recipe_path("tiny:mlp"), "--checkpoint", file)
+    assert done.code == 2
+    assert "3 keys missing" in done.err
+
+
+def test_an_export_in_python_with_a_checkpoint(tmp_path: Path) -> None:
+    model = mlp()
+    file = saved(model.state_dict(), tmp_path / "mine.pt")
+    done = api.export(recipe_path("tiny:mlp"), targets="trace", bench=False, out=tmp_path / "out", checkpoint=file)
+    assert done.manifest.model.weights == "checkpoint mine.pt"
+    x = torch.randn(2, 4)
+    assert torch.allclose(api.open_artifact(tmp_path / "out" / "trace.pt")(x)["output"], model["layers"](x))

@@ -188,6 +188,25 @@ def test_onnx_where_the_optimiser_of_the_graph_fails(tmp_path: Path, monkeypatch
         assert torch.equal(run((y,))[0], model(y))
 
 
+class Mixed(torch.nn.Module):
+    def forward(self, x: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return (x.float() * 2).bfloat16(), n + 1, x > 0
+
+
+def test_onnx_takes_and_gives_bfloat16(tmp_path: Path) -> None:
+    x, n = torch.randn(2, 3).bfloat16(), torch.arange(3)
+    contract = Contract("mixed", (TensorSpec("x", "bfloat16", (2, 3)), TensorSpec("n", "int64", (3,))), (), {})
+    module = FlatModule(Mixed().eval(), flatten_inputs(Mixed(), (x, n))).eval()
+    torch.export.save(export_program(module, (x, n), contract), tmp_path / "exported.pt2")
+    program = Program(contract, "cpu", lambda: module, lambda: (x, n), tmp_path / "exported.pt2")
+    target = targets.get("onnx")
+    target.export(program, tmp_path / "m.onnx", OPTIONS)
+    got = target.load(tmp_path / "m.onnx", OPTIONS).run((x, n))
+    for one, other in zip(got, Mixed()(x, n), strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+
+
 def test_onnx_without_a_contract(tmp_path: Path, program: Program) -> None:
     import onnx
 

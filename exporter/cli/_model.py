@@ -1,8 +1,10 @@
-"""What commands that take a MODEL share: its name, its sizes, its device."""
+"""What commands that take a MODEL share: its name, its weights, its sizes, its device."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -10,6 +12,7 @@ from click.shell_completion import CompletionItem
 from exporter.errors import UsageError
 
 if TYPE_CHECKING:
+    from exporter.recipes import Source
     from exporter.records import Range
 
 Sizes = dict[str, int | tuple[int, ...]]
@@ -78,3 +81,19 @@ def choose_device(asked: str | None) -> str:
             f"there is no GPU {asked!r} here: nvidia-smi shows {len(environment.gpus())}", "choose --device cpu"
         )
     return asked
+
+
+def choose_source(model: str, options: dict[str, Any]) -> Source:
+    """Where the model, its inputs and its weights come from. UsageError for options that contradict each other."""
+    from exporter import recipes
+
+    inputs_file = str(Path(options["inputs_file"]).resolve()) if options["inputs_file"] else ""
+    source = recipes.find(model, inputs_file, options["task"])
+    if not options["checkpoint"]:
+        if options["allow_partial"]:
+            raise UsageError("--allow-partial says nothing without --checkpoint", "leave it out, or give a checkpoint")
+        return source
+    if options["weights"] == "pretrained":
+        raise UsageError("--weights pretrained and --checkpoint are two sources of weights", "give one of them")
+    checkpoint = str(Path(options["checkpoint"]).absolute())  # not resolved: a link's own name tells the format
+    return dataclasses.replace(source, checkpoint=checkpoint, allow_partial=options["allow_partial"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 import sys
 from pathlib import Path
@@ -11,8 +10,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from exporter.cli._model import ModelName, choose_device, ranges, read_sizes, single_sizes
-from exporter.errors import UsageError
+from exporter.cli._model import ModelName, choose_device, choose_source, ranges, read_sizes, single_sizes
 
 DEFAULT_TARGETS = "trace,script,compile,onnx"
 
@@ -153,7 +151,7 @@ def _request(model: str, targets_text: str, device: str | None, out: Path | None
     from exporter import environment, pipeline, targets
     from exporter.records import Range
 
-    source = _source(model, options)
+    source = choose_source(model, options)
     given = options["sizes"] | ({"batch": options["batch"]} if options["batch"] else {})
     return pipeline.Request(
         model=source.label,
@@ -180,21 +178,6 @@ def _request(model: str, targets_text: str, device: str | None, out: Path | None
         command=shlex.join(["exporter", "export", *sys.argv[1 + (len(sys.argv) > 1 and sys.argv[1] == "export") :]]),
         asked=model,
     )
-
-
-def _source(model: str, options: dict[str, Any]) -> Any:
-    from exporter import recipes
-
-    inputs_file = str(Path(options["inputs_file"]).resolve()) if options["inputs_file"] else ""
-    source = recipes.find(model, inputs_file, options["task"])
-    if not options["checkpoint"]:
-        if options["allow_partial"]:
-            raise UsageError("--allow-partial says nothing without --checkpoint", "leave it out, or give a checkpoint")
-        return source
-    if options["weights"] == "pretrained":
-        raise UsageError("--weights pretrained and --checkpoint are two sources of weights", "give one of them")
-    checkpoint = str(Path(options["checkpoint"]).absolute())  # not resolved: a link's own name tells the format
-    return dataclasses.replace(source, checkpoint=checkpoint, allow_partial=options["allow_partial"])
 
 
 def _show_logs(manifest: Any, place: Path) -> None:

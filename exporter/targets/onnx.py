@@ -175,6 +175,8 @@ def _run_cpu(session: Any) -> Callable[[Tensors], Tensors]:
     import torch
 
     names = [i.name for i in session.get_inputs()]
+    if any(value.type == "tensor(bfloat16)" for value in (*session.get_inputs(), *session.get_outputs())):
+        return _run_bfloat16(session, names)
 
     def run(inputs: Tensors) -> Tensors:
         outputs = session.run(None, {n: t.detach().cpu().numpy() for n, t in zip(names, inputs, strict=True)})
@@ -183,8 +185,33 @@ def _run_cpu(session: Any) -> Callable[[Tensors], Tensors]:
     return run
 
 
+def _run_bfloat16(session: Any, names: list[str]) -> Callable[[Tensors], Tensors]:
+    """NumPy has no bfloat16; onnxruntime's own values have."""
+    import onnx
+    import onnxruntime as ort
+    import torch
+
+    def value(tensor: torch.Tensor) -> Any:
+        if tensor.dtype != torch.bfloat16:
+            return ort.OrtValue.ortvalue_from_numpy(tensor.numpy())
+        bits = tensor.view(torch.int16).numpy()
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, onnx.TensorProto.BFLOAT16)
+
+    def tensor(value: Any) -> torch.Tensor:
+        if value.data_type() != "tensor(bfloat16)":
+            return torch.from_numpy(value.numpy())
+        return torch.utils.dlpack.from_dlpack(value._ortvalue)
+
+    def run(inputs: Tensors) -> Tensors:
+        given = {n: value(t.detach().cpu().contiguous()) for n, t in zip(names, inputs, strict=True)}
+        return tuple(map(tensor, session.run_with_ort_values(None, given)))
+
+    return run
+
+
 def _run_bound(session: Any, device: str) -> Callable[[Tensors], Tensors]:
     """Inputs and outputs stay on the GPU."""
+    import onnx
     import torch
 
     kind, _, number = device.partition(":")
@@ -196,7 +223,8 @@ def _run_bound(session: Any, device: str) -> Callable[[Tensors], Tensors]:
         held = [t.contiguous() for t in inputs]
         torch.cuda.current_stream(device).synchronize()  # onnxruntime reads them on a stream of its own
         for name, tensor in zip(names, held, strict=True):
-            element = str(torch.empty(0, dtype=tensor.dtype).numpy().dtype)
+            half = tensor.dtype == torch.bfloat16  # which NumPy has not
+            element = onnx.TensorProto.BFLOAT16 if half else str(torch.empty(0, dtype=tensor.dtype).numpy().dtype)
             binding.bind_input(name, kind, index, element, tuple(tensor.shape), tensor.data_ptr())
         for output in session.get_outputs():
             binding.bind_output(output.name, kind, index)
