@@ -32,12 +32,15 @@ QUICK = [
 
 # Smaller than the usual, for time: who is right does not hang on it. The others have images of one size only.
 _SMALL = (
-    *("alexnet", "vgg11", "resnet18", "densenet121", "googlenet", "inception_v3", "mobilenet_v2"),
+    *("alexnet", "vgg11", "resnet18", "densenet121", "googlenet", "inception_v3", "mobilenet_v2", "mobilenet_v3_small"),
     *("mnasnet0_5", "shufflenet_v2_x0_5", "squeezenet1_1", "efficientnet_b0", "regnet_y_400mf", "convnext_tiny"),
-    *("mobilenet_v3_small", "fcn_resnet50", "deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large"),
+    *("fcn_resnet50", "deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large"),
 )
-SIZES: dict[str, dict[str, int]] = {f"torchvision:{name}": {"image": 128} for name in _SMALL}
-BATCHES = (1, 8)  # of torchvision's
+_DETECTORS = ("fasterrcnn_mobilenet_v3_large_320_fpn", "ssdlite320_mobilenet_v3_large")  # a list of two images
+SIZES = {
+    f"torchvision:{name}": ["image=128"] * (name in _SMALL) + ["batch=1..8"] * (name not in _DETECTORS)
+    for name in TORCHVISION
+}
 
 _BRANCH = "a branch that depends on values, which a recording of one run cannot hold"
 _LOOP = "a Python loop over a size, which every recording unrolls"

@@ -60,8 +60,7 @@ def cover(name: str, targets: Sequence[str], bare: bool, out: Path) -> dict[str,
     """Export one architecture, then judge it in another process."""
     model = name if not name.startswith("own:") else f"{HERE / 'architectures.py'}:{name.removeprefix('own:')}"
     started = time.perf_counter()
-    sizes = [f"{size}={n}" for size, n in architectures.SIZES.get(name, {}).items()]
-    ranges = ["batch={}..{}".format(*architectures.BATCHES)] if name in architectures.SIZES else []
+    sizes = architectures.SIZES.get(name, [])
     with tempfile.TemporaryDirectory(prefix="coverage-") as folder:
         bundle = f"{folder}/bundle"
         # One cache of inductor's for all: what it holds of each other's graphs is keyed by their text.
@@ -69,9 +68,15 @@ def cover(name: str, targets: Sequence[str], bare: bool, out: Path) -> dict[str,
         variables["AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL"] = "O0"  # of what calls the kernels, not of these
         export = [sys.executable, "-m", "exporter", "export", model, "--targets", ",".join(targets), "--out", bundle]
         export += ["--weights", "random", "--no-bench", "-q", "--threads", "1", "--device", "cpu", "--timeout", "600"]
-        export += [word for size in sizes + ranges for word in ("--size", size)]
+        export += [word for size in sizes for word in ("--size", size)]
         exported = subprocess.run(export, capture_output=True, text=True, env=variables, check=False)
-        judge = [sys.executable, str(HERE / "_coverage.py"), model, bundle, *sizes]
+        judge = [
+            sys.executable,
+            str(HERE / "_coverage.py"),
+            model,
+            bundle,
+            *(size for size in sizes if ".." not in size),
+        ]
         judge += ["--bare", ",".join(targets)] if bare else []
         judged = subprocess.run(judge, capture_output=True, text=True, env=variables, check=False)
     log = out / f"{name.replace(':', '-')}.log"
