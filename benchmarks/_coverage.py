@@ -5,15 +5,14 @@ Artifacts are judged against eager here once more, at sizes and seeds that no go
 
 from __future__ import annotations
 
-import argparse
 import io
-import json
 import multiprocessing
-import sys
+import os
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -29,29 +28,25 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 Runner = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 
-def main() -> None:
-    """Print a JSON object: {"bare": {target: word}, "exporter": {target: word}, "bare_reason": ..., ...}."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model")
-    parser.add_argument("bundle", type=Path)
-    parser.add_argument("sizes", nargs="*", help="of the example, as image=128")
-    parser.add_argument("--bare", default="", help="targets whose bare call is judged too")
-    arguments = parser.parse_args()
+def main(model: str, place: Path, sizes: Mapping[str, int], bare: Sequence[str], log: Path, answer: Connection) -> None:
+    """Send {"bare": {target: word}, "exporter": {target: word}}; what is printed goes to the end of the log."""
+    with log.open("a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        sizes = {name: int(size) for name, _, size in (given.partition("=") for given in arguments.sizes)}
-        job = Job("m", recipes.find(arguments.model), "random", 0, sizes, Path(folder), targets.Options())
+        job = Job("m", recipes.find(model), "random", 0, dict(sizes), Path(folder), targets.Options())
         loaded = steps.load_model(job)
         subject = Subject(loaded)
-        words: dict[str, dict[str, str]] = {"exporter": judge_bundle(subject, arguments.bundle)}
-        if arguments.bare:
+        words: dict[str, dict[str, str]] = {"exporter": judge_bundle(subject, place)}
+        if bare:
             words["bare"] = {
                 name: attempt(lambda make=make: subject.judge(make(loaded.module.model, subject.example, Path(folder))))
                 for name, make in BARE.items()
-                if name in arguments.bare.split(",")
+                if name in bare
             }
-    print(json.dumps(words))
+    answer.send(words)
 
 
 class Subject:
@@ -194,6 +189,3 @@ def bare_onnx(model: torch.nn.Module, call: Call, folder: Path) -> Runner:
 
 
 BARE = {"trace": bare_trace, "script": bare_script, "compile": bare_compile, "onnx": bare_onnx}
-
-if __name__ == "__main__":
-    sys.exit(main())

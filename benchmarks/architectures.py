@@ -17,9 +17,9 @@ TORCHVISION = [
     "raft_small",
 ]
 TRANSFORMERS = [
-    "bert", "roberta", "distilbert", "albert", "electra", "deberta-v2", "mpnet", "gpt2", "gpt_neox", "opt", "llama",
-    "mistral", "qwen2", "gemma", "phi", "bloom", "mixtral", "t5", "bart", "pegasus", "vit", "deit", "swin", "convnext",
-    "segformer", "detr", "dinov2", "wav2vec2", "hubert", "whisper", "clip", "siglip", "blip", "mamba",
+    "bert", "distilbert", "albert", "deberta-v2", "mpnet", "gpt2", "gpt_neox", "opt", "llama",
+    "qwen2", "gemma", "phi", "bloom", "mixtral", "t5", "bart", "vit", "swin", "convnext",
+    "segformer", "detr", "dinov2", "wav2vec2", "whisper", "clip", "siglip", "blip", "mamba",
 ]
 # fmt: on
 OWN = ["lstm", "gru", "branch", "cond", "loop", "mask", "embedding_bag", "scatter", "rfft", "counter"]
@@ -38,9 +38,11 @@ _SMALL = (
 )
 _DETECTORS = ("fasterrcnn_mobilenet_v3_large_320_fpn", "ssdlite320_mobilenet_v3_large")  # a list of two images
 SIZES = {
-    f"torchvision:{name}": ["image=128"] * (name in _SMALL) + ["batch=1..8"] * (name not in _DETECTORS)
+    f"torchvision:{name}": ["image=128"] * (name in _SMALL) + ["batch=1..6"] * (name not in _DETECTORS)
     for name in TORCHVISION
 }
+SIZES["torchvision:r3d_18"] += ["frames=8", "image=64"]
+SIZES["torchvision:raft_small"] += ["num_flow_updates=4"]
 
 _BRANCH = "a branch that depends on values, which a recording of one run cannot hold"
 _LOOP = "a Python loop over a size, which every recording unrolls"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -24,6 +25,8 @@ from exporter import environment
 
 TARGETS = ("trace", "script", "compile", "onnx")
 HERE = Path(__file__).parent
+JUDGES = multiprocessing.get_context("forkserver")  # whose server has imported these for them
+HEAVY = ("torch._inductor.compile_fx", "torch.onnx", "onnxscript", "onnxruntime", "torchvision", "exporter.steps")
 
 
 def main() -> None:
@@ -40,6 +43,10 @@ def main() -> None:
     targets = arguments.targets.split(",")
     arguments.out = arguments.out.absolute()
     arguments.out.mkdir(parents=True, exist_ok=True)
+    # One cache of inductor's for all: what it holds of each other's graphs is keyed by their text.
+    os.environ |= {"TORCHINDUCTOR_CACHE_DIR": str(arguments.out / "cache"), "EXPORTER_RUN": "/none"}
+    os.environ["AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL"] = "O0"  # of what calls the kernels, not of these
+    JUDGES.set_forkserver_preload(list(HEAVY))
     started = time.perf_counter()
     found: dict[str, Any] = {}
     with ThreadPoolExecutor(arguments.jobs) as pool:
@@ -63,26 +70,36 @@ def cover(name: str, targets: Sequence[str], bare: bool, out: Path) -> dict[str,
     sizes = architectures.SIZES.get(name, [])
     with tempfile.TemporaryDirectory(prefix="coverage-") as folder:
         bundle = f"{folder}/bundle"
-        # One cache of inductor's for all: what it holds of each other's graphs is keyed by their text.
-        variables = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(out / "cache"), "EXPORTER_RUN": "/none"}
-        variables["AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL"] = "O0"  # of what calls the kernels, not of these
         export = [sys.executable, "-m", "exporter", "export", model, "--targets", ",".join(targets), "--out", bundle]
         export += ["--weights", "random", "--no-bench", "-q", "--threads", "1", "--device", "cpu", "--timeout", "600"]
         export += [word for size in sizes for word in ("--size", size)]
-        exported = subprocess.run(export, capture_output=True, text=True, env=variables, check=False)
-        judge = [
-            sys.executable,
-            str(HERE / "_coverage.py"),
-            model,
-            bundle,
-            *(size for size in sizes if ".." not in size),
-        ]
-        judge += ["--bare", ",".join(targets)] if bare else []
-        judged = subprocess.run(judge, capture_output=True, text=True, env=variables, check=False)
-    log = out / f"{name.replace(':', '-')}.log"
-    log.write_text(exported.stdout + exported.stderr + judged.stderr)
-    words = json.loads(judged.stdout.splitlines()[-1]) if judged.returncode == 0 else {"broken": str(log)}
+        exported = subprocess.run(export, capture_output=True, text=True, check=False)
+        log = out / f"{name.replace(':', '-')}.log"
+        log.write_text(exported.stdout + exported.stderr)
+        example = {name: int(size) for name, _, size in (s.partition("=") for s in sizes) if ".." not in size}
+        words = judge(model, Path(bundle), example, targets if bare else (), log) or {"broken": str(log)}
     return {**words, "seconds": time.perf_counter() - started}
+
+
+def judge(model: str, *rest: Any) -> dict[str, Any]:
+    """What `_coverage.main` says in a process of its own; nothing when that failed."""
+    ours, theirs = JUDGES.Pipe(duplex=False)
+    process = JUDGES.Process(target=_coverage_main, args=(model, *rest, theirs))
+    process.start()
+    theirs.close()
+    try:
+        return dict(ours.recv())
+    except EOFError:
+        return {}
+    finally:
+        process.join()
+
+
+def _coverage_main(*arguments: Any) -> None:
+    """Imports torch only where it is needed: in the judges' server."""
+    import _coverage
+
+    _coverage.main(*arguments)
 
 
 def word(name: str, result: dict[str, Any], who: str, target: str) -> str:

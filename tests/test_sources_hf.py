@@ -471,7 +471,7 @@ class Hub(ThreadingHTTPServer):
 
 
 class Answer(BaseHTTPRequestHandler):
-    """As huggingface.co answers for a file."""
+    """As the hub answers for a file of `main` or of the tag v1."""
 
     server: Hub
 
@@ -483,6 +483,8 @@ class Answer(BaseHTTPRequestHandler):
         file = self.server.folder / self.path.rpartition("/")[2]
         if not status and "/acme/small/resolve/" not in self.path:
             status, code = 404, "RepoNotFound"
+        if not status and self.path.split("/resolve/")[1].partition("/")[0] not in ("main", "v1", COMMIT):
+            status, code = 404, "RevisionNotFound"
         if not status and not file.is_file():
             status, code = 404, "EntryNotFound"
         content = b"" if status else file.read_bytes()
@@ -520,6 +522,18 @@ def test_from_the_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     assert recipe("acme/small").load("pretrained").exporter_weights == "pretrained"
     monkeypatch.setattr(_hf_hub, "online", lambda: False)
     assert recipe("acme/small").load("pretrained").exporter_weights == "pretrained"
+
+
+def test_a_revision(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert recipe("acme/small@v1").load("pretrained").exporter_weights == "pretrained"
+    with pytest.raises(RecipeError, match="acme/small has no revision v2") as raised:
+        recipe("acme/small@v2")
+    assert "after the @" in raised.value.remedy
+    monkeypatch.setattr(_hf_hub, "online", lambda: False)
+    assert recipe("acme/small@v1").load("pretrained").exporter_weights == "pretrained"
+    with pytest.raises(RecipeError, match="holds acme/small@v2 without its config.json") as raised:
+        recipe("acme/small@v2")
+    assert "hf download acme/small --revision v2" in raised.value.remedy
 
 
 def test_torch_archives_from_the_hub(hub: Hub) -> None:

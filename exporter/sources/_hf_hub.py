@@ -27,7 +27,10 @@ class NotHere(RecipeError):
 
 
 def config_file(name: str) -> Path:
-    """`config.json` of a folder or of an ID, the hub's newest where it answers. RecipeError says why there is none."""
+    """`config.json` of a folder, an ID or `ID@REVISION`; without a revision the hub's newest, where it answers.
+
+    RecipeError says why there is none.
+    """
     folder = local_folder(name)
     if folder is None:
         return _fetch(name, CONFIG)
@@ -112,10 +115,20 @@ class _NoSuchFile(RecipeError):
 def _fetch(name: str, file: str, commit: str | None = None) -> Path:
     import huggingface_hub
 
+    repository, revision = _parts(name)
     try:
-        return Path(huggingface_hub.hf_hub_download(name, file, revision=commit, local_files_only=not online()))
+        found = huggingface_hub.hf_hub_download(
+            repository, file, revision=commit or revision, local_files_only=not online()
+        )
+        return Path(found)
     except Exception as error:  # of hub, of either HTTP library, of the disk
         raise _why(name, file, error) from None
+
+
+def _parts(name: str) -> tuple[str, str | None]:
+    """The repository of `ID@REVISION`, and the branch, tag or commit."""
+    repository, _, revision = name.partition("@")
+    return repository, revision or None
 
 
 @functools.cache
@@ -146,6 +159,9 @@ def _why(name: str, file: str, error: Exception) -> RecipeError:
             f"{name} is gated: the hub gives it to those who accepted its terms",
             f"accept them at {constants.ENDPOINT}/{name}, then `hf auth login` or set HF_TOKEN",
         )
+    if isinstance(error, errors.RevisionNotFoundError):
+        repository, revision = _parts(name)
+        return RecipeError(f"{repository} has no revision {revision}", "check the branch, tag or commit after the @")
     if isinstance(error, errors.RepositoryNotFoundError):
         return RecipeError(
             f"the hub has no model {name}, or it is private",
@@ -174,12 +190,19 @@ def _not_cached(name: str, file: str) -> NotHere:
         found = f"{cache} holds {name} without its {file}"
     return NotHere(
         f"{found}, and {offline}",
-        f"run `hf download {name}` where there is a network, or give a folder or an architecture such as hf:bert",
+        f"run `hf download {_command(name)}` where there is a network, "
+        "or give a folder or an architecture such as hf:bert",
     )
 
 
 def _cache_name(name: str) -> str:
-    return f"models--{name.replace('/', '--')}"
+    return f"models--{_parts(name)[0].replace('/', '--')}"
+
+
+def _command(name: str, *files: str) -> str:
+    """What `hf download` takes."""
+    repository, revision = _parts(name)
+    return " ".join([repository, *files, *(["--revision", revision] if revision else [])])
 
 
 def _problem(file: Path) -> str:
@@ -206,4 +229,4 @@ def _problem(file: Path) -> str:
 def _again(name: str, path: Path) -> str:
     if local_folder(name) is not None:
         return f"copy {path.name} again"
-    return f"delete {path} with {path.resolve()}, and fetch it again: hf download {name} {path.name}"
+    return f"delete {path} with {path.resolve()}, and fetch it again: hf download {_command(name, path.name)}"

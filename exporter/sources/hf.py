@@ -1,4 +1,4 @@
-"""Models of transformers: `hf:ID` from the hub, its cache or a folder; `hf:bert`, a small one with random weights.
+"""Models of transformers: `hf:ID` or `hf:ID@REVISION` from the hub, its cache or a folder; `hf:bert`, a small one.
 
 An ID's model is of the class that its configuration names, or of the one for `--task`, in float32; code that comes with
 a repository is never run. The name of an architecture (a `model_type`) gives the bare model, or the one for `--task`,
