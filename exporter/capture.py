@@ -274,7 +274,7 @@ def export_program(
     length of 1 that takes another kernel, say) are often needless, and the golden tells whether this one was.
     ExportError names what is in the way.
     """
-    with specialization.watch() as fixed:
+    with specialization.watch(_export_somehow.__name__) as fixed:
         program = _export_somehow(module, example, contract, fixed)
     if notes is not None:
         notes += [*fixed.describe(contract), *narrowed(program, contract)]

@@ -12,7 +12,6 @@ import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 
 HERE = "<--- HERE"  # how TorchScript's compiler points at a line
 
@@ -26,6 +25,7 @@ _MENTION = re.compile(r"([^\s()\[\]\"'=,]+\.py)[:(](\d+)")
 _NO_PLACE = re.compile(r"(?:Caused by: \(|registered at )\S+")  # cut off at the front; where an operator was defined
 _PACKAGE = re.compile(r".*/(?:site|dist)-packages/(?=([^/]+))")
 _STANDARD = re.compile(r"(?:.*/lib/python3\.\d+/|<|code/__torch__|torch/|functorch/)")
+_LAYER = re.compile(r"torch/nn/modules/(?!module\.py)")
 _LIBRARIES = frozenset({"exporter", "functorch", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "torch", "torchgen"})
 
 
@@ -79,14 +79,19 @@ def place_of(error: BaseException) -> str:
     return ""
 
 
-def here() -> str:
-    """The innermost line of the running stack outside torch and exporter; "" when there is none."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
+def here(within: str = "") -> str:
+    """The innermost line of the running stack outside torch and exporter, that a function called `within` led to.
+
+    Where there is none, the innermost line of a layer of torch's own; "" when there is none of these either.
+    """
+    layer, frame = "", sys._getframe().f_back
+    while frame is not None and frame.f_code.co_name != (within or None):
+        where = _shown(frame.f_code.co_filename, str(frame.f_lineno))
         if not _is_library(frame.f_code.co_filename):
-            return _shown(frame.f_code.co_filename, str(frame.f_lineno))
+            return where
+        layer = layer or (where if _LAYER.match(where) else "")
         frame = frame.f_back
-    return ""
+    return layer
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -5,27 +5,26 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import FrameType
 
-import torch
-
+from exporter import places
 from exporter.expressions import Expression
 from exporter.records import Contract
 
 LOGGER = "torch.fx.experimental.symbolic_shapes"
 _CREATED = re.compile(r"create_symbol (\w+) = \d+ for L\['(?:\w+)'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
 _FIXED = re.compile(r"set_replacement (\w+) = (\d+) ")
-_TORCH, _OURS = Path(torch.__file__).parent, Path(__file__).parent
 
 
 @dataclass
 class Specializations(logging.Handler):
-    """The dimensions that were fixed while it listened: (input, axis) to (size, `file:line`)."""
+    """The dimensions that were fixed while it listened: (input, axis) to (size, `file:line`).
 
+    Lines count that a function called `within` led to: further out is whoever called exporter.
+    """
+
+    within: str
     dimensions: dict[tuple[int, int], tuple[int, str]] = field(default_factory=dict)
     _symbols: dict[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -43,7 +42,7 @@ class Specializations(logging.Handler):
         if match := _CREATED.match(message):
             self._symbols[match[1]] = (int(match[2]), int(match[3]))
         elif (match := _FIXED.match(message)) and match[1] in self._symbols:
-            self.dimensions.setdefault(self._symbols[match[1]], (int(match[2]), _place(sys._getframe())))
+            self.dimensions.setdefault(self._symbols[match[1]], (int(match[2]), places.here(self.within)))
 
     def symbols(self, contract: Contract) -> set[str]:
         """The symbols that were fixed."""
@@ -61,9 +60,9 @@ class Specializations(logging.Handler):
 
 
 @contextlib.contextmanager
-def watch() -> Iterator[Specializations]:
+def watch(within: str) -> Iterator[Specializations]:
     """Listen to torch.export's log, without printing it."""
-    logger, found = logging.getLogger(LOGGER), Specializations()
+    logger, found = logging.getLogger(LOGGER), Specializations(within)
     level, propagate = logger.level, logger.propagate
     others = list(logger.handlers)
     try:
@@ -75,23 +74,3 @@ def watch() -> Iterator[Specializations]:
         logger.handlers[:] = others
         logger.setLevel(level)
         logger.propagate = propagate
-
-
-def _place(frame: FrameType | None) -> str:
-    """The innermost line that is neither torch's nor ours; else the innermost layer of torch's own."""
-    layer = ""
-    while frame is not None:
-        file = Path(frame.f_code.co_filename)
-        if file.is_relative_to(_TORCH):
-            if not layer and file.parent == _TORCH / "nn" / "modules" and file.name != "module.py":
-                layer = f"{file}:{frame.f_lineno}"
-        elif not file.is_relative_to(_OURS) and file.is_file() and not _is_standard(file):
-            return f"{file}:{frame.f_lineno}"
-        frame = frame.f_back
-        if frame is not None and frame.f_code.co_name == "_export_somehow":
-            break
-    return layer
-
-
-def _is_standard(file: Path) -> bool:
-    return file.is_relative_to(Path(logging.__file__).parents[1]) and "site-packages" not in file.parts

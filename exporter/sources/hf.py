@@ -17,7 +17,7 @@ import torch
 
 from exporter.errors import RecipeError
 from exporter.recipes import Source
-from exporter.sources import _hf_classes, _hf_hub, _hf_inputs, _hf_small
+from exporter.sources import _hf_classes, _hf_hub, _hf_inputs, _hf_small, _weights
 
 summary = (
     "hf:ID, a model of transformers from the hub or a folder; hf:bert and the like, a small one with random weights"
@@ -109,7 +109,8 @@ class HfRecipe:
             raise _unusable(
                 f"{self._class.__name__} cannot be made of the configuration of {self._name}", error
             ) from error
-        _stir(model)
+        model.eval()
+        _weights.stir(model, lambda: model(**self.inputs(batch=2)))
         return _labelled(model, "random")
 
 
@@ -159,19 +160,6 @@ def _with_plain_experts(model: Any) -> torch.nn.Module:
     if model._can_set_experts_implementation():
         model.set_experts_implementation("batched_mm")
     return model  # type: ignore[no-any-return]
-
-
-def _stir(model: torch.nn.Module) -> None:
-    """Move what is the same in each element away from it: zeros and ones would hide a bias or a norm that is lost."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all()):
-                parameter.add_(torch.randn_like(parameter), alpha=0.02)
-        for name, buffer in model.named_buffers():
-            if name.endswith("running_mean"):
-                torch.nn.init.normal_(buffer, std=0.1)
-            elif name.endswith("running_var"):
-                torch.nn.init.uniform_(buffer, 0.5, 2.0)
 
 
 def _labelled(model: torch.nn.Module, weights: str) -> torch.nn.Module:
