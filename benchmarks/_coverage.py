@@ -94,8 +94,8 @@ def agree(outputs: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...])
         if not wanted.is_floating_point() and not wanted.is_complex():
             if not torch.equal(output.to(wanted), wanted):
                 return False
-        elif wanted.numel() and float((output - wanted).abs().max()) > 1e-3 * float(wanted.abs().max()) + 1e-4:
-            return False
+        elif wanted.numel() and not float((output - wanted).abs().max()) <= 1e-3 * float(wanted.abs().max()) + 1e-4:
+            return False  # NaN too
     return True
 
 

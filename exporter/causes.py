@@ -69,6 +69,18 @@ CAUSES = (
         "write it with torch.cond or torch.where; or ship script, which takes branches where it can read the code",
         {"script": "write it with torch.cond or torch.where, or write the code so that torch.jit.script can read it"},
     ),
+    Cause(
+        "unsteady",
+        (r"eager gives other values at a second run: (?P<why>[^;]+)",),
+        "Eager itself gives other values at a second run: {why}",
+        "make it repeatable: no dropout or noise in eval mode, and state as an input and an output instead of a buffer",
+    ),
+    Cause(
+        "not-a-number",
+        (r"NaN at \[[\d, ]*\]: eager itself gives it",),
+        "Eager itself gives NaN, so that nothing tells what is right",
+        "give inputs that the model is made for, or mend the model",
+    ),
     # Dimensions that do not move as promised.
     Cause(
         "dimension-baked",

@@ -70,8 +70,11 @@ def open_live(zygote: Zygote, name: str, arguments: dict[str, Any], log: Path, t
     return PythonSession(zygote.spawn(f"{name} (python)", "exporter.steps:serve_live", arguments, log), timeout)
 
 
-def check(kind: str, open_session: Opener) -> tuple[SessionRecord, Session | None]:
-    """Start a session, time its first call, judge its outputs. The session is None when it failed to give any."""
+def check(kind: str, open_session: Opener, unsteady: str = "") -> tuple[SessionRecord, Session | None]:
+    """Start a session, time its first call, judge its outputs. The session is None when it failed to give any.
+
+    `unsteady` says that eager itself is not repeatable: then that is why an artifact differs.
+    """
     record = SessionRecord(kind, "failed", "load")
     session: Session | None = None
     try:
@@ -89,7 +92,9 @@ def check(kind: str, open_session: Opener) -> tuple[SessionRecord, Session | Non
             session.close()
         raise
     found = parity.summarize(cases)
-    if found.verdict == "FAIL" and (pattern := "; ".join(diagnosis.fixed_sizes(cases))):
+    if found.verdict == "FAIL" and unsteady:
+        found = replace(found, reason=f"{unsteady}; {found.reason}")
+    elif found.verdict == "FAIL" and (pattern := "; ".join(diagnosis.fixed_sizes(cases))):
         found = replace(found, reason=pattern)
     elif found.verdict == "FAIL" and (pattern := diagnosis.value_dependence(cases)):
         found = replace(found, reason=f"{pattern}; {found.reason}")

@@ -197,8 +197,8 @@ def check_sizes(sizes: Sizes, symbols: Mapping[str, Range]) -> None:
         bounds = symbols.get(name, Range(1, 2**31))
         if not bounds.allows(size):
             raise UsageError(
-                f"{name} is {size}, but the recipe allows {bounds}",
-                f"choose another --size {name}=N, or widen the recipe's sizes",
+                f"{name} is {size}, which is outside its range, {bounds}",
+                f"choose another --size {name}=N, or a range that holds it: --size {name}=MIN..MAX",
             )
 
 

@@ -10,6 +10,12 @@ from exporter import places
 
 Cases = Sequence[Mapping[str, Any]]
 VALUES = "depends on values"
+UNSTEADY = "eager gives other values at a second run"
+
+
+def unsteady(warnings: Iterable[str]) -> str:
+    """The warning that eager itself is not repeatable, with its reason; "" where it is."""
+    return next((warning for warning in warnings if warning.startswith(UNSTEADY)), "")
 
 
 def fails(case: Mapping[str, Any]) -> bool:
@@ -58,16 +64,25 @@ def with_place(reason: str, warnings: Iterable[str]) -> str:
     `warnings` are TracerWarnings, `file:line: message`, and what torch.export fixed, `torch.export fixed NAME at N
     (file:line)`. Tracing says of many harmless lines that they might be wrong, so it is asked only where something is.
     """
-    if match := re.search(r"(\S+) is fixed at \d+", reason):
-        fixed = re.compile(rf"torch\.export fixed .*\b{re.escape(match[1])}\b.* at \d+ \((.+)\)")
-        if found := next(filter(None, map(fixed.fullmatch, warnings)), None):
-            return f"{reason} by {found[1]}"
+    warnings = list(warnings)
+    named = "; ".join(_fixed_by(part, warnings) for part in reason.split("; "))
+    if named != reason:
+        return named
     warned = [(place, message) for place, colon, message in (w.partition(": ") for w in warnings) if colon]
     if VALUES in reason and (branch := _branch(warned)):
         return reason.replace(VALUES, f"branch {VALUES} ({branch})", 1)
     if " is fixed at " in reason and warned:
         return f"{reason} (perhaps by {', '.join(list(dict.fromkeys(place for place, _ in warned))[:2])})"
     return reason
+
+
+def _fixed_by(part: str, warnings: Iterable[str]) -> str:
+    """`NAME is fixed at N` with the line where torch.export did that; anything else as it is."""
+    if match := re.search(r"(\S+) is fixed at \d+", part):
+        fixed = re.compile(rf"torch\.export fixed .*\b{re.escape(match[1])}\b.* at \d+ \((.+)\)")
+        if found := next(filter(None, map(fixed.fullmatch, warnings)), None):
+            return f"{part} by {found[1]}"
+    return part
 
 
 def _branch(warned: Sequence[tuple[str, str]]) -> str:

@@ -17,15 +17,16 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from exporter import values
+from exporter import diagnosis, places, values
 from exporter.contract import Sizes, describe
-from exporter.errors import ArtifactError
+from exporter.errors import ArtifactError, ExporterError, ExportError
 from exporter.job import Findings
 from exporter.records import Range, Tolerance
 
 Tensors = tuple[torch.Tensor, ...]
 SCHEMA = 1
 CASE_OPERATIONS = 300e9  # floating-point operations of one case: some seconds in float64 on two cores
+RANDOM = "random numbers"
 CASE_BYTES = 100e6  # of one case's inputs
 
 
@@ -74,9 +75,15 @@ def make(
     for change, data in values.changed(example).items():
         if is_settled(module, data, device, tolerance):
             chosen[f"{describe(plan[0][0])} {change}", plan[0][1]] = data
-    eager = [run(module, data, device) for data in chosen.values()]
+    eager = []
+    for (name, _), data in chosen.items():
+        with naming(name):
+            eager.append(run(module, data, device))
+    before = _state(module)
     again = run(module, example, device)
     repeatable = all(_same(a, b) for a, b in zip(again, eager[0], strict=True))
+    if not repeatable:
+        notes.append(f"{diagnosis.UNSTEADY}: {_why_unsteady(before, _state(module))}")
     references, kind = _references(module, list(chosen.values()), eager, device)
     cases = tuple(
         Case(name, seed, data, outputs, reference)
@@ -96,6 +103,37 @@ def is_settled(module: torch.nn.Module, data: Tensors, device: str, tolerance: T
         return all(values.settled(outputs, other, tolerance) for other in (*others, reference))
     except Exception:  # whatever a model raises at values that it was not made for
         return False
+
+
+@contextlib.contextmanager
+def naming(sizes: str) -> Iterator[None]:
+    """What the model raises becomes an ExportError that says at which sizes."""
+    try:
+        yield
+    except ExporterError:
+        raise
+    except Exception as error:
+        raise ExportError(
+            f"the model fails at {sizes or 'its example'}: {places.summary(error)}",
+            "mend it or its inputs, or promise only the sizes that it takes: `sizes` of the recipe, "
+            "--size NAME=MIN..MAX",
+        ) from error
+
+
+def _state(module: torch.nn.Module) -> dict[str, tuple[int, int]]:
+    """What tells whether a buffer was changed or replaced, and whether random numbers were drawn."""
+    state = {
+        f"buffer {name.removeprefix('model.')}": (id(buffer), buffer._version)
+        for name, buffer in module.named_buffers()
+    }
+    return state | {RANDOM: (0, hash(torch.get_rng_state().numpy().tobytes()))}
+
+
+def _why_unsteady(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]) -> str:
+    changed = [name for name, state in after.items() if before.get(name) != state]
+    if RANDOM in changed:
+        return "the model draws random numbers"
+    return f"the model changes its {', '.join(changed[:3])} at each call" if changed else "so are its kernels"
 
 
 class _Limit:

@@ -84,7 +84,7 @@ class Child:
 
     def _outcome(self, outcome: tuple[str, Any] | None, code: int | None) -> Any:
         if outcome is None:
-            raise JobError(f"{self.name} {describe_exit(code)}", f"see {self.log}", self.tail())
+            raise JobError(f"{self.name} {describe_exit(code)}", "", self.tail())
         kind, value = outcome
         if kind == "error":
             raise value

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from exporter.contract import specialized
 from exporter.recipes import Source
 from exporter.records import Contract, Range, Tolerance
 from exporter.targets import Options
@@ -32,6 +33,11 @@ class Job:
     def entry_file(self, size: int) -> Path:
         """Where the exported program of one entry lies."""
         return self.work / f"exported-{size}.pt2"
+
+    def captures(self, found: Contract) -> list[Path]:
+        """Where the exported programs of a contract lie: one, or one for each entry."""
+        name = specialized(found)
+        return [self.entry_file(size) for size in found.symbols[name].choices] if name else [self.exported_file]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from exporter import __version__, benchmark, bundle, causes, checks, environment, targets
+from exporter import __version__, benchmark, bundle, causes, checks, diagnosis, environment, targets
 from exporter.errors import ExporterError, JobError, UsageError
 from exporter.isolate import BACKGROUND, SIDE_BY_SIDE, Child, Zygote
 from exporter.job import Findings, Job, Prepared
@@ -78,6 +78,7 @@ class Request:
         words += ["--allow-cpu-fallback"] if self.allow_cpu_fallback else []
         words += [word for file in self.ops_libs for word in ("--ops-lib", file)]
         words += ["--memory-limit", str(self.memory_limit_gb)] if self.memory_limit_gb else []
+        words += ["--time-budget", f"{self.time_budget:g}"] if self.time_budget != Request.time_budget else []
         words += ["--timeout", f"{self.timeout:g}"] if self.timeout != Request.timeout else []
         words += [] if self.bench else ["--no-bench"]
         return shlex.join([*words, "--out", f"{self.out}-again", "-v"])
@@ -195,18 +196,19 @@ class _Run:
             targets.get(name).needs_program and not targets.is_live(name, variant)
             for name, variant in self.request.variants
         )
+        child = self._begin_to_prepare(needs_program)
         try:
-            return self._prepare_once(needs_program)
-        except JobError as error:
-            if not needs_program:
-                raise
-            # Perhaps it was torch.export that crashed: what needs none of it can still come.
-            self.job.exported_file.unlink(missing_ok=True)
-            prepared = self._prepare_once(False)
-            self.job.exported_file.with_suffix(".txt").write_text(f"torch.export: {error}")
-            return prepared
+            return child, self._prepared(child)
+        except JobError as error:  # it was torch.export that crashed: what needs none of it can still come
+            child = self._begin_to_prepare(False)
+            prepared = self._prepared(child)
+            for file in self.job.captures(prepared.contract):
+                file.unlink(missing_ok=True)
+                file.with_suffix(".txt").write_text(f"torch.export: {error}: see logs/prepare.log")
+            return child, prepared
 
-    def _prepare_once(self, capture_program: bool) -> tuple[Child, Prepared]:
+    def _begin_to_prepare(self, capture_program: bool) -> Child:
+        """A job that has loaded the model and found its contract."""
         self.listener.stage(EAGER, "load model")
         arguments = {
             "job": self.job,
@@ -215,13 +217,17 @@ class _Run:
             "golden_path": self.golden,
         }
         child = self.zygote.spawn("prepare", "exporter.steps:prepare", arguments, self.staging.logs / "prepare.log")
+        child.expect("loaded", self.request.timeout)
+        return child
+
+    def _prepared(self, child: Child) -> Prepared:
         prepared: Prepared = child.expect("prepared", self.request.timeout)
         model = replace(
             self.manifest.model, weights=prepared.weights, parameters=prepared.parameters, sizes=prepared.base
         )
         self._update(model=model, contract=prepared.contract, warnings=prepared.warnings)
         self.listener.stage(EAGER, "golden")
-        return child, prepared
+        return prepared
 
     def _tolerance(self) -> tuple[float | None, float | None]:
         return self.request.rtol, self.request.atol
@@ -301,7 +307,11 @@ class _Run:
         self.listener.stage(record.name, "check")
         results: list[SessionRecord] = []
         for kind, open_session in self._openers(record, prepared):
-            result, session = checks.check(kind, functools.partial(self._opened, open_session))
+            result, session = checks.check(
+                kind,
+                functools.partial(self._opened, open_session),
+                diagnosis.unsteady(self.manifest.warnings),
+            )
             if self.stopping:
                 raise JobError("stopped")
             results.append(result)
@@ -368,6 +378,8 @@ class _Run:
 
     def _keep(self, record: VariantRecord) -> VariantRecord:
         """Put a record into the manifest, in the order of the request."""
+        if record.status == "failed" and not record.remedy and record.parity is None:
+            record = replace(record, remedy=f"see {record.log} in the bundle")
         with self.lock:
             records = {r.name: r for r in self.manifest.variants} | {record.name: record}
             order = [EAGER, *(f"{t}:{v}" if v else t for t, v in self.request.variants)]

@@ -26,7 +26,8 @@ _NO_PLACE = re.compile(r"(?:Caused by: \(|registered at )\S+")  # cut off at the
 _PACKAGE = re.compile(r".*/(?:site|dist)-packages/(?=([^/]+))")
 _STANDARD = re.compile(r"(?:.*/lib/python3\.\d+/|<|code/__torch__|torch/|functorch/)")
 _LAYER = re.compile(r"torch/nn/modules/(?!module\.py)")
-_LIBRARIES = frozenset({"exporter", "functorch", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "torch", "torchgen"})
+_COMPILERS = {"exporter", "functorch", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "torch", "torchgen", "triton"}
+_LIBRARIES = frozenset(_COMPILERS | {"cloudpickle", "ml_dtypes", "mpmath", "numpy", "safetensors", "sympy"})
 
 
 def message(error: BaseException) -> str:

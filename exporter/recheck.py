@@ -6,7 +6,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from exporter import bundle, checks, targets
+from exporter import bundle, checks, diagnosis, targets
 from exporter.errors import ArtifactError, ExporterError
 from exporter.isolate import Zygote
 from exporter.pipeline import Listener
@@ -24,6 +24,7 @@ def run(place: Path, threads: int, timeout: float, listener: Listener, ops_libs:
     for file in (manifest.golden.file, manifest.samples):
         if file is not None:
             bundle.verify(place, file)
+    unsteady = diagnosis.unsteady(manifest.warnings)
     checked: list[VariantRecord] = []
     with Zygote() as zygote, tempfile.TemporaryDirectory(prefix="exporter-") as logs:
         options = targets.Options(device=manifest.device, threads=threads, scratch=logs, ops_libs=ops_libs)
@@ -32,7 +33,7 @@ def run(place: Path, threads: int, timeout: float, listener: Listener, ops_libs:
                 continue
             listener.stage(record.name, "check")
             log = Path(logs) / f"{len(checked)}.log"
-            checked.append(_check(zygote, place, record, options, log, timeout))
+            checked.append(_check(zygote, place, record, options, log, timeout, unsteady))
             listener.done(checked[-1])
     if not checked:
         raise ArtifactError(f"{place} holds no artifact", "export again")
@@ -46,6 +47,7 @@ def _check(
     options: targets.Options,
     log: Path,
     timeout: float,
+    unsteady: str,
 ) -> VariantRecord:
     record = replace(record, timings={}, notes=(), reason="", remedy="")
     try:
@@ -56,7 +58,7 @@ def _check(
         return replace(failed, reason=str(error), remedy=error.remedy)
     sessions = []
     for kind, open_session in checks.openers(zygote, place, record, options, log, timeout):
-        result, session = checks.check(kind, open_session)
+        result, session = checks.check(kind, open_session, unsteady)
         sessions.append(result)
         if session is not None:
             session.close()

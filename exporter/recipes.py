@@ -128,7 +128,7 @@ def load(source: Source) -> Recipe:
         return _from_memory(Path(source.place))
     if source.kind == "source":
         recipe: Recipe = importlib.import_module(f"exporter.sources.{source.place}").recipe(source.attribute, source)
-        return recipe
+        return recipe if source.place == "saved" else _with_inputs(recipe, source)
     try:
         module = _import_file(Path(source.place)) if source.kind == "file" else importlib.import_module(source.place)
     except (Exception, SystemExit) as error:
@@ -166,7 +166,7 @@ def _as_recipe(found: Any, module: Any, source: Source) -> Recipe:
         except Exception as error:
             raise RecipeError(f"{source.attribute}() fails: {error}", "give an instance, or no arguments") from error
     if hasattr(found, "load") and hasattr(found, "inputs"):
-        return found if hasattr(found, "sizes") else FunctionRecipe(found.load, found.inputs)
+        return _with_inputs(found if hasattr(found, "sizes") else FunctionRecipe(found.load, found.inputs), source)
     if source.attribute and callable(found) and not hasattr(found, "load"):
         inputs = (
             _saved_inputs(Path(source.inputs_file))
@@ -178,7 +178,8 @@ def _as_recipe(found: Any, module: Any, source: Source) -> Recipe:
                 f"{source.attribute} makes a model, but nothing tells its inputs",
                 f"write {source.attribute}_inputs(batch=1, ...) beside it, or save a dict of tensors for --inputs",
             )
-        return FunctionRecipe(lambda weights: found(), inputs, getattr(module, f"{source.attribute}_sizes", None))
+        sizes = None if source.inputs_file else getattr(module, f"{source.attribute}_sizes", None)
+        return FunctionRecipe(lambda weights: found(), inputs, sizes, chooses_weights=False)
     missing = "inputs()" if hasattr(found, "load") else "load() and inputs()"
     raise RecipeError(
         f"{source.attribute or source.place} has no {missing}", "see CONTRIBUTING.md for a recipe in one file"
@@ -186,14 +187,29 @@ def _as_recipe(found: Any, module: Any, source: Source) -> Recipe:
 
 
 class FunctionRecipe:
-    """A recipe made of functions. Without `sizes`, batch may go from 1 to 64 where inputs() takes one."""
+    """A recipe made of functions. Without `sizes`, batch may go from 1 to 64, or to the example's, where there is one.
+
+    `chooses_weights` says whether `load` heeds what it is given.
+    """
 
     def __init__(
-        self, load: Callable[[str], Any], inputs: Callable[..., Any], sizes: Mapping[str, tuple[int, int]] | None = None
+        self,
+        load: Callable[[str], Any],
+        inputs: Callable[..., Any],
+        sizes: Mapping[str, tuple[int, int]] | None = None,
+        chooses_weights: bool = True,
     ) -> None:
-        self.load, self.inputs = load, inputs
-        defaults = {"batch": (1, 64)} if "batch" in example_sizes(inputs) else {}
+        self.load, self.inputs, self.chooses_weights = load, inputs, chooses_weights
+        example = example_sizes(inputs).get("batch")
+        defaults = {"batch": (1, max(64, example))} if example else {}
         self.sizes = defaults if sizes is None else sizes
+
+
+def _with_inputs(recipe: Recipe, source: Source) -> Recipe:
+    """The recipe, with the inputs of the user's file where one is named: every size is fixed then."""
+    if not source.inputs_file:
+        return recipe
+    return FunctionRecipe(recipe.load, _saved_inputs(Path(source.inputs_file)), {})
 
 
 def _saved_inputs(path: Path) -> Callable[[], Any]:

@@ -49,7 +49,7 @@ class Loaded:
         """Names and values of the outputs at these sizes; an output that bears an input's name gets one of its own."""
         flat = _flat_inputs(self.recipe, self.module.model, sizes, 0)
         args, kwargs = flat.rebuild([t.to(device) for t in flat.tensors])
-        with torch.no_grad():
+        with torch.no_grad(), golden.naming(contract.describe(sizes)):
             names, tensors = capture.output_leaves(self.module.model(*args, **kwargs))
         return tuple(f"output.{name}" if name in self.names else name for name in names), tensors
 
@@ -79,12 +79,9 @@ def load_model(job: Job) -> Loaded:
     torch.manual_seed(job.seed)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        model = _load_weights(recipe, "random" if job.source.checkpoint else job.weights)
-    said = [
-        str(w.message)
-        for w in caught
-        if issubclass(w.category, UserWarning) and not issubclass(w.category, FutureWarning)
-    ]
+        replaced = job.source.checkpoint and job.source.place != "saved"  # a saved program has no random weights
+        model = _load_weights(recipe, "random" if replaced else job.weights)
+    said = [str(w.message) for w in caught if issubclass(w.category, UserWarning)]
     if job.source.checkpoint:
         said += checkpoint.load_into(model, job.source.checkpoint, job.source.allow_partial)
     model = model.eval().to(job.options.device)
@@ -124,6 +121,7 @@ def prepare(
     loaded = load_model(job)
     device = job.options.device
     found = find_contract(job, loaded)
+    _tell(channel, "loaded", None)
     sizes = contract.capture_sizes(loaded.base, loaded.symbols)
     started = time.perf_counter()
     ops = _capture(job, loaded, found, sizes) if capture_program else ()
@@ -137,7 +135,7 @@ def prepare(
         warnings=tuple(dict.fromkeys(loaded.warnings)),
         ops=ops,
     )
-    channel.sendall(pickle.dumps(("prepared", prepared)).hex().encode() + b"\n")
+    _tell(channel, "prepared", prepared)
     stand_back(BACKGROUND)  # the exports have waited for this; from here on they run beside it
     plan = contract.probe_plan(loaded.base, loaded.symbols)
     made, findings = golden.make(
@@ -147,10 +145,15 @@ def prepare(
     return findings
 
 
+def _tell(channel: socket.socket, kind: str, value: object) -> None:
+    channel.sendall(pickle.dumps((kind, value)).hex().encode() + b"\n")
+
+
 def _weights_used(asked: str, loaded: Loaded) -> str:
     """What the recipe says of the weights it loaded; many say nothing."""
     said: str = getattr(loaded.module.model, "exporter_weights", "")
-    return said or ("random" if asked == "random" else "the recipe's")
+    chosen = getattr(loaded.recipe, "chooses_weights", True)
+    return said or ("random" if asked == "random" and chosen else "the recipe's")
 
 
 def _tolerance(found: Contract, rtol: float | None, atol: float | None) -> Tolerance:

@@ -32,7 +32,7 @@ def refused(done: Done, *words: str, code: int = 2) -> None:
         (["nowhere.py:x"], ["there is no file nowhere.py"]),
         ([f"{MLP}", "--targets", "tarce"], ["there is no target 'tarce'", "did you mean trace"]),
         ([f"{MLP}", "--targets", "compile:fast"], ["has no variant 'fast'", "compile:max-autotune"]),
-        ([f"{MLP}", "--batch", "9"], ["batch is 9, but the recipe allows 1 to 8", "--size batch=N"]),
+        ([f"{MLP}", "--batch", "9"], ["batch is 9, which is outside its range, 1 to 8", "--size batch=N"]),
         ([f"{MLP}", "--size", "depth=3"], ["inputs() takes no depth", "it takes batch"]),
         ([f"{MLP}", "--size", "batch"], ["'batch' is not NAME=N"]),
         ([f"{MLP}", "--batch", "0"], ["0 is not in the range"]),
@@ -75,10 +75,18 @@ def test_torch_is_not_there(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 def test_a_traceback_only_when_asked_for(cli: Cli) -> None:
-    from exporter.errors import UsageError
+    brief, verbose = cli("export", "bort"), cli("export", "bort", "-v")
+    assert "Traceback" not in brief.err
+    assert "Traceback" in verbose.err
+    assert brief.code == verbose.code == 2
+    assert verbose.err.endswith(brief.err)
 
-    with pytest.raises(UsageError):
-        cli("export", "bort", "-v")
+
+def test_an_error_of_our_own_is_called_that(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exporter.recipes.find", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError) as raised:
+        cli("export", "bert")
+    assert "error of exporter itself" in " ".join(raised.value.__notes__)
 
 
 def test_export_prints_the_table(cli: Cli, tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_the_plan_without_sizes() -> None:
 def test_sizes_are_checked() -> None:
     contract.check_sizes({"batch": 8, "other": 10**6}, SYMBOLS)
     for size in (0, 9):
-        with pytest.raises(UsageError, match=f"batch is {size}, but the recipe allows 1 to 8") as raised:
+        with pytest.raises(UsageError, match=f"batch is {size}, which is outside its range, 1 to 8") as raised:
             contract.check_sizes({"batch": size}, SYMBOLS)
         assert "--size batch=N" in raised.value.remedy
 
@@ -246,7 +246,7 @@ def test_the_user_chooses_sizes() -> None:
         ({"ranges": {"width": Range(1, 3)}}, "inputs.. takes no width"),
         ({"dynamic": "width"}, "inputs.. takes no width"),
         ({"dynamic": "image"}, "image has no range to be dynamic in"),
-        ({"sizes": {"batch": 9}}, "batch is 9, but the recipe allows 1 to 8"),
+        ({"sizes": {"batch": 9}}, "batch is 9, which is outside its range, 1 to 8"),
         ({"sizes": {"batch": 2}, "ranges": {"batch": Range(4, 8)}}, "batch is 2"),
     ],
 )

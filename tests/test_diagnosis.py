@@ -69,6 +69,11 @@ WARNINGS = ("/m.py:4: Converting a tensor to a Python integer", "/m.py:7: Conver
         ("n is fixed at 2", ("torch.export fixed n at 2 (/m.py:9)",), "n is fixed at 2 by /m.py:9"),
         ("n is fixed at 2", ("torch.export fixed 2*n+1 at 5 (/m.py:9)",), "n is fixed at 2 by /m.py:9"),
         ("n is fixed at 2", ("torch.export fixed m at 2 (/m.py:9)",), "n is fixed at 2"),
+        (
+            "b is fixed at 2; n is fixed at 7",
+            ("torch.export fixed b at 2 (/m.py:9)", "torch.export fixed n at 7 (/m.py:11)"),
+            "b is fixed at 2 by /m.py:9; n is fixed at 7 by /m.py:11",
+        ),
         ("0.1 where the reference is 0.2", WARNINGS, "0.1 where the reference is 0.2"),
     ],
 )

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from exporter import golden
+from exporter import diagnosis, golden
 from exporter.capture import FlatModule, flatten_inputs
-from exporter.errors import ArtifactError
+from exporter.errors import ArtifactError, ExportError
 from exporter.job import Findings
 from exporter.records import Range, Tolerance
 
@@ -102,7 +102,37 @@ class Random(torch.nn.Module):
 
 
 def test_a_model_that_is_random_is_told() -> None:
-    assert make(Random())[1].repeatable is False
+    findings = make(Random())[1]
+    assert not findings.repeatable
+    assert findings.notes == (f"{diagnosis.UNSTEADY}: the model draws random numbers",)
+
+
+class Counter(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return x * self.count
+
+
+def test_a_model_that_changes_with_each_call_is_told() -> None:
+    findings = make(Counter())[1]
+    assert findings.notes == (f"{diagnosis.UNSTEADY}: the model changes its buffer count at each call",)
+
+
+class Short(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.ones(4, 4)[: x.shape[0]]
+
+
+def test_a_size_that_the_model_does_not_take_is_named() -> None:
+    with pytest.raises(
+        ExportError, match=r"the model fails at batch=5: RuntimeError: .*\(.*test_golden.py:\d+\)"
+    ) as raised:
+        make(Short(), (2, 0), (5, 0))
+    assert "--size NAME=MIN..MAX" in raised.value.remedy
 
 
 class Integers(torch.nn.Module):

@@ -88,10 +88,9 @@ def test_a_job_that_raises_what_cannot_be_sent(spawn) -> None:
         ("exit_politely", "the job ended with exit code 70 and no result"),
     ],
 )
-def test_a_job_that_ends_without_an_answer(spawn, log: Path, function: str, message: str) -> None:
-    with pytest.raises(JobError, match=message) as raised:
+def test_a_job_that_ends_without_an_answer(spawn, function: str, message: str) -> None:
+    with pytest.raises(JobError, match=message):
         spawn(function).wait(60)
-    assert str(log) in raised.value.remedy
 
 
 def test_the_last_words_are_kept(spawn) -> None:

@@ -178,7 +178,7 @@ def test_broken_recipes_are_the_users_mistake(run: Run, tmp_path: Path, name: st
 
 @pytest.mark.parametrize("sizes", [{"batch": 9}, {"sequence": 3}])
 def test_sizes_that_do_not_fit(run: Run, tmp_path: Path, sizes: dict[str, int]) -> None:
-    with pytest.raises(UsageError, match=r"batch is 9, but the recipe allows 1 to 8|inputs.. takes no sequence"):
+    with pytest.raises(UsageError, match=r"batch is 9, which is outside its range, 1 to 8|inputs.. takes no sequence"):
         run("tiny:mlp", out=tmp_path / "toy", sizes=sizes)
     assert list(tmp_path.iterdir()) == []
 

@@ -7,6 +7,7 @@ import linecache
 from pathlib import Path
 
 import pytest
+import sympy
 import torch
 
 from exporter import capture, places
@@ -78,6 +79,20 @@ def test_an_error_of_exporter_itself_has_no_place() -> None:
         capture.output_leaves("text")
     assert places.place_of(caught.value) == ""
     assert places.located("as it is", caught.value) == "as it is"
+
+
+class Compares(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> bool:
+        return bool(sympy.Symbol("n") > 1)  # this line
+
+
+def test_a_librarys_own_arithmetic_is_not_the_models() -> None:
+    example = (torch.ones(2),)
+    with pytest.raises(TypeError, match="truth value") as caught:
+        capture.FlatModule(Compares(), capture.flatten_inputs(Compares(), example))(*example)
+    path, _, line = places.place_of(caught.value).rpartition(":")
+    assert path == __file__
+    assert "this line" in linecache.getline(path, int(line))
 
 
 def test_a_node_of_a_graph_knows_its_line() -> None:

@@ -94,6 +94,23 @@ def test_a_callable_with_saved_inputs(tmp_path: Path) -> None:
     assert recipes.ranges(recipe) == {}
 
 
+@pytest.mark.parametrize("name", ["bert", "hf:bert"])
+def test_saved_inputs_replace_those_of_any_recipe(tmp_path: Path, name: str) -> None:
+    torch.save({"x": torch.ones(5, 4)}, tmp_path / "inputs.pt")
+    source = recipes.find(name, str(tmp_path / "inputs.pt"))
+    recipe = recipes.load(source)
+    assert recipe.inputs()["x"].shape == (5, 4)
+    assert recipes.ranges(recipe) == {}
+
+
+def test_an_example_of_more_than_64(tmp_path: Path) -> None:
+    (tmp_path / "wide.py").write_text(
+        "import torch\ndef net(): return torch.nn.Linear(2, 2)\ndef net_inputs(batch=128): return torch.ones(batch, 2)"
+    )
+    recipe = recipes.load(recipes.find(f"{tmp_path / 'wide.py'}:net"))
+    assert recipes.ranges(recipe) == {"batch": Range(1, 128)}
+
+
 def test_saved_inputs_run_no_code(tmp_path: Path) -> None:
     class Trap:
         def __reduce__(self) -> tuple[Any, ...]:

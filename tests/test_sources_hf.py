@@ -531,7 +531,7 @@ def test_a_revision(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "after the @" in raised.value.remedy
     monkeypatch.setattr(_hf_hub, "online", lambda: False)
     assert recipe("acme/small@v1").load("pretrained").exporter_weights == "pretrained"
-    with pytest.raises(RecipeError, match="holds acme/small@v2 without its config.json") as raised:
+    with pytest.raises(RecipeError, match=r"holds acme/small@v2 without its config\.json") as raised:
         recipe("acme/small@v2")
     assert "hf download acme/small --revision v2" in raised.value.remedy
 

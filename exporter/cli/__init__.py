@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 import signal
 import sys
+import traceback
 from types import FrameType
 from typing import Any
 
@@ -88,9 +89,12 @@ def _run(command: click.Command, name: str) -> None:
         sys.exit(0)
     except ExporterError as error:
         if verbose:
-            raise
+            traceback.print_exception(error)
         _show(error)
         sys.exit(error.exit_code)
+    except Exception as error:
+        error.add_note("This is an error of exporter itself. Please report it, with these lines.")
+        raise
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -99,5 +103,5 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def _show(error: ExporterError) -> None:
     click.echo(click.style("Error: ", fg="red", bold=True) + str(error), err=True)
-    if error.remedy:
-        click.echo(f"  {error.remedy}", err=True)
+    for line in filter(None, (error.remedy, *getattr(error, "__notes__", []))):
+        click.echo(f"  {line}", err=True)

@@ -86,10 +86,13 @@ def heading(manifest: Manifest) -> list[str]:
     sizes = ", ".join(f"{name} {size}" for name, size in model.sizes.items())
     device = env.get("gpu0", "GPU") if manifest.device != "cpu" else env.get("cpu", "CPU")
     lines = [
-        f"{model.name} ({model.parameters / 1e6:.1f} M parameters, {model.weights} weights), {sizes}",
+        f"{model.name} ({model.parameters / 1e6:.1f} M parameters, {model.weights} weights)"
+        if manifest.contract
+        else model.name,  # which could not be prepared
         f"{manifest.device}: {device}, {manifest.threads} threads, {env.get('isa', '')}; "
         f"torch {env.get('torch', '?')}; {manifest.created[:10]}",
     ]
+    lines[0] += f", {sizes}" if sizes else ""
     symbols = manifest.contract.symbols if manifest.contract else {}
     if symbols:
         lines[0] += "; dynamic: " + ", ".join(f"{name} {r}" for name, r in symbols.items())
@@ -110,8 +113,6 @@ def hints(manifest: Manifest) -> list[str]:
     timed = [(v, t) for v in manifest.variants for t in v.timings.values()]
     if any(not t.stable for _, t in timed):
         found.append("~ unstable: the interval stayed wider than ±3%; raise --time-budget, or quiet the machine")
-    if manifest.golden and not manifest.golden.repeatable:
-        found.append("eager gives other values at a second run: the model is random, or its kernels are")
     if manifest.environment.get("exporter-run") == "none":
         found.append("no C++ rows: exporter-run is not built; `make cpp` builds it, EXPORTER_RUN names one")
     return found

@@ -34,8 +34,10 @@ def sentences(manifest: Manifest) -> list[str]:
     summary = f"{len(asked) - len(failed)} of {len(asked)} variants passed"
     if failed:
         summary += f"; failed: {', '.join(v.name for v in failed)}"
-    if manifest.status != "complete":
+    if manifest.status == "interrupted":
         summary = f"The run was interrupted before its end; {summary}"
+    elif manifest.status == "failed":
+        summary = f"The model could not be prepared for export; {summary}"
     lines = [summary + "."]
     best = choices(manifest)
     if best:

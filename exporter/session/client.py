@@ -190,7 +190,7 @@ class NativeSession(Session):
             )
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=5)
-        return JobError(f"{self.name} {describe_exit(self._process.poll())}", f"see {self._log}", self._tail())
+        return JobError(f"{self.name} {describe_exit(self._process.poll())}", "", self._tail())
 
     def _tail(self) -> str:
         with contextlib.suppress(OSError):
