@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from os import PathLike
 
 
+# Fields of pipeline.Request that `export` takes as they are; of the others it has arguments of its own, or sets them.
+OPTIONS = frozenset((
+    "device", "ranges", "dynamic", "weights", "seed", "threads", "time_budget", "timeout", "bench", "memory_limit_gb",
+    "rtol", "atol", "opset", "allow_cpu_fallback", "ops_libs",
+))  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Bundle:
     """Where the artifacts are, and what was found of them."""
@@ -33,6 +40,7 @@ def export(
     inputs: Any = None,
     *,
     sizes: Mapping[str, tuple[int, int]] | None = None,
+    example_sizes: Mapping[str, int] | None = None,
     targets: str = "trace,script,compile,onnx",
     out: str | PathLike[str] | None = None,
     name: str | None = None,
@@ -45,33 +53,30 @@ def export(
 
     Args:
         model: a module in memory (in eval mode or not; it is exported in eval mode), or what the command line takes: a
-            recipe's name or `file.py:NAME`.
+            recipe's name, `file.py:NAME`, `hf:ID[@REVISION]`, `torchvision:NAME`, `timm:NAME`, or a saved program
+            (`.pt`, `.pt2`).
         inputs: for a module: a dict of tensors by argument name, a tuple or a tensor; or a function of sizes that
             makes them (`def inputs(batch=1, sequence=14)`), without which no dimension can stay dynamic.
         sizes: for a module: the range of each size, `{"batch": (1, 64)}`.
+        example_sizes: the example's sizes where they are not the defaults of its inputs, `{"sequence": 128}`.
         targets: comma list.
         out: the bundle's directory; `artifacts/NAME` when None.
         name: the model's name; the module's class in lower case when None.
         checkpoint: a file of weights, as the command line's `--checkpoint`.
         allow_partial: load of the checkpoint what fits, and warn of the rest.
         task: for `hf:ID`: the task whose model class is taken.
-        options: fields of `exporter.pipeline.Request`: device, threads, bench, time_budget, timeout, rtol, atol, ...
+        options: as the command line's, by their names in `exporter.pipeline.Request`: device (`cpu` when none is given,
+            unlike the command line's), ranges, dynamic, weights, seed, threads, time_budget, timeout, bench,
+            memory_limit_gb, rtol, atol, opset, allow_cpu_fallback, ops_libs.
 
     Raises:
         UsageError: the request cannot be met; nothing was written.
         JobError: a child that all variants need failed.
     """
-    unknown = options.keys() - {field.name for field in fields(pipeline.Request)}
-    if unknown:
-        raise UsageError(f"export() takes no {sorted(unknown)[0]}", "see exporter.pipeline.Request")
-    settings: dict[str, Any] = {
-        "device": "cpu",
-        "threads": environment.usable_cpus(),
-        "command": "exporter.export(...)",
-    } | options
+    if unknown := options.keys() - OPTIONS:
+        raise UsageError(f"export() takes no {min(unknown)}", f"it takes {', '.join(sorted(OPTIONS))}")
+    _refuse_contradictions(model, inputs, sizes, checkpoint, allow_partial, task, options)
     with tempfile.TemporaryDirectory(prefix="exporter-") as folder:
-        if isinstance(model, str) and (inputs is not None or sizes is not None):
-            raise UsageError(f"{model} has inputs and sizes of its own", "leave out inputs and sizes")
         if isinstance(model, str):
             source = recipes.find(model, task=task)
         else:
@@ -79,10 +84,36 @@ def export(
         if checkpoint is not None:
             source = replace(source, checkpoint=str(Path(checkpoint).absolute()), allow_partial=allow_partial)
         label = name or source.label
-        place = Path(out) if out is not None else Path("artifacts") / label
-        request = pipeline.Request(label, source, tuple(routes.parse(targets)), place, **settings)
+        settings: dict[str, Any] = {"threads": environment.usable_cpus()} | options
+        request = pipeline.Request(
+            label,
+            source,
+            tuple(routes.parse(targets)),
+            Path(out) if out is not None else Path("artifacts") / label,
+            sizes=dict(example_sizes or {}),
+            command="exporter.export(...)",
+            asked=model if isinstance(model, str) else "",
+            **settings,
+        )
         manifest, path = pipeline.run(request)
     return Bundle(path, manifest)
+
+
+def _refuse_contradictions(
+    model: Any, inputs: Any, sizes: Any, checkpoint: Any, allow_partial: bool, task: str, options: Mapping[str, Any]
+) -> None:
+    """UsageError for arguments that say nothing, or two things."""
+    if isinstance(model, str) and (inputs is not None or sizes is not None):
+        raise UsageError(f"{model} has inputs and sizes of its own", "leave out inputs and sizes")
+    if task and not isinstance(model, str):
+        raise UsageError("task says nothing of a module", "leave it out: it is for hf:ID")
+    if allow_partial and checkpoint is None:
+        raise UsageError("allow_partial says nothing without a checkpoint", "leave it out, or give a checkpoint")
+    weights = options.get("weights", "auto")
+    if weights not in recipes.WEIGHTS:
+        raise UsageError(f"there are no weights {weights!r}", f"choose {', '.join(recipes.WEIGHTS)}")
+    if checkpoint is not None and weights == "pretrained":
+        raise UsageError("weights='pretrained' and checkpoint are two sources of weights", "give one of them")
 
 
 def _pickle(
@@ -157,13 +188,7 @@ def open_artifact(path: str | PathLike[str], device: str | None = None, threads:
         ContractError: it was exported for another kind of device.
     """
     file = Path(path)
-    if (file.parent / bundle.MANIFEST).is_file():
-        manifest = bundle.read_manifest(file.parent)
-        for variant in manifest.variants:
-            if variant.artifact is not None and variant.artifact.path == file.name:
-                for recorded in variant.files:
-                    bundle.verify(file.parent, recorded)
-    contract = _read_contract(file)
+    contract = _read_contract(file, _recorded_target(file))
     where = device or contract.device
     if where.partition(":")[0] != contract.device:
         raise ContractError(
@@ -175,7 +200,22 @@ def open_artifact(path: str | PathLike[str], device: str | None = None, threads:
     return Artifact(contract, loaded.run, where)
 
 
-def _read_contract(file: Path) -> Contract:
-    if file.suffix == ".onnx":
-        return routes.get("onnx").read_contract(file)
-    return contracts.read_zip(file)
+def _recorded_target(file: Path) -> str:
+    """The target that made an artifact, once its hashes are right; "" where no manifest lies beside it."""
+    if (file.parent / bundle.MANIFEST).is_file():
+        for variant in bundle.read_manifest(file.parent).variants:
+            if variant.artifact is not None and variant.artifact.path == file.name:
+                for recorded in variant.files:
+                    bundle.verify(file.parent, recorded)
+                return variant.target
+    return ""
+
+
+def _read_contract(file: Path, target: str) -> Contract:
+    """As the target reads it; where it is not known, as the first one whose artifacts end alike, or as a zip."""
+    alike = [target] if target else [name for name in routes.names() if _suffix(name) == file.suffix]
+    return routes.get(alike[0]).read_contract(file) if alike else contracts.read_zip(file)
+
+
+def _suffix(target: str) -> str:
+    return Path(routes.get(target).artifact).suffix

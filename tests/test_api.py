@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import shlex
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +17,10 @@ import torch
 from conftest import recipe_path
 
 import exporter
+from exporter import api, pipeline, targets
 from exporter import bundle as bundles
 from exporter.errors import ArtifactError, ContractError, UsageError
+from exporter.records import Range, to_json
 
 
 class Local(torch.nn.Module):
@@ -59,7 +65,23 @@ def test_inputs_without_sizes_stay_fixed(toy) -> None:
 
 
 def test_a_recipe_by_name(toy) -> None:
-    assert toy(recipe_path("tiny:mlp"), targets="trace,export").manifest.status == "complete"
+    manifest = toy(recipe_path("tiny:mlp"), targets="trace,export").manifest
+    assert manifest.status == "complete"
+    assert manifest.model.source == recipe_path("tiny:mlp")
+    again = [shlex.split(variant.reproduce)[:3] for variant in manifest.variants]
+    assert again == [["exporter", "export", recipe_path("tiny:mlp")]] * 2
+
+
+def test_sizes_of_the_example(toy) -> None:
+    made = toy(recipe_path("tiny:pair"), example_sizes={"sequence": 5}, ranges={"batch": Range(1, 3)})
+    assert made.manifest.model.sizes == {"batch": 1, "sequence": 5}
+    assert made.manifest.contract.symbols == {"batch": Range(1, 3), "sequence": Range(1, 6)}
+
+
+def test_options_are_fields_of_the_request() -> None:
+    arguments = inspect.signature(exporter.export).parameters
+    assert {field.name for field in dataclasses.fields(pipeline.Request)} >= api.OPTIONS
+    assert not api.OPTIONS & arguments.keys()
 
 
 @pytest.mark.parametrize(
@@ -68,7 +90,15 @@ def test_a_recipe_by_name(toy) -> None:
         (torch.nn.Linear(2, 2), None, {}, "inputs is missing"),
         (42, torch.ones(1), {}, "model is int"),
         (torch.nn.Linear(2, 2), torch.ones(1, 2), {"benhc": True}, "takes no benhc"),
+        (torch.nn.Linear(2, 2), torch.ones(1, 2), {"source": None}, "takes no source"),
+        (torch.nn.Linear(2, 2), torch.ones(1, 2), {"variants": ()}, "takes no variants"),
+        (torch.nn.Linear(2, 2), torch.ones(1, 2), {"command": "mine"}, "takes no command"),
         (torch.nn.Linear(2, 2), torch.ones(1, 2), {"targets": "tarce"}, "there is no target"),
+        (torch.nn.Linear(2, 2), torch.ones(1, 2), {"task": "fill-mask"}, "task says nothing of a module"),
+        (torch.nn.Linear(2, 2), torch.ones(1, 2), {"allow_partial": True}, "says nothing without a checkpoint"),
+        ("bert", None, {"weights": "pretrained", "checkpoint": "mine.pt"}, "two sources of weights"),
+        ("bert", None, {"weights": "pretraind"}, "there are no weights 'pretraind'"),
+        (recipe_path("tiny:mlp"), None, {"example_sizes": {"bacth": 2}}, r"inputs\(\) takes no bacth"),
         ("bort", None, {}, "there is no model"),
         (torch.nn.Linear(2, 2), {}, {}, "no tensor in it"),
         (torch.nn.Linear(2, 2), lambda batch=2: torch.ones(batch, 2), {"sizes": {"b": (1, 2)}}, "sizes names b"),
@@ -183,6 +213,38 @@ def test_an_artifact_that_was_altered(bundle: Path) -> None:
 def test_an_artifact_away_from_its_bundle(bundle: Path, tmp_path: Path) -> None:
     alone = (bundle / "trace.pt").rename(tmp_path / "alone.pt")
     assert exporter.open_artifact(alone).contract.target == "trace"
+
+
+def reversing(target: Any) -> SimpleNamespace:
+    """A target of another package: as `target`, but its artifacts, `their.model`, stand in the file backwards."""
+
+    def restored(path: Path) -> Path:
+        file = path.with_name("restored.pt")
+        file.write_bytes(path.read_bytes()[::-1])
+        return file
+
+    return SimpleNamespace(
+        artifact="their.model",
+        read_contract=lambda path: dataclasses.replace(target.read_contract(restored(path)), target="theirs"),
+        load=lambda path, options: target.load(restored(path), options),
+    )
+
+
+@pytest.mark.parametrize("name", ["their.model", "their.pt"], ids=["by its suffix", "by the manifest"])
+def test_a_target_of_another_package_reads_its_own_contract(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "their_target", reversing(targets.get("trace")))
+    point = EntryPoint("theirs", "their_target", targets.GROUP)
+    monkeypatch.setattr(targets, "entry_points", lambda group: [point])
+    file = (tmp_path if name == "their.model" else bundle) / name
+    file.write_bytes((bundle / "trace.pt").read_bytes()[::-1])
+    manifest = bundles.read_manifest(bundle)
+    row = dataclasses.replace(manifest.variants[0], target="theirs", artifact=bundles.record(file), companions=())
+    bundles.write_atomic(bundle / bundles.MANIFEST, to_json(dataclasses.replace(manifest, variants=(row,))))
+    artifact = exporter.open_artifact(file)
+    assert artifact.contract.target == "theirs"
+    assert artifact(**PAIR)["pooled"].shape == (2, 4)
 
 
 def test_what_is_no_artifact(tmp_path: Path) -> None:
