@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Cli, Lent, recipe_path
+from test_operators import BUILT, needs_the_library
 
 from exporter import explain, recipes, steps, targets
 from exporter.errors import JobError, RecipeError
@@ -23,9 +24,9 @@ from exporter.report import explanation
 QUICK = ("trace", "export", "operators")
 
 
-def job_for(recipe: str, folder: Path, weights: str = "random") -> Job:
+def job_for(recipe: str, folder: Path, ops_libs: tuple[str, ...] = ()) -> Job:
     source = recipes.find(recipe_path(recipe))
-    return Job(source.label, source, weights, 0, {}, folder, targets.Options(threads=1))
+    return Job(source.label, source, "random", 0, {}, folder, targets.Options(threads=1, ops_libs=ops_libs))
 
 
 Say = Callable[[str, str], list[Finding]]
@@ -184,9 +185,9 @@ def lent(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("exporter.explain.SECTIONS", QUICK)
 
 
-def explained(recipe: str, folder: Path) -> tuple[Explanation, list[str]]:
+def explained(recipe: str, folder: Path, timeout: float = 300.0) -> tuple[Explanation, list[str]]:
     steps_said: list[str] = []
-    return explain.run(job_for(recipe, folder), folder / "log", steps_said.append), steps_said
+    return explain.run(job_for(recipe, folder), folder / "log", steps_said.append, timeout), steps_said
 
 
 def test_a_section_that_crashes_spares_the_others(lent: None, tmp_path: Path) -> None:
@@ -222,6 +223,49 @@ def test_a_model_that_does_not_run(
         explained(recipe, tmp_path)
 
 
+def test_a_section_that_takes_too_long_spares_the_others(lent: None, tmp_path: Path) -> None:
+    found, _ = explained("broken:trace_hangs", tmp_path, timeout=6.0)
+    trace, export, _ = found.sections
+    (late,) = trace.findings
+    assert late.text.endswith("took longer than 6 s and was stopped")
+    assert late.remedy == "raise --timeout"
+    assert export.findings[0].level == "ok"
+
+
+def test_a_model_that_takes_too_long(cli: Cli, lent: None) -> None:
+    done = cli("explain", recipe_path("broken:forward_hangs"), "--device", "cpu", "--timeout", "2")
+    assert done.code == 1
+    assert "took longer than 2 s and was stopped" in done.err
+    assert "raise --timeout" in done.err
+
+
+def test_the_options_reach_the_job(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs: list[tuple[Job, float]] = []
+
+    def run(job: Job, log: Path, begun: Callable[[str], None], timeout: float) -> Explanation:
+        jobs.append((job, timeout))
+        return Explanation("m", "cpu", {}, Contract("m", (), (), {}), ())
+
+    monkeypatch.setattr(explain, "run", run)
+    words = ["--batch", "3", "--size", "batch=2..9", "--dynamic", "none", "--seed", "7", "--ops-lib", __file__]
+    assert cli("explain", recipe_path("tiny:mlp"), "--device", "cpu", "--timeout", "60", *words).code == 0
+    ((job, timeout),) = jobs
+    assert (job.sizes, job.ranges, job.dynamic) == ({"batch": 3}, {"batch": Range(2, 9)}, "none")
+    assert (job.seed, job.options.ops_libs, timeout) == (7, (__file__,), 60.0)
+
+
+@needs_the_library
+def test_operators_of_ones_own(cli: Cli, lent: None) -> None:
+    words = ["explain", recipe_path("operators:affine"), "--device", "cpu", "--json", "-q"]
+    done = cli(*words, "--ops-lib", BUILT)
+    assert done.code == 0, done.err
+    (found,) = json.loads(done.out)["sections"][-1]["findings"]
+    assert found["level"] == "note"
+    assert found["text"].startswith("operators of exporter_test: C++ has to load the library")
+    assert found["text"].endswith(str(BUILT.resolve()))
+    assert cli(*words).code == 1, "the operator is not registered"
+
+
 def test_the_command(cli: Cli, lent: None) -> None:
     done = cli("explain", recipe_path("defects:branch"), "--device", "cpu", "--size", "batch=2")
     assert done.code == 0
@@ -240,7 +284,16 @@ def test_the_command_in_json(cli: Cli, lent: None) -> None:
     assert {"level", "text", "place", "remedy"} == set(found["sections"][0]["findings"][0])
 
 
-@pytest.mark.parametrize("words", [["nothing"], ["bert", "--size", "batch"], ["bert", "--device", "tpu"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["nothing"],
+        ["bert", "--size", "batch"],
+        ["bert", "--device", "tpu"],
+        ["bert", "--ops-lib", "/nowhere.so"],
+        ["bert", "--timeout", "0"],
+    ],
+)
 def test_wrong_usage(cli: Cli, words: list[str]) -> None:
     done = cli("explain", *words)
     assert done.code == 2

@@ -1,8 +1,9 @@
-"""What commands that take a MODEL share: its name, its weights, its sizes, its device."""
+"""What commands that take a MODEL share: its name, its weights, its sizes, its device, and the options for them."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from exporter.records import Range
 
 Sizes = dict[str, int | tuple[int, ...]]
+Command = Callable[..., Any]
 
 
 class ModelName(click.ParamType[str]):
@@ -53,6 +55,74 @@ def read_sizes(ctx: click.Context, param: click.Parameter, given: tuple[str, ...
             raise click.BadParameter(f"{item!r} is an empty range; a size is 1 at least")
         sizes[f"{name}.." if dots else name] = (int(low), int(high)) if dots else int(low)
     return sizes
+
+
+OPTIONS = (
+    click.argument("model", type=ModelName()),
+    click.option(
+        "--device", metavar="cpu|cuda[:N]", help="Where to run.  [default: cuda where there is one, else cpu]"
+    ),
+    click.option("--batch", type=click.IntRange(1), help="Batch size of the example; the same as --size batch=N."),
+    click.option(
+        "--size",
+        "sizes",
+        multiple=True,
+        callback=read_sizes,
+        metavar="NAME=N|MIN..MAX",
+        help="A size that the recipe's inputs() takes: of the example, as sequence=128, or the range that the "
+        "artifacts promise, as sequence=1..512; may be repeated.",
+    ),
+    click.option(
+        "--dynamic",
+        default="all",
+        show_default=True,
+        metavar="all|batch|none|NAME,...",
+        help="Which sizes stay dynamic; the others are fixed at the example's.",
+    ),
+    click.option(
+        "--weights",
+        type=click.Choice(["auto", "pretrained", "random"]),
+        default="auto",
+        show_default=True,
+        help="auto: pretrained where they can be had.",
+    ),
+    click.option(
+        "--checkpoint",
+        type=click.Path(exists=True, dir_okay=False),
+        metavar="FILE",
+        help="Weights of your own: .safetensors, .pt, .pth, .bin, .ckpt, or the .index.json of one in several files.",
+    ),
+    click.option("--allow-partial", is_flag=True, help="Load of the checkpoint what fits, and warn of the rest."),
+    click.option(
+        "--inputs",
+        "inputs_file",
+        type=click.Path(exists=True, dir_okay=False),
+        help="Dict of tensors from torch.save. For FILE.py:NAME instead of NAME_inputs: every size is then fixed. For "
+        "a saved program (.pt, .pt2) its example: what the program leaves dynamic stays so.",
+    ),
+    click.option("--task", default="", help="For hf:ID: the task whose model class is taken, as fill-mask."),
+    click.option("--seed", type=int, default=0, show_default=True, help="Seed of random weights."),
+    click.option(
+        "--ops-lib",
+        "ops_libs",
+        multiple=True,
+        type=click.Path(exists=True, dir_okay=False, resolve_path=True),
+        help="Library that registers operators of your own (TORCH_LIBRARY), loaded before the model; may be repeated.",
+    ),
+)
+
+
+def model_options(command: Command) -> Command:
+    """MODEL, and the options that say which model it is, with which weights, at which sizes, and where it runs."""
+    for add in reversed(OPTIONS):
+        command = add(command)
+    return command
+
+
+def given_sizes(options: dict[str, Any]) -> Sizes:
+    """What --size and --batch say together."""
+    sizes: Sizes = options["sizes"]
+    return sizes | ({"batch": options["batch"]} if options["batch"] else {})
 
 
 def single_sizes(given: Sizes) -> dict[str, int]:

@@ -9,46 +9,24 @@ from typing import Any
 
 import click
 
-from exporter.cli._model import ModelName, choose_device, choose_source, ranges, read_sizes, single_sizes
+from exporter.cli._model import choose_device, choose_source, given_sizes, model_options, ranges, single_sizes
 
 
 @click.command(name="explain")
-@click.argument("model", type=ModelName())
-@click.option("--device", metavar="cpu|cuda[:N]", help="Where to run.  [default: cuda where there is one, else cpu]")
+@model_options
 @click.option(
-    "--size",
-    "sizes",
-    multiple=True,
-    callback=read_sizes,
-    metavar="NAME=N",
-    help="A size of the example, as sequence=128, or the range that is promised, as sequence=1..512; may be repeated.",
-)
-@click.option(
-    "--weights",
-    type=click.Choice(["auto", "pretrained", "random"]),
-    default="auto",
+    "--timeout",
+    type=click.FloatRange(1),
+    default=900.0,
     show_default=True,
-    help="auto: pretrained where they can be had.",
+    metavar="SECONDS",
+    help="Limit for loading the model, and for each section of the report.",
 )
-@click.option(
-    "--inputs",
-    "inputs_file",
-    type=click.Path(exists=True, dir_okay=False),
-    help="Dict of tensors from torch.save, instead of NAME_inputs; every size is then fixed.",
-)
-@click.option(
-    "--checkpoint",
-    type=click.Path(exists=True, dir_okay=False),
-    metavar="FILE",
-    help="Weights of your own, as for `exporter export`.",
-)
-@click.option("--allow-partial", is_flag=True, help="Load of the checkpoint what fits, and warn of the rest.")
-@click.option("--task", default="", help="For hf:ID: the task whose model class is taken, as fill-mask.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 @click.option("-v", "--verbose", is_flag=True, help="What torch printed, tracebacks.")
 def command(model: str, device: str | None, as_json: bool, quiet: bool, verbose: bool, **given: Any) -> None:
-    """Say what in MODEL is in the way of each target, without exporting it.
+    """Say what in MODEL, named as for `exporter export`, is in the way of each target, without exporting it.
 
     TracerWarnings and whether they matter, what torch.jit.script cannot read, graph breaks and recompilations, what
     torch.export fixes, operators that ONNX lacks, and operators that C++ has to load.
@@ -58,12 +36,24 @@ def command(model: str, device: str | None, as_json: bool, quiet: bool, verbose:
     from exporter.records import to_json
     from exporter.report import explanation
 
-    source, sizes = choose_source(model, given), given["sizes"]
-    options = targets.Options(device=choose_device(device), threads=environment.usable_cpus())
+    source, sizes = choose_source(model, given), given_sizes(given)
+    options = targets.Options(
+        device=choose_device(device), threads=environment.usable_cpus(), ops_libs=given["ops_libs"]
+    )
     with tempfile.TemporaryDirectory(prefix="exporter-") as folder:
         work = Path(folder)
-        job = Job(source.label, source, given["weights"], 0, single_sizes(sizes), work, options, ranges(sizes))
-        found = explain.run(job, work / "explain.log", _silent if quiet else _progress)
+        job = Job(
+            source.label,
+            source,
+            given["weights"],
+            given["seed"],
+            single_sizes(sizes),
+            work,
+            options,
+            ranges(sizes),
+            given["dynamic"],
+        )
+        found = explain.run(job, work / "explain.log", _silent if quiet else _progress, given["timeout"])
         if verbose:
             click.echo((work / "explain.log").read_text(errors="replace"), err=True)
     click.echo(to_json(found) + "\n" if as_json else explanation.render(found), nl=False)

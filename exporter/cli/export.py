@@ -10,7 +10,15 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from exporter.cli._model import ModelName, choose_device, choose_source, ranges, read_sizes, single_sizes
+from exporter.cli._model import (
+    choose_device,
+    choose_source,
+    given_sizes,
+    model_options,
+    ranges,
+    read_sizes,
+    single_sizes,
+)
 
 DEFAULT_TARGETS = "trace,script,compile,onnx"
 
@@ -30,7 +38,6 @@ class TargetList(click.ParamType[str]):
 
 
 @click.command(name="export", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.argument("model", type=ModelName())
 @click.option(
     "--targets",
     "targets_text",
@@ -39,19 +46,7 @@ class TargetList(click.ParamType[str]):
     show_default=True,
     help="Comma list of targets, each NAME or NAME:VARIANT.",
 )
-@click.option(
-    "--device", default=None, metavar="cpu|cuda[:N]", help="Where to run.  [default: cuda where there is one, else cpu]"
-)
-@click.option("--batch", type=click.IntRange(1), help="Batch size of the example; the same as --size batch=N.")
-@click.option(
-    "--size",
-    "sizes",
-    multiple=True,
-    callback=read_sizes,
-    metavar="NAME=N|MIN..MAX",
-    help="A size that the recipe's inputs() takes: of the example, as sequence=128, or the range that the artifacts "
-    "promise, as sequence=1..512; may be repeated.",
-)
+@model_options
 @click.option(
     "--specialize",
     multiple=True,
@@ -59,35 +54,6 @@ class TargetList(click.ParamType[str]):
     metavar="NAME=N,N,...",
     help="Build one artifact with an entry for each of these sizes, as batch=1,8,32: for what cannot stay dynamic.",
 )
-@click.option(
-    "--dynamic",
-    default="all",
-    show_default=True,
-    metavar="all|batch|none|NAME,...",
-    help="Which sizes stay dynamic; the others are fixed at the example's.",
-)
-@click.option(
-    "--weights",
-    type=click.Choice(["auto", "pretrained", "random"]),
-    default="auto",
-    show_default=True,
-    help="auto: pretrained where they can be had.",
-)
-@click.option(
-    "--checkpoint",
-    type=click.Path(exists=True, dir_okay=False),
-    metavar="FILE",
-    help="Weights of your own: .safetensors, .pt, .pth, .bin, .ckpt, or the .index.json of one in several files.",
-)
-@click.option("--allow-partial", is_flag=True, help="Load of the checkpoint what fits, and warn of the rest.")
-@click.option(
-    "--inputs",
-    "inputs_file",
-    type=click.Path(exists=True, dir_okay=False),
-    help="Dict of tensors from torch.save, instead of NAME_inputs; every size is then fixed.",
-)
-@click.option("--task", default="", help="For hf:ID: the task whose model class is taken, as fill-mask.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of random weights.")
 @click.option("--out", type=click.Path(path_type=Path), help="Where the bundle goes.  [default: artifacts/MODEL]")
 @click.option("--threads", type=click.IntRange(1), help="Threads of one call on the CPU.  [default: all cores]")
 @click.option(
@@ -118,20 +84,14 @@ class TargetList(click.ParamType[str]):
 @click.option("--atol", type=click.FloatRange(0), help="Absolute tolerance of parity.  [default: by precision]")
 @click.option("--opset", type=click.IntRange(18), help="ONNX opset.  [default: torch's]")
 @click.option("--allow-cpu-fallback", is_flag=True, help="Let onnxruntime run on the CPU where CUDA was asked for.")
-@click.option(
-    "--ops-lib",
-    "ops_libs",
-    multiple=True,
-    type=click.Path(exists=True, dir_okay=False, resolve_path=True),
-    help="Library that registers operators of your own (TORCH_LIBRARY), loaded before the model; may be repeated.",
-)
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest instead of the table.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 @click.option("-v", "--verbose", is_flag=True, help="Logs of what failed, tracebacks.")
 def command(model: str, targets_text: str, device: str | None, out: Path | None, **options: Any) -> int:
     """Export MODEL to every target, check parity, measure latency, and print the table.
 
-    MODEL is a recipe's name (see `exporter models`) or path/to/file.py:NAME.
+    MODEL is a recipe's name (see `exporter models`), path/to/file.py:NAME, hf:ID[@REVISION] or hf:FOLDER,
+    torchvision:NAME, timm:NAME, or a saved program: TorchScript (.pt) or an ExportedProgram (.pt2).
 
     Exit codes: 0 all passed, 1 a variant failed or lost parity, 2 cannot be done as asked, 130 interrupted.
     """
@@ -152,7 +112,7 @@ def _request(model: str, targets_text: str, device: str | None, out: Path | None
     from exporter.records import Range
 
     source = choose_source(model, options)
-    given = options["sizes"] | ({"batch": options["batch"]} if options["batch"] else {})
+    given = given_sizes(options)
     return pipeline.Request(
         model=source.label,
         source=source,

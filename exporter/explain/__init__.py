@@ -18,7 +18,6 @@ from exporter.job import Job
 from exporter.records import Contract
 
 SECTIONS = ("trace", "script", "compile", "export", "onnx", "operators")
-SECTION_S = 900.0  # seconds that one section may take
 SCHEMA = 1
 
 
@@ -59,8 +58,8 @@ def failure(message: str, target: str = "", remedy: str = "") -> Finding:
     return Finding("bad", text, places.place(message), remedy or (cause.remedy if cause else ""))
 
 
-def run(job: Job, log: Path, begun: Callable[[str], None]) -> Explanation:
-    """All sections, one after the other; `begun` hears the name of each.
+def run(job: Job, log: Path, begun: Callable[[str], None], timeout: float) -> Explanation:
+    """All sections, one after the other; `begun` hears the name of each. `timeout` is in seconds, of one step.
 
     Raises what `exporter export` would when the model does not load or does not run.
     """
@@ -70,18 +69,19 @@ def run(job: Job, log: Path, begun: Callable[[str], None]) -> Explanation:
             begun("load model")
             left = SECTIONS[len(found) :]
             child = zygote.spawn("explain", "exporter.explain.child:examine", {"job": job, "sections": left}, log)
-            sizes, contract = child.expect("subject", SECTION_S)
-            found += _sections(child, left, begun)
+            sizes, contract = child.expect("subject", timeout)
+            found += _sections(child, left, begun, timeout)
             if len(found) == len(SECTIONS):
                 return Explanation(job.model, job.options.device, sizes, contract, tuple(found))
 
 
-def _sections(child: Child, names: Sequence[str], begun: Callable[[str], None]) -> Iterator[Section]:
+def _sections(child: Child, names: Sequence[str], begun: Callable[[str], None], timeout: float) -> Iterator[Section]:
     """Sections as they come; one in which the child ends is the last."""
     for name in names:
         begun(name)
         try:
-            yield child.expect("section", SECTION_S)
+            yield child.expect("section", timeout)
         except ExporterError as error:
-            yield Section(name, (failure(str(error), name),))
+            remedy = "" if str(child.log) in error.remedy else error.remedy  # the log goes away with the run
+            yield Section(name, (failure(str(error), name, remedy),))
             return
