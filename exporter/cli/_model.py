@@ -97,8 +97,8 @@ OPTIONS = (
         "--inputs",
         "inputs_file",
         type=click.Path(exists=True, dir_okay=False),
-        help="Dict of tensors from torch.save. For FILE.py:NAME instead of NAME_inputs: every size is then fixed. For "
-        "a saved program (.pt, .pt2) its example: what the program leaves dynamic stays so.",
+        help="Dict of tensors from torch.save, instead of the recipe's inputs: every size is then fixed. Of a saved "
+        "program (.pt, .pt2) it is the example: what the program leaves dynamic stays so.",
     ),
     click.option("--task", default="", help="For hf:ID: the task whose model class is taken, as fill-mask."),
     click.option("--seed", type=int, default=0, show_default=True, help="Seed of random weights."),

@@ -82,6 +82,5 @@ def _sections(child: Child, names: Sequence[str], begun: Callable[[str], None], 
         try:
             yield child.expect("section", timeout)
         except ExporterError as error:
-            remedy = "" if str(child.log) in error.remedy else error.remedy  # the log goes away with the run
-            yield Section(name, (failure(str(error), name, remedy),))
+            yield Section(name, (failure(str(error), name, error.remedy),))
             return
