@@ -208,8 +208,8 @@ def test_tasks(name: str, task: str, expected: str) -> None:
     [
         ("bert", "image-classification", "no bert for image-classification", "fill-mask"),
         ("bert", "fill-masks", "no task 'fill-masks'", "fill-mask"),
-        ("llava", "", "LlavaModel takes pixel_values, of which hf: knows no example", "load() and inputs()"),
-        ("decision_transformer", "", "takes states", "CONTRIBUTING"),
+        ("llava", "", "LlavaModel takes pixel_values, of which hf: knows no example", "NAME_inputs"),
+        ("decision_transformer", "", "takes states", "FILE.py:NAME"),
         ("clip_text_modle", "", "is not in .*cache", "did you mean hf:clip_text_model"),
         ("./nowhere", "", "there is no folder ./nowhere", "check the path"),
         ("a b/c", "", "a b/c is no model's ID", "hf:ORGANISATION/NAME"),
@@ -368,9 +368,9 @@ def test_shards(folder: Path) -> None:
         (
             '{"model_type": "bert", "hidden_size": "wide"}',
             "is no configuration that transformers takes",
-            "CONTRIBUTING",
+            "FILE.py:NAME",
         ),
-        ("{}", "is no configuration that transformers takes", "CONTRIBUTING"),
+        ("{}", "is no configuration that transformers takes", "FILE.py:NAME"),
         (
             '{"model_type": "mine", "auto_map": {"AutoConfig": "mine.MyConfig"}}',
             "built by code in its repository, which hf: does not run",

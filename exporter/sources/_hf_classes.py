@@ -37,7 +37,7 @@ def remote_code(name: str) -> RecipeError:
     """The error for a model that only code in its repository can build."""
     return RecipeError(
         f"{name} is built by code in its repository, which hf: does not run",
-        "read that code; when you trust it, write a recipe that loads it, in a file (CONTRIBUTING.md)",
+        "read that code; when you trust it, write a recipe FILE.py:NAME, with functions NAME and NAME_inputs",
     )
 
 

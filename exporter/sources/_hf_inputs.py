@@ -69,7 +69,7 @@ def of(model_class: Any, config: Any) -> Inputs:
     if missing := sorted(needed - set(makers)) or ([] if makers else ["its inputs"]):
         raise RecipeError(
             f"{model_class.__name__} takes {', '.join(missing)}, of which hf: knows no example",
-            "write a recipe: load() and inputs() in a file (CONTRIBUTING.md), or choose another class with --task",
+            "write a recipe FILE.py:NAME, with functions NAME and NAME_inputs, or choose another class with --task",
         )
     constants = {name: value for name, value in CONSTANTS.items() if name in parameters}
     return Inputs(makers, constants, known.sizes)

@@ -151,7 +151,8 @@ def _config(name: str, path: Path) -> Any:
 
 def _unusable(cause: str, error: Exception) -> RecipeError:
     said = " ".join(str(error).split())[:300]
-    remedy = "install what it names" if isinstance(error, ImportError) else "write a recipe in a file (CONTRIBUTING.md)"
+    recipe = "write a recipe FILE.py:NAME, with functions NAME and NAME_inputs"
+    remedy = "install what it names" if isinstance(error, ImportError) else recipe
     return RecipeError(f"{cause}: {type(error).__name__}: {said}", remedy)
 
 
