@@ -13,7 +13,7 @@ from conftest import Cli, Lent, recipe_path
 from test_operators import BUILT, needs_the_library
 
 from exporter import explain, recipes, steps, targets
-from exporter.errors import JobError, RecipeError
+from exporter.errors import ExporterError, JobError, RecipeError
 from exporter.explain import SECTIONS, Explanation, Finding, Section
 from exporter.explain.subject import Subject
 from exporter.isolate import Zygote
@@ -212,7 +212,7 @@ def test_a_section_that_raises_has_that_as_its_finding(lent: None, tmp_path: Pat
     ("recipe", "error", "message"),
     [
         ("broken:load_fails", RecipeError, "the weights are gone"),
-        ("broken:forward_raises", JobError, r"forward does not work \(.*broken\.py:\d+\)"),
+        ("broken:forward_raises", ExporterError, r"forward does not work \(.*broken\.py:\d+\)"),
         ("broken:forward_segfaults", JobError, "SIGSEGV"),
     ],
 )
