@@ -166,7 +166,8 @@ def bare_compile(model: torch.nn.Module, call: Call, folder: Path) -> Runner:
     args, kwargs = call
     program = torch.export.export(model, args, kwargs)
     path = str(folder / "bare.pt2")
-    torch._inductor.aoti_compile_and_package(program, package_path=path)
+    quickly = {"aot_inductor.debug_compile": True}  # the C++ compiler does not optimise
+    torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=quickly)
     loaded = torch._inductor.aoti_load_package(path)
     return lambda args, kwargs: loaded(*args, **kwargs)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 TORCHVISION = [
     "alexnet", "vgg11", "resnet18", "densenet121", "googlenet", "inception_v3", "mobilenet_v2",
     "mobilenet_v3_small", "mnasnet0_5", "shufflenet_v2_x0_5", "squeezenet1_1", "efficientnet_b0", "regnet_y_400mf",
-    "convnext_tiny", "vit_b_16", "swin_t", "maxvit_t", "fcn_resnet50", "deeplabv3_mobilenet_v3_large",
+    "convnext_tiny", "vit_b_32", "swin_t", "maxvit_t", "fcn_resnet50", "deeplabv3_mobilenet_v3_large",
     "lraspp_mobilenet_v3_large", "fasterrcnn_mobilenet_v3_large_320_fpn", "ssdlite320_mobilenet_v3_large", "r3d_18",
     "raft_small",
 ]

@@ -178,9 +178,10 @@ def test_honest_module_passes(model: str, request: pytest.FixtureRequest) -> Non
     assert subject.native_exit_code(honest) == 0
 
 
-def export(model: str, out: Path, targets_text: str) -> tuple[int, dict]:
+def export(model: str, out: Path, targets_text: str, *sizes: str) -> tuple[int, dict]:
     weights = "pretrained" if model == "minilm" else "random"
     options = ["--targets", targets_text, "--no-bench", "--weights", weights, "--out", str(out), "--json", "-q"]
+    options += [word for size in sizes for word in ("--size", size)]
     command = [sys.executable, "-m", "exporter", "export", model, *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.returncode, json.loads(done.stdout or "{}")
@@ -203,11 +204,15 @@ def test_loop_over_the_batch_is_caught_and_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "targets_text"),
-    [("minilm", "trace,script,onnx"), ("resnet18", "trace,script,onnx"), ("vit", "trace,script")],
+    ("model", "targets_text", "sizes"),
+    [
+        ("minilm", "trace,script,onnx", ()),
+        ("resnet18", "trace,script,onnx", ("batch=1..16",)),
+        ("vit", "trace,script", ("batch=1..4",)),
+    ],
 )
-def test_honest_artifacts_raise_no_alarm(model: str, targets_text: str, tmp_path: Path) -> None:
-    code, manifest = export(model, tmp_path / "b", targets_text)
+def test_honest_artifacts_raise_no_alarm(model: str, targets_text: str, sizes: tuple[str, ...], tmp_path: Path) -> None:
+    code, manifest = export(model, tmp_path / "b", targets_text, *sizes)
     reasons = {v["name"]: v["reason"] for v in manifest["variants"]}
     assert code == 0, reasons
     for variant in manifest["variants"]:
