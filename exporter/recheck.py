@@ -13,7 +13,14 @@ from exporter.pipeline import Listener
 from exporter.records import Manifest, VariantRecord
 
 
-def run(place: Path, threads: int, timeout: float, listener: Listener, ops_libs: tuple[str, ...] = ()) -> Manifest:
+def run(
+    place: Path,
+    threads: int,
+    timeout: float,
+    listener: Listener,
+    ops_libs: tuple[str, ...] = (),
+    allow_cpu_fallback: bool = False,
+) -> Manifest:
     """The manifest with the sessions as they are found now; timings are left out, for nothing is timed.
 
     ArtifactError when the golden was altered. A variant whose artifact was altered is not loaded; its row says so.
@@ -27,7 +34,13 @@ def run(place: Path, threads: int, timeout: float, listener: Listener, ops_libs:
     unsteady = diagnosis.unsteady(manifest.warnings)
     checked: list[VariantRecord] = []
     with Zygote() as zygote, tempfile.TemporaryDirectory(prefix="exporter-") as logs:
-        options = targets.Options(device=manifest.device, threads=threads, scratch=logs, ops_libs=ops_libs)
+        options = targets.Options(
+            device=manifest.device,
+            threads=threads,
+            allow_cpu_fallback=allow_cpu_fallback,
+            scratch=logs,
+            ops_libs=ops_libs,
+        )
         for record in manifest.variants:
             if record.artifact is None:
                 continue

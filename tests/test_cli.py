@@ -6,12 +6,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import NATIVE, Cli, Done, recipe_path
 from test_records import VALIDATOR
 
-from exporter import doctor, environment
+from exporter import checks, doctor, environment, targets
 from exporter.cli import main_export
 
 MLP = recipe_path("tiny:mlp")
@@ -144,6 +145,22 @@ def test_check_finds_all_well(cli: Cli, made_bundle: Path) -> None:
     sessions = [s["session"] for v in manifest["variants"] for s in v["sessions"]]
     assert sessions.count("python") == 4
     assert ("native" in sessions) == NATIVE
+
+
+@pytest.mark.parametrize("words", [(), ("--allow-cpu-fallback",)])
+def test_check_lets_onnx_fall_back_where_it_was_told(
+    cli: Cli, bundle: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    seen: list[targets.Options] = []
+    whole = checks.openers
+
+    def openers(*arguments: Any) -> Any:
+        seen.append(arguments[3])
+        return whole(*arguments)
+
+    monkeypatch.setattr(checks, "openers", openers)
+    assert cli("check", bundle, "-q", *words).code == 0
+    assert {options.allow_cpu_fallback for options in seen} == {bool(words)}
 
 
 def spoil(path: Path) -> None:

@@ -16,6 +16,7 @@ from conftest import Run
 
 from exporter import environment, targets
 from exporter.capture import FlatModule, Program, export_program, flatten_inputs
+from exporter.contract import entry
 from exporter.errors import ArtifactError, ExportError, MissingDependency, UsageError
 from exporter.records import Contract, Range, TensorSpec
 from exporter.targets import Options
@@ -205,6 +206,50 @@ def test_onnx_takes_and_gives_bfloat16(tmp_path: Path) -> None:
     for one, other in zip(got, Mixed()(x, n), strict=True):
         assert one.dtype == other.dtype
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("values", [[True, False, True], [1, 2], [0.5], []])
+def test_onnx_values_become_tensors_of_their_own_type(values: list[Any]) -> None:
+    """onnxruntime's DLPack export calls booleans uint8."""
+    import onnxruntime
+
+    from exporter.targets import onnx
+
+    want = torch.tensor(values)
+    got = onnx._tensor(onnxruntime.OrtValue.ortvalue_from_numpy(want.numpy()))
+    assert got.dtype == want.dtype
+    assert torch.equal(got, want)
+
+
+def test_onnx_entries_of_large_weights_keep_them_in_a_file_beside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """protobuf ends at 2 GB."""
+    torch.manual_seed(0)
+    model, examples = torch.nn.Linear(64, 64).eval(), {size: (torch.randn(size, 64),) for size in (1, 4)}
+    whole = Contract(
+        "linear",
+        (TensorSpec("x", "float32", ("batch", 64)),),
+        (TensorSpec("y", "float32", ("batch", 64)),),
+        {"batch": Range(1, 4, (1, 4))},
+    )
+    module = FlatModule(model, flatten_inputs(model, examples[4])).eval()
+    made = Program(whole, "cpu", lambda: module, lambda: examples[4], tmp_path / "none.pt2")
+    for size, example in examples.items():
+        promised, file = entry(whole, size), tmp_path / f"exported-{size}.pt2"
+        torch.export.save(export_program(module, example, promised), file)
+        made.entries[size] = Program(promised, "cpu", lambda: module, lambda: (), file)
+    target = targets.get("onnx")
+    (tmp_path / "small").mkdir()
+    assert target.export(made, tmp_path / "small" / "m.onnx", OPTIONS).companions == ()
+    monkeypatch.setattr("exporter.targets.onnx.ONE_FILE_BYTES", 10_000)
+    assert target.export(made, tmp_path / "m.onnx", OPTIONS).companions == ("m.onnx.data",)
+    weights = 64 * 64 * 4
+    assert (tmp_path / "m.onnx").stat().st_size < weights <= (tmp_path / "m.onnx.data").stat().st_size < 2 * weights
+    assert target.read_contract(tmp_path / "m.onnx") == whole
+    run = target.load(tmp_path / "m.onnx", OPTIONS).run
+    for example in examples.values():
+        torch.testing.assert_close(run(example)[0], model(*example), rtol=1e-4, atol=1e-5)
 
 
 def test_onnx_without_a_contract(tmp_path: Path, program: Program) -> None:

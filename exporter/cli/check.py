@@ -25,6 +25,7 @@ import click
     type=click.Path(exists=True, dir_okay=False, resolve_path=True),
     help="Library that registers operators of your own, as at the export; may be repeated.",
 )
+@click.option("--allow-cpu-fallback", is_flag=True, help="Let onnxruntime run on the CPU where CUDA was asked for.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest with what was found now.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 @click.option("-v", "--verbose", is_flag=True, help="Tracebacks.")
@@ -33,6 +34,7 @@ def command(
     threads: int | None,
     timeout: float,
     ops_libs: tuple[str, ...],
+    allow_cpu_fallback: bool,
     as_json: bool,
     quiet: bool,
     verbose: bool,
@@ -43,6 +45,8 @@ def command(
     from exporter.cli import _progress
 
     with _progress.listener(quiet=quiet) as listener:
-        manifest = recheck.run(bundle, threads or environment.usable_cpus(), timeout, listener, ops_libs)
+        manifest = recheck.run(
+            bundle, threads or environment.usable_cpus(), timeout, listener, ops_libs, allow_cpu_fallback
+        )
     click.echo(report.render(manifest, "json" if as_json else "table", bundle), nl=False)
     return 0 if all(v.status == "passed" for v in manifest.variants) else 1

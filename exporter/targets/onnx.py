@@ -54,9 +54,11 @@ def _export_entries(program: Program, path: Path, options: Options) -> Exported:
     models = {size: _translate(entry, options)[0].model_proto for size, entry in program.entries.items()}
     made = entries.onnx_model(models, program.contract)
     onnx.helper.set_model_props(made, {PROPERTY: to_json(program.contract, indent=None)})
-    onnx.checker.check_model(made)
-    onnx.save(made, str(path))
-    return Exported((f"opset {made.opset_import[0].version}",))
+    external = sum(len(weight.raw_data) for weight in made.graph.initializer) > ONE_FILE_BYTES
+    companion = path.name + ".data"
+    onnx.save(made, str(path), save_as_external_data=external, location=companion)
+    onnx.checker.check_model(str(path))
+    return Exported((f"opset {made.opset_import[0].version}",), companions=(companion,) if external else ())
 
 
 def _translate(program: Program, options: Options) -> tuple[Any, int]:
@@ -165,7 +167,10 @@ def load(path: Path, options: Options) -> Loaded:
     provider = session.get_providers()[0]
     on_cpu = provider == "CPUExecutionProvider"
     if options.device != "cpu" and on_cpu and not options.allow_cpu_fallback:
-        raise ArtifactError("onnxruntime fell back to the CPU", "run `exporter doctor`, or give --allow-cpu-fallback")
+        raise ArtifactError(
+            "onnxruntime fell back to the CPU",
+            "run `exporter doctor`; export and check take --allow-cpu-fallback where the CPU will do",
+        )
     return Loaded(
         _run_cpu(session) if on_cpu else _run_bound(session, options.device), provider.removesuffix("ExecutionProvider")
     )
@@ -197,16 +202,19 @@ def _run_bfloat16(session: Any, names: list[str]) -> Callable[[Tensors], Tensors
         bits = tensor.view(torch.int16).numpy()
         return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, onnx.TensorProto.BFLOAT16)
 
-    def tensor(value: Any) -> torch.Tensor:
-        if value.data_type() != "tensor(bfloat16)":
-            return torch.from_numpy(value.numpy())
-        return torch.utils.dlpack.from_dlpack(value._ortvalue)
-
     def run(inputs: Tensors) -> Tensors:
         given = {n: value(t.detach().cpu().contiguous()) for n, t in zip(names, inputs, strict=True)}
-        return tuple(map(tensor, session.run_with_ort_values(None, given)))
+        return tuple(map(_tensor, session.run_with_ort_values(None, given)))
 
     return run
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    """The same memory as an OrtValue's, on its device."""
+    import torch
+
+    made: torch.Tensor = torch.utils.dlpack.from_dlpack(value._ortvalue)
+    return made.view(torch.bool) if value.data_type() == "tensor(bool)" else made  # which onnxruntime exports as uint8
 
 
 def _run_bound(session: Any, device: str) -> Callable[[Tensors], Tensors]:
@@ -229,6 +237,6 @@ def _run_bound(session: Any, device: str) -> Callable[[Tensors], Tensors]:
         for output in session.get_outputs():
             binding.bind_output(output.name, kind, index)
         session.run_with_iobinding(binding)
-        return tuple(torch.utils.dlpack.from_dlpack(value._ortvalue) for value in binding.get_outputs())
+        return tuple(map(_tensor, binding.get_outputs()))
 
     return run
