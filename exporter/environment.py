@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -60,16 +61,33 @@ def _cpuinfo() -> dict[str, str]:
 
 @cache
 def gpus() -> tuple[str, ...]:
-    """`name, driver` of each NVIDIA GPU, as nvidia-smi tells it; empty when there is none."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+    """`name, driver` of each NVIDIA GPU that CUDA shows this process, by its index there; empty when there is none."""
+    tool, wanted = shutil.which("nvidia-smi"), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if tool is None or wanted in ("", "-1"):
         return ()
     try:
-        query = [tool, "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        query = [tool, "--query-gpu=uuid,name,driver_version", "--format=csv,noheader"]
         found = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return ()
-    return tuple(line.strip() for line in found.stdout.splitlines() if line.strip())
+    lines = [line.strip().partition(", ") for line in found.stdout.splitlines() if line.strip()]
+    return tuple(_visible([(uuid, name) for uuid, _, name in lines], wanted))
+
+
+def _visible(found: list[tuple[str, str]], wanted: str | None) -> Iterator[str]:
+    """The names that CUDA_VISIBLE_DEVICES leaves, in its order: as CUDA reads it, up to the first that is not there."""
+    if wanted is None:
+        yield from (name for _, name in found)
+        return
+    for item in map(str.strip, wanted.split(",")):
+        if item.isdigit() and int(item) < len(found):
+            yield found[int(item)][1]
+        elif item.startswith("MIG-") and found:
+            yield item  # a part of a GPU, which nvidia-smi does not list so
+        elif item.startswith("GPU-") and (names := [name for uuid, name in found if uuid.startswith(item)]):
+            yield names[0]
+        else:
+            return
 
 
 def compiler() -> str | None:

@@ -67,10 +67,35 @@ def test_no_gpu(program) -> None:
     assert environment.gpus() == ()
 
 
-def test_gpus(program) -> None:
-    program("nvidia-smi", "echo 'NVIDIA H200, 570.1'; echo; echo 'NVIDIA H200, 570.1'")
-    assert environment.gpus() == ("NVIDIA H200, 570.1",) * 2
-    assert environment.describe()["gpu1"] == "NVIDIA H200, 570.1"
+ONE, TWO = "NVIDIA H200, 570.1", "NVIDIA L4, 570.1"
+
+
+def test_gpus(program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    program("nvidia-smi", f"echo 'GPU-aa01, {ONE}'; echo; echo 'GPU-bb02, {TWO}'")
+    assert environment.gpus() == (ONE, TWO)
+    assert environment.describe()["gpu1"] == TWO
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ("", ()),
+        ("-1", ()),
+        ("NoDevFiles", ()),
+        ("1", (TWO,)),
+        ("1,0", (TWO, ONE)),
+        ("0, 7, 1", (ONE,)),
+        ("GPU-bb", (TWO,)),
+        ("GPU-aa01,GPU-bb02", (ONE, TWO)),
+        ("GPU-cc03", ()),
+        ("MIG-dd04", ("MIG-dd04",)),
+    ],
+)
+def test_gpus_that_are_hidden(program, monkeypatch: pytest.MonkeyPatch, wanted: str, found: tuple[str, ...]) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", wanted)
+    program("nvidia-smi", f"echo 'GPU-aa01, {ONE}'; echo 'GPU-bb02, {TWO}'")
+    assert environment.gpus() == found
 
 
 def test_a_driver_that_does_not_answer(program) -> None:

@@ -52,6 +52,14 @@ def test_the_table_says_what_was_measured_on_what() -> None:
     assert "Bundle: artifacts/toy" in text
 
 
+@pytest.mark.parametrize(
+    ("device", "name"), [("cuda", "H200"), ("cuda:0", "H200"), ("cuda:1", "L4"), ("cuda:2", "GPU")]
+)
+def test_the_heading_names_the_gpu_that_was_measured(device: str, name: str) -> None:
+    found = dataclasses.replace(manifest(variant(), environment={"gpu0": "H200", "gpu1": "L4"}), device=device)
+    assert f"{device}: {name}, " in report.render(found, "table")
+
+
 def test_the_table_at_120_columns() -> None:
     text = report.render(manifest(EAGER, both_languages(), failed()), "table")
     assert "5.00 ±0.10 ms" in text

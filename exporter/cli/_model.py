@@ -148,7 +148,8 @@ def choose_device(asked: str | None) -> str:
         raise UsageError(f"there is no device {asked!r}", "choose cpu, cuda or cuda:N")
     if kind == "cuda" and int(index or 0) >= len(environment.gpus()):
         raise UsageError(
-            f"there is no GPU {asked!r} here: nvidia-smi shows {len(environment.gpus())}", "choose --device cpu"
+            f"there is no GPU {asked!r} here: nvidia-smi shows {len(environment.gpus())} that CUDA may use",
+            "choose --device cpu, or look at CUDA_VISIBLE_DEVICES",
         )
     return asked
 

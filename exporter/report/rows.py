@@ -84,7 +84,8 @@ def heading(manifest: Manifest) -> list[str]:
     """What was measured, on what, against what."""
     model, env = manifest.model, manifest.environment
     sizes = ", ".join(f"{name} {size}" for name, size in model.sizes.items())
-    device = env.get("gpu0", "GPU") if manifest.device != "cpu" else env.get("cpu", "CPU")
+    kind, _, index = manifest.device.partition(":")
+    device = env.get("cpu", "CPU") if kind == "cpu" else env.get(f"gpu{index or 0}", "GPU")
     lines = [
         f"{model.name} ({model.parameters / 1e6:.1f} M parameters, {model.weights} weights)"
         if manifest.contract
