@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from exporter import benchmark
-from exporter.benchmark import MAX_WINDOWS, MIN_WINDOWS, measure
+from exporter.benchmark import FEWEST_WINDOWS, MAX_WINDOWS, MIN_WINDOWS, measure
 from exporter.errors import JobError
 
 
@@ -62,7 +62,7 @@ def test_slow_subjects_get_one_run_a_window() -> None:
 
 def test_latencies_of_nothing_do_not_divide_by_zero() -> None:
     found = measure({"eager": constant(1e-9)}, 0.001, "eager")
-    assert len(found["eager"].windows) >= MIN_WINDOWS
+    assert len(found["eager"].windows) >= FEWEST_WINDOWS
 
 
 def test_subjects_take_turns() -> None:
@@ -79,6 +79,26 @@ def test_the_budget_ends_what_does_not_settle() -> None:
     assert found["noisy"].spent_ms >= 2000
     assert len(found["noisy"].windows) < MAX_WINDOWS
     assert not benchmark.timing(found["noisy"], found["eager"]).stable
+
+
+def test_slow_subjects_get_the_fewest_windows_that_tell_something() -> None:
+    subjects = {"eager": constant(10_000.0), "trace": constant(5_000.0), "noisy": noisy(5_000.0)}
+    found = measure(subjects, 5.0, "eager")
+    assert {name: fake.calls for name, fake in subjects.items()} == dict.fromkeys(subjects, 2 + 2 * FEWEST_WINDOWS)
+    assert {name: one.stable for name, one in found.items()} == {"eager": True, "trace": True, "noisy": False}
+
+
+def test_the_budget_is_of_all_together() -> None:
+    """One that does not settle, and is fast, does not keep a slow one busy for its whole budget."""
+    found = measure({"eager": constant(400.0), "noisy": noisy(10.0)}, 5.0, "eager")
+    spent = sum(one.spent_ms for one in found.values())
+    assert 10_000 <= spent < 10_000 + 2 * 400.0 + 7 * 40.0
+    assert not found["noisy"].stable
+
+
+def test_a_subject_that_dies_takes_its_share_of_the_budget_along() -> None:
+    found = measure({"eager": noisy(10.0), "dying": Dying(0)}, 2.0, "eager")
+    assert 2000 <= found["eager"].spent_ms < 2000 + 7 * 40.0
 
 
 def test_there_is_an_end_even_with_a_boundless_budget() -> None:

@@ -62,7 +62,7 @@ class TargetList(click.ParamType[str]):
     default=5.0,
     show_default=True,
     metavar="SECONDS",
-    help="Seconds of timed calls a variant and session.",
+    help="Seconds of timed calls a variant and session, on average; each is called 12 times at least.",
 )
 @click.option(
     "--timeout",
