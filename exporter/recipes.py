@@ -23,7 +23,6 @@ from exporter.records import Range
 if TYPE_CHECKING:
     import torch
 
-WEIGHTS = ("auto", "pretrained", "random")
 SAVED = (".pt", ".pt2")  # programs that were saved: TorchScript, an ExportedProgram
 BUILT_IN = "exporter_models"
 ENTRY_POINTS = "exporter.models"
