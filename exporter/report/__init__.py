@@ -6,11 +6,9 @@ from pathlib import Path
 
 from exporter.records import Manifest, to_json
 
-FORMATS = ("table", "json", "md")
-
 
 def render(manifest: Manifest, form: str, place: Path | None = None) -> str:
-    """The manifest in one of FORMATS, with a newline at the end."""
+    """The manifest as a table, json or md, with a newline at the end."""
     if form == "json":
         return to_json(manifest) + "\n"
     if form == "md":

@@ -57,7 +57,7 @@ def _table(manifest: Manifest, width: int) -> Table:
         table.add_column(heading, justify="right" if heading in NUMERIC else "left", no_wrap=heading != "parity")
     parity = rows.HEADINGS.index("parity")
     for row in rows.rows(manifest):
-        cells = [escape(cell) for cell in row.cells]
-        cells[parity] = f"[{STYLES.get(row.cells[parity], 'bold red')}]{cells[parity]}[/]"
+        cells = [escape(cell) for cell in row]
+        cells[parity] = f"[{STYLES.get(row[parity], 'bold red')}]{cells[parity]}[/]"
         table.add_row(*(cells[i] for i in shown))
     return table

@@ -11,7 +11,7 @@ def render(manifest: Manifest) -> str:
     first, *rest = rows.heading(manifest)
     lines = [f"### {first}", "", *(f"{line}  " for line in rest), ""]
     lines += [_line(rows.HEADINGS), _line(("---",) * len(rows.HEADINGS))]
-    lines += [_line(row.cells) for row in rows.rows(manifest)]
+    lines += [_line(row) for row in rows.rows(manifest)]
     lines.append("")
     for variant in rows.failures(manifest):
         remedy = f" {variant.remedy}." if variant.remedy else ""

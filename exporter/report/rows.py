@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from exporter.records import Manifest, SessionRecord, Timing, VariantRecord
 
 HEADINGS = ("variant", "session", "median", "min…max", "runs", "vs eager", "parity", "size", "build")
 
 
-@dataclass(frozen=True)
-class Row:
-    """One variant in one session, in words."""
-
-    cells: tuple[str, ...]
-    passed: bool
+def rows(manifest: Manifest) -> list[tuple[str, ...]]:
+    """The cells under HEADINGS for each variant and session; one row for a variant that came to no session."""
+    return [_row(variant, session) for variant in manifest.variants for session in variant.sessions or (None,)]
 
 
-def rows(manifest: Manifest) -> list[Row]:
-    """A row for each variant and session; one for a variant that came to no session."""
-    found = []
-    for variant in manifest.variants:
-        for session in variant.sessions or (None,):
-            found.append(_row(variant, session))
-    return found
-
-
-def _row(variant: VariantRecord, session: SessionRecord | None) -> Row:
+def _row(variant: VariantRecord, session: SessionRecord | None) -> tuple[str, ...]:
     timing = variant.timings.get(session.session) if session else None
-    passed = variant.status == "passed" if session is None else session.status == "passed"
     name = variant.name + (f" [{session.provider}]" if session and session.provider else "")
-    return Row(
-        (name, session.session if session else "-", *_latency(timing), _parity(variant, session), *_cost(variant)),
-        passed,
-    )
+    language = session.session if session else "-"
+    return name, language, *_latency(timing), _parity(variant, session), *_cost(variant)
 
 
 def _latency(timing: Timing | None) -> tuple[str, str, str, str]:
