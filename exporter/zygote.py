@@ -65,7 +65,7 @@ def _supervise(request: bytes, channel_fd: int, log_fd: int) -> None:
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
     with contextlib.suppress(OSError), socket.socket(fileno=channel_fd) as channel:
-        channel.sendall(b"\n" + pickle.dumps(("exit", code)).hex().encode() + b"\n")
+        tell(channel, "exit", code)
     os.killpg(0, signal.SIGKILL)  # what the job started ends with it
 
 
@@ -103,7 +103,12 @@ def _answer(channel: socket.socket, function: Any, arguments: dict[str, Any]) ->
     except Exception as error:
         traceback.print_exc()
         answer = ("crash", places.summary(error))
-    channel.sendall(b"\n" + pickle.dumps(answer).hex().encode() + b"\n")
+    tell(channel, *answer)
+
+
+def tell(channel: socket.socket, kind: str, value: Any) -> None:
+    """Send a message to the parent, as one line; the empty line before it ends one that was cut short."""
+    channel.sendall(b"\n" + pickle.dumps((kind, value)).hex().encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import importlib
-import pickle
 import socket
 import traceback
-from typing import Any
 
 from exporter import places, steps
 from exporter.explain import Finding, Section, failure
 from exporter.explain.subject import Subject
 from exporter.job import Job
+from exporter.zygote import tell
 
 
 def examine(channel: socket.socket, job: Job, sections: tuple[str, ...]) -> None:
     """Load the model, find its contract, and run the sections; a section that raises has its error as its finding."""
     loaded = steps.load_model(job)
     subject = Subject(job, loaded, steps.find_contract(job, loaded))
-    _tell(channel, "subject", (loaded.base, subject.contract))
+    tell(channel, "subject", (loaded.base, subject.contract))
     for name in sections:
-        _tell(channel, "section", Section(name, tuple(_findings(name, subject))))
+        tell(channel, "section", Section(name, tuple(_findings(name, subject))))
 
 
 def _findings(name: str, subject: Subject) -> list[Finding]:
@@ -30,7 +29,3 @@ def _findings(name: str, subject: Subject) -> list[Finding]:
         traceback.print_exc()
         return [failure(places.summary(error), name)]
     return findings
-
-
-def _tell(channel: socket.socket, kind: str, value: Any) -> None:
-    channel.sendall(pickle.dumps((kind, value)).hex().encode() + b"\n")
