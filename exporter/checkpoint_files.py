@@ -16,9 +16,11 @@ import numpy
 import safetensors.torch
 import torch
 
+from exporter import places
 from exporter.errors import RecipeError
 
 INDEX = ".index.json"
+LFS_POINTER = b"version https://git-lfs"  # what git leaves in a file's place
 _COPY = "copy or save it again"
 _SCALAR = numpy.float64(0).__reduce__()[0]
 # What training scripts keep beside the weights, and torch does not know as harmless.
@@ -49,10 +51,10 @@ def read(path: Path) -> Mapping[Any, Any]:
             f"{path} is no checkpoint that can be read here", f"give one of {', '.join(_READERS)}, or the *{INDEX}"
         )
     with path.open("rb") as file:
-        head = file.read(len(b"version https://git-lfs"))
+        head = file.read(len(LFS_POINTER))
     if not head:
         raise RecipeError(f"{path} is empty", _COPY)
-    if head == b"version https://git-lfs":
+    if head == LFS_POINTER:
         raise RecipeError(f"{path} is a pointer of git-lfs, not the weights", "`git lfs pull` fetches them")
     try:
         found = _READERS[path.suffix](path)
@@ -62,7 +64,7 @@ def read(path: Path) -> Mapping[Any, Any]:
         raise
     except Exception as error:  # a file that was cut short fails in as many ways as it has places
         raise RecipeError(
-            f"{path} cannot be read: {_first_line(error)}", f"it is cut short or damaged: {_COPY}"
+            f"{path} cannot be read: {places.named(error)}", f"it is cut short or damaged: {_COPY}"
         ) from error
     if not isinstance(found, Mapping):
         raise RecipeError(f"{path} holds a {type(found).__name__}, no state dict", "save model.state_dict()")
@@ -103,7 +105,7 @@ def _more_than_weights(path: Path, error: Exception) -> RecipeError:
     if not named or (
         module in ("torch", "torch._utils", "collections") and not hasattr(sys.modules[module], attribute)
     ):
-        return RecipeError(f"{path} cannot be read: {_first_line(error)}", f"it is cut short or damaged: {_COPY}")
+        return RecipeError(f"{path} cannot be read: it holds no whole pickle", f"it is cut short or damaged: {_COPY}")
     if "distributed" in module:
         return _sharded(path, attribute)
     return RecipeError(
@@ -146,13 +148,9 @@ def _weight_map(index: Path) -> dict[str, str]:
         found = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         files = [PurePosixPath(file) for file in found.values()]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RecipeError(f"{index} is no index of shards: {_first_line(error)}", "it needs a weight_map") from error
+        raise RecipeError(f"{index} is no index of shards: {places.named(error)}", "it needs a weight_map") from error
     for file in files:
         # By its words alone: in the hub's cache every file is a link to another folder.
         if file.is_absolute() or ".." in file.parts or "\\" in str(file) or file.name.endswith(INDEX):
             raise RecipeError(f"{index} names {file}, outside its own folder", "do not trust it")
     return {str(key): str(file) for key, file in found.items()}
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"

@@ -39,9 +39,14 @@ def message(error: BaseException) -> str:
     return _ADDRESS.sub("", " ".join(text.split()))[:MESSAGE]
 
 
+def named(error: BaseException) -> str:
+    """`Type: message`, in one line; of an error without a message its type."""
+    return f"{type(error).__name__}: {message(error)}".removesuffix(": ")
+
+
 def summary(error: BaseException) -> str:
     """`Type: message (file:line)`, in one line."""
-    return located(f"{type(error).__name__}: {message(error)}".removesuffix(": "), error)
+    return located(named(error), error)
 
 
 def located(text: str, error: BaseException) -> str:

@@ -14,11 +14,12 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from exporter import places
+from exporter.checkpoint_files import LFS_POINTER
 from exporter.errors import RecipeError
 
 CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-LFS_POINTER = b"version https://git-lfs"
 ANSWER_S = 3  # the hub's own client would try for twenty seconds
 
 
@@ -173,8 +174,7 @@ def _why(name: str, file: str, error: Exception) -> RecipeError:
         return _not_cached(name, file)
     if isinstance(error, errors.EntryNotFoundError):
         return _NoSuchFile(f"{name} has no {file}", "choose a model that transformers can load")
-    said = " ".join(str(error).split())[:300]
-    return NotHere(f"{file} of {name} cannot be fetched: {type(error).__name__}: {said}", "try again later")
+    return NotHere(f"{file} of {name} cannot be fetched: {places.named(error)}", "try again later")
 
 
 def _not_cached(name: str, file: str) -> NotHere:

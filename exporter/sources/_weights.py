@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from exporter import places
 from exporter.errors import RecipeError
 
 PATIENCE_S = 10.0  # without an answer, a host counts as out of reach
@@ -39,14 +40,14 @@ def choose(
         problem, remedy = f"there are no pretrained weights of {name}", "give --weights random, or --checkpoint FILE"
         if pretrained is not None:
             try:
-                return _said(_fetched(pretrained, name, cached), "pretrained")
+                return labelled(_fetched(pretrained, name, cached), "pretrained")
             except (OSError, HTTPException) as error:
-                reason = " ".join(str(error).split())[:200]
-                problem, remedy = f"the pretrained weights of {name} cannot be fetched: {reason}", _OFFLINE
+                problem = f"the pretrained weights of {name} cannot be fetched: {places.message(error)}"
+                remedy = _OFFLINE
         if weights == "pretrained":
             raise RecipeError(problem, remedy)
         warnings.warn(f"random weights: {problem}; --weights pretrained insists", stacklevel=2)
-    return _said(random(), "random")
+    return labelled(random(), "random")
 
 
 def _fetched(pretrained: Callable[[], nn.Module], name: str, cached: Path) -> nn.Module:
@@ -56,9 +57,8 @@ def _fetched(pretrained: Callable[[], nn.Module], name: str, cached: Path) -> nn
     except Exception as error:  # each format has its own for a file that was cut short; some an OSError
         if isinstance(error, (OSError, HTTPException)) and not cached.exists():
             raise
-        said = " ".join(str(error).split())[:200]
         raise RecipeError(
-            f"the pretrained weights of {name} cannot be read: {type(error).__name__}: {said}",
+            f"the pretrained weights of {name} cannot be read: {places.named(error)}",
             f"remove {cached}, so that they are fetched again",
         ) from error
 
@@ -74,7 +74,8 @@ def _patience() -> Iterator[None]:
         socket.setdefaulttimeout(before)
 
 
-def _said(model: nn.Module, weights: str) -> nn.Module:
+def labelled(model: nn.Module, weights: str) -> nn.Module:
+    """The model in eval mode, with word of which weights it has."""
     model.exporter_weights = weights  # type: ignore[assignment]
     return model.eval()
 

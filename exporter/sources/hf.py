@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from exporter import places
 from exporter.errors import RecipeError
 from exporter.recipes import Source
 from exporter.sources import _hf_classes, _hf_hub, _hf_inputs, _hf_small, _weights
@@ -100,7 +101,7 @@ class HfRecipe:
             )
         if missing:
             warnings.warn(f"random weights for {', '.join(missing[:4])}: {self._name} has none", stacklevel=3)
-        return _labelled(model, "pretrained")
+        return _weights.labelled(model, "pretrained")
 
     def _random(self) -> torch.nn.Module:
         try:
@@ -111,7 +112,7 @@ class HfRecipe:
             ) from error
         model.eval()
         _weights.stir(model, lambda: model(**self.inputs(batch=2)))
-        return _labelled(model, "random")
+        return _weights.labelled(model, "random")
 
 
 def _set_padding(model_class: Any, config: Any) -> None:
@@ -150,10 +151,9 @@ def _config(name: str, path: Path) -> Any:
 
 
 def _unusable(cause: str, error: Exception) -> RecipeError:
-    said = " ".join(str(error).split())[:300]
     recipe = "write a recipe FILE.py:NAME, with functions NAME and NAME_inputs"
     remedy = "install what it names" if isinstance(error, ImportError) else recipe
-    return RecipeError(f"{cause}: {type(error).__name__}: {said}", remedy)
+    return RecipeError(f"{cause}: {places.named(error)}", remedy)
 
 
 def _with_plain_experts(model: Any) -> torch.nn.Module:
@@ -161,8 +161,3 @@ def _with_plain_experts(model: Any) -> torch.nn.Module:
     if model._can_set_experts_implementation():
         model.set_experts_implementation("batched_mm")
     return model  # type: ignore[no-any-return]
-
-
-def _labelled(model: torch.nn.Module, weights: str) -> torch.nn.Module:
-    model.exporter_weights = weights  # type: ignore[assignment]
-    return model.eval()

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter import contract, entries, environment, operators
+from exporter import contract, entries, environment, operators, places
 from exporter.errors import ArtifactError, ContractError, MissingDependency
 from exporter.records import to_json
 from exporter.targets import Exported, Loaded, Options
@@ -116,7 +116,7 @@ def load(path: Path, options: Options) -> Loaded:
             }
     except RuntimeError as error:
         raise ArtifactError(
-            f"{path} is not an AOTInductor package that runs here: {str(error).splitlines()[0]}",
+            f"{path} is not an AOTInductor package that runs here: {places.message(error)}",
             "export it again on this machine",
         ) from error
     if not symbol:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter import entries
+from exporter import entries, places
 from exporter.errors import ArtifactError, ExportError
 from exporter.records import Contract, from_json, to_json
 from exporter.targets import Exported, Loaded, Options
@@ -89,9 +89,7 @@ def _translate(program: Program, options: Options) -> tuple[Any, int]:
                 raise
             made = translate(optimize=False)  # onnxruntime has an optimiser of its own
     except Exception as error:  # the exporter wraps whatever it meets
-        cause = _cause(error)
-        said = " ".join(f"{type(cause).__name__}: {cause}".split())[:300]
-        raise ExportError(f"torch.onnx.export: {said}") from error
+        raise ExportError(f"torch.onnx.export: {places.named(_cause(error))}") from error
     if made is None:
         raise ExportError("torch.onnx.export gave no program")
     _free_names(made.model.graph)
@@ -161,7 +159,7 @@ def load(path: Path, options: Options) -> Loaded:
         session = ort.InferenceSession(str(path), settings, providers=providers)
     except Exception as error:  # onnxruntime's exceptions share no base
         raise ArtifactError(
-            f"onnxruntime cannot load {path}: {' '.join(str(error).split())[:300]}", "run `exporter doctor`"
+            f"onnxruntime cannot load {path}: {places.message(error)}", "run `exporter doctor`"
         ) from error
     # Shape arithmetic stays on the CPU by onnxruntime's own choice; a session without the CUDA provider fell back.
     provider = session.get_providers()[0]
