@@ -153,7 +153,7 @@ def _made_up(value: torch.Tensor) -> torch.Tensor:
 
 def _given(model: _Exported, taken: Sequence[_Taken], inputs_file: str) -> list[Any]:
     held = _saved_files.load_tensors(Path(inputs_file))
-    values = held if isinstance(held, dict) else dict(zip(model.names, _as_list(held), strict=False))
+    values = held if isinstance(held, dict) else dict(zip(model.names, _saved_files.as_list(held), strict=False))
     kwargs = {name: value for name, value in values.items() if name not in model.names}
     leaves, spec = pytree.tree_flatten((tuple(values.get(name) for name in model.names), kwargs))
     if spec != model.in_spec or not all(_fits(leaf, one.value) for leaf, one in zip(leaves, taken, strict=True)):
@@ -162,10 +162,6 @@ def _given(model: _Exported, taken: Sequence[_Taken], inputs_file: str) -> list[
             f"it takes {', '.join(_described(one) for one in taken)}",
         )
     return leaves
-
-
-def _as_list(held: Any) -> list[Any]:
-    return list(held) if isinstance(held, (tuple, list)) else [held]
 
 
 def _fits(leaf: Any, value: Any) -> bool:

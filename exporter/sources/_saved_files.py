@@ -116,6 +116,11 @@ def load_tensors(path: Path) -> Any:
         raise RecipeError(f"--inputs {path} cannot be read: {_cause(error)}", HOW_TO_SAVE) from error
 
 
+def as_list(given: Any) -> list[Any]:
+    """What `load_tensors` gave where it is no dict: the arguments in their order."""
+    return list(given) if isinstance(given, (tuple, list)) else [given]
+
+
 HOW_TO_SAVE = "save example inputs, torch.save({'argument': tensor, ...}, 'inputs.pt'), and give --inputs inputs.pt"
 
 

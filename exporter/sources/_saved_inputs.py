@@ -124,15 +124,11 @@ def example_for(contract: Contract, path: Path, inputs_file: str) -> Sequence[to
 
 def _in_order(given: Any, contract: Contract) -> list[torch.Tensor]:
     names = [spec.name for spec in contract.inputs]
-    held = given if isinstance(given, dict) else dict(zip(names, _as_list(given), strict=False))
+    held = given if isinstance(given, dict) else dict(zip(names, _saved_files.as_list(given), strict=False))
     missing = [name for name in names if not isinstance(held.get(name), torch.Tensor)]
     if missing:
         raise RecipeError(f"--inputs has no tensor {', '.join(missing)}", f"the program takes {', '.join(names)}")
     return [held[name] for name in names]
-
-
-def _as_list(given: Any) -> list[Any]:
-    return list(given) if isinstance(given, (tuple, list)) else [given]
 
 
 def of_golden(contract: Contract, path: Path) -> list[torch.Tensor] | None:

@@ -67,7 +67,7 @@ def _by_name(model: Interpreter, given: Any, taken: str) -> dict[str, Any]:
     """Saved inputs by the arguments' names. RecipeError when they do not fit the program's arguments."""
     names = [argument.name for argument in model.arguments]
     if not isinstance(given, dict):
-        values = list(given) if isinstance(given, (tuple, list)) else [given]
+        values = _saved_files.as_list(given)
         given = dict(zip(names, values, strict=False)) if len(values) <= len(names) else dict(enumerate(values))
     named: dict[str, Any] = given
     required = {argument.name for argument in model.arguments if argument.required}
