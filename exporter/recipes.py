@@ -23,6 +23,7 @@ from exporter.records import Range
 if TYPE_CHECKING:
     import torch
 
+WEIGHTS = ("auto", "pretrained", "random")
 SAVED = (".pt", ".pt2")  # programs that were saved: TorchScript, an ExportedProgram
 BUILT_IN = "exporter_models"
 ENTRY_POINTS = "exporter.models"
@@ -215,7 +216,7 @@ def _saved_inputs(path: Path) -> Callable[[], Any]:
     import torch
 
     try:
-        saved = torch.load(path, weights_only=True)
+        saved = torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:
         raise RecipeError(
             f"--inputs {path} cannot be read: {error}", "save a dict of tensors with torch.save"

@@ -111,6 +111,13 @@ def test_an_example_of_more_than_64(tmp_path: Path) -> None:
     assert recipes.ranges(recipe) == {"batch": Range(1, 128)}
 
 
+def test_saved_inputs_of_a_machine_with_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as there:
+        there.setattr("torch.serialization.location_tag", lambda storage: "cuda:0")
+        torch.save({"x": torch.ones(3, 4)}, tmp_path / "inputs.pt")
+    assert load("tiny:lonely", str(tmp_path / "inputs.pt")).inputs()["x"].device == torch.device("cpu")
+
+
 def test_saved_inputs_run_no_code(tmp_path: Path) -> None:
     class Trap:
         def __reduce__(self) -> tuple[Any, ...]:
