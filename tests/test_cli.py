@@ -42,7 +42,7 @@ def refused(done: Done, *words: str, code: int = 2) -> None:
         ([f"{MLP}", "--inputs", "/nowhere.pt"], ["/nowhere.pt"]),
         ([recipe_path("does_not_import:x")], ["does not import", "a_package_that_nobody_has", "install"]),
         ([recipe_path("tiny:mpl")], ["has no mpl", "did you mean mlp"]),
-        ([recipe_path("broken:no_inputs")], ["has no inputs()", "CONTRIBUTING"]),
+        ([recipe_path("broken:no_inputs")], ["has no inputs()", "a recipe has load(weights)"]),
         ([recipe_path("broken:inputs_without_tensors")], ["no tensor in it", "return a dict of tensors"]),
         ([recipe_path("broken:load_fails")], ["load('auto') fails: OSError: the weights are gone"]),
         ([f"{MLP}", "--out", "/proc/toy"], ["cannot write to /proc/", "--out"]),

@@ -136,7 +136,7 @@ def test_saved_inputs_run_no_code(tmp_path: Path) -> None:
         ("tiny:mpl", r"tiny\.py has no mpl", "did you mean mlp"),
         ("tiny:zzzzzz", "has no zzzzzz", "it has "),
         ("tiny:lonely", "nothing tells its inputs", "lonely_inputs"),
-        ("broken:no_inputs", r"no_inputs has no inputs\(\)", "CONTRIBUTING"),
+        ("broken:no_inputs", r"no_inputs has no inputs\(\)", "a recipe has load"),
     ],
 )
 def test_broken_recipes(name: str, message: str, remedy: str) -> None:
