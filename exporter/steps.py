@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import pickle
 import socket
 import time
 import warnings
@@ -22,6 +21,7 @@ from exporter.job import Findings, Job, Prepared
 from exporter.parity import TOLERANCES
 from exporter.records import EAGER, Contract, Range, Tolerance
 from exporter.session import server
+from exporter.zygote import tell
 
 
 @dataclass
@@ -102,9 +102,7 @@ def _load_weights(recipe: recipes.Recipe, weights: str) -> torch.nn.Module:
             if weights == "pretrained"
             else "mend the recipe, or install what it imports"
         )
-        raise RecipeError(
-            f"load({weights!r}) fails: {type(error).__name__}: {' '.join(str(error).split())[:400]}", remedy
-        ) from error
+        raise RecipeError(f"load({weights!r}) fails: {places.named(error)}", remedy) from error
     if not isinstance(model, torch.nn.Module):
         raise RecipeError(f"load() returned {type(model).__name__}", "return a torch.nn.Module")
     return model
@@ -121,7 +119,7 @@ def prepare(
     loaded = load_model(job)
     device = job.options.device
     found = find_contract(job, loaded)
-    _tell(channel, "loaded", None)
+    tell(channel, "loaded", None)
     sizes = contract.capture_sizes(loaded.base, loaded.symbols)
     started = time.perf_counter()
     ops = _capture(job, loaded, found, sizes) if capture_program else ()
@@ -135,7 +133,7 @@ def prepare(
         warnings=tuple(dict.fromkeys(loaded.warnings)),
         ops=ops,
     )
-    _tell(channel, "prepared", prepared)
+    tell(channel, "prepared", prepared)
     stand_back(BACKGROUND)  # the exports have waited for this; from here on they run beside it
     plan = contract.probe_plan(loaded.base, loaded.symbols)
     made, findings = golden.make(
@@ -143,10 +141,6 @@ def prepare(
     )
     golden.save(made, golden_path)
     return findings
-
-
-def _tell(channel: socket.socket, kind: str, value: object) -> None:
-    channel.sendall(pickle.dumps((kind, value)).hex().encode() + b"\n")
 
 
 def _weights_used(asked: str, loaded: Loaded) -> str:
