@@ -182,7 +182,8 @@ def _as_recipe(found: Any, module: Any, source: Source) -> Recipe:
         return FunctionRecipe(lambda weights: found(), inputs, sizes, chooses_weights=False)
     missing = "inputs()" if hasattr(found, "load") else "load() and inputs()"
     raise RecipeError(
-        f"{source.attribute or source.place} has no {missing}", "a recipe has load(weights), inputs(batch=1, …) and sizes"
+        f"{source.attribute or source.place} has no {missing}",
+        "a recipe has load(weights), inputs(batch=1, …) and sizes",
     )
 
 

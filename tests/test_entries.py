@@ -65,5 +65,5 @@ def test_an_example_that_is_no_entry_becomes_one(tmp_path: Path) -> None:
     base, symbols = contract.choose_sizes({"n": 14}, {"n": Range(1, 64)}, {}, {"n": Range(1, 32, (1, 16, 32))})
     assert base == {"n": 16}
     assert [sizes["n"] for sizes, _ in contract.probe_plan(base, symbols)] == [16, 16, 1, 32]
-    with pytest.raises(UsageError, match="n is 5, but the recipe allows 1, 16 or 32"):
+    with pytest.raises(UsageError, match="n is 5, which is outside its range, 1, 16 or 32"):
         contract.choose_sizes({"n": 14}, {}, {"n": 5}, {"n": Range(1, 32, (1, 16, 32))})
