@@ -252,6 +252,12 @@ CAUSES = (
         "The model returns something that is no tensor",
         "return tensors, or tuples, lists or dicts of them",
     ),
+    Cause(
+        "recurrent-on-gpu",
+        (r"(?:cond_fn|body_fn) might be aliasing",),
+        "This torch compiles no loop over a sequence of any length on a GPU, which a recurrent layer becomes",
+        "ship trace, script or onnx, which have a kernel for it",
+    ),
     # What the code does that no graph can say.
     Cause(
         "mutated-input",
