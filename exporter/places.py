@@ -18,6 +18,7 @@ HERE = "<--- HERE"  # how TorchScript's compiler points at a line
 MESSAGE = 1000  # characters of a message that are kept
 _SAID = re.compile(r"^(?:\w+Error: )+(.+)$", re.MULTILINE)
 _QUOTED = re.compile(r"\s*Original exception Traceback[\s\S]*")  # of another error, frame by frame
+_COMPILER = re.compile(r"\berror: ([^\n]+)")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _INTERPRETER = "The following operation failed in the TorchScript interpreter"
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
@@ -31,11 +32,14 @@ _LIBRARIES = frozenset(_COMPILERS | {"cloudpickle", "ml_dtypes", "mpmath", "nump
 
 
 def message(error: BaseException) -> str:
-    """What an error says, in one line: its first paragraph, of TorchScript's interpreter the error; no addresses."""
+    """What an error says, in one line: its first paragraph, of a compiler's also its first error; no addresses."""
     text = str(error).strip()
     if text.startswith(_INTERPRETER) and (said := _SAID.findall(text)):
         text = said[-1]
+    compiler = _COMPILER.search(text)
     text = _QUOTED.sub("", text.split("\n\n")[0])
+    if compiler and "C++ compile error" in text:
+        text = f"{text}: {compiler[1]}"
     return _ADDRESS.sub("", " ".join(text.split()))[:MESSAGE]
 
 

@@ -133,6 +133,11 @@ def test_a_place_is_said_once() -> None:
             "RuntimeError: RuntimeError: the reason\n\nAt:\n  net.py(4): g\n",
             "the reason",
         ),
+        (
+            "CppCompileError: C++ compile error\n\nCommand:\ng++ model.cpp\n\nOutput:\n/tmp/model.cpp: In function:\n"
+            "/tmp/model.cpp:7:3: error: no type named 'half'\n  7 | half x;\n/tmp/model.cpp:9:3: error: another\n",
+            "CppCompileError: C++ compile error: no type named 'half'",
+        ),
     ],
 )
 def test_what_an_error_says_in_one_line(text: str, message: str) -> None:
