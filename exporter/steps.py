@@ -102,7 +102,7 @@ def _load_weights(recipe: recipes.Recipe, weights: str) -> torch.nn.Module:
             if weights == "pretrained"
             else "mend the recipe, or install what it imports"
         )
-        raise RecipeError(f"load({weights!r}) fails: {places.named(error)}", remedy) from error
+        raise RecipeError(f"loading the model fails: {places.named(error)}", remedy) from error
     if not isinstance(model, torch.nn.Module):
         raise RecipeError(f"load() returned {type(model).__name__}", "return a torch.nn.Module")
     return model

@@ -44,7 +44,7 @@ def refused(done: Done, *words: str, code: int = 2) -> None:
         ([recipe_path("tiny:mpl")], ["has no mpl", "did you mean mlp"]),
         ([recipe_path("broken:no_inputs")], ["has no inputs()", "a recipe has load(weights)"]),
         ([recipe_path("broken:inputs_without_tensors")], ["no tensor in it", "return a dict of tensors"]),
-        ([recipe_path("broken:load_fails")], ["load('auto') fails: OSError: the weights are gone"]),
+        ([recipe_path("broken:load_fails")], ["loading the model fails: OSError: the weights are gone"]),
         ([f"{MLP}", "--out", "/proc/toy"], ["cannot write to /proc/", "--out"]),
     ],
 )

@@ -158,7 +158,7 @@ def test_a_model_that_does_not_run_leaves_the_last_good_bundle(run: Run, tmp_pat
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("load_fails", "load.'auto'. fails: OSError: the weights are gone"),
+        ("load_fails", "loading the model fails: OSError: the weights are gone"),
         ("load_gives_a_string", "load.. returned str"),
         ("inputs_without_tensors", "with no tensor in it"),
         ("inputs_fail", "inputs.. fails at batch=1: RuntimeError: no data today"),

@@ -51,7 +51,7 @@ class Commands(click.Group):
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="exporter")
 def cli() -> None:
-    """Export a PyTorch model every way, prove each artifact right, time it, and ship the winner with its proof."""
+    """Export a PyTorch model every way, check each artifact, time it, and ship the winner with its proof."""
 
 
 def main() -> None:

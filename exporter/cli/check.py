@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 
-@click.command(name="check")
+@click.command(name="check", short_help="Check a bundle again, on this machine.")
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--threads", type=click.IntRange(1), help="Threads of one call on the CPU.  [default: all cores]")
 @click.option(
@@ -39,7 +39,10 @@ def command(
     quiet: bool,
     verbose: bool,
 ) -> int:
-    """Check BUNDLE's hashes, then parity again from its golden, in Python and, where exporter-run is built, in C++."""
+    """Check BUNDLE's hashes, then parity again from its golden, in Python and, where exporter-run is built, in C++.
+
+    Exit codes: 0 all passed, 1 an artifact was altered or lost parity, 2 there is no bundle with a golden to check by.
+    """
     del verbose  # read where errors are shown
     from exporter import environment, recheck, report
     from exporter.cli import _progress

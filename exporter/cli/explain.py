@@ -12,7 +12,7 @@ import click
 from exporter.cli._model import choose_device, choose_source, given_sizes, model_options, ranges, single_sizes
 
 
-@click.command(name="explain")
+@click.command(name="explain", short_help="Say what is in the way of each target.")
 @model_options
 @click.option(
     "--timeout",
@@ -30,6 +30,8 @@ def command(model: str, device: str | None, as_json: bool, quiet: bool, verbose:
 
     TracerWarnings and whether they matter, what torch.jit.script cannot read, graph breaks and recompilations, what
     torch.export fixes, operators that ONNX lacks, and operators that C++ has to load.
+
+    Exit codes: 0 whatever is found, 1 the model does not run, 2 cannot be done as asked.
     """
     from exporter import environment, explain, targets
     from exporter.job import Job

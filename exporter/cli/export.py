@@ -37,7 +37,11 @@ class TargetList(click.ParamType[str]):
         return [CompletionItem(f"{head}{comma}{name}") for name in known if name.startswith(last)]
 
 
-@click.command(name="export", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.command(
+    name="export",
+    short_help="Export, check and time a model.",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 @click.option(
     "--targets",
     "targets_text",

@@ -42,7 +42,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         except Exception as error:  # the compiler of TorchScript raises whatever it meets
             path.unlink(missing_ok=True)
             ops, frozen = _bridged(program, path, error)
-            way = f"through the exported graph; natively: {_first_line(error)}"
+            way = f"through the exported graph; torch.jit.script alone fails: {_first_line(error)}"
     return Exported(notes=(way,) if frozen else (way, "not frozen, for the frozen module is wrong or fails"), ops=ops)
 
 
