@@ -122,7 +122,7 @@ def _runner() -> Finding:
 def _gpu(found: dict[str, tuple[str, str]]) -> list[Finding]:
     gpus = environment.gpus()
     if not gpus:
-        return [Finding("note", "GPU", "none: --device cuda is not to be had here")]
+        return [Finding("note", "GPU", "none: everything runs on the CPU")]
     findings = [Finding("ok", f"GPU {index}", name) for index, name in enumerate(gpus)]
     error, version = found.get("cuda", ("torch does not import", ""))
     if error:
