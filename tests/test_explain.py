@@ -224,10 +224,10 @@ def test_a_model_that_does_not_run(
 
 
 def test_a_section_that_takes_too_long_spares_the_others(lent: None, tmp_path: Path) -> None:
-    found, _ = explained("broken:trace_hangs", tmp_path, timeout=6.0)
+    found, _ = explained("broken:trace_hangs", tmp_path, timeout=20.0)
     trace, export, _ = found.sections
     (late,) = trace.findings
-    assert late.text.endswith("took longer than 6 s and was stopped")
+    assert late.text.endswith("took longer than 20 s and was stopped")
     assert late.remedy == "raise --timeout"
     assert export.findings[0].level == "ok"
 
