@@ -38,7 +38,7 @@ _SMALL = (
 )
 _DETECTORS = ("fasterrcnn_mobilenet_v3_large_320_fpn", "ssdlite320_mobilenet_v3_large")  # a list of two images
 SIZES = {
-    f"torchvision:{name}": ["image=128"] * (name in _SMALL) + ["batch=1..4"] * (name not in _DETECTORS)
+    f"torchvision:{name}": ["image=128"] * (name in _SMALL) + ["batch=1..6"] * (name not in _DETECTORS)
     for name in TORCHVISION
 }
 SIZES["torchvision:r3d_18"] += ["frames=8", "image=64"]

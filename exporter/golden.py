@@ -26,8 +26,8 @@ from exporter.records import Range, Tolerance
 Tensors = tuple[torch.Tensor, ...]
 SCHEMA = 1
 CASE_OPERATIONS = 300e9  # floating-point operations of one case: some seconds in float64 on two cores
-RANDOM = "random numbers"
 CASE_BYTES = 100e6  # of one case's inputs
+RANDOM = "random numbers"
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,9 @@ def _why_unsteady(before: dict[str, tuple[int, int]], after: dict[str, tuple[int
     changed = [name for name, state in after.items() if before.get(name) != state]
     if RANDOM in changed:
         return "the model draws random numbers"
-    return f"the model changes its {', '.join(changed[:3])} at each call" if changed else "so are its kernels"
+    if changed:
+        return f"the model changes its {', '.join(changed[:3])} at each call"
+    return "its kernels do not repeat themselves"
 
 
 class _Limit:
