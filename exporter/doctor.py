@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from exporter import environment
 
 SUPPORTED = ((2, 11), (2, 14))
 MODULES = ("torch", "torchvision", "transformers", "onnx", "onnxscript", "onnxruntime")
+TOOLS = {"CMake": "cmake", "Ninja": "ninja"}  # what builds exporter-run; each is a distribution too
 # Each import by itself, so that one broken package does not hide the others; then what CUDA really gives.
 PROBE = """
 import importlib, json, sys
@@ -49,7 +52,7 @@ def examine() -> list[Finding]:
     """All findings, in the order of reading."""
     found = _probe()
     findings = [_python(), *(_module(name, *found.get(name, ("not tried", ""))) for name in MODULES)]
-    return [*findings, _compiler(), _runner(), *_gpu(found)]
+    return [*findings, _compiler(), *map(_tool, TOOLS), _runner(), *_gpu(found)]
 
 
 def _probe() -> dict[str, tuple[str, str]]:
@@ -108,6 +111,15 @@ def _compiler() -> Finding:
             "install g++ (Debian: apt install g++), or name one in CXX",
         )
     return Finding("ok", "C++ compiler", compiler)
+
+
+def _tool(name: str) -> Finding:
+    program = TOOLS[name]
+    beside = Path(sys.executable).with_name(program)  # of an environment that is not activated
+    found = shutil.which(program) or (str(beside) if beside.is_file() else None)
+    if found is None:
+        return Finding("note", name, "none: exporter-run cannot be built", f"pip install {program}")
+    return Finding("ok", name, found)
 
 
 def _runner() -> Finding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -30,6 +31,13 @@ def test_a_sound_machine(examine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "find_runner", lambda: "/usr/bin/exporter-run")
     found = examine(gpus=("H200, 570",), cuda=("", "13.0"), providers=("", "CUDAExecutionProvider CPU"))
     assert {f.level for f in found.values()} == {"ok"}
+
+
+def test_a_machine_without_the_tools_that_build_the_runner(examine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    finding = examine()["CMake"]
+    assert (finding.level, finding.remedy) == ("note", "pip install cmake")
 
 
 def test_torchvision_of_another_build(examine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,9 +49,11 @@ constexpr const char* kVerify = R"(Compare an artifact's outputs with its golden
 
 Usage: exporter-run verify ARTIFACT [OPTIONS]
 
-Exits with 0 when every output is exact, rounding or drift, with 1 when one is FAIL.
+Prints the worst case of each output, and all that FAIL. Exits with 0 when every output is exact,
+rounding or drift, with 1 when one is FAIL.
 
   --rtol X, --atol X        tolerances; those of the golden unless given
+  --verbose                 print every output of every case
   --json                    print JSON
 )";
 

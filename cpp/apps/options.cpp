@@ -25,7 +25,8 @@ enum Id {
   kRuns,
   kInputs,
   kOutputs,
-  kOpsLib
+  kOpsLib,
+  kVerbose
 };
 
 struct Command {
@@ -36,7 +37,7 @@ struct Command {
 const std::vector<Command>& commands() {
   static const std::vector<Command> all = {
       {"info", {kJson, kOpsLib}},
-      {"verify", {kGolden, kJson, kDevice, kThreads, kOpsLib, kRtol, kAtol}},
+      {"verify", {kGolden, kJson, kDevice, kThreads, kOpsLib, kRtol, kAtol, kVerbose}},
       {"bench", {kGolden, kJson, kDevice, kThreads, kOpsLib, kWarmup, kWindows, kRuns}},
       {"run", {kInputs, kOutputs, kDevice, kThreads, kOpsLib}},
       {"session", {kGolden, kDevice, kThreads, kOpsLib}},
@@ -57,6 +58,7 @@ constexpr option kOptions[] = {
     {"inputs", required_argument, nullptr, kInputs},
     {"outputs", required_argument, nullptr, kOutputs},
     {"ops-lib", required_argument, nullptr, kOpsLib},
+    {"verbose", no_argument, nullptr, kVerbose},
 };
 
 /// The options that getopt may see: those of this subcommand, and --help.
@@ -120,6 +122,9 @@ void apply(int id, const std::string& value, Options& options) {
       break;
     case kOpsLib:
       options.open.operators.emplace_back(value);
+      break;
+    case kVerbose:
+      options.verbose = true;
       break;
     default:
       options.help = true;

@@ -21,6 +21,7 @@ struct Options {
   int windows = 5;
   int runs = 50;
   bool json = false;
+  bool verbose = false;
   bool help = false;
 };
 

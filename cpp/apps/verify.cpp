@@ -1,4 +1,5 @@
 #include <cstdio>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "check.h"
@@ -24,10 +25,35 @@ void print_output(const CaseResult& one, const OutputParity& output) {
               output.reason.c_str());
 }
 
+/// Whether `one` is further from the reference than `other`.
+bool is_worse(const OutputParity& one, const OutputParity& other) {
+  if (one.verdict != other.verdict) return one.verdict > other.verdict;
+  return one.max_abs.value_or(0) > other.max_abs.value_or(0);
+}
+
+/// All outputs of all cases; or, unless `verbose`, what is FAIL, and of each output the worst case.
+void print_outputs(const std::vector<CaseResult>& cases, bool verbose) {
+  std::map<std::string, std::pair<const CaseResult*, const OutputParity*>> worst;
+  for (const CaseResult& one : cases) {
+    for (const OutputParity& output : one.outputs) {
+      if (verbose || output.verdict == Verdict::fail) {
+        print_output(one, output);
+        continue;
+      }
+      auto& [its_case, its_output] = worst[output.output];
+      if (its_output == nullptr || is_worse(output, *its_output)) {
+        its_case = &one;
+        its_output = &output;
+      }
+    }
+  }
+  for (const auto& [name, found] : worst) print_output(*found.first, *found.second);
+}
+
 void print_text(const std::vector<CaseResult>& cases, const Options& options) {
   int failed = 0;
+  print_outputs(cases, options.verbose);
   for (const CaseResult& one : cases) {
-    for (const OutputParity& output : one.outputs) print_output(one, output);
     if (!one.error.empty()) {
       std::printf("%-8s  %s seed %lld: %s\n", to_string(Verdict::fail), one.name.c_str(),
                   static_cast<long long>(one.seed), one.error.c_str());
