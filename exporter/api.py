@@ -42,6 +42,7 @@ def export(
     sizes: Mapping[str, tuple[int, int]] | None = None,
     example_sizes: Mapping[str, int] | None = None,
     targets: str = "trace,script,compile,onnx",
+    precision: str = "fp32",
     out: str | PathLike[str] | None = None,
     name: str | None = None,
     checkpoint: str | PathLike[str] | None = None,
@@ -59,7 +60,8 @@ def export(
             makes them (`def inputs(batch=1, sequence=14)`), without which no dimension can stay dynamic.
         sizes: for a module: the range of each size, `{"batch": (1, 64)}`.
         example_sizes: the example's sizes where they are not the defaults of its inputs, `{"sequence": 128}`.
-        targets: comma list.
+        targets: comma list; a target may name its precision, as `trace@int8`.
+        precision: comma list of what the other targets compute in: fp32, tf32, bf16, fp16, int8.
         out: the bundle's directory; `artifacts/NAME` when None.
         name: the model's name; the module's class in lower case when None.
         checkpoint: a file of weights, as the command line's `--checkpoint`.
@@ -84,15 +86,17 @@ def export(
         if checkpoint is not None:
             source = replace(source, checkpoint=str(Path(checkpoint).absolute()), allow_partial=allow_partial)
         label = name or source.label
+        precisions = routes.parse_precisions(precision)
         settings: dict[str, Any] = {"threads": environment.usable_cpus()} | options
         request = pipeline.Request(
             label,
             source,
-            tuple(routes.parse(targets)),
+            tuple(routes.parse(targets, precisions)),
             Path(out) if out is not None else Path("artifacts") / label,
             sizes=dict(example_sizes or {}),
             command="exporter.export(...)",
             asked=model if isinstance(model, str) else "",
+            warnings=routes.left_out(targets, precisions),
             **settings,
         )
         manifest, path = pipeline.run(request)

@@ -18,13 +18,20 @@ from pathlib import Path
 from typing import IO
 
 from exporter.errors import ArtifactError, BundleError
-from exporter.records import ArtifactRecord, Manifest, from_json, to_json
+from exporter.records import FP32, PRECISIONS, ArtifactRecord, Manifest, from_json, to_json
 
 MANIFEST = "manifest.json"
 SAMPLES = "samples.json"
 GOLDEN = "golden.pt"
 LOGS = "logs"
-FILES = ("trace.pt", "script.pt", "compile.pt2", "model.onnx", "model.onnx.data", "exported.pt2")
+FILES = tuple(
+    f"{stem}{'' if precision == FP32 else f'@{precision}'}{suffix}"
+    for precision in PRECISIONS
+    for stem, suffix in (
+        ("trace", ".pt"), ("script", ".pt"), ("compile", ".pt2"), ("model", ".onnx"), ("model", ".onnx.data"),
+        ("exported", ".pt2"),
+    )
+)  # fmt: skip
 OURS = {MANIFEST, SAMPLES, GOLDEN, LOGS}
 RENAME_EXCHANGE = 2
 

@@ -7,12 +7,12 @@ that no target has to know of them; and torch.export is run here, once, for all 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -216,30 +216,38 @@ class Program:
     device: str
     make_module: Callable[[], torch.nn.Module]
     make_example: Callable[[], Tensors]
-    exported_file: Path
+    exported_file: Path | None
     entries: dict[int, Program] = field(default_factory=dict)  # by the size that each was specialised for
+    make_samples: Callable[[], list[Tensors]] = list
     loading_s: float = 0.0
     used_capture: bool = False
 
-    @cached_property
+    @functools.cached_property
     def module(self) -> torch.nn.Module:
         """The flat eager module, on the device, in eval mode."""
         return self._timed(self.make_module)
 
-    @cached_property
+    @functools.cached_property
     def example(self) -> Tensors:
         """Example inputs at the capture sizes, on the device."""
         return self._timed(self.make_example)
 
-    @cached_property
+    @functools.cached_property
+    def samples(self) -> list[Tensors]:
+        """Inputs to calibrate with, at the capture sizes; none of them is the golden's."""
+        return self._timed(self.make_samples)
+
+    @functools.cached_property
     def exported(self) -> torch.export.ExportedProgram:
         """The exported program that all targets share. ExportError when torch.export did not take the model.
 
-        One that could not be saved for all is made again here.
+        One that could not be saved for all is made again here, and so is one that is not shared: of another precision.
         """
+        if self.exported_file is None:
+            return export_program(self.module, self.example, self.contract)
         if self.exported_file.is_file():
             self.used_capture = True
-            return self._timed(lambda: load_program(self.exported_file))
+            return self._timed(functools.partial(load_program, self.exported_file))
         file = self.exported_file.with_suffix(".txt")
         reason = file.read_text() if file.is_file() else "the model was not captured"
         if not reason.startswith(UNSAVED):
@@ -266,7 +274,7 @@ def load_program(file: Path) -> torch.export.ExportedProgram:
 
 
 def export_program(
-    module: torch.nn.Module, example: Tensors, contract: Contract, notes: list[str] | None = None
+    module: torch.nn.Module, example: Tensors, contract: Contract, notes: list[str] | None = None, strict: bool = False
 ) -> torch.export.ExportedProgram:
     """torch.export with the contract's dimensions dynamic; `notes` is told what it fixed or narrowed all the same.
 
@@ -275,20 +283,24 @@ def export_program(
     ExportError names what is in the way.
     """
     with specialization.watch(_export_somehow.__name__) as fixed:
-        program = _export_somehow(module, example, contract, fixed)
+        program = _export_somehow(functools.partial(_export, strict=strict), module, example, contract, fixed)
     if notes is not None:
         notes += [*fixed.describe(contract), *narrowed(program, contract)]
     return program
 
 
 def _export_somehow(
-    module: torch.nn.Module, example: Tensors, contract: Contract, fixed: specialization.Specializations
+    export: Callable[..., torch.export.ExportedProgram],
+    module: torch.nn.Module,
+    example: Tensors,
+    contract: Contract,
+    fixed: specialization.Specializations,
 ) -> torch.export.ExportedProgram:
     named: dict[str, Any] = {
         n: torch.export.Dim(n, min=r.min, max=r.max) for n, r in contract.symbols.items() if r.min < r.max
     }
     try:
-        return _export(module, example, contract, named)
+        return export(module, example, contract, named)
     except Exception as error:
         if "Constraints violated" not in str(error):
             raise ExportError(f"torch.export: {places.summary(error)}") from error
@@ -296,19 +308,19 @@ def _export_somehow(
     free = {n: torch.export.Dim.AUTO(min=contract.symbols[n].min, max=contract.symbols[n].max) for n in named}
     for unnamed in (fixed.symbols(contract), set(named)):  # those that it fixed, or else all
         with contextlib.suppress(Exception):
-            return _export(module, example, contract, {n: free[n] if n in unnamed else named[n] for n in named})
+            return export(module, example, contract, {n: free[n] if n in unnamed else named[n] for n in named})
     raise ExportError(f"torch.export: {places.summary(violated)}") from violated
 
 
 def _export(
-    module: torch.nn.Module, example: Tensors, contract: Contract, dims: dict[str, Any]
+    module: torch.nn.Module, example: Tensors, contract: Contract, dims: dict[str, Any], strict: bool
 ) -> torch.export.ExportedProgram:
     dynamic = tuple(
         {axis: _dim(dim, dims) for axis, dim in enumerate(spec.shape) if not isinstance(dim, int)}
         for spec in contract.inputs
     )
     with torch.no_grad(), recurrent.kept():
-        return torch.export.export(module, example, dynamic_shapes=(dynamic,), strict=False)
+        return torch.export.export(module, example, dynamic_shapes=(dynamic,), strict=strict)
 
 
 def _dim(dim: str | None, dims: dict[str, Any]) -> Any:

@@ -9,19 +9,19 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from exporter import diagnosis, places, values
+from exporter import diagnosis, places, precision, values
 from exporter.contract import Sizes, describe
 from exporter.errors import ArtifactError, ExporterError, ExportError
 from exporter.job import Findings
-from exporter.records import Range, Tolerance
+from exporter.records import FP32, Range, Tolerance
 
 Tensors = tuple[torch.Tensor, ...]
 SCHEMA = 1
@@ -43,10 +43,37 @@ class Case:
 
 @dataclass(frozen=True)
 class Golden:
-    """Cases with the tolerance that was fixed for them. The first case is the example."""
+    """Cases with the tolerance that was fixed for them. The first case is the example.
+
+    `precisions` hold what else a golden is judged by where an artifact computes in another precision.
+    """
 
     cases: tuple[Case, ...]
     tolerance: Tolerance
+    precisions: Mapping[str, Precision] = field(default_factory=dict)
+
+    def of(self, precision: str) -> Golden:
+        """The golden for artifacts of one precision. ArtifactError when it was made without."""
+        if precision == FP32:
+            return self
+        if precision not in self.precisions:
+            raise ArtifactError(f"the golden was made without {precision}", "export again")
+        found = self.precisions[precision]
+        eager = found.eager or [case.eager for case in self.cases]
+        cases = (replace(c, eager=e) for c, e in zip(self.cases, eager, strict=True))
+        return Golden(tuple(c for c in cases if c.name not in found.without), found.tolerance)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The tolerance of a precision, and what eager gives in it for each case; nothing where that is float32's.
+
+    `without` names cases that it is not judged by.
+    """
+
+    tolerance: Tolerance
+    eager: tuple[Tensors, ...] = ()
+    without: tuple[str, ...] = ()
 
 
 def make(
@@ -92,6 +119,29 @@ def make(
     names = tuple(f"{case.name} seed {case.seed}" if case.seed else case.name for case in cases)
     findings = Findings(names, kind, tolerance, _noise(cases[:planned]), repeatable, tuple(dict.fromkeys(notes)))
     return Golden(cases, tolerance), findings
+
+
+def in_precisions(
+    made: Golden, module: torch.nn.Module, tolerances: Mapping[str, Tolerance], outputs: tuple[str, ...], device: str
+) -> tuple[dict[str, Precision], tuple[str, ...]]:
+    """What eager gives for each case in other precisions, with their tolerances; and notes where it does not run.
+
+    There, and for int8, artifacts are judged against float32's own error; int8 not by values that are far from any
+    that it was calibrated with. `outputs` are dtypes by name.
+    """
+    found: dict[str, Precision] = {}
+    notes: list[str] = []
+    for name, tolerance in tolerances.items():
+        eager: tuple[Tensors, ...] = ()
+        if name != "int8":
+            try:
+                with precision.computing(module, name, outputs) as computes:
+                    eager = tuple(run(computes, case.inputs, device) for case in made.cases)
+            except Exception as error:  # whatever a model raises that was not written for it
+                notes.append(f"eager does not run in {name}: {places.summary(error)}")
+        far = tuple(case.name for case in made.cases if name == "int8" and case.name.endswith(f" {values.LARGE}"))
+        found[name] = Precision(tolerance, eager, far)
+    return found, tuple(notes)
 
 
 def is_settled(module: torch.nn.Module, data: Tensors, device: str, tolerance: Tolerance) -> bool:
@@ -242,11 +292,10 @@ def _noise(cases: Sequence[Case]) -> float | None:
 
 def save(golden: Golden, path: Path) -> None:
     """Write a golden (docs/formats.md)."""
-    tolerance = golden.tolerance
     torch.save(
         {
             "schema": SCHEMA,
-            "tolerance": {"rtol": tolerance.rtol, "atol": tolerance.atol, "k": tolerance.k},
+            "tolerance": _plain_tolerance(golden.tolerance),
             "cases": [
                 {
                     "name": c.name,
@@ -257,9 +306,21 @@ def save(golden: Golden, path: Path) -> None:
                 }
                 for c in golden.cases
             ],
+            "precisions": {
+                name: {
+                    "tolerance": _plain_tolerance(p.tolerance),
+                    "eager": [_plain(eager) for eager in p.eager],
+                    "without": list(p.without),
+                }
+                for name, p in golden.precisions.items()
+            },
         },
         path,
     )
+
+
+def _plain_tolerance(tolerance: Tolerance) -> dict[str, float]:
+    return {name: value for name, value in asdict(tolerance).items() if value is not None}
 
 
 def _plain(tensors: Tensors) -> list[torch.Tensor]:
@@ -278,7 +339,11 @@ def read(path: Path) -> Golden:
             Case(c["name"], c["seed"], tuple(c["inputs"]), tuple(c["eager"]), tuple(c["reference"]))
             for c in data["cases"]
         )
-        return Golden(cases, Tolerance(**data["tolerance"]))
+        precisions = {
+            name: Precision(Tolerance(**p["tolerance"]), tuple(map(tuple, p["eager"])), tuple(p["without"]))
+            for name, p in data.get("precisions", {}).items()
+        }
+        return Golden(cases, Tolerance(**data["tolerance"]), precisions)
     except ArtifactError:
         raise
     except Exception as error:  # whatever a broken pickle raises

@@ -64,3 +64,4 @@ class Findings:
     eager_rmse: float | None
     repeatable: bool
     notes: tuple[str, ...]
+    tolerances: dict[str, Tolerance] = field(default_factory=dict)  # of other precisions than fp32

@@ -21,6 +21,14 @@ TOLERANCES: Mapping[str, Tolerance] = {
     "float16": Tolerance(rtol=1e-2, atol=1e-3, k=3.0),
     "bfloat16": Tolerance(rtol=1.6e-2, atol=1e-2, k=3.0),
 }
+# Of a model in float32 that computes in another precision, against eager in that precision; int8, against float32's.
+PRECISIONS: Mapping[str, Tolerance] = {
+    "tf32": Tolerance(rtol=1e-2, atol=1e-3, k=3.0),
+    "fp16": TOLERANCES["float16"],
+    "bf16": TOLERANCES["bfloat16"],
+    "int8": Tolerance(rtol=1e-4, atol=1e-5, k=2.0, min_cosine=0.995),
+}
+CLEAR = 0.1  # of a row's range: a first that is so far ahead of the second has to stay first
 
 
 @dataclass(frozen=True)
@@ -90,14 +98,21 @@ def _compare_floats(name: str, got: Array, eager: Array, reference: Array, toler
     rmse, eager_rmse = _rms(y - r), _rms((e - r)[sound]) if sound.any() else 0.0
     tol = tolerance.atol + tolerance.rtol * _rms(r)
     verdict: Verdict = "FAIL"
+    lost = 0
     if bool((y == e).all()):
         verdict = "exact"
     elif bool((distance <= allowed).all()):
         verdict = "rounding"
     elif rmse <= tolerance.k * eager_rmse + tol / 10:
         verdict = "drift"
+    elif tolerance.min_cosine is not None and _cosine(y, r) >= tolerance.min_cosine:
+        lost = _lost_firsts(got, reference) if _holds_scores(name, got) else 0
+        verdict = "FAIL" if lost else "quantized"
     index = tuple(int(i) for i in np.unravel_index(int(places[at]), got.shape))
     reason = "" if verdict != "FAIL" else f"{y[at]:.6g} where the reference is {r[at]:.6g} at {list(index)}"
+    if verdict == "FAIL" and tolerance.min_cosine is not None:
+        reason = f"cosine {_cosine(y, r):.4f}, the least is {tolerance.min_cosine:g}"
+    reason = f"{lost} rows have lost their clear first" if lost else reason
     return OutputParity(
         name,
         verdict,
@@ -110,6 +125,23 @@ def _compare_floats(name: str, got: Array, eager: Array, reference: Array, toler
         cosine=_cosine(y, r),
         worst=index,
     )
+
+
+def _holds_scores(name: str, values: Array) -> bool:
+    """Whether the last dimension is of scores: logits by name, or the one output of a classifier."""
+    return values.ndim > 1 and (name.rpartition(".")[2] == "logits" or (name == "output" and values.ndim == 2))
+
+
+def _lost_firsts(got: Array, reference: Array) -> int:
+    """Rows whose clear first is not the first any more."""
+    rows, wanted = (a.reshape(-1, a.shape[-1]).astype(np.float64) for a in (got, reference))
+    sound = np.isfinite(wanted).all(axis=-1)
+    rows, wanted = rows[sound], wanted[sound]
+    if wanted.shape[-1] < 2 or not wanted.size:
+        return 0
+    second, first = np.partition(wanted, -2, axis=-1)[:, -2:].T
+    clear = first - second > CLEAR * (first - wanted.min(axis=-1))
+    return int((clear & (rows.argmax(axis=-1) != wanted.argmax(axis=-1))).sum())
 
 
 def _index(mask: Array, shape: tuple[int, ...]) -> tuple[int, ...]:

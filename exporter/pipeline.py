@@ -23,7 +23,18 @@ from exporter.errors import ExporterError, JobError, UsageError
 from exporter.isolate import BACKGROUND, SIDE_BY_SIDE, Child, Zygote
 from exporter.job import Findings, Job, Prepared
 from exporter.recipes import Source
-from exporter.records import EAGER, GoldenRecord, Lifecycle, Manifest, ModelRecord, Range, SessionRecord, VariantRecord
+from exporter.records import (
+    EAGER,
+    FP32,
+    Goal,
+    GoldenRecord,
+    Lifecycle,
+    Manifest,
+    ModelRecord,
+    Range,
+    SessionRecord,
+    VariantRecord,
+)
 from exporter.session.client import Session
 
 
@@ -33,7 +44,7 @@ class Request:
 
     model: str
     source: Source
-    variants: tuple[tuple[str, str], ...]
+    variants: tuple[targets.Variant, ...]
     out: Path
     device: str = "cpu"
     sizes: dict[str, int] = field(default_factory=dict)
@@ -53,6 +64,13 @@ class Request:
     ops_libs: tuple[str, ...] = ()
     command: str = ""
     asked: str = ""  # the model as the user wrote it, for commands that reproduce a step
+    warnings: tuple[str, ...] = ()  # about the request itself
+    goal: Goal = field(default_factory=Goal)
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """All that a variant computes in, but the usual one."""
+        return tuple(dict.fromkeys(v.precision for v in self.variants if v.precision != FP32))
 
     def reproduce(self, name: str) -> str:
         """A command that runs one variant again, with every option that is not the default."""
@@ -100,6 +118,8 @@ def run(request: Request, listener: Listener | None = None) -> tuple[Manifest, P
     A variant that fails is a row. Raises UsageError before anything is written when the request cannot be met. Whatever
     else interrupts the run (KeyboardInterrupt included) stops the children and publishes what was finished.
     """
+    if "tf32" in request.precisions and request.device == "cpu":
+        raise UsageError("tf32 is computed by NVIDIA's GPUs alone", "leave it out, or give --device cuda")
     with contextlib.ExitStack() as stack:
         zygote = stack.enter_context(Zygote(SIDE_BY_SIDE))
         alone = stack.enter_context(Zygote()) if request.bench else zygote
@@ -160,6 +180,8 @@ class _Run:
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             exporter=__version__,
             environment=environment.describe(),
+            warnings=request.warnings,
+            goal=request.goal,
         )
         self.lock = threading.Lock()
         self.sessions: dict[tuple[str, str], Session] = {}
@@ -175,8 +197,8 @@ class _Run:
         except UsageError:
             raise
         except ExporterError as error:  # the model itself does not run: every row says so
-            for target, setting in self.request.variants:
-                self.listener.done(self._keep(_failed(self._begin(target, setting, "prepare"), "prepare", error)))
+            for variant in self.request.variants:
+                self.listener.done(self._keep(_failed(self._begin(variant, "prepare"), "prepare", error)))
             return
         self.prepared = True
         slots = min(len(self.request.variants) or 1, max(2, environment.usable_cpus() // 4))
@@ -193,8 +215,8 @@ class _Run:
 
     def _prepare(self) -> tuple[Child, Prepared]:
         needs_program = any(
-            targets.get(name).needs_program and not targets.is_live(name, variant)
-            for name, variant in self.request.variants
+            targets.get(variant.target).needs_program and not targets.is_live(variant)
+            for variant in self.request.variants
         )
         child = self._begin_to_prepare(needs_program)
         try:
@@ -215,6 +237,7 @@ class _Run:
             "capture_program": capture_program,
             "tolerance": self._tolerance(),
             "golden_path": self.golden,
+            "precisions": self.request.precisions,
         }
         child = self.zygote.spawn("prepare", "exporter.steps:prepare", arguments, self.staging.logs / "prepare.log")
         child.expect("loaded", self.request.timeout)
@@ -225,7 +248,7 @@ class _Run:
         model = replace(
             self.manifest.model, weights=prepared.weights, parameters=prepared.parameters, sizes=prepared.base
         )
-        self._update(model=model, contract=prepared.contract, warnings=prepared.warnings)
+        self._update(model=model, contract=prepared.contract, warnings=self.request.warnings + prepared.warnings)
         self.listener.stage(EAGER, "golden")
         return prepared
 
@@ -241,11 +264,12 @@ class _Run:
             findings.tolerance,
             findings.eager_rmse,
             findings.repeatable,
+            findings.tolerances,
         )
         self._update(golden=golden, warnings=self.manifest.warnings + findings.notes)
         self.listener.stage(EAGER, "waiting")
 
-    def _export_and_maybe_check(self, variant: tuple[str, str], prepared: Prepared, golden: Future[None]) -> None:
+    def _export_and_maybe_check(self, variant: targets.Variant, prepared: Prepared, golden: Future[None]) -> None:
         record = self._export(variant, prepared)
         if record.status == "passed" and not self.request.bench:
             golden.result()
@@ -255,21 +279,21 @@ class _Run:
         else:
             self.listener.stage(record.name, "waiting")
 
-    def _begin(self, target: str, setting: str, log: str = "") -> VariantRecord:
-        name = f"{target}:{setting}" if setting else target
+    def _begin(self, variant: targets.Variant, log: str = "") -> VariantRecord:
+        name = variant.name
         log = f"{bundle.LOGS}/{_file(log or name)}.log"
-        return VariantRecord(name, target, "passed", "export", reproduce=self.request.reproduce(name), log=log)
+        return VariantRecord(name, variant.target, "passed", "export", reproduce=self.request.reproduce(name), log=log)
 
-    def _export(self, variant: tuple[str, str], prepared: Prepared) -> VariantRecord:
-        target, setting = variant
-        record = self._begin(target, setting)
+    def _export(self, variant: targets.Variant, prepared: Prepared) -> VariantRecord:
+        record, target = self._begin(variant), variant.target
         name = record.name
-        if targets.is_live(target, setting):
-            return self._keep(replace(record, lifecycle=Lifecycle(), contract=prepared.contract))
+        promised = replace(prepared.contract, precision=variant.precision)
+        if targets.is_live(variant):
+            return self._keep(replace(record, lifecycle=Lifecycle(), contract=promised))
         self.listener.stage(name, "export")
-        path = self.staging.root / targets.get(target).artifact
+        path = self.staging.root / variant.artifact
         niceness = 0 if variant == max(self.request.variants, key=_cost) else BACKGROUND
-        job = replace(self.job, options=replace(self.options, variant=setting, niceness=niceness))
+        job = replace(self.job, options=self._options(variant, niceness))
         arguments = {"job": job, "prepared": prepared, "target": target, "path": path}
         try:
             exported, seconds = self.zygote.run(
@@ -290,12 +314,15 @@ class _Run:
                 record,
                 artifact=bundle.record(path),
                 companions=tuple(bundle.record(path.with_name(name)) for name in exported.companions),
-                contract=replace(prepared.contract, target=target, ops=exported.ops),
+                contract=replace(promised, target=target, ops=exported.ops),
                 notes=exported.notes,
                 warnings=exported.warnings + (_about_export(prepared) if targets.get(target).needs_program else ()),
                 lifecycle=Lifecycle(export_s=seconds),
             )
         )
+
+    def _options(self, variant: targets.Variant, niceness: int = 0) -> targets.Options:
+        return replace(self.options, variant=variant.setting, precision=variant.precision, niceness=niceness)
 
     def _check_in_turn(self, prepared: Prepared) -> None:
         eager = VariantRecord(EAGER, EAGER, "passed", contract=prepared.contract, log=f"{bundle.LOGS}/eager.log")
@@ -311,6 +338,7 @@ class _Run:
                 kind,
                 functools.partial(self._opened, open_session),
                 diagnosis.unsteady(self.manifest.warnings),
+                record.contract is not None and record.contract.precision == "int8",
             )
             if self.stopping:
                 raise JobError("stopped")
@@ -332,9 +360,9 @@ class _Run:
 
     def _openers(self, record: VariantRecord, prepared: Prepared) -> Iterator[tuple[str, Callable[[], Session]]]:
         log = self.staging.root / record.log
-        setting = record.name.partition(":")[2]
         if record.artifact is None:
-            job = replace(self.job, options=replace(self.options, variant=setting))
+            variant = next((v for v in self.request.variants if v.name == record.name), targets.Variant(EAGER))
+            job = replace(self.job, options=self._options(variant))
             arguments = {"job": job, "prepared": prepared, "target": record.target, "golden_path": str(self.golden)}
             yield "python", lambda: checks.open_live(self.alone, record.name, arguments, log, self.request.timeout)
             return
@@ -382,7 +410,7 @@ class _Run:
             record = replace(record, remedy=f"see {record.log} in the bundle")
         with self.lock:
             records = {r.name: r for r in self.manifest.variants} | {record.name: record}
-            order = [EAGER, *(f"{t}:{v}" if v else t for t, v in self.request.variants)]
+            order = [EAGER, *(variant.name for variant in self.request.variants)]
             self._write(replace(self.manifest, variants=tuple(records[n] for n in order if n in records)))
         return record
 
@@ -419,9 +447,9 @@ def _about_export(prepared: Prepared) -> tuple[str, ...]:
     return tuple(warning for warning in prepared.warnings if warning.startswith("torch.export "))
 
 
-def _cost(variant: tuple[str, str]) -> int:
+def _cost(variant: targets.Variant) -> int:
     """How long its export takes, against others'; nothing for what is not exported."""
-    return 0 if targets.is_live(*variant) else targets.get(variant[0]).cost
+    return 0 if targets.is_live(variant) else targets.get(variant.target).cost
 
 
 def _unchecked(record: VariantRecord) -> VariantRecord:

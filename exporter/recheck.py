@@ -71,7 +71,8 @@ def _check(
         return replace(failed, reason=str(error), remedy=error.remedy)
     sessions = []
     for kind, open_session in checks.openers(zygote, place, record, options, log, timeout):
-        result, session = checks.check(kind, open_session, unsteady)
+        quantized = record.contract is not None and record.contract.precision == "int8"
+        result, session = checks.check(kind, open_session, unsteady, quantized)
         sessions.append(result)
         if session is not None:
             session.close()

@@ -18,9 +18,11 @@ from exporter.expressions import Expression
 
 SCHEMA = 1
 
-Verdict = Literal["exact", "rounding", "drift", "FAIL"]
+Verdict = Literal["exact", "rounding", "drift", "quantized", "FAIL"]
 EAGER = "eager"  # the baseline's name, and its target's
-VERDICTS: tuple[Verdict, ...] = ("exact", "rounding", "drift", "FAIL")
+VERDICTS: tuple[Verdict, ...] = ("exact", "rounding", "drift", "quantized", "FAIL")
+FP32 = "fp32"  # the usual precision: the model's own, with float32 that is float32
+PRECISIONS = (FP32, "tf32", "bf16", "fp16", "int8")
 Dim = int | str | None
 
 
@@ -63,7 +65,8 @@ class Range:
 class Contract:
     """What an artifact takes and gives. `constants` are inputs of the model that are baked in: scalars and flags.
 
-    `ops` are namespaces of operators outside torch's own that the artifact calls.
+    `ops` are namespaces of operators outside torch's own that the artifact calls. `precision` is what it computes in;
+    its inputs and outputs are the model's own.
     """
 
     model: str
@@ -75,6 +78,7 @@ class Contract:
     torch: str = ""
     constants: dict[str, bool | int | float | str] = field(default_factory=dict)
     ops: tuple[str, ...] = ()
+    precision: str = FP32
     schema: int = SCHEMA
 
     def __post_init__(self) -> None:
@@ -87,11 +91,15 @@ class Contract:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """`rtol` and `atol` as in torch.allclose; `k` bounds the RMSE against eager's own."""
+    """`rtol` and `atol` as in torch.allclose; `k` bounds the RMSE against eager's own.
+
+    With `min_cosine`, an output that is as near as this by its direction passes too, as `quantized`.
+    """
 
     rtol: float
     atol: float
     k: float
+    min_cosine: float | None = None
 
 
 @dataclass(frozen=True)
@@ -211,6 +219,18 @@ class GoldenRecord:
     tolerance: Tolerance
     eager_rmse: float | None
     repeatable: bool
+    tolerances: dict[str, Tolerance] = field(default_factory=dict)  # of other precisions than fp32
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What the recommendation looks for, and the bounds that it keeps: p99 latency, size of all files, worst cosine."""
+
+    name: Literal["latency", "size", "portability"] = "latency"
+    max_p99_ms: float | None = None
+    max_mb: float | None = None
+    min_cosine: float | None = None
+    needs: Literal["", "cpp"] = ""
 
 
 @dataclass(frozen=True)
@@ -230,6 +250,7 @@ class Manifest:
     variants: tuple[VariantRecord, ...] = ()
     warnings: tuple[str, ...] = ()
     samples: ArtifactRecord | None = None
+    goal: Goal = field(default_factory=Goal)
     schema: int = SCHEMA
 
 

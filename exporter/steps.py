@@ -13,15 +13,17 @@ from typing import Any
 
 import torch
 
-from exporter import capture, checkpoint, contract, golden, operators, places, recipes, targets
+from exporter import capture, checkpoint, contract, golden, operators, places, precision, recipes, targets
 from exporter.errors import ExportError, RecipeError
 from exporter.expressions import Expression
 from exporter.isolate import BACKGROUND, stand_back
 from exporter.job import Findings, Job, Prepared
-from exporter.parity import TOLERANCES
+from exporter.parity import PRECISIONS, TOLERANCES
 from exporter.records import EAGER, Contract, Range, Tolerance
 from exporter.session import server
 from exporter.zygote import tell
+
+SAMPLES = range(7000, 7008)  # seeds of what is calibrated with: none of the golden's
 
 
 @dataclass
@@ -114,6 +116,7 @@ def prepare(
     capture_program: bool,
     tolerance: tuple[float | None, float | None],
     golden_path: Path,
+    precisions: tuple[str, ...] = (),
 ) -> Findings:
     """Find the contract, capture the program once for all, say so; then make the golden with the same loaded model."""
     loaded = load_model(job)
@@ -139,8 +142,11 @@ def prepare(
     made, findings = golden.make(
         loaded.module, loaded.inputs, plan, loaded.symbols, _tolerance(found, *tolerance), device
     )
-    golden.save(made, golden_path)
-    return findings
+    outputs = tuple(spec.dtype for spec in found.outputs)
+    tolerances = {name: _asked(PRECISIONS[name], *tolerance) for name in precisions}
+    others, notes = golden.in_precisions(made, loaded.module, tolerances, outputs, device)
+    golden.save(replace(made, precisions=others), golden_path)
+    return replace(findings, notes=findings.notes + notes, tolerances=tolerances)
 
 
 def _weights_used(asked: str, loaded: Loaded) -> str:
@@ -155,7 +161,11 @@ def _tolerance(found: Contract, rtol: float | None, atol: float | None) -> Toler
     order = ("float64", "float32", "float16", "bfloat16")
     dtypes = {spec.dtype for spec in found.outputs}
     usual = TOLERANCES[next((d for d in order if d in dtypes), "float32")]
-    return Tolerance(usual.rtol if rtol is None else rtol, usual.atol if atol is None else atol, usual.k)
+    return _asked(usual, rtol, atol)
+
+
+def _asked(usual: Tolerance, rtol: float | None, atol: float | None) -> Tolerance:
+    return replace(usual, rtol=usual.rtol if rtol is None else rtol, atol=usual.atol if atol is None else atol)
 
 
 def find_contract(job: Job, loaded: Loaded) -> Contract:
@@ -229,16 +239,27 @@ def _program(job: Job, prepared: Prepared, target: str) -> capture.Program:
     def loaded() -> Loaded:
         return load_model(job)
 
+    chosen = job.options.precision
+
+    @functools.cache
     def make_module() -> torch.nn.Module:
-        return loaded().module
+        return precision.cast(loaded().module, chosen, tuple(spec.dtype for spec in prepared.contract.outputs))
 
     def made(promised: Contract, sizes: dict[str, int], file: Path) -> capture.Program:
-        def make_example() -> capture.Tensors:
-            return tuple(t.to(job.options.device) for t in loaded().inputs(sizes, 0))
+        def make(seed: int) -> capture.Tensors:
+            return tuple(t.to(job.options.device) for t in loaded().inputs(sizes, seed))
 
-        return capture.Program(promised, job.options.device, make_module, make_example, file)
+        shared = None if chosen in precision.DTYPES else file  # the graph that all share has the model's own weights
+        return capture.Program(
+            promised,
+            job.options.device,
+            make_module,
+            functools.partial(make, 0),
+            shared,
+            make_samples=lambda: [make(seed) for seed in SAMPLES],
+        )
 
-    stamped = replace(prepared.contract, target=target)
+    stamped = replace(prepared.contract, target=target, precision=chosen)
     name, sizes = contract.specialized(stamped), prepared.capture_sizes
     program = made(stamped, sizes, job.exported_file)
     program.entries = {

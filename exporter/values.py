@@ -12,11 +12,12 @@ Tensors = tuple[torch.Tensor, ...]
 Change = Callable[[torch.Tensor], torch.Tensor]
 
 # For floating tensors, and for all others: those hold indices and masks, and stay inside what they held.
+LARGE = "large"
 CHANGES: dict[str, tuple[Change, Change]] = {
     "zeros": (torch.zeros_like, lambda t: t.amin().expand_as(t).clone() if t.numel() else t),
     "ones": (torch.ones_like, lambda t: t.amax().expand_as(t).clone() if t.numel() else t),
     "negative": (lambda t: -t.abs(), lambda t: t.flip(-1) if t.dim() else t),
-    "large": (lambda t: t * 100, lambda t: t),
+    LARGE: (lambda t: t * 100, lambda t: t),
 }
 PERTURBATION, ROUNDINGS = 1e-6, 8  # relative: at most, and in units of the dtype's own rounding
 

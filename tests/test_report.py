@@ -6,12 +6,13 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from manifests import EAGER, EXACT, MANIFEST, failed, manifest, timing, variant
 
 from exporter import report
-from exporter.records import Lifecycle, Manifest, Parity, SessionRecord, from_json
+from exporter.records import ArtifactRecord, Goal, Lifecycle, Manifest, Parity, SessionRecord, VariantRecord, from_json
 from exporter.report import rows, summary
 
 FORMS = ("table", "json", "md")
@@ -160,6 +161,42 @@ def test_ties_are_said() -> None:
     text = sentence(EAGER, variant("trace", 5.0), variant("onnx", 5.15), variant("script", 9.0))
     assert "Ship trace.pt" in text
     assert "(not distinguishable from onnx)" in text
+
+
+def sized(name: str, median: float, megabytes: int, **changes: Any) -> VariantRecord:
+    return variant(name, median, artifact=ArtifactRecord(f"{name}.pt", megabytes * 10**6, "0" * 64), **changes)
+
+
+def test_the_goal_decides() -> None:
+    rows = (EAGER, sized("onnx", 5.0, 40), sized("compile", 3.0, 50), sized("trace", 4.0, 20))
+    assert "Ship compile.pt: 3.00 ms" in sentence(*rows)
+    assert "Ship trace.pt: 4.00 ms in Python, 2.50x eager, 20 MB" in sentence(*rows, goal=Goal("size"))
+    assert "Ship onnx.pt" in sentence(*rows, goal=Goal("portability"))
+
+
+@pytest.mark.parametrize(
+    ("goal", "shipped", "words"),
+    [
+        (Goal(max_mb=45), "trace.pt", "the best for latency within size ≤ 45 MB"),
+        (Goal(max_p99_ms=1), "", "No artifact keeps the bounds: p99 ≤ 1 ms"),
+        (Goal(min_cosine=0.9999), "trace.pt", "cosine ≥ 0.9999"),
+        (Goal(needs="cpp"), "", "runs in C++"),
+    ],
+)
+def test_bounds_are_kept(goal: Goal, shipped: str, words: str) -> None:
+    crude = Parity("quantized", 0.1, 1.0, 9.0, 0.996, "output[0]")
+    text = sentence(EAGER, sized("compile", 3.0, 50, parity=crude), sized("trace", 4.0, 20), goal=goal)
+    assert words in text
+    assert f"Ship {shipped}" in text if shipped else "Ship" not in text
+
+
+def test_runners_up_and_what_nothing_beats() -> None:
+    made = manifest(EAGER, sized("onnx", 5.0, 40), sized("compile", 3.0, 50), sized("trace", 4.0, 20))
+    assert summary.alternatives(made) == [
+        "Next: trace 4.00 ms in Python, 20 MB; onnx 5.00 ms in Python, 40 MB.",
+        "Pareto of latency and size: compile 3.00 ms in Python, 50 MB; trace 4.00 ms in Python, 20 MB.",
+    ]
+    assert summary.alternatives(manifest(EAGER, sized("trace", 4.0, 20))) == []
 
 
 def test_what_failed_is_never_recommended() -> None:

@@ -19,7 +19,7 @@ from exporter.capture import FlatModule, Program, export_program, flatten_inputs
 from exporter.contract import entry
 from exporter.errors import ArtifactError, ExportError, MissingDependency, UsageError
 from exporter.records import Contract, Range, TensorSpec
-from exporter.targets import Options
+from exporter.targets import Options, Variant
 
 NAMES = targets.names()
 CONTRACT = Contract(
@@ -273,11 +273,26 @@ def test_onnx_does_not_fall_back_in_silence(tmp_path: Path, program: Program) ->
     assert allowed.provider == "CPU"
 
 
+def test_a_package_is_frozen(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are packed for their kernels only where gradients are off, whatever the settings say."""
+    import torch._inductor
+
+    seen: list[tuple[bool, bool]] = []
+
+    def compile_and_package(exported: Any, package_path: str, inductor_configs: dict[str, Any]) -> None:
+        seen.append((torch.is_grad_enabled(), inductor_configs["freezing"]))
+        torch.export.save(exported, package_path)
+
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", compile_and_package)
+    targets.get("compile").export(program, tmp_path / "compile.pt2", Options())
+    assert seen == [(False, True)]
+
+
 def test_names_and_variants_are_parsed() -> None:
-    assert targets.parse(" trace , compile:default,trace") == [("trace", ""), ("compile", "default")]
-    assert targets.is_live("compile", "default")
-    assert not targets.is_live("compile", "")
-    assert not targets.is_live("trace", "")
+    assert targets.parse(" trace , compile:default,trace") == [Variant("trace"), Variant("compile", "default")]
+    assert targets.is_live(Variant("compile", "default"))
+    assert not targets.is_live(Variant("compile"))
+    assert not targets.is_live(Variant("trace"))
     assert targets.live("compile")
     with pytest.raises(TypeError, match="no live variants"):
         targets.live("trace")
@@ -323,6 +338,7 @@ def test_a_missing_dependency_is_a_row(run: Run, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "needy_target.py").write_text(
         "'''A target that cannot be had.'''\n"
         "artifact, variants, native = 'needy.bin', ('',), False\n"
+        "precisions = ('fp32',)\n"
         "needs_program = False\ncost = 1\n"
         "requires = ('a-distribution-that-nobody-has',)\n"
         "def export(program, path, options): ...\n"

@@ -7,7 +7,9 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "check.h"
 #include "commands.h"
+#include "load.h"
 #include "measure.h"
 #include "statistics.h"
 
@@ -70,14 +72,49 @@ nlohmann::ordered_json to_json(const Options& options, const Artifact& artifact,
           {"windows_ms", windows}};
 }
 
+int bench_load(const Options& options, const Artifact& artifact,
+               const std::vector<at::Tensor>& inputs) {
+  const int runs = options.windows * options.runs;
+  Load load = run_load(artifact, inputs, options.callers, options.streams, runs);
+  const Statistics all = summarize(load.samples);
+  const double throughput = static_cast<double>(all.count) / load.seconds;
+  if (options.json) {
+    const nlohmann::ordered_json json = {{"artifact", options.artifact.string()},
+                                         {"device", artifact.device().str()},
+                                         {"threads", at::get_num_threads()},
+                                         {"callers", options.callers},
+                                         {"streams", options.streams},
+                                         {"runners", options.open.runners},
+                                         {"calls", all.count},
+                                         {"calls_per_s", throughput},
+                                         {"median_ms", all.median},
+                                         {"p90_ms", all.p90},
+                                         {"p99_ms", all.p99},
+                                         {"max_ms", all.max},
+                                         {"peak_rss_mb", peak_rss_mb()},
+                                         {"samples_ms", load.samples}};
+    std::printf("%s\n", json.dump().c_str());
+    return 0;
+  }
+  std::printf("%s: %s on %s, %d callers with %d threads each\n", options.artifact.c_str(),
+              to_string(artifact.info().kind), artifact.device().str().c_str(), options.callers,
+              at::get_num_threads());
+  std::printf("  Throughput:         %9.1f calls/s    %zu calls in %.2f s\n", throughput, all.count,
+              load.seconds);
+  std::printf("  Latency under load: %9.3f ms median, p90: %.3f, p99: %.3f, max: %.3f\n",
+              all.median, all.p90, all.p99, all.max);
+  return 0;
+}
+
 }  // namespace
 
 int bench(const Options& options) {
-  const Golden golden = Golden::read(options.golden);
+  const Golden golden = read_golden(options);
   const Artifact artifact = Artifact::open(options.artifact, options.open);
   const GoldenCase& example = golden.cases.front();
   const auto inputs = place(artifact, example.inputs);
   const bool settled = warm_up(artifact, inputs, options.warmup);
+  if (options.callers > 1) return bench_load(options, artifact, inputs);
   std::vector<std::vector<double>> windows;
   std::vector<double> samples;
   for (int i = 0; i < options.windows; ++i) {

@@ -64,6 +64,10 @@ Verdict CaseResult::verdict() const {
   return worst;
 }
 
+Golden read_golden(const Options& options) {
+  return Golden::read(options.golden, inspect(options.artifact).contract.precision);
+}
+
 std::vector<CaseResult> check(const Artifact& artifact, const Golden& golden,
                               const Tolerance& tolerance) {
   std::vector<CaseResult> results;

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "options.h"
+
 namespace exporter::app {
 
 /// How one golden case went.
@@ -19,6 +21,9 @@ struct CaseResult {
   /// The worst over the outputs; fail when the case raised.
   Verdict verdict() const;
 };
+
+/// The golden for the precision of the artifact.
+Golden read_golden(const Options& options);
 
 /// Runs every case and compares. A case that raises is a result with an error.
 std::vector<CaseResult> check(const Artifact& artifact, const Golden& golden,

@@ -29,6 +29,10 @@ constexpr const char* kMachine =
   --threads N               threads inside one operator; torch's default unless given
 )";
 
+constexpr const char* kGraphs =
+    R"(  --cuda-graphs N           shapes captured into CUDA graphs, on a GPU; 0 is none (8)
+)";
+
 constexpr const char* kOperators =
     R"(  --ops-lib FILE            a library of operators outside torch's own, such as torchvision's;
                             may be repeated
@@ -66,6 +70,10 @@ Warms up until the median settles, then times windows of single, synchronised ca
   --warmup S                seconds to warm up, at most (10)
   --windows N               windows to time (5)
   --runs N                  calls in a window (50)
+  --callers N               threads that call at the same time (1): throughput, and latency under
+                            that load, of all windows' calls by each
+  --streams N               of a GPU, that the callers share (1)
+  --runners N               calls that a compiled package serves at the same time (1)
   --json                    print JSON, with every sample
 )";
 
@@ -90,10 +98,10 @@ Requests: `check`, `time N`, `quit`.
 std::string help(const std::string& command) {
   const std::map<std::string, std::string> texts = {
       {"info", std::string(kInfo) + kOperators},
-      {"verify", std::string(kVerify) + kGolden + kMachine + kOperators},
-      {"bench", std::string(kBench) + kGolden + kMachine + kOperators},
-      {"run", std::string(kRun) + kMachine + kOperators},
-      {"session", std::string(kSession) + kGolden + kMachine + kOperators},
+      {"verify", std::string(kVerify) + kGolden + kMachine + kGraphs + kOperators},
+      {"bench", std::string(kBench) + kGolden + kMachine + kGraphs + kOperators},
+      {"run", std::string(kRun) + kMachine + kGraphs + kOperators},
+      {"session", std::string(kSession) + kGolden + kMachine + kGraphs + kOperators},
   };
   const auto found = texts.find(command);
   return found == texts.end() ? kProgram : found->second;

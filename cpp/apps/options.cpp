@@ -26,7 +26,11 @@ enum Id {
   kInputs,
   kOutputs,
   kOpsLib,
-  kVerbose
+  kVerbose,
+  kCudaGraphs,
+  kRunners,
+  kCallers,
+  kStreams
 };
 
 struct Command {
@@ -37,10 +41,12 @@ struct Command {
 const std::vector<Command>& commands() {
   static const std::vector<Command> all = {
       {"info", {kJson, kOpsLib}},
-      {"verify", {kGolden, kJson, kDevice, kThreads, kOpsLib, kRtol, kAtol, kVerbose}},
-      {"bench", {kGolden, kJson, kDevice, kThreads, kOpsLib, kWarmup, kWindows, kRuns}},
-      {"run", {kInputs, kOutputs, kDevice, kThreads, kOpsLib}},
-      {"session", {kGolden, kDevice, kThreads, kOpsLib}},
+      {"verify", {kGolden, kJson, kDevice, kThreads, kOpsLib, kCudaGraphs, kRtol, kAtol, kVerbose}},
+      {"bench",
+       {kGolden, kJson, kDevice, kThreads, kOpsLib, kCudaGraphs, kRunners, kWarmup, kWindows, kRuns,
+        kCallers, kStreams}},
+      {"run", {kInputs, kOutputs, kDevice, kThreads, kOpsLib, kCudaGraphs}},
+      {"session", {kGolden, kDevice, kThreads, kOpsLib, kCudaGraphs}},
   };
   return all;
 }
@@ -59,6 +65,10 @@ constexpr option kOptions[] = {
     {"outputs", required_argument, nullptr, kOutputs},
     {"ops-lib", required_argument, nullptr, kOpsLib},
     {"verbose", no_argument, nullptr, kVerbose},
+    {"cuda-graphs", required_argument, nullptr, kCudaGraphs},
+    {"runners", required_argument, nullptr, kRunners},
+    {"callers", required_argument, nullptr, kCallers},
+    {"streams", required_argument, nullptr, kStreams},
 };
 
 /// The options that getopt may see: those of this subcommand, and --help.
@@ -122,6 +132,18 @@ void apply(int id, const std::string& value, Options& options) {
       break;
     case kOpsLib:
       options.open.operators.emplace_back(value);
+      break;
+    case kCudaGraphs:
+      options.open.cuda_graphs = parse_count("--cuda-graphs", value, 0, 32);
+      break;
+    case kRunners:
+      options.open.runners = parse_count("--runners", value, 1, 256);
+      break;
+    case kCallers:
+      options.callers = parse_count("--callers", value, 1, 1024);
+      break;
+    case kStreams:
+      options.streams = parse_count("--streams", value, 1, 32);
       break;
     case kVerbose:
       options.verbose = true;

@@ -20,6 +20,8 @@ struct Options {
   int warmup = 10;  ///< seconds, at most
   int windows = 5;
   int runs = 50;
+  int callers = 1;  ///< threads that call at the same time
+  int streams = 1;  ///< of a GPU, that these callers share
   bool json = false;
   bool verbose = false;
   bool help = false;

@@ -112,26 +112,31 @@ class Requests {
 class Session {
  public:
   explicit Session(const Options& options)
-      : golden_(Golden::read(options.golden)),
+      : golden_(read_golden(options)),
         artifact_(open(options)),
         example_(place(artifact_, golden_.cases.front().inputs)) {}
 
   ordered_json ready() const {
     return {{"event", "ready"},     {"protocol", kProtocol},
             {"language", "native"}, {"device", artifact_.device().is_cpu() ? "cpu" : "cuda"},
-            {"load_s", load_s_},    {"provider", ""}};
+            {"load_s", load_s_},    {"provider", artifact_.note()}};
   }
 
   ordered_json answer(const std::string& request) const {
     if (request == "check") {
       auto cases = app::to_json(check(artifact_, golden_, golden_.tolerance));
-      return {{"event", "check"}, {"cases", std::move(cases)}, {"peak_rss_mb", peak_rss_mb()}};
+      return {{"event", "check"},
+              {"cases", std::move(cases)},
+              {"provider", artifact_.note()},
+              {"peak_rss_mb", peak_rss_mb()}};
     }
     if (request.starts_with("time ")) {
       const int runs = parse_count("time", request.substr(5), 1, 10'000'000);
       auto samples = time_runs(artifact_, example_, runs);
-      return {
-          {"event", "time"}, {"samples_ms", std::move(samples)}, {"peak_rss_mb", peak_rss_mb()}};
+      return {{"event", "time"},
+              {"samples_ms", std::move(samples)},
+              {"provider", artifact_.note()},
+              {"peak_rss_mb", peak_rss_mb()}};
     }
     throw Error(ErrorKind::usage, "request `" + request + "` is not check, time N or quit");
   }

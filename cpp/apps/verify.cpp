@@ -67,7 +67,7 @@ void print_text(const std::vector<CaseResult>& cases, const Options& options) {
 }  // namespace
 
 int verify(const Options& options) {
-  const Golden golden = Golden::read(options.golden);
+  const Golden golden = read_golden(options);
   const Artifact artifact = Artifact::open(options.artifact, options.open);
   const auto cases = check(artifact, golden, tolerance_of(options, golden.tolerance));
   const Verdict verdict = verdict_of(cases);

@@ -76,12 +76,34 @@ foreach(_header torch/headeronly/version.h torch/csrc/api/include/torch/version.
 endforeach()
 message(STATUS "LibTorch ${LibTorch_VERSION}: ${_libtorch_root}")
 
+# CUDA's headers: of the toolkit, or of the wheels beside torch's. Empty where there are none, or
+# where this LibTorch has no CUDA.
+set(LibTorch_CUDA_INCLUDE "")
+if(EXISTS "${_libtorch_lib}/libtorch_cuda.so")
+  file(GLOB _cuda_wheels "${_libtorch_root}/../nvidia/cu*/include"
+    "${_libtorch_root}/../nvidia/cuda_runtime/include")
+  find_path(_cuda_include crt/host_config.h
+    HINTS ${_cuda_wheels} ENV CUDA_HOME PATHS /usr/local/cuda PATH_SUFFIXES include NO_CACHE)
+  if(_cuda_include)
+    set(LibTorch_CUDA_INCLUDE "${_cuda_include}")
+  endif()
+endif()
+message(STATUS "CUDA headers: ${LibTorch_CUDA_INCLUDE}")
+
 if(NOT TARGET LibTorch::LibTorch)
   find_package(Threads REQUIRED)
   add_library(LibTorch::c10 SHARED IMPORTED GLOBAL)
   set_target_properties(LibTorch::c10 PROPERTIES IMPORTED_LOCATION "${_libtorch_lib}/libc10.so")
   add_library(LibTorch::torch_cpu SHARED IMPORTED GLOBAL)
   set_target_properties(LibTorch::torch_cpu PROPERTIES IMPORTED_LOCATION "${LIBTORCH_CPU_LIBRARY}")
+
+  foreach(_name torch_cuda c10_cuda)
+    if(EXISTS "${_libtorch_lib}/lib${_name}.so")
+      add_library(LibTorch::${_name} SHARED IMPORTED GLOBAL)
+      set_target_properties(LibTorch::${_name} PROPERTIES
+        IMPORTED_LOCATION "${_libtorch_lib}/lib${_name}.so")
+    endif()
+  endforeach()
 
   add_library(LibTorch::LibTorch INTERFACE IMPORTED GLOBAL)
   target_include_directories(LibTorch::LibTorch SYSTEM INTERFACE

@@ -20,12 +20,19 @@ std::mutex& loading() {
 
 using Loader = std::unique_ptr<AOTIModelPackageLoader>;
 
-Loader load_model(const std::filesystem::path& path, const std::string& model, at::Device device) {
-  const std::lock_guard lock(loading());
-  return std::make_unique<AOTIModelPackageLoader>(path.string(), model,
-                                                  /*run_single_threaded=*/false,
-                                                  /*num_runners=*/1, device.index());
-}
+/// How a package is loaded.
+struct Loading {
+  std::filesystem::path path;
+  at::Device device;
+  bool serial;
+  int runners;
+
+  Loader load(const std::string& model) const {
+    const std::lock_guard lock(loading());
+    return std::make_unique<AOTIModelPackageLoader>(
+        path.string(), model, serial, static_cast<std::size_t>(runners), device.index());
+  }
+};
 
 class AotInductorRunner final : public Runner {
  public:
@@ -43,11 +50,10 @@ class AotInductorRunner final : public Runner {
 /// one for every call.
 class EntriesRunner final : public Runner {
  public:
-  EntriesRunner(const std::filesystem::path& path, at::Device device, const Contract& contract,
-                std::size_t symbol) {
+  EntriesRunner(const Loading& package, const Contract& contract, std::size_t symbol) {
     find_selector(contract, symbol);
     for (const std::int64_t size : contract.symbols[symbol].choices) {
-      loaders_.emplace(size, load_model(path, "entry_" + std::to_string(size), device));
+      loaders_.emplace(size, package.load("entry_" + std::to_string(size)));
     }
   }
 
@@ -81,12 +87,13 @@ class EntriesRunner final : public Runner {
 }  // namespace
 
 std::unique_ptr<Runner> load_aotinductor(const std::filesystem::path& path, at::Device device,
-                                         const Contract& contract) {
+                                         const Contract& contract, bool serial, int runners) {
+  const Loading package{path, device, serial, runners};
   for (std::size_t symbol = 0; symbol < contract.symbols.size(); ++symbol) {
     if (contract.symbols[symbol].choices.empty()) continue;
-    return std::make_unique<EntriesRunner>(path, device, contract, symbol);
+    return std::make_unique<EntriesRunner>(package, contract, symbol);
   }
-  return std::make_unique<AotInductorRunner>(load_model(path, "model", device));
+  return std::make_unique<AotInductorRunner>(package.load("model"));
 }
 
 }  // namespace exporter

@@ -7,6 +7,7 @@
 
 #include "archive.h"
 #include "device.h"
+#include "graphs.h"
 #include "guard.h"
 #include "runner.h"
 
@@ -47,6 +48,13 @@ void require_operators(const Contract& contract, const std::string& path) {
   }
 }
 
+constexpr int kGraphs = 8;  // shapes that are captured unless the caller says how many
+
+int graphs_of(const OpenOptions& options, at::Device device) {
+  if (!device.is_cuda()) return 0;
+  return options.cuda_graphs.value_or(can_capture_graphs() ? kGraphs : 0);
+}
+
 void use_threads(int threads) {
   if (threads < 0) {
     throw Error(ErrorKind::usage, "threads is " + std::to_string(threads) + ", 1 is the least");
@@ -75,6 +83,10 @@ ArtifactInfo inspect(const std::filesystem::path& path) {
 
 Artifact Artifact::open(const std::filesystem::path& path, const OpenOptions& options) {
   ArtifactInfo info = inspect(path);
+  if (options.runners < 1) {
+    throw Error(ErrorKind::usage,
+                "runners is " + std::to_string(options.runners) + ", 1 is the least");
+  }
   use_threads(options.threads);
   const at::Device wanted =
       parse_device(options.device.empty() ? info.contract.device : options.device);
@@ -83,10 +95,13 @@ Artifact Artifact::open(const std::filesystem::path& path, const OpenOptions& op
   require_operators(info.contract, path.string());
   at::Device device = wanted;
   auto runner = guarded(ErrorKind::artifact, path.string() + ": cannot be loaded", [&] {
-    device = prepare_device(wanted);
+    device = prepare_device(wanted, info.contract.precision == "tf32");
     const c10::InferenceMode no_gradients;
-    return info.kind == ArtifactKind::torchscript ? load_torchscript(path, device)
-                                                  : load_aotinductor(path, device, info.contract);
+    const int graphs = graphs_of(options, device);
+    auto loaded = info.kind == ArtifactKind::torchscript
+                      ? load_torchscript(path, device)
+                      : load_aotinductor(path, device, info.contract, graphs > 0, options.runners);
+    return graphs > 0 ? capture_graphs(std::move(loaded), graphs) : std::move(loaded);
   });
   return {path, std::move(info), device, std::move(runner)};
 }
@@ -113,6 +128,8 @@ std::vector<at::Tensor> Artifact::run(std::vector<at::Tensor> inputs) const {
     return runner_->run(std::move(inputs));
   });
 }
+
+std::string Artifact::note() const { return runner_->note(); }
 
 void Artifact::synchronize() const {
   guarded(ErrorKind::runtime, path_.native(), [&] { exporter::synchronize(device_); });

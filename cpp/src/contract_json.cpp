@@ -70,6 +70,7 @@ Contract read_contract(std::string_view text) {
   contract.target = root.at("target").get<std::string>();
   contract.device = root.at("device").get<std::string>();
   contract.torch = root.value("torch", "");
+  contract.precision = root.value("precision", "fp32");
   contract.symbols = read_symbols(root.at("symbols"));
   contract.inputs = read_specs(root.at("inputs"), contract.symbols);
   contract.outputs = read_specs(root.at("outputs"), contract.symbols);

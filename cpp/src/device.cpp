@@ -42,7 +42,7 @@ c10::Device parse_device(const std::string& name) {
   throw Error(ErrorKind::usage, "device " + name + " is not cpu, cuda or cuda:N");
 }
 
-c10::Device prepare_device(c10::Device device) {
+c10::Device prepare_device(c10::Device device, bool tf32) {
   if (device.is_cpu()) return c10::Device(c10::kCPU);
   load_cuda();
   const auto* guard = c10::impl::getDeviceGuardImpl(c10::kCUDA);
@@ -54,8 +54,10 @@ c10::Device prepare_device(c10::Device device) {
                                       std::to_string(count) + " usable GPU(s)");
   }
   device.set_index(static_cast<c10::DeviceIndex>(index));
-  // float32 means float32 here, as it does in the Python sessions that this one is compared with.
-  at::globalContext().setAllowTF32CuDNN(false);
+  // float32 means float32 here unless the contract says otherwise, as in the Python sessions that
+  // this one is compared with.
+  at::globalContext().setAllowTF32CuDNN(tf32);
+  at::globalContext().setAllowTF32CuBLAS(tf32);
   // The current device of the thread is where an artifact puts what it does not place itself.
   guard->setDevice(device);
   return device;

@@ -19,7 +19,11 @@ c10::IValue field(const Dict& dict, const char* name) {
 double number(const c10::IValue& value) { return value.toScalar().toDouble(); }
 
 Tolerance read_tolerance(const Dict& dict) {
-  return {number(field(dict, "rtol")), number(field(dict, "atol")), number(field(dict, "k"))};
+  Tolerance tolerance{number(field(dict, "rtol")), number(field(dict, "atol")),
+                      number(field(dict, "k"))};
+  const auto cosine = dict.find("min_cosine");
+  if (cosine != dict.end()) tolerance.min_cosine = number(cosine->value());
+  return tolerance;
 }
 
 std::vector<at::Tensor> read_tensors(const c10::IValue& value) {
@@ -39,20 +43,51 @@ void require_reference(const at::Tensor& eager, const at::Tensor& reference,
               dtype_name(eager.scalar_type()));
 }
 
-GoldenCase read_case(const Dict& dict) {
-  GoldenCase one{field(dict, "name").toStringRef(), field(dict, "seed").toInt(),
-                 read_tensors(field(dict, "inputs")), read_tensors(field(dict, "eager")),
-                 read_tensors(field(dict, "reference"))};
+void require_references(const GoldenCase& one) {
   TORCH_CHECK(one.eager.size() == one.reference.size(), "case ", one.name,
               ": eager and reference differ in number");
   for (std::size_t i = 0; i < one.eager.size(); ++i) {
     require_reference(one.eager[i], one.reference[i],
                       "case " + one.name + ", output " + std::to_string(i));
   }
+}
+
+GoldenCase read_case(const Dict& dict) {
+  GoldenCase one{field(dict, "name").toStringRef(), field(dict, "seed").toInt(),
+                 read_tensors(field(dict, "inputs")), read_tensors(field(dict, "eager")),
+                 read_tensors(field(dict, "reference"))};
+  require_references(one);
   return one;
 }
 
-Golden read_golden(const c10::IValue& value) {
+void take_eager(Golden& golden, const c10::IValue& eager, const std::string& precision) {
+  if (eager.toListRef().empty()) return;  // float32's counts
+  TORCH_CHECK(eager.toListRef().size() == golden.cases.size(), "its cases in ", precision,
+              " differ in number");
+  for (std::size_t i = 0; i < golden.cases.size(); ++i) {
+    GoldenCase& one = golden.cases[i];
+    one.eager = read_tensors(eager.toListRef()[i]);
+    require_references(one);
+  }
+}
+
+/// Puts what eager gives in a precision in the place of what it gives in its own.
+void take_precision(Golden& golden, const Dict& root, const std::string& precision) {
+  const auto all = root.find("precisions");
+  const Dict known = all == root.end() ? Dict(c10::StringType::get(), c10::AnyType::get())
+                                       : all->value().toGenericDict();
+  const auto found = known.find(precision);
+  TORCH_CHECK(found != known.end(), "it was made without ", precision);
+  const Dict own = found->value().toGenericDict();
+  golden.tolerance = read_tolerance(field(own, "tolerance").toGenericDict());
+  take_eager(golden, field(own, "eager"), precision);
+  for (const c10::IValue& name : field(own, "without").toListRef()) {
+    std::erase_if(golden.cases, [&](const auto& one) { return one.name == name.toStringRef(); });
+  }
+  TORCH_CHECK(!golden.cases.empty(), "it has no case for ", precision);
+}
+
+Golden read_golden(const c10::IValue& value, const std::string& precision) {
   TORCH_CHECK(value.isGenericDict(), "it holds no dict");
   const Dict root = value.toGenericDict();
   const auto schema = field(root, "schema").toInt();
@@ -63,15 +98,16 @@ Golden read_golden(const c10::IValue& value) {
     golden.cases.push_back(read_case(item.toGenericDict()));
   }
   TORCH_CHECK(!golden.cases.empty(), "it has no case");
+  if (precision != "fp32") take_precision(golden, root, precision);
   return golden;
 }
 
 }  // namespace
 
-Golden Golden::read(const std::filesystem::path& path) {
+Golden Golden::read(const std::filesystem::path& path, const std::string& precision) {
   const c10::IValue value = read_tensor_file(path);
   return guarded(ErrorKind::golden, path.string() + " cannot be read as a golden",
-                 [&] { return read_golden(value); });
+                 [&] { return read_golden(value, precision); });
 }
 
 }  // namespace exporter

@@ -15,6 +15,7 @@ namespace exporter {
 namespace {
 
 constexpr double kTiny = 1e-300;  // stands for a divisor of 0
+constexpr double kClear = 0.1;    // of a row's range: what makes a first clear
 
 /// Three outputs as contiguous float64 on the CPU.
 struct Values {
@@ -157,7 +158,30 @@ Verdict judge(const Sums& sums, double rmse, double eager_rmse, const Tolerance&
   if (sums.within) return Verdict::rounding;
   const double rms = std::sqrt(sums.reference_square / static_cast<double>(sums.count));
   const double tol = tolerance.atol + tolerance.rtol * rms;
-  return rmse <= tolerance.k * eager_rmse + tol / 10 ? Verdict::drift : Verdict::fail;
+  if (rmse <= tolerance.k * eager_rmse + tol / 10) return Verdict::drift;
+  return tolerance.min_cosine && cosine(sums) >= *tolerance.min_cosine ? Verdict::quantized
+                                                                       : Verdict::fail;
+}
+
+/// Whether the last dimension is of scores: logits by name, or the one output of a classifier.
+bool holds_scores(const std::string& name, std::size_t dimensions) {
+  const bool logits = name == "logits" || name.ends_with(".logits");
+  return dimensions > 1 && (logits || (name == "output" && dimensions == 2));
+}
+
+/// Step 6: rows whose first, ahead of the second by more than kClear of the row's range, is not the
+/// first any more.
+std::int64_t lost_firsts(const Values& values, std::int64_t width) {
+  std::int64_t lost = 0;
+  for (std::int64_t row = 0; width > 1 && row < values.size; row += width) {
+    const double *y = values.actual + row, *r = values.reference + row;
+    std::vector<double> sorted(r, r + width);
+    std::partial_sort(sorted.begin(), sorted.begin() + 2, sorted.end(), std::greater<>());
+    const double range = sorted[0] - *std::min_element(sorted.begin(), sorted.end());
+    if (sorted[0] - sorted[1] <= kClear * range) continue;
+    lost += std::max_element(y, y + width) - y != std::max_element(r, r + width) - r;
+  }
+  return lost;
 }
 
 /// Steps 4 and 5.
@@ -180,7 +204,18 @@ OutputParity compare_floats(OutputParity result, const Values& values, at::IntAr
   result.cosine = cosine(sums);
   result.worst = unravel(sums.worst, sizes);
   result.verdict = judge(sums, *result.rmse, *result.eager_rmse, tolerance);
-  if (result.verdict == Verdict::fail) {
+  if (result.verdict == Verdict::quantized && holds_scores(result.output, sizes.size())) {
+    const auto lost = lost_firsts(values, sizes.back());
+    if (lost > 0) {
+      return failure(std::move(result), std::to_string(lost) + " rows have lost their clear first");
+    }
+  }
+  if (result.verdict == Verdict::fail && tolerance.min_cosine) {
+    char text[64];
+    std::snprintf(text, sizeof text, "cosine %.4f, the least is %g", *result.cosine,
+                  *tolerance.min_cosine);
+    result.reason = text;
+  } else if (result.verdict == Verdict::fail) {
     result.reason = short_number(values.actual[sums.worst]) + " where the reference is " +
                     short_number(values.reference[sums.worst]) + " at " + shape_text(result.worst);
   }
@@ -227,7 +262,7 @@ OutputParity compare_outputs(const std::string& name, const at::Tensor& actual,
 }  // namespace
 
 const char* to_string(Verdict verdict) {
-  constexpr const char* kNames[] = {"exact", "rounding", "drift", "FAIL"};
+  constexpr const char* kNames[] = {"exact", "rounding", "drift", "quantized", "FAIL"};
   return kNames[static_cast<int>(verdict)];
 }
 

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace exporter {
@@ -15,10 +16,15 @@ class Runner {
  public:
   virtual ~Runner() = default;
   virtual std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) = 0;
+
+  /// How it runs, where that is worth a word.
+  virtual std::string note() const { return {}; }
 };
 
 std::unique_ptr<Runner> load_torchscript(const std::filesystem::path& path, at::Device device);
+
+/// `serial` packages serve one call at a time, and can be captured into CUDA graphs.
 std::unique_ptr<Runner> load_aotinductor(const std::filesystem::path& path, at::Device device,
-                                         const Contract& contract);
+                                         const Contract& contract, bool serial, int runners);
 
 }  // namespace exporter

@@ -96,7 +96,13 @@ def save_golden(model: Model, path: Path) -> None:
                 "reference": list(reference),
             }
         )
-    torch.save({"schema": 1, "tolerance": {"rtol": 1e-4, "atol": 1e-5, "k": 2.0}, "cases": cases}, path)
+    usual = {"rtol": 1e-4, "atol": 1e-5, "k": 2.0}
+    half = [[t.bfloat16().float() if t.is_floating_point() else t for t in case["eager"]] for case in cases]
+    precisions = {
+        "bf16": {"tolerance": {"rtol": 1.6e-2, "atol": 1e-2, "k": 3.0}, "eager": half, "without": []},
+        "int8": {"tolerance": usual | {"min_cosine": 0.995}, "eager": [], "without": [cases[-1]["name"]]},
+    }
+    torch.save({"schema": 1, "tolerance": usual, "cases": cases, "precisions": precisions}, path)
 
 
 def save_torchscript(model: Model, directory: Path) -> None:

@@ -150,6 +150,20 @@ void refuses_goldens(const fs::path& fixtures, const Broken& broken) {
   EXPECT_ERROR(golden, "cannot be read", open(fixtures / "model.pt"));
 }
 
+void reads_precisions(const fs::path& fixtures, const Broken&) {
+  const auto usual = Golden::read(fixtures / "golden.pt");
+  const auto half = Golden::read(fixtures / "golden.pt", "bf16");
+  const auto crude = Golden::read(fixtures / "golden.pt", "int8");
+  EXPECT_EQUAL(half.tolerance.rtol, 0.016);
+  EXPECT(!half.tolerance.min_cosine);
+  EXPECT_EQUAL(*crude.tolerance.min_cosine, 0.995);
+  EXPECT_EQUAL(half.cases.size(), usual.cases.size());
+  EXPECT_EQUAL(crude.cases.size(), usual.cases.size() - 1);
+  EXPECT(!at::equal(half.cases[0].eager[0], usual.cases[0].eager[0]));
+  EXPECT(at::equal(crude.cases[0].eager[0], usual.cases[0].eager[0]));
+  EXPECT_ERROR(golden, "made without fp16", Golden::read(fixtures / "golden.pt", "fp16"));
+}
+
 void reads_inputs(const fs::path& fixtures, const Broken& broken) {
   const auto contract = exporter::inspect(fixtures / "model.pt").contract;
   const auto named = exporter::read_inputs(fixtures / "inputs.pt", contract);
@@ -202,6 +216,7 @@ int main(int argc, char** argv) {
       {"refuses files", [&] { refuses_files(fixtures, broken); }},
       {"refuses settings", [&] { refuses_settings(fixtures); }},
       {"refuses goldens", [&] { refuses_goldens(fixtures, broken); }},
+      {"reads precisions", [&] { reads_precisions(fixtures, broken); }},
       {"reads inputs", [&] { reads_inputs(fixtures, broken); }},
       {"refuses missing operators", [&] { refuses_operators(fixtures, broken); }},
       {"runs operators of a library", [&] { runs_operators(fixtures, operators); }},

@@ -147,6 +147,38 @@ void edges() {
   EXPECT_ERROR(runtime, "y cannot be compared: ", compare("y", sparse, sparse, sparse, kTolerance));
 }
 
+void quantized() {
+  const Tolerance crude{1e-4, 1e-5, 2.0, 0.995};
+  at::manual_seed(0);
+  const at::Tensor eager = at::randn({4, 100});
+  const auto judge_as = [&](const std::string& name, const at::Tensor& actual) {
+    return compare(name, actual, eager, eager.to(at::kDouble), crude);
+  };
+  EXPECT(judge_as("y", eager + 0.05 * at::randn({4, 100})).verdict == Verdict::quantized);
+  const auto far = judge_as("y", eager + 0.2 * at::randn({4, 100}));
+  EXPECT(far.verdict == Verdict::fail);
+  EXPECT(far.reason.starts_with("cosine 0.9") && far.reason.ends_with("the least is 0.995"));
+  EXPECT(judge_as("y", eager + 1e-6).verdict == Verdict::rounding);
+}
+
+void scores() {
+  const Tolerance crude{1e-4, 1e-5, 2.0, 0.995};
+  at::Tensor eager = at::linspace(-2, 2, 400).repeat({2, 1});
+  const auto judge_swapped = [&](const std::string& name) {
+    at::Tensor actual = eager.clone();
+    actual[1][1] = 5.001;
+    return compare(name, actual, eager, eager.to(at::kDouble), crude);
+  };
+  eager.select(1, 0).fill_(5);
+  eager.select(1, 1).fill_(3);
+  EXPECT(judge_swapped("y").verdict == Verdict::quantized);
+  for (const char* name : {"logits", "head.logits", "output"}) {
+    EXPECT_EQUAL(judge_swapped(name).reason, std::string("1 rows have lost their clear first"));
+  }
+  eager.select(1, 1).fill_(4.9);  // not clear any more
+  EXPECT(judge_swapped("logits").verdict == Verdict::quantized);
+}
+
 }  // namespace
 
 int main() {
@@ -159,5 +191,7 @@ int main() {
                        {"rounding", rounding},
                        {"drift", drift},
                        {"FAIL", fails},
+                       {"quantized", quantized},
+                       {"quantized scores", scores},
                        {"empty, scalar, zero, half and complex outputs", edges}});
 }

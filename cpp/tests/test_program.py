@@ -137,6 +137,16 @@ class Commands(unittest.TestCase):
             self.assertLessEqual(answer["median_ms"], answer["p99_ms"])
             self.assertIn("mean ± σ", call("bench", FIXTURES / model, "--runs", 2).stdout)
 
+    def test_bench_under_load(self) -> None:
+        for model in MODELS:
+            given = ["--windows", 2, "--runs", 7, "--callers", 3, "--runners", 2, "--threads", 1]
+            answer = json.loads(call("bench", FIXTURES / model, *given, "--json").stdout)
+            self.assertEqual((answer["callers"], answer["calls"], len(answer["samples_ms"])), (3, 42, 42))
+            self.assertGreater(answer["calls_per_s"], 0)
+            self.assertIn("3 callers with 1 threads each", call("bench", FIXTURES / model, *given).stdout)
+        done = call("bench", FIXTURES / MODELS[0], "--callers", 0)
+        self.assertEqual(done.returncode, 2)
+
     def test_run(self) -> None:
         given = torch.load(FIXTURES / "inputs.pt", weights_only=True)
         expected = torch.jit.load(FIXTURES / "model.pt")(given["tokens"], given["scale"])

@@ -10,6 +10,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from exporter.cli._goal import chosen, goal_options
 from exporter.cli._model import (
     choose_device,
     choose_source,
@@ -50,6 +51,14 @@ class TargetList(click.ParamType[str]):
     show_default=True,
     help="Comma list of targets, each NAME or NAME:VARIANT.",
 )
+@click.option(
+    "--precision",
+    default="fp32",
+    show_default=True,
+    metavar="fp32,tf32,bf16,...",
+    help="Comma list of what each target computes in: fp32, tf32, bf16, fp16, int8. Inputs and outputs stay the "
+    "model's own. A target may also name its own, as trace@int8.",
+)
 @model_options
 @click.option(
     "--specialize",
@@ -88,6 +97,7 @@ class TargetList(click.ParamType[str]):
 @click.option("--atol", type=click.FloatRange(0), help="Absolute tolerance of parity.  [default: by precision]")
 @click.option("--opset", type=click.IntRange(18), help="ONNX opset.  [default: torch's]")
 @click.option("--allow-cpu-fallback", is_flag=True, help="Let onnxruntime run on the CPU where CUDA was asked for.")
+@goal_options
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest instead of the table.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 @click.option("-v", "--verbose", is_flag=True, help="Logs of what failed, tracebacks.")
@@ -113,14 +123,15 @@ def command(model: str, targets_text: str, device: str | None, out: Path | None,
 
 def _request(model: str, targets_text: str, device: str | None, out: Path | None, options: dict[str, Any]) -> Any:
     from exporter import environment, pipeline, targets
-    from exporter.records import Range
+    from exporter.records import Goal, Range
 
     source = choose_source(model, options)
     given = given_sizes(options)
+    precisions = targets.parse_precisions(options["precision"])
     return pipeline.Request(
         model=source.label,
         source=source,
-        variants=tuple(targets.parse(targets_text)),
+        variants=tuple(targets.parse(targets_text, precisions)),
         out=out or Path("artifacts") / source.label,
         device=choose_device(device),
         sizes=single_sizes(given),
@@ -141,6 +152,8 @@ def _request(model: str, targets_text: str, device: str | None, out: Path | None
         ops_libs=options["ops_libs"],
         command=shlex.join(["exporter", "export", *sys.argv[1 + (len(sys.argv) > 1 and sys.argv[1] == "export") :]]),
         asked=model,
+        warnings=targets.left_out(targets_text, precisions),
+        goal=chosen(Goal(), options),
     )
 
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from exporter.records import Manifest
 from exporter.report import rows, summary
 
-STYLES = {"exact": "green", "rounding": "green", "drift": "yellow"}
+STYLES = {"exact": "green", "rounding": "green", "drift": "yellow", "quantized": "yellow"}
 NUMERIC = {"median", "min…max", "runs", "vs eager", "size", "build"}
 PLAIN_WIDTH = 120
 
@@ -41,6 +41,8 @@ def render(manifest: Manifest, place: Path | None = None) -> str:
         console.print(f"[yellow]warning:[/] {escape(hint)}")
     first, *rest = summary.sentences(manifest)
     console.print(escape(" ".join([first, *rest])), style="bold")
+    for line in summary.alternatives(manifest):
+        console.print(escape(line), style="dim", soft_wrap=True)
     if place is not None:
         console.print(f"Bundle: {escape(str(place))}", style="dim", soft_wrap=True)
     output = console.file

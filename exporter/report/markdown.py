@@ -20,7 +20,15 @@ def render(manifest: Manifest) -> str:
         ]
     lines += [f"- {variant.name}: {_escape(note)}" for variant in manifest.variants for note in variant.notes]
     lines += [f"- warning: {_escape(hint)}" for hint in rows.hints(manifest)]
-    lines += ["", f"**{' '.join(summary.sentences(manifest))}**", "", f"Made by `{manifest.command}`.", ""]
+    lines += [
+        "",
+        f"**{' '.join(summary.sentences(manifest))}**",
+        "",
+        *summary.alternatives(manifest),
+        "",
+        f"Made by `{manifest.command}`.",
+        "",
+    ]
     return "\n".join(lines)
 
 

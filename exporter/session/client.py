@@ -49,6 +49,7 @@ class Session(ABC):
             raise self._ended() from None
         answer = self._receive(request.split()[0])
         self.peak_rss_mb = answer.get("peak_rss_mb")
+        self.ready["provider"] = answer.get("provider", self.ready.get("provider", ""))
         return answer
 
     def _receive(self, event: str) -> dict[str, Any]:

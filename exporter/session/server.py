@@ -21,6 +21,7 @@ from exporter import operators, parity, places, targets
 from exporter.capture import Tensors, dtype_name
 from exporter.errors import ArtifactError, ContractError, ExporterError
 from exporter.isolate import stand_back
+from exporter.precision import use_tf32
 from exporter.records import to_json
 
 PROTOCOL = 1
@@ -58,8 +59,7 @@ def configure(options: targets.Options) -> None:
     torch.set_num_threads(options.threads)
     if options.device != "cpu":
         torch.cuda.set_device(options.device if ":" in options.device else 0)
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
+    use_tf32(options.precision == "tf32")
     for file in options.ops_libs:
         operators.load(file)
 
@@ -78,7 +78,7 @@ def serve(
             loaded = load()
             _synchronize(options.device)
             load_s = time.perf_counter() - started
-            judge = Judge(goldens.read(Path(golden_path)), outputs)
+            judge = Judge(goldens.read(Path(golden_path)).of(options.precision), outputs)
         except ExporterError as error:
             _say(answers, _error(error))
             raise

@@ -9,15 +9,15 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast, runtime_checkable
 
 from exporter import environment
 from exporter.errors import MissingDependency, UsageError
-from exporter.records import Contract
+from exporter.records import FP32, PRECISIONS, Contract
 
 if TYPE_CHECKING:
     import torch
@@ -30,11 +30,32 @@ if TYPE_CHECKING:
 GROUP = "exporter.targets"
 
 
+class Variant(NamedTuple):
+    """A target with its settings: `compile:max-autotune@bf16`."""
+
+    target: str
+    setting: str = ""
+    precision: str = FP32
+
+    @property
+    def name(self) -> str:
+        """As the user writes it."""
+        setting = f":{self.setting}" if self.setting else ""
+        return f"{self.target}{setting}" + (f"@{self.precision}" if self.precision != FP32 else "")
+
+    @property
+    def artifact(self) -> str:
+        """The file's name in the bundle."""
+        stem, dot, suffix = get(self.target).artifact.rpartition(".")
+        return f"{stem}@{self.precision}{dot}{suffix}" if self.precision != FP32 else f"{stem}{dot}{suffix}"
+
+
 @dataclass(frozen=True)
 class Options:
     """Settings of one variant."""
 
     variant: str = ""
+    precision: str = FP32
     device: str = "cpu"
     threads: int = 1
     opset: int | None = None
@@ -68,6 +89,7 @@ class Target(Protocol):
 
     artifact: str  # file name in the bundle
     variants: tuple[str, ...]  # what may follow the colon; "" is the default
+    precisions: tuple[str, ...]  # what may follow the @; fp32 is the default
     requires: tuple[str, ...]  # distributions, alternatives separated by |
     native: bool  # whether exporter-run takes the artifact
     needs_program: bool  # whether it starts from program.exported
@@ -115,26 +137,50 @@ def get(name: str) -> Target:
     return cast(Target, importlib.import_module(f"{__name__}.{name}"))
 
 
-def parse(text: str) -> list[tuple[str, str]]:
-    """`trace,compile:default` as (target, variant) pairs; UsageError for what does not exist."""
-    pairs = []
+def parse(text: str, precisions: Sequence[str] = (FP32,)) -> list[Variant]:
+    """`trace@int8,compile:default` as variants, each without an @ in all of `precisions` that its target has.
+
+    UsageError for what does not exist.
+    """
+    found: dict[Variant, None] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
-        name, _, variant = item.partition(":")
+        named, at, precision = item.partition("@")
+        name, _, setting = named.partition(":")
         target = get(name)
-        if variant not in target.variants:
+        if setting not in target.variants:
             known = ", ".join(f"{name}:{v}" if v else name for v in target.variants)
-            raise UsageError(f"target {name} has no variant {variant!r}", f"it has {known}")
-        if (name, variant) not in pairs:
-            pairs.append((name, variant))
-    if not pairs:
+            raise UsageError(f"target {name} has no variant {setting!r}", f"it has {known}")
+        if at and precision not in target.precisions:
+            raise UsageError(f"target {name} has no precision {precision!r}", f"it has {', '.join(target.precisions)}")
+        chosen = [precision] if at else [p for p in precisions if p in target.precisions]
+        found |= dict.fromkeys(Variant(name, setting, p) for p in chosen)
+    if not found:
         raise UsageError("no target was given", f"choose from {', '.join(names())}")
-    return pairs
+    return list(found)
 
 
-def is_live(name: str, variant: str) -> bool:
+def left_out(text: str, precisions: Sequence[str]) -> tuple[str, ...]:
+    """What `parse` leaves out for want of a precision, in words."""
+    found = []
+    for name in dict.fromkeys(item.strip().partition(":")[0] for item in text.split(",") if item.strip()):
+        if "@" not in name and (missing := [p for p in precisions if p not in get(name).precisions]):
+            found.append(f"{name} is not made in {' or '.join(missing)}; it has {', '.join(get(name).precisions)}")
+    return tuple(found)
+
+
+def parse_precisions(text: str) -> tuple[str, ...]:
+    """`fp32,bf16` as precisions; UsageError for what is none."""
+    found = tuple(dict.fromkeys(filter(None, (part.strip() for part in text.split(",")))))
+    for precision in found:
+        if precision not in PRECISIONS:
+            raise UsageError(f"there is no precision {precision!r}", f"choose from {', '.join(PRECISIONS)}")
+    return found or (FP32,)
+
+
+def is_live(variant: Variant) -> bool:
     """Whether the variant is compiled where it runs and leaves no artifact."""
-    target = get(name)
-    return isinstance(target, LiveTarget) and variant in target.live_variants
+    target = get(variant.target)
+    return isinstance(target, LiveTarget) and variant.setting in target.live_variants
 
 
 def live(name: str) -> LiveTarget:

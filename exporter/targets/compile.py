@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter import contract, entries, environment, operators, places
+from exporter import contract, entries, environment, operators, places, quantization
 from exporter.errors import ArtifactError, ContractError, MissingDependency
-from exporter.records import to_json
+from exporter.records import PRECISIONS, to_json
 from exporter.targets import Exported, Loaded, Options
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 artifact = "compile.pt2"
 live_variants = ("default", "reduce-overhead", "max-autotune")
 variants = ("", *live_variants)
+precisions = PRECISIONS
 requires = ("torch",)
 native = True
 needs_program = True
@@ -50,10 +51,29 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         # libtorch.so would pull in every CUDA library; these two are all that a CPU package calls.
         os.environ["LIBRARY_PATH"] = f"{Path(torch.__file__).parent / 'lib'}:{os.environ.get('LIBRARY_PATH', '')}"
         settings |= {"aot_inductor.link_libtorch": False, "aot_inductor.custom_op_libs": ["torch_cpu", "c10"]}
-    with recurrent.looped():
-        ops = _package_entries(program, path, settings) if program.entries else _package(program, path, settings)
+    with recurrent.looped(), torch.no_grad():  # with gradients on, inductor leaves freezing out in silence
+        if program.entries:
+            graphs = {size: _graph(entry, options) for size, entry in program.entries.items()}
+            ops = _package_entries(graphs, path, settings)
+        else:
+            ops = _package(_graph(program, options), path, settings)
+    ops = tuple(op for op in ops if op not in quantization.COMPILED)
     contract.append_to_zip(path, to_json(replace(program.contract, ops=ops)))
     return Exported(ops=ops)
+
+
+def _graph(program: Program, options: Options) -> torch.export.ExportedProgram:
+    """What is compiled."""
+    if options.precision != "int8":
+        return program.exported
+    from exporter import capture
+
+    try:
+        quantized = quantization.pt2e(program.exported.module(check_guards=False), program.samples)
+    except (ValueError, IndexError):  # it tells the calls of a layer apart by what only a strict export notes
+        graph = capture.export_program(program.module, program.example, program.contract, strict=True)
+        quantized = quantization.pt2e(graph.module(check_guards=False), program.samples)
+    return capture.export_program(quantized, program.example, program.contract)
 
 
 def _keep_headers() -> None:
@@ -72,23 +92,24 @@ def _find_vector_instructions() -> None:
     cpu_vec_isa.valid_vec_isa_list()  # it remembers them
 
 
-def _package(program: Program, path: Path, settings: dict[str, Any]) -> tuple[str, ...]:
+def _package(graph: torch.export.ExportedProgram, path: Path, settings: dict[str, Any]) -> tuple[str, ...]:
     """A package with one model; returns the namespaces of operators that it calls."""
     import torch
 
-    torch._inductor.aoti_compile_and_package(program.exported, package_path=str(path), inductor_configs=settings)
-    return operators.of_exported(program.exported)
+    torch._inductor.aoti_compile_and_package(graph, package_path=str(path), inductor_configs=settings)
+    return operators.of_exported(graph)
 
 
-def _package_entries(program: Program, path: Path, settings: dict[str, Any]) -> tuple[str, ...]:
+def _package_entries(
+    graphs: dict[int, torch.export.ExportedProgram], path: Path, settings: dict[str, Any]
+) -> tuple[str, ...]:
     """A package with a model for each entry; returns the namespaces of operators that they call."""
     import torch
     from torch._inductor.package.package import package_aoti
 
     files: dict[str, Any] = {}
     ops: dict[str, None] = {}
-    for size, entry in program.entries.items():
-        exported = entry.exported
+    for size, exported in graphs.items():
         args, kwargs = exported.example_inputs
         options = settings | {"aot_inductor.package": True}
         module = exported.module(check_guards=False)

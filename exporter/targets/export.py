@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 artifact = "exported.pt2"
 variants = ("",)
+precisions = ("fp32", "tf32", "bf16", "fp16")
 requires = ("torch",)
 native = False
 needs_program = True

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from exporter import entries, places
 from exporter.errors import ArtifactError, ExportError
-from exporter.records import Contract, from_json, to_json
+from exporter.records import PRECISIONS, Contract, from_json, to_json
 from exporter.targets import Exported, Loaded, Options
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 artifact = "model.onnx"
 variants = ("",)
+precisions = PRECISIONS
 requires = ("onnx", "onnxscript", "onnxruntime-gpu|onnxruntime")
 native = False
 needs_program = True
@@ -36,15 +37,27 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     import onnx
 
     if program.entries:
+        if options.precision == "int8":
+            raise ExportError("a quantized ONNX model has one entry", "leave out --specialize, or choose compile@int8")
         return _export_entries(program, path, options)
     made, size = _translate(program, options)
     made.model.metadata_props[PROPERTY] = to_json(program.contract, indent=None)
     companion = path.name + ".data"
     made.save(str(path), external_data=size > ONE_FILE_BYTES)
+    notes = (_quantize(program, path, size),) if options.precision == "int8" else ()
     onnx.checker.check_model(str(path))
     companions = (companion,) if (path.parent / companion).is_file() else ()
     opset = f"opset {made.model.opset_imports.get('', '?')}"
-    return Exported((opset,), tuple(_fixed(made.model.graph, program.contract)), companions)
+    return Exported((opset, *notes), tuple(_fixed(made.model.graph, program.contract)), companions)
+
+
+def _quantize(program: Program, path: Path, size: int) -> str:
+    if size > ONE_FILE_BYTES:
+        raise ExportError("onnxruntime quantizes models below 2 GB", "choose onnx@fp16, or compile@int8")
+    from exporter import quantization
+
+    how = quantization.onnx(path, [spec.name for spec in program.contract.inputs], program.samples)
+    return f"{how} int8 by onnxruntime"
 
 
 def _export_entries(program: Program, path: Path, options: Options) -> Exported:
@@ -152,7 +165,9 @@ def load(path: Path, options: Options) -> Loaded:
     providers: list[Any] = ["CPUExecutionProvider"]
     if options.device != "cpu":
         index = int(options.device.partition(":")[2] or 0)
-        providers.insert(0, ("CUDAExecutionProvider", {"device_id": index, "use_tf32": 0}))
+        providers.insert(
+            0, ("CUDAExecutionProvider", {"device_id": index, "use_tf32": int(options.precision == "tf32")})
+        )
         if hasattr(ort, "preload_dlls"):
             ort.preload_dlls()
     try:

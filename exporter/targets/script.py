@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 artifact = "script.pt"
 variants = ("",)
+precisions = ("fp32", "tf32", "bf16", "fp16")
 requires = ("torch",)
 native = True
 needs_program = True
@@ -35,6 +36,9 @@ def export(program: Program, path: Path, options: Options) -> Exported:
 
     Either way the artifact has run once, from its file.
     """
+    if options.precision in ("bf16", "fp16"):  # the casts are no part of the model's source
+        ops, frozen = _bridged(program, path, ExportError("its source is not of this precision"))
+        return Exported(("through the exported graph",), ops=ops)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of deprecation, and of what torchvision's detectors return when scripted
         try:

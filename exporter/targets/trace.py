@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter import contract, entries, operators, torchscript
-from exporter.records import to_json
+from exporter import contract, entries, operators, quantization, torchscript
+from exporter.records import PRECISIONS, to_json
 from exporter.targets import Exported, Loaded, Options
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 artifact = "trace.pt"
 variants = ("",)
+precisions = PRECISIONS
 requires = ("torch",)
 native = True
 needs_program = False
@@ -33,22 +34,29 @@ def export(program: Program, path: Path, options: Options) -> Exported:
 
     with warnings.catch_warnings(record=True) as caught, torch.no_grad():
         warnings.simplefilter("always")
-        parts = {size: _trace(entry) for size, entry in program.entries.items()}
-        traced = entries.script_module(parts, program.contract) if parts else _trace(program)
+        module, notes = _module(program, options)
+        parts = {size: _trace(entry, module) for size, entry in program.entries.items()}
+        traced = entries.script_module(parts, program.contract) if parts else _trace(program, module)
         frozen = torch.jit.freeze(traced.eval())
         ops = operators.of_script(frozen)
         promise = to_json(replace(program.contract, ops=ops))
         torch.jit.save(frozen, str(path), _extra_files={"contract.json": promise})
-    return Exported(warnings=torchscript.tracer_warnings(caught), ops=ops)
+    return Exported(notes, torchscript.tracer_warnings(caught), ops=ops)
 
 
-def _trace(program: Program) -> torch.jit.ScriptModule:
+def _module(program: Program, options: Options) -> tuple[torch.nn.Module, tuple[str, ...]]:
+    """What is traced, and what the row says of it."""
+    if options.precision != "int8":
+        return program.module, ()
+    module, note = quantization.dynamic(program.module)
+    return module, (note,)
+
+
+def _trace(program: Program, module: torch.nn.Module) -> torch.jit.ScriptModule:
     import torch
 
     with _forward_alone():
-        traced: torch.jit.ScriptModule = torch.jit.trace(
-            program.module, program.example, strict=False, check_trace=False
-        )
+        traced: torch.jit.ScriptModule = torch.jit.trace(module, program.example, strict=False, check_trace=False)
     return traced
 
 

@@ -37,6 +37,12 @@ struct OpenOptions {
   std::string device;
   /// Threads inside one operator, for the whole process; 0 leaves torch's default.
   int threads = 0;
+  /// Calls that a compiled package serves at the same time, each with a runner of its own.
+  int runners = 1;
+  /// On a GPU: how many shapes are captured into CUDA graphs, each when it is met first; other
+  /// shapes run as they are. 0 captures none; unless given, it is 8 where this build can capture. A
+  /// captured package serves one call of a shape at a time.
+  std::optional<int> cuda_graphs = std::nullopt;
   /// Libraries of operators outside torch's own, loaded first; see `load_operators`.
   std::vector<std::filesystem::path> operators = {};
 };
@@ -66,8 +72,13 @@ class Artifact {
   /// not contiguous is made so, and one on another device is moved. Returns the outputs, flat, in
   /// the contract's order, on `device()`. On a GPU the work may still be running: see
   /// `synchronize`. Throws Error(contract) before anything runs, Error(runtime) when the model
-  /// fails. May be called from several threads; compiled packages serve them one at a time.
+  /// fails. May be called from several threads; a compiled package serves as many at a time as it
+  /// has runners.
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) const;
+
+  /// How the model runs, where that is worth a word: "CUDA graph", or why there is none. Empty
+  /// otherwise.
+  std::string note() const;
 
   /// Waits until the device has done all that was asked of it; nothing to wait for on the CPU.
   void synchronize() const;

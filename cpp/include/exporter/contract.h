@@ -50,6 +50,8 @@ struct Contract {
   std::string target;  ///< the route that made the artifact, such as "trace"
   std::string device;  ///< "cpu" or "cuda"
   std::string torch;   ///< version that exported it; may be empty
+  /// What it computes in: "fp32" (the model's own), "tf32", "bf16", "fp16" or "int8".
+  std::string precision = "fp32";
   std::vector<TensorSpec> inputs;
   std::vector<TensorSpec> outputs;
   std::vector<Symbol> symbols;

@@ -16,7 +16,7 @@ struct GoldenCase {
   std::string name;  ///< such as "batch=1 sequence=14"
   std::int64_t seed;
   std::vector<at::Tensor> inputs;
-  std::vector<at::Tensor> eager;      ///< in eager's own dtype
+  std::vector<at::Tensor> eager;      ///< in eager's own dtype, computed in the precision read for
   std::vector<at::Tensor> reference;  ///< float64 where eager is floating, else as in eager
 };
 
@@ -26,9 +26,10 @@ struct Golden {
   Tolerance tolerance;
   std::vector<GoldenCase> cases;
 
-  /// Throws Error(golden) when the file is missing, broken or of another schema, or when a
-  /// reference does not fit eager's output in shape or dtype.
-  static Golden read(const std::filesystem::path& path);
+  /// What artifacts of one precision are judged by. Throws Error(golden) when the file is missing,
+  /// broken, of another schema or made without that precision, or when a reference does not fit
+  /// eager's output in shape or dtype.
+  static Golden read(const std::filesystem::path& path, const std::string& precision = "fp32");
 };
 
 /// Reads what `torch.save` wrote: a dict of name to tensor with the contract's names, or a list or

@@ -14,12 +14,14 @@ struct Tolerance {
   double rtol = 1e-4;
   double atol = 1e-5;
   double k = 2.0;  ///< the error may be this many times eager's own
+  /// An output that is as near as this by its direction passes too, as `quantized`.
+  std::optional<double> min_cosine = std::nullopt;
 };
 
 /// From best to worst.
-enum class Verdict { exact, rounding, drift, fail };
+enum class Verdict { exact, rounding, drift, quantized, fail };
 
-/// "exact", "rounding", "drift" or "FAIL".
+/// "exact", "rounding", "drift", "quantized" or "FAIL".
 const char* to_string(Verdict verdict);
 
 /// One output of one case, compared. A number that cannot be computed is missing.

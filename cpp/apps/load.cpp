@@ -1,0 +1,82 @@
+#include "load.h"
+
+#include <ATen/Parallel.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <algorithm>
+#include <barrier>
+#include <chrono>
+#include <exception>
+#include <optional>
+#include <thread>
+
+namespace exporter::app {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::vector<c10::Stream> make_streams(at::Device device, int count) {
+  std::vector<c10::Stream> streams;
+  for (int i = 0; device.is_cuda() && i < count; ++i) {
+    streams.push_back(
+        c10::impl::getDeviceGuardImpl(device.type())->getStreamFromGlobalPool(device));
+  }
+  return streams;
+}
+
+/// One thread's calls.
+struct Caller {
+  std::vector<double> samples;
+  Clock::time_point end;
+  std::exception_ptr error;
+
+  void call(const Artifact& artifact, const std::vector<at::Tensor>& inputs, int runs,
+            std::optional<c10::Stream> stream) {
+    const c10::OptionalStreamGuard guard(stream);
+    for (int i = 0; i < runs; ++i) {
+      const auto start = Clock::now();
+      const auto outputs = artifact.run(inputs);
+      if (stream) stream->synchronize();
+      samples.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());
+    }
+    end = Clock::now();
+  }
+};
+
+}  // namespace
+
+Load run_load(const Artifact& artifact, const std::vector<at::Tensor>& inputs, int callers,
+              int streams, int runs) {
+  const auto shared = make_streams(artifact.device(), streams);
+  const int threads = at::get_num_threads();
+  std::vector<Caller> all(static_cast<std::size_t>(callers));
+  std::barrier ready(callers + 1);
+  std::vector<std::thread> running;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    running.emplace_back([&, i] {
+      at::set_num_threads(threads);  // which is a thread's own
+      ready.arrive_and_wait();
+      try {
+        const auto stream =
+            shared.empty() ? std::nullopt : std::optional(shared[i % shared.size()]);
+        all[i].call(artifact, inputs, runs, stream);
+      } catch (...) {
+        all[i].error = std::current_exception();
+      }
+    });
+  }
+  ready.arrive_and_wait();
+  const auto start = Clock::now();
+  for (std::thread& thread : running) thread.join();
+  Load load{0, {}};
+  for (const Caller& caller : all) {
+    if (caller.error) std::rethrow_exception(caller.error);
+    load.seconds =
+        std::max(load.seconds, std::chrono::duration<double>(caller.end - start).count());
+    load.samples.insert(load.samples.end(), caller.samples.begin(), caller.samples.end());
+  }
+  return load;
+}
+
+}  // namespace exporter::app

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <exporter/artifact.h>
+
+#include <vector>
+
+namespace exporter::app {
+
+/// What several callers got out of one artifact.
+struct Load {
+  double seconds;               ///< from the first call to the end of the last
+  std::vector<double> samples;  ///< milliseconds of every call, waiting included
+};
+
+/// `callers` threads call the artifact `runs` times each, without a pause. On a GPU they share
+/// `streams` streams, and each waits for its own stream after each call. On the CPU each computes
+/// with as many threads as this one would. Throws what a call throws.
+Load run_load(const Artifact& artifact, const std::vector<at::Tensor>& inputs, int callers,
+              int streams, int runs);
+
+}  // namespace exporter::app

@@ -1,0 +1,162 @@
+// Built apart, into libexporter_cuda.so: it links CUDA's libraries, which nothing else here does.
+
+#include "../graphs.h"
+
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+
+#include <map>
+#include <mutex>
+#include <optional>
+
+namespace exporter {
+namespace {
+
+// TorchScript records profiles at its first runs and compiles at the next; libraries make their
+// workspaces. None of that can happen inside a capture.
+constexpr int kWarmUpRuns = 4;
+
+using Shapes = std::vector<std::int64_t>;
+
+/// The sizes of all inputs; ranks are the contract's.
+Shapes shapes_of(const std::vector<at::Tensor>& inputs) {
+  Shapes shapes;
+  for (const at::Tensor& input : inputs) {
+    shapes.insert(shapes.end(), input.sizes().begin(), input.sizes().end());
+  }
+  return shapes;
+}
+
+std::vector<at::Tensor> clones(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> copies;
+  copies.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors) copies.push_back(tensor.clone());
+  return copies;
+}
+
+/// Marks how far a stream has come. (ATen's own needs more of CUDA's headers than wheels bring.)
+class Event {
+ public:
+  Event() { C10_CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  ~Event() { static_cast<void>(cudaEventDestroy(event_)); }
+
+  void record(c10::cuda::CUDAStream stream) { C10_CUDA_CHECK(cudaEventRecord(event_, stream)); }
+
+  /// Makes a stream wait for what was recorded.
+  void block(c10::cuda::CUDAStream stream) { C10_CUDA_CHECK(cudaStreamWaitEvent(stream, event_)); }
+
+ private:
+  cudaEvent_t event_{};
+};
+
+/// One captured run, with the buffers that it reads and writes.
+struct Graph {
+  std::mutex mutex;  // the buffers serve one call at a time
+  at::cuda::CUDAGraph graph;
+  std::vector<at::Tensor> inputs;
+  std::vector<at::Tensor> outputs;
+  bool captured = false;
+  std::optional<c10::cuda::CUDAStream> last;  // where it was replayed last, and until when
+  Event done;
+};
+
+class GraphRunner final : public Runner {
+ public:
+  GraphRunner(std::unique_ptr<Runner> inner, int limit)
+      : inner_(std::move(inner)), limit_(static_cast<std::size_t>(limit)) {}
+
+  std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) override {
+    if (const auto graph = find(inputs)) {
+      const std::lock_guard lock(graph->mutex);
+      if (!graph->captured && graph->inputs.empty()) try_to_capture(*graph, inputs);
+      if (graph->captured) return replay(*graph, inputs);
+    }
+    const std::lock_guard lock(inner_mutex_);
+    return inner_->run(std::move(inputs));
+  }
+
+  std::string note() const override {
+    const std::lock_guard lock(mutex_);
+    return failure_.empty() ? "CUDA graph" : "no CUDA graph: " + failure_;
+  }
+
+ private:
+  /// The graph of these shapes, captured or not yet; none when there are as many as may be.
+  std::shared_ptr<Graph> find(const std::vector<at::Tensor>& inputs) {
+    const std::lock_guard lock(mutex_);
+    auto shapes = shapes_of(inputs);
+    const auto found = graphs_.find(shapes);
+    if (found != graphs_.end()) return found->second;
+    if (graphs_.size() >= limit_) return nullptr;
+    return graphs_.emplace(std::move(shapes), std::make_shared<Graph>()).first->second;
+  }
+
+  /// Leaves the graph uncaptured, and remembers why, when the model does what a capture forbids.
+  void try_to_capture(Graph& graph, const std::vector<at::Tensor>& inputs) {
+    const std::lock_guard lock(inner_mutex_);
+    graph.inputs = clones(inputs);
+    cudaDeviceSynchronize();
+    try {
+      capture(graph);
+    } catch (const std::exception& error) {
+      cudaGetLastError();  // a failed capture leaves its error behind
+      graph.graph.reset();
+      const std::lock_guard note(mutex_);
+      failure_ = std::string(error.what()).substr(0, std::string(error.what()).find('\n'));
+    }
+  }
+
+  void capture(Graph& graph) {
+    // A stream of its own: libraries keep a workspace for each, and graphs of two shapes may run at
+    // the same time.
+    const auto stream = c10::cuda::getStreamFromPool();
+    const c10::cuda::CUDAStreamGuard guard(stream);
+    for (int i = 0; i < kWarmUpRuns; ++i) inner_->run(graph.inputs);
+    stream.synchronize();
+    graph.graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+    try {
+      graph.outputs = inner_->run(graph.inputs);
+    } catch (...) {
+      try {
+        graph.graph.capture_end();
+      } catch (const std::exception&) {  // what the model raised says more
+      }
+      throw;
+    }
+    graph.graph.capture_end();
+    graph.captured = true;
+  }
+
+  /// The outputs are copies: the next replay writes over the graph's own.
+  static std::vector<at::Tensor> replay(Graph& graph, const std::vector<at::Tensor>& inputs) {
+    const auto stream = c10::cuda::getCurrentCUDAStream();
+    if (graph.last && *graph.last != stream) graph.done.block(stream);
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      graph.inputs[i].copy_(inputs[i], /*non_blocking=*/true);
+    }
+    graph.graph.replay();
+    auto outputs = clones(graph.outputs);
+    graph.done.record(stream);
+    graph.last = stream;
+    return outputs;
+  }
+
+  std::unique_ptr<Runner> inner_;
+  std::mutex inner_mutex_;  // what can be captured serves one call at a time
+  mutable std::mutex mutex_;
+  std::map<Shapes, std::shared_ptr<Graph>> graphs_;
+  std::size_t limit_;
+  std::string failure_;
+};
+
+}  // namespace
+}  // namespace exporter
+
+extern "C" exporter::Runner* exporter_make_graphs(exporter::Runner* inner, int limit) {
+  return new exporter::GraphRunner(std::unique_ptr<exporter::Runner>(inner), limit);
+}

@@ -1,0 +1,40 @@
+"""Options that say what to recommend, shared by the commands that do."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from exporter.records import Goal
+
+Command = Callable[..., Any]
+OPTIONS = (
+    click.option(
+        "--goal",
+        type=click.Choice(["latency", "size", "portability"]),
+        help="What the recommendation looks for: the fastest artifact, the smallest, or the one that moves most freely "
+        "between machines.  [default: latency]",
+    ),
+    click.option("--max-p99-ms", type=click.FloatRange(0), metavar="MS", help="Recommend nothing slower at its p99."),
+    click.option("--max-mb", type=click.FloatRange(0), metavar="MB", help="Recommend nothing larger."),
+    click.option(
+        "--min-cosine", type=click.FloatRange(0, 1), help="Recommend nothing further from the float64 reference."
+    ),
+    click.option("--needs", type=click.Choice(["cpp"]), help="Recommend only what runs in C++."),
+)
+
+
+def goal_options(command: Command) -> Command:
+    """--goal and its bounds."""
+    for add in reversed(OPTIONS):
+        command = add(command)
+    return command
+
+
+def chosen(usual: Goal, options: dict[str, Any]) -> Goal:
+    """The goal, with what the command line says of it."""
+    named = {"name": options["goal"]} | {k: options[k] for k in ("max_p99_ms", "max_mb", "min_cosine", "needs")}
+    return dataclasses.replace(usual, **{key: value for key, value in named.items() if value is not None})

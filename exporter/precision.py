@@ -1,0 +1,64 @@
+"""Eager in another precision: weights and inputs cast, inputs and outputs kept as callers know them.
+
+torch's kernels of norms and softmax take half precisions and compute in float32 inside; the golden tells whether what
+is left is right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from exporter.capture import Tensors
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Cast(torch.nn.Module):
+    """A flat module that computes in `dtype`: floating inputs are cast on the way in, outputs back to `outputs`."""
+
+    def __init__(self, flat: torch.nn.Module, dtype: torch.dtype, outputs: tuple[torch.dtype, ...]) -> None:
+        super().__init__()
+        self.flat, self.dtype, self.outputs = flat, dtype, outputs
+
+    def forward(self, *tensors: torch.Tensor) -> Tensors:
+        """The flat module's outputs, in the dtypes that they have in its own precision."""
+        given = [t.to(self.dtype) if t.is_floating_point() else t for t in tensors]
+        return tuple(t.to(dtype) for t, dtype in zip(self.flat(*given), self.outputs, strict=True))
+
+
+def cast(flat: torch.nn.Module, precision: str, outputs: tuple[str, ...]) -> torch.nn.Module:
+    """`flat` in a half precision, its weights cast for good; as it is in any other. `outputs` are dtypes by name."""
+    dtype = DTYPES.get(precision)
+    if dtype is None:
+        return flat
+    for tensor in _floating(flat):  # complex ones would lose their imaginary part
+        tensor.data = tensor.data.to(dtype)
+    return Cast(flat, dtype, tuple(getattr(torch, name) for name in outputs)).eval()
+
+
+def _floating(module: torch.nn.Module) -> list[torch.Tensor]:
+    return [t for t in [*module.parameters(), *module.buffers()] if t.is_floating_point()]
+
+
+@contextlib.contextmanager
+def computing(flat: torch.nn.Module, precision: str, outputs: tuple[str, ...]) -> Iterator[torch.nn.Module]:
+    """`flat` in a precision for a while; then its weights are the very tensors they were."""
+    tensors = _floating(flat)
+    kept = [t.data for t in tensors]
+    tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    try:
+        use_tf32(precision == "tf32")
+        yield cast(flat, precision, outputs)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
+        for tensor, data in zip(tensors, kept, strict=True):
+            tensor.data = data
+
+
+def use_tf32(wanted: bool) -> None:
+    """Whether float32 may be computed with the ten bits of TF32 on a GPU; float32 is float32 otherwise."""
+    torch.backends.cuda.matmul.allow_tf32 = wanted
+    torch.backends.cudnn.allow_tf32 = wanted
