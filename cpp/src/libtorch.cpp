@@ -1,15 +1,21 @@
 #include "libtorch.h"
 
-#include <c10/core/impl/DeviceGuardImplInterface.h>
-#include <dlfcn.h>
+#include <link.h>
 
 namespace exporter {
 
 std::filesystem::path libtorch_directory() {
-  Dl_info info{};
-  const void* within = &c10::impl::device_guard_impl_registry;
-  if (dladdr(within, &info) == 0) return {};
-  return std::filesystem::path(info.dli_fname).parent_path();
+  // By the list of what is loaded: the address of a symbol of c10's may lie in the program itself,
+  // which has a copy of what it names.
+  std::filesystem::path found;
+  const auto look = [](dl_phdr_info* info, std::size_t, void* answer) {
+    const std::filesystem::path file = info->dlpi_name;
+    if (file.filename() != "libc10.so") return 0;
+    *static_cast<std::filesystem::path*>(answer) = file.parent_path();
+    return 1;
+  };
+  dl_iterate_phdr(look, &found);
+  return found;
 }
 
 }  // namespace exporter

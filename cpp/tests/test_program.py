@@ -161,6 +161,12 @@ class Commands(unittest.TestCase):
         self.assertEqual([p.name for p in self.directory.iterdir()], ["outputs.pt"])
 
 
+    def test_a_gpu_is_looked_for_in_libtorch(self) -> None:
+        done = call("verify", FIXTURES / "model.pt", "--device", "cuda:77")
+        self.assertEqual(done.returncode, 2)
+        self.assertNotIn("cannot open shared object file", done.stderr)
+
+
 class Operators(unittest.TestCase):
     def test_missing_ones_are_named(self) -> None:
         for model in CUSTOM:
