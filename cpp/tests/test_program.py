@@ -160,7 +160,6 @@ class Commands(unittest.TestCase):
                 torch.testing.assert_close(tuple(written.values()), expected)
         self.assertEqual([p.name for p in self.directory.iterdir()], ["outputs.pt"])
 
-
     def test_a_gpu_is_looked_for_in_libtorch(self) -> None:
         done = call("verify", FIXTURES / "model.pt", "--device", "cuda:77")
         self.assertEqual(done.returncode, 2)
