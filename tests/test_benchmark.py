@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from exporter import benchmark
@@ -159,3 +160,95 @@ def test_progress_is_told() -> None:
     heard: list[str] = []
     measure({"eager": constant(1.0), "trace": constant(1.0)}, 60.0, "eager", heard.append)
     assert set(heard) == {"eager", "trace"}
+
+
+def drawn(draw: Callable[[np.random.Generator], float], seed: int) -> Fake:
+    """Latencies from a distribution, the same for the same seed."""
+    generator = np.random.default_rng(seed)
+    return Fake(lambda call: draw(generator))
+
+
+def bimodal(ms: float) -> Callable[[np.random.Generator], float]:
+    """Every tenth call takes three times as long."""
+    return lambda generator: ms * float(generator.normal(3 if generator.random() < 0.1 else 1, 0.01))
+
+
+def heavy_tailed(ms: float) -> Callable[[np.random.Generator], float]:
+    """A Pareto tail without a variance; its median is 2 ** (1 / 1.5) times its least value."""
+    return lambda generator: ms * (1 + 0.02 * (float(generator.pareto(1.5)) + 1))
+
+
+class Drifting:
+    """Subjects of a machine that becomes half as fast while it is measured: all share its clock."""
+
+    def __init__(self) -> None:
+        self.spent = 0.0
+
+    def subject(self, ms: float, seed: int) -> Fake:
+        generator = np.random.default_rng(seed)
+
+        def latency(call: int) -> float:
+            taken = ms * (1 + min(self.spent / 20_000, 1.0)) * float(generator.normal(1, 0.01))
+            self.spent += taken
+            return taken
+
+        return Fake(latency)
+
+
+SHAPES = {
+    "constant": (lambda ms: lambda generator: ms, 1.0),
+    "bimodal": (
+        bimodal,
+        float(np.median([bimodal(1.0)(g) for g in [np.random.default_rng(9)] for _ in range(100_000)])),
+    ),
+    "heavy-tailed": (heavy_tailed, 1 + 0.02 * 2 ** (1 / 1.5)),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_known_medians_and_ratios_come_back_within_a_hundredth(shape: str) -> None:
+    draw, factor = SHAPES[shape]
+    found = measure({"eager": drawn(draw(8.0), 1), "trace": drawn(draw(5.0), 2)}, 5.0, "eager")
+    timing = benchmark.timing(found["trace"], found["eager"])
+    assert timing.median_ms == pytest.approx(5.0 * factor, rel=0.01)
+    assert timing.speedup == pytest.approx(1.6, rel=0.01)
+    low, high = timing.speedup_ci95
+    assert low <= timing.speedup <= high
+
+
+def test_a_drift_that_hits_all_alike_leaves_the_ratio() -> None:
+    machine = Drifting()
+    found = measure({"eager": machine.subject(8.0, 1), "trace": machine.subject(5.0, 2)}, 10.0, "eager")
+    timing = benchmark.timing(found["trace"], found["eager"])
+    assert timing.speedup == pytest.approx(1.6, rel=0.01)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_order_of_what_differs_by_a_twentieth_is_found(shape: str) -> None:
+    draw, _ = SHAPES[shape]
+    for seed in range(20):
+        found = measure({"eager": drawn(draw(8.0), seed), "trace": drawn(draw(7.6), 100 + seed)}, 5.0, "eager")
+        assert benchmark.timing(found["trace"], found["eager"]).speedup > 1, seed
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_intervals_hold_the_true_median(shape: str) -> None:
+    """As often as they promise, less what a hundred trials may miss."""
+    draw, factor = SHAPES[shape]
+    held = 0
+    for seed in range(100):
+        found = measure({"eager": drawn(draw(5.0), seed)}, 5.0, "eager")
+        low, high = benchmark.timing(found["eager"], found["eager"]).ci95_ms
+        held += low - 1e-9 <= 5.0 * factor <= high + 1e-9
+    assert held >= 88
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_two_copies_are_hardly_ever_called_different(shape: str) -> None:
+    draw, _ = SHAPES[shape]
+    different = 0
+    for seed in range(100):
+        found = measure({"a": drawn(draw(5.0), seed), "b": drawn(draw(5.0), 1000 + seed)}, 5.0, "a")
+        a, b = (benchmark.timing(found[name], found["a"]).ci95_ms for name in "ab")
+        different += a[1] < b[0] or b[1] < a[0]
+    assert different <= 5
