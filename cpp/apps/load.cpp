@@ -28,12 +28,14 @@ std::vector<c10::Stream> make_streams(at::Device device, int count) {
 /// One thread's calls.
 struct Caller {
   std::vector<double> samples;
+  Clock::time_point begin;
   Clock::time_point end;
   std::exception_ptr error;
 
   void call(const Artifact& artifact, const std::vector<at::Tensor>& inputs, int runs,
             std::optional<c10::Stream> stream) {
     const c10::OptionalStreamGuard guard(stream);
+    begin = Clock::now();
     for (int i = 0; i < runs; ++i) {
       const auto start = Clock::now();
       const auto outputs = artifact.run(inputs);
@@ -67,15 +69,17 @@ Load run_load(const Artifact& artifact, const std::vector<at::Tensor>& inputs, i
     });
   }
   ready.arrive_and_wait();
-  const auto start = Clock::now();
   for (std::thread& thread : running) thread.join();
   Load load{0, {}};
+  auto begin = Clock::time_point::max();
+  auto end = Clock::time_point::min();
   for (const Caller& caller : all) {
     if (caller.error) std::rethrow_exception(caller.error);
-    load.seconds =
-        std::max(load.seconds, std::chrono::duration<double>(caller.end - start).count());
+    begin = std::min(begin, caller.begin);
+    end = std::max(end, caller.end);
     load.samples.insert(load.samples.end(), caller.samples.begin(), caller.samples.end());
   }
+  load.seconds = std::chrono::duration<double>(end - begin).count();
   return load;
 }
 
