@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from exporter.records import Goal
+if TYPE_CHECKING:
+    from exporter.records import Goal
 
 Command = Callable[..., Any]
 OPTIONS = (
