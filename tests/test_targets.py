@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import platform
 import re
@@ -273,8 +274,14 @@ def test_onnx_does_not_fall_back_in_silence(tmp_path: Path, program: Program) ->
     assert allowed.provider == "CPU"
 
 
-def test_a_package_is_frozen(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_package_of_fixed_sizes_is_frozen(
+    program: Program, fixed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Weights are packed for their kernels only where gradients are off, whatever the settings say."""
+    if fixed:
+        symbols = {name: Range(2, 2) for name in CONTRACT.symbols}
+        program = dataclasses.replace(program, contract=dataclasses.replace(CONTRACT, symbols=symbols))
     import torch._inductor
 
     seen: list[tuple[bool, bool]] = []
@@ -285,7 +292,7 @@ def test_a_package_is_frozen(program: Program, tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", compile_and_package)
     targets.get("compile").export(program, tmp_path / "compile.pt2", Options())
-    assert seen == [(False, True)]
+    assert seen == [(not fixed, fixed)]
 
 
 def test_names_and_variants_are_parsed() -> None:

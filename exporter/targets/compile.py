@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from exporter import contract, entries, environment, operators, places, quantization
 from exporter.errors import ArtifactError, ContractError, MissingDependency
-from exporter.records import PRECISIONS, to_json
+from exporter.records import FP32, PRECISIONS, to_json
 from exporter.targets import Exported, Loaded, Options
 
 if TYPE_CHECKING:
@@ -45,13 +45,16 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         )
     _keep_headers()
     _find_vector_instructions()
-    # More threads than at compile time would crash with fixed threads; freezing folds weights into kernels.
-    settings: dict[str, Any] = {"freezing": True, "cpp.dynamic_threads": True}
+    # Freezing folds weights into kernels. With a dynamic size inductor's frozen packages can be wrong (raft_small's).
+    fixed = all(bounds.min == bounds.max for bounds in program.contract.symbols.values())
+    frozen = fixed or options.precision != FP32
+    # More threads than at compile time would crash with fixed threads.
+    settings: dict[str, Any] = {"freezing": frozen, "cpp.dynamic_threads": True}
     if options.device == "cpu":
         # libtorch.so would pull in every CUDA library; these two are all that a CPU package calls.
         os.environ["LIBRARY_PATH"] = f"{Path(torch.__file__).parent / 'lib'}:{os.environ.get('LIBRARY_PATH', '')}"
         settings |= {"aot_inductor.link_libtorch": False, "aot_inductor.custom_op_libs": ["torch_cpu", "c10"]}
-    with recurrent.looped(), torch.no_grad():  # with gradients on, inductor leaves freezing out in silence
+    with recurrent.looped(), torch.set_grad_enabled(not frozen):  # with gradients on, inductor freezes nothing
         if program.entries:
             graphs = {size: _graph(entry, options) for size, entry in program.entries.items()}
             ops = _package_entries(graphs, path, settings)
