@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 # Fields of pipeline.Request that `export` takes as they are; of the others it has arguments of its own, or sets them.
 OPTIONS = frozenset((
-    "device", "ranges", "dynamic", "weights", "seed", "threads", "time_budget", "timeout", "bench", "memory_limit_gb",
-    "rtol", "atol", "opset", "allow_cpu_fallback", "ops_libs",
+    "device", "ranges", "sweep", "dynamic", "weights", "seed", "threads", "time_budget", "timeout", "bench",
+    "memory_limit_gb", "rtol", "atol", "opset", "allow_cpu_fallback", "ops_libs",
 ))  # fmt: skip
 
 
@@ -68,7 +68,7 @@ def export(
         allow_partial: load of the checkpoint what fits, and warn of the rest.
         task: for `hf:ID`: the task whose model class is taken.
         options: as the command line's, by their names in `exporter.pipeline.Request`: device (`cpu` when none is given,
-            unlike the command line's), ranges, dynamic, weights, seed, threads, time_budget, timeout, bench,
+            unlike the command line's), ranges, sweep, dynamic, weights, seed, threads, time_budget, timeout, bench,
             memory_limit_gb, rtol, atol, opset, allow_cpu_fallback, ops_libs.
 
     Raises:
@@ -93,7 +93,7 @@ def export(
             source,
             tuple(routes.parse(targets, precisions)),
             Path(out) if out is not None else Path("artifacts") / label,
-            sizes=dict(example_sizes or {}),
+            sizes={size: first for size, (first, *_) in options.get("sweep", {}).items()} | dict(example_sizes or {}),
             command="exporter.export(...)",
             asked=model if isinstance(model, str) else "",
             warnings=routes.left_out(targets, precisions),

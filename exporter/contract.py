@@ -6,8 +6,9 @@ Nothing here needs torch: a tensor is known by its `TensorSpec` of plain sizes.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from exporter.errors import ArtifactError, ContractError, UsageError
@@ -97,10 +98,28 @@ def capture_sizes(base: Sizes, symbols: Mapping[str, Range]) -> Sizes:
     return sizes
 
 
-def probe_plan(base: Sizes, symbols: Mapping[str, Range]) -> list[tuple[Sizes, int]]:
+def sweep_points(base: Sizes, symbols: Mapping[str, Range], sweep: Mapping[str, Sequence[int]]) -> dict[str, Sizes]:
+    """Every combination of the sizes to be timed at, by the name of its golden case; the example first.
+
+    UsageError for a size that the artifacts do not promise.
+    """
+    for name, sizes in sweep.items():
+        if name not in symbols:
+            raise UsageError(f"{name} is not dynamic, so no artifact runs at {len(sizes)} sizes of it", "see --dynamic")
+        for size in sizes:
+            if not symbols[name].allows(size):
+                remedy = f"--size {name}={min(sizes)}..{max(sizes)} promises more"
+                raise UsageError(f"{name} is {symbols[name]}, which leaves out {size}", remedy)
+    points = [dict(zip(sweep, sizes, strict=True)) for sizes in itertools.product(*sweep.values())] if sweep else []
+    own = {name: base[name] for name in sweep}
+    return {describe({**base, **point}): point for point in (own, *points)} if sweep else {}
+
+
+def probe_plan(base: Sizes, symbols: Mapping[str, Range], points: Iterable[Sizes] = ()) -> list[tuple[Sizes, int]]:
     """(sizes, seed) of the golden's cases; the example first, twice.
 
-    Every symbol is tried alone at its minimum, 2, an odd size and its maximum, and all together at odd sizes.
+    Every symbol is tried alone at its minimum, 2, an odd size and its maximum, and all together at odd sizes; then
+    come the points of a sweep.
     """
     plan = [(base, 0), (base, 1)]
     for name, bounds in symbols.items():
@@ -109,6 +128,7 @@ def probe_plan(base: Sizes, symbols: Mapping[str, Range]) -> list[tuple[Sizes, i
                 plan.append(({**base, name: value}, 0))
     together = {name: nearest(2 * i + 3, bounds) for i, (name, bounds) in enumerate(symbols.items())}
     plan.append(({**base, **together}, 0))
+    plan += [({**base, **point}, 0) for point in points]
     unique = {(describe(sizes), seed): (sizes, seed) for sizes, seed in plan}
     return list(unique.values())
 

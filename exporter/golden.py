@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -83,16 +83,20 @@ def make(
     symbols: dict[str, Range],
     tolerance: Tolerance,
     device: str,
+    whole: Collection[str] = (),
 ) -> tuple[Golden, Findings]:
     """Run eager at every planned size and seed, and at the first with other values.
 
     `module` is moved to float64 and back, never copied. Largest sizes are halved until a case is expected to fit
-    CASE_OPERATIONS and CASE_BYTES.
+    CASE_OPERATIONS and CASE_BYTES, but for the cases named in `whole`.
     """
     limit, notes = _Limit(module, inputs(*plan[0]), device), []
     chosen: dict[tuple[str, int], Tensors] = {}
     for sizes, seed in plan:
-        fitting, data = _shrink(sizes, seed, inputs, plan[0][0], symbols, limit)
+        if describe(sizes) in whole:
+            fitting, data = sizes, inputs(sizes, seed)
+        else:
+            fitting, data = _shrink(sizes, seed, inputs, plan[0][0], symbols, limit)
         if fitting != sizes:
             notes.append(
                 f"{describe(sizes)} is too large to check in reasonable time; checked up to {describe(fitting)}"

@@ -24,6 +24,7 @@ class Job:
     options: Options
     ranges: dict[str, Range] = field(default_factory=dict)
     dynamic: str = "all"
+    sweep: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def exported_file(self) -> Path:
@@ -52,6 +53,7 @@ class Prepared:
     capture_s: float
     warnings: tuple[str, ...] = ()
     ops: tuple[str, ...] = ()  # namespaces of operators outside torch's own in the exported program
+    points: dict[str, dict[str, int]] = field(default_factory=dict)  # what is timed, by the golden's case
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import shlex
 import threading
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from exporter import __version__, benchmark, bundle, causes, checks, diagnosis, environment, targets
+from exporter import __version__, bundle, causes, checks, diagnosis, environment, latency, targets
 from exporter.errors import ExporterError, JobError, UsageError
 from exporter.isolate import BACKGROUND, SIDE_BY_SIDE, Child, Zygote
 from exporter.job import Findings, Job, Prepared
@@ -48,6 +47,7 @@ class Request:
     out: Path
     device: str = "cpu"
     sizes: dict[str, int] = field(default_factory=dict)
+    sweep: dict[str, tuple[int, ...]] = field(default_factory=dict)  # sizes that are timed, the example's first
     ranges: dict[str, Range] = field(default_factory=dict)
     dynamic: str = "all"
     weights: str = "auto"
@@ -79,7 +79,8 @@ class Request:
         words = ["exporter", "export", self.asked or self.model, "--targets", name, "--device", self.device]
         words += ["--seed", str(self.seed), "--weights", self.weights, "--threads", str(self.threads)]
         for size, value in self.sizes.items():
-            words += ["--size", f"{size}={value}"]
+            others = (other for other in self.sweep.get(size, ()) if other != value)
+            words += ["--size", f"{size}={','.join(map(str, (value, *others)))}"]
         for size, bounds in self.ranges.items():
             if bounds.choices:
                 words += ["--specialize", f"{size}={','.join(map(str, bounds.choices))}"]
@@ -171,6 +172,7 @@ class _Run:
             self.options,
             request.ranges,
             request.dynamic,
+            request.sweep,
         )
         self.manifest = Manifest(
             model=ModelRecord(request.model, request.asked or request.source.place, request.weights, request.seed),
@@ -210,7 +212,7 @@ class _Run:
                 future.result()
         if self.request.bench:
             self._check_in_turn(prepared)
-            self._time()
+            self._time(tuple(prepared.points)[1:])
         self.close_sessions()
 
     def _prepare(self) -> tuple[Child, Prepared]:
@@ -248,7 +250,8 @@ class _Run:
         model = replace(
             self.manifest.model, weights=prepared.weights, parameters=prepared.parameters, sizes=prepared.base
         )
-        self._update(model=model, contract=prepared.contract, warnings=self.request.warnings + prepared.warnings)
+        warnings = self.request.warnings + prepared.warnings
+        self._update(model=model, contract=prepared.contract, points=prepared.points, warnings=warnings)
         self.listener.stage(EAGER, "golden")
         return prepared
 
@@ -369,26 +372,17 @@ class _Run:
         options = self.options if self.request.bench else replace(self.options, niceness=BACKGROUND)
         yield from checks.openers(self.alone, self.staging.root, record, options, log, self.request.timeout)
 
-    def _time(self) -> None:
-        subjects = {f"{name} {kind}": session for (name, kind), session in self.sessions.items()}
-        baseline = f"{EAGER} python"
-        if baseline not in subjects:
+    def _time(self, points: tuple[str, ...]) -> None:
+        baseline = EAGER, "python"
+        if baseline not in self.sessions:
             raise JobError("eager cannot be timed: its session failed", "see logs/eager.log")
-        names = {f"{name} {kind}": name for name, kind in self.sessions}
-        series = benchmark.measure(
-            subjects, self.request.time_budget, baseline, lambda subject: self.listener.stage(names[subject], "time")
-        )
+        found = latency.measure(self.sessions, points, self.request.time_budget, baseline, self.listener.stage)
         for record in self.manifest.variants:
-            if not record.sessions:
-                continue  # its export failed
-            own = {kind: series[f"{record.name} {kind}"] for name, kind in self.sessions if name == record.name}
-            timings = {kind: benchmark.timing(one, series[baseline]) for kind, one in own.items() if one.windows}
-            errors = [SessionRecord(kind, "failed", "time", one.error) for kind, one in own.items() if one.error]
-            record = self._keep(checks.conclude(replace(record, timings=timings), _replaced(record.sessions, errors)))
-            self.listener.done(record)
-        samples = {name: one.windows for name, one in series.items()}
-        bundle.write_atomic(self.staging.root / bundle.SAMPLES, json.dumps(samples))
-        self._update(samples=bundle.record(self.staging.root / bundle.SAMPLES))
+            if record.sessions:  # else its export failed
+                self.listener.done(self._keep(found.timed(record)))
+        bundle.write_atomic(self.staging.root / bundle.SAMPLES, found.samples())
+        samples = bundle.record(self.staging.root / bundle.SAMPLES)
+        self._update(samples=samples, warnings=self.manifest.warnings + found.warnings)
 
     # Bookkeeping.
 
@@ -463,14 +457,6 @@ def _unchecked(record: VariantRecord) -> VariantRecord:
 def _failed(record: VariantRecord, stage: str, error: ExporterError) -> VariantRecord:
     reason, remedy = causes.describe(str(error), error.remedy, record.target)
     return replace(record, status="failed", stage=stage, reason=reason, remedy=remedy)
-
-
-def _replaced(sessions: tuple[SessionRecord, ...], failed: list[SessionRecord]) -> tuple[SessionRecord, ...]:
-    by_name = {s.session: s for s in failed}
-    return tuple(
-        replace(s, status="failed", stage="time", reason=by_name[s.session].reason) if s.session in by_name else s
-        for s in sessions
-    )
 
 
 def _file(name: str) -> str:

@@ -1,27 +1,37 @@
-"""A bundle checked again: every hash first, then every artifact against the golden. The bundle is not changed."""
+"""A bundle checked again, and timed on wish: every hash first, then every artifact against the golden.
+
+The bundle is not changed, and no model code is needed.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
-from exporter import bundle, checks, diagnosis, targets
+from exporter import bundle, checks, diagnosis, environment, latency, targets
 from exporter.errors import ArtifactError, ExporterError
 from exporter.isolate import Zygote
 from exporter.pipeline import Listener
-from exporter.records import Manifest, VariantRecord
+from exporter.records import Manifest, SessionRecord, VariantRecord
+from exporter.session.client import Session
 
 
-def run(
-    place: Path,
-    threads: int,
-    timeout: float,
-    listener: Listener,
-    ops_libs: tuple[str, ...] = (),
-    allow_cpu_fallback: bool = False,
-) -> Manifest:
-    """The manifest with the sessions as they are found now; timings are left out, for nothing is timed.
+@dataclass(frozen=True)
+class How:
+    """How the sessions run. With a `time_budget`, seconds of timed calls for each, they are timed too."""
+
+    threads: int
+    timeout: float
+    ops_libs: tuple[str, ...] = ()
+    allow_cpu_fallback: bool = False
+    time_budget: float = 0.0
+
+
+def run(place: Path, how: How, listener: Listener) -> Manifest:
+    """The manifest with the sessions as they are found now; without the timings of the export.
 
     ArtifactError when the golden was altered. A variant whose artifact was altered is not loaded; its row says so.
     """
@@ -31,49 +41,96 @@ def run(
     for file in (manifest.golden.file, manifest.samples):
         if file is not None:
             bundle.verify(place, file)
-    unsteady = diagnosis.unsteady(manifest.warnings)
-    checked: list[VariantRecord] = []
-    with Zygote() as zygote, tempfile.TemporaryDirectory(prefix="exporter-") as logs:
-        options = targets.Options(
-            device=manifest.device,
-            threads=threads,
-            allow_cpu_fallback=allow_cpu_fallback,
-            scratch=logs,
-            ops_libs=ops_libs,
-        )
-        for record in manifest.variants:
-            if record.artifact is None:
-                continue
-            listener.stage(record.name, "check")
-            log = Path(logs) / f"{len(checked)}.log"
-            checked.append(_check(zygote, place, record, options, log, timeout, unsteady))
-            listener.done(checked[-1])
-    if not checked:
+    recorded = [record for record in manifest.variants if record.artifact is not None]
+    if not recorded:
         raise ArtifactError(f"{place} holds no artifact", "export again")
-    return replace(manifest, variants=tuple(checked), warnings=())
+    with contextlib.ExitStack() as stack:
+        zygote = stack.enter_context(Zygote())
+        logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="exporter-")))
+        current = _Recheck(place, manifest, how, listener, zygote, logs)
+        stack.callback(current.close)
+        return current.execute(recorded)
 
 
-def _check(
-    zygote: Zygote,
-    place: Path,
-    record: VariantRecord,
-    options: targets.Options,
-    log: Path,
-    timeout: float,
-    unsteady: str,
-) -> VariantRecord:
-    record = replace(record, timings={}, notes=(), reason="", remedy="")
-    try:
-        for file in record.files:
-            bundle.verify(place, file)
-    except ExporterError as error:
-        failed = replace(record, status="failed", stage="hash", sessions=(), parity=None)
-        return replace(failed, reason=str(error), remedy=error.remedy)
-    sessions = []
-    for kind, open_session in checks.openers(zygote, place, record, options, log, timeout):
+@dataclass
+class _Recheck:
+    """A recheck in progress: the sessions that wait to be timed."""
+
+    place: Path
+    manifest: Manifest
+    how: How
+    listener: Listener
+    zygote: Zygote
+    logs: Path
+
+    def __post_init__(self) -> None:
+        self.sessions: dict[latency.Key, Session] = {}
+        self.options = targets.Options(
+            device=self.manifest.device,
+            threads=self.how.threads,
+            allow_cpu_fallback=self.how.allow_cpu_fallback,
+            scratch=str(self.logs),
+            ops_libs=self.how.ops_libs,
+        )
+
+    def execute(self, recorded: list[VariantRecord]) -> Manifest:
+        checked: list[VariantRecord] = []
+        for record in recorded:
+            self.listener.stage(record.name, "check")
+            checked.append(self._check(record, self.logs / f"{len(checked)}.log"))
+            if not self.how.time_budget or checked[-1].status == "failed":
+                self.listener.done(checked[-1])
+        manifest = replace(self.manifest, variants=tuple(checked), warnings=())
+        return self._time(manifest, recorded) if self.how.time_budget else manifest
+
+    def _check(self, record: VariantRecord, log: Path) -> VariantRecord:
+        record = replace(record, timings={}, sweep={}, notes=(), reason="", remedy="")
+        try:
+            for file in record.files:
+                bundle.verify(self.place, file)
+        except ExporterError as error:
+            failed = replace(record, status="failed", stage="hash", sessions=(), parity=None)
+            return replace(failed, reason=str(error), remedy=error.remedy)
+        unsteady = diagnosis.unsteady(self.manifest.warnings)
         quantized = record.contract is not None and record.contract.precision == "int8"
-        result, session = checks.check(kind, open_session, unsteady, quantized)
-        sessions.append(result)
-        if session is not None:
+        results: list[SessionRecord] = []
+        for kind, open_session in checks.openers(self.zygote, self.place, record, self.options, log, self.how.timeout):
+            result, session = checks.check(kind, open_session, unsteady, quantized)
+            results.append(result)
+            if session is not None and self.how.time_budget and result.status == "passed":
+                self.sessions[record.name, kind] = session
+            elif session is not None:
+                session.close()
+        return checks.conclude(record, tuple(results))
+
+    def _time(self, manifest: Manifest, recorded: list[VariantRecord]) -> Manifest:
+        """With timings of what passed; the first is what the others are compared with, for there is no eager."""
+        manifest = replace(
+            manifest,
+            samples=None,
+            threads=self.how.threads,
+            environment=environment.describe(),
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+        if not self.sessions:
+            return manifest
+        baseline = next(iter(self.sessions))
+        points = tuple(manifest.points)[1:]
+        found = latency.measure(self.sessions, points, self.how.time_budget, baseline, self.listener.stage)
+        timed = []
+        for record, before in zip(manifest.variants, recorded, strict=True):
+            if any(name == record.name for name, _ in self.sessions):
+                record = replace(found.timed(record), notes=self._before(before))
+                self.listener.done(record)
+            timed.append(record)
+        return replace(manifest, variants=tuple(timed), baseline=baseline[0], warnings=found.warnings)
+
+    def _before(self, record: VariantRecord) -> tuple[str, ...]:
+        """What the run that made the bundle measured, in words."""
+        medians = ", ".join(f"{kind} {timing.median_ms:.3g} ms" for kind, timing in record.timings.items())
+        machine = self.manifest.environment.get("cpu" if self.manifest.device == "cpu" else "gpu0", "")
+        return (f"when it was exported, on {machine}: {medians}",) if medians else ()
+
+    def close(self) -> None:
+        for session in self.sessions.values():
             session.close()
-    return checks.conclude(record, tuple(sessions))

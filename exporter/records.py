@@ -190,6 +190,7 @@ class VariantRecord:
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     sessions: tuple[SessionRecord, ...] = ()
     timings: dict[str, Timing] = field(default_factory=dict)
+    sweep: dict[str, dict[str, Timing]] = field(default_factory=dict)  # timings by the point of the sweep
 
     @property
     def files(self) -> tuple[ArtifactRecord, ...]:
@@ -226,7 +227,7 @@ class GoldenRecord:
 class Goal:
     """What the recommendation looks for, and the bounds that it keeps: p99 latency, size of all files, worst cosine."""
 
-    name: Literal["latency", "size", "portability"] = "latency"
+    name: Literal["latency", "throughput", "size", "portability"] = "latency"
     max_p99_ms: float | None = None
     max_mb: float | None = None
     min_cosine: float | None = None
@@ -235,7 +236,10 @@ class Goal:
 
 @dataclass(frozen=True)
 class Manifest:
-    """All that happened in one run."""
+    """All that happened in one run.
+
+    Speed-ups are over the row `baseline`. `points` are what was timed: sizes by the name of their golden case.
+    """
 
     model: ModelRecord
     device: str
@@ -251,6 +255,8 @@ class Manifest:
     warnings: tuple[str, ...] = ()
     samples: ArtifactRecord | None = None
     goal: Goal = field(default_factory=Goal)
+    points: dict[str, dict[str, int]] = field(default_factory=dict)  # of a sweep, the example first
+    baseline: str = EAGER
     schema: int = SCHEMA
 
 

@@ -121,6 +121,7 @@ def prepare(
     """Find the contract, capture the program once for all, say so; then make the golden with the same loaded model."""
     loaded = load_model(job)
     device = job.options.device
+    points = contract.sweep_points(loaded.base, loaded.symbols, job.sweep)
     found = find_contract(job, loaded)
     tell(channel, "loaded", None)
     sizes = contract.capture_sizes(loaded.base, loaded.symbols)
@@ -135,12 +136,13 @@ def prepare(
         capture_s=time.perf_counter() - started if capture_program else 0.0,
         warnings=tuple(dict.fromkeys(loaded.warnings)),
         ops=ops,
+        points=points,
     )
     tell(channel, "prepared", prepared)
     stand_back(BACKGROUND)  # the exports have waited for this; from here on they run beside it
-    plan = contract.probe_plan(loaded.base, loaded.symbols)
+    plan = contract.probe_plan(loaded.base, loaded.symbols, points.values())
     made, findings = golden.make(
-        loaded.module, loaded.inputs, plan, loaded.symbols, _tolerance(found, *tolerance), device
+        loaded.module, loaded.inputs, plan, loaded.symbols, _tolerance(found, *tolerance), device, points
     )
     outputs = tuple(spec.dtype for spec in found.outputs)
     tolerances = {name: _asked(PRECISIONS[name], *tolerance) for name in precisions}

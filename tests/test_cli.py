@@ -36,7 +36,10 @@ def refused(done: Done, *words: str, code: int = 2) -> None:
         ([f"{MLP}", "--batch", "9"], ["batch is 9, which is outside its range, 1 to 8", "--size batch=N"]),
         ([f"{MLP}", "--size", "depth=3"], ["inputs() takes no depth", "it takes batch"]),
         ([f"{MLP}", "--size", "batch"], ["'batch' is not NAME=N"]),
-        ([f"{MLP}", "--batch", "0"], ["0 is not in the range"]),
+        ([f"{MLP}", "--batch", "0"], ["'0' is not N or N,N,..."]),
+        ([f"{MLP}", "--batch", "2,x"], ["'2,x' is not N or N,N,..."]),
+        ([f"{MLP}", "--batch", "2,9"], ["batch is 1 to 8, which leaves out 9", "--size batch=2..9 promises more"]),
+        ([f"{MLP}", "--batch", "2,4", "--dynamic", "none"], ["batch is not dynamic", "--dynamic"]),
         ([f"{MLP}", "--device", "tpu"], ["there is no device 'tpu'", "choose cpu, cuda"]),
         ([f"{MLP}", "--device", "cpu:1"], ["there is no device"]),
         ([f"{MLP}", "--inputs", "/nowhere.pt"], ["/nowhere.pt"]),
@@ -209,7 +212,27 @@ def test_check_finds_an_artifact_that_was_swapped_with_its_record(cli: Cli, bund
     assert "0 of 4 variants passed" in done.out
 
 
-@pytest.mark.parametrize("command", ["check", "report"])
+def test_bench_times_again_what_passes(cli: Cli, bundle: Path) -> None:
+    spoil(bundle / "trace.pt")
+    before = {path.name: path.stat().st_mtime_ns for path in bundle.iterdir()}
+    done = cli("bench", bundle, "--json", "-q", "--threads", "1", "--time-budget", "0.2", "--goal", "size")
+    assert done.code == 1
+    manifest = json.loads(done.out)
+    VALIDATOR.validate(manifest)
+    rows = {v["name"]: v for v in manifest["variants"]}
+    assert rows["trace"]["timings"] == {}
+    assert rows["onnx"]["timings"]["python"]["runs"] > 5
+    assert manifest["baseline"] == next(name for name in rows if name != "trace")
+    assert rows[manifest["baseline"]]["timings"]["python"]["speedup"] == 1
+    assert (manifest["goal"]["name"], manifest["threads"]) == ("size", 1)
+    assert {path.name: path.stat().st_mtime_ns for path in bundle.iterdir()} == before, "the bundle is not changed"
+
+
+def test_explain_times_nothing(cli: Cli) -> None:
+    refused(cli("explain", MLP, "--batch", "2,4"), "nothing is timed here", "give one of each")
+
+
+@pytest.mark.parametrize("command", ["check", "bench", "report"])
 def test_what_is_no_bundle(cli: Cli, tmp_path: Path, command: str) -> None:
     refused(cli(command, tmp_path), "holds no bundle", "exporter export")
     (tmp_path / "manifest.json").write_text('{"model": {')
@@ -253,7 +276,7 @@ def test_help_and_version(cli: Cli) -> None:
     done = cli("--help")
     assert done.code == 0
     positions = [
-        done.out.index(f"\n  {name} ") for name in ("export", "check", "report", "models", "targets", "doctor")
+        done.out.index(f"\n  {name} ") for name in ("export", "check", "bench", "report", "models", "targets", "doctor")
     ]
     assert positions == sorted(positions)
     assert cli("--version").out.startswith("exporter, version ")

@@ -91,6 +91,28 @@ def test_the_plan_stays_inside_the_ranges() -> None:
         assert 8 <= sizes["sequence"] <= 9
 
 
+def test_a_sweep_is_every_combination_the_example_first() -> None:
+    base = {"batch": 2, "sequence": 6, "depth": 3}
+    points = contract.sweep_points(base, SYMBOLS, {"sequence": (16, 6), "batch": (2, 8)})
+    assert points == {
+        "batch=2 sequence=6 depth=3": {"sequence": 6, "batch": 2},
+        "batch=2 sequence=16 depth=3": {"sequence": 16, "batch": 2},
+        "batch=8 sequence=16 depth=3": {"sequence": 16, "batch": 8},
+        "batch=8 sequence=6 depth=3": {"sequence": 6, "batch": 8},
+    }
+    assert next(iter(points)) == "batch=2 sequence=6 depth=3"
+    planned = [sizes for sizes, _ in contract.probe_plan(base, SYMBOLS, points.values())]
+    assert all({**base, **point} in planned for point in points.values())
+    assert contract.sweep_points(base, SYMBOLS, {}) == {}
+
+
+def test_a_sweep_keeps_to_what_is_promised() -> None:
+    with pytest.raises(UsageError, match="batch is 1 to 8, which leaves out 9"):
+        contract.sweep_points({"batch": 2}, SYMBOLS, {"batch": (2, 9)})
+    with pytest.raises(UsageError, match="depth is not dynamic"):
+        contract.sweep_points({"depth": 2}, SYMBOLS, {"depth": (2, 3)})
+
+
 def test_the_plan_without_sizes() -> None:
     assert contract.probe_plan({}, {}) == [({}, 0), ({}, 1)]
     assert contract.describe({}) == "fixed sizes"

@@ -23,10 +23,10 @@ def inputs(sizes: dict[str, int], seed: int) -> tuple[torch.Tensor, ...]:
     return (torch.randn(sizes["batch"], 4, generator=generator),)
 
 
-def make(model: torch.nn.Module, *plan: tuple[int, int]) -> tuple[golden.Golden, Findings]:
+def make(model: torch.nn.Module, *plan: tuple[int, int], whole: tuple[str, ...] = ()) -> tuple[golden.Golden, Findings]:
     sizes = [({"batch": batch}, seed) for batch, seed in plan or ((2, 0), (2, 1), (3, 0))]
     module = FlatModule(model, flatten_inputs(model, inputs(*sizes[0]))).eval()
-    return golden.make(module, inputs, sizes, SYMBOLS, TOLERANCE, "cpu")
+    return golden.make(module, inputs, sizes, SYMBOLS, TOLERANCE, "cpu", whole)
 
 
 VALUES = tuple(f"batch=2 {change}" for change in ("zeros", "ones", "negative", "large"))
@@ -164,6 +164,14 @@ def test_cases_that_are_too_large_are_cut_down(monkeypatch: pytest.MonkeyPatch) 
     _, findings = make(torch.nn.Linear(4, 3), (2, 0), (8, 0), (7, 0))
     assert findings.cases == ("batch=2", "batch=4", "batch=3", *VALUES)
     assert findings.notes[0] == "batch=8 is too large to check in reasonable time; checked up to batch=4"
+
+
+def test_a_case_that_the_user_asked_for_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(golden, "CASE_BYTES", 4 * 4 * 5)
+    made, findings = make(torch.nn.Linear(4, 3), (2, 0), (8, 0), whole=("batch=8",))
+    assert findings.cases == ("batch=2", "batch=8", *VALUES)
+    assert made.cases[1].inputs[0].shape == (8, 4)
+    assert not findings.notes
 
 
 def test_an_example_that_is_too_large_is_run_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,21 @@ def test_latency_is_measured(run: Run) -> None:
     fits_the_schema(place)
 
 
+def test_a_sweep_is_checked_and_timed(run: Run) -> None:
+    manifest, place = run("tiny:mlp", "trace", bench=True, time_budget=0.2, sizes={"batch": 2}, sweep={"batch": (2, 8)})
+    eager, trace = manifest.variants
+    assert manifest.points == {"batch=2": {"batch": 2}, "batch=8": {"batch": 8}}
+    assert manifest.golden is not None
+    assert "batch=8" in manifest.golden.cases
+    for record in (eager, trace):
+        assert record.sweep.keys() == {"batch=8"}
+        assert record.sweep["batch=8"].keys() == record.timings.keys() == {"python"}
+    assert "--size batch=2,8 " in trace.reproduce
+    samples = json.loads((place / "samples.json").read_text())
+    assert sum(map(len, samples["trace python at batch=8"])) == trace.sweep["batch=8"]["python"].runs
+    fits_the_schema(place)
+
+
 @pytest.mark.parametrize(
     ("name", "stage", "reason"),
     [

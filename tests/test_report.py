@@ -122,7 +122,7 @@ def test_markdown_escapes_what_would_break_its_table() -> None:
 
 def test_markdown_rows_have_as_many_cells_as_the_heading() -> None:
     table = [line for line in report.render(MANIFEST, "md").splitlines() if line.startswith("|")]
-    assert {line.count("|") for line in table} == {len(rows.HEADINGS) + 1}
+    assert {line.count("|") for line in table} == {len(rows.headings(MANIFEST)) + 1}
     assert len(table) == 2 + 3
 
 
@@ -172,6 +172,48 @@ def test_the_goal_decides() -> None:
     assert "Ship compile.pt: 3.00 ms" in sentence(*rows)
     assert "Ship trace.pt: 4.00 ms in Python, 2.50x eager, 20 MB" in sentence(*rows, goal=Goal("size"))
     assert "Ship onnx.pt" in sentence(*rows, goal=Goal("portability"))
+
+
+SWEPT = manifest(
+    dataclasses.replace(EAGER, sweep={"batch=8": {"python": timing(20.0, eager=20.0)}}),
+    sized("compile", 3.0, 50, sweep={"batch=8": {"python": timing(16.0, 0.1, 20.0)}}),
+    sized("trace", 4.0, 20, sweep={"batch=8": {"python": timing(10.0, 0.1, 20.0, stable=False)}}),
+    sized("onnx", 6.0, 20),
+    points={"batch=2": {"batch": 2}, "batch=8": {"batch": 8}},
+)
+
+
+def test_a_sweep_has_a_column_for_each_point() -> None:
+    assert rows.sweep(SWEPT) == [
+        ("variant", "session", "batch 2", "batch 8"),
+        ("eager", "python", "10.0 ms, 200/s", "20.0 ms, 400/s"),
+        ("compile", "python", "3.00 ms, 667/s", "16.0 ms, 500/s"),
+        ("trace", "python", "4.00 ms, 500/s", "10.0 ms ~, 800/s"),
+        ("onnx", "python", "6.00 ms, 333/s", "-"),
+    ]
+    for form in ("table", "md"):
+        assert "10.0 ms ~, 800/s" in report.render(SWEPT, form)
+    assert rows.sweep(MANIFEST) == []
+
+
+def test_throughput_is_looked_for_at_every_point() -> None:
+    made = dataclasses.replace(SWEPT, goal=Goal("throughput"))
+    assert summary.sentences(made)[1] == "Ship trace.pt at batch=8: 800 items/s, 10.0 ms in Python, 2.00x eager."
+    next_best = "Next: compile 667 items/s, 3.00 ms in Python, 50 MB; onnx 333 items/s, 6.00 ms in Python, 20 MB."
+    assert next_best in summary.alternatives(made)
+    assert "Ship compile.pt: 3.00 ms" in summary.sentences(SWEPT)[1], "latency is looked for at the example"
+
+
+def test_the_baseline_is_named() -> None:
+    made = manifest(sized("onnx", 5.0, 40), sized("trace", 4.0, 20), baseline="onnx")
+    for form in ("table", "md"):
+        assert "vs onnx" in report.render(made, form)
+    assert summary.sentences(made)[1].endswith("2.50x onnx.")
+
+
+@pytest.mark.parametrize(("value", "text"), [(123.4, "123"), (12.34, "12.3"), (1.234, "1.23"), (0.0131, "0.0131")])
+def test_numbers_keep_three_digits(value: float, text: str) -> None:
+    assert rows.number(value) == text
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,17 @@ def test_time(line) -> None:
     assert all(sample >= 0 for sample in answer["samples_ms"])
 
 
+def test_time_of_one_case(line) -> None:
+    sizes: list[int] = []
+    session = line(lambda inputs: sizes.append(len(inputs[0])) or inputs)
+    session.hear()
+    assert len(session.ask("time 2 batch=3")["samples_ms"]) == 2
+    session.ask("time 1")
+    assert sizes == [3, 3, 2], "the example where none is named"
+    answer = session.ask("time 1 batch=9")
+    assert (answer["kind"], answer["message"]) == ("usage", "the golden has no case 'batch=9'")
+
+
 @pytest.mark.parametrize("request_", ["dance", "time", "time x", "time -1", "time 1 2", "check now", ""])
 def test_what_is_no_request(line, request_: str) -> None:
     session = line()

@@ -6,10 +6,12 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -112,9 +114,9 @@ class Requests {
 class Session {
  public:
   explicit Session(const Options& options)
-      : golden_(read_golden(options)),
-        artifact_(open(options)),
-        example_(place(artifact_, golden_.cases.front().inputs)) {}
+      : golden_(read_golden(options)), artifact_(open(options)) {
+    placed(golden_.cases.front().name);
+  }
 
   ordered_json ready() const {
     return {{"event", "ready"},     {"protocol", kProtocol},
@@ -122,7 +124,7 @@ class Session {
             {"load_s", load_s_},    {"provider", artifact_.note()}};
   }
 
-  ordered_json answer(const std::string& request) const {
+  ordered_json answer(const std::string& request) {
     if (request == "check") {
       auto cases = app::to_json(check(artifact_, golden_, golden_.tolerance));
       return {{"event", "check"},
@@ -131,14 +133,18 @@ class Session {
               {"peak_rss_mb", peak_rss_mb()}};
     }
     if (request.starts_with("time ")) {
-      const int runs = parse_count("time", request.substr(5), 1, 10'000'000);
-      auto samples = time_runs(artifact_, example_, runs);
+      const auto space = request.find(' ', 5);
+      const auto count = request.substr(5, space == std::string::npos ? space : space - 5);
+      const int runs = parse_count("time", count, 1, 10'000'000);
+      const auto& inputs = placed(space == std::string::npos ? golden_.cases.front().name
+                                                             : request.substr(space + 1));
+      auto samples = time_runs(artifact_, inputs, runs);
       return {{"event", "time"},
               {"samples_ms", std::move(samples)},
               {"provider", artifact_.note()},
               {"peak_rss_mb", peak_rss_mb()}};
     }
-    throw Error(ErrorKind::usage, "request `" + request + "` is not check, time N or quit");
+    throw Error(ErrorKind::usage, "request `" + request + "` is not check, time N [CASE] or quit");
   }
 
  private:
@@ -149,15 +155,26 @@ class Session {
     return artifact;
   }
 
+  /// The inputs of a golden case, where the artifact takes them from.
+  const std::vector<at::Tensor>& placed(const std::string& name) {
+    const auto found = std::ranges::find(golden_.cases, name, &GoldenCase::name);
+    if (found == golden_.cases.end()) {
+      throw Error(ErrorKind::usage, "the golden has no case `" + name + "`");
+    }
+    auto [place_of, is_new] = placed_.try_emplace(name);
+    if (is_new) place_of->second = place(artifact_, found->inputs);
+    return place_of->second;
+  }
+
   double load_s_ = 0;
   Golden golden_;
   Artifact artifact_;
-  std::vector<at::Tensor> example_;
+  std::map<std::string, std::vector<at::Tensor>> placed_;
 };
 
 /// Answers until `quit`, the end of input or SIGTERM. A request that fails is answered with an
 /// error.
-void serve(const Session& session, Channel& channel) {
+void serve(Session& session, Channel& channel) {
   Requests requests;
   for (auto request = requests.next(); request && *request != "quit"; request = requests.next()) {
     ordered_json answer;
@@ -190,7 +207,7 @@ int session(int argc, char** argv) {
       return 0;
     }
     catch_signals();
-    const Session session(options);
+    Session session(options);
     if (channel.send(session.ready())) serve(session, channel);
     return 0;
   } catch (const Error& error) {

@@ -210,9 +210,10 @@ class Operators(unittest.TestCase):
 class Session(unittest.TestCase):
     def test_protocol(self) -> None:
         for model in MODELS:
-            code, answers = session(model, "time 3", "check", "quit")
-            self.assertEqual((code, [a["event"] for a in answers]), (0, ["ready", "time", "check"]))
-            ready, time, check = answers
+            code, answers = session(model, "time 3", "time 2 batch=5", "check", "quit")
+            self.assertEqual((code, [a["event"] for a in answers]), (0, ["ready", "time", "time", "check"]))
+            ready, time, of_case, check = answers
+            self.assertEqual(len(of_case["samples_ms"]), 2)
             self.assertEqual(
                 (ready["protocol"], ready["language"], ready["device"], ready["provider"]), (1, "native", "cpu", "")
             )
@@ -225,9 +226,9 @@ class Session(unittest.TestCase):
             self.assertEqual(list(check["cases"][0]["outputs"][0]), fields.split())
 
     def test_goes_on_after_a_wrong_request(self) -> None:
-        code, answers = session("model.pt", "dance", "time 0", "time x", "", "time 1")
-        self.assertEqual((code, [a["event"] for a in answers]), (0, ["ready", *["error"] * 4, "time"]))
-        self.assertEqual({(a["kind"], a["remedy"]) for a in answers[1:5]}, {("usage", "")})
+        code, answers = session("model.pt", "dance", "time 0", "time x", "", "time 1 nobody", "time 1")
+        self.assertEqual((code, [a["event"] for a in answers]), (0, ["ready", *["error"] * 5, "time"]))
+        self.assertEqual({(a["kind"], a["remedy"]) for a in answers[1:6]}, {("usage", "")})
 
     def test_failure_before_ready(self) -> None:
         for model, golden, kind in (

@@ -15,9 +15,10 @@ Command = Callable[..., Any]
 OPTIONS = (
     click.option(
         "--goal",
-        type=click.Choice(["latency", "size", "portability"]),
-        help="What the recommendation looks for: the fastest artifact, the smallest, or the one that moves most freely "
-        "between machines.  [default: latency]",
+        type=click.Choice(["latency", "throughput", "size", "portability"]),
+        help="What the recommendation looks for: the fastest artifact at the example's size, the one that does most a "
+        "second at any of the sizes timed, the smallest, or the one that moves most freely between machines.  "
+        "[default: latency]",
     ),
     click.option("--max-p99-ms", type=click.FloatRange(0), metavar="MS", help="Recommend nothing slower at its p99."),
     click.option("--max-mb", type=click.FloatRange(0), metavar="MB", help="Recommend nothing larger."),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from exporter.recipes import Source
     from exporter.records import Range
 
-Sizes = dict[str, int | tuple[int, ...]]
+Sizes = dict[str, tuple[int, ...]]
 Command = Callable[..., Any]
 
 
@@ -33,27 +33,38 @@ class ModelName(click.ParamType[str]):
         return found or [CompletionItem(incomplete, type="file")]
 
 
-def _choices(item: str, value: str) -> tuple[int, ...]:
-    parts = value.split(",")
-    if len(parts) < 2 or not all(part.isdigit() and int(part) for part in parts):
-        raise click.BadParameter(f"{item!r} is not NAME=N,N,..., for example batch=1,8,32")
-    return tuple(sorted(set(map(int, parts))))
+def _list(text: str) -> tuple[int, ...]:
+    """`1,8,32` as sizes, each once; nothing where it is no such list."""
+    parts = text.split(",")
+    return tuple(dict.fromkeys(map(int, parts))) if all(map(str.isdigit, parts)) else ()
+
+
+def read_batch(ctx: click.Context, param: click.Parameter, given: str | None) -> tuple[int, ...]:
+    """The sizes of --batch; none where it was not given."""
+    sizes = _list(given) if given is not None else (1,)
+    if not sizes or min(sizes) < 1:
+        raise click.BadParameter(f"{given!r} is not N or N,N,..., for example 1,8,32")
+    return sizes if given is not None else ()
 
 
 def read_sizes(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> Sizes:
-    """The last size and the last range of each name: a range under `NAME..`."""
+    """The last sizes and the last range of each name: a range under `NAME..`."""
     sizes: Sizes = {}
     for item in given:
         name, _, value = item.partition("=")
-        if param.name == "specialize":
-            sizes[name] = _choices(item, value)
-            continue
         low, dots, high = value.partition("..")
-        if not low.isdigit() or (dots and not high.isdigit()):
-            raise click.BadParameter(f"{item!r} is not NAME=N or NAME=MIN..MAX, for example sequence=128")
-        if dots and not 1 <= int(low) <= int(high):
+        if param.name == "specialize":
+            sizes[name] = tuple(sorted(_list(value)))
+            if len(sizes[name]) < 2 or sizes[name][0] < 1:
+                raise click.BadParameter(f"{item!r} is not NAME=N,N,..., for example batch=1,8,32")
+        elif not dots and _list(value):
+            sizes[name] = _list(value)
+        elif not dots or not low.isdigit() or not high.isdigit():
+            raise click.BadParameter(f"{item!r} is not NAME=N, NAME=N,N,... or NAME=MIN..MAX, as sequence=128")
+        elif not 1 <= int(low) <= int(high):
             raise click.BadParameter(f"{item!r} is an empty range; a size is 1 at least")
-        sizes[f"{name}.." if dots else name] = (int(low), int(high)) if dots else int(low)
+        else:
+            sizes[f"{name}.."] = (int(low), int(high))
     return sizes
 
 
@@ -62,15 +73,20 @@ OPTIONS = (
     click.option(
         "--device", metavar="cpu|cuda[:N]", help="Where to run.  [default: cuda where there is one, else cpu]"
     ),
-    click.option("--batch", type=click.IntRange(1), help="Batch size of the example; the same as --size batch=N."),
+    click.option(
+        "--batch",
+        callback=read_batch,
+        metavar="N[,N,...]",
+        help="Batch size of the example, and others to be timed too; the same as --size batch=N,N,...",
+    ),
     click.option(
         "--size",
         "sizes",
         multiple=True,
         callback=read_sizes,
-        metavar="NAME=N|MIN..MAX",
-        help="A size that the recipe's inputs() takes: of the example, as sequence=128, or the range that the "
-        "artifacts promise, as sequence=1..512; may be repeated.",
+        metavar="NAME=N[,N,...]|MIN..MAX",
+        help="A size that the recipe's inputs() takes: of the example, as sequence=128; with others to be timed too, "
+        "as sequence=16,128; or the range that the artifacts promise, as sequence=1..512; may be repeated.",
     ),
     click.option(
         "--dynamic",
@@ -126,15 +142,20 @@ def given_sizes(options: dict[str, Any]) -> Sizes:
 
 
 def single_sizes(given: Sizes) -> dict[str, int]:
-    """The sizes among them."""
-    return {name: size for name, size in given.items() if isinstance(size, int)}
+    """The example's sizes among them."""
+    return {name: sizes[0] for name, sizes in given.items() if not name.endswith("..")}
+
+
+def sweep(given: Sizes) -> Sizes:
+    """What is timed at more sizes than one."""
+    return {name: sizes for name, sizes in given.items() if not name.endswith("..") and len(sizes) > 1}
 
 
 def ranges(given: Sizes) -> dict[str, Range]:
     """The ranges among them."""
     from exporter.records import Range
 
-    return {name[:-2]: Range(size[0], size[-1]) for name, size in given.items() if not isinstance(size, int)}
+    return {name[:-2]: Range(bounds[0], bounds[1]) for name, bounds in given.items() if name.endswith("..")}
 
 
 def choose_device(asked: str | None) -> str:

@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from exporter.cli._model import choose_device, choose_source, given_sizes, model_options, ranges, single_sizes
+from exporter.cli._model import choose_device, choose_source, given_sizes, model_options, ranges, single_sizes, sweep
+from exporter.errors import UsageError
 
 
 @click.command(name="explain", short_help="Say what is in the way of each target.")
@@ -39,6 +40,8 @@ def command(model: str, device: str | None, as_json: bool, quiet: bool, verbose:
     from exporter.report import explanation
 
     source, sizes = choose_source(model, given), given_sizes(given)
+    if sweep(sizes):
+        raise UsageError("nothing is timed here, so there is nothing to do at several sizes", "give one of each")
     options = targets.Options(
         device=choose_device(device), threads=environment.usable_cpus(), ops_libs=given["ops_libs"]
     )

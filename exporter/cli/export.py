@@ -19,6 +19,7 @@ from exporter.cli._model import (
     ranges,
     read_sizes,
     single_sizes,
+    sweep,
 )
 
 DEFAULT_TARGETS = "trace,script,compile,onnx"
@@ -135,6 +136,7 @@ def _request(model: str, targets_text: str, device: str | None, out: Path | None
         out=out or Path("artifacts") / source.label,
         device=choose_device(device),
         sizes=single_sizes(given),
+        sweep=sweep(given),
         ranges=ranges(given)
         | {name: Range(min(sizes), max(sizes), sizes) for name, sizes in options["specialize"].items()},
         dynamic=options["dynamic"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 import sys
+from collections.abc import Container
 from pathlib import Path
 
 from rich import box
@@ -16,7 +17,7 @@ from exporter.records import Manifest
 from exporter.report import rows, summary
 
 STYLES = {"exact": "green", "rounding": "green", "drift": "yellow", "quantized": "yellow"}
-NUMERIC = {"median", "min…max", "runs", "vs eager", "size", "build"}
+WORDS = {"variant", "session", "parity"}  # columns that are not of numbers
 PLAIN_WIDTH = 120
 
 
@@ -28,7 +29,10 @@ def render(manifest: Manifest, place: Path | None = None) -> str:
     console.print()
     for line in rows.heading(manifest):
         console.print(escape(line), style="dim" if line != rows.heading(manifest)[0] else "bold")
-    console.print(_table(manifest, width))
+    skip = {"min…max", "runs"} if width < 100 else set()
+    console.print(_table(rows.headings(manifest), rows.rows(manifest), skip))
+    if lines := rows.sweep(manifest):
+        console.print(_table(lines[0], lines[1:]))
     for variant in rows.failures(manifest):
         console.print(f"[red]{escape(variant.name)}[/] failed at {escape(variant.stage)}: {escape(variant.reason)}")
         for label, text in (("remedy", variant.remedy), ("again", variant.reproduce)):
@@ -50,16 +54,17 @@ def render(manifest: Manifest, place: Path | None = None) -> str:
     return output.getvalue()
 
 
-def _table(manifest: Manifest, width: int) -> Table:
+def _table(headings: tuple[str, ...], lines: list[tuple[str, ...]], skip: Container[str] = ()) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    skip = {"min…max", "runs"} if width < 100 else set()
-    shown = [i for i, heading in enumerate(rows.HEADINGS) if heading not in skip]
+    shown = [i for i, heading in enumerate(headings) if heading not in skip]
     for index in shown:
-        heading = rows.HEADINGS[index]
-        table.add_column(heading, justify="right" if heading in NUMERIC else "left", no_wrap=heading != "parity")
-    parity = rows.HEADINGS.index("parity")
-    for row in rows.rows(manifest):
-        cells = [escape(cell) for cell in row]
-        cells[parity] = f"[{STYLES.get(row[parity], 'bold red')}]{cells[parity]}[/]"
-        table.add_row(*(cells[i] for i in shown))
+        heading = headings[index]
+        table.add_column(heading, justify="left" if heading in WORDS else "right", no_wrap=heading != "parity")
+    for line in lines:
+        cells = map(_cell, headings, line)
+        table.add_row(*(cell for i, cell in enumerate(cells) if i in shown))
     return table
+
+
+def _cell(heading: str, text: str) -> str:
+    return f"[{STYLES.get(text, 'bold red')}]{escape(text)}[/]" if heading == "parity" else escape(text)

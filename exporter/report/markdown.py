@@ -10,9 +10,9 @@ def render(manifest: Manifest) -> str:
     """Heading, table, failures, warnings and the recommendation."""
     first, *rest = rows.heading(manifest)
     lines = [f"### {first}", "", *(f"{line}  " for line in rest), ""]
-    lines += [_line(rows.HEADINGS), _line(("---",) * len(rows.HEADINGS))]
-    lines += [_line(row) for row in rows.rows(manifest)]
-    lines.append("")
+    lines += _table(rows.headings(manifest), rows.rows(manifest))
+    if swept := rows.sweep(manifest):
+        lines += _table(swept[0], swept[1:])
     for variant in rows.failures(manifest):
         remedy = f" {variant.remedy}." if variant.remedy else ""
         lines += [
@@ -30,6 +30,10 @@ def render(manifest: Manifest) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _table(headings: tuple[str, ...], cells: list[tuple[str, ...]]) -> list[str]:
+    return [_line(headings), _line(("---",) * len(headings)), *map(_line, cells), ""]
 
 
 def _line(cells: tuple[str, ...]) -> str:

@@ -4,12 +4,40 @@ from __future__ import annotations
 
 from exporter.records import Manifest, SessionRecord, Timing, VariantRecord
 
-HEADINGS = ("variant", "session", "median", "min…max", "runs", "vs eager", "parity", "size", "build")
+VS = "vs "  # before the baseline's name
+
+
+def headings(manifest: Manifest) -> tuple[str, ...]:
+    """Of the columns."""
+    against = VS + manifest.baseline
+    return "variant", "session", "median", "min…max", "runs", against, "parity", "size", "build"
 
 
 def rows(manifest: Manifest) -> list[tuple[str, ...]]:
-    """The cells under HEADINGS for each variant and session; one row for a variant that came to no session."""
+    """The cells under `headings` for each variant and session; one row for a variant that came to no session."""
     return [_row(variant, session) for variant in manifest.variants for session in variant.sessions or (None,)]
+
+
+def sweep(manifest: Manifest) -> list[tuple[str, ...]]:
+    """Headings, then the cells of each variant and session at each point of the sweep; nothing where there was none."""
+    if len(manifest.points) < 2:
+        return []
+    example, *others = manifest.points
+    titles = [", ".join(f"{name} {size}" for name, size in sizes.items()) for sizes in manifest.points.values()]
+    lines: list[tuple[str, ...]] = [("variant", "session", *titles)]
+    for variant in manifest.variants:
+        for session, timing in variant.timings.items():
+            timings = {example: timing} | {p: t[session] for p, t in variant.sweep.items() if session in t}
+            cells = (_rate(manifest, point, timings.get(point)) for point in (example, *others))
+            lines.append((variant.name, session, *cells))
+    return lines
+
+
+def _rate(manifest: Manifest, point: str, timing: Timing | None) -> str:
+    if timing is None:
+        return "-"
+    rate = manifest.points[point].get("batch", manifest.model.sizes.get("batch", 1)) / timing.median_ms * 1000
+    return f"{number(timing.median_ms)} ms{'' if timing.stable else ' ~'}, {number(rate)}/s"
 
 
 def _row(variant: VariantRecord, session: SessionRecord | None) -> tuple[str, ...]:
@@ -46,8 +74,9 @@ def _cost(variant: VariantRecord) -> tuple[str, str]:
 
 
 def number(value: float) -> str:
-    """Three significant digits, without an exponent."""
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    """Three significant digits, without an exponent, and four decimals at most."""
+    decimals = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 0.0995 else 4
+    return f"{value:.{decimals}f}"
 
 
 def size_of(count: int) -> str:

@@ -13,39 +13,69 @@ PORTABLE = ("onnx", "export", "script", "trace", "compile")
 
 @dataclass(frozen=True)
 class Choice:
-    """An artifact that passed, in one of the sessions that it was timed in."""
+    """An artifact that passed, as it was timed in one session, at the example or at one point of the sweep."""
 
     variant: VariantRecord
     session: str
     timing: Timing
+    items: int = 1  # of one call, where throughput is looked for: its batch
+    point: str = ""  # where that is not the example
 
     @property
     def bytes(self) -> int:
         """Size of all its files."""
         return sum(file.bytes for file in self.variant.files)
 
+    @property
+    def cost(self) -> float:
+        """Milliseconds of one item."""
+        return self.timing.median_ms / self.items
+
+    @property
+    def cost_ci95(self) -> tuple[float, float]:
+        """Milliseconds of one item: the 95% interval."""
+        low, high = self.timing.ci95_ms
+        return low / self.items, high / self.items
+
 
 def choices(manifest: Manifest) -> list[Choice]:
-    """Artifacts that passed, were timed and keep the goal's bounds, the best first; each in its fastest session."""
-    goal = manifest.goal
-    found = []
+    """Artifacts that passed, were timed and keep the goal's bounds, the best first, each where it is at its best.
+
+    That is in its fastest session; for throughput, at the point of the sweep where it does most a second too.
+    """
+    goal, found = manifest.goal, []
     for variant in manifest.variants:
-        if variant.status != "passed" or not variant.artifact:
-            continue
-        timings = {s: t for s, t in variant.timings.items() if goal.needs != "cpp" or s == "native"}
-        if timings:
-            session, timing = min(timings.items(), key=lambda item: item[1].median_ms)
-            found.append(Choice(variant, session, timing))
-    return sorted((c for c in found if not out_of_bounds(c, goal)), key=lambda c: _rank(c, goal))
+        if variant.status == "passed" and variant.artifact:
+            timed = [c for c in _timed(manifest, variant) if not out_of_bounds(c, goal)]
+            found += sorted(timed, key=lambda c: c.cost)[:1]
+    return sorted(found, key=lambda c: _rank(c, goal))
+
+
+def _timed(manifest: Manifest, variant: VariantRecord) -> list[Choice]:
+    goal = manifest.goal
+    everywhere = goal.name == "throughput"
+    items = {point: _items(manifest, point) for point in ("", *variant.sweep)} if everywhere else {"": 1}
+    timings = {"": variant.timings} | variant.sweep
+    return [
+        Choice(variant, session, timing, items[point], point)
+        for point in items
+        for session, timing in timings[point].items()
+        if goal.needs != "cpp" or session == "native"
+    ]
+
+
+def _items(manifest: Manifest, point: str) -> int:
+    """The batch of one call, where there is a size of that name."""
+    return (manifest.model.sizes | manifest.points.get(point, {})).get("batch", 1)
 
 
 def _rank(choice: Choice, goal: Goal) -> tuple[float, float]:
     if goal.name == "size":
-        return choice.bytes, choice.timing.median_ms
+        return choice.bytes, choice.cost
     if goal.name == "portability":
         target = choice.variant.target
-        return (PORTABLE.index(target) if target in PORTABLE else len(PORTABLE)), choice.timing.median_ms
-    return choice.timing.median_ms, choice.bytes
+        return (PORTABLE.index(target) if target in PORTABLE else len(PORTABLE)), choice.cost
+    return choice.cost, choice.bytes
 
 
 def out_of_bounds(choice: Choice, goal: Goal) -> str:
@@ -61,9 +91,9 @@ def out_of_bounds(choice: Choice, goal: Goal) -> str:
 
 
 def pareto(found: list[Choice]) -> list[Choice]:
-    """Those that no other beats in both latency and size, the fastest first."""
+    """Those that no other beats in both speed and size, the fastest first."""
     front: list[Choice] = []
-    for choice in sorted(found, key=lambda c: (c.timing.median_ms, c.bytes)):
+    for choice in sorted(found, key=lambda c: (c.cost, c.bytes)):
         if not front or choice.bytes < front[-1].bytes:
             front.append(choice)
     return front
@@ -83,7 +113,7 @@ def sentences(manifest: Manifest) -> list[str]:
     lines = [summary + "."]
     best = choices(manifest)
     if best:
-        lines.append(_recommend(best, manifest.goal))
+        lines.append(_recommend(best, manifest))
     elif any(v.timings and v.status == "passed" and v.artifact for v in manifest.variants):
         lines.append(f"No artifact keeps the bounds: {_bounds(manifest.goal)}.")
     elif any(v.status == "passed" and v.artifact for v in manifest.variants):
@@ -91,24 +121,34 @@ def sentences(manifest: Manifest) -> list[str]:
     return lines
 
 
-def _recommend(best: list[Choice], goal: Goal) -> str:
-    first = best[0]
+def _recommend(best: list[Choice], manifest: Manifest) -> str:
+    first, goal = best[0], manifest.goal
     path = first.variant.artifact.path if first.variant.artifact else ""
-    text = f"Ship {path}: {number(first.timing.median_ms)} ms in {language(first.session)}"
+    text = f"Ship {path}{_at(first)}: {_speed(first, goal)}"
     if first.timing.speedup is not None:
-        text += f", {first.timing.speedup:.2f}x eager"
-    if goal.name != "latency":
+        text += f", {first.timing.speedup:.2f}x {manifest.baseline}"
+    if goal.name in ("size", "portability"):
         text += f", {size_of(first.bytes)}"
-    ties = [c for c in best[1:] if goal.name == "latency" and c.timing.ci95_ms[0] <= first.timing.ci95_ms[1]]
+    timed = goal.name in ("latency", "throughput")
+    ties = [c for c in best[1:] if timed and c.cost_ci95[0] <= first.cost_ci95[1]]
     if ties:
-        text += f" (not distinguishable from {', '.join(c.variant.name for c in ties)})"
+        text += f" (not distinguishable from {', '.join(c.variant.name + _at(c) for c in ties)})"
     text += "."
     interval = first.timing.speedup_ci95
-    if interval is not None and interval[0] <= 1:
-        text += " It is not distinguishable from eager, or slower."
+    if interval is not None and interval[0] <= 1 and first.variant.name != manifest.baseline:
+        text += f" It is not distinguishable from {manifest.baseline}, or slower."
     if bounds := _bounds(goal):
         text += f" It is the best for {goal.name} within {bounds}."
     return text
+
+
+def _at(choice: Choice) -> str:
+    return f" at {choice.point}" if choice.point else ""
+
+
+def _speed(choice: Choice, goal: Goal) -> str:
+    rate = f"{number(1000 / choice.cost)} items/s, " if goal.name == "throughput" else ""
+    return f"{rate}{number(choice.timing.median_ms)} ms in {language(choice.session)}"
 
 
 def _bounds(goal: Goal) -> str:
@@ -130,18 +170,16 @@ def alternatives(manifest: Manifest) -> list[str]:
     best = choices(manifest)
     lines = []
     if len(best) > 1:
-        lines.append("Next: " + "; ".join(f"{_brief(c)}" for c in best[1:3]) + ".")
+        lines.append("Next: " + "; ".join(_brief(c, manifest.goal) for c in best[1:3]) + ".")
     front = pareto(best)
     if len(front) > 1:
-        lines.append("Pareto of latency and size: " + "; ".join(map(_brief, front)) + ".")
+        speed = "throughput" if manifest.goal.name == "throughput" else "latency"
+        lines.append(f"Pareto of {speed} and size: {'; '.join(_brief(c, manifest.goal) for c in front)}.")
     return lines
 
 
-def _brief(choice: Choice) -> str:
-    return (
-        f"{choice.variant.name} {number(choice.timing.median_ms)} ms in {language(choice.session)}, "
-        f"{size_of(choice.bytes)}"
-    )
+def _brief(choice: Choice, goal: Goal) -> str:
+    return f"{choice.variant.name}{_at(choice)} {_speed(choice, goal)}, {size_of(choice.bytes)}"
 
 
 def language(session: str) -> str:

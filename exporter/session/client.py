@@ -37,9 +37,9 @@ class Session(ABC):
         cases: list[dict[str, Any]] = self._ask("check")["cases"]
         return cases
 
-    def time(self, runs: int) -> list[float]:
-        """Milliseconds of each of `runs` calls."""
-        samples: list[float] = self._ask(f"time {runs}")["samples_ms"]
+    def time(self, runs: int, case: str = "") -> list[float]:
+        """Milliseconds of each of `runs` calls of a golden case, or of the example."""
+        samples: list[float] = self._ask(f"time {runs} {case}".rstrip())["samples_ms"]
         return samples
 
     def _ask(self, request: str) -> dict[str, Any]:

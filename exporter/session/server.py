@@ -9,7 +9,7 @@ import resource
 import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -19,13 +19,13 @@ import torch
 from exporter import golden as goldens
 from exporter import operators, parity, places, targets
 from exporter.capture import Tensors, dtype_name
-from exporter.errors import ArtifactError, ContractError, ExporterError
+from exporter.errors import ArtifactError, ContractError, ExporterError, UsageError
 from exporter.isolate import stand_back
 from exporter.precision import use_tf32
 from exporter.records import to_json
 
 PROTOCOL = 1
-KINDS = {ArtifactError: "artifact", ContractError: "contract"}
+KINDS = {ArtifactError: "artifact", ContractError: "contract", UsageError: "usage"}
 
 
 def serve_artifact(
@@ -127,13 +127,22 @@ def _answer(words: list[str], run: targets.Run, judge: Judge, device: str) -> di
                 "cases": [judge.check(run, case, device) for case in cases],
                 "peak_rss_mb": peak_rss_mb(),
             }
-        case ["time", runs] if runs.isdigit():
+        case ["time", runs, *name] if runs.isdigit():
+            case = _find(cases, " ".join(name))
             return {
                 "event": "time",
-                "samples_ms": _time(run, cases[0].inputs, int(runs), device),
+                "samples_ms": _time(run, case.inputs, int(runs), device),
                 "peak_rss_mb": peak_rss_mb(),
             }
     return {"event": "error", "kind": "usage", "message": f"not a request: {' '.join(words)}"}
+
+
+def _find(cases: Sequence[goldens.Case], name: str) -> goldens.Case:
+    """The first case of this name, the example where there is no name. UsageError when there is none."""
+    for case in cases:
+        if name in ("", case.name):
+            return case
+    raise UsageError(f"the golden has no case {name!r}")
 
 
 @dataclass(frozen=True)

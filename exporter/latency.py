@@ -1,0 +1,112 @@
+"""Latency of open sessions, at the example and at every point of a sweep, put into the variants' records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from exporter import benchmark, checks
+from exporter.errors import ExporterError
+from exporter.records import SessionRecord, Timing, VariantRecord
+from exporter.session.client import Session
+
+Key = tuple[str, str]  # a variant's name, and the kind of its session
+EXAMPLE = ""
+
+
+@dataclass(frozen=True)
+class At:
+    """A session that is timed at one golden case."""
+
+    session: Session
+    case: str
+
+    def time(self, runs: int) -> list[float]:
+        """Milliseconds of each of `runs` calls."""
+        return self.session.time(runs, self.case)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What every session gave at every point, the example first; `warnings` name points where the baseline failed."""
+
+    baseline: Key
+    points: dict[str, dict[Key, benchmark.Series]]
+    warnings: tuple[str, ...] = ()
+
+    def samples(self) -> str:
+        """Every sample in milliseconds as JSON, by variant, session and point, in windows."""
+        return json.dumps(
+            {
+                " ".join((*key, f"at {point}") if point else key): one.windows
+                for point, series in self.points.items()
+                for key, one in series.items()
+            }
+        )
+
+    def timed(self, record: VariantRecord) -> VariantRecord:
+        """The record with its timings; a session that failed while it was timed fails the variant."""
+        sweep = {point: timings for point in self.points if (timings := self._timings(record.name, point))}
+        errors = {
+            kind: f"{one.error} at {point}" if point else one.error
+            for point, series in self.points.items()
+            for (name, kind), one in series.items()
+            if name == record.name and one.error
+        }
+        sessions = tuple(_failed(s, errors[s.session]) if s.session in errors else s for s in record.sessions)
+        timings = sweep.pop(EXAMPLE, {})
+        return checks.conclude(replace(record, timings=timings, sweep=sweep), sessions)
+
+    def _timings(self, variant: str, point: str) -> dict[str, Timing]:
+        series = self.points[point]
+        return {
+            kind: benchmark.timing(one, series[self.baseline])
+            for (name, kind), one in series.items()
+            if name == variant and one.windows
+        }
+
+
+def measure(
+    sessions: Mapping[Key, Session],
+    points: Sequence[str],
+    budget_s: float,
+    baseline: Key,
+    progress: Callable[[str, str], None],
+) -> Measured:
+    """Time the sessions in rotation: at the example, then at each other point those that have not failed yet.
+
+    `progress` hears a variant's name and its stage. When the baseline fails at the example, what it raised passes
+    through.
+    """
+    left = dict(sessions)
+    found: dict[str, dict[Key, benchmark.Series]] = {}
+    warnings: list[str] = []
+    for point in (EXAMPLE, *points):
+        try:
+            found[point] = _rotate(left, point, budget_s, baseline, progress)
+        except ExporterError as error:
+            if point == EXAMPLE:
+                raise
+            warnings.append(f"nothing was timed at {point}: {' '.join(baseline)}: {error}")
+            continue
+        left = {key: session for key, session in left.items() if not found[point][key].error}
+    return Measured(baseline, found, tuple(warnings))
+
+
+def _rotate(
+    sessions: Mapping[Key, Session], point: str, budget_s: float, baseline: Key, progress: Callable[[str, str], None]
+) -> dict[Key, benchmark.Series]:
+    keys = {" ".join(key): key for key in sessions}
+    stage = f"time {point}".rstrip()
+    series = benchmark.measure(
+        {name: At(sessions[key], point) for name, key in keys.items()},
+        budget_s,
+        " ".join(baseline),
+        lambda name: progress(keys[name][0], stage),
+    )
+    return {keys[name]: one for name, one in series.items()}
+
+
+def _failed(session: SessionRecord, error: str) -> SessionRecord:
+    return replace(session, status="failed", stage="time", reason=error)
