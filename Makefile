@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 CPP := build/cpp
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test install lint cpp ctest asan pytest fuzz bench test-gpu clean
+.PHONY: help demo test install lint cpp ctest asan pytest fuzz bench tables test-gpu clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -55,6 +55,9 @@ bench: install cpp ## measure start-up, overhead and the C++ side
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/native.py
+
+tables: install cpp ## the published comparisons, small ones on the CPU: build/tables/tables.md and figures
+	$(BIN)/python benchmarks/tables.py --quick --out build/tables
 
 test-gpu: ## the CUDA paths, with the python3 on the PATH (PYTHON=... for another)
 	$(PYTHON) -m pytest tests/gpu

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import onnxruntime
 import torch
@@ -22,6 +23,29 @@ class Flat(torch.nn.Module):
         return output.last_hidden_state, output.pooler_output
 
 
+def trace(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], path: Path) -> None:
+    """torch.jit.trace, frozen."""
+    torch.jit.save(torch.jit.freeze(torch.jit.trace(model, inputs, check_trace=False)), str(path))
+
+
+def program(
+    model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], shapes: tuple[dict[int, Any], ...] | None = None
+) -> torch.export.ExportedProgram:
+    """What AOTInductor and ONNX start from; of the inputs' sizes alone without `shapes`."""
+    return torch.export.export(model, inputs, dynamic_shapes=shapes, strict=False)
+
+
+def package(exported: torch.export.ExportedProgram, path: Path) -> None:
+    """AOTInductor, frozen."""
+    settings = {"freezing": True, "cpp.dynamic_threads": True}
+    torch._inductor.aoti_compile_and_package(exported, package_path=str(path), inductor_configs=settings)
+
+
+def onnx(exported: torch.export.ExportedProgram, path: Path) -> None:
+    """ONNX, weights inside."""
+    torch.onnx.export(exported, (), str(path), dynamo=True, external_data=False, verbose=False)
+
+
 def main(folder: Path) -> None:
     """Export and check."""
     torch.manual_seed(0)
@@ -35,18 +59,15 @@ def main(folder: Path) -> None:
     with torch.no_grad():
         expected = model(*inputs)
 
-        traced = torch.jit.freeze(torch.jit.trace(model, inputs, check_trace=False))
-        torch.jit.save(traced, str(folder / "trace.pt"))
+        trace(model, inputs, folder / "trace.pt")
         check(torch.jit.load(str(folder / "trace.pt"))(*inputs), expected)
 
         batch, sequence = torch.export.Dim("batch", min=1, max=64), torch.export.Dim("sequence", min=1, max=512)
-        program = torch.export.export(model, inputs, dynamic_shapes=({0: batch, 1: sequence},) * 3, strict=False)
-        settings = {"freezing": True, "cpp.dynamic_threads": True}
-        package = str(folder / "compile.pt2")
-        torch._inductor.aoti_compile_and_package(program, package_path=package, inductor_configs=settings)
-        check(torch._inductor.aoti_load_package(package)(*inputs), expected)
+        exported = program(model, inputs, ({0: batch, 1: sequence},) * 3)
+        package(exported, folder / "compile.pt2")
+        check(torch._inductor.aoti_load_package(str(folder / "compile.pt2"))(*inputs), expected)
 
-    torch.onnx.export(program, (), str(folder / "model.onnx"), dynamo=True, external_data=False, verbose=False)
+    onnx(exported, folder / "model.onnx")
     session = onnxruntime.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
     feed = {i.name: t.numpy() for i, t in zip(session.get_inputs(), inputs, strict=True)}
     check(tuple(map(torch.from_numpy, session.run(None, feed))), expected)

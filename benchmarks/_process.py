@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+GRACE_S = 20.0  # for a command that is interrupted to end what it started
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,28 @@ def run(command: Sequence[str], environment: Mapping[str, str] | None = None) ->
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{errors.decode(errors='replace')[-3000:]}")
     return Run(seconds, usage.ru_maxrss * 1024 / 1e6)
+
+
+def said(command: Sequence[str], limit_s: float, environment: Mapping[str, str] | None = None) -> str:
+    """What a command prints, however it ends. TimeoutError, once it was interrupted, when that takes too long."""
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment
+    ) as process:
+        try:
+            return process.communicate(timeout=limit_s)[0]
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=GRACE_S)
+            raise TimeoutError(f"{' '.join(command)} took longer than {limit_s:.0f} s") from None
+        finally:
+            process.kill()
+
+
+def peak_mb(pid: int | str = "self") -> float:
+    """Peak resident memory of a process that still runs, without its children, in MB."""
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in status if line.startswith("VmHWM")).split()[1]) * 1024 / 1e6
 
 
 def verdict(claims: Sequence[tuple[str, float, float]]) -> None:

@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from _process import run, verdict
+from _process import peak_mb, run, verdict
 
 RUNS = 10
 
@@ -28,15 +28,14 @@ def main() -> None:
 def _own_peak(command: list[str]) -> float:
     """Peak resident memory in MB of the process itself: what wait4 tells would include its children."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    peak = 0
+    peak = 0.0
     while process.poll() is None:
         with contextlib.suppress(OSError, StopIteration):
-            status = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-            peak = int(next(line for line in status if line.startswith("VmHWM")).split()[1])
+            peak = peak_mb(process.pid)
         time.sleep(0.05)
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)} failed")
-    return peak * 1024 / 1e6
+    return peak
 
 
 if __name__ == "__main__":

@@ -1,0 +1,106 @@
+"""BERT-base and ResNet18 at batch 1, every way that exporter has, as its main job measures them; and a bare trace."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from _process import said
+from _rows import Bench, Rows, failed, rotation
+
+from exporter import bundle
+from exporter.errors import ExporterError, JobError
+from exporter.records import EAGER, Manifest, VariantRecord
+
+MODELS = {"bert": "BERT-base, batch 1, sequence 14", "resnet18": "ResNet18, batch 1, images of 224²"}
+TARGETS = "trace,script,compile,compile:default,compile:reduce-overhead,compile:max-autotune,onnx"
+QUICK_TARGETS = "trace,script,compile,compile:default,onnx"
+LABELS = {
+    "trace": "torch.jit.trace, frozen",
+    "script": "torch.jit.script, frozen",
+    "compile": "AOTInductor, frozen",
+    "onnx": "onnxruntime",
+}
+LANGUAGES = {"python": "", "native": ", C++"}
+BARE = ("eager, bare", "torch.jit.trace, not frozen, bare", "torch.jit.trace, frozen, bare")
+
+
+def measure(bench: Bench) -> list[dict[str, Any]]:
+    """Two rotations for each model: exporter's, and one of bare calls."""
+    found = []
+    for model, label in MODELS.items():
+        found += [rotation(label, EAGER, exported(bench, model))]
+        found += [rotation(label, BARE[0], bench.measure("_latency:bare", BARE, model=model))]
+    return found
+
+
+def exported(bench: Bench, model: str) -> Rows:
+    """The rows of `exporter export`; one row with the reason when it came to nothing."""
+    print(f"  exporter export {model}", flush=True)
+    with tempfile.TemporaryDirectory(dir=bench.folder) as folder:
+        out = Path(folder) / "bundle"
+        command = [sys.executable, "-m", "exporter", "export", model, "--weights", "random", "--dynamic", "none"]
+        command += ["--device", bench.device, "--targets", QUICK_TARGETS if bench.quick else TARGETS, "-q"]
+        command += ["--threads", str(bench.threads), "--time-budget", str(bench.budget_s)]
+        command += ["--timeout", str(bench.row_limit_s), "--out", str(out)]
+        try:
+            text = said(command, bench.left(), {**os.environ, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/cache"})
+            if not (out / bundle.SAMPLES).is_file():
+                raise JobError(f"exporter timed nothing: {text[-300:]}")
+            return rows_of(bundle.read_manifest(out), json.loads((out / bundle.SAMPLES).read_text()))
+        except (ExporterError, TimeoutError) as error:
+            return failed([EAGER], error)
+
+
+def rows_of(manifest: Manifest, samples: dict[str, list[list[float]]]) -> Rows:
+    """A row for each variant and language; a variant that failed in one has its reason there."""
+    rows: Rows = {}
+    for variant in manifest.variants:
+        for session in variant.sessions:
+            timing = variant.timings.get(session.session)
+            if session.status == "failed" or timing is None:
+                rows[_name(variant, session.session)] = {"error": session.reason or variant.reason}
+                continue
+            rows[_name(variant, session.session, session.provider)] = {
+                "windows": samples[f"{variant.name} {session.session}"],
+                "stable": timing.stable,
+                "facts": _facts(variant),
+            }
+        if not variant.sessions:
+            rows[_name(variant, "python")] = {"error": variant.reason}
+    return rows
+
+
+def _name(variant: VariantRecord, language: str, provider: str = "") -> str:
+    mode = variant.name.partition(":")[2]
+    label = f"torch.compile, {mode}" if mode else LABELS.get(variant.name, variant.name)
+    return f"{label}{LANGUAGES[language]}" + (f" ({provider})" if provider else "")
+
+
+def _facts(variant: VariantRecord) -> dict[str, float]:
+    if variant.artifact is None or variant.lifecycle.export_s is None:
+        return {}
+    return {"build_s": variant.lifecycle.export_s, "size_mb": sum(file.bytes for file in variant.files) / 1e6}
+
+
+def bare(channel: Any, model: str, device: str, threads: int, budget: float, folder: str) -> Rows:
+    """Eager and torch.jit.trace as one would call them by hand, not frozen and frozen."""
+    import importlib
+
+    import torch
+    from _timed import rotate, settings
+
+    recipe = importlib.import_module(f"exporter_models.{model}")
+    with settings(device, threads, folder), torch.no_grad():
+        torch.manual_seed(0)
+        module = recipe.load("random").eval().to(device)
+        inputs = {name: tensor.to(device) for name, tensor in recipe.inputs().items()}
+        traced = torch.jit.trace(module, None, example_kwarg_inputs=inputs, strict=False, check_trace=False)
+        modules = dict(zip(BARE, (module, traced, torch.jit.freeze(traced)), strict=True))
+        calls = {name: functools.partial(each, **inputs) for name, each in modules.items()}
+        return rotate(calls, budget, BARE[0], device)

@@ -1,0 +1,111 @@
+"""What torch.compile's modes give, and what a first call costs with an empty cache: each in its own process."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from _rows import Bench, Rows, rotation
+
+MODES = ("default", "reduce-overhead", "max-autotune")
+SCALAR, RESNET, BERT, DISTANCES = "scalar", "resnet18", "bert", "distances"
+LABELS = {
+    SCALAR: "sin(x) + cos(x) of one number",
+    RESNET: "ResNet18, batch {batch}",
+    BERT: "BERT, {layers} layers, batch 1, sequence 14",
+    DISTANCES: "distances of {points} points to 100 centres, in NumPy",
+}
+FULL = {"batch": 16, "layers": 12, "points": 20000}
+QUICK = {"batch": 4, "layers": 2, "points": 5000}
+
+
+def measure(bench: Bench) -> list[dict[str, Any]]:
+    """A rotation for each workload and mode; in --quick all modes of the first alone, the default of the others."""
+    sizes = QUICK if bench.quick else FULL
+    return [
+        _rotation(bench, workload, mode, sizes)
+        for workload in LABELS
+        for mode in MODES
+        if mode == "default" or workload == SCALAR or (not bench.quick and workload != DISTANCES)
+    ]
+
+
+def _rotation(bench: Bench, workload: str, mode: str, sizes: dict[str, int]) -> dict[str, Any]:
+    label = LABELS[workload].format(**sizes)
+    print(f"  {label}", flush=True)
+    baseline = f"{'NumPy' if workload == DISTANCES else 'eager'}, beside {mode}"
+    rows = bench.measure(
+        "_modes:compiled", (baseline, mode), workload=workload, mode=mode, baseline=baseline, sizes=sizes
+    )
+    return rotation(label, baseline, rows)
+
+
+def compiled(
+    channel: Any,
+    workload: str,
+    mode: str,
+    baseline: str,
+    sizes: dict[str, int],
+    device: str,
+    threads: int,
+    budget: float,
+    folder: str,
+) -> Rows:
+    """Both rows of one workload in one mode. AssertionError where the compiled one gives something else."""
+    import torch
+    from _timed import first_call, rotate, settings
+
+    with settings(device, threads, folder), torch.no_grad():
+        torch.manual_seed(0)
+        function, arguments = WORKLOADS[workload](device, sizes)
+        on_gpu = workload == DISTANCES and device != "cpu"
+        fast = (_numpy_on_gpu if on_gpu else torch.compile)(function, mode=mode)
+        got, seconds = first_call(lambda: fast(*arguments), device)
+        torch.testing.assert_close(got, function(*arguments), rtol=1e-3, atol=1e-3)
+        calls = {name: functools.partial(each, *arguments) for name, each in ((baseline, function), (mode, fast))}
+        rows = rotate(calls, budget, baseline, device)
+    rows[mode]["facts"] = {"first_s": seconds}
+    return rows
+
+
+def _numpy_on_gpu(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
+    """Arrays in, an array out; copied to the GPU and back."""
+    import torch
+
+    fast = torch.compile(torch.compiler.wrap_numpy(function), mode=mode)
+    return lambda *arrays: fast(*(torch.from_numpy(array).cuda() for array in arrays)).cpu().numpy()
+
+
+Workload = tuple[Callable[..., Any], tuple[Any, ...]]  # a function and its arguments
+
+
+def _scalar(device: str, sizes: dict[str, int]) -> Workload:
+    import torch
+
+    return lambda x: torch.sin(x) + torch.cos(x), (torch.randn(1, device=device),)
+
+
+def _resnet18(device: str, sizes: dict[str, int]) -> Workload:
+    recipe = importlib.import_module("exporter_models.resnet18")
+    return recipe.load("random").eval().to(device), (recipe.inputs(sizes["batch"])["x"].to(device),)
+
+
+def _bert(device: str, sizes: dict[str, int]) -> Workload:
+    from transformers import BertConfig, BertModel
+
+    model = BertModel(BertConfig(num_hidden_layers=sizes["layers"])).eval().to(device)
+    inputs = importlib.import_module("exporter_models.bert").inputs()
+    return model, tuple(tensor.to(device) for tensor in inputs.values())
+
+
+def _distances(device: str, sizes: dict[str, int]) -> Workload:
+    import numpy as np
+
+    generator = np.random.default_rng(0)
+    points, centres = (generator.standard_normal((count, 16), np.float32) for count in (sizes["points"], 100))
+    return lambda a, b: np.sqrt(((a[:, None] - b[None]) ** 2).sum(axis=2)), (points, centres)
+
+
+WORKLOADS = {SCALAR: _scalar, RESNET: _resnet18, BERT: _bert, DISTANCES: _distances}

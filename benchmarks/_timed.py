@@ -1,0 +1,69 @@
+"""In the process that is measured: calls timed in rotation, as exporter times its sessions."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from _rows import Rows
+
+from exporter import benchmark, places, targets
+from exporter.errors import JobError
+from exporter.session import server
+
+SAMPLES = 100  # of a window at most are kept: of a call of some microseconds there are thousands
+
+
+@dataclass(frozen=True)
+class Call:
+    """Something to time."""
+
+    run: Callable[[], object]
+    device: str
+
+    def time(self, runs: int) -> list[float]:
+        """Milliseconds of each of `runs` calls, the device synchronised."""
+        try:
+            return server._time(lambda inputs: self.run(), (), runs, self.device)
+        except Exception as error:
+            raise JobError(places.summary(error)) from error
+
+
+@contextlib.contextmanager
+def settings(device: str, threads: int, folder: str, cache: str = "") -> Iterator[Path]:
+    """Threads, float32 that is float32, and a folder for all that is temporary; compilers' caches are in it, empty,
+    unless a `cache` is named."""
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache or f"{scratch}/cache"
+        server.configure(targets.Options(device=device, threads=threads, scratch=scratch))
+        yield Path(scratch)
+
+
+def rotate(calls: Mapping[str, Callable[[], object]], budget: float, baseline: str, device: str) -> Rows:
+    """Rows of calls measured side by side."""
+    series = benchmark.measure({name: Call(run, device) for name, run in calls.items()}, budget, baseline)
+    return {
+        name: {"error": one.error} if one.error else {"windows": thinned(one.windows), "stable": one.stable}
+        for name, one in series.items()
+    }
+
+
+def thinned(windows: list[list[float]]) -> list[list[float]]:
+    """At most SAMPLES of each window, evenly spaced, to five significant digits."""
+    return [[float(f"{sample:.5g}") for sample in w[:: -(-len(w) // SAMPLES)]] for w in windows]
+
+
+def first_call(run: Callable[[], Any], device: str) -> tuple[Any, float]:
+    """What a call gives, and its seconds."""
+    import time
+
+    server._synchronize(device)
+    started = time.perf_counter()
+    result = run()
+    server._synchronize(device)
+    return result, time.perf_counter() - started

@@ -1,0 +1,136 @@
+"""The published comparisons as tables that anybody can make again, on the machine at hand.
+
+a: BERT-base and ResNet18 at batch 1, every way to run them. b: torch.compile's modes. c: a training step, with more and
+less of it compiled. d: latency and build time against batch, sequence and layers. Writes raw.json (all samples),
+tables.md and, where matplotlib is installed, a figure for each table into --out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import _growth
+import _latency
+import _modes
+import _render
+import _training
+from _rows import Bench
+
+from exporter import environment
+from exporter.isolate import Zygote
+
+MEASURES: dict[str, Callable[[Bench], list[dict[str, Any]]]] = {
+    "a": _latency.measure,
+    "b": _modes.measure,
+    "c": _training.measure,
+    "d": _growth.measure,
+}
+HERE = Path(__file__).parent
+RAW = "raw.json"
+LIMIT_S = {"quick": 290.0, "cpu": 7200.0, "cuda": 480.0}
+ROW_LIMIT_S = {"quick": 90.0, "cpu": 900.0, "cuda": 90.0}
+BUDGET_S = {"quick": 0.5, "cpu": 5.0, "cuda": 1.0}
+
+
+def main() -> None:
+    """Measure and render, or render alone; exits with 1 when a row failed."""
+    arguments = parse()
+    if arguments.render is None:
+        measure(arguments)
+    place = arguments.render or arguments.out
+    raw = json.loads((place / RAW).read_text())
+    (place / "tables.md").write_text(_render.markdown(raw))
+    draw(raw, place)
+    print(f"{place / 'tables.md'}")
+    sys.exit(1 if any(_render.errors(table) for table in raw.values()) else 0)
+
+
+def parse() -> argparse.Namespace:
+    """The command line, with defaults that hang on the device and on --quick."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--tables", default=",".join(MEASURES), help="only these; others in --out stay as they are")
+    parser.add_argument("--quick", action="store_true", help="smaller and fewer: five minutes on 2 cores")
+    parser.add_argument("--out", type=Path, help="where the results go; benchmarks/results/DEVICE when not given")
+    parser.add_argument("--render", type=Path, metavar="DIR", help="measure nothing: make all again from DIR/raw.json")
+    parser.add_argument("--threads", type=int, default=environment.usable_cpus())
+    parser.add_argument("--time-budget", type=float, metavar="SECONDS", help="timed calls of a row, on average")
+    parser.add_argument("--row-limit", type=float, metavar="SECONDS", help="for one process, builds included")
+    parser.add_argument("--limit", type=float, metavar="SECONDS", help="for the whole run; rows after it say so")
+    arguments = parser.parse_args()
+    kind = "quick" if arguments.quick else arguments.device
+    arguments.tables = arguments.tables.split(",")
+    arguments.out = arguments.out or HERE / "results" / arguments.device
+    arguments.time_budget = arguments.time_budget or BUDGET_S[kind]
+    arguments.row_limit = arguments.row_limit or ROW_LIMIT_S[kind]
+    arguments.limit = arguments.limit or LIMIT_S[kind]
+    if unknown := set(arguments.tables) - MEASURES.keys():
+        parser.error(f"there is no table {min(unknown)}")
+    return arguments
+
+
+def measure(arguments: argparse.Namespace) -> None:
+    """Each table, written as soon as it is there."""
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    file = arguments.out / RAW
+    raw: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    ends = time.monotonic() + arguments.limit
+    with tempfile.TemporaryDirectory(prefix="tables-") as folder, Zygote({"PYTHONPATH": search_path()}) as zygote:
+        bench = Bench(
+            zygote,
+            Path(folder),
+            arguments.device,
+            arguments.threads,
+            arguments.quick,
+            arguments.time_budget,
+            arguments.row_limit,
+            ends,
+        )
+        for name in arguments.tables:
+            print(f"table {name}", flush=True)
+            started = time.monotonic()
+            rotations = MEASURES[name](bench)
+            raw[name] = context(arguments) | {"seconds": time.monotonic() - started, "rotations": rotations}
+            text = json.dumps({key: raw[key] for key in sorted(raw)})
+            file.write_text(text.replace(f"{HERE.parent}/", "") + "\n")  # reasons name places in here
+
+
+def search_path() -> str:
+    """PYTHONPATH for children, which find neither this folder nor what we found beside us otherwise."""
+    return os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def context(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What a table was measured on, without paths."""
+    facts = environment.describe()
+    return {
+        "device": arguments.device,
+        "threads": arguments.threads,
+        "quick": arguments.quick,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "environment": {name: fact for name, fact in facts.items() if name not in ("compiler", "exporter-run")},
+    }
+
+
+def draw(raw: dict[str, Any], place: Path) -> None:
+    """The figures, where they can be drawn."""
+    try:
+        import _figures
+    except ModuleNotFoundError:
+        print(f"no figures: matplotlib is not installed: pip install 'exporter[benchmarks]', then --render {place}")
+        return
+    for name, table in raw.items():
+        _figures.draw(name, table, place / f"{name}.svg")
+
+
+if __name__ == "__main__":
+    main()
