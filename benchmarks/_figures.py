@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import _render
 import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 matplotlib.rcParams |= {
     "svg.hashsalt": "exporter",
@@ -51,7 +52,8 @@ def draw(name: str, table: dict[str, Any], path: Path) -> None:
         return
     height = figure.get_figheight()
     figure.suptitle(title, x=0.01, y=1 - 0.08 / height, ha="left", va="top", fontsize=12, fontweight="bold")
-    text = f"{_render.caption(table)}. Median with its 95% interval."
+    text = f"{_render.caption(table)}. Medians with their 95% intervals."
+    text += " Some rows were not measured: tables.md says why." if any(_render.errors(table)) else ""
     caption = "\n".join(textwrap.wrap(text, 130))
     figure.text(0.01, 0.08 / height, caption, ha="left", va="bottom", fontsize=7, color="#555555")
     figure.savefig(path, metadata={"Date": None}, facecolor="white")
@@ -79,7 +81,8 @@ def _fill(axes: Any, panel: Panel) -> None:
     spread = [[bar.value - bar.low for bar in panel.bars], [bar.high - bar.value for bar in panel.bars]]
     colours = [BASELINE if bar.baseline else OTHER for bar in panel.bars]
     axes.barh(places, values, height=0.66, color=colours)
-    axes.errorbar(values, places, xerr=spread, fmt="none", ecolor="#222222", elinewidth=0.9, capsize=2)
+    if any(map(any, spread)):
+        axes.errorbar(values, places, xerr=spread, fmt="none", ecolor="#222222", elinewidth=0.9, capsize=2)
     axes.set_yticks(places, [bar.label for bar in panel.bars])
     axes.invert_yaxis()
     axes.set_xlim(0, 1.12 * max(*(bar.high for bar in panel.bars), panel.mark or 0.0))
@@ -148,8 +151,10 @@ def _lines(table: dict[str, Any]) -> Figure:
             places = sorted({rotation["point"][size] for rotation in sweep})
             axes.set_xticks(places, [str(place) for place in places])
             axes.minorticks_off()
-            axes.set_xlabel(size, fontsize=8)
+            fixed = ", ".join(f"{name} {value}" for name, value in sweep[0]["point"].items() if name != size)
+            axes.set_xlabel(f"{size} ({fixed})", fontsize=8)
             axes.grid(color="#e5e5e5", linewidth=0.7)
+            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
             axes.yaxis.set_major_formatter("{x:g}")
     grid[0, 0].set_ylabel("latency, ms")
     grid[1, 0].set_ylabel("build, s")

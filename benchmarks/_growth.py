@@ -12,7 +12,7 @@ from _rows import Bench, Rows, rotation
 
 EAGER = "eager"
 ROUTES = ("trace, frozen", "AOTInductor, frozen", "onnxruntime")
-BASE = {"batch": 1, "sequence": 16, "layers": 2}
+BASE = {"batch": 1, "sequence": 16, "layers": 1}
 FULL = {"batch": (1, 4, 16), "sequence": (16, 64, 256), "layers": (1, 2, 4, 8)}
 QUICK = {"batch": (1, 8), "sequence": (16, 64), "layers": (1, 2)}
 WIDTH, QUICK_WIDTH = 768, 128

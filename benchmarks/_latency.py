@@ -18,6 +18,8 @@ from exporter.errors import ExporterError, JobError
 from exporter.records import EAGER, Manifest, VariantRecord
 
 MODELS = {"bert": "BERT-base, batch 1, sequence 14", "resnet18": "ResNet18, batch 1, images of 224²"}
+SMALL = f"{Path(__file__).with_name('_small.py')}:bert2"
+QUICK_MODELS = {SMALL: "BERT-base cut to 2 layers, batch 1, sequence 14", "resnet18": MODELS["resnet18"]}
 TARGETS = "trace,script,compile,compile:default,compile:reduce-overhead,compile:max-autotune,onnx"
 QUICK_TARGETS = "trace,script,compile,compile:default,onnx"
 LABELS = {
@@ -33,7 +35,7 @@ BARE = ("eager, bare", "torch.jit.trace, not frozen, bare", "torch.jit.trace, fr
 def measure(bench: Bench) -> list[dict[str, Any]]:
     """Two rotations for each model: exporter's, and one of bare calls."""
     found = []
-    for model, label in MODELS.items():
+    for model, label in (QUICK_MODELS if bench.quick else MODELS).items():
         found += [rotation(label, EAGER, exported(bench, model))]
         found += [rotation(label, BARE[0], bench.measure("_latency:bare", BARE, model=model))]
     return found
@@ -41,7 +43,7 @@ def measure(bench: Bench) -> list[dict[str, Any]]:
 
 def exported(bench: Bench, model: str) -> Rows:
     """The rows of `exporter export`; one row with the reason when it came to nothing."""
-    print(f"  exporter export {model}", flush=True)
+    print(f"  exporter export {Path(model).name}", flush=True)
     with tempfile.TemporaryDirectory(dir=bench.folder) as folder:
         out = Path(folder) / "bundle"
         command = [sys.executable, "-m", "exporter", "export", model, "--weights", "random", "--dynamic", "none"]
@@ -79,6 +81,8 @@ def rows_of(manifest: Manifest, samples: dict[str, list[list[float]]]) -> Rows:
 def _name(variant: VariantRecord, language: str, provider: str = "") -> str:
     mode = variant.name.partition(":")[2]
     label = f"torch.compile, {mode}" if mode else LABELS.get(variant.name, variant.name)
+    if any(note.startswith("not frozen") for note in variant.notes):
+        label = label.replace("frozen", "not frozen")
     return f"{label}{LANGUAGES[language]}" + (f" ({provider})" if provider else "")
 
 
@@ -90,12 +94,12 @@ def _facts(variant: VariantRecord) -> dict[str, float]:
 
 def bare(channel: Any, model: str, device: str, threads: int, budget: float, folder: str) -> Rows:
     """Eager and torch.jit.trace as one would call them by hand, not frozen and frozen."""
-    import importlib
-
     import torch
     from _timed import rotate, settings
 
-    recipe = importlib.import_module(f"exporter_models.{model}")
+    from exporter import recipes
+
+    recipe = recipes.load(recipes.find(model))
     with settings(device, threads, folder), torch.no_grad():
         torch.manual_seed(0)
         module = recipe.load("random").eval().to(device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -13,32 +12,28 @@ MODES = ("default", "reduce-overhead", "max-autotune")
 SCALAR, RESNET, BERT, DISTANCES = "scalar", "resnet18", "bert", "distances"
 LABELS = {
     SCALAR: "sin(x) + cos(x) of one number",
-    RESNET: "ResNet18, batch {batch}",
-    BERT: "BERT, {layers} layers, batch 1, sequence 14",
-    DISTANCES: "distances of {points} points to 100 centres, in NumPy",
+    RESNET: "ResNet18, batch 16",
+    BERT: "BERT-base, batch 1, sequence 14",
+    DISTANCES: "distances of 5,000 points to 100 centres, in NumPy",
 }
-FULL = {"batch": 16, "layers": 12, "points": 20000}
-QUICK = {"batch": 4, "layers": 2, "points": 5000}
+QUICK = (SCALAR, DISTANCES)
 
 
 def measure(bench: Bench) -> list[dict[str, Any]]:
-    """A rotation for each workload and mode; in --quick all modes of the first alone, the default of the others."""
-    sizes = QUICK if bench.quick else FULL
+    """A rotation for each workload and mode, the slowest to build last; of the NumPy function the default alone."""
     return [
-        _rotation(bench, workload, mode, sizes)
-        for workload in LABELS
+        _rotation(bench, workload, mode)
         for mode in MODES
-        if mode == "default" or workload == SCALAR or (not bench.quick and workload != DISTANCES)
+        for workload in (QUICK if bench.quick else LABELS)
+        if workload != DISTANCES or mode == MODES[0]
     ]
 
 
-def _rotation(bench: Bench, workload: str, mode: str, sizes: dict[str, int]) -> dict[str, Any]:
-    label = LABELS[workload].format(**sizes)
+def _rotation(bench: Bench, workload: str, mode: str) -> dict[str, Any]:
+    label = LABELS[workload]
     print(f"  {label}", flush=True)
     baseline = f"{'NumPy' if workload == DISTANCES else 'eager'}, beside {mode}"
-    rows = bench.measure(
-        "_modes:compiled", (baseline, mode), workload=workload, mode=mode, baseline=baseline, sizes=sizes
-    )
+    rows = bench.measure("_modes:compiled", (baseline, mode), workload=workload, mode=mode, baseline=baseline)
     return rotation(label, baseline, rows)
 
 
@@ -47,7 +42,6 @@ def compiled(
     workload: str,
     mode: str,
     baseline: str,
-    sizes: dict[str, int],
     device: str,
     threads: int,
     budget: float,
@@ -59,7 +53,7 @@ def compiled(
 
     with settings(device, threads, folder), torch.no_grad():
         torch.manual_seed(0)
-        function, arguments = WORKLOADS[workload](device, sizes)
+        function, arguments = WORKLOADS[workload](device)
         on_gpu = workload == DISTANCES and device != "cpu"
         fast = (_numpy_on_gpu if on_gpu else torch.compile)(function, mode=mode)
         got, seconds = first_call(lambda: fast(*arguments), device)
@@ -81,30 +75,29 @@ def _numpy_on_gpu(function: Callable[..., Any], mode: str) -> Callable[..., Any]
 Workload = tuple[Callable[..., Any], tuple[Any, ...]]  # a function and its arguments
 
 
-def _scalar(device: str, sizes: dict[str, int]) -> Workload:
+def _scalar(device: str) -> Workload:
     import torch
 
     return lambda x: torch.sin(x) + torch.cos(x), (torch.randn(1, device=device),)
 
 
-def _resnet18(device: str, sizes: dict[str, int]) -> Workload:
-    recipe = importlib.import_module("exporter_models.resnet18")
-    return recipe.load("random").eval().to(device), (recipe.inputs(sizes["batch"])["x"].to(device),)
+def _resnet18(device: str) -> Workload:
+    from exporter_models import resnet18 as recipe
+
+    return recipe.load("random").eval().to(device), (recipe.inputs(16)["x"].to(device),)
 
 
-def _bert(device: str, sizes: dict[str, int]) -> Workload:
-    from transformers import BertConfig, BertModel
+def _bert(device: str) -> Workload:
+    from exporter_models import bert as recipe
 
-    model = BertModel(BertConfig(num_hidden_layers=sizes["layers"])).eval().to(device)
-    inputs = importlib.import_module("exporter_models.bert").inputs()
-    return model, tuple(tensor.to(device) for tensor in inputs.values())
+    return recipe.load("random").eval().to(device), tuple(tensor.to(device) for tensor in recipe.inputs().values())
 
 
-def _distances(device: str, sizes: dict[str, int]) -> Workload:
+def _distances(device: str) -> Workload:
     import numpy as np
 
     generator = np.random.default_rng(0)
-    points, centres = (generator.standard_normal((count, 16), np.float32) for count in (sizes["points"], 100))
+    points, centres = (generator.standard_normal((count, 16), np.float32) for count in (5000, 100))
     return lambda a, b: np.sqrt(((a[:, None] - b[None]) ** 2).sum(axis=2)), (points, centres)
 
 

@@ -41,7 +41,9 @@ class Bench:
         common = {"device": self.device, "threads": self.threads, "budget": self.budget_s, "folder": str(self.folder)}
         try:
             limit = min(self.row_limit_s, self.left())
-            rows: Rows = self.zygote.run(names[-1], function, common | arguments, self.folder / "children.log", limit)
+            rows: Rows = self.zygote.run(
+                "the process", function, common | arguments, self.folder / "children.log", limit
+            )
         except ExporterError as error:
             return failed(names, error)
         return rows
