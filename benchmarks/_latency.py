@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from _process import said
-from _rows import Bench, Rows, failed, rotation
+from _rows import Bench, Rows, failed, rotation, thinned
 
 from exporter import bundle
 from exporter.errors import ExporterError, JobError
@@ -69,7 +69,7 @@ def rows_of(manifest: Manifest, samples: dict[str, list[list[float]]]) -> Rows:
                 rows[_name(variant, session.session)] = {"error": session.reason or variant.reason}
                 continue
             rows[_name(variant, session.session, session.provider)] = {
-                "windows": samples[f"{variant.name} {session.session}"],
+                "windows": thinned(samples[f"{variant.name} {session.session}"]),
                 "stable": timing.stable,
                 "facts": _facts(variant),
             }

@@ -12,6 +12,7 @@ from exporter.errors import ExporterError, JobError
 from exporter.isolate import Zygote
 
 LEAST_S = 5.0  # with less time left no process is begun
+SAMPLES = 100  # of a window at most are kept: of a call of some microseconds there are thousands
 Rows = dict[str, dict[str, Any]]  # by name: windows of milliseconds and facts, or the error
 
 
@@ -57,3 +58,8 @@ def failed(names: Sequence[str], error: Exception) -> Rows:
 def rotation(group: str, baseline: str, rows: Rows, **more: Any) -> dict[str, Any]:
     """Rows that may be compared: `baseline` is what the others' speed-ups are over."""
     return {"group": group, "baseline": baseline, "rows": rows, **more}
+
+
+def thinned(windows: Sequence[Sequence[float]]) -> list[list[float]]:
+    """At most SAMPLES of each window, evenly spaced, to five significant digits."""
+    return [[float(f"{sample:.5g}") for sample in w[:: -(-len(w) // SAMPLES)]] for w in windows]

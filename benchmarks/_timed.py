@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from _rows import Rows
+from _rows import Rows, thinned
 
 from exporter import benchmark, places, targets
 from exporter.errors import JobError
 from exporter.session import server
-
-SAMPLES = 100  # of a window at most are kept: of a call of some microseconds there are thousands
 
 
 @dataclass(frozen=True)
@@ -36,8 +35,7 @@ class Call:
 
 @contextlib.contextmanager
 def settings(device: str, threads: int, folder: str, cache: str = "") -> Iterator[Path]:
-    """Threads, float32 that is float32, and a folder for all that is temporary; compilers' caches are in it, empty,
-    unless a `cache` is named."""
+    """Threads, float32 that is float32, a folder for what is temporary; the compiler's cache is `cache`, or empty."""
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache or f"{scratch}/cache"
         server.configure(targets.Options(device=device, threads=threads, scratch=scratch))
@@ -53,15 +51,8 @@ def rotate(calls: Mapping[str, Callable[[], object]], budget: float, baseline: s
     }
 
 
-def thinned(windows: list[list[float]]) -> list[list[float]]:
-    """At most SAMPLES of each window, evenly spaced, to five significant digits."""
-    return [[float(f"{sample:.5g}") for sample in w[:: -(-len(w) // SAMPLES)]] for w in windows]
-
-
 def first_call(run: Callable[[], Any], device: str) -> tuple[Any, float]:
     """What a call gives, and its seconds."""
-    import time
-
     server._synchronize(device)
     started = time.perf_counter()
     result = run()

@@ -1,7 +1,7 @@
 """The published comparisons as tables that anybody can make again, on the machine at hand.
 
 a: BERT-base and ResNet18 at batch 1, every way to run them. b: torch.compile's modes. c: a training step, with more and
-less of it compiled. d: latency and build time against batch, sequence and layers. Writes raw.json (all samples),
+less of it compiled. d: latency and build time against batch, sequence and layers. Writes raw.json (samples),
 tables.md and, where matplotlib is installed, a figure for each table into --out.
 """
 
