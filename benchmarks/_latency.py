@@ -56,7 +56,7 @@ def exported(bench: Bench, model: str) -> Rows:
                 raise JobError(f"exporter timed nothing: {text[-300:]}")
             return rows_of(bundle.read_manifest(out), json.loads((out / bundle.SAMPLES).read_text()))
         except (ExporterError, TimeoutError) as error:
-            return failed([EAGER], error)
+            return failed(["all of exporter export"], error)
 
 
 def rows_of(manifest: Manifest, samples: dict[str, list[list[float]]]) -> Rows:

@@ -48,7 +48,7 @@ def said(command: Sequence[str], limit_s: float, environment: Mapping[str, str] 
             process.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.communicate(timeout=GRACE_S)
-            raise TimeoutError(f"{' '.join(command)} took longer than {limit_s:.0f} s") from None
+            raise TimeoutError(f"it took longer than {limit_s:.0f} s") from None
         finally:
             process.kill()
 

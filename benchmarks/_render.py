@@ -25,7 +25,8 @@ NOTES = {
     "is. The first call imports the compiler, compiles and runs.",
     "c": "Float32 is without TF32. AdamW, no dropout; a row is a process of its own, and its first loss was eager's. "
     "The step is forward, loss, backward and optimizer. Peak memory is of the timed steps, not of compiling: "
-    "the process's resident memory on a CPU, torch.cuda.max_memory_allocated on a GPU.",
+    "the process's resident memory on a CPU, where what the compiler has loaded stays, and "
+    "torch.cuda.max_memory_allocated on a GPU.",
     "d": "Float32, random weights, sizes fixed in the artifacts; a point is a process of its own with an empty cache, "
     "its rows built one after the other and timed in rotation. AOTInductor and onnxruntime start from a torch.export "
     "of their own, which counts as build.",
