@@ -29,8 +29,9 @@ constexpr const char* kMachine =
   --threads N               threads inside one operator; torch's default unless given
 )";
 
-constexpr const char* kGraphs =
+constexpr const char* kLoading =
     R"(  --cuda-graphs N           shapes captured into CUDA graphs, on a GPU; 0 is none (8)
+  --no-huge-pages           on the CPU: leave weights where they were loaded
 )";
 
 constexpr const char* kOperators =
@@ -98,10 +99,10 @@ Requests: `check`, `time N`, `quit`.
 std::string help(const std::string& command) {
   const std::map<std::string, std::string> texts = {
       {"info", std::string(kInfo) + kOperators},
-      {"verify", std::string(kVerify) + kGolden + kMachine + kGraphs + kOperators},
-      {"bench", std::string(kBench) + kGolden + kMachine + kGraphs + kOperators},
-      {"run", std::string(kRun) + kMachine + kGraphs + kOperators},
-      {"session", std::string(kSession) + kGolden + kMachine + kGraphs + kOperators},
+      {"verify", std::string(kVerify) + kGolden + kMachine + kLoading + kOperators},
+      {"bench", std::string(kBench) + kGolden + kMachine + kLoading + kOperators},
+      {"run", std::string(kRun) + kMachine + kLoading + kOperators},
+      {"session", std::string(kSession) + kGolden + kMachine + kLoading + kOperators},
   };
   const auto found = texts.find(command);
   return found == texts.end() ? kProgram : found->second;

@@ -28,6 +28,7 @@ enum Id {
   kOpsLib,
   kVerbose,
   kCudaGraphs,
+  kNoHugePages,
   kRunners,
   kCallers,
   kStreams
@@ -41,12 +42,14 @@ struct Command {
 const std::vector<Command>& commands() {
   static const std::vector<Command> all = {
       {"info", {kJson, kOpsLib}},
-      {"verify", {kGolden, kJson, kDevice, kThreads, kOpsLib, kCudaGraphs, kRtol, kAtol, kVerbose}},
+      {"verify",
+       {kGolden, kJson, kDevice, kThreads, kOpsLib, kCudaGraphs, kNoHugePages, kRtol, kAtol,
+        kVerbose}},
       {"bench",
-       {kGolden, kJson, kDevice, kThreads, kOpsLib, kCudaGraphs, kRunners, kWarmup, kWindows, kRuns,
-        kCallers, kStreams}},
-      {"run", {kInputs, kOutputs, kDevice, kThreads, kOpsLib, kCudaGraphs}},
-      {"session", {kGolden, kDevice, kThreads, kOpsLib, kCudaGraphs}},
+       {kGolden, kJson, kDevice, kThreads, kOpsLib, kCudaGraphs, kNoHugePages, kRunners, kWarmup,
+        kWindows, kRuns, kCallers, kStreams}},
+      {"run", {kInputs, kOutputs, kDevice, kThreads, kOpsLib, kCudaGraphs, kNoHugePages}},
+      {"session", {kGolden, kDevice, kThreads, kOpsLib, kCudaGraphs, kNoHugePages}},
   };
   return all;
 }
@@ -66,6 +69,7 @@ constexpr option kOptions[] = {
     {"ops-lib", required_argument, nullptr, kOpsLib},
     {"verbose", no_argument, nullptr, kVerbose},
     {"cuda-graphs", required_argument, nullptr, kCudaGraphs},
+    {"no-huge-pages", no_argument, nullptr, kNoHugePages},
     {"runners", required_argument, nullptr, kRunners},
     {"callers", required_argument, nullptr, kCallers},
     {"streams", required_argument, nullptr, kStreams},
@@ -135,6 +139,9 @@ void apply(int id, const std::string& value, Options& options) {
       break;
     case kCudaGraphs:
       options.open.cuda_graphs = parse_count("--cuda-graphs", value, 0, 32);
+      break;
+    case kNoHugePages:
+      options.open.huge_pages = false;
       break;
     case kRunners:
       options.open.runners = parse_count("--runners", value, 1, 256);

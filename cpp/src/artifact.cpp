@@ -9,6 +9,7 @@
 #include "device.h"
 #include "graphs.h"
 #include "guard.h"
+#include "pages.h"
 #include "runner.h"
 
 namespace exporter {
@@ -103,6 +104,7 @@ Artifact Artifact::open(const std::filesystem::path& path, const OpenOptions& op
                       : load_aotinductor(path, device, info.contract, graphs > 0, options.runners);
     return graphs > 0 ? capture_graphs(std::move(loaded), graphs) : std::move(loaded);
   });
+  if (device.is_cpu() && options.huge_pages) use_huge_pages();
   return {path, std::move(info), device, std::move(runner)};
 }
 
