@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,6 +25,7 @@ MANIFEST = "manifest.json"
 SAMPLES = "samples.json"
 GOLDEN = "golden.pt"
 LOGS = "logs"
+CACHE = ".cache.zip"  # how the name of a just-in-time variant's cache ends
 FILES = tuple(
     f"{stem}{'' if precision == FP32 else f'@{precision}'}{suffix}"
     for precision in PRECISIONS
@@ -161,7 +163,7 @@ def _recorded(out: Path) -> set[str]:
     with suppress(ArtifactError):
         manifest = read_manifest(out)
         return {file.path for variant in manifest.variants for file in variant.files}
-    return set(FILES)  # a broken manifest tells nothing
+    return {*FILES, *(file.name for file in out.glob(f"*{CACHE}"))}  # a broken manifest tells nothing
 
 
 def _swap(staged: Path, place: Path) -> Path:
@@ -242,6 +244,26 @@ def verify(bundle: Path, recorded: ArtifactRecord) -> None:
         raise ArtifactError(f"{path} has {path.stat().st_size} bytes, {recorded.bytes} were recorded", remedy)
     if sha256(path) != recorded.sha256:
         raise ArtifactError(f"{path} is not the file that was recorded: its SHA-256 differs", remedy)
+
+
+def pack(folder: Path, path: Path) -> bool:
+    """Put what compilers left in their cache directory into one file; whether there was anything.
+
+    Triton's part stays behind: it holds the directory's own place. Inductor's entries hold the same kernels.
+    """
+    names = {file: file.relative_to(folder) for file in sorted(folder.rglob("*")) if file.is_file()}
+    kept = {file: name for file, name in names.items() if name.parts[0] != "triton" and name.suffix != ".lock"}
+    if kept:
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for file, name in kept.items():
+                archive.write(file, name)
+    return bool(kept)
+
+
+def unpack(path: Path, folder: Path) -> None:
+    """Make a cache directory of such a file. It holds pickles and machine code: give only what this run has packed."""
+    with zipfile.ZipFile(path) as archive:
+        archive.extractall(folder)
 
 
 def remove(folder: Path) -> None:

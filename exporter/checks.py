@@ -130,7 +130,13 @@ def conclude(record: VariantRecord, sessions: tuple[SessionRecord, ...]) -> Vari
     python = next((s for s in sessions if s.session == "python"), None)
     lifecycle = record.lifecycle
     if python is not None:
-        lifecycle = Lifecycle(record.lifecycle.export_s, python.load_s, python.first_call_ms, python.peak_rss_mb)
+        lifecycle = Lifecycle(
+            record.lifecycle.export_s,
+            python.load_s,
+            python.first_call_ms,
+            python.peak_rss_mb,
+            python.cached_call_ms,
+        )
     reason = f"{diagnosis.with_place(failed.reason, record.warnings)} ({failed.session})" if failed else ""
     return replace(
         record,

@@ -36,6 +36,8 @@ from exporter.records import (
 )
 from exporter.session.client import Session
 
+CACHE = "cache"  # the compilers' part of a session's temporary files
+
 
 @dataclass(frozen=True)
 class Request:
@@ -61,6 +63,7 @@ class Request:
     atol: float | None = None
     opset: int | None = None
     allow_cpu_fallback: bool = False
+    fullgraph: bool = False
     ops_libs: tuple[str, ...] = ()
     command: str = ""
     asked: str = ""  # the model as the user wrote it, for commands that reproduce a step
@@ -95,6 +98,7 @@ class Request:
         for option, given in (("--rtol", self.rtol), ("--atol", self.atol), ("--opset", self.opset)):
             words += [] if given is None else [option, str(given)]
         words += ["--allow-cpu-fallback"] if self.allow_cpu_fallback else []
+        words += ["--fullgraph"] if self.fullgraph else []
         words += [word for file in self.ops_libs for word in ("--ops-lib", file)]
         words += ["--memory-limit", str(self.memory_limit_gb)] if self.memory_limit_gb else []
         words += ["--time-budget", f"{self.time_budget:g}"] if self.time_budget != Request.time_budget else []
@@ -121,6 +125,8 @@ def run(request: Request, listener: Listener | None = None) -> tuple[Manifest, P
     """
     if "tf32" in request.precisions and request.device == "cpu":
         raise UsageError("tf32 is computed by NVIDIA's GPUs alone", "leave it out, or give --device cuda")
+    if request.fullgraph and not any(map(targets.is_live, request.variants)):
+        raise UsageError("--fullgraph is for what is compiled just in time", "leave it out, or ask for compile:default")
     with contextlib.ExitStack() as stack:
         zygote = stack.enter_context(Zygote(SIDE_BY_SIDE))
         alone = stack.enter_context(Zygote()) if request.bench else zygote
@@ -161,6 +167,7 @@ class _Run:
             memory_limit=round(request.memory_limit_gb * 1e9),
             ops_libs=request.ops_libs,
             scratch=str(self.work),
+            fullgraph=request.fullgraph,
         )
         self.job = Job(
             request.model,
@@ -337,12 +344,12 @@ class _Run:
         self.listener.stage(record.name, "check")
         results: list[SessionRecord] = []
         for kind, open_session in self._openers(record, prepared):
-            result, session = checks.check(
-                kind,
-                functools.partial(self._opened, open_session),
-                diagnosis.unsteady(self.manifest.warnings),
-                record.contract is not None and record.contract.precision == "int8",
-            )
+            result, session = self._judge(record, kind, open_session)
+            if session is not None:
+                record = replace(record, notes=record.notes + session.notes)
+            if result.status == "passed" and record.artifact is None and record.name != EAGER:
+                record = self._keep_cache(record)
+                result = self._start_from_cache(record, result, prepared) if timed else result
             if self.stopping:
                 raise JobError("stopped")
             results.append(result)
@@ -364,13 +371,60 @@ class _Run:
     def _openers(self, record: VariantRecord, prepared: Prepared) -> Iterator[tuple[str, Callable[[], Session]]]:
         log = self.staging.root / record.log
         if record.artifact is None:
-            variant = next((v for v in self.request.variants if v.name == record.name), targets.Variant(EAGER))
-            job = replace(self.job, options=self._options(variant))
-            arguments = {"job": job, "prepared": prepared, "target": record.target, "golden_path": str(self.golden)}
-            yield "python", lambda: checks.open_live(self.alone, record.name, arguments, log, self.request.timeout)
+            yield "python", functools.partial(self._open_live, record, prepared, self._cold(record))
             return
         options = self.options if self.request.bench else replace(self.options, niceness=BACKGROUND)
         yield from checks.openers(self.alone, self.staging.root, record, options, log, self.request.timeout)
+
+    def _open_live(self, record: VariantRecord, prepared: Prepared, scratch: Path) -> Session:
+        """A session that has all that is temporary in `scratch`; compilers' caches too, for what is compiled there."""
+        variant = next((v for v in self.request.variants if v.name == record.name), None)
+        options = self.options
+        if variant is not None:
+            (scratch / CACHE).mkdir(parents=True, exist_ok=True)
+            options = replace(self._options(variant), scratch=str(scratch), cache=str(scratch / CACHE))
+        job = replace(self.job, options=options)
+        arguments = {"job": job, "prepared": prepared, "target": record.target, "golden_path": str(self.golden)}
+        log = self.staging.root / record.log
+        return checks.open_live(self.alone, record.name, arguments, log, self.request.timeout)
+
+    def _cold(self, record: VariantRecord) -> Path:
+        """Where a variant that is compiled just in time has its temporary files."""
+        return self.work / _file(record.name)
+
+    def _keep_cache(self, record: VariantRecord) -> VariantRecord:
+        """The variant with what its compilers cached as a file beside, where they did."""
+        path = self.staging.root / f"{_file(record.name)}{bundle.CACHE}"
+        packed = bundle.pack(self._cold(record) / CACHE, path)
+        return replace(record, companions=(bundle.record(path),)) if packed else record
+
+    def _start_from_cache(self, record: VariantRecord, cold: SessionRecord, prepared: Prepared) -> SessionRecord:
+        """The session's record with the first call of another process, which has the cache and nothing else."""
+        if not record.companions:
+            return cold
+        self.listener.stage(record.name, "start from cache")
+        scratch = self.work / f"{_file(record.name)}-cached"
+        bundle.unpack(self.staging.root / record.companions[0].path, scratch / CACHE)
+        open_session = functools.partial(self._open_live, record, prepared, scratch)
+        cached, session = self._judge(record, cold.session, open_session)
+        if session is not None:
+            session.close()
+        bundle.remove(scratch)
+        if cached.status == "passed":
+            return replace(cold, cached_call_ms=cached.first_call_ms)
+        return replace(
+            cold, status="failed", stage=cached.stage, reason=f"from its cache: {cached.reason}", remedy=cached.remedy
+        )
+
+    def _judge(
+        self, record: VariantRecord, kind: str, open_session: Callable[[], Session]
+    ) -> tuple[SessionRecord, Session | None]:
+        return checks.check(
+            kind,
+            functools.partial(self._opened, open_session),
+            diagnosis.unsteady(self.manifest.warnings),
+            record.contract is not None and record.contract.precision == "int8",
+        )
 
     def _time(self, points: tuple[str, ...]) -> None:
         baseline = EAGER, "python"

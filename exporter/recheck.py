@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from exporter import bundle, checks, diagnosis, environment, latency, targets
-from exporter.errors import ArtifactError, ExporterError
+from exporter.errors import ArtifactError
 from exporter.isolate import Zygote
 from exporter.pipeline import Listener
 from exporter.records import Manifest, SessionRecord, VariantRecord
@@ -41,7 +41,7 @@ def run(place: Path, how: How, listener: Listener) -> Manifest:
     for file in (manifest.golden.file, manifest.samples):
         if file is not None:
             bundle.verify(place, file)
-    recorded = [record for record in manifest.variants if record.artifact is not None]
+    recorded = [v for v in manifest.variants if v.artifact is not None or _altered(place, v)]
     if not recorded:
         raise ArtifactError(f"{place} holds no artifact", "export again")
     with contextlib.ExitStack() as stack:
@@ -85,10 +85,7 @@ class _Recheck:
 
     def _check(self, record: VariantRecord, log: Path) -> VariantRecord:
         record = replace(record, timings={}, sweep={}, notes=(), reason="", remedy="")
-        try:
-            for file in record.files:
-                bundle.verify(self.place, file)
-        except ExporterError as error:
+        if error := _altered(self.place, record):
             failed = replace(record, status="failed", stage="hash", sessions=(), parity=None)
             return replace(failed, reason=str(error), remedy=error.remedy)
         unsteady = diagnosis.unsteady(self.manifest.warnings)
@@ -134,3 +131,13 @@ class _Recheck:
     def close(self) -> None:
         for session in self.sessions.values():
             session.close()
+
+
+def _altered(place: Path, record: VariantRecord) -> ArtifactError | None:
+    """What is wrong with the first of the variant's files that is not what was recorded."""
+    for file in record.files:
+        try:
+            bundle.verify(place, file)
+        except ArtifactError as error:
+            return error
+    return None

@@ -133,11 +133,15 @@ class Lifecycle:
     load_s: float | None = None
     first_call_ms: float | None = None
     peak_rss_mb: float | None = None
+    cached_call_ms: float | None = None
 
 
 @dataclass(frozen=True)
 class SessionRecord:
-    """One artifact in one language: what it took to load, and its parity there."""
+    """One artifact in one language: what it took to load, and its parity there.
+
+    `cached_call_ms` is the first call of another process, which started from what this one left in its cache.
+    """
 
     session: str
     status: Literal["passed", "failed"]
@@ -149,6 +153,7 @@ class SessionRecord:
     first_call_ms: float | None = None
     peak_rss_mb: float | None = None
     parity: Parity | None = None
+    cached_call_ms: float | None = None
 
 
 @dataclass(frozen=True)

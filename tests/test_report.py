@@ -263,6 +263,25 @@ def test_just_in_time_rows_count_their_first_call_as_build() -> None:
     assert rows.rows(manifest(EAGER))[0][-1] == "-"
 
 
+def test_just_in_time_rows_show_how_they_start(columns) -> None:
+    cache = ArtifactRecord("compile-max-autotune.cache.zip", 241_000, "0" * 64)
+    lifecycle = Lifecycle(first_call_ms=61_000.0, cached_call_ms=3_290.0)
+    live = variant("compile:max-autotune-no-cudagraphs", artifact=None, lifecycle=lifecycle, companions=(cache,))
+    plain = variant("compile:eager", artifact=None, lifecycle=Lifecycle(first_call_ms=500.0))
+    untimed = variant("compile:inductor", None, artifact=None, lifecycle=Lifecycle(first_call_ms=500.0))
+    found = manifest(EAGER, variant(), live, plain, untimed)
+    assert rows.starts(found) == [
+        ("just in time", "cold", "cached", "steady", "cache"),
+        ("compile:max-autotune-no-cudagraphs", "61.0 s", "3.29 s", "5.00 ms", "241 kB"),
+        ("compile:eager", "0.50 s", "-", "5.00 ms", "-"),
+    ]
+    columns(80)
+    assert "compile:max-autotune-no-cudagraphs   61.0 s   3.29 s   5.00 ms   241 kB" in report.render(found, "table")
+    assert "| compile:eager | 0.50 s | - | 5.00 ms | - |" in report.render(found, "md")
+    for form in ("table", "md"):
+        assert "just in time" not in report.render(MANIFEST, form)
+
+
 def test_the_provider_stands_beside_the_name() -> None:
     session = dataclasses.replace(variant().sessions[0], provider="CUDA")
     assert rows.rows(manifest(variant("onnx", sessions=(session,))))[0][0] == "onnx [CUDA]"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import click
+
+INDENT, WIDTH = 24, 96  # columns of what is said of a target below its first line
 
 
 @click.command(name="targets")
@@ -17,8 +21,9 @@ def command() -> None:
         click.echo(f"{name:<8} {target.artifact:<14} {doc}")
         live = [f"{name}:{v}" for v in target.variants if v]
         if live:
-            click.echo(f"{'':<23} also {', '.join(live)}")
+            also = textwrap.wrap(f"also {', '.join(live)}", WIDTH, break_on_hyphens=False)
+            click.echo(textwrap.indent("\n".join(also), " " * INDENT))
         try:
             targets.require(target)
         except MissingDependency as missing:
-            click.echo(f"{'':<23} {missing}: {missing.remedy}")
+            click.echo(f"{' ' * INDENT}{missing}: {missing.remedy}")

@@ -31,8 +31,8 @@ def render(manifest: Manifest, place: Path | None = None) -> str:
         console.print(escape(line), style="dim" if line != rows.heading(manifest)[0] else "bold")
     skip = {"min…max", "runs"} if width < 100 else set()
     console.print(_table(rows.headings(manifest), rows.rows(manifest), skip))
-    if lines := rows.sweep(manifest):
-        console.print(_table(lines[0], lines[1:]))
+    for headings, *lines in rows.others(manifest):
+        console.print(_table(headings, lines))
     for variant in rows.failures(manifest):
         console.print(f"[red]{escape(variant.name)}[/] failed at {escape(variant.stage)}: {escape(variant.reason)}")
         for label, text in (("remedy", variant.remedy), ("again", variant.reproduce)):

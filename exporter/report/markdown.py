@@ -11,8 +11,8 @@ def render(manifest: Manifest) -> str:
     first, *rest = rows.heading(manifest)
     lines = [f"### {first}", "", *(f"{line}  " for line in rest), ""]
     lines += _table(rows.headings(manifest), rows.rows(manifest))
-    if swept := rows.sweep(manifest):
-        lines += _table(swept[0], swept[1:])
+    for headings, *cells in rows.others(manifest):
+        lines += _table(headings, cells)
     for variant in rows.failures(manifest):
         remedy = f" {variant.remedy}." if variant.remedy else ""
         lines += [

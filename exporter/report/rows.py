@@ -18,6 +18,11 @@ def rows(manifest: Manifest) -> list[tuple[str, ...]]:
     return [_row(variant, session) for variant in manifest.variants for session in variant.sessions or (None,)]
 
 
+def others(manifest: Manifest) -> list[list[tuple[str, ...]]]:
+    """The tables beside that of `rows`, each with its headings first, where they have anything to say."""
+    return list(filter(None, (sweep(manifest), starts(manifest))))
+
+
 def sweep(manifest: Manifest) -> list[tuple[str, ...]]:
     """Headings, then the cells of each variant and session at each point of the sweep; nothing where there was none."""
     if len(manifest.points) < 2:
@@ -68,9 +73,27 @@ def _parity(variant: VariantRecord, session: SessionRecord | None) -> str:
 def _cost(variant: VariantRecord) -> tuple[str, str]:
     size = size_of(sum(file.bytes for file in variant.files)) if variant.artifact else "-"
     seconds = variant.lifecycle.export_s
-    if seconds is None and variant.artifact is None and variant.lifecycle.first_call_ms and ":" in variant.name:
-        seconds = variant.lifecycle.first_call_ms / 1000  # just in time: the first call builds
+    if seconds is None and _just_in_time(variant):
+        seconds = (variant.lifecycle.first_call_ms or 0.0) / 1000  # the first call builds
     return size, "-" if seconds is None else f"{seconds:.1f} s"
+
+
+def _just_in_time(variant: VariantRecord) -> bool:
+    """Whether it was compiled where it ran."""
+    return variant.artifact is None and variant.lifecycle.first_call_ms is not None and ":" in variant.name
+
+
+def starts(manifest: Manifest) -> list[tuple[str, ...]]:
+    """Headings, then what is compiled just in time: its first call, its first from the cache, the rest."""
+    lines = [_start(variant) for variant in manifest.variants if _just_in_time(variant) and variant.timings]
+    return [("just in time", "cold", "cached", "steady", "cache"), *lines] if lines else []
+
+
+def _start(variant: VariantRecord) -> tuple[str, ...]:
+    calls = (variant.lifecycle.first_call_ms, variant.lifecycle.cached_call_ms)
+    cold, cached = ("-" if ms is None else f"{number(ms / 1000)} s" for ms in calls)
+    steady = f"{number(variant.timings['python'].median_ms)} ms"
+    return variant.name, cold, cached, steady, size_of(variant.companions[0].bytes) if variant.companions else "-"
 
 
 def number(value: float) -> str:

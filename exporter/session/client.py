@@ -27,6 +27,7 @@ class Session(ABC):
         self.name, self.timeout = name, timeout
         self.ready: dict[str, Any] = {}
         self.peak_rss_mb: float | None = None
+        self.notes: tuple[str, ...] = ()  # what the check had to say beside its cases
 
     def start(self) -> None:
         """Wait until the artifact is loaded."""
@@ -34,7 +35,9 @@ class Session(ABC):
 
     def check(self) -> list[dict[str, Any]]:
         """Parity of every golden case: the `cases` of the answer."""
-        cases: list[dict[str, Any]] = self._ask("check")["cases"]
+        answer = self._ask("check")
+        self.notes = tuple(answer.get("notes", ()))
+        cases: list[dict[str, Any]] = answer["cases"]
         return cases
 
     def time(self, runs: int, case: str = "") -> list[float]:

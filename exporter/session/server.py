@@ -49,6 +49,9 @@ def serve_artifact(
 
 def configure(options: targets.Options) -> None:
     """The same in every process that computes: limits, threads, float32 that is float32, the user's operators."""
+    if options.cache:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = options.cache
+        os.environ.pop("TRITON_CACHE_DIR", None)  # it then lies in inductor's
     if options.scratch:
         # Compilers keep their caches where they always are; all else that is temporary goes away with the run.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}")
@@ -97,7 +100,7 @@ def serve(
             if line.strip() == "quit":
                 break
             try:
-                _say(answers, _answer(line.split(), loaded.run, judge, options.device))
+                _say(answers, _answer(line.split(), loaded, judge, options.device))
             except Exception as error:  # the session goes on; the artifact may fail in any way
                 _say(answers, _error(error))
 
@@ -118,14 +121,15 @@ def _message(error: Exception) -> str:
     return places.located(places.message(error) or type(error).__name__, error)
 
 
-def _answer(words: list[str], run: targets.Run, judge: Judge, device: str) -> dict[str, Any]:
-    cases = judge.golden.cases
+def _answer(words: list[str], loaded: targets.Loaded, judge: Judge, device: str) -> dict[str, Any]:
+    cases, run = judge.golden.cases, loaded.run
     match words:
         case ["check"]:
             return {
                 "event": "check",
                 "cases": [judge.check(run, case, device) for case in cases],
                 "peak_rss_mb": peak_rss_mb(),
+                "notes": loaded.notes(),
             }
         case ["time", runs, *name] if runs.isdigit():
             case = _find(cases, " ".join(name))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -64,6 +65,8 @@ class Options:
     scratch: str = ""  # directory for temporary files, removed with the run
     ops_libs: tuple[str, ...] = ()  # libraries of operators outside torch's own, loaded before the model
     niceness: int = 0  # how far the job stands back for the others of its run, as nice(2) counts
+    fullgraph: bool = False  # whether a graph break fails what is compiled just in time
+    cache: str = ""  # directory for what compilers keep, instead of the one that all runs share
 
 
 @dataclass(frozen=True)
@@ -78,17 +81,18 @@ class Exported:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A loaded artifact: tensors on the session's device in, tensors out; and who really runs it."""
+    """A loaded artifact: tensors on the session's device in, tensors out; who really runs it, what it met so far."""
 
     run: Run
     provider: str = ""
+    notes: Callable[[], tuple[str, ...]] = tuple
 
 
 class Target(Protocol):
     """What a target's module offers."""
 
     artifact: str  # file name in the bundle
-    variants: tuple[str, ...]  # what may follow the colon; "" is the default
+    variants: tuple[str, ...]  # what may follow the colon; "" is the default, KEY=NAME stands for any name
     precisions: tuple[str, ...]  # what may follow the @; fp32 is the default
     requires: tuple[str, ...]  # distributions, alternatives separated by |
     native: bool  # whether exporter-run takes the artifact
@@ -147,9 +151,11 @@ def parse(text: str, precisions: Sequence[str] = (FP32,)) -> list[Variant]:
         named, at, precision = item.partition("@")
         name, _, setting = named.partition(":")
         target = get(name)
-        if setting not in target.variants:
-            known = ", ".join(f"{name}:{v}" if v else name for v in target.variants)
-            raise UsageError(f"target {name} has no variant {setting!r}", f"it has {known}")
+        if not _has(target.variants, setting):
+            known = [f"{name}:{v}" if v else name for v in target.variants]
+            close = difflib.get_close_matches(named, known, n=2, cutoff=0.8)
+            hint = f"did you mean {' or '.join(close)}?" if close else f"it has {', '.join(known)}"
+            raise UsageError(f"target {name} has no variant {setting!r}", hint)
         if at and precision not in target.precisions:
             raise UsageError(f"target {name} has no precision {precision!r}", f"it has {', '.join(target.precisions)}")
         chosen = [precision] if at else [p for p in precisions if p in target.precisions]
@@ -157,6 +163,12 @@ def parse(text: str, precisions: Sequence[str] = (FP32,)) -> list[Variant]:
     if not found:
         raise UsageError("no target was given", f"choose from {', '.join(names())}")
     return list(found)
+
+
+def _has(known: Sequence[str], setting: str) -> bool:
+    """Whether the setting is among those known."""
+    key, equals, name = setting.partition("=")
+    return setting in known or (f"{key}{equals}NAME" in known and re.fullmatch(r"[\w.-]+", name) is not None)
 
 
 def left_out(text: str, precisions: Sequence[str]) -> tuple[str, ...]:
@@ -180,7 +192,7 @@ def parse_precisions(text: str) -> tuple[str, ...]:
 def is_live(variant: Variant) -> bool:
     """Whether the variant is compiled where it runs and leaves no artifact."""
     target = get(variant.target)
-    return isinstance(target, LiveTarget) and variant.setting in target.live_variants
+    return isinstance(target, LiveTarget) and _has(target.live_variants, variant.setting)
 
 
 def live(name: str) -> LiveTarget:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exporter import contract, entries, environment, operators, places, quantization
-from exporter.errors import ArtifactError, ContractError, MissingDependency
-from exporter.records import FP32, PRECISIONS, to_json
+from exporter.errors import ArtifactError, ContractError, ExportError, MissingDependency
+from exporter.expressions import Expression
+from exporter.records import FP32, PRECISIONS, Contract, TensorSpec, to_json
 from exporter.targets import Exported, Loaded, Options
 
 if TYPE_CHECKING:
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
     Tensors = tuple[torch.Tensor, ...]
 
 artifact = "compile.pt2"
-live_variants = ("default", "reduce-overhead", "max-autotune")
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # of the backend inductor
+BACKENDS = ("inductor", "cudagraphs", "aot_eager", "eager")
+CUDA_GRAPHS = ("reduce-overhead", "max-autotune", "cudagraphs", "backend=cudagraphs")
+live_variants = (*MODES, *BACKENDS, "backend=NAME")
 variants = ("", *live_variants)
 precisions = PRECISIONS
 requires = ("torch",)
@@ -157,18 +161,62 @@ def load(path: Path, options: Options) -> Loaded:
 
 
 def live(program: Program, options: Options) -> Loaded:
-    """torch.compile of the eager module; the first call compiles."""
+    """torch.compile of the eager module, by a mode of inductor's or by another backend; the first call compiles.
+
+    Sizes that the contract leaves open are dynamic from the first call on; where it leaves none, every size is static.
+    """
     import torch
 
     # Past the limit torch falls back to eager in silence, and the row would not be what it says.
     torch._dynamo.config.recompile_limit = 64
     torch._dynamo.config.fail_on_recompile_limit_hit = True
-    compiled = torch.compile(program.module, mode=options.variant)
+    open_axes = [_open_axes(spec, program.contract) for spec in program.contract.inputs]
+    backend, mode = _backend_and_mode(options.variant)
+    dynamic = None if any(open_axes) else False
+    compiled = torch.compile(program.module, fullgraph=options.fullgraph, dynamic=dynamic, backend=backend, mode=mode)
+    overwrites = options.device != "cpu" and options.variant in CUDA_GRAPHS
+    marked: Tensors = ()
 
     def run(inputs: Tensors) -> Tensors:
+        nonlocal marked
+        if inputs is not marked:  # what is timed comes again and again, and is marked once
+            for tensor, axes in zip(inputs, open_axes, strict=False):
+                torch._dynamo.maybe_mark_dynamic(tensor, axes)
+            marked = inputs
         with torch.no_grad():
             outputs = compiled(*inputs)
         # CUDA graphs write the next call's outputs over these.
-        return tuple(t.clone() for t in outputs) if options.variant != "default" else tuple(outputs)
+        return tuple(t.clone() for t in outputs) if overwrites else tuple(outputs)
 
-    return Loaded(run)
+    return Loaded(run, notes=_breaks_and_recompilations)
+
+
+def _open_axes(spec: TensorSpec, promised: Contract) -> list[int]:
+    """The dimensions that follow a symbol with a range; those of its `choices` are compiled one by one."""
+    names = {axis: Expression.parse(dim).name for axis, dim in enumerate(spec.shape) if isinstance(dim, str)}
+    ranges = {axis: promised.symbols[name] for axis, name in names.items()}
+    return [axis for axis, bounds in ranges.items() if bounds.min < bounds.max and not bounds.choices]
+
+
+def _backend_and_mode(setting: str) -> tuple[str, str | None]:
+    """What the setting is to torch.compile. ExportError for a backend that is not here."""
+    import torch
+
+    if setting in MODES:
+        return "inductor", setting
+    name = setting.removeprefix("backend=")
+    if name not in torch._dynamo.list_backends(exclude_tags=()):
+        known = ", ".join(sorted({*torch._dynamo.list_backends(), *BACKENDS}))
+        raise ExportError(f"torch.compile has no backend {name!r}", f"it has {known}; a package may register others")
+    return name, None
+
+
+def _breaks_and_recompilations() -> tuple[str, ...]:
+    """What torch.compile has met in this process so far."""
+    from torch._dynamo import utils
+
+    breaks = sum(utils.counters["graph_break"].values())
+    again = sum(bool(one.recompile_reason) for one in utils.get_compilation_metrics())
+    found = ((breaks, "graph break"), (again, "recompilation"))
+    told = " and ".join(f"{count} {what}{'s' if count > 1 else ''}" for count, what in found if count)
+    return (f"{told} over all cases; `exporter explain` names the lines",) if told else ()
