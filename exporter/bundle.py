@@ -256,7 +256,8 @@ def pack(folder: Path, path: Path) -> bool:
     if kept:
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             for file, name in kept.items():
-                archive.write(file, name)
+                with suppress(FileNotFoundError):  # a worker's temporary file
+                    archive.write(file, name)
     return bool(kept)
 
 
