@@ -62,30 +62,44 @@ def _cpuinfo() -> dict[str, str]:
 @cache
 def gpus() -> tuple[str, ...]:
     """`name, driver` of each NVIDIA GPU that CUDA shows this process, by its index there; empty when there is none."""
-    tool, wanted = shutil.which("nvidia-smi"), os.environ.get("CUDA_VISIBLE_DEVICES")
-    if tool is None or wanted in ("", "-1"):
-        return ()
+    return tuple(name for name, _ in _visible(_query_gpus("name,driver_version")))
+
+
+def gpu_memory_mb(device: str) -> float | None:
+    """Memory in use on the GPU `cuda` or `cuda:N`, by whomever, in MB (10^6 bytes); None where nobody says."""
+    found = [text for text, _ in _visible(_query_gpus("memory.used"))]
+    index = int(device.partition(":")[2] or 0)
+    number, _, unit = (found[index] if index < len(found) else "").partition(" ")
+    return int(number) * 1.048576 if unit == "MiB" and number.isdigit() else None
+
+
+def _query_gpus(fields: str) -> list[tuple[str, str]]:
+    """What nvidia-smi says of each GPU, and the GPU's UUID."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return []
     try:
-        query = [tool, "--query-gpu=uuid,name,driver_version", "--format=csv,noheader"]
+        query = [tool, f"--query-gpu=uuid,{fields}", "--format=csv,noheader"]
         found = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
-        return ()
+        return []
     lines = [line.strip().partition(", ") for line in found.stdout.splitlines() if line.strip()]
-    return tuple(_visible([(uuid, name) for uuid, _, name in lines], wanted))
+    return [(said, uuid) for uuid, _, said in lines]
 
 
-def _visible(found: list[tuple[str, str]], wanted: str | None) -> Iterator[str]:
-    """The names that CUDA_VISIBLE_DEVICES leaves, in its order: as CUDA reads it, up to the first that is not there."""
+def _visible(found: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Those that CUDA_VISIBLE_DEVICES leaves, in its order: as CUDA reads it, up to the first that is not there."""
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
-        yield from (name for _, name in found)
+        yield from found
         return
     for item in map(str.strip, wanted.split(",")):
         if item.isdigit() and int(item) < len(found):
-            yield found[int(item)][1]
+            yield found[int(item)]
         elif item.startswith("MIG-") and found:
-            yield item  # a part of a GPU, which nvidia-smi does not list so
-        elif item.startswith("GPU-") and (names := [name for uuid, name in found if uuid.startswith(item)]):
-            yield names[0]
+            yield item, item  # a part of a GPU, which nvidia-smi does not list so
+        elif item.startswith("GPU-") and (named := [gpu for gpu in found if gpu[1].startswith(item)]):
+            yield named[0]
         else:
             return
 

@@ -344,7 +344,11 @@ class _Run:
         self.listener.stage(record.name, "check")
         results: list[SessionRecord] = []
         for kind, open_session in self._openers(record, prepared):
+            before = self._gpu_memory(timed)
             result, session = self._judge(record, kind, open_session)
+            after = self._gpu_memory(timed)
+            if before is not None and after is not None:
+                result = replace(result, gpu_mb=max(after - before, 0.0))
             if session is not None:
                 record = replace(record, notes=record.notes + session.notes)
             if result.status == "passed" and record.artifact is None and record.name != EAGER:
@@ -358,6 +362,10 @@ class _Run:
             elif session is not None:
                 session.close()
         return self._keep(checks.conclude(record, tuple(results)))
+
+    def _gpu_memory(self, timed: bool) -> float | None:
+        """What the GPU holds now, in MB; None where others come and go beside, or there is none."""
+        return environment.gpu_memory_mb(self.request.device) if timed and self.request.device != "cpu" else None
 
     def _opened(self, open_session: Callable[[], Session]) -> Session:
         """Open a session that `stop` will find, whichever thread it is in."""

@@ -140,7 +140,8 @@ class Lifecycle:
 class SessionRecord:
     """One artifact in one language: what it took to load, and its parity there.
 
-    `cached_call_ms` is the first call of another process, which started from what this one left in its cache.
+    `cached_call_ms` is the first call of another process, which started from what this one left in its cache; `gpu_mb`
+    is by how much the GPU's memory in use grew while this session was opened and checked, with nothing else running.
     """
 
     session: str
@@ -154,6 +155,7 @@ class SessionRecord:
     peak_rss_mb: float | None = None
     parity: Parity | None = None
     cached_call_ms: float | None = None
+    gpu_mb: float | None = None
 
 
 @dataclass(frozen=True)

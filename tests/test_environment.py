@@ -98,9 +98,18 @@ def test_gpus_that_are_hidden(program, monkeypatch: pytest.MonkeyPatch, wanted: 
     assert environment.gpus() == found
 
 
+def test_memory_of_a_gpu(program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    program("nvidia-smi", "echo 'GPU-aa01, 1000 MiB'; echo 'GPU-bb02, [N/A]'")
+    assert environment.gpu_memory_mb("cuda") is None, "nobody says"
+    assert environment.gpu_memory_mb("cuda:1") == pytest.approx(1048.576)
+    assert environment.gpu_memory_mb("cuda:2") is None
+
+
 def test_a_driver_that_does_not_answer(program) -> None:
     program("nvidia-smi", "echo 'no devices were found'; exit 9")
     assert environment.gpus() == ()
+    assert environment.gpu_memory_mb("cuda") is None
 
 
 def test_compiler(program, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,9 +121,11 @@ def test_markdown_escapes_what_would_break_its_table() -> None:
 
 
 def test_markdown_rows_have_as_many_cells_as_the_heading() -> None:
-    table = [line for line in report.render(MANIFEST, "md").splitlines() if line.startswith("|")]
-    assert {line.count("|") for line in table} == {len(rows.headings(MANIFEST)) + 1}
-    assert len(table) == 2 + 3
+    first, *others = report.render(MANIFEST, "md").split("\n\n|")[1:]
+    for table, headings, count in (first, rows.headings(MANIFEST), 3), (others[0], rows.lifecycle(MANIFEST)[0], 1):
+        lines = [f"|{line}" if not i else line for i, line in enumerate(table.split("\n\n")[0].splitlines())]
+        assert {line.count("|") for line in lines} == {len(headings) + 1}
+        assert len(lines) == 2 + count
 
 
 def test_an_interrupted_run_says_so() -> None:
@@ -194,6 +196,21 @@ def test_a_sweep_has_a_column_for_each_point() -> None:
     for form in ("table", "md"):
         assert "10.0 ms ~, 800/s" in report.render(SWEPT, form)
     assert rows.sweep(MANIFEST) == []
+
+
+def test_what_an_artifact_costs_before_it_serves() -> None:
+    slow = variant("onnx", 10.0, lifecycle=Lifecycle(1.5))
+    assert rows.lifecycle(manifest(EAGER, variant(), slow)) == [
+        ("artifact", "session", "load", "first call", "memory", "pays back"),
+        ("trace", "python", "0.20 s", "12.0 ms", "300 MB", "340 calls"),
+        ("onnx", "python", "0.20 s", "12.0 ms", "300 MB", "never"),
+    ]
+    assert rows.lifecycle(manifest(EAGER, variant("trace", None))) == []
+    session = dataclasses.replace(variant().sessions[0], gpu_mb=1234.0)
+    on_gpu = dataclasses.replace(manifest(EAGER, variant(sessions=(session,))), device="cuda")
+    assert rows.lifecycle(on_gpu)[1][5] == "1.23 GB"
+    again = manifest(variant(), variant("onnx", 3.0), baseline="trace")
+    assert [line[-1] for line in rows.lifecycle(again)[1:]] == ["-", "-"], "its build is not what is compared"
 
 
 def test_throughput_is_looked_for_at_every_point() -> None:

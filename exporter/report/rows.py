@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from exporter.records import Manifest, SessionRecord, Timing, VariantRecord
+import math
+
+from exporter.records import EAGER, Manifest, SessionRecord, Timing, VariantRecord
 
 VS = "vs "  # before the baseline's name
 
@@ -20,7 +22,51 @@ def rows(manifest: Manifest) -> list[tuple[str, ...]]:
 
 def others(manifest: Manifest) -> list[list[tuple[str, ...]]]:
     """The tables beside that of `rows`, each with its headings first, where they have anything to say."""
-    return list(filter(None, (sweep(manifest), starts(manifest))))
+    return list(filter(None, (sweep(manifest), lifecycle(manifest), starts(manifest))))
+
+
+def lifecycle(manifest: Manifest) -> list[tuple[str, ...]]:
+    """Headings, then what each artifact costs before it serves, and after how many calls its build has paid back.
+
+    That is against the baseline, which needs no build. Nothing where nothing was timed.
+    """
+    on_gpu = manifest.device != "cpu"
+    headings = (
+        "artifact",
+        "session",
+        "load",
+        "first call",
+        "memory",
+        *(("GPU memory",) if on_gpu else ()),
+        "pays back",
+    )
+    lines = [
+        (variant.name, session.session, *_costs(session, on_gpu), _pays_back(manifest, variant, session))
+        for variant in manifest.variants
+        if variant.artifact
+        for session in variant.sessions
+        if session.session in variant.timings
+    ]
+    return [headings, *lines] if lines else []
+
+
+def _costs(session: SessionRecord, on_gpu: bool) -> tuple[str, ...]:
+    load = "-" if session.load_s is None else f"{number(session.load_s)} s"
+    first = "-" if session.first_call_ms is None else f"{number(session.first_call_ms)} ms"
+    memory = (session.peak_rss_mb, *((session.gpu_mb,) if on_gpu else ()))
+    return load, first, *("-" if mb is None else size_of(round(mb * 1e6)) for mb in memory)
+
+
+def _pays_back(manifest: Manifest, variant: VariantRecord, session: SessionRecord) -> str:
+    """After so many calls building, loading and calling cost less than the baseline's calls alone."""
+    rest = next((v.timings for v in manifest.variants if v.name == manifest.baseline), {})
+    baseline, timing = rest.get("python"), variant.timings[session.session]
+    if manifest.baseline != EAGER or baseline is None or variant.lifecycle.export_s is None:
+        return "-"
+    if timing.ci95_ms[1] >= baseline.ci95_ms[0]:
+        return "never"
+    cost_ms = (variant.lifecycle.export_s + (session.load_s or 0)) * 1000
+    return f"{math.ceil(cost_ms / (baseline.median_ms - timing.median_ms)):,} calls"
 
 
 def sweep(manifest: Manifest) -> list[tuple[str, ...]]:
