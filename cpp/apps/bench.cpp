@@ -2,6 +2,7 @@
 #include <exporter/golden.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -19,6 +20,12 @@ namespace {
 constexpr int kWarmUpRuns = 10;    // calls in one warm-up window
 constexpr double kSettled = 0.05;  // change of the median that counts as none
 
+/// What is spent before an artifact is warm, and never part of the other figures.
+struct ColdStart {
+  double load_s;
+  double first_call_ms;
+};
+
 /// Runs windows until the median changes by less than kSettled, or `seconds` are spent. TorchScript
 /// needs it: its first calls record profiles, and then compile. Returns whether the median settled.
 bool warm_up(const Artifact& artifact, const std::vector<at::Tensor>& inputs, int seconds) {
@@ -34,8 +41,13 @@ bool warm_up(const Artifact& artifact, const std::vector<at::Tensor>& inputs, in
   return false;
 }
 
+void print_cold_start(const ColdStart& cold) {
+  std::printf("  Cold start:         %9.3f s to load, %.3f ms the first call\n", cold.load_s,
+              cold.first_call_ms);
+}
+
 void print_text(const Options& options, const Artifact& artifact, const GoldenCase& example,
-                const Statistics& all, bool settled) {
+                const ColdStart& cold, const Statistics& all, bool settled) {
   std::printf("%s: %s on %s, %d threads, %s\n", options.artifact.c_str(),
               to_string(artifact.info().kind), artifact.device().str().c_str(),
               at::get_num_threads(), example.name.c_str());
@@ -44,6 +56,7 @@ void print_text(const Options& options, const Artifact& artifact, const GoldenCa
       all.mean, all.deviation, all.median, all.p90, all.p99);
   std::printf("  Range (min … max):  %9.3f ms … %7.3f ms    %zu runs, %.0f MB peak\n", all.min,
               all.max, all.count, peak_rss_mb());
+  print_cold_start(cold);
   if (!settled) {
     std::fprintf(stderr,
                  "warning: the median did not settle in %d s of warming up; close other programs, "
@@ -53,12 +66,15 @@ void print_text(const Options& options, const Artifact& artifact, const GoldenCa
 }
 
 nlohmann::ordered_json to_json(const Options& options, const Artifact& artifact,
-                               const GoldenCase& example, const Statistics& all, bool settled,
+                               const GoldenCase& example, const ColdStart& cold,
+                               const Statistics& all, bool settled,
                                const std::vector<std::vector<double>>& windows) {
   return {{"artifact", options.artifact.string()},
           {"device", artifact.device().str()},
           {"threads", at::get_num_threads()},
           {"case", example.name},
+          {"load_s", cold.load_s},
+          {"first_call_ms", cold.first_call_ms},
           {"settled", settled},
           {"runs", all.count},
           {"median_ms", all.median},
@@ -73,10 +89,11 @@ nlohmann::ordered_json to_json(const Options& options, const Artifact& artifact,
 }
 
 int bench_load(const Options& options, const Artifact& artifact,
-               const std::vector<at::Tensor>& inputs) {
+               const std::vector<at::Tensor>& inputs, const ColdStart& cold) {
   const int runs = options.windows * options.runs;
   Load load = run_load(artifact, inputs, options.callers, options.streams, runs);
   const Statistics all = summarize(load.samples);
+  const auto& runners = options.open.runners;
   const double throughput = static_cast<double>(all.count) / load.seconds;
   if (options.json) {
     const nlohmann::ordered_json json = {{"artifact", options.artifact.string()},
@@ -84,7 +101,9 @@ int bench_load(const Options& options, const Artifact& artifact,
                                          {"threads", at::get_num_threads()},
                                          {"callers", options.callers},
                                          {"streams", options.streams},
-                                         {"runners", options.open.runners},
+                                         {"runners", runners ? nlohmann::json(*runners) : nullptr},
+                                         {"load_s", cold.load_s},
+                                         {"first_call_ms", cold.first_call_ms},
                                          {"calls", all.count},
                                          {"calls_per_s", throughput},
                                          {"median_ms", all.median},
@@ -103,6 +122,7 @@ int bench_load(const Options& options, const Artifact& artifact,
               load.seconds);
   std::printf("  Latency under load: %9.3f ms median, p90: %.3f, p99: %.3f, max: %.3f\n",
               all.median, all.p90, all.p99, all.max);
+  print_cold_start(cold);
   return 0;
 }
 
@@ -110,11 +130,14 @@ int bench_load(const Options& options, const Artifact& artifact,
 
 int bench(const Options& options) {
   const Golden golden = read_golden(options);
+  const auto start = std::chrono::steady_clock::now();
   const Artifact artifact = Artifact::open(options.artifact, options.open);
+  const std::chrono::duration<double> load = std::chrono::steady_clock::now() - start;
   const GoldenCase& example = golden.cases.front();
   const auto inputs = place(artifact, example.inputs);
+  const ColdStart cold{load.count(), time_runs(artifact, inputs, 1).front()};
   const bool settled = warm_up(artifact, inputs, options.warmup);
-  if (options.callers > 1) return bench_load(options, artifact, inputs);
+  if (options.callers > 1) return bench_load(options, artifact, inputs, cold);
   std::vector<std::vector<double>> windows;
   std::vector<double> samples;
   for (int i = 0; i < options.windows; ++i) {
@@ -123,9 +146,10 @@ int bench(const Options& options) {
   }
   const Statistics all = summarize(std::move(samples));
   if (options.json) {
-    std::printf("%s\n", to_json(options, artifact, example, all, settled, windows).dump().c_str());
+    std::printf("%s\n",
+                to_json(options, artifact, example, cold, all, settled, windows).dump().c_str());
   } else {
-    print_text(options, artifact, example, all, settled);
+    print_text(options, artifact, example, cold, all, settled);
   }
   return 0;
 }

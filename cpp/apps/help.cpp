@@ -66,7 +66,8 @@ constexpr const char* kBench = R"(Time an artifact on the first case of its gold
 
 Usage: exporter-run bench ARTIFACT [OPTIONS]
 
-Warms up until the median settles, then times windows of single, synchronised calls.
+Says how long loading and the first call took, warms up until the median settles, then times windows
+of single, synchronised calls.
 
   --warmup S                seconds to warm up, at most (10)
   --windows N               windows to time (5)
@@ -74,7 +75,8 @@ Warms up until the median settles, then times windows of single, synchronised ca
   --callers N               threads that call at the same time (1): throughput, and latency under
                             that load, of all windows' calls by each
   --streams N               of a GPU, that the callers share (1)
-  --runners N               calls that a compiled package serves at the same time (1)
+  --runners N               calls that a compiled package serves at the same time; on the CPU
+                            as many as there are cores unless given, on a GPU 1
   --json                    print JSON, with every sample
 )";
 

@@ -1,6 +1,5 @@
 #include "load.h"
 
-#include <ATen/Parallel.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
@@ -13,6 +12,8 @@
 
 namespace exporter::app {
 namespace {
+
+constexpr int kWarmUpRuns = 3;  // calls of each thread that are not timed
 
 using Clock = std::chrono::steady_clock;
 
@@ -32,17 +33,31 @@ struct Caller {
   Clock::time_point end;
   std::exception_ptr error;
 
+  /// A thread, a stream and a runner are slow at their first calls, so those come before `ready`.
   void call(const Artifact& artifact, const std::vector<at::Tensor>& inputs, int runs,
-            std::optional<c10::Stream> stream) {
+            std::optional<c10::Stream> stream, std::barrier<>& ready) {
     const c10::OptionalStreamGuard guard(stream);
+    time(artifact, inputs, kWarmUpRuns, stream);
+    ready.arrive_and_wait();
     begin = Clock::now();
-    for (int i = 0; i < runs; ++i) {
+    time(artifact, inputs, runs, stream);
+    end = Clock::now();
+  }
+
+  /// Leaves the samples of these calls; none after one that failed.
+  void time(const Artifact& artifact, const std::vector<at::Tensor>& inputs, int runs,
+            std::optional<c10::Stream> stream) {
+    samples.clear();
+    for (int i = 0; i < runs && !error; ++i) {
       const auto start = Clock::now();
-      const auto outputs = artifact.run(inputs);
-      if (stream) stream->synchronize();
+      try {
+        const auto outputs = artifact.run(inputs);
+        if (stream) stream->synchronize();
+      } catch (...) {
+        error = std::current_exception();
+      }
       samples.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());
     }
-    end = Clock::now();
   }
 };
 
@@ -51,24 +66,15 @@ struct Caller {
 Load run_load(const Artifact& artifact, const std::vector<at::Tensor>& inputs, int callers,
               int streams, int runs) {
   const auto shared = make_streams(artifact.device(), streams);
-  const int threads = at::get_num_threads();
   std::vector<Caller> all(static_cast<std::size_t>(callers));
-  std::barrier ready(callers + 1);
+  std::barrier ready(callers);
   std::vector<std::thread> running;
   for (std::size_t i = 0; i < all.size(); ++i) {
     running.emplace_back([&, i] {
-      at::set_num_threads(threads);  // which is a thread's own
-      ready.arrive_and_wait();
-      try {
-        const auto stream =
-            shared.empty() ? std::nullopt : std::optional(shared[i % shared.size()]);
-        all[i].call(artifact, inputs, runs, stream);
-      } catch (...) {
-        all[i].error = std::current_exception();
-      }
+      const auto stream = shared.empty() ? std::nullopt : std::optional(shared[i % shared.size()]);
+      all[i].call(artifact, inputs, runs, stream, ready);
     });
   }
-  ready.arrive_and_wait();
   for (std::thread& thread : running) thread.join();
   Load load{0, {}};
   auto begin = Clock::time_point::max();

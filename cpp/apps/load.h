@@ -13,8 +13,8 @@ struct Load {
 };
 
 /// `callers` threads call the artifact `runs` times each, without a pause. On a GPU they share
-/// `streams` streams, and each waits for its own stream after each call. On the CPU each computes
-/// with as many threads as this one would. Throws what a call throws.
+/// `streams` streams, and each waits for its own stream after each call. A few calls of each come
+/// before, untimed. Throws what a call throws.
 Load run_load(const Artifact& artifact, const std::vector<at::Tensor>& inputs, int callers,
               int streams, int runs);
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <semaphore>
 
 #include "runner.h"
 
@@ -18,7 +19,28 @@ std::mutex& loading() {
   return mutex;
 }
 
-using Loader = std::unique_ptr<AOTIModelPackageLoader>;
+/// A loaded model. Calls wait here for a runner, not in torch, where one that waits is not told
+/// when the call before it fails, and may wait for ever.
+class Loader {
+ public:
+  Loader(const std::string& path, const std::string& model, bool serial, int runners,
+         at::Device device)
+      : loader_(path, model, serial, static_cast<std::size_t>(runners), device.index()),
+        free_(runners) {}
+
+  std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) {
+    free_.acquire();
+    const std::unique_ptr<Runners, void (*)(Runners*)> taken(
+        &free_, [](Runners* runners) { runners->release(); });
+    return loader_.boxed_run(std::move(inputs));
+  }
+
+ private:
+  using Runners = std::counting_semaphore<>;
+
+  AOTIModelPackageLoader loader_;
+  Runners free_;
+};
 
 /// How a package is loaded.
 struct Loading {
@@ -27,23 +49,22 @@ struct Loading {
   bool serial;
   int runners;
 
-  Loader load(const std::string& model) const {
+  std::unique_ptr<Loader> load(const std::string& model) const {
     const std::lock_guard lock(loading());
-    return std::make_unique<AOTIModelPackageLoader>(
-        path.string(), model, serial, static_cast<std::size_t>(runners), device.index());
+    return std::make_unique<Loader>(path.string(), model, serial, runners, device);
   }
 };
 
 class AotInductorRunner final : public Runner {
  public:
-  explicit AotInductorRunner(Loader loader) : loader_(std::move(loader)) {}
+  explicit AotInductorRunner(std::unique_ptr<Loader> loader) : loader_(std::move(loader)) {}
 
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) override {
-    return loader_->boxed_run(std::move(inputs));
+    return loader_->run(std::move(inputs));
   }
 
  private:
-  Loader loader_;
+  std::unique_ptr<Loader> loader_;
 };
 
 /// A package with a model for each size of one symbol. The contract has seen to it that there is
@@ -59,7 +80,7 @@ class EntriesRunner final : public Runner {
 
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) override {
     const auto size = inputs.at(input_).size(dimension_);
-    return loaders_.at(size)->boxed_run(std::move(inputs));
+    return loaders_.at(size)->run(std::move(inputs));
   }
 
  private:
@@ -81,7 +102,7 @@ class EntriesRunner final : public Runner {
 
   std::size_t input_ = 0;
   std::int64_t dimension_ = 0;
-  std::map<std::int64_t, Loader> loaders_;
+  std::map<std::int64_t, std::unique_ptr<Loader>> loaders_;
 };
 
 }  // namespace

@@ -5,6 +5,9 @@
 #include <exporter/artifact.h>
 #include <exporter/operators.h>
 
+#include <algorithm>
+#include <thread>
+
 #include "archive.h"
 #include "device.h"
 #include "graphs.h"
@@ -56,6 +59,13 @@ int graphs_of(const OpenOptions& options, at::Device device) {
   return options.cuda_graphs.value_or(can_capture_graphs() ? kGraphs : 0);
 }
 
+int runners_of(const OpenOptions& options, at::Device device) {
+  const unsigned cores = device.is_cpu() ? std::thread::hardware_concurrency() : 1;
+  const int runners = options.runners.value_or(static_cast<int>(std::max(cores, 1u)));
+  if (runners >= 1) return runners;
+  throw Error(ErrorKind::usage, "runners is " + std::to_string(runners) + ", 1 is the least");
+}
+
 void use_threads(int threads) {
   if (threads < 0) {
     throw Error(ErrorKind::usage, "threads is " + std::to_string(threads) + ", 1 is the least");
@@ -84,13 +94,10 @@ ArtifactInfo inspect(const std::filesystem::path& path) {
 
 Artifact Artifact::open(const std::filesystem::path& path, const OpenOptions& options) {
   ArtifactInfo info = inspect(path);
-  if (options.runners < 1) {
-    throw Error(ErrorKind::usage,
-                "runners is " + std::to_string(options.runners) + ", 1 is the least");
-  }
   use_threads(options.threads);
   const at::Device wanted =
       parse_device(options.device.empty() ? info.contract.device : options.device);
+  const int runners = runners_of(options, wanted);
   require_device(info, wanted, path.string());
   for (const auto& library : options.operators) load_operators(library);
   require_operators(info.contract, path.string());
@@ -101,7 +108,7 @@ Artifact Artifact::open(const std::filesystem::path& path, const OpenOptions& op
     const int graphs = graphs_of(options, device);
     auto loaded = info.kind == ArtifactKind::torchscript
                       ? load_torchscript(path, device)
-                      : load_aotinductor(path, device, info.contract, graphs > 0, options.runners);
+                      : load_aotinductor(path, device, info.contract, graphs > 0, runners);
     return graphs > 0 ? capture_graphs(std::move(loaded), graphs) : std::move(loaded);
   });
   if (device.is_cpu() && options.huge_pages) use_huge_pages();
@@ -120,6 +127,9 @@ std::vector<at::Tensor> Artifact::run(std::vector<at::Tensor> inputs) const {
   contract().check(inputs);
   return guarded(ErrorKind::runtime, path_.native(), [&] {
     const c10::InferenceMode no_gradients;
+    // A new thread has a count of threads of its own, all cores: it takes the process's. Compiled
+    // packages do not ask for it.
+    at::internal::lazy_init_num_threads();
     // The current device belongs to a thread, and this one need not be the one that opened.
     c10::OptionalDeviceGuard current;
     if (!device_.is_cpu()) current.reset_device(device_);

@@ -1,8 +1,8 @@
 """Makes the files that the tests read, with torch alone: make_fixtures.py DIRECTORY OPERATORS.
 
 A small model with a dynamic batch, as `model.pt` and `model.pt2`, with its `golden.pt`; `exported.pt2`, an
-ExportedProgram; `bare.pt`, without a contract; `custom.pt` and `custom.pt2`, which call an operator of the library
-OPERATORS. Does nothing when they are there already, made by the same torch and by this file.
+ExportedProgram; `bare.pt`, without a contract; `custom.pt` and `custom.pt2`, `meet.pt` and `meet.pt2`, which call
+operators of the library OPERATORS. Does nothing when they are there already, made by the same torch and by this file.
 """
 
 from __future__ import annotations
@@ -129,16 +129,23 @@ def save_package(program: torch.export.ExportedProgram, package: Path, its_contr
         archive.writestr(f"{top}/extra/contract.json", json.dumps(its_contract))
 
 
-def save_custom(directory: Path) -> None:
-    model = Custom().eval()
-    x = torch.rand(2, 9)
+class Meet(torch.nn.Module):
+    """Ends when other callers are inside too; the first element says how many."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        met: torch.Tensor = torch.ops.exporter_test.meet(x)
+        return met.sum(1)
+
+
+def save_custom(name: str, model: torch.nn.Module, directory: Path) -> None:
+    x = torch.ones(2, 9)
     traced = torch.jit.trace(model, (x,))
     torch.jit.save(
-        traced, directory / "custom.pt", _extra_files={"contract.json": json.dumps(custom_contract("trace"))}
+        traced, directory / f"{name}.pt", _extra_files={"contract.json": json.dumps(custom_contract("trace"))}
     )
     dynamic = torch.export.Dim.DYNAMIC
     program = torch.export.export(model, (x,), dynamic_shapes=({0: dynamic, 1: dynamic},))
-    save_package(program, directory / "custom.pt2", custom_contract("compile"))
+    save_package(program, directory / f"{name}.pt2", custom_contract("compile"))
 
 
 def main(directory: Path, operators: Path) -> None:
@@ -156,7 +163,8 @@ def main(directory: Path, operators: Path) -> None:
         save_golden(model, directory / "golden.pt")
         save_torchscript(model, directory)
         save_packages(model, directory)
-        save_custom(directory)
+        save_custom("custom", Custom().eval(), directory)
+        save_custom("meet", Meet().eval(), directory)
     torch.save({"tokens": inputs(3, 7)[0], "scale": inputs(3, 7)[1]}, directory / "inputs.pt")
     torch.save(list(inputs(3, 7)), directory / "inputs_list.pt")
     stamp.write_text(made_by)

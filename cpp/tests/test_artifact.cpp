@@ -2,6 +2,7 @@
 // a library of operators.
 
 #include <ATen/ATen.h>
+#include <dlfcn.h>
 #include <exporter/artifact.h>
 #include <exporter/golden.h>
 #include <exporter/operators.h>
@@ -138,6 +139,7 @@ void refuses_settings(const fs::path& fixtures) {
     EXPECT_ERROR(usage, "", Artifact::open(model, {device, 0}));
   }
   EXPECT_ERROR(usage, "threads is -1", Artifact::open(model, {"cpu", -1}));
+  EXPECT_ERROR(usage, "runners is 0", Artifact::open(model, {"cpu", 0, 0}));
   EXPECT_ERROR(artifact, "cuda", Artifact::open(fixtures / "model.pt2", {"cuda:77", 0}));
 }
 
@@ -204,6 +206,67 @@ void runs_operators(const fs::path& fixtures, const fs::path& operators) {
   }
 }
 
+/// Calls of different shapes, and of one, are inside the model at the same time.
+void serves_callers_at_once(const fs::path& fixtures, const fs::path& operators) {
+  exporter::load_operators(operators);
+  for (const std::string name : {"meet.pt", "meet.pt2"}) {
+    const auto artifact = Artifact::open(fixtures / name, {"cpu", 1, 4});
+    for (const auto& batches : std::vector<std::vector<std::int64_t>>{{1, 2, 3, 4}, {2, 2, 2, 2}}) {
+      std::vector<std::string> failures(batches.size());
+      std::vector<std::thread> threads;
+      for (std::size_t i = 0; i < batches.size(); ++i) {
+        threads.emplace_back([&, i] {
+          try {
+            const at::Tensor x = at::full({batches[i], 3}, static_cast<double>(batches.size()));
+            EXPECT(at::equal(artifact.run({x})[0], x.sum(1)));
+          } catch (const std::exception& error) {
+            failures[i] = error.what();
+          }
+        });
+      }
+      for (auto& thread : threads) thread.join();
+      for (const std::string& failure : failures) EXPECT_EQUAL(failure, "");
+    }
+  }
+}
+
+/// Callers that wait for a runner get it also when the call before theirs fails.
+void passes_runners_on(const fs::path& fixtures, const fs::path& operators) {
+  exporter::load_operators(operators);
+  const auto artifact = Artifact::open(fixtures / "meet.pt2", {"cpu", 1, 1});
+  std::vector<int> failures(4, 0);
+  std::vector<std::thread> threads;
+  for (int& count : failures) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 5; ++i) {
+        try {
+          artifact.run({at::zeros({2, 3})});
+        } catch (const exporter::Error&) {
+          ++count;
+        }
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  for (const int count : failures) EXPECT_EQUAL(count, 5);
+}
+
+/// OpenMP gives a new thread all cores, and compiled packages ask OpenMP alone.
+void gives_new_threads_the_count(const fs::path& fixtures, const std::string& name) {
+  const auto count = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "omp_get_max_threads"));
+  if (count == nullptr) return;  // a LibTorch without OpenMP
+  const auto example = Golden::read(fixtures / "golden.pt").cases.front();
+  for (const int threads : {3, 1}) {
+    const auto artifact = Artifact::open(fixtures / name, {"cpu", threads});
+    int found = 0;
+    std::thread([&] {
+      artifact.run(example.inputs);
+      found = count();
+    }).join();
+    EXPECT_EQUAL(found, threads);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -220,12 +283,16 @@ int main(int argc, char** argv) {
       {"reads inputs", [&] { reads_inputs(fixtures, broken); }},
       {"refuses missing operators", [&] { refuses_operators(fixtures, broken); }},
       {"runs operators of a library", [&] { runs_operators(fixtures, operators); }},
+      {"passes runners on", [&] { passes_runners_on(fixtures, operators); }},
+      {"serves callers at once", [&] { serves_callers_at_once(fixtures, operators); }},
   };
   for (const std::string name : {"model.pt", "model.pt2"}) {
     tests.emplace_back("runs", [&, name] { runs(fixtures, name); });
     tests.emplace_back("makes inputs contiguous", [&, name] { makes_contiguous(fixtures, name); });
     tests.emplace_back("enforces the contract", [&, name] { enforces_contract(fixtures, name); });
     tests.emplace_back("serves several threads", [&, name] { serves_threads(fixtures, name); });
+    tests.emplace_back("gives new threads the count of threads",
+                       [&, name] { gives_new_threads_the_count(fixtures, name); });
   }
   return testing::run(tests);
 }

@@ -143,7 +143,10 @@ class Commands(unittest.TestCase):
             answer = json.loads(call("bench", FIXTURES / model, *given, "--json").stdout)
             self.assertEqual((answer["callers"], answer["calls"], len(answer["samples_ms"])), (3, 42, 42))
             self.assertGreater(answer["calls_per_s"], 0)
-            self.assertIn("3 callers with 1 threads each", call("bench", FIXTURES / model, *given).stdout)
+            self.assertGreater(min(answer["load_s"], answer["first_call_ms"]), 0)
+            text = call("bench", FIXTURES / model, *given).stdout
+            self.assertIn("3 callers with 1 threads each", text)
+            self.assertRegex(text, r"Cold start: +[0-9.]+ s to load, [0-9.]+ ms the first call")
         done = call("bench", FIXTURES / MODELS[0], "--callers", 0)
         self.assertEqual(done.returncode, 2)
 

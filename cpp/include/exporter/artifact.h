@@ -37,8 +37,10 @@ struct OpenOptions {
   std::string device;
   /// Threads inside one operator, for the whole process; 0 leaves torch's default.
   int threads = 0;
-  /// Calls that a compiled package serves at the same time, each with a runner of its own.
-  int runners = 1;
+  /// Calls that a compiled package serves at the same time, each with a runner of its own; they
+  /// share the weights. Further calls wait. Unless given, as many as there are cores on the CPU,
+  /// and 1 on a GPU, where each runner loads the kernels anew.
+  std::optional<int> runners = std::nullopt;
   /// On a GPU: how many shapes are captured into CUDA graphs, each when it is met first; other
   /// shapes run as they are. 0 captures none; unless given, it is 8 where this build can capture. A
   /// captured package serves one call of a shape at a time.
