@@ -54,9 +54,27 @@ class Event {
   cudaEvent_t event_{};
 };
 
+/// A stream that nobody else has: those of ATen's pool are handed out in turn, and what another
+/// thread does on one would be captured too.
+class OwnStream {
+ public:
+  OwnStream() { C10_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
+  OwnStream(const OwnStream&) = delete;
+  OwnStream& operator=(const OwnStream&) = delete;
+  ~OwnStream() { static_cast<void>(cudaStreamDestroy(stream_)); }
+
+  c10::cuda::CUDAStream get() const {
+    return c10::cuda::getStreamFromExternal(stream_, c10::cuda::current_device());
+  }
+
+ private:
+  cudaStream_t stream_{};
+};
+
 /// One captured run, with the buffers that it reads and writes.
 struct Graph {
   std::mutex mutex;  // the buffers serve one call at a time
+  OwnStream stream;  // libraries keep a workspace for each, and graphs may run at the same time
   at::cuda::CUDAGraph graph;
   std::vector<at::Tensor> inputs;
   std::vector<at::Tensor> outputs;
@@ -112,9 +130,7 @@ class GraphRunner final : public Runner {
   }
 
   void capture(Graph& graph) {
-    // A stream of its own: libraries keep a workspace for each, and graphs of two shapes may run at
-    // the same time.
-    const auto stream = c10::cuda::getStreamFromPool();
+    const auto stream = graph.stream.get();
     const c10::cuda::CUDAStreamGuard guard(stream);
     for (int i = 0; i < kWarmUpRuns; ++i) inner_->run(graph.inputs);
     stream.synchronize();
