@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # Fields of pipeline.Request that `export` takes as they are; of the others it has arguments of its own, or sets them.
 OPTIONS = frozenset((
     "device", "ranges", "sweep", "dynamic", "weights", "seed", "threads", "time_budget", "timeout", "bench",
-    "memory_limit_gb", "rtol", "atol", "opset", "allow_cpu_fallback", "fullgraph", "ops_libs",
+    "memory_limit_gb", "rtol", "atol", "opset", "allow_cpu_fallback", "fullgraph", "portable", "ops_libs",
 ))  # fmt: skip
 
 
@@ -69,7 +69,7 @@ def export(
         task: for `hf:ID`: the task whose model class is taken.
         options: as the command line's, by their names in `exporter.pipeline.Request`: device (`cpu` when none is given,
             unlike the command line's), ranges, sweep, dynamic, weights, seed, threads, time_budget, timeout, bench,
-            memory_limit_gb, rtol, atol, opset, allow_cpu_fallback, fullgraph, ops_libs.
+            memory_limit_gb, rtol, atol, opset, allow_cpu_fallback, fullgraph, portable, ops_libs.
 
     Raises:
         UsageError: the request cannot be met; nothing was written.

@@ -46,9 +46,15 @@ def cpu_name() -> str:
 
 def isa() -> str:
     """The widest vector instruction set of the processor."""
-    flags = _cpuinfo().get("flags", "").split()
+    flags = cpu_flags()
     known = ("amx_tile", "avx512f", "avx2", "avx", "sse4_2")
     return next((name for name in known if name in flags), platform.machine())
+
+
+def cpu_flags() -> frozenset[str]:
+    """What the processor can do, as Linux names it; empty where that cannot be read."""
+    found = _cpuinfo()
+    return frozenset(found.get("flags", found.get("Features", "")).split())
 
 
 def _cpuinfo() -> dict[str, str]:
@@ -85,6 +91,11 @@ def _query_gpus(fields: str) -> list[tuple[str, str]]:
         return []
     lines = [line.strip().partition(", ") for line in found.stdout.splitlines() if line.strip()]
     return [(said, uuid) for uuid, _, said in lines]
+
+
+def driver() -> str:
+    """The version of NVIDIA's driver; "" where nvidia-smi does not say."""
+    return next((found for name, _, found in (gpu.rpartition(", ") for gpu in gpus()) if name), "")
 
 
 def _visible(found: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from exporter import __version__, bundle, causes, checks, diagnosis, environment, latency, targets
+from exporter import __version__, builds, bundle, causes, checks, diagnosis, environment, latency, targets
 from exporter.errors import ExporterError, JobError, UsageError
 from exporter.isolate import BACKGROUND, SIDE_BY_SIDE, Child, Zygote
 from exporter.job import Findings, Job, Prepared
@@ -64,6 +64,7 @@ class Request:
     opset: int | None = None
     allow_cpu_fallback: bool = False
     fullgraph: bool = False
+    portable: bool = False
     ops_libs: tuple[str, ...] = ()
     command: str = ""
     asked: str = ""  # the model as the user wrote it, for commands that reproduce a step
@@ -99,6 +100,7 @@ class Request:
             words += [] if given is None else [option, str(given)]
         words += ["--allow-cpu-fallback"] if self.allow_cpu_fallback else []
         words += ["--fullgraph"] if self.fullgraph else []
+        words += ["--portable"] if self.portable else []
         words += [word for file in self.ops_libs for word in ("--ops-lib", file)]
         words += ["--memory-limit", str(self.memory_limit_gb)] if self.memory_limit_gb else []
         words += ["--time-budget", f"{self.time_budget:g}"] if self.time_budget != Request.time_budget else []
@@ -127,6 +129,8 @@ def run(request: Request, listener: Listener | None = None) -> tuple[Manifest, P
         raise UsageError("tf32 is computed by NVIDIA's GPUs alone", "leave it out, or give --device cuda")
     if request.fullgraph and not any(map(targets.is_live, request.variants)):
         raise UsageError("--fullgraph is for what is compiled just in time", "leave it out, or ask for compile:default")
+    if request.portable:
+        builds.require_portable()
     with contextlib.ExitStack() as stack:
         zygote = stack.enter_context(Zygote(SIDE_BY_SIDE))
         alone = stack.enter_context(Zygote()) if request.bench else zygote
@@ -164,6 +168,7 @@ class _Run:
             threads=request.threads,
             opset=request.opset,
             allow_cpu_fallback=request.allow_cpu_fallback,
+            portable=request.portable,
             memory_limit=round(request.memory_limit_gb * 1e9),
             ops_libs=request.ops_libs,
             scratch=str(self.work),
@@ -324,7 +329,7 @@ class _Run:
                 record,
                 artifact=bundle.record(path),
                 companions=tuple(bundle.record(path.with_name(name)) for name in exported.companions),
-                contract=replace(promised, target=target, ops=exported.ops),
+                contract=replace(promised, target=target, ops=exported.ops, build=exported.build),
                 notes=exported.notes,
                 warnings=exported.warnings + (_about_export(prepared) if targets.get(target).needs_program else ()),
                 lifecycle=Lifecycle(export_s=seconds),

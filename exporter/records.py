@@ -62,11 +62,27 @@ class Range:
 
 
 @dataclass(frozen=True)
+class Build:
+    """What the machine code in an artifact was built for, and with.
+
+    `isa` are the instruction sets that it may use, as /proc/cpuinfo names them; `level` is what they are together where
+    that is a known set, as x86-64-v3. `capability` is the GPU's compute capability, as 9.0; `cuda` and `driver` are
+    versions. Those three are empty where nothing runs on a GPU.
+    """
+
+    isa: tuple[str, ...] = ()
+    level: str = ""
+    capability: str = ""
+    cuda: str = ""
+    driver: str = ""
+
+
+@dataclass(frozen=True)
 class Contract:
     """What an artifact takes and gives. `constants` are inputs of the model that are baked in: scalars and flags.
 
     `ops` are namespaces of operators outside torch's own that the artifact calls. `precision` is what it computes in;
-    its inputs and outputs are the model's own.
+    its inputs and outputs are the model's own. `build` is there where the artifact holds machine code.
     """
 
     model: str
@@ -79,6 +95,7 @@ class Contract:
     constants: dict[str, bool | int | float | str] = field(default_factory=dict)
     ops: tuple[str, ...] = ()
     precision: str = FP32
+    build: Build | None = None
     schema: int = SCHEMA
 
     def __post_init__(self) -> None:

@@ -6,8 +6,10 @@ import dataclasses
 import importlib.metadata
 import platform
 import re
+import subprocess
 import sys
 import types
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 import torch
 from conftest import Run
 
-from exporter import environment, targets
+from exporter import builds, environment, targets
 from exporter.capture import FlatModule, Program, export_program, flatten_inputs
 from exporter.contract import entry
 from exporter.errors import ArtifactError, ExportError, MissingDependency, UsageError
@@ -87,7 +89,9 @@ def test_it_declares_what_it_is(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_contract_travels_inside(name: str, made: Path) -> None:
-    assert targets.get(name).read_contract(made) == CONTRACT
+    found = targets.get(name).read_contract(made)
+    assert dataclasses.replace(found, build=None) == CONTRACT
+    assert found.build == (builds.native() if name == "compile" else None)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -159,6 +163,28 @@ def test_inductor_finds_the_vector_instructions(name: str, made: Path) -> None:
     from torch._inductor import cpu_vec_isa
 
     assert cpu_vec_isa.valid_vec_isa_list() != [] or platform.machine() not in ("x86_64", "aarch64")
+
+
+WIDE = re.compile(r"%(zmm\d+|[xy]mm(1[6-9]|[23]\d)|k[0-7])\b")  # registers that AVX-512 alone has
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="there are no portable packages for this machine")
+@pytest.mark.parametrize("name", ["compile"])
+def test_a_portable_package_is_portable(name: str, made: Path, program: Program, tmp_path: Path) -> None:
+    portable = tmp_path / "portable.pt2"
+    exported = targets.get(name).export(program, portable, dataclasses.replace(OPTIONS, portable=True))
+    assert exported.notes == ("portable (x86-64-v3)",)
+    assert exported.build == builds.PORTABLE == targets.get(name).read_contract(portable).build
+    assert not WIDE.search(disassembled(portable, tmp_path))
+    if "avx512f" in environment.cpu_flags():
+        assert WIDE.search(disassembled(made, tmp_path)), "the search finds what it looks for"
+
+
+def disassembled(package: Path, folder: Path) -> str:
+    """The package's machine code, by the disassembler that comes with the compiler's assembler."""
+    with zipfile.ZipFile(package) as archive:
+        library = archive.extract(next(name for name in archive.namelist() if name.endswith(".so")), folder)
+    return subprocess.run(["objdump", "-d", library], capture_output=True, text=True, check=True).stdout
 
 
 class Halves(torch.nn.Module):

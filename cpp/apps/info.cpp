@@ -17,12 +17,29 @@ void print_specs(const char* title, const std::vector<TensorSpec>& specs,
   }
 }
 
+void print_build(const Contract& contract) {
+  if (!contract.build) return;
+  const Build& build = *contract.build;
+  std::string sets = build.level;
+  for (const std::string& name : build.isa) {
+    if (build.level.empty()) sets += (sets.empty() ? "" : " ") + name;
+  }
+  if (!sets.empty()) std::printf("  built for %s\n", sets.c_str());
+  if (!build.capability.empty()) {
+    std::printf("  built for compute capability %s, with CUDA %s and driver %s\n",
+                build.capability.c_str(), build.cuda.c_str(), build.driver.c_str());
+  }
+  const std::string obstacle = cpu_obstacle(contract);
+  if (!obstacle.empty()) std::printf("  cannot run here: it %s\n", obstacle.c_str());
+}
+
 void print_text(const ArtifactInfo& info, const std::filesystem::path& path) {
   const Contract& contract = info.contract;
   std::printf("%s: %s, target %s\n", path.c_str(), contract.model.c_str(), contract.target.c_str());
   std::printf("  %s for %s, %.1f MB, exported by torch %s\n", to_string(info.kind),
               contract.device.c_str(), static_cast<double>(info.bytes) / 1e6,
               contract.torch.empty() ? "?" : contract.torch.c_str());
+  print_build(contract);
   print_specs("inputs", contract.inputs, contract);
   print_specs("outputs", contract.outputs, contract);
   if (!contract.symbols.empty()) std::printf("symbols\n");

@@ -12,6 +12,7 @@
 #include "device.h"
 #include "graphs.h"
 #include "guard.h"
+#include "machine.h"
 #include "pages.h"
 #include "runner.h"
 
@@ -31,7 +32,7 @@ ArtifactKind kind_of(caffe2::serialize::PyTorchStreamReader& reader, const std::
 }
 
 /// A compiled package runs on the kind of device that it was compiled for, and on no other.
-void require_device(const ArtifactInfo& info, at::Device device, const std::string& path) {
+void require_kind(const ArtifactInfo& info, at::Device device, const std::string& path) {
   if (info.kind != ArtifactKind::aotinductor) return;
   const std::string type = device.is_cpu() ? "cpu" : "cuda";
   if (type != info.contract.device) {
@@ -98,12 +99,14 @@ Artifact Artifact::open(const std::filesystem::path& path, const OpenOptions& op
   const at::Device wanted =
       parse_device(options.device.empty() ? info.contract.device : options.device);
   const int runners = runners_of(options, wanted);
-  require_device(info, wanted, path.string());
+  require_kind(info, wanted, path.string());
+  require_cpu(info.contract, path.string());
   for (const auto& library : options.operators) load_operators(library);
   require_operators(info.contract, path.string());
   at::Device device = wanted;
   auto runner = guarded(ErrorKind::artifact, path.string() + ": cannot be loaded", [&] {
     device = prepare_device(wanted, info.contract.precision == "tf32");
+    require_device(info.contract, device, path.string());
     const c10::InferenceMode no_gradients;
     const int graphs = graphs_of(options, device);
     auto loaded = info.kind == ArtifactKind::torchscript

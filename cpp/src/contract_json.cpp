@@ -58,6 +58,13 @@ std::vector<TensorSpec> read_specs(const json& node, const std::vector<Symbol>& 
   return specs;
 }
 
+std::optional<Build> read_build(const json& root) {
+  const auto node = root.find("build");
+  if (node == root.end() || node->is_null()) return std::nullopt;
+  return Build{node->value("isa", std::vector<std::string>{}), node->value("level", ""),
+               node->value("capability", ""), node->value("cuda", ""), node->value("driver", "")};
+}
+
 Contract read_contract(std::string_view text) {
   const json root = json::parse(text);
   const auto schema = root.at("schema").get<std::int64_t>();
@@ -75,6 +82,7 @@ Contract read_contract(std::string_view text) {
   contract.inputs = read_specs(root.at("inputs"), contract.symbols);
   contract.outputs = read_specs(root.at("outputs"), contract.symbols);
   contract.operators = root.value("ops", std::vector<std::string>{});
+  contract.build = read_build(root);
   if (contract.device != "cpu" && contract.device != "cuda") {
     malformed("device " + contract.device + " is neither cpu nor cuda");
   }

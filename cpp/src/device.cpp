@@ -63,6 +63,23 @@ c10::Device prepare_device(c10::Device device, bool tf32) {
   return device;
 }
 
+std::optional<Capability> compute_capability(c10::Device device) {
+  void* driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+  if (driver == nullptr) return std::nullopt;
+  using Get = int (*)(int* handle, int ordinal);
+  using GetAttribute = int (*)(int* value, int attribute, int handle);
+  const auto get = reinterpret_cast<Get>(dlsym(driver, "cuDeviceGet"));
+  const auto ask = reinterpret_cast<GetAttribute>(dlsym(driver, "cuDeviceGetAttribute"));
+  constexpr int kMajor = 75, kMinor = 76;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+  int handle = 0;
+  Capability found{};
+  const bool known = get != nullptr && ask != nullptr && get(&handle, device.index()) == 0 &&
+                     ask(&found.major, kMajor, handle) == 0 &&
+                     ask(&found.minor, kMinor, handle) == 0;
+  dlclose(driver);
+  return known ? std::optional(found) : std::nullopt;
+}
+
 void synchronize(c10::Device device) {
   if (device.is_cpu()) return;
   c10::impl::getDeviceGuardImpl(device.type())->synchronizeDevice(device.index());

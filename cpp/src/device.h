@@ -2,6 +2,7 @@
 
 #include <c10/core/Device.h>
 
+#include <optional>
 #include <string>
 
 namespace exporter {
@@ -14,6 +15,14 @@ c10::Device parse_device(const std::string& name);
 /// computed in TF32 there. Throws Error(usage) when this machine, or this LibTorch, has no such
 /// GPU, and whatever torch throws.
 c10::Device prepare_device(c10::Device device, bool tf32);
+
+struct Capability {
+  int major;
+  int minor;
+};
+
+/// The compute capability of a GPU that is in use; nothing where the driver does not say.
+std::optional<Capability> compute_capability(c10::Device device);
 
 /// Waits until the device is idle; returns at once for the CPU.
 void synchronize(c10::Device device);

@@ -99,6 +99,12 @@ class TargetList(click.ParamType[str]):
 @click.option("--opset", type=click.IntRange(18), help="ONNX opset.  [default: torch's]")
 @click.option("--allow-cpu-fallback", is_flag=True, help="Let onnxruntime run on the CPU where CUDA was asked for.")
 @click.option("--fullgraph", is_flag=True, help="Let a graph break fail what torch.compile compiles just in time.")
+@click.option(
+    "--portable/--native",
+    default=False,
+    show_default=True,
+    help="Compile packages for any x86-64-v3 CPU (AVX2), or for this one. GPU code is for this GPU's kind in either.",
+)
 @goal_options
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest instead of the table.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
@@ -153,6 +159,7 @@ def _request(model: str, targets_text: str, device: str | None, out: Path | None
         opset=options["opset"],
         allow_cpu_fallback=options["allow_cpu_fallback"],
         fullgraph=options["fullgraph"],
+        portable=options["portable"],
         ops_libs=options["ops_libs"],
         command=shlex.join(["exporter", "export", *sys.argv[1 + (len(sys.argv) > 1 and sys.argv[1] == "export") :]]),
         asked=model,

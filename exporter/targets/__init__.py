@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, cast, runtime_checkable
 
 from exporter import environment
 from exporter.errors import MissingDependency, UsageError
-from exporter.records import FP32, PRECISIONS, Contract
+from exporter.records import FP32, PRECISIONS, Build, Contract
 
 if TYPE_CHECKING:
     import torch
@@ -61,6 +61,7 @@ class Options:
     threads: int = 1
     opset: int | None = None
     allow_cpu_fallback: bool = False
+    portable: bool = False  # machine code for any x86-64-v3, not for this machine
     memory_limit: int = 0  # bytes of private memory of one job; 0 is none
     scratch: str = ""  # directory for temporary files, removed with the run
     ops_libs: tuple[str, ...] = ()  # libraries of operators outside torch's own, loaded before the model
@@ -77,6 +78,7 @@ class Exported:
     warnings: tuple[str, ...] = ()
     companions: tuple[str, ...] = ()  # names of files beside the artifact that belong to it
     ops: tuple[str, ...] = ()  # namespaces of operators outside torch's own that it calls, as in its contract
+    build: Build | None = None  # of the machine code in it, as in its contract
 
 
 @dataclass(frozen=True)

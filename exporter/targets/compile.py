@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter import contract, entries, environment, operators, places, quantization
+from exporter import builds, contract, entries, environment, operators, places, quantization
 from exporter.errors import ArtifactError, ContractError, ExportError, MissingDependency
 from exporter.expressions import Expression
-from exporter.records import FP32, PRECISIONS, Contract, TensorSpec, to_json
+from exporter.records import FP32, PRECISIONS, Build, Contract, TensorSpec, to_json
 from exporter.targets import Exported, Loaded, Options
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ _loading = threading.Lock()  # loaders that are constructed at the same time rac
 def export(program: Program, path: Path, options: Options) -> Exported:
     """Compile the exported program to a package. It needs a C++ compiler."""
     import torch
+    from torch._inductor import config
 
     from exporter import recurrent
 
@@ -47,6 +49,11 @@ def export(program: Program, path: Path, options: Options) -> Exported:
             "there is no C++ compiler, which AOTInductor needs",
             "install g++ (Debian: apt install g++), or name one in CXX",
         )
+    if options.portable and not hasattr(config.cpp, "march"):
+        raise MissingDependency(
+            f"torch {torch.__version__} compiles packages for this machine alone",
+            "install torch 2.14, or leave out --portable",
+        )
     _keep_headers()
     _find_vector_instructions()
     # Freezing folds weights into kernels. With a dynamic size inductor's frozen packages can be wrong (raft_small's).
@@ -54,6 +61,8 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     frozen = fixed or options.precision != FP32
     # More threads than at compile time would crash with fixed threads.
     settings: dict[str, Any] = {"freezing": frozen, "cpp.dynamic_threads": True}
+    if options.portable:
+        settings |= {"cpp.simdlen": 256, "cpp.march": builds.PORTABLE.level}
     if options.device == "cpu":
         # libtorch.so would pull in every CUDA library; these two are all that a CPU package calls.
         os.environ["LIBRARY_PATH"] = f"{Path(torch.__file__).parent / 'lib'}:{os.environ.get('LIBRARY_PATH', '')}"
@@ -65,8 +74,27 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         else:
             ops = _package(_graph(program, options), path, settings)
     ops = tuple(op for op in ops if op not in quantization.COMPILED)
-    contract.append_to_zip(path, to_json(replace(program.contract, ops=ops)))
-    return Exported(ops=ops)
+    build = _build(options)
+    contract.append_to_zip(path, to_json(replace(program.contract, ops=ops, build=build)))
+    return Exported(_notes(build), ops=ops, build=build)
+
+
+def _build(options: Options) -> Build:
+    """What the package was built for: its kernels for this GPU, all else for this CPU or a portable one."""
+    import torch
+
+    build = builds.PORTABLE if options.portable else builds.native()
+    if options.device == "cpu":
+        return build
+    capability = "{}.{}".format(*torch.cuda.get_device_capability(options.device))
+    return replace(build, capability=capability, cuda=torch.version.cuda or "", driver=environment.driver())
+
+
+def _notes(build: Build) -> tuple[str, ...]:
+    if not build.level:
+        return ()
+    kernels = f" but for its kernels, which are for compute capability {build.capability}" if build.capability else ""
+    return (f"portable ({build.level}){kernels}",)
 
 
 def _graph(program: Program, options: Options) -> torch.export.ExportedProgram:
@@ -132,6 +160,7 @@ def load(path: Path, options: Options) -> Loaded:
 
     index = int(options.device.partition(":")[2] or -1)
     promise = read_contract(path)
+    _check(promise, path, options.device)
     symbol = contract.specialized(promise)
     sizes = promise.symbols[symbol].choices if symbol else ()
     try:
@@ -158,6 +187,18 @@ def load(path: Path, options: Options) -> Loaded:
         return tuple(loaders[size].run(list(inputs)))
 
     return Loaded(run)
+
+
+def _check(promise: Contract, path: Path, device: str) -> None:
+    """ArtifactError for a package that cannot run here, a warning for one that may not."""
+    import torch
+
+    if promise.build is None:  # of before they were recorded
+        return
+    on_gpu = promise.build.capability and device != "cpu"
+    builds.require(promise.build, path, torch.cuda.get_device_capability(device) if on_gpu else None)
+    if newer := builds.newer(promise, torch.version.cuda or ""):
+        warnings.warn(f"{path} was {newer}", stacklevel=3)
 
 
 def live(program: Program, options: Options) -> Loaded:

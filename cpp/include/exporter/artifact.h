@@ -32,6 +32,10 @@ struct ArtifactInfo {
 /// the file is missing, broken, without a contract, or holds an ExportedProgram.
 ArtifactInfo inspect(const std::filesystem::path& path);
 
+/// Why this machine's CPU cannot run the artifact, such as "was built for avx512f, which this CPU
+/// has not: export it on this machine, or with --portable"; empty when it can.
+std::string cpu_obstacle(const Contract& contract);
+
 struct OpenOptions {
   /// "cpu", "cuda" or "cuda:N"; the contract's device when empty.
   std::string device;
@@ -61,7 +65,8 @@ class Artifact {
  public:
   /// Loads a `.pt` or `.pt2`, told apart by content. Loads CUDA's libraries only when `device` asks
   /// for a GPU. Throws Error(artifact), also when the artifact calls operators that are not
-  /// registered, and Error(usage) for a device, a thread count or a library that cannot be.
+  /// registered or was built for another CPU or GPU, and Error(usage) for a device, a thread count
+  /// or a library that cannot be.
   static Artifact open(const std::filesystem::path& path, const OpenOptions& options = {});
 
   Artifact(Artifact&&) noexcept;

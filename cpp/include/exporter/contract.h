@@ -44,6 +44,19 @@ struct TensorSpec {
   std::vector<Dimension> shape;
 };
 
+/// What the machine code in an artifact was built for, and with.
+struct Build {
+  std::vector<std::string> isa;  ///< instruction sets that it may use, as Linux names them
+  std::string level;             ///< what they are together, such as "x86-64-v3"; may be empty
+  std::string capability;        ///< compute capability of the GPU, such as "9.0"; may be empty
+  std::string cuda;              ///< version of CUDA; may be empty
+  std::string driver;            ///< version of NVIDIA's driver; may be empty
+
+  /// Whether its kernels run on a GPU of this compute capability. Those for 8.0 run on 8.6; from
+  /// 9.0 on they are for one capability alone.
+  bool runs_on(int major, int minor) const;
+};
+
 /// Names, dtypes and shapes of an artifact's inputs and outputs (docs/formats.md, schema 1).
 struct Contract {
   std::string model;
@@ -57,6 +70,8 @@ struct Contract {
   std::vector<Symbol> symbols;
   /// Namespaces of operators outside torch's own that the artifact calls, such as "torchvision".
   std::vector<std::string> operators;
+  /// Where the artifact holds machine code, and was made since that is recorded.
+  std::optional<Build> build;
 
   /// Reads a contract from JSON. Throws Error(artifact), with `where` as its first words, when the
   /// text is not a contract or has another schema.
