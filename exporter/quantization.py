@@ -40,10 +40,11 @@ def dynamic(module: torch.nn.Module) -> tuple[torch.nn.Module, str]:
     return quantized, f"{found} linear layers in int8"
 
 
-def pt2e(graph: torch.fx.GraphModule, examples: Sequence[Tensors]) -> torch.nn.Module:
+def pt2e(graph: torch.fx.GraphModule, examples: Sequence[Tensors], narrow: bool = False) -> torch.nn.Module:
     """An exported program's module quantized for inductor on x86, to be exported again.
 
     The range of each layer's inputs is what `examples` show: finding it at each call is no nearer, and slower.
+    With `narrow` inputs take 7 bits: a CPU without VNNI adds two products in 16, which 8 would overflow.
     ValueError or IndexError where it needs a graph that was exported strictly.
 
     By torchao's PT2E. MissingDependency without torchao.
@@ -60,7 +61,7 @@ def pt2e(graph: torch.fx.GraphModule, examples: Sequence[Tensors]) -> torch.nn.M
     graph.graph.eliminate_dead_code()  # a layer that nobody reads has no output that could be quantized
     graph.recompile()
     quantizer = x86.X86InductorQuantizer()
-    quantizer.set_global(x86.get_default_x86_inductor_quantization_config(is_dynamic=False))
+    quantizer.set_global(x86.get_default_x86_inductor_quantization_config(is_dynamic=False, reduce_range=narrow))
     with torch.no_grad():
         prepared = prepare_pt2e(graph, quantizer)
         for inputs in examples:

@@ -51,6 +51,7 @@ def test_describe_is_text_and_names_what_matters() -> None:
 def test_the_widest_instruction_set(monkeypatch: pytest.MonkeyPatch, flags: str, isa: str) -> None:
     monkeypatch.setattr(environment, "_cpuinfo", lambda: {"flags": flags, "model name": "A CPU"})
     assert environment.isa() == isa
+    assert environment.cpu_flags() == set(flags.split())
     assert environment.cpu_name() == "A CPU"
 
 
@@ -75,6 +76,17 @@ def test_gpus(program, monkeypatch: pytest.MonkeyPatch) -> None:
     program("nvidia-smi", f"echo 'GPU-aa01, {ONE}'; echo; echo 'GPU-bb02, {TWO}'")
     assert environment.gpus() == (ONE, TWO)
     assert environment.describe()["gpu1"] == TWO
+
+
+def test_driver(program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert environment.driver() == ""
+    environment.gpus.cache_clear()
+    program("nvidia-smi", f"echo 'GPU-aa01, {ONE}'")
+    assert environment.driver() == "570.1"
+    environment.gpus.cache_clear()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-dd04")
+    assert environment.driver() == ""
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import platform
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import Run
+from conftest import NATIVE, Run
 
 import exporter
-from exporter import golden, parity, precision, targets
+from exporter import environment, golden, parity, precision, targets
 from exporter.errors import ArtifactError, UsageError
 from exporter.records import Manifest, Range, Tolerance
 from exporter.targets import Variant
@@ -176,6 +178,20 @@ def test_compile_in_half_precision_and_int8(run: Run) -> None:
     assert {name: row.reason for name, row in found.items() if row.status == "failed"} == {}
     assert found["compile@int8"].parity.max_abs > 1e-4, "it really computes in int8"
     assert exporter.open_artifact(place / "compile@int8.pt2").contract.precision == "int8"
+
+
+AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}  # libtorch as on a CPU without AVX-512
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or not NATIVE, reason="needs an x86-64 and exporter-run")
+def test_a_portable_half_precision_is_right_on_an_older_cpu(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest, place = run("tiny:mlp", "compile@bf16", portable=True, timeout=600.0)
+    assert {row.name: row.reason for row in manifest.variants if row.status == "failed"} == {}
+    for name, value in AVX2.items():
+        monkeypatch.setenv(name, value)
+    command = [str(environment.find_runner()), "verify", str(place / "compile@bf16.pt2")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_int8_that_loses_too_much_says_how_much() -> None:

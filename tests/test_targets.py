@@ -180,6 +180,25 @@ def test_a_portable_package_is_portable(name: str, made: Path, program: Program,
         assert WIDE.search(disassembled(made, tmp_path)), "the search finds what it looks for"
 
 
+@pytest.mark.parametrize(("portable", "largest"), [(False, 255), (True, 127)])
+def test_portable_int8_leaves_room_where_there_is_no_vnni(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, portable: bool, largest: int
+) -> None:
+    import torch._inductor
+
+    def keep(exported: torch.export.ExportedProgram, package_path: str, inductor_configs: dict[str, Any]) -> None:
+        torch.export.save(exported, package_path)
+
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", keep)
+    program = dataclasses.replace(program, make_samples=lambda: [program.example])
+    path = tmp_path / "compile.pt2"
+    targets.get("compile").export(program, path, Options(precision="int8", portable=portable))
+    graph = torch.export.load(path).graph
+    ranges = [node.args[3:5] for node in graph.nodes if "quantize_per_tensor" in str(node.target)]
+    assert ranges
+    assert set(ranges) == {(0, largest)}
+
+
 def disassembled(package: Path, folder: Path) -> str:
     """The package's machine code, by the disassembler that comes with the compiler's assembler."""
     with zipfile.ZipFile(package) as archive:

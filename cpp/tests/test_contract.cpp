@@ -1,4 +1,5 @@
 #include <ATen/ATen.h>
+#include <exporter/artifact.h>
 #include <exporter/contract.h>
 
 #include "testing.h"
@@ -167,6 +168,39 @@ void reads_operators() {
   EXPECT_ERROR(artifact, "f.pt: the contract cannot be read", with("\"torchvision\""));
 }
 
+void reads_builds() {
+  EXPECT(!contract().build);
+  const auto with = [](const std::string& value) {
+    return Contract::parse(replaced("\"schema\"", "\"build\": " + value + ", \"schema\""), "f.pt");
+  };
+  EXPECT(!with("null").build);
+  const auto build = *with(R"({"isa": ["avx2", "fma"], "level": "", "capability": "8.0"})").build;
+  EXPECT_EQUAL(build.isa.at(1), "fma");
+  EXPECT_EQUAL(build.capability, "8.0");
+  EXPECT_EQUAL(build.driver, "");
+  EXPECT_ERROR(artifact, "f.pt: the contract cannot be read", with(R"({"isa": "avx2"})"));
+  EXPECT_ERROR(artifact, "f.pt: the contract cannot be read", with("3"));
+}
+
+void knows_where_kernels_run() {
+  const auto runs = [](const std::string& built, int major, int minor) {
+    return exporter::Build{{}, "", built, "", ""}.runs_on(major, minor);
+  };
+  EXPECT(runs("8.0", 8, 0) && runs("8.0", 8, 9) && runs("9.0", 9, 0) && runs("12.0", 12, 0));
+  EXPECT(!runs("8.9", 8, 6) && !runs("8.0", 9, 0) && !runs("9.0", 8, 9) && !runs("10.0", 10, 3));
+}
+
+void names_what_the_cpu_lacks() {
+  Contract c = contract();
+  EXPECT_EQUAL(exporter::cpu_obstacle(c), "");
+  c.build = exporter::Build{{"avx1024", "amx_fp2"}, "", "", "", ""};
+  EXPECT_EQUAL(exporter::cpu_obstacle(c),
+               "was built for avx1024, amx_fp2, which this CPU has not: export it on this machine, "
+               "or with --portable");
+  c.build->level = "x86-64-v9";
+  EXPECT(exporter::cpu_obstacle(c).ends_with("has not: export it on this machine"));
+}
+
 void knows_entries() {
   const Contract c =
       Contract::parse(replaced("\"max\": 64", "\"max\": 64, \"choices\": [1, 8, 64]"), "f.pt");
@@ -191,5 +225,8 @@ int main() {
                        {"solves for a symbol", solves_for_a_symbol},
                        {"bounds an unknown symbol", bounds_an_unknown_symbol},
                        {"reads operators", reads_operators},
+                       {"reads builds", reads_builds},
+                       {"knows where kernels run", knows_where_kernels_run},
+                       {"names what the CPU lacks", names_what_the_cpu_lacks},
                        {"knows entries", knows_entries}});
 }

@@ -62,7 +62,9 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     # More threads than at compile time would crash with fixed threads.
     settings: dict[str, Any] = {"freezing": frozen, "cpp.dynamic_threads": True}
     if options.portable:
-        settings |= {"cpp.simdlen": 256, "cpp.march": builds.PORTABLE.level}
+        # oneDNN's operators on packed weights refuse half precisions where a CPU has no instructions for them.
+        packed = options.precision not in ("bf16", "fp16")
+        settings |= {"cpp.simdlen": 256, "cpp.march": builds.PORTABLE.level, "cpp.weight_prepack": packed}
     if options.device == "cpu":
         # libtorch.so would pull in every CUDA library; these two are all that a CPU package calls.
         os.environ["LIBRARY_PATH"] = f"{Path(torch.__file__).parent / 'lib'}:{os.environ.get('LIBRARY_PATH', '')}"
@@ -104,10 +106,10 @@ def _graph(program: Program, options: Options) -> torch.export.ExportedProgram:
     from exporter import capture
 
     try:
-        quantized = quantization.pt2e(program.exported.module(check_guards=False), program.samples)
+        quantized = quantization.pt2e(program.exported.module(check_guards=False), program.samples, options.portable)
     except (ValueError, IndexError):  # it tells the calls of a layer apart by what only a strict export notes
         graph = capture.export_program(program.module, program.example, program.contract, strict=True)
-        quantized = quantization.pt2e(graph.module(check_guards=False), program.samples)
+        quantized = quantization.pt2e(graph.module(check_guards=False), program.samples, options.portable)
     return capture.export_program(quantized, program.example, program.contract)
 
 
