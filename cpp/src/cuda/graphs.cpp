@@ -3,6 +3,7 @@
 #include "../graphs.h"
 
 #include <ATen/cuda/CUDAGraph.h>
+#include <ATen/ops/empty_like.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -71,13 +72,57 @@ class OwnStream {
   cudaStream_t stream_{};
 };
 
+/// A copy inside a graph; without a node where there is nothing to copy, or no plain way to.
+struct Copy {
+  cudaGraphNode_t node{};
+  void* to{};
+  const void* from{};
+  std::size_t bytes{};
+
+  /// Makes it a node of the graph, after others.
+  void add(cudaGraph_t graph, const std::vector<cudaGraphNode_t>& after) {
+    C10_CUDA_CHECK(cudaGraphAddMemcpyNode1D(&node, graph, after.data(), after.size(), to, from,
+                                            bytes, cudaMemcpyDeviceToDevice));
+  }
+
+  /// Lets later launches copy between other places.
+  void move(cudaGraphExec_t graph, void* new_to, const void* new_from) {
+    if (node == nullptr || (to == new_to && from == new_from)) return;
+    C10_CUDA_CHECK(cudaGraphExecMemcpyNodeSetParams1D(graph, node, new_to, new_from, bytes,
+                                                      cudaMemcpyDeviceToDevice));
+    to = new_to;
+    from = new_from;
+  }
+};
+
+/// Makes one node wait for another.
+void order(cudaGraph_t graph, cudaGraphNode_t first, cudaGraphNode_t then) {
+#if CUDART_VERSION >= 13000
+  C10_CUDA_CHECK(cudaGraphAddDependencies(graph, &first, &then, nullptr, 1));
+#else
+  C10_CUDA_CHECK(cudaGraphAddDependencies(graph, &first, &then, 1));
+#endif
+}
+
+using List = cudaError_t(cudaGraph_t, cudaGraphNode_t*, std::size_t*);
+
+std::vector<cudaGraphNode_t> nodes_of(cudaGraph_t graph, List* list) {
+  std::size_t count = 0;
+  C10_CUDA_CHECK(list(graph, nullptr, &count));
+  std::vector<cudaGraphNode_t> nodes(count);
+  if (count > 0) C10_CUDA_CHECK(list(graph, nodes.data(), &count));
+  return nodes;
+}
+
 /// One captured run, with the buffers that it reads and writes.
 struct Graph {
   std::mutex mutex;  // the buffers serve one call at a time
   OwnStream stream;  // libraries keep a workspace for each, and graphs may run at the same time
-  at::cuda::CUDAGraph graph;
+  at::cuda::CUDAGraph graph{/*keep_graph=*/true};
   std::vector<at::Tensor> inputs;
   std::vector<at::Tensor> outputs;
+  std::vector<Copy> in;
+  std::vector<Copy> out;
   bool captured = false;
   std::optional<c10::cuda::CUDAStream> last;  // where it was replayed last, and until when
   Event done;
@@ -145,18 +190,51 @@ class GraphRunner final : public Runner {
       throw;
     }
     graph.graph.capture_end();
+    add_copies(graph);
+    graph.graph.instantiate();
     graph.captured = true;
+  }
+
+  /// Inputs are copied first and outputs last, as a part of the graph: launched one by one, the
+  /// copies would cost more than many a model. From where and to where, each replay says.
+  static void add_copies(Graph& graph) {
+    const cudaGraph_t raw = graph.graph.raw_cuda_graph();
+    const auto roots = nodes_of(raw, cudaGraphGetRootNodes);
+    for (const at::Tensor& input : graph.inputs) {
+      Copy copy{nullptr, input.mutable_data_ptr(), input.const_data_ptr(), input.nbytes()};
+      if (copy.bytes > 0) {
+        copy.add(raw, {});
+        for (const auto root : roots) order(raw, copy.node, root);
+      }
+      graph.in.push_back(copy);
+    }
+    const auto all = nodes_of(raw, cudaGraphGetNodes);
+    for (const at::Tensor& output : graph.outputs) {
+      Copy copy{nullptr, output.mutable_data_ptr(), output.const_data_ptr(), output.nbytes()};
+      const bool plain = output.is_cuda() && output.is_non_overlapping_and_dense();
+      if (plain && copy.bytes > 0) copy.add(raw, all);
+      graph.out.push_back(copy);
+    }
   }
 
   /// The outputs are copies: the next replay writes over the graph's own.
   static std::vector<at::Tensor> replay(Graph& graph, const std::vector<at::Tensor>& inputs) {
     const auto stream = c10::cuda::getCurrentCUDAStream();
     if (graph.last && *graph.last != stream) graph.done.block(stream);
+    const cudaGraphExec_t ready = graph.graph.raw_cuda_graph_exec();
     for (std::size_t i = 0; i < inputs.size(); ++i) {
-      graph.inputs[i].copy_(inputs[i], /*non_blocking=*/true);
+      graph.in[i].move(ready, graph.in[i].to, inputs[i].const_data_ptr());
+    }
+    std::vector<at::Tensor> outputs(graph.outputs.size());
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      if (graph.out[i].node == nullptr) continue;
+      outputs[i] = at::empty_like(graph.outputs[i]);
+      graph.out[i].move(ready, outputs[i].mutable_data_ptr(), graph.out[i].from);
     }
     graph.graph.replay();
-    auto outputs = clones(graph.outputs);
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      if (!outputs[i].defined()) outputs[i] = graph.outputs[i].clone();
+    }
     graph.done.record(stream);
     graph.last = stream;
     return outputs;
