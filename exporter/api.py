@@ -179,7 +179,8 @@ class Artifact:
 def open_artifact(path: str | PathLike[str], device: str | None = None, threads: int | None = None) -> Artifact:
     """Load an artifact without its model's code.
 
-    When a manifest lies beside it, the file's hash is checked first.
+    When a manifest lies beside it, the file's hash is checked first. Any number of threads may call it. On CUDA, calls
+    of an `.onnx` follow one another, and onnxruntime captures graphs for each thread apart: let the threads be few.
 
     Args:
         path: a `.pt`, `.pt2` or `.onnx` that exporter wrote.

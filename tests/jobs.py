@@ -109,6 +109,6 @@ def serve(channel: socket.socket, behaviour: str, golden: str) -> None:
             time.sleep(600)
         if behaviour == "dies at load":
             os.abort()
-        return targets.Loaded(run, "Imaginary")
+        return targets.Loaded(run, lambda: "Imaginary")
 
     server.serve(channel, load, golden, ("y",), targets.Options())

@@ -75,7 +75,7 @@ def line(golden_path: Path) -> Iterator[Callable[..., Line]]:
 
     def act(run: Callable[..., Any] = lambda inputs: tuple(2 * t for t in inputs), golden: Path = golden_path) -> Line:
         def load() -> targets.Loaded:
-            return targets.Loaded(run, "Imaginary")
+            return targets.Loaded(run, lambda: "Imaginary")
 
         opened.append(Line(load, golden))
         return opened[-1]

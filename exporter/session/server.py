@@ -93,7 +93,7 @@ def serve(
                 "language": "python",
                 "device": options.device,
                 "load_s": load_s,
-                "provider": loaded.provider,
+                "provider": loaded.provider(),
             },
         )
         for line in requests:
@@ -128,6 +128,7 @@ def _answer(words: list[str], loaded: targets.Loaded, judge: Judge, device: str)
             return {
                 "event": "check",
                 "cases": [judge.check(run, case, device) for case in cases],
+                "provider": loaded.provider(),
                 "peak_rss_mb": peak_rss_mb(),
                 "notes": loaded.notes(),
             }
@@ -136,6 +137,7 @@ def _answer(words: list[str], loaded: targets.Loaded, judge: Judge, device: str)
             return {
                 "event": "time",
                 "samples_ms": _time(run, case.inputs, int(runs), device),
+                "provider": loaded.provider(),
                 "peak_rss_mb": peak_rss_mb(),
             }
     return {"event": "error", "kind": "usage", "message": f"not a request: {' '.join(words)}"}

@@ -86,7 +86,7 @@ class Loaded:
     """A loaded artifact: tensors on the session's device in, tensors out; who really runs it, what it met so far."""
 
     run: Run
-    provider: str = ""
+    provider: Callable[[], str] = str
     notes: Callable[[], tuple[str, ...]] = tuple
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter import entries, places
+from exporter import entries, ort_graphs, places
 from exporter.errors import ArtifactError, ExportError
 from exporter.records import PRECISIONS, Contract, from_json, to_json
 from exporter.targets import Exported, Loaded, Options
@@ -158,6 +158,42 @@ def load(path: Path, options: Options) -> Loaded:
     import onnxruntime as ort
 
     ort.set_default_logger_severity(3)
+    if options.device == "cpu":
+        return Loaded(_run_cpu(_session(path, options)), lambda: "CPU")
+    if hasattr(ort, "preload_dlls"):
+        ort.preload_dlls()
+    session, failure = _with_graphs(path, options)
+    session = session or _session(path, options)
+    # Shape arithmetic stays on the CPU by onnxruntime's own choice; a session without the CUDA provider fell back.
+    if session.get_providers()[0] == "CPUExecutionProvider":
+        if not options.allow_cpu_fallback:
+            raise ArtifactError(
+                "onnxruntime fell back to the CPU",
+                "run `exporter doctor`; export and check take --allow-cpu-fallback where the CPU will do",
+            )
+        return Loaded(_run_cpu(session), lambda: "CPU")
+
+    def plain() -> ort_graphs.Bound:
+        return ort_graphs.Bound(_session(path, options), options.device)
+
+    graphs = ort_graphs.Graphs(ort_graphs.Bound(session, options.device), plain, failure)
+    return Loaded(graphs.run, graphs.provider, graphs.notes)
+
+
+def _with_graphs(path: Path, options: Options) -> tuple[Any, str]:
+    """A session that captures CUDA graphs; or None, and why there is none."""
+    try:
+        session = _session(path, options, graphs=True)
+    except ArtifactError as error:
+        return None, ort_graphs.reason(error)
+    obstacle = ort_graphs.obstacle(session)
+    return (None, obstacle) if obstacle else (session, "")
+
+
+def _session(path: Path, options: Options, graphs: bool = False) -> Any:
+    """ArtifactError where onnxruntime does not load the model, or with `graphs` would not capture it."""
+    import onnxruntime as ort
+
     settings = ort.SessionOptions()
     settings.intra_op_num_threads = options.threads
     if os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE":  # onnxruntime's own threads do not look for it
@@ -165,28 +201,15 @@ def load(path: Path, options: Options) -> Loaded:
     providers: list[Any] = ["CPUExecutionProvider"]
     if options.device != "cpu":
         index = int(options.device.partition(":")[2] or 0)
-        providers.insert(
-            0, ("CUDAExecutionProvider", {"device_id": index, "use_tf32": int(options.precision == "tf32")})
-        )
-        if hasattr(ort, "preload_dlls"):
-            ort.preload_dlls()
-    try:
-        session = ort.InferenceSession(str(path), settings, providers=providers)
+        tf32 = int(options.precision == "tf32")
+        cuda = {"device_id": index, "use_tf32": tf32, "enable_cuda_graph": int(graphs)}
+        providers.insert(0, ("CUDAExecutionProvider", cuda))
+    try:  # without enable_fallback=0 a refused capture would be a session on the CPU
+        return ort.InferenceSession(str(path), settings, providers=providers, enable_fallback=int(not graphs))
     except Exception as error:  # onnxruntime's exceptions share no base
         raise ArtifactError(
             f"onnxruntime cannot load {path}: {places.message(error)}", "run `exporter doctor`"
         ) from error
-    # Shape arithmetic stays on the CPU by onnxruntime's own choice; a session without the CUDA provider fell back.
-    provider = session.get_providers()[0]
-    on_cpu = provider == "CPUExecutionProvider"
-    if options.device != "cpu" and on_cpu and not options.allow_cpu_fallback:
-        raise ArtifactError(
-            "onnxruntime fell back to the CPU",
-            "run `exporter doctor`; export and check take --allow-cpu-fallback where the CPU will do",
-        )
-    return Loaded(
-        _run_cpu(session) if on_cpu else _run_bound(session, options.device), provider.removesuffix("ExecutionProvider")
-    )
 
 
 def _run_cpu(session: Any) -> Callable[[Tensors], Tensors]:
@@ -217,39 +240,6 @@ def _run_bfloat16(session: Any, names: list[str]) -> Callable[[Tensors], Tensors
 
     def run(inputs: Tensors) -> Tensors:
         given = {n: value(t.detach().cpu().contiguous()) for n, t in zip(names, inputs, strict=True)}
-        return tuple(map(_tensor, session.run_with_ort_values(None, given)))
-
-    return run
-
-
-def _tensor(value: Any) -> torch.Tensor:
-    """The same memory as an OrtValue's, on its device."""
-    import torch
-
-    made: torch.Tensor = torch.utils.dlpack.from_dlpack(value._ortvalue)
-    return made.view(torch.bool) if value.data_type() == "tensor(bool)" else made  # which onnxruntime exports as uint8
-
-
-def _run_bound(session: Any, device: str) -> Callable[[Tensors], Tensors]:
-    """Inputs and outputs stay on the GPU."""
-    import onnx
-    import torch
-
-    kind, _, number = device.partition(":")
-    index = int(number or 0)
-    names = [i.name for i in session.get_inputs()]
-
-    def run(inputs: Tensors) -> Tensors:
-        binding = session.io_binding()
-        held = [t.contiguous() for t in inputs]
-        torch.cuda.current_stream(device).synchronize()  # onnxruntime reads them on a stream of its own
-        for name, tensor in zip(names, held, strict=True):
-            half = tensor.dtype == torch.bfloat16  # which NumPy has not
-            element = onnx.TensorProto.BFLOAT16 if half else str(torch.empty(0, dtype=tensor.dtype).numpy().dtype)
-            binding.bind_input(name, kind, index, element, tuple(tensor.shape), tensor.data_ptr())
-        for output in session.get_outputs():
-            binding.bind_output(output.name, kind, index)
-        session.run_with_iobinding(binding)
-        return tuple(map(_tensor, binding.get_outputs()))
+        return tuple(map(ort_graphs.tensor, session.run_with_ort_values(None, given)))
 
     return run

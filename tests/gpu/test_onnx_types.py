@@ -47,4 +47,4 @@ def test_types_of_outputs(tmp_path: Path, name: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     record = json.loads(done.stdout)["variants"][-1]
     assert record["status"] == "passed", record["reason"]
-    assert record["sessions"][0]["provider"] == "CUDA"
+    assert record["sessions"][0]["provider"] == "CUDA graph", record["notes"]

@@ -1,0 +1,184 @@
+"""Which calls are captured, and what takes over: with onnxruntime's real binding on the CPU, which captures nothing."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+from exporter import ort_graphs
+from exporter.errors import ArtifactError
+from exporter.ort_graphs import Bound, Graphs
+from exporter.targets import Options
+from exporter.targets import onnx as target
+
+REFUSAL = "[ONNXRuntimeError] : 1 : FAIL : CUDA failure 900: not permitted ; GPU=0 ; hostname=secret ; line=1"
+
+
+@pytest.fixture(autouse=True)
+def no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ort_graphs, "_wait", lambda device: None)
+
+
+class Session:
+    """onnxruntime's session of `double = x + x, positive = x > 0`, which notes the graph that each run asks for."""
+
+    def __init__(self, refuses: bool = False) -> None:
+        nodes = [
+            helper.make_node("Add", ["x", "x"], ["double"]),
+            helper.make_node("Greater", ["x", "zero"], ["positive"]),
+        ]
+        made = helper.make_graph(
+            nodes,
+            "doubles",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 2])],
+            [
+                helper.make_tensor_value_info("double", TensorProto.FLOAT, ["n", 2]),
+                helper.make_tensor_value_info("positive", TensorProto.BOOL, ["n", 2]),
+            ],
+            [helper.make_tensor("zero", TensorProto.FLOAT, [], [0.0])],
+        )
+        model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+        onnx.checker.check_model(model)
+        self.real = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        self.refuses = refuses
+        self.asked: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    def run_with_iobinding(self, binding: Any, options: Any) -> None:
+        self.asked.append(options.get_run_config_entry("gpu_graph_id") if options else "")
+        if self.refuses and self.asked[-1] != "-1":
+            raise RuntimeError(REFUSAL)
+        self.real.run_with_iobinding(binding, options)
+
+
+def graphs(session: Session, plain: Session | None = None) -> Graphs:
+    return Graphs(Bound(session, "cpu"), lambda: Bound(plain, "cpu"))
+
+
+def check(runner: Graphs, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    got = runner.run((x,))
+    torch.testing.assert_close(got, (2 * x, x > 0), rtol=0, atol=0)
+    return got
+
+
+def test_each_shape_is_captured_once_and_replayed() -> None:
+    session = Session()
+    runner = graphs(session)
+    for size in (1, 3, 1, 3, 1):
+        check(runner, torch.randn(size, 2))
+    assert session.asked == ["-1", "0", "-1", "1", "0", "1", "0"]
+    assert (runner.provider(), runner.notes()) == ("CUDA graph", ())
+
+
+def test_outputs_belong_to_the_caller() -> None:
+    runner = graphs(Session())
+    x = torch.ones(2, 2)
+    kept = [check(runner, x * k) for k in (1, 2, -3)]
+    for k, outputs in zip((1, 2, -3), kept, strict=True):
+        torch.testing.assert_close(outputs, (2 * k * x, k * x > 0))
+
+
+def test_inputs_need_not_be_contiguous_nor_stay() -> None:
+    runner = graphs(Session())
+    for _ in range(2):
+        check(runner, torch.randn(2, 3).T)
+        check(runner, torch.randn(3, 2))
+
+
+def test_shapes_beyond_the_bound_run_without_a_graph() -> None:
+    session = Session()
+    runner = graphs(session)
+    for size in range(1, ort_graphs.SHAPES + 3):
+        check(runner, torch.randn(size, 2))
+    session.asked.clear()
+    check(runner, torch.randn(ort_graphs.SHAPES + 1, 2))
+    check(runner, torch.randn(ort_graphs.SHAPES, 2))
+    assert session.asked == ["-1", str(ort_graphs.SHAPES - 1)]
+
+
+def test_what_cannot_be_captured_runs_as_it_is() -> None:
+    session, plain = Session(refuses=True), Session()
+    runner = graphs(session, plain)
+    for size in (1, 1, 2):
+        check(runner, torch.randn(size, 2))
+    assert session.asked == ["-1", "0"]
+    assert plain.asked == ["", ""]
+    assert runner.provider() == "CUDA, no graph"
+    assert runner.notes() == ("no CUDA graph: CUDA failure 900: not permitted",)
+
+
+def test_a_call_that_fails_says_so_and_ends_nothing() -> None:
+    session = Session()
+    runner = graphs(session)
+    with pytest.raises(Exception, match="Got invalid dimensions"):
+        runner.run((torch.randn(2, 3),))
+    assert runner.provider() == "CUDA graph"
+    check(runner, torch.randn(2, 2))
+
+
+def test_threads_have_graphs_of_their_own_and_take_turns() -> None:
+    session = Session()
+    runner = graphs(session)
+    wrong: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            for size in (1, 2) * 20:
+                check(runner, torch.randn(size, 2))
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=call) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert {"0", "1"} <= set(session.asked) <= {"-1", *map(str, range(6))}
+
+
+@pytest.mark.parametrize("where", ["Cuda", "Cpu", "CudaPinned"])
+def test_a_value_that_the_cpu_uses_stands_in_the_way(where: str) -> None:
+    def infos(*names: str) -> Any:
+        return lambda: [SimpleNamespace(name=name) for name in names]
+
+    session = SimpleNamespace(
+        get_inputs=infos("x", "size"),
+        get_outputs=infos("y"),
+        get_input_memory_infos=infos("Cuda", where),
+        get_output_memory_infos=infos("Cuda"),
+    )
+    assert ort_graphs.obstacle(session) == ("" if where == "Cuda" else "size is used on the CPU")
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_a_session_that_refuses_graphs_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
+    made: list[bool] = []
+
+    def session(path: Path, options: Options, graphs: bool = False) -> Any:
+        made.append(graphs)
+        if graphs and refused:
+            raise ArtifactError(f"onnxruntime cannot load {path}: [ONNXRuntimeError] : 1 : FAIL : control flow")
+        cuda = [SimpleNamespace(name="Cuda")]
+        values = {"get_inputs": [], "get_outputs": [], "get_input_memory_infos": [], "get_output_memory_infos": []}
+        values |= {"get_inputs": [SimpleNamespace(name="x")], "get_input_memory_infos": cuda}
+        values |= {"get_providers": ["CUDAExecutionProvider", "CPUExecutionProvider"]}
+        return SimpleNamespace(**{name: lambda value=value: value for name, value in values.items()})
+
+    monkeypatch.setattr(target, "_session", session)
+    loaded = target.load(tmp_path / "model.onnx", Options(device="cuda"))
+    assert made == ([True, False] if refused else [True])
+    assert loaded.provider() == ("CUDA, no graph" if refused else "CUDA graph")
+    assert loaded.notes() == (("no CUDA graph: control flow",) if refused else ())
