@@ -28,7 +28,7 @@ def dynamic(module: torch.nn.Module) -> tuple[torch.nn.Module, str]:
     import torch
 
     if next(module.parameters(), torch.empty(0)).device.type != "cpu":
-        raise ExportError("torch quantizes dynamically on the CPU alone", "choose bf16 or fp16 on a GPU")
+        raise ExportError("torch quantizes dynamically on the CPU alone", "choose compile@int8, or trace@fp16")
     found = sum(type(inner) is torch.nn.Linear for inner in module.modules())
     if not found:
         raise ExportError("there is no Linear layer to quantize", "choose compile@int8 or onnx@int8")
@@ -51,10 +51,7 @@ def pt2e(graph: torch.fx.GraphModule, examples: Sequence[Tensors], narrow: bool 
     """
     import torch
 
-    if not environment.version("torchao"):
-        raise MissingDependency(
-            "torchao is not installed, which int8 of the target compile needs", "pip install torchao"
-        )
+    _require_torchao()
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
     from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 
@@ -70,6 +67,29 @@ def pt2e(graph: torch.fx.GraphModule, examples: Sequence[Tensors], narrow: bool 
     if not any("dequantize" in str(node.target) for node in converted.graph.nodes):
         raise ExportError("torchao found nothing to quantize in the exported graph", "choose bf16, or onnx@int8")
     return _flat(converted)
+
+
+def weights(module: torch.nn.Module) -> torch.nn.Module:
+    """`module` itself, the weights of its Linear layers in int8, which are unpacked at each call; for a GPU.
+
+    By torchao's weight-only quantization. ExportError where there is no such layer, MissingDependency without torchao.
+    """
+    import torch
+
+    _require_torchao()
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    if not any(type(inner) is torch.nn.Linear for inner in module.modules()):
+        raise ExportError("there is no Linear layer to quantize", "choose bf16 or fp16 on a GPU")
+    quantize_(module, Int8WeightOnlyConfig(set_inductor_config=False))  # which would allow TF32 everywhere
+    return module
+
+
+def _require_torchao() -> None:
+    if not environment.version("torchao"):
+        raise MissingDependency(
+            "torchao is not installed, which int8 of the target compile needs", "pip install torchao"
+        )
 
 
 def _flat(graph: torch.fx.GraphModule) -> torch.nn.Module:

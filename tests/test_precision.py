@@ -12,10 +12,11 @@ import torch
 from conftest import NATIVE, Run
 
 import exporter
-from exporter import environment, golden, parity, precision, targets
-from exporter.errors import ArtifactError, UsageError
-from exporter.records import Manifest, Range, Tolerance
-from exporter.targets import Variant
+from exporter import builds, environment, golden, parity, precision, targets
+from exporter.capture import FlatModule, Program, flatten_inputs
+from exporter.errors import ArtifactError, ExportError, UsageError
+from exporter.records import Contract, Manifest, Range, TensorSpec, Tolerance
+from exporter.targets import Options, Variant
 
 
 class Scaled(torch.nn.Module):
@@ -178,6 +179,58 @@ def test_compile_in_half_precision_and_int8(run: Run) -> None:
     assert {name: row.reason for name, row in found.items() if row.status == "failed"} == {}
     assert found["compile@int8"].parity.max_abs > 1e-4, "it really computes in int8"
     assert exporter.open_artifact(place / "compile@int8.pt2").contract.precision == "int8"
+
+
+class Wide(torch.nn.Module):
+    """13 MB of weights in two Linear layers and a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = torch.nn.Linear(512, 3072), torch.nn.Linear(3072, 512)
+        self.norm = torch.nn.LayerNorm(512)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x + self.second(torch.relu(self.first(x))))
+
+
+def program_of(module: torch.nn.Module, x: torch.Tensor) -> Program:
+    x_spec, y_spec = (TensorSpec(name, "float32", ("batch", 5, 512)) for name in "xy")
+    contract = Contract("wide", (x_spec,), (y_spec,), {"batch": Range(1, 8)})
+    flat = FlatModule(module, flatten_inputs(module, (x,))).eval().requires_grad_(False)
+    return Program(contract, "cpu", lambda: flat, lambda: (x,), None)
+
+
+def test_int8_of_a_gpus_package_is_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled for the CPU here; what is compiled is the same."""
+    monkeypatch.setattr("exporter.targets.compile._build", lambda options: builds.native())
+    module, path, target = Wide().eval(), tmp_path / "compile@int8.pt2", targets.get("compile")
+    program = program_of(module, torch.randn(2, 5, 512))
+    exported = target.export(program, path, Options(precision="int8", device="cuda"))
+    assert exported.ops == ()
+    assert exported.notes == ("weights in int8, computed in bfloat16",)
+    assert module.first.weight.dtype == torch.float32, "the model is left as it was"
+    size = sum(t.numel() * t.element_size() for t in module.parameters())
+    assert path.stat().st_size - 2e6 < size / 3.8, "but for the code of the package"
+    run = target.load(path, Options()).run
+    for batch in (1, 3, 8):
+        x = torch.randn(batch, 5, 512)
+        (got,) = run((x,))
+        want = module(x)
+        cosine = torch.nn.functional.cosine_similarity(got.flatten().double(), want.flatten().double(), 0)
+        assert 0.995 < cosine < 0.9999999
+        assert (got.dtype, got.shape) == (torch.float32, want.shape)
+
+
+@pytest.mark.parametrize("name", ["trace", "onnx", "compile"])
+def test_int8_that_a_gpu_has_not(name: str, tmp_path: Path) -> None:
+    """Nobody has CUDA kernels for what torch and onnxruntime quantize; without a Linear layer torchao has nothing."""
+    module = torch.nn.Conv1d(5, 5, 1).to("meta")
+    program = program_of(module, torch.randn(2, 5, 512))
+    with pytest.raises(ExportError) as raised:
+        targets.get(name).export(program, tmp_path / "artifact", Options(precision="int8", device="cuda"))
+    wanted = "choose bf16 or fp16" if name == "compile" else "choose compile@int8"
+    assert wanted in raised.value.remedy
 
 
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}  # libtorch as on a CPU without AVX-512

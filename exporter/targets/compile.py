@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 import warnings
@@ -58,7 +59,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     _find_vector_instructions()
     # Freezing folds weights into kernels. With a dynamic size inductor's frozen packages can be wrong (raft_small's).
     fixed = all(bounds.min == bounds.max for bounds in program.contract.symbols.values())
-    frozen = fixed or options.precision != FP32
+    frozen = (fixed or options.precision != FP32) and not _weights_alone(options)  # which it would fold back
     # More threads than at compile time would crash with fixed threads.
     settings: dict[str, Any] = {"freezing": frozen, "cpp.dynamic_threads": True}
     if options.portable:
@@ -78,7 +79,13 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     ops = tuple(op for op in ops if op not in quantization.COMPILED)
     build = _build(options)
     contract.append_to_zip(path, to_json(replace(program.contract, ops=ops, build=build)))
-    return Exported(_notes(build), ops=ops, build=build)
+    notes = ("weights in int8, computed in bfloat16",) if _weights_alone(options) else ()
+    return Exported((*notes, *_notes(build)), ops=ops, build=build)
+
+
+def _weights_alone(options: Options) -> bool:
+    """Whether int8 is the weights' alone: inductor has kernels that compute in it for the CPU."""
+    return options.precision == "int8" and options.device != "cpu"
 
 
 def _build(options: Options) -> Build:
@@ -103,8 +110,12 @@ def _graph(program: Program, options: Options) -> torch.export.ExportedProgram:
     """What is compiled."""
     if options.precision != "int8":
         return program.exported
-    from exporter import capture
+    from exporter import capture, precision
 
+    if _weights_alone(options):
+        outputs = tuple(spec.dtype for spec in program.contract.outputs)
+        half = precision.cast(copy.deepcopy(program.module), "bf16", outputs)
+        return capture.export_program(quantization.weights(half), program.example, program.contract)
     try:
         quantized = quantization.pt2e(program.exported.module(check_guards=False), program.samples, options.portable)
     except (ValueError, IndexError):  # it tells the calls of a layer apart by what only a strict export notes

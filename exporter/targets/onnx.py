@@ -36,6 +36,10 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     """Translate the exported program; weights stay in the one file where they fit."""
     import onnx
 
+    if options.precision == "int8" and options.device != "cpu":
+        raise ExportError(
+            "onnxruntime has no CUDA kernels for the layers that it quantizes", "choose compile@int8, or onnx@fp16"
+        )
     if program.entries:
         if options.precision == "int8":
             raise ExportError("a quantized ONNX model has one entry", "leave out --specialize, or choose compile@int8")
