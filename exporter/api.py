@@ -15,12 +15,13 @@ from exporter import contract as contracts
 from exporter import targets as routes
 from exporter.errors import ContractError, UsageError
 from exporter.records import Contract, Manifest
+from exporter.request import Request
 
 if TYPE_CHECKING:
     from os import PathLike
 
 
-# Fields of pipeline.Request that `export` takes as they are; of the others it has arguments of its own, or sets them.
+# Fields of Request that `export` takes as they are; of the others it has arguments of its own, or sets them.
 OPTIONS = frozenset((
     "device", "ranges", "sweep", "dynamic", "weights", "seed", "threads", "time_budget", "timeout", "bench",
     "memory_limit_gb", "rtol", "atol", "opset", "allow_cpu_fallback", "fullgraph", "portable", "ops_libs",
@@ -67,7 +68,7 @@ def export(
         checkpoint: a file of weights, as the command line's `--checkpoint`.
         allow_partial: load of the checkpoint what fits, and warn of the rest.
         task: for `hf:ID`: the task whose model class is taken.
-        options: as the command line's, by their names in `exporter.pipeline.Request`: device (`cpu` when none is given,
+        options: as the command line's, by their names in `exporter.request.Request`: device (`cpu` when none is given,
             unlike the command line's), ranges, sweep, dynamic, weights, seed, threads, time_budget, timeout, bench,
             memory_limit_gb, rtol, atol, opset, allow_cpu_fallback, fullgraph, portable, ops_libs.
 
@@ -88,7 +89,7 @@ def export(
         label = name or source.label
         precisions = routes.parse_precisions(precision)
         settings: dict[str, Any] = {"threads": environment.usable_cpus()} | options
-        request = pipeline.Request(
+        request = Request(
             label,
             source,
             tuple(routes.parse(targets, precisions)),

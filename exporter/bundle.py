@@ -267,6 +267,11 @@ def unpack(path: Path, folder: Path) -> None:
         archive.extractall(folder)
 
 
+def stem(variant: str) -> str:
+    """How the names of a variant's own files begin: its name, where a colon would not do."""
+    return variant.replace(":", "-")
+
+
 def remove(folder: Path) -> None:
     """Remove a folder with all that is in it."""
     shutil.rmtree(folder, ignore_errors=True)

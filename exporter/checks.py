@@ -66,11 +66,6 @@ def _ops_libs(contract: Contract, options: targets.Options) -> Iterator[str]:
         yield from ("--ops-lib", str(file))
 
 
-def open_live(zygote: Zygote, name: str, arguments: dict[str, Any], log: Path, timeout: float) -> Session:
-    """A session of what leaves no artifact: eager, or a variant compiled where it runs."""
-    return PythonSession(zygote.spawn(f"{name} (python)", "exporter.steps:serve_live", arguments, log), timeout)
-
-
 def check(
     kind: str, open_session: Opener, unsteady: str = "", quantized: bool = False
 ) -> tuple[SessionRecord, Session | None]:

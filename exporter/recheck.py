@@ -14,7 +14,7 @@ from pathlib import Path
 from exporter import bundle, checks, diagnosis, environment, latency, targets
 from exporter.errors import ArtifactError
 from exporter.isolate import Zygote
-from exporter.pipeline import Listener
+from exporter.listener import Listener
 from exporter.records import Manifest, SessionRecord, VariantRecord
 from exporter.session.client import Session
 

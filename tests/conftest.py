@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from exporter import environment, pipeline, recipes, targets
+from exporter.errors import JobError
 from exporter.isolate import Child, Zygote
 from exporter.records import Manifest
+from exporter.request import Request
 
 RECIPES = Path(__file__).parent / "recipes"
 NATIVE = environment.find_runner() is not None
@@ -63,7 +65,7 @@ class Lent:
 
     def spawn(self, *args: Any) -> Child:
         if self._closed:
-            raise pipeline.JobError("stopped before it began")
+            raise JobError("stopped before it began")
         child = self._shared.spawn(*args)
         self._children.append(child)
         if self._closed:
@@ -86,11 +88,11 @@ def lent_zygote(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"{module}.Zygote", lambda *_: Lent(zygote))
 
 
-def request_for(recipe: str, out: Path, names: str = "trace", **settings: Any) -> pipeline.Request:
+def request_for(recipe: str, out: Path, names: str = "trace", **settings: Any) -> Request:
     """A request for one of the recipes here (`tiny:mlp`), without timing."""
     text = recipe_path(recipe)
     settings = {"bench": False, "timeout": 120.0} | settings
-    return pipeline.Request(
+    return Request(
         recipe.partition(":")[2],
         recipes.find(text),
         tuple(targets.parse(names)),

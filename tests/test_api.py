@@ -17,10 +17,11 @@ import torch
 from conftest import recipe_path
 
 import exporter
-from exporter import api, pipeline, targets
+from exporter import api, targets
 from exporter import bundle as bundles
 from exporter.errors import ArtifactError, ContractError, UsageError
 from exporter.records import Range, to_json
+from exporter.request import Request
 
 
 class Local(torch.nn.Module):
@@ -80,7 +81,7 @@ def test_sizes_of_the_example(toy) -> None:
 
 def test_options_are_fields_of_the_request() -> None:
     arguments = inspect.signature(exporter.export).parameters
-    assert {field.name for field in dataclasses.fields(pipeline.Request)} >= api.OPTIONS
+    assert {field.name for field in dataclasses.fields(Request)} >= api.OPTIONS
     assert not api.OPTIONS & arguments.keys()
 
 

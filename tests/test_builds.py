@@ -16,6 +16,7 @@ import exporter
 from exporter import builds, environment, pipeline, targets
 from exporter.errors import ArtifactError, MissingDependency, UsageError
 from exporter.records import Build, Contract, TensorSpec, to_json
+from exporter.request import Request
 
 X86 = platform.machine() == "x86_64"
 PACKAGE = Path("compile.pt2")
@@ -109,9 +110,9 @@ def test_portable_where_it_cannot_be(cli: Cli, cpu, monkeypatch: pytest.MonkeyPa
 
 
 def test_portable_is_passed_on(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[pipeline.Request] = []
+    seen: list[Request] = []
 
-    def run(request: pipeline.Request, _: object) -> None:
+    def run(request: Request, _: object) -> None:
         seen.append(request)
         raise UsageError("enough")
 

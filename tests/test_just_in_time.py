@@ -15,7 +15,7 @@ from conftest import Cli, Run, request_for
 from test_records import VALIDATOR
 
 from exporter import bundle as bundles
-from exporter import pipeline, targets
+from exporter import just_in_time, pipeline, targets
 from exporter.bundle import CACHE
 from exporter.capture import FlatModule, Program, flatten_inputs
 from exporter.errors import UsageError
@@ -43,7 +43,7 @@ def test_a_second_process_starts_from_the_cache(tmp_path: Path, monkeypatch: pyt
     remove = bundles.remove
 
     def look_and_remove(folder: Path) -> None:
-        left[folder.name] = files(folder / pipeline.CACHE)
+        left[folder.name] = files(folder / just_in_time.CACHE)
         remove(folder)
 
     monkeypatch.setattr(bundles, "remove", look_and_remove)

@@ -19,6 +19,7 @@ from exporter import bundle as bundles
 from exporter import environment, pipeline
 from exporter.errors import BundleError, JobError, RecipeError, UsageError
 from exporter.isolate import BACKGROUND, Zygote
+from exporter.listener import Listener
 from exporter.records import Manifest, VariantRecord
 
 
@@ -204,7 +205,7 @@ def test_a_tolerance_of_ones_own(run: Run) -> None:
     assert (manifest.golden.tolerance.rtol, manifest.golden.tolerance.atol) == (0.5, 0.25)
 
 
-class Interrupting(pipeline.Listener):
+class Interrupting(Listener):
     """Presses Ctrl-C when a variant comes to a stage."""
 
     def __init__(self, variant: str, stage: str) -> None:
@@ -254,7 +255,7 @@ def test_without_eager_nothing_is_timed(run: Run, monkeypatch: pytest.MonkeyPatc
     def broken(*args: object) -> None:
         raise JobError("eager was ended by SIGSEGV")
 
-    monkeypatch.setattr("exporter.checks.open_live", broken)
+    monkeypatch.setattr("exporter.just_in_time.PythonSession", broken)
     with pytest.raises(JobError, match="eager cannot be timed"):
         run("tiny:mlp", "trace", bench=True)
 
@@ -312,15 +313,6 @@ def test_the_parent_stays_small() -> None:
         peak = next(line for line in Path(f"/proc/{process.pid}/status").read_text().splitlines() if "VmHWM" in line)
         process.send_signal(signal.SIGTERM)
     assert int(peak.split()[1]) < 150_000
-
-
-def test_reproduce_is_a_command_that_can_be_parsed(tmp_path: Path) -> None:
-    import shlex
-
-    request = request_for("tiny:mlp", tmp_path / "a b", sizes={"batch": 3})
-    words = shlex.split(request.reproduce("trace"))
-    assert words[words.index("--out") + 1] == f"{tmp_path / 'a b'}-again"
-    assert words[words.index("--size") + 1] == "batch=3"
 
 
 def test_slots_do_not_exceed_the_work(zygote: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

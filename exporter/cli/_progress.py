@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from exporter.pipeline import Listener
+from exporter.listener import Listener
 from exporter.records import VariantRecord
 
 

@@ -130,13 +130,14 @@ def command(model: str, targets_text: str, device: str | None, out: Path | None,
 
 
 def _request(model: str, targets_text: str, device: str | None, out: Path | None, options: dict[str, Any]) -> Any:
-    from exporter import environment, pipeline, targets
+    from exporter import environment, targets
     from exporter.records import Goal, Range
+    from exporter.request import Request
 
     source = choose_source(model, options)
     given = given_sizes(options)
     precisions = targets.parse_precisions(options["precision"])
-    return pipeline.Request(
+    return Request(
         model=source.label,
         source=source,
         variants=tuple(targets.parse(targets_text, precisions)),

@@ -13,6 +13,7 @@ import torch
 
 from exporter import api, capture, causes, contract, golden, pipeline, recipes, targets
 from exporter.records import Manifest, Range, Tolerance, VariantRecord
+from exporter.request import Request
 from exporter.session.server import Judge
 
 FRESH_SEED = 100  # no golden has it
@@ -98,7 +99,7 @@ class Case:
 
 def run(case: Case, names: str, out: Path) -> tuple[Manifest, Path]:
     """The whole pipeline, without timing."""
-    request = pipeline.Request(
+    request = Request(
         "drawn", recipes.find(f"{case.file}:drawn"), tuple(targets.parse(names)), out, bench=False, timeout=300.0
     )
     return pipeline.run(request)

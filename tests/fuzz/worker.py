@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from exporter import bundle, pipeline
+from exporter.errors import JobError
 from exporter.isolate import Child
 from fuzz import cases
 from fuzz.inline import Inline
@@ -73,7 +74,7 @@ class Worker:
         """Run and judge one case. A case that crashes the child is run again, each of its jobs in a process."""
         try:
             return self._ask(file, names, folder)
-        except pipeline.JobError:
+        except JobError:
             self.close()
             shutil.rmtree(folder, ignore_errors=True)
             self._run(cases.Case(file), names, folder)

@@ -1,0 +1,63 @@
+"""The manifest of a run in progress: each change is written at once, so that a run that is killed leaves a true one."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from exporter import __version__, environment
+from exporter.bundle import Staging
+from exporter.records import EAGER, Manifest, ModelRecord, VariantRecord
+from exporter.request import Request
+
+
+class Draft:
+    """What is known of a run so far. Safe to use from several threads."""
+
+    def __init__(self, request: Request, staging: Staging) -> None:
+        self.manifest = Manifest(
+            model=ModelRecord(request.model, request.asked or request.source.place, request.weights, request.seed),
+            device=request.device,
+            threads=request.threads,
+            command=request.command,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            exporter=__version__,
+            environment=environment.describe(),
+            warnings=request.warnings,
+            goal=request.goal,
+        )
+        self._order = (EAGER, *(variant.name for variant in request.variants))
+        self._staging = staging
+        self._lock = threading.Lock()
+
+    def keep(self, record: VariantRecord) -> VariantRecord:
+        """Put a record in, in the order of the request; returns it, with where to look when it failed."""
+        if record.status == "failed" and not record.remedy and record.parity is None:
+            record = replace(record, remedy=f"see {record.log} in the bundle")
+        with self._lock:
+            records = {r.name: r for r in self.manifest.variants} | {record.name: record}
+            self._write(replace(self.manifest, variants=tuple(records[n] for n in self._order if n in records)))
+        return record
+
+    def update(self, **changes: object) -> None:
+        """Change fields of the manifest."""
+        with self._lock:
+            self._write(replace(self.manifest, **changes))  # type: ignore[arg-type]
+
+    def finish(self, status: str) -> bool:
+        """Write the last manifest; whether anything was finished."""
+        self.update(status=status, variants=tuple(map(_unchecked, self.manifest.variants)))
+        return bool(self.manifest.variants)
+
+    def _write(self, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self._staging.write(manifest)
+
+
+def _unchecked(record: VariantRecord) -> VariantRecord:
+    """Without its parity no variant has passed."""
+    if record.status == "failed" or record.stage == "done":
+        return record
+    reason = "the run ended before its outputs were checked"
+    return replace(record, status="failed", reason=reason, remedy="`exporter check` checks it, or export again")

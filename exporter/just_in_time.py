@@ -1,0 +1,78 @@
+"""Sessions without an artifact: eager's, and those of variants compiled where they run, with the cache these leave."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from exporter import bundle, targets
+from exporter.checks import Opener
+from exporter.isolate import Zygote
+from exporter.job import Job, Prepared
+from exporter.records import ArtifactRecord, SessionRecord, VariantRecord
+from exporter.session.client import PythonSession, Session
+
+CACHE = "cache"  # the compilers' part of a session's temporary files
+Judge = Callable[[Opener], tuple[SessionRecord, Session | None]]
+
+
+@dataclass(frozen=True)
+class Live:
+    """What its sessions are opened with; `variant` is None for eager, which compiles nothing."""
+
+    record: VariantRecord
+    variant: targets.Variant | None
+    folder: Path  # the bundle
+    job: Job
+    prepared: Prepared
+    zygote: Zygote
+    timeout: float
+
+    def open(self) -> Session:
+        """A session that finds no cache."""
+        return self._open(self._scratch)
+
+    def pack(self) -> tuple[ArtifactRecord, ...]:
+        """What the compilers of that session cached, as a file of the bundle; nothing where they did not."""
+        packed = self.variant is not None and bundle.pack(self._scratch / CACHE, self._packed)
+        return (bundle.record(self._packed),) if packed else ()
+
+    def start_from_cache(self, cold: SessionRecord, judge: Judge) -> SessionRecord:
+        """The session's record with the first call of another process, which has the packed cache and nothing else."""
+        scratch = self._scratch.with_name(f"{self._scratch.name}-cached")
+        bundle.unpack(self._packed, scratch / CACHE)
+        cached, session = judge(functools.partial(self._open, scratch))
+        if session is not None:
+            session.close()
+        bundle.remove(scratch)
+        if cached.status == "passed":
+            return replace(cold, cached_call_ms=cached.first_call_ms)
+        reason = f"from its cache: {cached.reason}"
+        return replace(cold, status="failed", stage=cached.stage, reason=reason, remedy=cached.remedy)
+
+    def _open(self, scratch: Path) -> Session:
+        """All that is temporary lies in `scratch`; compilers' caches too, for what is compiled there."""
+        options = self.job.options
+        if self.variant is not None:
+            (scratch / CACHE).mkdir(parents=True, exist_ok=True)
+            options = replace(options, variant=self.variant.setting, precision=self.variant.precision)
+            options = replace(options, scratch=str(scratch), cache=str(scratch / CACHE))
+        arguments = {
+            "job": replace(self.job, options=options),
+            "prepared": self.prepared,
+            "target": self.record.target,
+            "golden_path": str(self.folder / bundle.GOLDEN),
+        }
+        log = self.folder / self.record.log
+        child = self.zygote.spawn(f"{self.record.name} (python)", "exporter.steps:serve_live", arguments, log)
+        return PythonSession(child, self.timeout)
+
+    @property
+    def _scratch(self) -> Path:
+        return self.job.work / bundle.stem(self.record.name)
+
+    @property
+    def _packed(self) -> Path:
+        return self.folder / f"{bundle.stem(self.record.name)}{bundle.CACHE}"

@@ -1,0 +1,65 @@
+"""What the user asked for, and the command that asks for it again."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from pathlib import Path
+
+from conftest import recipe_path, request_for
+
+from exporter.cli.export import _request, command
+from exporter.records import Range
+from exporter.request import Request
+
+
+def parsed(line: str) -> Request:
+    words = shlex.split(line)
+    assert words[:2] == ["exporter", "export"]
+    options = command.make_context("export", words[2:]).params
+    request: Request = _request(*(options.pop(name) for name in ("model", "targets_text", "device", "out")), options)
+    return request
+
+
+def test_reproduce_asks_for_the_same_again(tmp_path: Path) -> None:
+    """Every option that is not the default comes back."""
+    library = tmp_path / "an op.so"
+    library.touch()
+    request = request_for(
+        "tiny:pair",
+        tmp_path / "a b",
+        "trace,compile:eager@bf16",
+        bench=True,
+        timeout=99.5,
+        time_budget=0.25,
+        sizes={"batch": 3},
+        sweep={"batch": (3, 8)},
+        ranges={"batch": Range(1, 8), "sequence": Range(2, 9, (2, 9))},
+        dynamic="batch",
+        weights="random",
+        seed=7,
+        threads=2,
+        memory_limit_gb=1.5,
+        rtol=0.5,
+        atol=0.25,
+        opset=18,
+        allow_cpu_fallback=True,
+        fullgraph=True,
+        portable=True,
+        ops_libs=(str(library),),
+    )
+    again = parsed(request.reproduce("compile:eager@bf16"))
+    changed = {f.name for f in dataclasses.fields(Request) if getattr(again, f.name) != getattr(request, f.name)}
+    assert changed == {"variants", "out", "command"}
+    assert again.variants == request.variants[1:]
+    assert again.out == tmp_path / "a b-again"
+
+
+def test_reproduce_names_where_the_model_comes_from(tmp_path: Path) -> None:
+    weights, inputs = tmp_path / "weights.pt", tmp_path / "inputs.pt"
+    weights.touch(), inputs.touch()
+    request = request_for("tiny:pair", tmp_path / "toy")
+    given = {"checkpoint": str(weights), "inputs_file": str(inputs), "allow_partial": True}
+    request = dataclasses.replace(request, source=dataclasses.replace(request.source, **given), bench=False)
+    assert parsed(request.reproduce("trace")).source == request.source
+    assert recipe_path("tiny:pair") in shlex.split(request.reproduce("trace"))
