@@ -5,109 +5,23 @@ from __future__ import annotations
 import functools
 import socket
 import time
-import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from exporter import capture, checkpoint, contract, golden, operators, places, precision, recipes, targets
-from exporter.errors import ExportError, RecipeError
-from exporter.expressions import Expression
+from exporter import capture, cases, contract, golden, operators, places, precision, targets
+from exporter.errors import ExportError
 from exporter.isolate import BACKGROUND, stand_back
 from exporter.job import Findings, Job, Prepared
+from exporter.loading import Loaded, find_contract, load_model
 from exporter.parity import PRECISIONS, TOLERANCES
-from exporter.records import EAGER, Contract, Range, Tolerance
+from exporter.records import EAGER, Contract, Tolerance
 from exporter.session import server
 from exporter.zygote import tell
 
 SAMPLES = range(7000, 7008)  # seeds of what is calibrated with: none of the golden's
-
-
-@dataclass
-class Loaded:
-    """A recipe with its model, loaded in this process."""
-
-    recipe: recipes.Recipe
-    module: capture.FlatModule
-    names: tuple[str, ...]
-    base: dict[str, int]
-    symbols: dict[str, Range]
-    warnings: list[str] = field(default_factory=list)
-
-    def inputs(self, sizes: dict[str, int], seed: int) -> capture.Tensors:
-        """Flat CPU inputs; the same for the same sizes and seed."""
-        flat, example = _flat_inputs(self.recipe, self.module.model, sizes, seed), self.module.example
-        if flat.constants != example.constants or flat.spec != example.spec:
-            raise RecipeError(
-                f"inputs() at {contract.describe(sizes)} differs from the example in more than tensors' sizes",
-                "what changes with a size must be a tensor's dimension; everything else is a constant",
-            )
-        return flat.tensors
-
-    def run(self, sizes: dict[str, int], device: str) -> tuple[tuple[str, ...], capture.Tensors]:
-        """Names and values of the outputs at these sizes; an output that bears an input's name gets one of its own."""
-        flat = _flat_inputs(self.recipe, self.module.model, sizes, 0)
-        args, kwargs = flat.rebuild([t.to(device) for t in flat.tensors])
-        with torch.no_grad(), golden.naming(contract.describe(sizes)):
-            names, tensors = capture.output_leaves(self.module.model(*args, **kwargs))
-        return tuple(f"output.{name}" if name in self.names else name for name in names), tensors
-
-
-def _flat_inputs(
-    recipe: recipes.Recipe, model: torch.nn.Module, sizes: dict[str, int], seed: int
-) -> capture.FlatInputs:
-    torch.manual_seed(seed)
-    try:
-        inputs = recipe.inputs(**sizes)
-    except RecipeError:
-        raise
-    except Exception as error:
-        raise RecipeError(
-            f"inputs() fails at {contract.describe(sizes)}: {type(error).__name__}: {error}", "mend the recipe"
-        ) from error
-    return capture.flatten_inputs(model, inputs)
-
-
-def load_model(job: Job) -> Loaded:
-    """Load recipe and model as the job says, in eval mode, on its device. RecipeError when the recipe is at fault."""
-    server.configure(job.options)
-    recipe = recipes.load(job.source)
-    base, symbols = contract.choose_sizes(
-        recipes.example_sizes(recipe.inputs), recipes.ranges(recipe), job.sizes, job.ranges, job.dynamic
-    )
-    torch.manual_seed(job.seed)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        replaced = job.source.checkpoint and job.source.place != "saved"  # a saved program has no random weights
-        model = _load_weights(recipe, "random" if replaced else job.weights)
-    said = [str(w.message) for w in caught if issubclass(w.category, UserWarning)]
-    if job.source.checkpoint:
-        said += checkpoint.load_into(model, job.source.checkpoint, job.source.allow_partial)
-    model = model.eval().to(job.options.device)
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    example = _flat_inputs(recipe, model, base, 0)
-    return Loaded(recipe, capture.FlatModule(model, example).eval(), example.names, base, symbols, said)
-
-
-def _load_weights(recipe: recipes.Recipe, weights: str) -> torch.nn.Module:
-    try:
-        model = recipe.load(weights)
-    except RecipeError:
-        raise
-    except Exception as error:
-        remedy = (
-            "give --weights random, or fetch the weights first"
-            if weights == "pretrained"
-            else "mend the recipe, or install what it imports"
-        )
-        raise RecipeError(f"loading the model fails: {places.named(error)}", remedy) from error
-    if not isinstance(model, torch.nn.Module):
-        raise RecipeError(f"load() returned {type(model).__name__}", "return a torch.nn.Module")
-    return model
 
 
 def prepare(
@@ -141,12 +55,12 @@ def prepare(
     tell(channel, "prepared", prepared)
     stand_back(BACKGROUND)  # the exports have waited for this; from here on they run beside it
     plan = contract.probe_plan(loaded.base, loaded.symbols, points.values())
-    made, findings = golden.make(
+    made, findings = cases.make(
         loaded.module, loaded.inputs, plan, loaded.symbols, _tolerance(found, *tolerance), device, points
     )
     outputs = tuple(spec.dtype for spec in found.outputs)
     tolerances = {name: _asked(PRECISIONS[name], *tolerance) for name in precisions}
-    others, notes = golden.in_precisions(made, loaded.module, tolerances, outputs, device)
+    others, notes = cases.in_precisions(made, loaded.module, tolerances, outputs, device)
     golden.save(replace(made, precisions=others), golden_path)
     return replace(findings, notes=findings.notes + notes, tolerances=tolerances)
 
@@ -168,40 +82,6 @@ def _tolerance(found: Contract, rtol: float | None, atol: float | None) -> Toler
 
 def _asked(usual: Tolerance, rtol: float | None, atol: float | None) -> Tolerance:
     return replace(usual, rtol=usual.rtol if rtol is None else rtol, atol=usual.atol if atol is None else atol)
-
-
-def find_contract(job: Job, loaded: Loaded) -> Contract:
-    """What the inputs and outputs are like at every size, found by trying some. RecipeError for an idle symbol."""
-
-    def probe(sizes: dict[str, int]) -> Any:
-        return capture.specs(loaded.names, loaded.inputs(sizes, 0))
-
-    def probe_outputs(sizes: dict[str, int]) -> Any:
-        return capture.specs(*loaded.run(sizes, job.options.device))
-
-    inputs = contract.probe_shapes(probe, loaded.base, loaded.symbols, to_the_ends=True)
-    outputs = contract.probe_shapes(probe_outputs, loaded.base, loaded.symbols)
-    loaded.warnings += [
-        f"{spec.name} dim {axis} moves in no way that a contract can say; its size is not checked on a call"
-        for spec in (*inputs, *outputs)
-        for axis, dim in enumerate(spec.shape)
-        if dim is None
-    ]
-    used = {Expression.parse(dim).name for spec in inputs for dim in spec.shape if isinstance(dim, str)}
-    idle = [name for name in loaded.symbols if name not in used]
-    if idle:
-        raise RecipeError(
-            f"no input's dimension follows {idle[0]}", f"use {idle[0]} in inputs(), or remove it from sizes"
-        )
-    return Contract(
-        job.model,
-        inputs,
-        outputs,
-        loaded.symbols,
-        device=job.options.device.partition(":")[0],
-        torch=torch.__version__.partition("+")[0],
-        constants=capture.constants(loaded.module.example),
-    )
 
 
 def _capture(job: Job, loaded: Loaded, found: Contract, sizes: dict[str, int]) -> tuple[str, ...]:

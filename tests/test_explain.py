@@ -12,7 +12,7 @@ import pytest
 from conftest import Cli, Lent, recipe_path
 from test_operators import BUILT, needs_the_library
 
-from exporter import explain, recipes, steps, targets
+from exporter import explain, loading, recipes, targets
 from exporter.errors import ExporterError, JobError, RecipeError
 from exporter.explain import SECTIONS, Explanation, Finding, Section
 from exporter.explain.subject import Subject
@@ -38,8 +38,8 @@ def say(tmp_path: Path) -> Say:
 
     def act(section: str, recipe: str) -> list[Finding]:
         job = job_for(recipe, tmp_path)
-        loaded = steps.load_model(job)
-        subject = Subject(job, loaded, steps.find_contract(job, loaded))
+        loaded = loading.load_model(job)
+        subject = Subject(job, loaded, loading.find_contract(job, loaded))
         found: list[Finding] = importlib.import_module(f"exporter.explain.{section}").examine(subject)
         return found
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from exporter import diagnosis, golden
+from exporter import cases, diagnosis, golden
 from exporter.capture import FlatModule, flatten_inputs
 from exporter.errors import ArtifactError, ExportError
 from exporter.job import Findings
@@ -26,7 +26,7 @@ def inputs(sizes: dict[str, int], seed: int) -> tuple[torch.Tensor, ...]:
 def make(model: torch.nn.Module, *plan: tuple[int, int], whole: tuple[str, ...] = ()) -> tuple[golden.Golden, Findings]:
     sizes = [({"batch": batch}, seed) for batch, seed in plan or ((2, 0), (2, 1), (3, 0))]
     module = FlatModule(model, flatten_inputs(model, inputs(*sizes[0]))).eval()
-    return golden.make(module, inputs, sizes, SYMBOLS, TOLERANCE, "cpu", whole)
+    return cases.make(module, inputs, sizes, SYMBOLS, TOLERANCE, "cpu", whole)
 
 
 VALUES = tuple(f"batch=2 {change}" for change in ("zeros", "ones", "negative", "large"))
@@ -160,14 +160,14 @@ def test_nan_is_kept_and_makes_no_noise() -> None:
 
 
 def test_cases_that_are_too_large_are_cut_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(golden, "CASE_BYTES", 4 * 4 * 5)
+    monkeypatch.setattr(cases, "CASE_BYTES", 4 * 4 * 5)
     _, findings = make(torch.nn.Linear(4, 3), (2, 0), (8, 0), (7, 0))
     assert findings.cases == ("batch=2", "batch=4", "batch=3", *VALUES)
     assert findings.notes[0] == "batch=8 is too large to check in reasonable time; checked up to batch=4"
 
 
 def test_a_case_that_the_user_asked_for_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(golden, "CASE_BYTES", 4 * 4 * 5)
+    monkeypatch.setattr(cases, "CASE_BYTES", 4 * 4 * 5)
     made, findings = make(torch.nn.Linear(4, 3), (2, 0), (8, 0), whole=("batch=8",))
     assert findings.cases == ("batch=2", "batch=8", *VALUES)
     assert made.cases[1].inputs[0].shape == (8, 4)
@@ -175,7 +175,7 @@ def test_a_case_that_the_user_asked_for_stays_whole(monkeypatch: pytest.MonkeyPa
 
 
 def test_an_example_that_is_too_large_is_run_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(golden, "CASE_OPERATIONS", 0)
+    monkeypatch.setattr(cases, "CASE_OPERATIONS", 0)
     assert make(torch.nn.Linear(4, 3), (2, 0))[1].cases == ("batch=2", *VALUES)
 
 

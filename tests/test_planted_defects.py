@@ -14,7 +14,7 @@ import pytest
 import torch
 from exporter_models import minilm
 
-from exporter import capture, contract, environment, golden, parity
+from exporter import capture, cases, contract, environment, golden, parity
 from exporter.records import Contract, Range, to_json
 from exporter.session.server import Judge
 
@@ -50,7 +50,7 @@ class Subject:
         self.flatten = lambda module: capture.FlatModule(module, example).eval()
         plan = contract.probe_plan(base, self.symbols)
         tolerance = parity.TOLERANCES["float32"]
-        self.golden, _ = golden.make(self.flatten(model), flat, plan, self.symbols, tolerance, "cpu")
+        self.golden, _ = cases.make(self.flatten(model), flat, plan, self.symbols, tolerance, "cpu")
         golden.save(self.golden, folder / "golden.pt")
         with torch.no_grad():
             self.outputs, values = capture.output_leaves(model(**inputs(**base)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exporter import golden, parity, values
+from exporter import cases, parity, values
 from exporter.records import Range, Tolerance
 
 
@@ -54,7 +54,7 @@ def test_the_golden_keeps_only_settled_values() -> None:
     def make(module: torch.nn.Module) -> tuple[str, ...]:
         plan = [({"batch": 2}, 0), ({"batch": 3}, 0)]
         symbols = {"batch": Range(1, 4)}
-        found = golden.make(module, data, plan, symbols, Tolerance(1e-4, 1e-5, 2.0), "cpu")
+        found = cases.make(module, data, plan, symbols, Tolerance(1e-4, 1e-5, 2.0), "cpu")
         return found[1].cases
 
     def data(sizes: dict[str, int], seed: int) -> tuple[torch.Tensor]:

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from exporter import capture, contract, golden, steps, values
+from exporter import capture, contract, eager, values
 from exporter.errors import ExportError
 from exporter.explain.guards import Guards
 from exporter.job import Job
+from exporter.loading import Loaded
 from exporter.parity import TOLERANCES
 from exporter.records import Contract
 
@@ -40,7 +41,7 @@ class Subject:
     """A loaded model with its contract."""
 
     job: Job
-    loaded: steps.Loaded
+    loaded: Loaded
     contract: Contract
 
     @property
@@ -90,5 +91,5 @@ class Subject:
         for sizes in self.sizes():
             yield contract.describe(sizes), self.inputs(sizes)
         for name, changed in values.changed(self.example).items():
-            if golden.is_settled(self.module, changed, self.job.options.device, TOLERANCES["float32"]):
+            if eager.is_settled(self.module, changed, self.job.options.device, TOLERANCES["float32"]):
                 yield f"{name} as values", changed

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 
-from exporter import api, capture, causes, contract, golden, pipeline, recipes, targets
+from exporter import api, capture, causes, contract, eager, pipeline, recipes, targets
+from exporter import cases as goldens
 from exporter.records import Manifest, Range, Tolerance, VariantRecord
 from exporter.request import Request
 from exporter.session.server import Judge
@@ -91,9 +92,9 @@ class Case:
 
     def _is_sound(self, data: capture.Tensors) -> bool:
         half = any(t.is_floating_point() and t.element_size() == 2 for t in data)
-        if not golden.is_settled(self.module, data, "cpu", LOOSE_HALF if half else LOOSE):
+        if not eager.is_settled(self.module, data, "cpu", LOOSE_HALF if half else LOOSE):
             return False
-        once, again = golden.run(self.module, data, "cpu"), golden.run(self.module, data, "cpu")
+        once, again = eager.run(self.module, data, "cpu"), eager.run(self.module, data, "cpu")
         return all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
 
 
@@ -134,7 +135,9 @@ def _wrong(case: Case, row: VariantRecord, manifest: Manifest, place: Path) -> I
     if names != (expected := case.output_names()):
         yield f"its outputs are {names}, eager's {expected}"
         return
-    made, _ = golden.make(case.module, lambda *at: case.inputs(*at).tensors, case.fresh, case.symbols, tolerance, "cpu")
+    made, _ = goldens.make(
+        case.module, lambda *at: case.inputs(*at).tensors, case.fresh, case.symbols, tolerance, "cpu"
+    )
     judge = Judge(made, names)
     for one in made.cases:
         try:

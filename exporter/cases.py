@@ -1,0 +1,183 @@
+"""Makes a golden's cases: planned sizes and seeds, other values, other precisions."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from exporter import diagnosis, eager, places, precision, values
+from exporter.contract import Sizes, describe
+from exporter.golden import Case, Golden, Precision, Tensors
+from exporter.job import Findings
+from exporter.records import Range, Tolerance
+
+CASE_OPERATIONS = 300e9  # floating-point operations of one case: some seconds in float64 on two cores
+CASE_BYTES = 100e6  # of one case's inputs
+RANDOM = "random numbers"
+
+Inputs = Callable[[Sizes, int], Tensors]  # at these sizes, from this seed
+
+
+def make(
+    module: torch.nn.Module,
+    inputs: Inputs,
+    plan: Sequence[tuple[Sizes, int]],
+    symbols: dict[str, Range],
+    tolerance: Tolerance,
+    device: str,
+    whole: Collection[str] = (),
+) -> tuple[Golden, Findings]:
+    """Run eager at every planned size and seed, and at the first with other values.
+
+    `module` is moved to float64 and back, never copied. Largest sizes are halved until a case is expected to fit
+    CASE_OPERATIONS and CASE_BYTES, but for the cases named in `whole`.
+    """
+    limit = _Limit(module, inputs(*plan[0]), device)
+    chosen, notes = _fitting(inputs, plan, symbols, limit, whole)
+    planned, example = len(chosen), next(iter(chosen.values()))
+    for change, data in values.changed(example).items():
+        if eager.is_settled(module, data, device, tolerance):
+            chosen[f"{describe(plan[0][0])} {change}", plan[0][1]] = data
+    outputs = []
+    for (name, _), data in chosen.items():
+        with eager.naming(name):
+            outputs.append(eager.run(module, data, device))
+    if unsteady := _unsteady(module, example, outputs[0], device):
+        notes.append(f"{diagnosis.UNSTEADY}: {unsteady}")
+    references, kind = eager.references(module, list(chosen.values()), outputs, device)
+    cases = tuple(
+        Case(name, seed, data, given, reference)
+        for ((name, seed), data), given, reference in zip(chosen.items(), outputs, references, strict=True)
+    )
+    names = tuple(f"{case.name} seed {case.seed}" if case.seed else case.name for case in cases)
+    findings = Findings(names, kind, tolerance, _noise(cases[:planned]), not unsteady, tuple(dict.fromkeys(notes)))
+    return Golden(cases, tolerance), findings
+
+
+def _fitting(
+    inputs: Inputs,
+    plan: Sequence[tuple[Sizes, int]],
+    symbols: dict[str, Range],
+    limit: _Limit,
+    whole: Collection[str],
+) -> tuple[dict[tuple[str, int], Tensors], list[str]]:
+    """Inputs of the plan's cases by name and seed, and notes of what was cut down."""
+    chosen: dict[tuple[str, int], Tensors] = {}
+    notes: list[str] = []
+    for sizes, seed in plan:
+        if describe(sizes) in whole:
+            fitting, data = sizes, inputs(sizes, seed)
+        else:
+            fitting, data = _shrink(sizes, seed, inputs, plan[0][0], symbols, limit)
+        if fitting != sizes:
+            notes.append(
+                f"{describe(sizes)} is too large to check in reasonable time; checked up to {describe(fitting)}"
+            )
+        chosen.setdefault((describe(fitting), seed), data)
+    return chosen, notes
+
+
+def in_precisions(
+    made: Golden, module: torch.nn.Module, tolerances: Mapping[str, Tolerance], outputs: tuple[str, ...], device: str
+) -> tuple[dict[str, Precision], tuple[str, ...]]:
+    """What eager gives for each case in other precisions, with their tolerances; and notes where it does not run.
+
+    There, and for int8, artifacts are judged against float32's own error; int8 not by values that are far from any
+    that it was calibrated with. `outputs` are dtypes by name.
+    """
+    found: dict[str, Precision] = {}
+    notes: list[str] = []
+    for name, tolerance in tolerances.items():
+        given: tuple[Tensors, ...] = ()
+        if name != "int8":
+            try:
+                with precision.computing(module, name, outputs) as computes:
+                    given = tuple(eager.run(computes, case.inputs, device) for case in made.cases)
+            except Exception as error:  # whatever a model raises that was not written for it
+                notes.append(f"eager does not run in {name}: {places.summary(error)}")
+        far = tuple(case.name for case in made.cases if name == "int8" and case.name.endswith(f" {values.LARGE}"))
+        found[name] = Precision(tolerance, given, far)
+    return found, tuple(notes)
+
+
+def _unsteady(module: torch.nn.Module, data: Tensors, outputs: Tensors, device: str) -> str:
+    """Why eager gives other outputs at a second call; "" when it repeats itself."""
+    before = _state(module)
+    again = eager.run(module, data, device)
+    repeats = all(_same(a, b) for a, b in zip(again, outputs, strict=True))
+    return "" if repeats else _why_unsteady(before, _state(module))
+
+
+def _state(module: torch.nn.Module) -> dict[str, tuple[int, int]]:
+    """What tells whether a buffer was changed or replaced, and whether random numbers were drawn."""
+    state = {
+        f"buffer {name.removeprefix('model.')}": (id(buffer), buffer._version)
+        for name, buffer in module.named_buffers()
+    }
+    return state | {RANDOM: (0, hash(torch.get_rng_state().numpy().tobytes()))}
+
+
+def _why_unsteady(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]) -> str:
+    changed = [name for name, state in after.items() if before.get(name) != state]
+    if RANDOM in changed:
+        return "the model draws random numbers"
+    if changed:
+        return f"the model changes its {', '.join(changed[:3])} at each call"
+    return "its kernels do not repeat themselves"
+
+
+class _Limit:
+    """Expected cost of a case, by the floating-point operations of the example: the same on every machine."""
+
+    def __init__(self, module: torch.nn.Module, example: Tensors, device: str) -> None:
+        with FlopCounterMode(display=False) as counter:
+            eager.run(module, example, device)
+        if "torch._dynamo" in sys.modules:
+            torch._dynamo.reset()  # torch.cond was compiled under the counter; torch 2.11 would not take that back
+        self._per_element = counter.get_total_flops() / sum(t.numel() for t in example)
+
+    def allows(self, data: Tensors) -> bool:
+        operations = self._per_element * sum(t.numel() for t in data)
+        return operations <= CASE_OPERATIONS and sum(t.numel() * t.element_size() for t in data) <= CASE_BYTES
+
+
+def _shrink(
+    sizes: Sizes,
+    seed: int,
+    inputs: Inputs,
+    base: Sizes,
+    symbols: dict[str, Range],
+    limit: _Limit,
+) -> tuple[Sizes, Tensors]:
+    data = inputs(sizes, seed)
+    while not limit.allows(data):
+        smaller = {n: _halved(s, base[n], symbols[n]) if n in symbols else s for n, s in sizes.items()}
+        if smaller == sizes:
+            break
+        sizes, data = smaller, inputs(smaller, seed)
+    return sizes, data
+
+
+def _halved(size: int, least: int, bounds: Range) -> int:
+    lower = [choice for choice in bounds.choices if least <= choice < size]
+    return max(lower, default=size) if bounds.choices else min(size, max(least, size // 2))
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a.nan_to_num(), b.nan_to_num()) if a.is_floating_point() else torch.equal(a, b)
+
+
+def _noise(cases: Sequence[Case]) -> float | None:
+    """RMSE of eager against the reference over all floating outputs."""
+    total, count = 0.0, 0
+    for case in cases:
+        for e, r in zip(case.eager, case.reference, strict=True):
+            if e.is_floating_point():
+                difference = (e.double() - r).nan_to_num(0.0, 0.0, 0.0)
+                total += float(difference.square().sum())
+                count += difference.numel()
+    return math.sqrt(total / count) if count else None

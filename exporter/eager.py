@@ -1,0 +1,92 @@
+"""What eager gives: in its own precision, and as the reference in float64 on the CPU.
+
+A model that does not run in float64 is its own reference, and the golden's record says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from exporter import places, values
+from exporter.errors import ExporterError, ExportError
+from exporter.records import Tolerance
+from exporter.values import Tensors
+
+
+def run(module: torch.nn.Module, data: Tensors, device: str) -> Tensors:
+    """Outputs on the CPU. A model that changes its inputs in place changes copies."""
+    with torch.no_grad():
+        return tuple(t.detach().cpu() for t in module(*(t.to(device, copy=True) for t in data)))
+
+
+def references(
+    module: torch.nn.Module, data: Sequence[Tensors], eager: Sequence[Tensors], device: str
+) -> tuple[list[Tensors], str]:
+    """The references for the inputs `data`, and what they are; `eager` are the outputs in the model's own precision."""
+    try:
+        with _in_float64(module):
+            return [
+                _widen(run(module, _to_float64(one), "cpu"), e) for one, e in zip(data, eager, strict=True)
+            ], "float64"
+    except Exception:  # whatever a model does that was not written for float64
+        return [tuple(t.double() if t.is_floating_point() else t for t in one) for one in eager], "eager"
+    finally:
+        module.to(device)
+
+
+@contextlib.contextmanager
+def _in_float64(module: torch.nn.Module) -> Iterator[None]:
+    """Parameters and buffers in float64, and back to the very tensors they were."""
+    module.to("cpu")
+    tensors = [t for t in [*module.parameters(), *module.buffers()] if t.is_floating_point()]
+    kept = [t.data for t in tensors]
+    default = torch.get_default_dtype()
+    try:
+        for tensor in tensors:
+            tensor.data = tensor.data.double()
+        torch.set_default_dtype(torch.float64)
+        yield
+    finally:
+        torch.set_default_dtype(default)
+        for tensor, data in zip(tensors, kept, strict=True):
+            tensor.data = data
+
+
+def _to_float64(data: Tensors) -> Tensors:
+    return tuple(t.double() if t.is_floating_point() else t for t in data)
+
+
+def _widen(outputs: Tensors, eager: Tensors) -> Tensors:
+    """References have float64 where eager floats; other outputs are eager's own."""
+    if [t.shape for t in outputs] != [t.shape for t in eager]:
+        raise ValueError("float64 gives other shapes")
+    return tuple(o.double() if e.is_floating_point() else e for o, e in zip(outputs, eager, strict=True))
+
+
+def is_settled(module: torch.nn.Module, data: Tensors, device: str, tolerance: Tolerance) -> bool:
+    """Whether the model takes these values, and gives what neither the inputs' rounding nor its own overturns."""
+    try:
+        outputs = run(module, data, device)
+        others = [run(module, values.perturbed(data, sign), device) for sign in (1, -1)]
+        (reference,), _ = references(module, [data], [outputs], device)
+        return all(values.settled(outputs, other, tolerance) for other in (*others, reference))
+    except Exception:  # whatever a model raises at values that it was not made for
+        return False
+
+
+@contextlib.contextmanager
+def naming(sizes: str) -> Iterator[None]:
+    """What the model raises becomes an ExportError that says at which sizes."""
+    try:
+        yield
+    except ExporterError:
+        raise
+    except Exception as error:
+        raise ExportError(
+            f"the model fails at {sizes or 'its example'}: {places.summary(error)}",
+            "mend it or its inputs, or promise only the sizes that it takes: `sizes` of the recipe, "
+            "--size NAME=MIN..MAX",
+        ) from error
