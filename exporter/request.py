@@ -87,7 +87,7 @@ class Request:
         )
 
     def reproduce(self, name: str) -> str:
-        """A command that runs one variant again, with every option that is not the default."""
+        """A command that runs one variant again, with every option that bears on it and is not the default."""
         if self.source.kind == "memory":
             return f"exporter.export(model, inputs, targets={name!r}, out={f'{self.out}-again'!r})"
         words = ["exporter", "export", self.asked or self.model, "--targets", name, "--device", self.device]

@@ -92,7 +92,7 @@ constexpr const char* kSession = R"(Serve requests on standard input, one JSON a
 
 Usage: exporter-run session ARTIFACT [OPTIONS]
 
-Requests: `check`, `time N`, `quit`.
+Requests: `check`, `time N [CASE]`, `quit`.
 
 )";
 
