@@ -154,9 +154,9 @@ def parse(text: str, precisions: Sequence[str] = (FP32,)) -> list[Variant]:
         name, _, setting = named.partition(":")
         target = get(name)
         if not _has(target.variants, setting):
-            known = [f"{name}:{v}" if v else name for v in target.variants]
-            close = difflib.get_close_matches(named, known, n=2, cutoff=0.8)
-            hint = f"did you mean {' or '.join(close)}?" if close else f"it has {', '.join(known)}"
+            close = difflib.get_close_matches(setting, target.variants, n=2, cutoff=0.7)
+            known = [f"{name}:{v}" if v else name for v in close or target.variants]
+            hint = f"did you mean {' or '.join(known)}?" if close else f"it has {', '.join(known)}"
             raise UsageError(f"target {name} has no variant {setting!r}", hint)
         if at and precision not in target.precisions:
             raise UsageError(f"target {name} has no precision {precision!r}", f"it has {', '.join(target.precisions)}")
@@ -176,8 +176,9 @@ def _has(known: Sequence[str], setting: str) -> bool:
 def left_out(text: str, precisions: Sequence[str]) -> tuple[str, ...]:
     """What `parse` leaves out for want of a precision, in words."""
     found = []
-    for name in dict.fromkeys(item.strip().partition(":")[0] for item in text.split(",") if item.strip()):
-        if "@" not in name and (missing := [p for p in precisions if p not in get(name).precisions]):
+    unnamed = (item.strip() for item in text.split(",") if item.strip() and "@" not in item)
+    for name in dict.fromkeys(item.partition(":")[0] for item in unnamed):
+        if missing := [p for p in precisions if p not in get(name).precisions]:
             found.append(f"{name} is not made in {' or '.join(missing)}; it has {', '.join(get(name).precisions)}")
     return tuple(found)
 
