@@ -78,7 +78,7 @@ class _Recheck:
         for record in recorded:
             self.listener.stage(record.name, "check")
             checked.append(self._check(record, self.logs / f"{len(checked)}.log"))
-            if not self.how.time_budget or checked[-1].status == "failed":
+            if not self._waits(record):
                 self.listener.done(checked[-1])
         manifest = replace(self.manifest, variants=tuple(checked), warnings=())
         return self._time(manifest, recorded) if self.how.time_budget else manifest
@@ -116,11 +116,15 @@ class _Recheck:
         found = latency.measure(self.sessions, points, self.how.time_budget, baseline, self.listener.stage)
         timed = []
         for record, before in zip(manifest.variants, recorded, strict=True):
-            if any(name == record.name for name, _ in self.sessions):
+            if self._waits(record):
                 record = replace(found.timed(record), notes=self._before(before))
                 self.listener.done(record)
             timed.append(record)
         return replace(manifest, variants=tuple(timed), baseline=baseline[0], warnings=found.warnings)
+
+    def _waits(self, record: VariantRecord) -> bool:
+        """Whether it has a session that is to be timed."""
+        return any(name == record.name for name, _ in self.sessions)
 
     def _before(self, record: VariantRecord) -> tuple[str, ...]:
         """What the run that made the bundle measured, in words."""
