@@ -15,6 +15,7 @@ from exporter.records import VERDICTS, Contract, Lifecycle, SessionRecord, Varia
 from exporter.session.client import NativeSession, PythonSession, Session
 
 Opener = Callable[[], Session]
+Judged = tuple[SessionRecord, Session | None]  # the session is None when it failed to give any outputs
 
 
 def openers(
@@ -66,10 +67,8 @@ def _ops_libs(contract: Contract, options: targets.Options) -> Iterator[str]:
         yield from ("--ops-lib", str(file))
 
 
-def check(
-    kind: str, open_session: Opener, unsteady: str = "", quantized: bool = False
-) -> tuple[SessionRecord, Session | None]:
-    """Start a session, time its first call, judge its outputs. The session is None when it failed to give any.
+def check(kind: str, open_session: Opener, unsteady: str = "", quantized: bool = False) -> Judged:
+    """Start a session, time its first call, judge its outputs.
 
     Where the artifact is `quantized`, some values are harder than others, and that tells nothing of a branch.
     `unsteady` says that eager itself is not repeatable: then that is why an artifact differs.
@@ -114,6 +113,19 @@ def _first_call_and_check(record: SessionRecord, session: Session) -> tuple[Sess
         except ExporterError:
             raise error from None
     return replace(record, stage="check"), session.check()
+
+
+def watch_gpu_memory(device: str, judge: Callable[[], Judged]) -> Judged:
+    """What `judge` gives, with by how much the memory in use on the GPU grew meanwhile; as it is on the CPU.
+
+    True only where nothing else comes to the GPU, or leaves it.
+    """
+    before = environment.gpu_memory_mb(device) if device != "cpu" else None
+    record, session = judge()
+    after = environment.gpu_memory_mb(device) if before is not None else None
+    if before is None or after is None:
+        return record, session
+    return replace(record, gpu_mb=max(after - before, 0.0)), session
 
 
 def conclude(record: VariantRecord, sessions: tuple[SessionRecord, ...]) -> VariantRecord:

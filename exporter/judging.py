@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from exporter import checks, diagnosis, environment, latency
+from exporter import checks, diagnosis, latency
 from exporter.draft import Draft
 from exporter.errors import JobError
 from exporter.isolate import BACKGROUND, Zygote
@@ -44,9 +44,8 @@ class Judging:
         results: list[SessionRecord] = []
         for kind, open_session in self._openers(record, live):
             judge = functools.partial(self._judge, record, kind)
-            before = self._gpu_memory()
-            result, session = judge(open_session)
-            result = replace(result, gpu_mb=_growth(before, self._gpu_memory()))
+            watched = self.request.device if self.request.bench else "cpu"  # untimed, others come and go
+            result, session = checks.watch_gpu_memory(watched, functools.partial(judge, open_session))
             if session is not None:
                 record = replace(record, notes=record.notes + session.notes)
             if result.status == "passed" and record.artifact is None:
@@ -75,12 +74,9 @@ class Judging:
         log = self.folder / record.log
         yield from checks.openers(self.zygote, self.folder, record, options, log, self.request.timeout)
 
-    def _judge(
-        self, record: VariantRecord, kind: str, open_session: checks.Opener
-    ) -> tuple[SessionRecord, Session | None]:
+    def _judge(self, record: VariantRecord, kind: str, open_session: checks.Opener) -> checks.Judged:
         unsteady = diagnosis.unsteady(self.draft.manifest.warnings)
-        quantized = record.contract is not None and record.contract.precision == "int8"
-        return checks.check(kind, functools.partial(self._open, open_session), unsteady, quantized)
+        return checks.check(kind, functools.partial(self._open, open_session), unsteady, record.quantized)
 
     def _open(self, open_session: checks.Opener) -> Session:
         """Open a session that `stop` will find, whichever thread it is in."""
@@ -90,11 +86,6 @@ class Judging:
             session = open_session()
             self._opened.append(session)
         return session
-
-    def _gpu_memory(self) -> float | None:
-        """What the GPU holds now, in MB; None where others come and go beside, or there is none."""
-        alone = self.request.bench and self.request.device != "cpu"
-        return environment.gpu_memory_mb(self.request.device) if alone else None
 
     def stop(self) -> None:
         """Let no session be opened any more."""
@@ -107,7 +98,3 @@ class Judging:
             session.close()
         self._opened.clear()
         self.sessions.clear()
-
-
-def _growth(before: float | None, after: float | None) -> float | None:
-    return None if before is None or after is None else max(after - before, 0.0)

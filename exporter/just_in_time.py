@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from exporter import bundle, targets
-from exporter.checks import Opener
+from exporter.checks import Judged, Opener
 from exporter.isolate import Zygote
 from exporter.job import Job, Prepared
 from exporter.records import ArtifactRecord, SessionRecord, VariantRecord
 from exporter.session.client import PythonSession, Session
 
 CACHE = "cache"  # the compilers' part of a session's temporary files
-Judge = Callable[[Opener], tuple[SessionRecord, Session | None]]
+Judge = Callable[[Opener], Judged]
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ The bundle is not changed, and no model code is needed.
 from __future__ import annotations
 
 import contextlib
+import functools
 import tempfile
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -89,10 +90,11 @@ class _Recheck:
             failed = replace(record, status="failed", stage="hash", sessions=(), parity=None)
             return replace(failed, reason=str(error), remedy=error.remedy)
         unsteady = diagnosis.unsteady(self.manifest.warnings)
-        quantized = record.contract is not None and record.contract.precision == "int8"
+        watched = self.manifest.device if self.how.time_budget else "cpu"
         results: list[SessionRecord] = []
         for kind, open_session in checks.openers(self.zygote, self.place, record, self.options, log, self.how.timeout):
-            result, session = checks.check(kind, open_session, unsteady, quantized)
+            judge = functools.partial(checks.check, kind, open_session, unsteady, record.quantized)
+            result, session = checks.watch_gpu_memory(watched, judge)
             results.append(result)
             if session is not None and self.how.time_budget and result.status == "passed":
                 self.sessions[record.name, kind] = session

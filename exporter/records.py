@@ -217,6 +217,11 @@ class VariantRecord:
     sweep: dict[str, dict[str, Timing]] = field(default_factory=dict)  # timings by the point of the sweep
 
     @property
+    def quantized(self) -> bool:
+        """Whether it computes in integers."""
+        return self.contract is not None and self.contract.precision == "int8"
+
+    @property
     def files(self) -> tuple[ArtifactRecord, ...]:
         """The artifact and the files that belong to it."""
         return (*((self.artifact,) if self.artifact else ()), *self.companions)
