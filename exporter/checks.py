@@ -42,18 +42,8 @@ def openers(
     )
     runner = environment.find_runner()
     if runner is not None and targets.get(record.target).native:
-        command = [
-            str(runner),
-            "session",
-            str(path),
-            "--golden",
-            str(golden),
-            "--device",
-            options.device,
-            "--threads",
-            str(options.threads),
-            *_ops_libs(record.contract, options),
-        ]
+        command = [str(runner), "session", str(path), "--golden", str(golden), "--device", options.device]
+        command += ["--threads", str(options.threads), *_ops_libs(record.contract, options)]
         variables = {**zygote.environment, **({"TMPDIR": options.scratch} if options.scratch else {})}
         yield (
             "native",
