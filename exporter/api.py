@@ -114,6 +114,8 @@ def _refuse_contradictions(
         raise UsageError("task says nothing of a module", "leave it out: it is for hf:ID")
     if allow_partial and checkpoint is None:
         raise UsageError("allow_partial says nothing without a checkpoint", "leave it out, or give a checkpoint")
+    if empty := [size for size, values in options.get("sweep", {}).items() if not values]:
+        raise UsageError(f"sweep names no value of {empty[0]}", "give at least one, the example's first")
     weights = options.get("weights", "auto")
     if weights not in recipes.WEIGHTS:
         raise UsageError(f"there are no weights {weights!r}", f"choose {', '.join(recipes.WEIGHTS)}")

@@ -103,6 +103,7 @@ def test_options_are_fields_of_the_request() -> None:
         ("bort", None, {}, "there is no model"),
         (torch.nn.Linear(2, 2), {}, {}, "no tensor in it"),
         (torch.nn.Linear(2, 2), lambda batch=2: torch.ones(batch, 2), {"sizes": {"b": (1, 2)}}, "sizes names b"),
+        ("bert", None, {"sweep": {"batch": ()}}, "sweep names no value of batch"),
     ],
 )
 def test_what_cannot_be_done(toy, tmp_path: Path, model: Any, inputs: Any, settings: Any, message: str) -> None:
