@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 # Fields of Request that `export` takes as they are; of the others it has arguments of its own, or sets them.
 OPTIONS = frozenset((
     "device", "ranges", "sweep", "dynamic", "weights", "seed", "threads", "time_budget", "timeout", "bench",
-    "memory_limit_gb", "rtol", "atol", "opset", "allow_cpu_fallback", "fullgraph", "portable", "ops_libs",
+    "memory_limit_gb", "rtol", "atol", "opset", "allow_cpu_fallback", "cuda_graphs", "fullgraph", "portable",
+    "ops_libs",
 ))  # fmt: skip
 
 
@@ -70,7 +71,8 @@ def export(
         task: for `hf:ID`: the task whose model class is taken.
         options: as the command line's, by their names in `exporter.request.Request`: device (`cpu` when none is given,
             unlike the command line's), ranges, sweep, dynamic, weights, seed, threads, time_budget, timeout, bench,
-            memory_limit_gb, rtol, atol, opset, allow_cpu_fallback, fullgraph, portable, ops_libs.
+            memory_limit_gb, rtol, atol, opset, allow_cpu_fallback, cuda_graphs, fullgraph, portable,
+            ops_libs.
 
     Raises:
         UsageError: the request cannot be met; nothing was written.
@@ -179,16 +181,20 @@ class Artifact:
         return [given[n] for n in names]
 
 
-def open_artifact(path: str | PathLike[str], device: str | None = None, threads: int | None = None) -> Artifact:
+def open_artifact(
+    path: str | PathLike[str], device: str | None = None, threads: int | None = None, cuda_graphs: bool = False
+) -> Artifact:
     """Load an artifact without its model's code.
 
-    When a manifest lies beside it, the file's hash is checked first. Any number of threads may call it. On CUDA, calls
-    of an `.onnx` follow one another, and onnxruntime captures graphs for each thread apart: let the threads be few.
+    When a manifest lies beside it, the file's hash is checked first. Any number of threads may call it.
 
     Args:
         path: a `.pt`, `.pt2` or `.onnx` that exporter wrote.
         device: `cpu`, `cuda` or `cuda:N`; where it was exported for when None.
         threads: of one onnxruntime call; torch's own setting is left alone.
+        cuda_graphs: let onnxruntime capture the first 8 shapes into CUDA graphs, for each thread apart; calls follow
+            one another then. A model that cannot be captured may take the process's CUDA context with it: try it first,
+            by `exporter check --cuda-graphs`.
 
     Raises:
         ArtifactError: the file is missing, altered, or carries no contract; or it calls operators that nobody has
@@ -202,7 +208,7 @@ def open_artifact(path: str | PathLike[str], device: str | None = None, threads:
         raise ContractError(
             f"{file} was exported for {contract.device}, not for {where}", "export it again with --device"
         )
-    options = routes.Options(device=where, threads=threads or torch.get_num_threads())
+    options = routes.Options(device=where, threads=threads or torch.get_num_threads(), cuda_graphs=cuda_graphs)
     operators.require(contract.ops)
     loaded = routes.get(contract.target).load(file, options)
     return Artifact(contract, loaded.run, where)

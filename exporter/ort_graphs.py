@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exporter import places
@@ -66,42 +65,27 @@ class Graph(NamedTuple):
 class Graphs:
     """A session's calls, one after another, replayed where the shapes came before; outputs are the caller's own.
 
-    `plain` makes what runs instead once onnxruntime fails to capture; `failure` says that it is refused already.
+    What onnxruntime fails to capture may take the process's CUDA context with it: its error passes through.
     """
 
-    def __init__(self, bound: Bound, plain: Callable[[], Bound], failure: str = "") -> None:
-        self.failure = failure
-        self._bound, self._plain = bound, plain
+    def __init__(self, bound: Bound) -> None:
+        self._bound = bound
         self._lock = threading.Lock()
         self._graphs: dict[Any, Graph] = {}
-
-    def provider(self) -> str:
-        """Who runs it, as the row says it."""
-        return "CUDA, no graph" if self.failure else "CUDA graph"
-
-    def notes(self) -> tuple[str, ...]:
-        """Why there is no graph."""
-        return (f"no CUDA graph: {self.failure}",) if self.failure else ()
 
     def run(self, inputs: Tensors) -> Tensors:
         """The first call of a thread at its inputs' shapes captures them; it takes as long as three."""
         with self._lock:
-            if not self.failure:
-                key = threading.get_ident(), *(t.shape for t in inputs)  # onnxruntime keeps those of threads apart
-                return self._replay(self._graphs[key], inputs) if key in self._graphs else self._first(key, inputs)
-        return self._bound.run(inputs)
+            key = threading.get_ident(), *(t.shape for t in inputs)  # onnxruntime keeps those of threads apart
+            return self._replay(self._graphs[key], inputs) if key in self._graphs else self._first(key, inputs)
 
     def _first(self, key: Any, inputs: Tensors) -> Tensors:
         # Copies: graphs write over what memory onnxruntime had free when they were captured.
         outputs = tuple(t.clone() for t in self._bound.run(inputs, NONE))
         _wait(self._bound.device)
         if len(self._graphs) < SHAPES:
-            try:
-                with _capturing:
-                    self._graphs[key] = self._capture(inputs, outputs)
-            except Exception as error:  # onnxruntime's exceptions share no base
-                self._bound, self.failure = self._plain(), reason(error)
-                self._graphs.clear()
+            with _capturing:
+                self._graphs[key] = self._capture(inputs, outputs)
         return outputs
 
     def _capture(self, inputs: Tensors, outputs: Tensors) -> Graph:

@@ -28,6 +28,7 @@ class How:
     timeout: float
     ops_libs: tuple[str, ...] = ()
     allow_cpu_fallback: bool = False
+    cuda_graphs: bool = False
     time_budget: float = 0.0
 
 
@@ -70,6 +71,7 @@ class _Recheck:
             device=self.manifest.device,
             threads=self.how.threads,
             allow_cpu_fallback=self.how.allow_cpu_fallback,
+            cuda_graphs=self.how.cuda_graphs,
             scratch=str(self.logs),
             ops_libs=self.how.ops_libs,
         )

@@ -37,6 +37,7 @@ class Request:
     atol: float | None = None
     opset: int | None = None
     allow_cpu_fallback: bool = False
+    cuda_graphs: bool = False
     fullgraph: bool = False
     portable: bool = False
     ops_libs: tuple[str, ...] = ()
@@ -67,6 +68,7 @@ class Request:
             threads=self.threads,
             opset=self.opset,
             allow_cpu_fallback=self.allow_cpu_fallback,
+            cuda_graphs=self.cuda_graphs,
             portable=self.portable,
             memory_limit=round(self.memory_limit_gb * 1e9),
             ops_libs=self.ops_libs,
@@ -109,6 +111,7 @@ class Request:
         for option, given in (("--rtol", self.rtol), ("--atol", self.atol), ("--opset", self.opset)):
             words += [] if given is None else [option, str(given)]
         words += ["--allow-cpu-fallback"] if self.allow_cpu_fallback else []
+        words += ["--cuda-graphs"] if self.cuda_graphs else []
         words += ["--fullgraph"] if self.fullgraph else []
         words += ["--portable"] if self.portable else []
         words += [word for file in self.ops_libs for word in ("--ops-lib", file)]

@@ -44,6 +44,7 @@ def test_reproduce_asks_for_the_same_again(tmp_path: Path) -> None:
         atol=0.25,
         opset=18,
         allow_cpu_fallback=True,
+        cuda_graphs=True,
         fullgraph=True,
         portable=True,
         ops_libs=(str(library),),

@@ -28,6 +28,7 @@ OPTIONS = (
         help="Library that registers operators of your own, as at the export; may be repeated.",
     ),
     click.option("--allow-cpu-fallback", is_flag=True, help="Let onnxruntime run on the CPU where CUDA was asked for."),
+    click.option("--cuda-graphs", is_flag=True, help="Let onnxruntime capture CUDA graphs, as at the export."),
     click.option("--json", "as_json", is_flag=True, help="Print the manifest with what was found now."),
     click.option("-q", "--quiet", is_flag=True, help="No progress."),
     click.option("-v", "--verbose", is_flag=True, expose_value=False, help="Tracebacks."),

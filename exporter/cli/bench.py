@@ -31,6 +31,7 @@ def command(
     timeout: float,
     ops_libs: tuple[str, ...],
     allow_cpu_fallback: bool,
+    cuda_graphs: bool,
     as_json: bool,
     quiet: bool,
     time_budget: float,
@@ -45,7 +46,9 @@ def command(
     from exporter import environment, recheck, report
     from exporter.cli import _progress
 
-    how = recheck.How(threads or environment.usable_cpus(), timeout, ops_libs, allow_cpu_fallback, time_budget)
+    how = recheck.How(
+        threads or environment.usable_cpus(), timeout, ops_libs, allow_cpu_fallback, cuda_graphs, time_budget
+    )
     with _progress.listener(quiet=quiet) as listener:
         manifest = recheck.run(bundle, how, listener)
     manifest = dataclasses.replace(

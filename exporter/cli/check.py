@@ -17,6 +17,7 @@ def command(
     timeout: float,
     ops_libs: tuple[str, ...],
     allow_cpu_fallback: bool,
+    cuda_graphs: bool,
     as_json: bool,
     quiet: bool,
 ) -> int:
@@ -27,7 +28,7 @@ def command(
     from exporter import environment, recheck, report
     from exporter.cli import _progress
 
-    how = recheck.How(threads or environment.usable_cpus(), timeout, ops_libs, allow_cpu_fallback)
+    how = recheck.How(threads or environment.usable_cpus(), timeout, ops_libs, allow_cpu_fallback, cuda_graphs)
     with _progress.listener(quiet=quiet) as listener:
         manifest = recheck.run(bundle, how, listener)
     click.echo(report.render(manifest, "json" if as_json else "table", bundle), nl=False)

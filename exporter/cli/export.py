@@ -98,6 +98,11 @@ class TargetList(click.ParamType[str]):
 @click.option("--atol", type=click.FloatRange(0), help="Absolute tolerance of parity.  [default: by precision]")
 @click.option("--opset", type=click.IntRange(18), help="ONNX opset.  [default: torch's]")
 @click.option("--allow-cpu-fallback", is_flag=True, help="Let onnxruntime run on the CPU where CUDA was asked for.")
+@click.option(
+    "--cuda-graphs",
+    is_flag=True,
+    help="Let onnxruntime capture CUDA graphs. A model that cannot be captured fails; exporter-run captures unasked.",
+)
 @click.option("--fullgraph", is_flag=True, help="Let a graph break fail what torch.compile compiles just in time.")
 @click.option(
     "--portable/--native",
@@ -159,6 +164,7 @@ def _request(model: str, targets_text: str, device: str | None, out: Path | None
         atol=options["atol"],
         opset=options["opset"],
         allow_cpu_fallback=options["allow_cpu_fallback"],
+        cuda_graphs=options["cuda_graphs"],
         fullgraph=options["fullgraph"],
         portable=options["portable"],
         ops_libs=options["ops_libs"],

@@ -61,6 +61,7 @@ class Options:
     threads: int = 1
     opset: int | None = None
     allow_cpu_fallback: bool = False
+    cuda_graphs: bool = False  # of onnxruntime's
     portable: bool = False  # machine code for any x86-64-v3, not for this machine
     memory_limit: int = 0  # bytes of private memory of one job; 0 is none
     scratch: str = ""  # directory for temporary files, removed with the run

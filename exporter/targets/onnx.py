@@ -166,7 +166,8 @@ def load(path: Path, options: Options) -> Loaded:
         return Loaded(_run_cpu(_session(path, options)), lambda: "CPU")
     if hasattr(ort, "preload_dlls"):
         ort.preload_dlls()
-    session, failure = _with_graphs(path, options)
+    session, failure = _with_graphs(path, options) if options.cuda_graphs else (None, "")
+    captures = session is not None
     session = session or _session(path, options)
     # Shape arithmetic stays on the CPU by onnxruntime's own choice; a session without the CUDA provider fell back.
     if session.get_providers()[0] == "CPUExecutionProvider":
@@ -177,11 +178,12 @@ def load(path: Path, options: Options) -> Loaded:
             )
         return Loaded(_run_cpu(session), lambda: "CPU")
 
-    def plain() -> ort_graphs.Bound:
-        return ort_graphs.Bound(_session(path, options), options.device)
-
-    graphs = ort_graphs.Graphs(ort_graphs.Bound(session, options.device), plain, failure)
-    return Loaded(graphs.run, graphs.provider, graphs.notes)
+    bound = ort_graphs.Bound(session, options.device)
+    if not captures:
+        notes = (f"no CUDA graph: {failure}",) if failure else ()
+        return Loaded(bound.run, lambda: "CUDA", lambda: notes)
+    graphs = ort_graphs.Graphs(bound)
+    return Loaded(graphs.run, lambda: "CUDA graph")
 
 
 def _with_graphs(path: Path, options: Options) -> tuple[Any, str]:
