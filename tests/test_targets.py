@@ -317,14 +317,11 @@ def test_onnx_does_not_fall_back_in_silence(tmp_path: Path, program: Program) ->
     assert allowed.provider() == "CPU"
 
 
-@pytest.mark.parametrize("fixed", [False, True])
-def test_a_package_of_fixed_sizes_is_frozen(
-    program: Program, fixed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("convolves", [False, True])
+def test_a_package_is_frozen_where_that_is_right(
+    program: Program, convolves: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights are packed for their kernels only where gradients are off, whatever the settings say."""
-    if fixed:
-        symbols = {name: Range(2, 2) for name in CONTRACT.symbols}
-        program = dataclasses.replace(program, contract=dataclasses.replace(CONTRACT, symbols=symbols))
     import torch._inductor
 
     seen: list[tuple[bool, bool]] = []
@@ -334,8 +331,30 @@ def test_a_package_of_fixed_sizes_is_frozen(
         torch.export.save(exported, package_path)
 
     monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", compile_and_package)
+    monkeypatch.setattr(targets.get("compile"), "_convolves", lambda graph: convolves)
     targets.get("compile").export(program, tmp_path / "compile.pt2", Options())
-    assert seen == [(not fixed, fixed)]
+    assert seen == [(convolves, not convolves)]
+
+
+@pytest.mark.parametrize(
+    ("layer", "dynamic", "precision", "told"),
+    [
+        (torch.nn.Linear(4, 4), True, "fp32", (True, True)),
+        (torch.nn.Conv1d(3, 3, 1), False, "fp32", (True, True)),
+        (torch.nn.Conv1d(3, 3, 1), True, "fp32", (False, True)),
+        (torch.nn.Conv1d(3, 3, 1), True, "bf16", (True, False)),
+        (torch.nn.Conv1d(3, 3, 1), True, "int8", (True, True)),
+    ],
+)
+def test_convolutions_of_a_dynamic_size_take_no_packed_weights(
+    layer: torch.nn.Module, dynamic: bool, precision: str, told: tuple[bool, bool]
+) -> None:
+    from exporter.targets import compile as target
+
+    shapes = ({0: torch.export.Dim.DYNAMIC},) if dynamic else None
+    graph = torch.export.export(layer.eval(), (torch.randn(2, 3, 4),), dynamic_shapes=shapes)
+    settings = target._settings(graph, Options(precision=precision))
+    assert (settings["freezing"], settings.get("cpp.weight_prepack", True)) == told
 
 
 def test_names_and_variants_are_parsed() -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from exporter import builds, contract, entries, environment, operators, places, quantization
 from exporter.errors import ArtifactError, ContractError, ExportError, MissingDependency
 from exporter.expressions import Expression
-from exporter.records import FP32, PRECISIONS, Build, Contract, TensorSpec, to_json
+from exporter.records import PRECISIONS, Build, Contract, TensorSpec, to_json
 from exporter.targets import Exported, Loaded, Options
 
 if TYPE_CHECKING:
@@ -57,30 +57,43 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         )
     _keep_headers()
     _find_vector_instructions()
-    # Freezing folds weights into kernels. With a dynamic size inductor's frozen packages can be wrong (raft_small's).
-    fixed = all(bounds.min == bounds.max for bounds in program.contract.symbols.values())
-    frozen = (fixed or options.precision != FP32) and not _weights_alone(options)  # which it would fold back
-    # More threads than at compile time would crash with fixed threads.
-    settings: dict[str, Any] = {"freezing": frozen, "cpp.dynamic_threads": True}
-    if options.portable:
-        # oneDNN's operators on packed weights refuse half precisions where a CPU has no instructions for them.
-        packed = options.precision not in ("bf16", "fp16")
-        settings |= {"cpp.simdlen": 256, "cpp.march": builds.PORTABLE.level, "cpp.weight_prepack": packed}
     if options.device == "cpu":
-        # libtorch.so would pull in every CUDA library; these two are all that a CPU package calls.
+        # libtorch.so would pull in every CUDA library; `_settings` links the two that a CPU package calls.
         os.environ["LIBRARY_PATH"] = f"{Path(torch.__file__).parent / 'lib'}:{os.environ.get('LIBRARY_PATH', '')}"
-        settings |= {"aot_inductor.link_libtorch": False, "aot_inductor.custom_op_libs": ["torch_cpu", "c10"]}
-    with recurrent.looped(), torch.set_grad_enabled(not frozen):  # with gradients on, inductor freezes nothing
+    with recurrent.looped():
         if program.entries:
             graphs = {size: _graph(entry, options) for size, entry in program.entries.items()}
-            ops = _package_entries(graphs, path, settings)
+            ops = _package_entries(graphs, path, options)
         else:
-            ops = _package(_graph(program, options), path, settings)
+            ops = _package(_graph(program, options), path, options)
     ops = tuple(op for op in ops if op not in quantization.COMPILED)
     build = _build(options)
     contract.append_to_zip(path, to_json(replace(program.contract, ops=ops, build=build)))
     notes = ("weights in int8, computed in bfloat16",) if _weights_alone(options) else ()
     return Exported((*notes, *_notes(build)), ops=ops, build=build)
+
+
+def _settings(graph: torch.export.ExportedProgram, options: Options) -> dict[str, Any]:
+    """What inductor is told for one graph."""
+    # More threads than at compile time would crash with fixed threads.
+    settings: dict[str, Any] = {"freezing": True, "cpp.dynamic_threads": True}
+    if options.device == "cpu":
+        settings |= {"aot_inductor.link_libtorch": False, "aot_inductor.custom_op_libs": ["torch_cpu", "c10"]}
+    half = options.precision in ("bf16", "fp16")
+    if options.portable:
+        # oneDNN's operators on packed weights refuse half precisions where a CPU has no instructions for them.
+        settings |= {"cpp.simdlen": 256, "cpp.march": builds.PORTABLE.level, "cpp.weight_prepack": not half}
+    if graph.range_constraints and _convolves(graph) and options.precision != "int8":
+        # With a dynamic size inductor's convolutions on packed weights can be wrong: raft_small's are.
+        settings |= {"cpp.weight_prepack": False} if half else {"freezing": False}
+    if _weights_alone(options):
+        settings["freezing"] = False  # it would fold them back
+    return settings
+
+
+def _convolves(graph: torch.export.ExportedProgram) -> bool:
+    graphs = (module.graph for module in graph.graph_module.modules() if hasattr(module, "graph"))
+    return any("conv" in str(node.target) for one in graphs for node in one.nodes if node.op == "call_function")
 
 
 def _weights_alone(options: Options) -> bool:
@@ -140,17 +153,17 @@ def _find_vector_instructions() -> None:
     cpu_vec_isa.valid_vec_isa_list()  # it remembers them
 
 
-def _package(graph: torch.export.ExportedProgram, path: Path, settings: dict[str, Any]) -> tuple[str, ...]:
+def _package(graph: torch.export.ExportedProgram, path: Path, options: Options) -> tuple[str, ...]:
     """A package with one model; returns the namespaces of operators that it calls."""
     import torch
 
-    torch._inductor.aoti_compile_and_package(graph, package_path=str(path), inductor_configs=settings)
+    settings = _settings(graph, options)
+    with torch.set_grad_enabled(not settings["freezing"]):  # with gradients on, inductor freezes nothing
+        torch._inductor.aoti_compile_and_package(graph, package_path=str(path), inductor_configs=settings)
     return operators.of_exported(graph)
 
 
-def _package_entries(
-    graphs: dict[int, torch.export.ExportedProgram], path: Path, settings: dict[str, Any]
-) -> tuple[str, ...]:
+def _package_entries(graphs: dict[int, torch.export.ExportedProgram], path: Path, options: Options) -> tuple[str, ...]:
     """A package with a model for each entry; returns the namespaces of operators that they call."""
     import torch
     from torch._inductor.package.package import package_aoti
@@ -159,9 +172,10 @@ def _package_entries(
     ops: dict[str, None] = {}
     for size, exported in graphs.items():
         args, kwargs = exported.example_inputs
-        options = settings | {"aot_inductor.package": True}
+        settings = _settings(exported, options) | {"aot_inductor.package": True}
         module = exported.module(check_guards=False)
-        files[entries.name(size)] = torch._inductor.aot_compile(module, args, kwargs, options=options)
+        with torch.set_grad_enabled(not settings["freezing"]):
+            files[entries.name(size)] = torch._inductor.aot_compile(module, args, kwargs, options=settings)
         ops |= dict.fromkeys(operators.of_exported(exported))
     package_aoti(str(path), files)
     return tuple(ops)
