@@ -29,9 +29,8 @@ constexpr const char* kMachine =
   --threads N               threads inside one operator; torch's default unless given
 )";
 
-constexpr const char* kLoading =
+constexpr const char* kGraphs =
     R"(  --cuda-graphs N           shapes captured into CUDA graphs, on a GPU; 0 is none (8)
-  --no-huge-pages           on the CPU: leave weights where they were loaded
 )";
 
 constexpr const char* kOperators =
@@ -101,10 +100,10 @@ Requests: `check`, `time N [CASE]`, `quit`.
 std::string help(const std::string& command) {
   const std::map<std::string, std::string> texts = {
       {"info", std::string(kInfo) + kOperators},
-      {"verify", std::string(kVerify) + kGolden + kMachine + kLoading + kOperators},
-      {"bench", std::string(kBench) + kGolden + kMachine + kLoading + kOperators},
-      {"run", std::string(kRun) + kMachine + kLoading + kOperators},
-      {"session", std::string(kSession) + kGolden + kMachine + kLoading + kOperators},
+      {"verify", std::string(kVerify) + kGolden + kMachine + kGraphs + kOperators},
+      {"bench", std::string(kBench) + kGolden + kMachine + kGraphs + kOperators},
+      {"run", std::string(kRun) + kMachine + kGraphs + kOperators},
+      {"session", std::string(kSession) + kGolden + kMachine + kGraphs + kOperators},
   };
   const auto found = texts.find(command);
   return found == texts.end() ? kProgram : found->second;

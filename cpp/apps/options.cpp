@@ -28,7 +28,6 @@ enum Id {
   kOpsLib,
   kVerbose,
   kCudaGraphs,
-  kNoHugePages,
   kRunners,
   kCallers,
   kStreams
@@ -42,14 +41,12 @@ struct Command {
 const std::vector<Command>& commands() {
   static const std::vector<Command> all = {
       {"info", {kJson, kOpsLib}},
-      {"verify",
-       {kGolden, kJson, kDevice, kThreads, kOpsLib, kCudaGraphs, kNoHugePages, kRtol, kAtol,
-        kVerbose}},
+      {"verify", {kGolden, kJson, kDevice, kThreads, kOpsLib, kCudaGraphs, kRtol, kAtol, kVerbose}},
       {"bench",
-       {kGolden, kJson, kDevice, kThreads, kOpsLib, kCudaGraphs, kNoHugePages, kRunners, kWarmup,
-        kWindows, kRuns, kCallers, kStreams}},
-      {"run", {kInputs, kOutputs, kDevice, kThreads, kOpsLib, kCudaGraphs, kNoHugePages}},
-      {"session", {kGolden, kDevice, kThreads, kOpsLib, kCudaGraphs, kNoHugePages}},
+       {kGolden, kJson, kDevice, kThreads, kOpsLib, kCudaGraphs, kRunners, kWarmup, kWindows, kRuns,
+        kCallers, kStreams}},
+      {"run", {kInputs, kOutputs, kDevice, kThreads, kOpsLib, kCudaGraphs}},
+      {"session", {kGolden, kDevice, kThreads, kOpsLib, kCudaGraphs}},
   };
   return all;
 }
@@ -69,7 +66,6 @@ constexpr option kOptions[] = {
     {"ops-lib", required_argument, nullptr, kOpsLib},
     {"verbose", no_argument, nullptr, kVerbose},
     {"cuda-graphs", required_argument, nullptr, kCudaGraphs},
-    {"no-huge-pages", no_argument, nullptr, kNoHugePages},
     {"runners", required_argument, nullptr, kRunners},
     {"callers", required_argument, nullptr, kCallers},
     {"streams", required_argument, nullptr, kStreams},
@@ -139,9 +135,6 @@ void apply(int id, const std::string& value, Options& options) {
       break;
     case kCudaGraphs:
       options.open.cuda_graphs = parse_count("--cuda-graphs", value, 0, 32);
-      break;
-    case kNoHugePages:
-      options.open.huge_pages = false;
       break;
     case kRunners:
       options.open.runners = parse_count("--runners", value, 1, 256);

@@ -13,7 +13,6 @@
 #include "graphs.h"
 #include "guard.h"
 #include "machine.h"
-#include "pages.h"
 #include "runner.h"
 
 namespace exporter {
@@ -114,7 +113,6 @@ Artifact Artifact::open(const std::filesystem::path& path, const OpenOptions& op
                       : load_aotinductor(path, device, info.contract, graphs > 0, runners);
     return graphs > 0 ? capture_graphs(std::move(loaded), graphs) : std::move(loaded);
   });
-  if (device.is_cpu() && options.huge_pages) use_huge_pages();
   return {path, std::move(info), device, std::move(runner)};
 }
 

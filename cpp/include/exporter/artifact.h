@@ -49,8 +49,6 @@ struct OpenOptions {
   /// shapes run as they are. 0 captures none; unless given, it is 8 where this build can capture. A
   /// captured package serves one call of a shape at a time.
   std::optional<int> cuda_graphs = std::nullopt;
-  /// On the CPU: whether weights move to huge pages once they are loaded, where Linux gives them.
-  bool huge_pages = true;
   /// Libraries of operators outside torch's own, loaded first; see `load_operators`.
   std::vector<std::filesystem::path> operators = {};
 };
