@@ -1,9 +1,6 @@
 #include <exporter/error.h>
 #include <exporter/version.h>
-#include <unistd.h>
-
 #include <cstdio>
-#include <cstdlib>
 #include <exception>
 #include <map>
 #include <string>
@@ -14,20 +11,7 @@
 namespace exporter::app {
 namespace {
 
-constexpr const char* kHugePages = "glibc.malloc.hugetlb=1";
-
 using Action = int (*)(const Options&);
-
-/// Starts this program again with malloc on huge pages, which glibc can be told before a program
-/// starts and not later: with weights there, a CPU translates far fewer addresses. Where the
-/// environment says how malloc is to be, or nothing can be started, all goes on as it is.
-void use_huge_pages(char** argv) {
-  const char* const given = std::getenv("GLIBC_TUNABLES");
-  const std::string tunables = given == nullptr ? "" : given;
-  if (tunables.find("glibc.malloc.hugetlb") != std::string::npos) return;
-  setenv("GLIBC_TUNABLES", (tunables + (tunables.empty() ? "" : ":") + kHugePages).c_str(), 1);
-  execv("/proc/self/exe", argv);
-}
 
 int dispatch(int argc, char** argv) {
   const std::string name = argc > 1 ? argv[1] : "";
@@ -39,7 +23,6 @@ int dispatch(int argc, char** argv) {
     std::printf("exporter-run %s (LibTorch %s)\n", version(), torch_version());
     return 0;
   }
-  if (name != "info") use_huge_pages(argv);
   if (name == "session") return session(argc - 1, argv + 1);
   const std::map<std::string, Action> actions = {
       {"info", info}, {"verify", verify}, {"bench", bench}, {"run", run}};

@@ -210,27 +210,6 @@ class Operators(unittest.TestCase):
         self.assertIn("exporter_test            registered", done.stdout, done.stderr)
 
 
-class HugePages(unittest.TestCase):
-    def test_are_asked_for_unless_the_environment_says_otherwise(self) -> None:
-        for given, found in (
-            (None, "glibc.malloc.hugetlb=1"),
-            ("glibc.malloc.tcache_count=2", "glibc.malloc.tcache_count=2:glibc.malloc.hugetlb=1"),
-            ("glibc.malloc.hugetlb=0", "glibc.malloc.hugetlb=0"),
-        ):
-            environment = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
-            environment |= {"GLIBC_TUNABLES": given} if given else {}
-            command = [PROGRAM, "session", FIXTURES / "model.pt", "--golden", FIXTURES / "golden.pt"]
-            with subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
-            ) as process:
-                assert process.stdout and process.stdin
-                process.stdout.readline()
-                # glibc takes the text apart where it stands: its colons have become ends of strings.
-                variables = Path(f"/proc/{process.pid}/environ").read_text().replace("\0", ":")
-                self.assertIn(f":GLIBC_TUNABLES={found}:", f":{variables}")
-                process.stdin.close()
-
-
 class Session(unittest.TestCase):
     def test_protocol(self) -> None:
         for model in MODELS:
