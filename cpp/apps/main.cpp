@@ -1,5 +1,6 @@
 #include <exporter/error.h>
 #include <exporter/version.h>
+
 #include <cstdio>
 #include <exception>
 #include <map>
