@@ -144,7 +144,7 @@ def _start(variant: VariantRecord) -> tuple[str, ...]:
 
 def number(value: float) -> str:
     """Three significant digits, without an exponent, and four decimals at most."""
-    decimals = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 0.0995 else 4
+    decimals = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 0.0995 or not value else 4
     return f"{value:.{decimals}f}"
 
 
