@@ -108,7 +108,10 @@ def sweep_points(base: Sizes, symbols: Mapping[str, Range], sweep: Mapping[str, 
             raise UsageError(f"{name} is not dynamic, so no artifact runs at {len(sizes)} sizes of it", "see --dynamic")
         for size in sizes:
             if not symbols[name].allows(size):
-                remedy = f"--size {name}={min(sizes)}..{max(sizes)} promises more"
+                more = f"--size {name}={min(sizes)}..{max(sizes)}"
+                if symbols[name].choices:
+                    more = f"--specialize {name}={','.join(map(str, sorted({*sizes, *symbols[name].choices})))}"
+                remedy = f"{more} promises more"
                 raise UsageError(f"{name} is {symbols[name]}, which leaves out {size}", remedy)
     points = [dict(zip(sweep, sizes, strict=True)) for sizes in itertools.product(*sweep.values())] if sweep else []
     own = {name: base[name] for name in sweep}

@@ -109,6 +109,9 @@ def test_a_sweep_is_every_combination_the_example_first() -> None:
 def test_a_sweep_keeps_to_what_is_promised() -> None:
     with pytest.raises(UsageError, match="batch is 1 to 8, which leaves out 9"):
         contract.sweep_points({"batch": 2}, SYMBOLS, {"batch": (2, 9)})
+    with pytest.raises(UsageError, match="batch is 1 or 8, which leaves out 4") as raised:
+        contract.sweep_points({"batch": 1}, {"batch": Range(1, 8, (1, 8))}, {"batch": (1, 4)})
+    assert raised.value.remedy == "--specialize batch=1,4,8 promises more"
     with pytest.raises(UsageError, match="depth is not dynamic"):
         contract.sweep_points({"depth": 2}, SYMBOLS, {"depth": (2, 3)})
 
