@@ -8,7 +8,7 @@ from typing import Any
 
 from exporter import benchmark
 from exporter.records import Timing
-from exporter.report.rows import number
+from exporter.report.rows import number, within
 
 TITLES = {
     "a": "Latency at batch 1",
@@ -96,7 +96,7 @@ def latency(timing: Timing) -> str:
     low, high = timing.ci95_ms
     factor, unit = (1000, "µs") if timing.median_ms < 0.1 else (1, "ms")
     mark = "" if timing.stable else " ~"
-    return f"{number(timing.median_ms * factor)} ±{number((high - low) / 2 * factor)} {unit}{mark}"
+    return f"{within(timing.median_ms * factor, (high - low) / 2 * factor)} {unit}{mark}"
 
 
 def _groups(table: dict[str, Any]) -> list[str]:

@@ -74,6 +74,15 @@ def test_the_table_at_120_columns() -> None:
     assert max(map(len, text.splitlines())) <= 120
 
 
+@pytest.mark.parametrize(
+    ("median", "half", "told"),
+    [(5.0, 0.1, "5.00 ±0.10 ms"), (0.43, 0.0012, "0.43 ±0.01 ms"), (123.4, 0.3, "123 ±1 ms"), (10.0, 0.0, "10.0 ±0.0 ms")],
+)
+def test_an_interval_has_the_decimals_of_its_median(median: float, half: float, told: str) -> None:
+    timed = variant(timings={"python": timing(median, half)})
+    assert told in report.render(manifest(EAGER, timed), "table")
+
+
 def test_a_pipe_is_not_colored() -> None:
     assert "\x1b" not in report.render(MANIFEST, "table")
 

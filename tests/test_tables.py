@@ -41,16 +41,16 @@ def test_rows_have_their_figures_and_intervals() -> None:
     assert "## a: Latency at batch 1" in text
     assert "A Fine CPU, 2 threads; torch 2.14.1; Python 3.12.1; 2026-01-02; --quick. " in text
     assert "| row | latency | speed-up | build, s |" in text
-    assert "| eager | 10.0 ±0.00 ms |  |  |" in text
+    assert "| eager | 10.0 ±0.0 ms |  |  |" in text
     assert "| trace | 5.00 ±1.00 ms | 2.00x (1.67 to 2.50) | 1.50 |" in text
-    assert "| onnx | 50.0 ±0.00 µs | 200.00x (200.00 to 200.00) |  |" in text
+    assert "| onnx | 50.0 ±0.0 µs | 200.00x (200.00 to 200.00) |  |" in text
     assert "not measured" not in text
 
 
 def test_a_row_that_failed_says_why_and_others_stay() -> None:
     rows = {"eager": series(10.0), "default": {"error": "no | compiler"}, "max-autotune": {"error": "no | compiler"}}
     text = _render.markdown({"b": table(rotation(rows))})
-    assert "| eager | 10.0 ±0.00 ms |  |" in text
+    assert "| eager | 10.0 ±0.0 ms |  |" in text
     assert "| default | not measured |  |" in text
     assert "- not measured: toy, batch 1: default; max-autotune: no \\| compiler" in text
 
@@ -72,7 +72,7 @@ def test_growth_has_a_line_for_each_point() -> None:
     text = _render.markdown({"d": table(*points)})
     assert "| batch | layers | eager | trace |" in text
     assert "| 1 | 2 | 2.00 ±0.00 ms | 1.00 ±0.00 ms |" in text
-    assert "| 8 | 2 | 16.0 ±0.00 ms | not measured |" in text
+    assert "| 8 | 2 | 16.0 ±0.0 ms | not measured |" in text
     assert "### Build time, s\n\n| batch | layers | trace |\n|---|---|---|\n| 1 | 2 | 0.50 |\n| 8 | 2 | 7.00 |" in text
     assert "- not measured: toy, batch 1, batch 8, layers 2: trace: took too long" in text
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from exporter.records import Manifest
 
 Command = Callable[..., Any]
 OPTIONS = (
@@ -40,3 +43,25 @@ def bundle_options(command: Command) -> Command:
     for add in reversed(OPTIONS):
         command = add(command)
     return command
+
+
+def recheck(place: Path, options: dict[str, Any], time_budget: float = 0.0) -> Manifest:
+    """The bundle as it is found now, timed where there is a budget; `options` are those that `bundle_options` adds."""
+    from exporter import environment, recheck
+    from exporter.cli import _progress
+
+    how = recheck.How(
+        threads=options["threads"] or environment.usable_cpus(),
+        time_budget=time_budget,
+        **{name: options[name] for name in ("timeout", "ops_libs", "allow_cpu_fallback", "cuda_graphs")},
+    )
+    with _progress.listener(quiet=options["quiet"]) as listener:
+        return recheck.run(place, how, listener)
+
+
+def show(manifest: Manifest, place: Path, options: dict[str, Any]) -> int:
+    """Print it; the exit code."""
+    from exporter import report
+
+    click.echo(report.render(manifest, "json" if options["as_json"] else "table", place), nl=False)
+    return 0 if all(variant.status == "passed" for variant in manifest.variants) else 1

@@ -105,7 +105,7 @@ def _latency(timing: Timing | None) -> tuple[str, str, str, str]:
     mark = "" if timing.stable else " ~"
     speed = "-" if timing.speedup is None else f"{timing.speedup:.2f}x"
     spread = f"{number(timing.min_ms)}…{number(timing.max_ms)}"
-    return f"{number(timing.median_ms)} ±{number((high - low) / 2)} ms{mark}", spread, str(timing.runs), speed
+    return f"{within(timing.median_ms, (high - low) / 2)} ms{mark}", spread, str(timing.runs), speed
 
 
 def _parity(variant: VariantRecord, session: SessionRecord | None) -> str:
@@ -144,8 +144,17 @@ def _start(variant: VariantRecord) -> tuple[str, ...]:
 
 def number(value: float) -> str:
     """Three significant digits, without an exponent, and four decimals at most."""
-    decimals = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 0.0995 or not value else 4
-    return f"{value:.{decimals}f}"
+    return f"{value:.{_decimals(value)}f}"
+
+
+def within(value: float, half: float) -> str:
+    """A value and how far the truth may be to either side, as many decimals in both; ±0 is that alone."""
+    decimals = _decimals(value)
+    return f"{number(value)} ±{half and max(half, 10**-decimals):.{decimals}f}"
+
+
+def _decimals(value: float) -> int:
+    return 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 0.0995 or not value else 4
 
 
 def size_of(count: int) -> str:

@@ -3,7 +3,7 @@
 #include "../graphs.h"
 
 #include <ATen/cuda/CUDAGraph.h>
-#include <ATen/ops/empty_like.h>
+#include <ATen/cuda/EmptyTensor.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -12,6 +12,8 @@
 #include <map>
 #include <mutex>
 #include <optional>
+
+#include "copies.h"
 
 namespace exporter {
 namespace {
@@ -72,29 +74,6 @@ class OwnStream {
   cudaStream_t stream_{};
 };
 
-/// A copy inside a graph; without a node where there is nothing to copy, or no plain way to.
-struct Copy {
-  cudaGraphNode_t node{};
-  void* to{};
-  const void* from{};
-  std::size_t bytes{};
-
-  /// Makes it a node of the graph, after others.
-  void add(cudaGraph_t graph, const std::vector<cudaGraphNode_t>& after) {
-    C10_CUDA_CHECK(cudaGraphAddMemcpyNode1D(&node, graph, after.data(), after.size(), to, from,
-                                            bytes, cudaMemcpyDeviceToDevice));
-  }
-
-  /// Lets later launches copy between other places.
-  void move(cudaGraphExec_t graph, void* new_to, const void* new_from) {
-    if (node == nullptr || (to == new_to && from == new_from)) return;
-    C10_CUDA_CHECK(cudaGraphExecMemcpyNodeSetParams1D(graph, node, new_to, new_from, bytes,
-                                                      cudaMemcpyDeviceToDevice));
-    to = new_to;
-    from = new_from;
-  }
-};
-
 /// Makes one node wait for another.
 void order(cudaGraph_t graph, cudaGraphNode_t first, cudaGraphNode_t then) {
 #if CUDART_VERSION >= 13000
@@ -104,13 +83,31 @@ void order(cudaGraph_t graph, cudaGraphNode_t first, cudaGraphNode_t then) {
 #endif
 }
 
-using List = cudaError_t(cudaGraph_t, cudaGraphNode_t*, std::size_t*);
-
-std::vector<cudaGraphNode_t> nodes_of(cudaGraph_t graph, List* list) {
+std::vector<cudaGraphNode_t> roots_of(cudaGraph_t graph) {
   std::size_t count = 0;
-  C10_CUDA_CHECK(list(graph, nullptr, &count));
+  C10_CUDA_CHECK(cudaGraphGetRootNodes(graph, nullptr, &count));
   std::vector<cudaGraphNode_t> nodes(count);
-  if (count > 0) C10_CUDA_CHECK(list(graph, nodes.data(), &count));
+  if (count > 0) C10_CUDA_CHECK(cudaGraphGetRootNodes(graph, nodes.data(), &count));
+  return nodes;
+}
+
+std::size_t dependents(cudaGraphNode_t node) {
+  std::size_t count = 0;
+#if CUDART_VERSION >= 13000
+  C10_CUDA_CHECK(cudaGraphNodeGetDependentNodes(node, nullptr, nullptr, &count));
+#else
+  C10_CUDA_CHECK(cudaGraphNodeGetDependentNodes(node, nullptr, &count));
+#endif
+  return count;
+}
+
+/// The nodes that no other waits for.
+std::vector<cudaGraphNode_t> leaves_of(cudaGraph_t graph) {
+  std::size_t count = 0;
+  C10_CUDA_CHECK(cudaGraphGetNodes(graph, nullptr, &count));
+  std::vector<cudaGraphNode_t> nodes(count);
+  if (count > 0) C10_CUDA_CHECK(cudaGraphGetNodes(graph, nodes.data(), &count));
+  std::erase_if(nodes, [](cudaGraphNode_t node) { return dependents(node) > 0; });
   return nodes;
 }
 
@@ -121,10 +118,11 @@ struct Graph {
   at::cuda::CUDAGraph graph{/*keep_graph=*/true};
   std::vector<at::Tensor> inputs;
   std::vector<at::Tensor> outputs;
-  std::vector<Copy> in;
-  std::vector<Copy> out;
+  std::optional<Copies> in;        // into the inputs
+  std::optional<Copies> out;       // of the outputs that are `plain`
+  std::vector<std::size_t> plain;  // dense, and on the GPU
   bool captured = false;
-  std::optional<c10::cuda::CUDAStream> last;  // where it was replayed last, and until when
+  std::optional<c10::cuda::CUDAStream> last;  // where it was replayed last
   Event done;
 };
 
@@ -197,51 +195,62 @@ class GraphRunner final : public Runner {
 
   /// Inputs are copied first and outputs last, as a part of the graph: launched one by one, the
   /// copies would cost more than many a model. From where and to where, each replay says.
-  static void add_copies(Graph& graph) {
+  void add_copies(Graph& graph) {
     const cudaGraph_t raw = graph.graph.raw_cuda_graph();
-    const auto roots = nodes_of(raw, cudaGraphGetRootNodes);
+    const auto roots = roots_of(raw);
+    if (!kernel_) kernel_.emplace();
+    std::vector<Copy> in;
     for (const at::Tensor& input : graph.inputs) {
-      Copy copy{nullptr, input.mutable_data_ptr(), input.const_data_ptr(), input.nbytes()};
-      if (copy.bytes > 0) {
-        copy.add(raw, {});
-        for (const auto root : roots) order(raw, copy.node, root);
-      }
-      graph.in.push_back(copy);
+      in.push_back({input.mutable_data_ptr(), input.const_data_ptr(), input.nbytes()});
     }
-    const auto all = nodes_of(raw, cudaGraphGetNodes);
-    for (const at::Tensor& output : graph.outputs) {
-      Copy copy{nullptr, output.mutable_data_ptr(), output.const_data_ptr(), output.nbytes()};
-      const bool plain = output.is_cuda() && output.is_non_overlapping_and_dense();
-      if (plain && copy.bytes > 0) copy.add(raw, all);
-      graph.out.push_back(copy);
+    graph.in.emplace(*kernel_, std::move(in));
+    graph.in->add(raw, {});
+    for (const auto node : graph.in->nodes()) {
+      for (const auto root : roots) order(raw, node, root);
     }
+    std::vector<Copy> out;
+    for (std::size_t i = 0; i < graph.outputs.size(); ++i) {
+      const at::Tensor& output = graph.outputs[i];
+      if (!output.is_cuda() || !output.is_non_overlapping_and_dense()) continue;
+      out.push_back({output.mutable_data_ptr(), output.const_data_ptr(), output.nbytes()});
+      graph.plain.push_back(i);
+    }
+    graph.out.emplace(*kernel_, std::move(out));
+    graph.out->add(raw, leaves_of(raw));
   }
 
   /// The outputs are copies: the next replay writes over the graph's own.
   static std::vector<at::Tensor> replay(Graph& graph, const std::vector<at::Tensor>& inputs) {
     const auto stream = c10::cuda::getCurrentCUDAStream();
-    if (graph.last && *graph.last != stream) graph.done.block(stream);
-    const cudaGraphExec_t ready = graph.graph.raw_cuda_graph_exec();
+    if (graph.last && *graph.last != stream) {
+      graph.done.record(*graph.last);
+      graph.done.block(stream);
+    }
     for (std::size_t i = 0; i < inputs.size(); ++i) {
-      graph.in[i].move(ready, graph.in[i].to, inputs[i].const_data_ptr());
+      graph.in->move_from(i, inputs[i].const_data_ptr());
     }
     std::vector<at::Tensor> outputs(graph.outputs.size());
-    for (std::size_t i = 0; i < outputs.size(); ++i) {
-      if (graph.out[i].node == nullptr) continue;
-      outputs[i] = at::empty_like(graph.outputs[i]);
-      graph.out[i].move(ready, outputs[i].mutable_data_ptr(), graph.out[i].from);
+    for (std::size_t i = 0; i < graph.plain.size(); ++i) {
+      const at::Tensor& own = graph.outputs[graph.plain[i]];
+      at::Tensor& output = outputs[graph.plain[i]];
+      output = at::detail::empty_strided_cuda(own.sizes(), own.strides(), own.scalar_type(),
+                                              own.device());
+      graph.out->move_to(i, output.mutable_data_ptr());
     }
+    const cudaGraphExec_t ready = graph.graph.raw_cuda_graph_exec();
+    graph.in->update(ready);
+    graph.out->update(ready);
     graph.graph.replay();
     for (std::size_t i = 0; i < outputs.size(); ++i) {
       if (!outputs[i].defined()) outputs[i] = graph.outputs[i].clone();
     }
-    graph.done.record(stream);
     graph.last = stream;
     return outputs;
   }
 
   std::unique_ptr<Runner> inner_;
-  std::mutex inner_mutex_;  // what can be captured serves one call at a time
+  std::optional<CopyKernel> kernel_;  // before the graphs, which it must outlive
+  std::mutex inner_mutex_;            // what can be captured serves one call at a time
   mutable std::mutex mutex_;
   std::map<Shapes, std::shared_ptr<Graph>> graphs_;
   std::size_t limit_;

@@ -1,0 +1,178 @@
+"""Which build choices are worth their while? Each one beside what exporter does, on BERT and ResNet-18, batch 1.
+
+trace: torch.jit.optimize_for_inference, channels-last. compile: without freezing, channels-last, max-autotune. onnx:
+the levels of graph optimisation, half the threads. All of a model are timed in one rotation in one process, and
+compared with eager's outputs. What is measured better here, and right, ought to be what exporter does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+import torch
+from _plain import Flat, onnx, program
+from _timed import rotate, settings
+
+from exporter import stats
+
+Tensors = tuple[torch.Tensor, ...]
+Run = Callable[[], Any]
+DEFAULTS = {"trace": "trace", "compile": "compile", "onnx": "onnx"}
+LEVELS = {"no": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED"}
+
+
+def main() -> None:
+    """Build, compare, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--models", default="bert,resnet18")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--time-budget", type=float, default=60, help="seconds of timing a model")
+    parser.add_argument("--no-autotune", action="store_true", help="leave max-autotune out: it takes minutes")
+    arguments = parser.parse_args()
+    print("| model | choice | median | over the default | largest difference from eager |\n| - | - | - | - | - |")
+    for name in arguments.models.split(","):
+        with tempfile.TemporaryDirectory() as folder, settings(arguments.device, arguments.threads, folder) as scratch:
+            for line in compare(name, arguments, scratch):
+                print(f"| {name} | {line} |", flush=True)
+
+
+def compare(name: str, arguments: argparse.Namespace, folder: Path) -> Iterator[str]:
+    """A line for each choice."""
+    torch.manual_seed(0)
+    model, inputs = MODELS[name]()
+    model = model.eval().requires_grad_(False).to(arguments.device)
+    inputs = tuple(tensor.to(arguments.device) for tensor in inputs)
+    with torch.no_grad():
+        expected = flat(model(*inputs))
+        calls: dict[str, Run] = {"eager": lambda: model(*inputs)}
+        differences: dict[str, float] = {}
+        for choice, build in choices(model, inputs, arguments, folder):
+            try:
+                calls[choice] = build()
+                got = flat(calls[choice]())
+            except Exception as error:
+                calls.pop(choice, None)
+                yield f"{choice} | {type(error).__name__}: {str(error).splitlines()[0][:80]} | | "
+                continue
+            pairs = zip(got, expected, strict=True)
+            differences[choice] = max(float((a.cpu() - b.cpu()).abs().max()) for a, b in pairs)
+        rows = rotate(calls, arguments.time_budget, "eager", arguments.device)
+    for choice, row in rows.items():
+        default = "eager" if choice == "eager" else DEFAULTS[choice.partition(" ")[0]]
+        medians = [stats.median(window) for window in row["windows"]]
+        low, high = stats.ratio_interval(rows[default]["windows"], row["windows"])
+        over = (
+            ""
+            if choice == default
+            else f"{stats.ratio(rows[default]['windows'], row['windows']):.2f}x ({low:.2f}…{high:.2f})"
+        )
+        far = f"{differences[choice]:.1e}" if choice in differences else ""
+        yield f"{choice} | {stats.median(medians):.3g} ms | {over} | {far}"
+
+
+def choices(
+    model: torch.nn.Module, inputs: Tensors, arguments: argparse.Namespace, folder: Path
+) -> Iterator[tuple[str, Callable[[], Run]]]:
+    """What can be built; the default of each target first."""
+    convolves = any(isinstance(inner, torch.nn.Conv2d) for inner in model.modules())
+    layouts = {"": model} | ({" channels-last": ChannelsLast(model)} if convolves else {})
+    for layout, module in layouts.items():
+        yield f"trace{layout}", partial(traced, module, inputs)
+        yield f"trace{layout} optimize_for_inference", partial(traced, module, inputs, torch.jit.optimize_for_inference)
+    configurations: dict[str, dict[str, Any]] = {"": {"freezing": True}, " unfrozen": {}}
+    if not arguments.no_autotune:
+        configurations[" max-autotune"] = {"freezing": True, "max_autotune": True}
+    if arguments.device == "cpu":
+        for configuration in configurations.values():
+            configuration["cpp.dynamic_threads"] = True
+    for layout, module in layouts.items():
+        for told, configuration in configurations.items():
+            path = folder / f"{layout}{told}.pt2".replace(" ", "_")
+            yield f"compile{layout}{told}", partial(compiled, module, inputs, path, configuration)
+    path = folder / "model.onnx"
+    onnx(program(model, inputs), path)
+    yield "onnx", partial(session, path, inputs, arguments, "ENABLE_ALL", arguments.threads)
+    for told, level in LEVELS.items():
+        yield f"onnx {told} optimisation", partial(session, path, inputs, arguments, level, arguments.threads)
+    if arguments.device == "cpu" and arguments.threads > 1:
+        half = arguments.threads // 2
+        yield (
+            f"onnx {half} of {arguments.threads} threads",
+            partial(session, path, inputs, arguments, "ENABLE_ALL", half),
+        )
+
+
+class ChannelsLast(torch.nn.Module):
+    """Weights and images in channels-last, whatever callers give."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = copy.deepcopy(model).to(memory_format=torch.channels_last)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.model(image.contiguous(memory_format=torch.channels_last))
+        return output
+
+
+def traced(module: torch.nn.Module, inputs: Tensors, then: Callable[[Any], Any] = lambda made: made) -> Run:
+    """What exporter's target trace makes, and something after it."""
+    made = then(torch.jit.freeze(torch.jit.trace(module.eval(), inputs, check_trace=False).eval()))
+    for _ in range(4):  # TorchScript profiles and compiles in its first calls
+        made(*inputs)
+    return lambda: made(*inputs)
+
+
+def compiled(module: torch.nn.Module, inputs: Tensors, path: Path, configuration: dict[str, Any]) -> Run:
+    """AOTInductor."""
+    torch._inductor.aoti_compile_and_package(
+        program(module.eval(), inputs), package_path=str(path), inductor_configs=configuration
+    )
+    loaded = torch._inductor.aoti_load_package(str(path))
+    return lambda: loaded(*inputs)
+
+
+def session(path: Path, inputs: Tensors, arguments: argparse.Namespace, level: str, threads: int) -> Run:
+    """onnxruntime."""
+    told = ort.SessionOptions()
+    told.intra_op_num_threads = threads
+    told.graph_optimization_level = getattr(
+        ort.GraphOptimizationLevel, f"ORT_{'ENABLE_' if level != 'DISABLE_ALL' else ''}{level}"
+    )
+    cuda = [("CUDAExecutionProvider", {"use_tf32": 0})] if arguments.device != "cpu" else []
+    made = ort.InferenceSession(str(path), told, providers=[*cuda, "CPUExecutionProvider"])
+    feed = {one.name: tensor.cpu().numpy() for one, tensor in zip(made.get_inputs(), inputs, strict=True)}
+    return lambda: made.run(None, feed)
+
+
+def flat(outputs: Any) -> Tensors:
+    """Outputs of any of them, as a tuple."""
+    return tuple(torch.as_tensor(one) for one in ([outputs] if isinstance(outputs, torch.Tensor) else outputs))
+
+
+def bert() -> tuple[torch.nn.Module, Tensors]:
+    """BERT base, sequence 14."""
+    from transformers import BertConfig, BertModel
+
+    ids, ones = torch.randint(1000, 30000, (1, 14)), torch.ones(1, 14, dtype=torch.long)
+    return Flat(BertModel(BertConfig())), (ids, ones, ones - 1)
+
+
+def resnet18() -> tuple[torch.nn.Module, Tensors]:
+    """ResNet-18, 224 x 224."""
+    import torchvision
+
+    return torchvision.models.resnet18(), (torch.randn(1, 3, 224, 224),)
+
+
+MODELS = {"bert": bert, "resnet18": resnet18}
+
+if __name__ == "__main__":
+    main()
