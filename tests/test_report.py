@@ -76,7 +76,12 @@ def test_the_table_at_120_columns() -> None:
 
 @pytest.mark.parametrize(
     ("median", "half", "told"),
-    [(5.0, 0.1, "5.00 ±0.10 ms"), (0.43, 0.0012, "0.43 ±0.01 ms"), (123.4, 0.3, "123 ±1 ms"), (10.0, 0.0, "10.0 ±0.0 ms")],
+    [
+        (5.0, 0.1, "5.00 ±0.10 ms"),
+        (0.43, 0.0012, "0.43 ±0.01 ms"),
+        (123.4, 0.3, "123 ±1 ms"),
+        (10.0, 0.0, "10.0 ±0.0 ms"),
+    ],
 )
 def test_an_interval_has_the_decimals_of_its_median(median: float, half: float, told: str) -> None:
     timed = variant(timings={"python": timing(median, half)})
