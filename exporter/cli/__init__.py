@@ -15,7 +15,7 @@ import click
 from exporter import __version__
 from exporter.errors import ExporterError
 
-ORDER = ("export", "explain", "check", "bench", "report", "models", "targets", "doctor")
+ORDER = ("export", "explain", "check", "bench", "compare", "report", "models", "targets", "doctor")
 
 
 class Commands(click.Group):

@@ -23,13 +23,11 @@ PLAIN_WIDTH = 120
 
 def render(manifest: Manifest, place: Path | None = None) -> str:
     """The whole report as text, in colour where stdout is a terminal."""
-    colour = sys.stdout.isatty()
-    width = shutil.get_terminal_size().columns if colour else max(PLAIN_WIDTH, shutil.get_terminal_size().columns)
-    console = Console(file=io.StringIO(), force_terminal=colour, width=width, highlight=False)
+    console = _console()
     console.print()
     for line in rows.heading(manifest):
         console.print(escape(line), style="dim" if line != rows.heading(manifest)[0] else "bold")
-    skip = {"min…max", "runs"} if width < 100 else set()
+    skip = {"min…max", "runs"} if console.width < 100 else set()
     console.print(_table(rows.headings(manifest), rows.rows(manifest), skip))
     for headings, *lines in rows.others(manifest):
         console.print(_table(headings, lines))
@@ -49,6 +47,28 @@ def render(manifest: Manifest, place: Path | None = None) -> str:
         console.print(escape(line), style="dim", soft_wrap=True)
     if place is not None:
         console.print(f"Bundle: {escape(str(place))}", style="dim", soft_wrap=True)
+    return _text(console)
+
+
+def page(title: str, headings: tuple[str, ...], lines: list[tuple[str, ...]], remarks: list[str], verdict: str) -> str:
+    """A table between its title and what is to be said of it."""
+    console = _console()
+    console.print()
+    console.print(escape(title), style="bold")
+    console.print(_table(headings, lines))
+    for remark in remarks:
+        console.print(escape(remark), style="dim", soft_wrap=True)
+    console.print(escape(verdict), style="bold", soft_wrap=True)
+    return _text(console)
+
+
+def _console() -> Console:
+    colour = sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if colour else max(PLAIN_WIDTH, shutil.get_terminal_size().columns)
+    return Console(file=io.StringIO(), force_terminal=colour, width=width, highlight=False)
+
+
+def _text(console: Console) -> str:
     output = console.file
     assert isinstance(output, io.StringIO)
     return output.getvalue()

@@ -32,6 +32,12 @@ def render(manifest: Manifest) -> str:
     return "\n".join(lines)
 
 
+def page(title: str, headings: tuple[str, ...], cells: list[tuple[str, ...]], remarks: list[str], verdict: str) -> str:
+    """A table between its title and what is to be said of it."""
+    lines = [f"### {_escape(title)}", "", *_table(headings, cells), *(f"- {_escape(one)}" for one in remarks)]
+    return "\n".join([*lines, "", f"**{_escape(verdict)}**", ""])
+
+
 def _table(headings: tuple[str, ...], cells: list[tuple[str, ...]]) -> list[str]:
     return [_line(headings), _line(("---",) * len(headings)), *map(_line, cells), ""]
 

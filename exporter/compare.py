@@ -1,0 +1,198 @@
+"""Two bundles of one model, old and new: what changed for callers, in parity, size and latency.
+
+Latency from the manifests was measured on different days: what is measured again here, in rotation, has an interval.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from exporter import benchmark, bundle, checks, stats, targets
+from exporter.compatibility import Change, changes
+from exporter.errors import ArtifactError
+from exporter.isolate import Zygote
+from exporter.latency import EXAMPLE, At
+from exporter.listener import Listener
+from exporter.records import Manifest, VariantRecord
+from exporter.session.client import Session
+
+SIDES = ("old", "new")
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Medians of one session in milliseconds, and new over old; with its 95% interval where measured side by side."""
+
+    old_ms: float
+    new_ms: float
+    ratio: float
+    ratio_ci95: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One variant in both bundles."""
+
+    name: str
+    changes: tuple[Change, ...]
+    verdicts: tuple[str, str]
+    bytes: tuple[int, int]
+    latency: dict[str, Latency] = field(default_factory=dict)  # by session
+    note: str = ""  # why it was not measured
+
+
+@dataclass(frozen=True)
+class Gates:
+    """What may not be: by how many percent a variant may be slower or larger, and whether callers may break."""
+
+    max_slower: float | None = None
+    max_larger: float | None = None
+    allow_breaking: bool = False
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two bundles side by side; `broken` names each gate that does not hold, and why."""
+
+    old: str
+    new: str
+    pairs: tuple[Pair, ...]
+    gone: tuple[str, ...]
+    added: tuple[str, ...]
+    broken: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class How:
+    """How sessions run where latency is measured again: seconds of timed calls of each, in one rotation."""
+
+    time_budget: float
+    threads: int
+    timeout: float
+    ops_libs: tuple[str, ...] = ()
+
+
+def run(places: tuple[Path, Path], gates: Gates, how: How | None, listener: Listener) -> Comparison:
+    """Compare; with `how`, measure latency again. ArtifactError for a bundle that was altered."""
+    manifests = bundle.read_manifest(places[0]), bundle.read_manifest(places[1])
+    shipped = tuple({v.name: v for v in one.variants if v.artifact is not None} for one in manifests)
+    for place, variants in zip(places, shipped, strict=True):
+        for variant in variants.values():
+            for file in variant.files:
+                bundle.verify(place, file)
+    both = [name for name in shipped[0] if name in shipped[1]]
+    pairs = [_pair(shipped[0][name], shipped[1][name]) for name in both]
+    if how is not None:
+        pairs = _measured(pairs, places, manifests, shipped, how, listener)
+    found = Comparison(
+        str(places[0]),
+        str(places[1]),
+        tuple(pairs),
+        tuple(name for name in shipped[0] if name not in shipped[1] and shipped[0][name].status == "passed"),
+        tuple(name for name in shipped[1] if name not in shipped[0]),
+    )
+    return replace(found, broken=tuple(_broken(found, gates)))
+
+
+def _pair(old: VariantRecord, new: VariantRecord) -> Pair:
+    if old.contract is None or new.contract is None:
+        raise ArtifactError(f"{old.name} has no contract in its manifest", "export again")
+    return Pair(
+        old.name,
+        changes(old.contract, new.contract),
+        (_verdict(old), _verdict(new)),
+        (sum(file.bytes for file in old.files), sum(file.bytes for file in new.files)),
+        {
+            session: _recorded(before.median_ms, new.timings[session].median_ms)
+            for session, before in old.timings.items()
+            if session in new.timings
+        },
+    )
+
+
+def _recorded(old_ms: float, new_ms: float) -> Latency:
+    return Latency(old_ms, new_ms, new_ms / old_ms)
+
+
+def _verdict(variant: VariantRecord) -> str:
+    return variant.parity.verdict if variant.status == "passed" and variant.parity else "FAIL"
+
+
+def _broken(found: Comparison, gates: Gates) -> list[str]:
+    broken = [f"{name} is gone" for name in found.gone]
+    for pair in found.pairs:
+        if pair.verdicts[1] == "FAIL" != pair.verdicts[0]:
+            broken.append(f"{pair.name} passed, and does not any more")
+        if not gates.allow_breaking:
+            broken += [f"{pair.name}: {change.what}" for change in pair.changes if change.breaking]
+        larger = 100 * (pair.bytes[1] / pair.bytes[0] - 1)
+        if gates.max_larger is not None and pair.bytes[1] > pair.bytes[0] * (1 + gates.max_larger / 100):
+            broken.append(f"{pair.name} is {larger:.1f}% larger, {gates.max_larger:g}% may be")
+        for session, latency in pair.latency.items():
+            surely = latency.ratio_ci95[0] if latency.ratio_ci95 else latency.ratio
+            if gates.max_slower is not None and 100 * (surely - 1) > gates.max_slower:
+                slower = 100 * (latency.ratio - 1)
+                broken.append(f"{pair.name} ({session}) is {slower:.1f}% slower, {gates.max_slower:g}% may be")
+    return broken
+
+
+def _measured(
+    pairs: Sequence[Pair],
+    places: tuple[Path, Path],
+    manifests: tuple[Manifest, Manifest],
+    shipped: Sequence[Mapping[str, VariantRecord]],
+    how: How,
+    listener: Listener,
+) -> list[Pair]:
+    """With latency as it is found now; a pair that cannot be says why."""
+    if manifests[0].model.sizes != manifests[1].model.sizes or manifests[0].device != manifests[1].device:
+        note = "not measured: the bundles were made at other sizes or on another device"
+        return [replace(pair, latency={}, note=note) for pair in pairs]
+    options = targets.Options(device=manifests[1].device, threads=how.threads, ops_libs=how.ops_libs)
+    measured = []
+    with Zygote() as zygote, tempfile.TemporaryDirectory(prefix="exporter-") as folder:
+        for pair in pairs:
+            listener.stage(pair.name, "time")
+            if "FAIL" in pair.verdicts:
+                measured.append(replace(pair, latency={}, note="not measured: it does not pass in both"))
+                continue
+            records = [side[pair.name] for side in shipped]
+            measured.append(_time(pair, zygote, list(zip(places, records, strict=True)), options, Path(folder), how))
+    return measured
+
+
+def _time(
+    pair: Pair,
+    zygote: Zygote,
+    sides: Sequence[tuple[Path, VariantRecord]],
+    options: targets.Options,
+    folder: Path,
+    how: How,
+) -> Pair:
+    """Both sides of one variant in rotation, in each language that can run them."""
+    log = folder / "sessions.log"
+    openers = [dict(checks.openers(zygote, place, record, options, log, how.timeout)) for place, record in sides]
+    found: dict[str, Latency] = {}
+    for kind in openers[0]:
+        if kind not in openers[1]:
+            continue
+        with contextlib.ExitStack() as stack:
+            sessions: dict[str, Session] = {}
+            for side, opener in zip(SIDES, openers, strict=True):
+                result, session = checks.check(kind, opener[kind])
+                if session is not None:
+                    stack.callback(session.close)
+                if session is None or result.status == "failed":
+                    return replace(pair, latency={}, note=f"the {side} one fails here: {result.reason}")
+                sessions[side] = session
+            series = benchmark.measure({side: At(s, EXAMPLE) for side, s in sessions.items()}, how.time_budget, "old")
+            if error := series["new"].error:
+                return replace(pair, latency={}, note=f"the new one fails here: {error}")
+        old, new = series["old"].windows, series["new"].windows
+        old_ms, new_ms = (stats.median([stats.median(window) for window in windows]) for windows in (old, new))
+        found[kind] = Latency(old_ms, new_ms, stats.ratio(new, old), stats.ratio_interval(new, old))
+    return replace(pair, latency=found)

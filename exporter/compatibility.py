@@ -1,0 +1,168 @@
+"""Whether callers of one artifact can call another: contracts compared. Pure.
+
+A change is breaking when a call that the old contract allows may be refused, or may give something of another form;
+when the new artifact asks more of the machine or the program that loads it; and when what is baked in is another value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from exporter.expressions import Expression
+from exporter.records import Build, Contract, Dim, TensorSpec
+
+
+@dataclass(frozen=True)
+class Change:
+    """One difference, in words."""
+
+    what: str
+    breaking: bool = True
+
+
+def changes(old: Contract, new: Contract) -> tuple[Change, ...]:
+    """How `new` differs from `old`, what breaks callers first."""
+    found = [*_inputs(old, new), *_outputs(old, new), *_rest(old, new)]
+    return tuple(sorted(found, key=lambda change: not change.breaking))
+
+
+def _inputs(old: Contract, new: Contract) -> Iterator[Change]:
+    yield from _names("input", old.inputs, new.inputs)
+    given = {spec.name: spec for spec in new.inputs}
+    tied: dict[str, str] = {}  # a symbol of the new contract to the one that it was
+    for spec in old.inputs:
+        now = given.get(spec.name)
+        if now is None:
+            continue
+        yield from _form("input", spec, now)
+        if len(spec.shape) != len(now.shape):
+            continue
+        for axis, (before, after) in enumerate(zip(spec.shape, now.shape, strict=True)):
+            place = f"dimension {axis} of input {spec.name}"
+            allowed, allows = _sizes(old, before), _sizes(new, after)
+            if allowed != allows:
+                breaking = not _within(allowed, allows)
+                yield Change(f"{place} was {_told(old, before)}, is {_told(new, after)}", breaking)
+            if isinstance(before, str) and isinstance(after, str):
+                symbol = Expression.parse(before).name
+                first = tied.setdefault(Expression.parse(after).name, symbol)
+                if first != symbol:
+                    yield Change(f"{place} has to agree with {first}, which it did not")
+
+
+def _outputs(old: Contract, new: Contract) -> Iterator[Change]:
+    kept = new.outputs[: len(old.outputs)]
+    yield from _names("output", old.outputs, kept)
+    names = _names_now(old, new)
+    for spec, now in zip(old.outputs, kept, strict=False):
+        if spec.name != now.name:
+            continue
+        yield from _form("output", spec, now)
+        pairs = list(zip(spec.shape, now.shape, strict=False))
+        if len(spec.shape) == len(now.shape) and not all(_follows(a, b, names) for a, b in pairs):
+            yield Change(f"output {spec.name} was {_shape(spec)}, is {_shape(now)}")
+    for spec in new.outputs[len(old.outputs) :]:
+        yield Change(f"output {spec.name} is new, after the others", breaking=False)
+
+
+def _rest(old: Contract, new: Contract) -> Iterator[Change]:
+    for name, value in new.constants.items():
+        if name in old.constants and old.constants[name] != value:
+            yield Change(f"{name} is baked in as {value!r}, was {old.constants[name]!r}")
+    for ops in sorted({*new.ops} - {*old.ops}):
+        yield Change(f"it calls operators of {ops}, which have to be loaded")
+    if old.device.partition(":")[0] != new.device.partition(":")[0]:
+        yield Change(f"it is for {new.device}, was for {old.device}")
+    yield from _machine(old.build or Build(), new.build or Build())
+    for what, before, after in (("in", old.precision, new.precision), ("with torch", old.torch, new.torch)):
+        if before != after:
+            done = "computes" if what == "in" else "was made"
+            yield Change(f"it {done} {what} {after}, before {what} {before}", breaking=False)
+
+
+def _machine(old: Build, new: Build) -> Iterator[Change]:
+    if more := sorted({*new.isa} - {*old.isa}):
+        yield Change(f"it needs a CPU with {', '.join(more)}")
+    if new.capability and new.capability != old.capability:
+        yield Change(f"its kernels are for compute capability {new.capability}, were for {old.capability or 'none'}")
+
+
+def _names(kind: str, old: Sequence[TensorSpec], new: Sequence[TensorSpec]) -> Iterator[Change]:
+    before, after = [spec.name for spec in old], [spec.name for spec in new]
+    for name in before:
+        if name not in after:
+            yield Change(f"{kind} {name} is gone")
+    for name in after:
+        if name not in before:
+            yield Change(f"{kind} {name} is new" + (": callers have to give it" if kind == "input" else ""))
+    common = [name for name in after if name in before]
+    if common != [name for name in before if name in after]:
+        yield Change(f"{kind}s come in another order: {', '.join(after)}")
+
+
+def _form(kind: str, old: TensorSpec, new: TensorSpec) -> Iterator[Change]:
+    if old.dtype != new.dtype:
+        yield Change(f"{kind} {old.name} was {old.dtype}, is {new.dtype}")
+    if len(old.shape) != len(new.shape):
+        yield Change(f"{kind} {old.name} had {len(old.shape)} dimensions, has {len(new.shape)}")
+
+
+Sizes = range | tuple[int, ...] | str | None
+
+
+def _sizes(contract: Contract, dim: Dim) -> Sizes:
+    """What a dimension may be: sizes, None for any, or text where the sizes follow no simple rule."""
+    if dim is None:
+        return None
+    if isinstance(dim, int):
+        return range(dim, dim + 1)
+    expression = Expression.parse(dim)
+    bounds = contract.symbols[expression.name]
+    if bounds.choices:
+        return tuple(sorted(expression.at(size) for size in bounds.choices))
+    if expression.divisor == 1:
+        return range(expression.at(bounds.min), expression.at(bounds.max) + 1, expression.factor)
+    return f"{Expression('n', expression.factor, expression.offset, expression.divisor)} for n from {bounds}"
+
+
+def _within(old: Sizes, new: Sizes) -> bool:
+    """Whether all that was allowed still is."""
+    if new is None or old == new:
+        return True
+    if old is None or isinstance(old, str) or isinstance(new, str):
+        return False
+    if isinstance(old, tuple) or isinstance(new, tuple):
+        return len(old) <= 1_000_000 and {*old} <= {*new}
+    return old[0] in new and old[-1] in new and (len(old) == 1 or old.step % new.step == 0)
+
+
+def _told(contract: Contract, dim: Dim) -> str:
+    if dim is None:
+        return "any size"
+    if isinstance(dim, int):
+        return str(dim)
+    return f"{dim} ({contract.symbols[Expression.parse(dim).name]})"
+
+
+def _names_now(old: Contract, new: Contract) -> dict[str, set[str]]:
+    """The new symbols that stand where an old one did in the inputs: a call that was allowed gives them one size."""
+    names: dict[str, set[str]] = {}
+    given = {spec.name: spec for spec in new.inputs}
+    for spec in old.inputs:
+        for before, after in zip(spec.shape, given[spec.name].shape if spec.name in given else (), strict=False):
+            if isinstance(before, str) and isinstance(after, str):
+                names.setdefault(Expression.parse(before).name, set()).add(Expression.parse(after).name)
+    return names
+
+
+def _follows(old: Dim, new: Dim, names: dict[str, set[str]]) -> bool:
+    """Whether an output's dimension is what it was."""
+    if not isinstance(old, str) or not isinstance(new, str):
+        return old == new
+    before, after = Expression.parse(old), Expression.parse(new)
+    return after.name in names.get(before.name, {before.name}) and replace(after, name=before.name) == before
+
+
+def _shape(spec: TensorSpec) -> str:
+    return f"[{', '.join('any' if dim is None else str(dim) for dim in spec.shape)}]"

@@ -1,0 +1,69 @@
+"""The report of `exporter compare`: a line for each variant and session, what breaks callers, which gates hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from exporter.compare import Comparison, Latency, Pair
+from exporter.records import to_json
+from exporter.report import console, markdown
+from exporter.report.rows import number, size_of
+
+HEADINGS = ("variant", "session", "contract", "parity", "size", "latency", "new over old")
+
+
+def render(comparison: Comparison, form: str) -> str:
+    """The comparison as a table, json or md, with a newline at the end."""
+    if form == "json":
+        return to_json(comparison) + "\n"
+    lines = [line for pair in comparison.pairs for line in _lines(pair)]
+    show = markdown.page if form == "md" else console.page
+    return show(
+        f"{comparison.new} against {comparison.old}", HEADINGS, lines, [*_remarks(comparison)], _verdict(comparison)
+    )
+
+
+def _lines(pair: Pair) -> Iterator[tuple[str, ...]]:
+    common = (_contract(pair), _change(*pair.verdicts), _change(*map(size_of, pair.bytes)))
+    for session, latency in pair.latency.items() or {"-": None}.items():
+        yield pair.name, session, *common, *_latency(latency)
+
+
+def _contract(pair: Pair) -> str:
+    if not pair.changes:
+        return "same"
+    return "breaking" if any(change.breaking for change in pair.changes) else "compatible"
+
+
+def _change(old: str, new: str) -> str:
+    return new if old == new else f"{old} → {new}"
+
+
+def _latency(latency: Latency | None) -> tuple[str, str]:
+    if latency is None:
+        return "-", "-"
+    medians = f"{number(latency.old_ms)} → {number(latency.new_ms)} ms"
+    if latency.ratio_ci95 is None:
+        return medians, f"{latency.ratio:.2f}x"
+    low, high = latency.ratio_ci95
+    return medians, f"{latency.ratio:.2f}x ({low:.2f}…{high:.2f})"
+
+
+def _remarks(comparison: Comparison) -> Iterator[str]:
+    for pair in comparison.pairs:
+        for change in pair.changes:
+            yield f"{pair.name}: {change.what} ({'breaking' if change.breaking else 'compatible'})"
+        if pair.note:
+            yield f"{pair.name}: {pair.note}"
+    if any(latency.ratio_ci95 is None for pair in comparison.pairs for latency in pair.latency.values()):
+        yield "latency is what each run measured in its own time; --measure times both side by side"
+    for name in comparison.gone:
+        yield f"{name} is gone"
+    for name in comparison.added:
+        yield f"{name} is new"
+
+
+def _verdict(comparison: Comparison) -> str:
+    if not comparison.broken:
+        return "The new bundle can take the old one's place."
+    return f"The new bundle cannot take the old one's place: {'; '.join(comparison.broken)}."

@@ -1,0 +1,120 @@
+"""`exporter compare`: two bundles, and whether the new one can take the old one's place."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from manifests import CONTRACT, manifest, timing, variant
+
+from exporter import bundle as bundles
+from exporter import compare
+from exporter.errors import ArtifactError
+from exporter.listener import Listener
+from exporter.records import ArtifactRecord, Manifest, Range, to_json
+from exporter.report import comparison
+
+NO_GATES = compare.Gates()
+
+
+def made(place: Path, record: Manifest) -> Path:
+    """A bundle with this manifest, and files as it says."""
+    place.mkdir()
+    variants = []
+    for one in record.variants:
+        if one.artifact is not None:
+            (place / one.artifact.path).write_bytes(b"0" * one.artifact.bytes)
+            one = dataclasses.replace(one, artifact=bundles.record(place / one.artifact.path))
+        variants.append(one)
+    (place / "manifest.json").write_text(to_json(dataclasses.replace(record, variants=tuple(variants))))
+    return place
+
+
+def shipped(name: str = "trace", size: int = 1000, **changes: Any) -> Any:
+    return variant(name, artifact=ArtifactRecord(f"{name}.pt", size, ""), **changes)
+
+
+def compared(folder: Path, old: Manifest, new: Manifest, gates: compare.Gates = NO_GATES) -> compare.Comparison:
+    places = made(folder / "old", old), made(folder / "new", new)
+    return compare.run(places, gates, None, Listener())
+
+
+def test_a_bundle_can_take_its_own_place(tmp_path: Path) -> None:
+    found = compared(tmp_path, manifest(shipped()), manifest(shipped()))
+    assert found.broken == ()
+    text = comparison.render(found, "table")
+    assert "The new bundle can take the old one's place." in text
+    assert "--measure times both side by side" in text
+
+
+def test_what_is_gone_new_or_fails_now(tmp_path: Path) -> None:
+    failed = shipped("onnx", status="failed")
+    old = manifest(shipped(), shipped("onnx"), shipped("script"))
+    found = compared(tmp_path, old, manifest(shipped(), failed, shipped("compile")))
+    assert found.broken == ("script is gone", "onnx passed, and does not any more")
+    assert found.added == ("compile",)
+
+
+def test_a_narrower_contract_breaks_unless_it_may(tmp_path: Path) -> None:
+    narrow = dataclasses.replace(CONTRACT, symbols={name: Range(2, 2) for name in CONTRACT.symbols})
+    places = made(tmp_path / "old", manifest(shipped())), made(tmp_path / "new", manifest(shipped(contract=narrow)))
+    assert "is batch (2 to 2)" in compare.run(places, NO_GATES, None, Listener()).broken[0]
+    assert compare.run(places, compare.Gates(allow_breaking=True), None, Listener()).broken == ()
+
+
+@pytest.mark.parametrize(("size", "breaks"), [(1100, False), (1101, True)])
+def test_larger_than_may_be(tmp_path: Path, size: int, breaks: bool) -> None:
+    found = compared(tmp_path, manifest(shipped()), manifest(shipped(size=size)), compare.Gates(max_larger=10))
+    assert bool(found.broken) == breaks
+
+
+def test_slower_than_may_be_is_what_is_surely_slower() -> None:
+    def broken(low: float) -> list[str]:
+        pair = compare.Pair(
+            "trace", (), ("exact", "exact"), (1, 1), {"python": compare.Latency(1, 1.2, 1.2, (low, 1.3))}
+        )
+        return compare._broken(compare.Comparison("old", "new", (pair,), (), ()), compare.Gates(max_slower=5))
+
+    assert broken(1.04) == []
+    assert broken(1.06) == ["trace (python) is 20.0% slower, 5% may be"]
+
+
+def test_an_altered_artifact_is_refused(tmp_path: Path) -> None:
+    places = made(tmp_path / "old", manifest(shipped())), made(tmp_path / "new", manifest(shipped()))
+    (places[1] / "trace.pt").write_bytes(b"1" * 1000)
+    with pytest.raises(ArtifactError, match=r"trace\.pt"):
+        compare.run(places, NO_GATES, None, Listener())
+
+
+@pytest.mark.parametrize("form", ["table", "md"])
+def test_the_report_names_what_changed(tmp_path: Path, form: str) -> None:
+    wide = dataclasses.replace(CONTRACT, precision="bf16")
+    new = manifest(shipped(size=2000, contract=wide, timings={"python": timing(4.0)}))
+    text = comparison.render(compared(tmp_path, manifest(shipped()), new), form)
+    for words in ("compatible", "1 kB → 2 kB", "5.00 → 4.00 ms", "0.80x", "it computes in bf16"):
+        assert words in text
+
+
+def test_json_is_the_whole_comparison(tmp_path: Path) -> None:
+    found = compared(tmp_path, manifest(shipped()), manifest(shipped()))
+    assert json.loads(comparison.render(found, "json"))["pairs"][0]["name"] == "trace"
+
+
+def test_side_by_side_on_this_machine(bundle: Path, cli: Any) -> None:
+    done = cli(
+        "compare", bundle, bundle, "--measure", "--time-budget", 0.1, "--max-slower", 400, "--format", "json", "-q"
+    )
+    assert done.code == 0, done.err
+    for pair in json.loads(done.out)["pairs"]:
+        for latency in pair["latency"].values():
+            low, high = latency["ratio_ci95"]
+            assert 0 < low <= latency["ratio"] <= high
+
+
+def test_slower_is_measured_or_not_asked(bundle: Path, cli: Any) -> None:
+    done = cli("compare", bundle, bundle, "--max-slower", 5)
+    assert done.code == 2
+    assert "add --measure" in done.err

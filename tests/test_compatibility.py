@@ -1,0 +1,106 @@
+"""Contracts compared: what a caller of the old one would notice."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from exporter.compatibility import changes
+from exporter.records import Build, Contract, Range, TensorSpec
+
+IDS = TensorSpec("ids", "int64", ("batch", "sequence"))
+TYPES = TensorSpec("types", "int64", ("batch",))
+WIDE = TensorSpec("state", "float32", ("batch", "sequence", 1024))
+MASK = TensorSpec("mask", "int64", ("batch", "sequence"))
+STATE = TensorSpec("state", "float32", ("batch", "sequence", 768))
+OLD = Contract(
+    "bert", (IDS, MASK), (STATE,), {"batch": Range(1, 8), "sequence": Range(1, 512)}, constants={"use_cache": False}
+)
+
+
+def changed(**settings: Any) -> Contract:
+    return dataclasses.replace(OLD, **settings)
+
+
+def symbols(**settings: Range) -> dict[str, Range]:
+    return OLD.symbols | settings
+
+
+def test_equal_contracts_differ_in_nothing() -> None:
+    assert changes(OLD, OLD) == ()
+
+
+@pytest.mark.parametrize(
+    ("new", "told"),
+    [
+        (changed(inputs=(IDS,)), "input mask is gone"),
+        (
+            changed(inputs=(IDS, MASK, TYPES)),
+            "types is new: callers have to give it",
+        ),
+        (changed(inputs=(MASK, IDS)), "inputs come in another order: mask, ids"),
+        (changed(inputs=(dataclasses.replace(IDS, dtype="int32"), MASK)), "input ids was int64, is int32"),
+        (changed(inputs=(dataclasses.replace(IDS, shape=("batch",)), MASK)), "input ids had 2 dimensions, has 1"),
+        (changed(symbols=symbols(batch=Range(2, 8))), "dimension 0 of input ids was batch (1 to 8), is batch (2 to 8)"),
+        (changed(symbols=symbols(batch=Range(1, 8, (1, 8)))), "was batch (1 to 8), is batch (1 or 8)"),
+        (changed(inputs=(IDS, dataclasses.replace(MASK, shape=(1, "sequence")))), "was batch (1 to 8), is 1"),
+        (changed(inputs=(IDS, dataclasses.replace(MASK, shape=("2*batch", "sequence")))), "is 2*batch (1 to 8)"),
+        (changed(outputs=()), "output state is gone"),
+        (changed(outputs=(dataclasses.replace(STATE, shape=("batch", 768)),)), "output state had 3 dimensions, has 2"),
+        (
+            changed(outputs=(WIDE,)),
+            "is [batch, sequence, 1024]",
+        ),
+        (changed(constants={"use_cache": True}), "use_cache is baked in as True, was False"),
+        (changed(ops=("torchvision",)), "it calls operators of torchvision"),
+        (changed(device="cuda:0"), "it is for cuda:0, was for cpu"),
+        (changed(build=Build(("avx512f",))), "it needs a CPU with avx512f"),
+    ],
+)
+def test_what_breaks_callers(new: Contract, told: str) -> None:
+    assert any(told in change.what and change.breaking for change in changes(OLD, new)), changes(OLD, new)
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        changed(symbols=symbols(batch=Range(1, 64))),
+        changed(inputs=(IDS, dataclasses.replace(MASK, shape=(None, "sequence")))),
+        changed(outputs=(STATE, TensorSpec("pooled", "float32", ("batch", 768)))),
+        changed(precision="bf16"),
+        changed(torch="2.14.1"),
+    ],
+)
+def test_what_callers_need_not_notice(new: Contract) -> None:
+    found = changes(OLD, new)
+    assert found
+    assert not any(change.breaking for change in found)
+
+
+def test_a_symbol_of_another_name_is_no_change() -> None:
+    specs = [dataclasses.replace(s, shape=("n", *s.shape[1:])) for s in (IDS, MASK, STATE)]
+    renamed = changed(
+        inputs=tuple(specs[:2]), outputs=(specs[2],), symbols={"n": Range(1, 8), "sequence": Range(1, 512)}
+    )
+    assert changes(OLD, renamed) == ()
+
+
+def test_sizes_that_were_free_of_each_other_may_not_be_tied() -> None:
+    free = changed(
+        inputs=(IDS, dataclasses.replace(MASK, shape=("batch", "other"))),
+        symbols=symbols(other=Range(1, 512)),
+    )
+    assert any("has to agree with sequence" in c.what and c.breaking for c in changes(free, OLD))
+    assert not any(change.breaking for change in changes(OLD, free))
+
+
+def test_a_step_that_still_allows_all_is_wider() -> None:
+    def stepped(dim: str, most: int) -> Contract:
+        return changed(
+            inputs=(dataclasses.replace(IDS, shape=(dim, "sequence")),), symbols=symbols(batch=Range(1, most))
+        )
+
+    assert not any(c.breaking for c in changes(stepped("4*batch", 4), stepped("2*batch", 8)) if "input" in c.what)
+    assert any(c.breaking for c in changes(stepped("2*batch", 8), stepped("4*batch", 4)))
