@@ -13,7 +13,7 @@ import hashlib
 import os
 import shutil
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -52,20 +52,28 @@ class Staging:
     def publish(self) -> Path:
         """Put the staged bundle in its place; returns the place. BundleError when foreign files have come there."""
         _refuse_foreign(self.out)
-        return _swap(self.root, self.out)
+        return swap(self.root, self.out)
 
     def publish_interrupted(self) -> Path:
         """Keep what an interrupted run finished: in the bundle's place when that is free, else in NAME.interrupted."""
         place = self.out if not (self.out / MANIFEST).exists() else self.out.with_name(self.out.name + ".interrupted")
         _refuse_foreign(place)
-        return _swap(self.root, place)
+        return swap(self.root, place)
 
 
 @contextmanager
 def stage(out: Path) -> Iterator[Staging]:
     """Lock the place `out` and give a staging directory. BundleError when it is foreign, locked or unwritable."""
     out = out.absolute()
-    _refuse_foreign(out)
+    with staged(out, _refuse_foreign) as root:
+        (root / LOGS).mkdir()
+        yield Staging(out, root)
+
+
+@contextmanager
+def staged(out: Path, refuse: Callable[[Path], None]) -> Iterator[Path]:
+    """Lock the place `out`, an absolute path that `refuse` lets pass, and give an empty directory beside it."""
+    refuse(out)
     root = out.with_name(f".{out.name}.staging")
     lock = out.with_name(f".{out.name}.lock")
     try:
@@ -73,9 +81,9 @@ def stage(out: Path) -> Iterator[Staging]:
         with _locked(lock, out):
             try:
                 shutil.rmtree(root, ignore_errors=True)
-                (root / LOGS).mkdir(parents=True)
+                root.mkdir()
                 _probe_space(root)
-                yield Staging(out, root)
+                yield root
             finally:
                 shutil.rmtree(root, ignore_errors=True)
     except OSError as error:
@@ -166,7 +174,8 @@ def _recorded(out: Path) -> set[str]:
     return {*FILES, *(file.name for file in out.glob(f"*{CACHE}"))}  # a broken manifest tells nothing
 
 
-def _swap(staged: Path, place: Path) -> Path:
+def swap(staged: Path, place: Path) -> Path:
+    """Put a staged directory in its place, in one step where the file system can; returns the place."""
     if not place.exists():
         staged.rename(place)
     elif not _exchange(staged, place):  # no such call on this file system: a moment without a bundle

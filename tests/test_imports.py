@@ -43,7 +43,8 @@ def test_names_that_do_not_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["pipeline", "recheck", "report", "doctor", "session.client", "explain", "cli.export", "cli.explain"]
+    "module",
+    ["pipeline", "recheck", "report", "doctor", "session.client", "explain", "deploy.cpp", "cli.export", "cli.explain"],
 )
 def test_modules_of_the_parent(module: str) -> None:
     assert modules_after(f"import exporter.{module}").isdisjoint(HEAVY)

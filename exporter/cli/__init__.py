@@ -15,7 +15,10 @@ import click
 from exporter import __version__
 from exporter.errors import ExporterError
 
-ORDER = ("export", "explain", "check", "bench", "compare", "report", "models", "targets", "doctor")
+ORDER = (
+    "export", "explain", "check", "bench", "compare", "report", "release", "sign", "pack", "unpack", "deploy",
+    "models", "targets", "doctor",
+)  # fmt: skip
 
 
 class Commands(click.Group):

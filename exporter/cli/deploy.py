@@ -1,0 +1,65 @@
+"""`exporter deploy`: a bundle where it is served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from exporter.deploy import Deployment
+
+Command = Callable[..., Any]
+OPTIONS = (
+    click.argument("bundle", type=click.Path(path_type=Path)),
+    click.option("--variant", metavar="NAME", help="Which artifact.  [default: the one that the bundle recommends]"),
+    click.option("-v", "--verbose", is_flag=True, expose_value=False, help="Tracebacks."),
+)
+OPS_LIBS = click.option(
+    "--ops-lib",
+    "ops_libs",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, resolve_path=True),
+    help="Library that registers operators of your own, as at the export; may be repeated.",
+)
+
+
+def _common(command: Command) -> Command:
+    """BUNDLE and which of its artifacts."""
+    for add in reversed(OPTIONS):
+        command = add(command)
+    return command
+
+
+@click.group(name="deploy", short_help="Make of a bundle what its server takes.")
+def command() -> None:
+    """Make of a bundle what its server takes. Hashes are compared first, and only what passed is taken."""
+
+
+@command.command(short_help="A folder that runs without Python.")
+@_common
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Where the folder goes.")
+@OPS_LIBS
+def cpp(bundle: Path, variant: str | None, out: Path, ops_libs: tuple[str, ...]) -> None:
+    """A folder with exporter-run, every library that it loads, the artifact and the golden.
+
+    It runs where it lies, in an empty chroot too. The artifact is checked there before the folder is put in its place.
+    """
+    from exporter.bundle import read_manifest
+    from exporter.deploy import cpp
+
+    _show(cpp.deploy(bundle, read_manifest(bundle), variant, out, ops_libs), out)
+    click.echo(f"See {out / 'README'}.")
+
+
+def _show(deployment: Deployment, out: Path) -> None:
+    """What was made, how large it is, and what makes it so."""
+    from exporter.report.rows import size_of
+
+    largest = sorted(deployment.files, key=lambda file: -file.bytes)[:2]
+    sizes = ", ".join(f"{Path(file.path).name} {size_of(file.bytes)}" for file in largest)
+    click.echo(f"{out}: {deployment.variant}, {size_of(deployment.bytes)} ({sizes})")
+    if deployment.parity:
+        click.echo(f"Checked there: {deployment.parity.verdict}, {deployment.parity.cases} cases.")

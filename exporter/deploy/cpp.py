@@ -1,0 +1,195 @@
+"""A folder that runs an artifact without Python, and without anything of the machine that it lies on.
+
+It holds the runner, every library that the runner loads (the C library and its loader too), the artifact and the
+golden. It is started through the loader that it brings along (`ld.so --library-path`, ld.so(8)), so that nothing in it
+has to be patched and it may lie anywhere: in an empty chroot, or at the root of a container's image.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from exporter import checks, environment, operators, targets
+from exporter.bundle import GOLDEN
+from exporter.deploy import Deployment, choose, golden, publish, staged, take
+from exporter.errors import ArtifactError, JobError, MissingDependency, UsageError
+from exporter.records import Contract, Manifest, Parity, VariantRecord
+from exporter.session.client import NativeSession, Session
+
+RUNNER = "/bin/exporter-run"
+TIMEOUT_S = 600.0
+FOUND = re.compile(r"(?:(\S+) => )?(/.+) \(0x[0-9a-f]+\)")  # a line of ldd's: what was asked for, and where it is
+# Libraries of operators name it, and it cannot be loaded without an interpreter: exporter-run has a stand-in.
+LEFT_OUT = "libtorch_python.so"
+README = """{model}, {variant}, as `exporter deploy cpp` left it: no Python is needed, nor anything of the machine.
+
+    ./run verify {artifact}      replays golden.pt by the parity rule
+    ./run bench {artifact}
+    ./run run {artifact} --inputs in.pt --outputs out.pt
+    ./run --help
+
+run is a script for /bin/sh. Without one, in an empty chroot or an image from scratch:
+
+    {command}
+
+Compiled packages (.pt2) are unpacked in $TMPDIR, else in /tmp: that is what tmp/ is for.
+"""
+SCRIPT = """#!/bin/sh
+here=$(dirname "$(readlink -f "$0")")
+exec {command}
+"""
+
+
+@dataclass(frozen=True)
+class Start:
+    """How the runner is started; paths are those in the folder, from `/` on."""
+
+    loader: str
+    ops_libs: tuple[str, ...] = ()
+
+    def words(self, *arguments: str) -> list[str]:
+        """The command line where the folder is the root."""
+        operators = [word for file in self.ops_libs for word in ("--ops-lib", file)]
+        return [self.loader, "--library-path", "/lib", RUNNER, *arguments, *operators]
+
+    def words_in(self, root: Path, *arguments: str) -> list[str]:
+        """The command line from outside."""
+        return [f"{root}{word}" if word.startswith("/") else word for word in self.words(*arguments)]
+
+
+def refuse(variant: VariantRecord) -> str:
+    """Why exporter-run cannot run the variant on a CPU without help."""
+    if not targets.get(variant.target).native:
+        return "does not run in C++"
+    if variant.contract and variant.contract.device != "cpu":
+        return "runs on a GPU, whose libraries come with its driver"
+    return ""
+
+
+def deploy(place: Path, manifest: Manifest, name: str | None, out: Path, ops_libs: Sequence[str] = ()) -> Deployment:
+    """Make the folder `out` of a bundle, and judge the artifact there by the golden.
+
+    UsageError when no variant fits, ArtifactError when a file was altered or a library is missing, MissingDependency
+    without exporter-run or ldd, JobError when the folder does not stand alone or the artifact loses parity.
+    """
+    variant = chosen(manifest, name)
+    with staged(out) as root:
+        _, parity = fill(root, place, manifest, variant, ops_libs)
+        return publish(root, out, Deployment("cpp", manifest.model.name, variant.name, parity))
+
+
+def chosen(manifest: Manifest, name: str | None) -> VariantRecord:
+    """The variant of this name, else the best one in C++."""
+    return choose(replace(manifest, goal=replace(manifest.goal, needs="cpp")), name, refuse)
+
+
+def fill(
+    root: Path, place: Path, manifest: Manifest, variant: VariantRecord, ops_libs: Sequence[str]
+) -> tuple[Start, Parity]:
+    """Put all that the runner needs into an empty folder, and judge the artifact there."""
+    assert variant.artifact is not None
+    assert variant.contract is not None
+    for file in (*variant.files, golden(place, manifest)):
+        take(place, file, root / file.path)
+    libraries = _operators(variant.contract, ops_libs)
+    start = Start(f"/lib/{_copy_programs(root, libraries)}", tuple(f"/lib/{file.name}" for file in libraries))
+    (root / "tmp").mkdir()
+    (root / "tmp").chmod(0o1777)
+    words = start.words("verify", f"/{variant.artifact.path}")
+    script = (f'"$here{word}"' if word.startswith("/") else word for word in start.words('"$@"'))
+    about = {"model": manifest.model.name, "variant": variant.name, "artifact": variant.artifact.path}
+    (root / "README").write_text(README.format(**about, command=shlex.join(words)))
+    (root / "run").write_text(SCRIPT.format(command=" ".join(script)))
+    (root / "run").chmod(0o755)
+    return start, _judge(root, variant, variant.artifact.path, start)
+
+
+def _operators(contract: Contract, ops_libs: Sequence[str]) -> list[Path]:
+    """The user's libraries of operators, and those that are known for what the artifact calls."""
+    known = {namespace: operators.library(namespace) for namespace in contract.ops}
+    unknown = [namespace for namespace, file in known.items() if file is None]
+    if unknown and not ops_libs:
+        raise UsageError(
+            f"the artifact calls operators of {', '.join(unknown)}", "give the library that registers them: --ops-lib"
+        )
+    return [*map(Path, ops_libs), *filter(None, known.values())]
+
+
+def _copy_programs(root: Path, libraries: list[Path]) -> str:
+    """The runner and what it loads; returns the name of the loader."""
+    runner = environment.find_runner()
+    if runner is None:
+        raise MissingDependency("exporter-run is not there", "make cpp, or name it in EXPORTER_RUN")
+    found = loaded_by(runner)
+    torch = found["libc10.so"].parent if "libc10.so" in found else runner.parent
+    for library in libraries:
+        needed = {library.name: library, **loaded_by(library, torch)}
+        if (torch / "libtorch.so").is_file():  # what exporter-run opens first for libraries of a CUDA build
+            needed |= {"libtorch.so": torch / "libtorch.so", **loaded_by(torch / "libtorch.so", torch)}
+        found = needed | found
+    found.pop(LEFT_OUT, None)
+    for folder in (root / "bin", root / "lib"):
+        folder.mkdir()
+    shutil.copy(runner, root / RUNNER.lstrip("/"))
+    for name, path in found.items():
+        shutil.copy(path, root / "lib" / name)
+    loader = next((name for name in found if name.startswith("ld")), None)
+    if loader is None:
+        raise UsageError(f"ldd names no loader for {runner}", "build exporter-run against glibc")
+    return loader
+
+
+def loaded_by(program: Path, search: Path | None = None) -> dict[str, Path]:
+    """Files that the loader takes for a program or library, by the name that each is asked for (ldd(1)).
+
+    ArtifactError when one is not found.
+    """
+    ldd = shutil.which("ldd")
+    if ldd is None:
+        raise MissingDependency("ldd is not there", "it comes with glibc (libc-bin)")
+    variables = {**os.environ, "LC_ALL": "C", **({"LD_LIBRARY_PATH": str(search)} if search else {})}
+    done = subprocess.run([ldd, str(program)], capture_output=True, text=True, env=variables, timeout=60, check=False)
+    if done.returncode != 0:
+        raise ArtifactError(f"{program} cannot be examined: {done.stderr.strip() or done.stdout.strip()}")
+    missing = [line.split()[0] for line in done.stdout.splitlines() if line.endswith("not found")]
+    if missing:
+        raise ArtifactError(f"{program} needs {', '.join(missing)}, which is not found", "make cpp")
+    pairs = (match.groups() for match in map(FOUND.search, done.stdout.splitlines()) if match)
+    return {name or Path(path).name: Path(path) for name, path in pairs}
+
+
+def _judge(root: Path, variant: VariantRecord, artifact: str, start: Start) -> Parity:
+    """The golden replayed in the folder. JobError when parity is lost or anything came from outside the folder."""
+    with tempfile.TemporaryDirectory(prefix="exporter-") as scratch:
+        words = start.words_in(root, "session", f"/{artifact}", "--golden", f"/{GOLDEN}")
+        variables = {"TMPDIR": scratch, "LD_LIBRARY_PATH": "", "LD_PRELOAD": ""}
+
+        def open_session() -> Session:
+            return NativeSession(variant.name, words, Path(scratch) / "log", TIMEOUT_S, variables)
+
+        record, session = checks.check("native", open_session, quantized=variant.quantized)
+        outside: set[str] = set()
+        if session is not None:
+            outside = _mapped(session.pid) - {str(file) for file in root.resolve().rglob("*")}
+            session.close()
+        outside = {file for file in outside if not Path(file).is_relative_to(Path(scratch).resolve())}
+    if record.status == "failed" or record.parity is None:
+        raise JobError(f"{variant.name} does not run in its folder: {record.reason}", record.remedy)
+    if outside:
+        raise JobError(f"the folder does not stand alone: {', '.join(sorted(outside))} came from outside", "report it")
+    return record.parity
+
+
+def _mapped(pid: int) -> set[str]:
+    """Files whose code a process has mapped (proc(5), maps)."""
+    lines = (line.split(maxsplit=5) for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
+    code = {fields[5] for fields in lines if len(fields) == 6 and "x" in fields[1]}
+    return {file for file in code if file.startswith("/") and not file.startswith("/memfd:")}
