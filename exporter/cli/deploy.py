@@ -54,6 +54,24 @@ def cpp(bundle: Path, variant: str | None, out: Path, ops_libs: tuple[str, ...])
     click.echo(f"See {out / 'README'}.")
 
 
+@command.command(short_help="A model in a Triton repository.")
+@_common
+@click.option("--repository", type=click.Path(path_type=Path), required=True, help="The model repository.")
+@click.option("--name", metavar="MODEL", help="What the model is called there.  [default: as in the bundle]")
+@click.option("--version", type=click.IntRange(1), default=1, show_default=True, help="Other versions stay.")
+def triton(bundle: Path, variant: str | None, repository: Path, name: str | None, version: int) -> None:
+    """A model in a Triton repository: the artifact, its configuration, and a warm-up from the golden.
+
+    TorchScript and AOTInductor go to the PyTorch backend (packages from release 26.05 on, one request at a time), ONNX
+    to the ONNX Runtime backend. Batches are formed where every tensor begins with `batch`.
+    """
+    from exporter.bundle import read_manifest
+    from exporter.deploy import triton
+
+    deployment = triton.deploy(bundle, read_manifest(bundle), variant, repository, name, version)
+    _show(deployment, repository / deployment.model)
+
+
 def _show(deployment: Deployment, out: Path) -> None:
     """What was made, how large it is, and what makes it so."""
     from exporter.report.rows import size_of

@@ -1,0 +1,198 @@
+"""A model in a Triton model repository: MODEL/config.pbtxt, MODEL/VERSION/model.*, and a warm-up from the golden.
+
+The configuration is Triton's own message, as tritonclient carries it (model_config.proto). What the backends take is
+said by their READMEs and Triton's user guide:
+
+- triton-inference-server/pytorch_backend: TorchScript is `pytorch_libtorch`; AOTInductor packages are `torch_aoti`,
+  from release 26.03 on as a beta without batches. Neither knows names of tensors: they are INPUT__0 and OUTPUT__0,
+  for packages from 26.05 on.
+- triton-inference-server/onnxruntime_backend: names are those of the graph; files beside model.onnx are found.
+- docs/user_guide/model_configuration.md: with max_batch_size the first dimension is left out of every shape; a shape
+  that is then empty is `dims: [1]` with an empty `reshape`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from exporter import bundle
+from exporter.deploy import Deployment, choose, golden, publish, read, staged, take
+from exporter.errors import ArtifactError, BundleError, MissingDependency, UsageError
+from exporter.isolate import Zygote
+from exporter.records import Contract, Manifest, VariantRecord
+
+CONFIG = "config.pbtxt"
+WARMUP = "warmup"  # Triton looks for the data of a warm-up in the folder of this name
+WARM_UPS = 3  # TorchScript specializes itself in its first runs
+TIMEOUT_S = 600.0
+BATCH = "batch"
+TYPES = {
+    "bool": "TYPE_BOOL",
+    "uint8": "TYPE_UINT8",
+    "int8": "TYPE_INT8",
+    "int16": "TYPE_INT16",
+    "int32": "TYPE_INT32",
+    "int64": "TYPE_INT64",
+    "float16": "TYPE_FP16",
+    "float32": "TYPE_FP32",
+    "float64": "TYPE_FP64",
+}  # of those that Triton has, what both backends take
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One of Triton's, and the file that it looks for."""
+
+    name: str
+    platform: str
+    file: str
+    named: bool = False  # whether it knows the tensors by their names
+    batches: bool = True
+    operators: tuple[str, ...] = ()  # namespaces outside torch's own that it registers
+
+
+TORCHSCRIPT = Backend("pytorch", "pytorch_libtorch", "model.pt", operators=("torchvision",))
+AOTINDUCTOR = Backend("pytorch", "torch_aoti", "model.pt2", batches=False, operators=("torchvision",))
+BACKENDS = {
+    "trace": TORCHSCRIPT,
+    "script": TORCHSCRIPT,
+    "compile": AOTINDUCTOR,
+    "onnx": Backend("onnxruntime", "onnxruntime_onnx", "model.onnx", named=True),
+}
+
+
+def refuse(variant: VariantRecord) -> str:
+    """Why Triton cannot serve the variant."""
+    backend, contract = BACKENDS.get(variant.target), variant.contract
+    if backend is None or contract is None:
+        return "is of a kind that no backend of Triton's takes"
+    lacking = sorted({spec.dtype for spec in (*contract.inputs, *contract.outputs)} - TYPES.keys())
+    if lacking:
+        return f"has tensors of {', '.join(lacking)}, which Triton's backends do not take"
+    if missing := sorted(set(contract.ops) - set(backend.operators)):
+        return f"calls operators of {', '.join(missing)}, which Triton does not register"
+    if backend is AOTINDUCTOR and any(bounds.choices for bounds in contract.symbols.values()):
+        return "has an entry for each size, of which Triton opens none"
+    return ""
+
+
+def deploy(
+    place: Path, manifest: Manifest, name: str | None, repository: Path, model: str | None = None, version: int = 1
+) -> Deployment:
+    """Put an artifact of the bundle into a repository, as a version of a model; its other versions stay.
+
+    UsageError when no variant fits, when a model's name is none, or when other versions take other tensors;
+    ArtifactError when a file was altered, BundleError when the configuration was edited, MissingDependency without
+    tritonclient.
+    """
+    variant = choose(manifest, name, refuse)
+    model = model or manifest.model.name
+    if not re.fullmatch(r"\w[\w.-]*", model):
+        raise UsageError(f"{model!r} is no name for a folder of the repository", "give another --name")
+    out, backend = repository / model, BACKENDS[variant.target]
+    assert variant.contract is not None
+    config = configuration(model, variant.contract, backend)
+    with staged(out) as root:
+        for file in variant.files:
+            main = file == variant.artifact
+            take(place, file, root / str(version) / (backend.file if main else file.path))
+        _keep_others(out, root, version, config)
+        recorded = golden(place, manifest)
+        bundle.verify(place, recorded)
+        _warm_up(config, root / WARMUP, place / recorded.path)
+        (root / CONFIG).write_text(_text(config, variant.contract))
+        return publish(root, out, Deployment("triton", model, variant.name))
+
+
+def configuration(model: str, contract: Contract, backend: Backend) -> Any:
+    """Triton's ModelConfig: names, types and shapes from the contract, a batch where every tensor begins with one."""
+    proto = _proto()
+    batch = max_batch(contract) if backend.batches else 0
+    made = proto.ModelConfig(name=model, backend=backend.name, platform=backend.platform, max_batch_size=batch)
+    for kind, tensors, specs in (("INPUT", made.input, contract.inputs), ("OUTPUT", made.output, contract.outputs)):
+        for index, spec in enumerate(specs):
+            dims = [dim if isinstance(dim, int) else -1 for dim in spec.shape[bool(batch) :]]
+            tensor = tensors.add(
+                name=spec.name if backend.named else f"{kind}__{index}",
+                data_type=proto.DataType.Value(TYPES[spec.dtype]),
+                dims=dims or [1],
+            )
+            if not dims:
+                tensor.reshape.SetInParent()
+    if batch > 1:
+        made.dynamic_batching.SetInParent()
+    kind = proto.ModelInstanceGroup.KIND_GPU if contract.device == "cuda" else proto.ModelInstanceGroup.KIND_CPU
+    made.instance_group.add(kind=kind, count=1)
+    return made
+
+
+def max_batch(contract: Contract) -> int:
+    """The largest batch that Triton may form; 0 where not every tensor begins with `batch`, or not every size goes."""
+    bounds = contract.symbols.get(BATCH)
+    first = {spec.shape[:1] for spec in (*contract.inputs, *contract.outputs)}
+    return bounds.max if bounds and bounds.min == 1 and not bounds.choices and first == {(BATCH,)} else 0
+
+
+def _warm_up(config: Any, folder: Path, golden_file: Path) -> None:
+    """A sample of the golden's first inputs, for one row of a batch."""
+    arguments = {"golden_path": str(golden_file), "folder": str(folder), "one_row": config.max_batch_size > 0}
+    with Zygote() as zygote, tempfile.TemporaryDirectory(prefix="exporter-") as logs:
+        shapes = zygote.run("warm-up", "exporter.deploy.warmup:write", arguments, Path(logs) / "log", TIMEOUT_S)
+    sample = config.model_warmup.add(name="golden", batch_size=1, count=WARM_UPS)
+    for index, (tensor, shape) in enumerate(zip(config.input, shapes, strict=True)):
+        given = sample.inputs[tensor.name]
+        given.data_type = tensor.data_type
+        given.dims.extend(shape or [1])
+        given.input_data_file = str(index)
+
+
+def _keep_others(out: Path, root: Path, version: int, config: Any) -> None:
+    """Link the model's other versions; UsageError when they take other tensors than this one."""
+    deployment = read(out)
+    if deployment is None:
+        return
+    written = next(file for file in deployment.files if file.path == CONFIG)
+    try:
+        bundle.verify(out, written)
+    except ArtifactError:
+        raise BundleError(f"{out / CONFIG} was edited since", "move the model away, or give another --name") from None
+    others = [path for path in out.iterdir() if path.name.isdigit() and path.name != str(version)]
+    if others and not _same_tensors(config, (out / CONFIG).read_text()):
+        raise UsageError(
+            f"versions {', '.join(sorted(path.name for path in others))} of {out.name} take other tensors",
+            "give another --name, or remove them",
+        )
+    for other in others:
+        shutil.copytree(other, root / other.name, copy_function=os.link)
+
+
+def _same_tensors(config: Any, text: str) -> bool:
+    from google.protobuf import text_format
+
+    before = text_format.Parse(text, _proto().ModelConfig())
+    before.ClearField("model_warmup")  # `config` has none yet
+    return bool(before == config)
+
+
+def _text(config: Any, contract: Contract) -> str:
+    """config.pbtxt, which says first what tensors without a name are called in the contract."""
+    from google.protobuf import text_format
+
+    pairs = zip((*config.input, *config.output), (*contract.inputs, *contract.outputs), strict=True)
+    names = [f"# {tensor.name} is {spec.name}\n" for tensor, spec in pairs if tensor.name != spec.name]
+    return "".join(names) + str(text_format.MessageToString(config))
+
+
+def _proto() -> Any:
+    """Triton's messages; MissingDependency without them."""
+    try:
+        from tritonclient.grpc import model_config_pb2
+    except (ImportError, RuntimeError) as error:  # RuntimeError: tritonclient without its extra
+        raise MissingDependency("tritonclient[grpc] is not installed", "pip install 'tritonclient[grpc]'") from error
+    return model_config_pb2
