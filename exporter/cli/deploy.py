@@ -72,6 +72,25 @@ def triton(bundle: Path, variant: str | None, repository: Path, name: str | None
     _show(deployment, repository / deployment.model)
 
 
+@command.command(short_help="A context for docker build.")
+@_common
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Where the context goes.")
+@click.option(
+    "--runtime",
+    type=click.Choice(["cpp", "onnxruntime"]),
+    default="cpp",
+    show_default=True,
+    help="cpp: exporter-run from scratch, without Python. onnxruntime: in Python's slim image, without torch.",
+)
+@OPS_LIBS
+def docker(bundle: Path, variant: str | None, out: Path, runtime: str, ops_libs: tuple[str, ...]) -> None:
+    """A context for `docker build`: a Dockerfile and all that it copies. The build fails where parity is lost."""
+    from exporter.bundle import read_manifest
+    from exporter.deploy import docker
+
+    _show(docker.deploy(bundle, read_manifest(bundle), variant, out, runtime, ops_libs), out)
+
+
 def _show(deployment: Deployment, out: Path) -> None:
     """What was made, how large it is, and what makes it so."""
     from exporter.report.rows import size_of

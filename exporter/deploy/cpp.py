@@ -55,10 +55,14 @@ class Start:
     loader: str
     ops_libs: tuple[str, ...] = ()
 
+    @property
+    def program(self) -> list[str]:
+        """What comes before the arguments."""
+        return [self.loader, "--library-path", "/lib", RUNNER]
+
     def words(self, *arguments: str) -> list[str]:
         """The command line where the folder is the root."""
-        operators = [word for file in self.ops_libs for word in ("--ops-lib", file)]
-        return [self.loader, "--library-path", "/lib", RUNNER, *arguments, *operators]
+        return [*self.program, *arguments, *(word for file in self.ops_libs for word in ("--ops-lib", file))]
 
     def words_in(self, root: Path, *arguments: str) -> list[str]:
         """The command line from outside."""

@@ -143,7 +143,7 @@ def _warm_up(config: Any, folder: Path, golden_file: Path) -> None:
     """A sample of the golden's first inputs, for one row of a batch."""
     arguments = {"golden_path": str(golden_file), "folder": str(folder), "one_row": config.max_batch_size > 0}
     with Zygote() as zygote, tempfile.TemporaryDirectory(prefix="exporter-") as logs:
-        shapes = zygote.run("warm-up", "exporter.deploy.warmup:write", arguments, Path(logs) / "log", TIMEOUT_S)
+        shapes = zygote.run("warm-up", "exporter.deploy.child:warm_up", arguments, Path(logs) / "log", TIMEOUT_S)
     sample = config.model_warmup.add(name="golden", batch_size=1, count=WARM_UPS)
     for index, (tensor, shape) in enumerate(zip(config.input, shapes, strict=True)):
         given = sample.inputs[tensor.name]

@@ -1,0 +1,37 @@
+"""A golden as other programs read it, written in a child: whoever reads the file itself needs torch."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import numpy as np
+
+from exporter import golden
+
+
+def warm_up(channel: socket.socket, golden_path: str, folder: str, one_row: bool) -> list[list[int]]:
+    """Write the example's inputs as raw bytes, each to a file of its number, one row of each on wish.
+
+    Returns their shapes, without the dimension of that row.
+    """
+    place = Path(folder)
+    place.mkdir()
+    inputs = golden.read(Path(golden_path)).cases[0].inputs
+    for index, tensor in enumerate(inputs):
+        part = tensor[:1] if one_row else tensor
+        (place / str(index)).write_bytes(part.contiguous().numpy().tobytes())
+    return [list(tensor.shape[one_row:]) for tensor in inputs]
+
+
+def arrays(channel: socket.socket, golden_path: str, path: str, precision: str) -> list[tuple[str, int]]:
+    """Write the golden of a precision as NumPy's `.npz`, CASE.KIND.INDEX by number; returns names and seeds."""
+    cases = golden.read(Path(golden_path)).of(precision).cases
+    named = {
+        f"{number}.{kind}.{index}": tensor.numpy()
+        for number, case in enumerate(cases)
+        for kind in ("inputs", "eager", "reference")
+        for index, tensor in enumerate(getattr(case, kind))
+    }
+    np.savez_compressed(path, **named)
+    return [(case.name, case.seed) for case in cases]

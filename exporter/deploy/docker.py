@@ -1,0 +1,138 @@
+"""A build context for `docker build`: from scratch with the C++ runner, or Python's slim image with onnxruntime.
+
+Either image replays the golden while it is built, so that the build fails where parity is lost. Dockerfile reference:
+docs.docker.com/reference/dockerfile; a path in the exec form of RUN needs no shell.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from exporter import bundle, environment
+from exporter.deploy import Deployment, choose, cpp, golden, publish, staged, take
+from exporter.deploy.triton import TYPES
+from exporter.errors import JobError
+from exporter.isolate import Zygote
+from exporter.records import Manifest, Parity, VariantRecord, from_json
+
+NOBODY = "65534:65534"
+TIMEOUT_S = 600.0
+RULE = ("__init__", "errors", "expressions", "parity", "records")  # exporter's modules that judge an output
+FROM_SCRATCH = """# {about}: exporter-run and the libraries that it loads; no Python, no shell
+FROM scratch
+COPY root/ /
+USER {nobody}
+RUN {check}
+ENTRYPOINT {start}
+CMD {verify}
+"""
+WITH_ONNXRUNTIME = """# {about}: onnxruntime in Python, without torch
+FROM python:{python}-slim
+RUN pip install --no-cache-dir onnxruntime=={onnxruntime} numpy=={numpy}
+WORKDIR /model
+COPY model/ ./
+USER {nobody}
+RUN ["python", "check.py"]
+CMD ["python", "check.py"]
+"""
+
+
+def deploy(
+    place: Path, manifest: Manifest, name: str | None, out: Path, runtime: str, ops_libs: Sequence[str] = ()
+) -> Deployment:
+    """Make the context `out`. Raises as `cpp.deploy` does for the runtime cpp; UsageError when no variant fits."""
+    variant = cpp.chosen(manifest, name) if runtime == "cpp" else choose(manifest, name, refuse)
+    with staged(out) as root:
+        if runtime == "cpp":
+            text, parity = _from_scratch(root, place, manifest, variant, ops_libs)
+        else:
+            text, parity = _with_onnxruntime(root, place, manifest, variant)
+        (root / "Dockerfile").write_text(text)
+        return publish(root, out, Deployment(f"docker {runtime}", manifest.model.name, variant.name, parity))
+
+
+def refuse(variant: VariantRecord) -> str:
+    """Why the image with onnxruntime cannot run the variant."""
+    if variant.target != "onnx" or variant.contract is None:
+        return "is not for onnxruntime"
+    if variant.contract.device != "cpu":
+        return "was exported for a GPU, which this image does not use"
+    lacking = sorted({spec.dtype for spec in (*variant.contract.inputs, *variant.contract.outputs)} - TYPES.keys())
+    return f"has tensors of {', '.join(lacking)}, which NumPy and onnxruntime do not share" if lacking else ""
+
+
+def _from_scratch(
+    root: Path, place: Path, manifest: Manifest, variant: VariantRecord, ops_libs: Sequence[str]
+) -> tuple[str, Parity]:
+    (root / "root").mkdir()
+    start, parity = cpp.fill(root / "root", place, manifest, variant, ops_libs)
+    assert variant.artifact is not None
+    check, program = start.words("verify", f"/{variant.artifact.path}"), start.program
+    text = FROM_SCRATCH.format(
+        about=about(manifest, variant),
+        nobody=NOBODY,
+        check=json.dumps(check),
+        start=json.dumps(program),
+        verify=json.dumps(check[len(program) :]),
+    )
+    return text, parity
+
+
+def _with_onnxruntime(root: Path, place: Path, manifest: Manifest, variant: VariantRecord) -> tuple[str, Parity]:
+    """The model, its golden without torch, and exporter's own rule; replayed here with the versions that are pinned."""
+    model = root / "model"
+    assert variant.artifact is not None
+    assert variant.contract is not None
+    for file in variant.files:
+        take(place, file, model / file.path)
+    _write_golden(model, place, manifest, variant.artifact.path, variant.contract.precision)
+    here = Path(__file__).parent
+    shutil.copyfile(here / "replay.py", model / "check.py")
+    (model / "exporter").mkdir()
+    for name in RULE:
+        shutil.copyfile(here.parent / f"{name}.py", model / "exporter" / f"{name}.py")
+    text = WITH_ONNXRUNTIME.format(
+        about=about(manifest, variant),
+        nobody=NOBODY,
+        python=".".join(platform.python_version_tuple()[:2]),
+        onnxruntime=environment.version("onnxruntime-gpu") or environment.version("onnxruntime"),
+        numpy=environment.version("numpy"),
+    )
+    return text, replay(model)
+
+
+def _write_golden(model: Path, place: Path, manifest: Manifest, artifact: str, precision: str) -> None:
+    recorded = golden(place, manifest)
+    bundle.verify(place, recorded)
+    assert manifest.golden is not None
+    tolerance = manifest.golden.tolerances.get(precision, manifest.golden.tolerance)
+    arguments = {"path": str(model / "golden.npz"), "golden_path": str(place / recorded.path), "precision": precision}
+    with Zygote() as zygote, tempfile.TemporaryDirectory(prefix="exporter-") as logs:
+        cases = zygote.run("golden", "exporter.deploy.child:arrays", arguments, Path(logs) / "log", TIMEOUT_S)
+    told = {"model": artifact, "tolerance": asdict(tolerance), "cases": cases}
+    (model / "golden.json").write_text(json.dumps(told) + "\n")
+
+
+def replay(model: Path) -> Parity:
+    """What check.py finds here, as it will in the image. JobError where it fails."""
+    command = [sys.executable, "-B", "-E", "-s", str(model / "check.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    if not done.stdout:
+        raise JobError(f"check.py fails: {''.join(done.stderr.strip().splitlines()[-1:])}", "", done.stderr)
+    found = from_json(Parity, done.stdout)
+    if found.verdict == "FAIL":
+        raise JobError(f"parity is lost with onnxruntime alone: {found.reason}")
+    return found
+
+
+def about(manifest: Manifest, variant: VariantRecord) -> str:
+    """Model and variant on one line, whatever they are called."""
+    return json.dumps(f"{manifest.model.name}, {variant.name}")[1:-1]

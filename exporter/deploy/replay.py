@@ -1,0 +1,43 @@
+"""Replays a golden through onnxruntime, without torch: `check.py` of a context that `exporter deploy docker` makes.
+
+Beside it lie model.onnx, golden.npz (child.py), golden.json and, in exporter/, the parity rule. Exit code 1 when parity
+is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+
+from exporter import parity
+from exporter.records import Parity, Tolerance, to_json
+
+
+def replay(place: Path) -> Parity:
+    """The verdict over every case."""
+    told = json.loads((place / "golden.json").read_text())
+    tolerance = Tolerance(**told["tolerance"])
+    session = onnxruntime.InferenceSession(place / told["model"], providers=["CPUExecutionProvider"])
+    names = [spec.name for spec in session.get_outputs()]
+    cases = []
+    with np.load(place / "golden.npz") as golden:
+        for number, (name, seed) in enumerate(told["cases"]):
+            given = {spec.name: golden[f"{number}.inputs.{i}"] for i, spec in enumerate(session.get_inputs())}
+            outputs = []
+            for i, got in enumerate(session.run(None, given)):
+                eager, reference = golden[f"{number}.eager.{i}"], golden[f"{number}.reference.{i}"]
+                dtypes = str(got.dtype), str(eager.dtype)
+                outputs.append(asdict(parity.compare(names[i], got, eager, reference, tolerance, dtypes)))
+            cases.append({"case": name, "seed": seed, "error": "", "outputs": outputs})
+    return parity.summarize(cases)
+
+
+if __name__ == "__main__":
+    found = replay(Path(__file__).parent)
+    print(to_json(found))
+    sys.exit(1 if found.verdict == "FAIL" else 0)
