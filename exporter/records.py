@@ -288,6 +288,13 @@ class Manifest:
     baseline: str = EAGER
     schema: int = SCHEMA
 
+    @property
+    def files(self) -> tuple[ArtifactRecord, ...]:
+        """Every file of the bundle but the manifest itself and the logs."""
+        shared = (self.golden.file if self.golden else None, self.samples)
+        own = (file for variant in self.variants for file in variant.files)
+        return (*(file for file in shared if file), *own)
+
 
 Record = TypeVar("Record")
 

@@ -1,0 +1,234 @@
+"""Packed bundles: the same bytes each time, all that was recorded, and nothing that was not."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from archives import LIMIT, TRACE, Member, attempt, compressed, make_bundle, member, members_of, packed, tar_of, tree
+from conftest import Cli
+from manifests import manifest, variant
+
+from exporter import archive, bundle
+from exporter.errors import ArtifactError, BundleError, ExporterError, UsageError
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Path:
+    return make_bundle(tmp_path / "toy")
+
+
+def unpack(data: bytes, folder: Path, limit: int = LIMIT) -> Path:
+    (folder / "given.tar.zst").write_bytes(data)
+    archive.unpack(folder / "given.tar.zst", folder / "given", limit)
+    return folder / "given"
+
+
+def test_what_is_packed_comes_out(toy: Path, tmp_path: Path) -> None:
+    assert tree(unpack(packed(toy), tmp_path)) == tree(toy)
+
+
+def test_the_same_bundle_gives_the_same_bytes(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = packed(toy)
+    again = make_bundle(tmp_path / "another name")
+    for file in again.rglob("*"):
+        os.utime(file, (1, 1))
+        file.chmod(0o700)
+    monkeypatch.setattr(archive, "THREADS", 1)
+    assert packed(again) == first
+
+
+def test_the_manifest_comes_first(toy: Path) -> None:
+    names = [info.name for info, _ in members_of(packed(toy))]
+    assert names == ["bundle/manifest.json", "bundle/golden.pt", "bundle/trace.pt", "bundle/logs/trace.log"]
+
+
+def test_weights_that_artifacts_share_are_stored_once(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).bytes(4 << 20)  # further apart than zstd looks by itself at this level
+    with bundle.stage(tmp_path / "toy") as staging:
+        records = []
+        for name in ("script.pt", "trace.pt"):
+            (staging.root / name).write_bytes(name.encode() + noise)
+            records.append(bundle.record(staging.root / name))
+        variants = [variant(r.path, artifact=r) for r in records]
+        staging.write(manifest(*variants, golden=None))
+        staging.publish()
+    assert len(packed(tmp_path / "toy")) < 1.1 * len(noise)
+
+
+def test_an_altered_bundle_is_not_packed(toy: Path) -> None:
+    (toy / "trace.pt").write_bytes(TRACE[::-1])
+    with pytest.raises(ArtifactError, match="SHA-256 differs"):
+        packed(toy)
+    assert not (toy.parent / "packed.tar.zst").exists()
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "logs/.hidden", "logs/folder/x"])
+def test_files_that_exporter_did_not_write_are_not_packed(toy: Path, name: str) -> None:
+    (toy / name).parent.mkdir(exist_ok=True)
+    (toy / name).write_text("mine")
+    with pytest.raises(UsageError, match=name.removesuffix("/x")):
+        packed(toy)
+
+
+def test_a_pack_that_fails_leaves_the_last(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = packed(toy)
+
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(archive, "_write", full)
+    with pytest.raises(BundleError, match="the disk is full"):
+        packed(toy)
+    assert {f.name for f in toy.parent.iterdir()} == {"toy", "packed.tar.zst"}
+    assert (toy.parent / "packed.tar.zst").read_bytes() == before
+
+
+def test_a_bundle_is_replaced_and_foreign_files_are_not(toy: Path, tmp_path: Path) -> None:
+    data = packed(toy)
+    place = unpack(data, tmp_path)
+    (place / "logs" / "old.log").write_text("old")
+    assert tree(unpack(data, tmp_path)) == tree(toy)
+    (place / "mine.txt").write_text("mine")
+    with pytest.raises(BundleError, match=r"mine\.txt"):
+        unpack(data, tmp_path)
+    assert (place / "mine.txt").read_text() == "mine"
+
+
+def test_what_is_no_packed_bundle(tmp_path: Path) -> None:
+    for data, said in ((b"", "cut short"), (b"hello", "cannot be unpacked"), (compressed(b""), "cut short")):
+        with pytest.raises(ArtifactError, match=said):
+            unpack(data, tmp_path)
+    for path, said in ((tmp_path / "none.tar.zst", "No such file"), (tmp_path, "Is a directory")):
+        with pytest.raises(ArtifactError, match=said):
+            archive.unpack(path, tmp_path / "out", LIMIT)
+    assert not (tmp_path / "out").exists()
+
+
+HOSTILE: dict[str, list[Member]] = {
+    "above": [member("bundle/../sentinel/kept", b"x")],
+    "above by logs": [member("bundle/logs/../../../sentinel/kept", b"x")],
+    "absolute": [member("/etc/exporter", b"x")],
+    "absolute within": [member("bundle//etc/exporter", b"x")],
+    "elsewhere": [member("trace.pt", b"x")],
+    "a name of its own": [member("bundle/notes.txt", b"x")],
+    "a hidden log": [member("bundle/logs/.lock", b"x")],
+    "a folder below": [member("bundle/logs/a/b", b"x")],
+    "a name with a line break": [member("bundle/logs/a\nb", b"x")],
+    "a symbolic link": [member("bundle/logs/a", kind=tarfile.SYMTYPE, link="/etc/passwd")],
+    "a hard link": [member("bundle/logs/a", kind=tarfile.LNKTYPE, link="bundle/trace.pt")],
+    "a device": [member("bundle/logs/a", kind=tarfile.CHRTYPE)],
+    "a pipe": [member("bundle/logs/a", kind=tarfile.FIFOTYPE)],
+    "a directory": [member("bundle/logs", kind=tarfile.DIRTYPE)],
+    "a long name": [member("././@LongLink", b"bundle/logs/a\0", tarfile.GNUTYPE_LONGNAME)],
+    "an extended header": [member("bundle/x", b"20 path=bundle/logs/a\n", tarfile.XHDTYPE)],
+    "the manifest twice": [member("bundle/manifest.json", b"{}")],
+    "an artifact twice": [member("bundle/trace.pt", TRACE)],
+    "a log twice": [member("bundle/logs/trace.log", b"x")],
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_members_that_are_refused(toy: Path, tmp_path: Path, what: str) -> None:
+    members = [*members_of(packed(toy)), *HOSTILE[what]]
+    assert attempt(compressed(tar_of(members)), tmp_path / "in") is None
+
+
+def test_members_that_are_taken(toy: Path, tmp_path: Path) -> None:
+    """Or the tests above could not fail."""
+    members = [*members_of(packed(toy)), member("bundle/logs/more.log", b"x")]
+    assert attempt(compressed(tar_of(members)), tmp_path / "in") is not None
+
+
+def test_every_recorded_file_is_asked_for(toy: Path, tmp_path: Path) -> None:
+    first, *others = members_of(packed(toy))
+    for left_out in others[:2]:
+        members = [first, *(m for m in others if m is not left_out)]
+        with pytest.raises(ArtifactError, match=f"{left_out[0].name.removeprefix('bundle/')} is missing"):
+            unpack(compressed(tar_of(members)), tmp_path)
+    with pytest.raises(ArtifactError, match=r"does not begin with a manifest\.json"):
+        unpack(compressed(tar_of([*others, first])), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"), [(TRACE[::-1], "SHA-256 differs"), (TRACE[1:], "699 bytes, 700 were recorded")]
+)
+def test_an_altered_artifact(toy: Path, tmp_path: Path, data: bytes, said: str) -> None:
+    members = [member(i.name, data) if i.name.endswith("trace.pt") else (i, d) for i, d in members_of(packed(toy))]
+    with pytest.raises(ArtifactError, match=said):
+        unpack(compressed(tar_of(members)), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../x.pt", "/x.pt", "manifest.json", "logs", ".lock", "a/b.pt", "", "a\0b"])
+def test_hostile_names_in_the_manifest(toy: Path, tmp_path: Path, name: str) -> None:
+    (_, text), *others = members_of(packed(toy))
+    altered = json.loads(text)
+    altered["variants"][0]["artifact"]["path"] = name
+    members = [member("bundle/manifest.json", json.dumps(altered).encode()), *others]
+    with pytest.raises(ArtifactError, match="is no file of a bundle"):
+        unpack(compressed(tar_of(members)), tmp_path)
+
+
+def test_what_is_taken_out_is_counted(toy: Path, tmp_path: Path) -> None:
+    data = packed(toy)
+    size = sum(len(content) for content in tree(toy).values())
+    with pytest.raises(ArtifactError, match="more than is allowed") as raised:
+        unpack(data, tmp_path, size)  # headers count too
+    assert "--max-gb" in raised.value.remedy
+    unpack(data, tmp_path, size + 10_240)
+
+
+def test_a_bomb(toy: Path, tmp_path: Path) -> None:
+    """A log is recorded nowhere: only counting stops it. A kilobyte or so, where 100 MB would come out."""
+    bomb = compressed(tar_of([*members_of(packed(toy)), member("bundle/logs/bomb", bytes(100_000_000))]))
+    assert len(bomb) < 20_000
+    with pytest.raises(ArtifactError, match="more than is allowed"):
+        unpack(bomb, tmp_path)
+
+
+def test_many_members(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "LOG_FILES", 3)
+    with pytest.raises(ArtifactError, match="is no plain file"):
+        unpack(packed(toy), tmp_path)
+
+
+def test_a_window_that_takes_more_memory_than_packing_does(toy: Path, tmp_path: Path) -> None:
+    data = bytearray(packed(toy))
+    data[5] = (archive.WINDOW + 1 - 10) << 3  # RFC 8878, 3.1.1.1.2
+    with pytest.raises(ArtifactError, match="too much memory"):
+        unpack(bytes(data), tmp_path)
+
+
+def test_more_after_the_end(toy: Path, tmp_path: Path) -> None:
+    tar = tar_of(members_of(packed(toy)))
+    for more in (b"x", bytes(tarfile.RECORDSIZE)):
+        with pytest.raises(ArtifactError, match="more follows"):
+            unpack(compressed(tar + more), tmp_path)
+
+
+def test_a_bit_of_a_log(toy: Path, tmp_path: Path) -> None:
+    """The manifest knows no hash of it; zstd does."""
+    data = packed(toy)
+    with pytest.raises(ExporterError):
+        unpack(data[:-1] + bytes([data[-1] ^ 1]), tmp_path)
+
+
+def test_the_commands(cli: Cli, toy: Path) -> None:
+    before = tree(toy)
+    done = cli("pack", toy)
+    assert done.code == 0, done.err
+    assert done.out.startswith(f"{toy}.tar.zst: ")
+    bundle.remove(toy)
+    done = cli("unpack", f"{toy}.tar.zst")
+    assert (done.code, done.out) == (0, f"Next: exporter check {toy}\n")
+    assert tree(toy) == before
+    done = cli("unpack", f"{toy}.tar.zst", "--max-gb", "1e-6")
+    assert done.code == 2
+    assert "more than is allowed" in done.err
+    assert tree(toy) == before
