@@ -78,7 +78,7 @@ def staged(out: Path, refuse: Callable[[Path], None]) -> Iterator[Path]:
     lock = out.with_name(f".{out.name}.lock")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(lock, out):
+        with locked(lock, out):
             try:
                 shutil.rmtree(root, ignore_errors=True)
                 root.mkdir()
@@ -91,8 +91,8 @@ def staged(out: Path, refuse: Callable[[Path], None]) -> Iterator[Path]:
 
 
 @contextmanager
-def _locked(lock: Path, out: Path) -> Iterator[None]:
-    """Hold the lock file, and remove it in the end."""
+def locked(lock: Path, out: Path) -> Iterator[None]:
+    """Hold the lock file of `out`, and remove it in the end. BundleError when another process holds it."""
     while True:
         with lock.open("a+") as held:
             _lock(held, out)

@@ -1,0 +1,107 @@
+"""`exporter release FILE`: everything that a release is made of, with gates."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import click
+
+from exporter.cli._model import choose_device
+from exporter.errors import UsageError
+
+
+@click.command(name="release", short_help="Export many models by a file, with gates, for a pipeline.")
+@click.argument("file", type=click.Path(path_type=Path), default=Path("release.toml"))
+@click.option("--init", is_flag=True, help="Write a FILE with comments to begin with, and nothing else.")
+@click.option("--dry-run", is_flag=True, help="Show the steps, and make none.")
+@click.option(
+    "--only", multiple=True, metavar="PATTERN", help="Only steps whose name fits, as 'bert/*'; may be repeated."
+)
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Keep finished steps whose recipe, weights, options, versions and bundle are what they were.",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Steps side by side, of those that are not timed; what is timed runs alone.",
+)
+@click.option("--out", type=click.Path(path_type=Path), help="Where the bundles go.  [default: the file's out]")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["table", "json", "md", "github"]),
+    default="table",
+    show_default=True,
+    help="github: annotations after the table, and Markdown to the file that GITHUB_STEP_SUMMARY names.",
+)
+@click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write JUnit XML there too.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+@click.option("-v", "--verbose", is_flag=True, expose_value=False, help="Tracebacks.")
+def command(file: Path, **options: Any) -> int:
+    """Make every model of FILE in every target, precision, device and size, and hold each against its gates.
+
+    Each of these is a step with a bundle of its own, which is put in its place when it is done. Without --resume every
+    step is made anew. Paths in FILE are relative to its folder.
+
+    Exit codes: 0 all passed, 1 a variant or a gate failed, 2 FILE cannot be carried out, 130 interrupted.
+    """
+    if options["init"]:
+        _init(file)
+        return 0
+    named, junit = file, options["junit"] and options["junit"].absolute()
+    out = options["out"] and options["out"].absolute()
+    file = file.absolute()
+    with contextlib.chdir(file.parent if file.parent.is_dir() else "."):
+        return _release(named, file, out, junit, options)
+
+
+def _init(file: Path) -> None:
+    from exporter.release.file import template
+
+    try:
+        with file.open("x", encoding="utf-8") as new:
+            new.write(template())
+    except OSError as error:
+        remedy = "give another path: exporter release --init FILE"
+        raise UsageError(f"cannot write {file}: {error.strerror}", remedy) from error
+    click.echo(f"{file} is written: `exporter release --dry-run {file}` shows its steps")
+
+
+def _release(named: Path, file: Path, out: Path | None, junit: Path | None, options: dict[str, Any]) -> int:
+    from exporter.cli import _progress
+    from exporter.release import executor, formats, plan, run
+    from exporter.release.file import read
+
+    read_file = read(file, named)
+    out = out or Path(read_file.data.get("out", plan.OUT)).resolve()
+    steps, warnings = plan.make(read_file, out)
+    chosen = [step for step in steps if any(fnmatchcase(step.name, only) for only in options["only"] or ("*",))]
+    if not chosen:
+        raise UsageError(f"no step fits --only {' '.join(options['only'])}", "`--dry-run` shows their names")
+    for warning in warnings:
+        click.echo(f"warning: {warning}", err=True)
+    if options["dry_run"]:
+        kept = run.kept(chosen, out) if options["resume"] else set()
+        click.echo(formats.plan(chosen, kept, out), nl=False)
+        return 0
+    for device in {step.request.device for step in chosen}:
+        choose_device(device)
+    with _progress.listener(quiet=options["quiet"]) as listener:
+        rows = run.run(steps, chosen, out, options["resume"], executor.Local(options["jobs"]), listener)
+    click.echo(formats.render(rows, options["form"], named, out), nl=False)
+    if options["form"] == "github" and (summary := os.environ.get("GITHUB_STEP_SUMMARY")):
+        with Path(summary).open("a", encoding="utf-8") as job:
+            job.write(formats.markdown(rows, named))
+    if junit:
+        from exporter.release import junit as report
+
+        report.write(rows, junit)
+    return 0 if all(row.passed for row in rows) else 1

@@ -1,0 +1,102 @@
+"""Who runs the steps. An executor takes steps and gives outcomes as they come; both are plain data and may travel."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Generator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from exporter import pipeline
+from exporter.errors import BundleError, ExporterError
+from exporter.listener import Listener
+from exporter.release.plan import Step
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Where a step's bundle is; or, where there is none, why."""
+
+    place: Path | None = None
+    reason: str = ""
+    remedy: str = ""
+
+
+Outcomes = Generator[tuple[Step, Outcome], None, None]
+
+
+class Executor(Protocol):
+    """Runs steps, in any order, wherever `perform` can."""
+
+    def run(self, steps: Sequence[Step], listener: Listener) -> Outcomes:
+        """Each step with its outcome, as it ends. Closing the generator ends what still runs."""
+        ...
+
+
+def perform(step: Step, listener: Listener | None = None) -> Outcome:
+    """Make a step's bundle. What is wrong with this step alone is its outcome; BundleError for the disk."""
+    try:
+        _, place = pipeline.run(step.request, listener)
+    except BundleError:
+        raise
+    except ExporterError as error:
+        return Outcome(None, str(error), error.remedy)
+    return Outcome(place)
+
+
+@dataclass(frozen=True)
+class Local:
+    """This machine: what is timed one step after the other; what is not, `jobs` steps side by side before that."""
+
+    jobs: int = 1
+
+    def run(self, steps: Sequence[Step], listener: Listener) -> Outcomes:
+        """As `Executor.run`."""
+        together = [step for step in steps if self.jobs > 1 and not step.request.bench]
+        if together:
+            yield from _side_by_side(together, self.jobs)
+        for step in steps:
+            if step not in together:
+                yield step, perform(step, _Named(step, listener))
+
+
+def _side_by_side(steps: Sequence[Step], jobs: int) -> Outcomes:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(jobs, len(steps)), context, _end_with_parent) as pool:
+        running = {pool.submit(perform, step): step for step in steps}
+        try:
+            for done in as_completed(running):
+                yield running[done], done.result()
+        except BaseException:
+            for process in multiprocessing.active_children():
+                process.terminate()
+            raise
+
+
+def _end_with_parent() -> None:
+    """Let a worker end with the process that started it, however that ends: its step's lock is then free."""
+
+    def watch() -> None:
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            parent.join()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@dataclass
+class _Named(Listener):
+    """Tells of a step under its name."""
+
+    step: Step
+    listener: Listener
+
+    def stage(self, variant: str, stage: str) -> None:
+        """A step has come to a stage."""
+        self.listener.stage(self.step.name, stage)

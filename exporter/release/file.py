@@ -1,0 +1,120 @@
+"""The release file: TOML, held against `schema.json`. Whatever is wrong with it is said with its line and its key."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.resources
+import json
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from exporter.errors import UsageError
+
+Place = tuple[str | int, ...]  # of a value: keys, and indices in arrays
+_TABLE = re.compile(r"\s*(\[\[?)([^\[\]]+)\]")
+_KEY = re.compile(r"""\s*([\w-]+(?:\s*\.\s*[\w-]+)*|"[^"]*"|'[^']*')\s*=""")
+
+
+@dataclass(frozen=True)
+class ReleaseFile:
+    """What a release file holds, and on which line each key is."""
+
+    path: Path
+    data: dict[str, Any]
+    lines: dict[Place, int]
+
+    def line(self, place: Place) -> int:
+        """The line of a key, or of the nearest table around it."""
+        while place and place not in self.lines:
+            place = place[:-1]
+        return self.lines.get(place, 1)
+
+    def error(self, place: Place, cause: str, remedy: str = "") -> UsageError:
+        """`release.toml:12: models[0].targets: cause`."""
+        return UsageError(self.located(place, cause), remedy)
+
+    def located(self, place: Place, text: str) -> str:
+        """The text after its line and its key."""
+        keys = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in place).removeprefix(".")
+        return f"{self.path}:{self.line(place)}: {f'{keys}: ' if keys else ''}{text}"
+
+
+def read(path: Path, named: Path | None = None) -> ReleaseFile:
+    """The file, once it is what the schema says; `named` is how errors call it.
+
+    UsageError with all that is wrong, a line for each.
+    """
+    named = named or path
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = tomllib.loads(text)
+    except (OSError, UnicodeDecodeError) as error:
+        remedy = "give the path of a release file; `exporter release --init` writes one"
+        raise UsageError(f"{named} cannot be read: {getattr(error, 'strerror', error)}", remedy) from error
+    except tomllib.TOMLDecodeError as error:
+        what, _, where = str(error).partition(" (at ")
+        line = re.match(r"line (\d+)", where)
+        cause = f"{named}:{line[1] if line else len(text.splitlines())}: {what}"
+        raise UsageError(cause, "it is no TOML: https://toml.io") from error
+    found = ReleaseFile(named, data, _lines(text))
+    if problems := sorted(set(_problems(found)), key=lambda problem: found.line(problem[0])):
+        raise UsageError("\n".join(found.located(*problem) for problem in problems))
+    return found
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of a release file."""
+    text = importlib.resources.files(__package__).joinpath("schema.json").read_text(encoding="utf-8")
+    return dict(json.loads(text))
+
+
+def template() -> str:
+    """A release file with comments, to begin with."""
+    return importlib.resources.files(__package__).joinpath("template.toml").read_text(encoding="utf-8")
+
+
+def _problems(file: ReleaseFile) -> Iterator[tuple[Place, str]]:
+    import jsonschema
+
+    form = schema()
+    for error in jsonschema.Draft202012Validator(form).iter_errors(file.data):
+        place = tuple(error.absolute_path)
+        if error.validator not in ("additionalProperties", "unevaluatedProperties"):
+            yield place, error.message
+            continue
+        inherited = form["$defs"]["settings"]["properties"] if error.validator == "unevaluatedProperties" else {}
+        known = [*error.schema["properties"], *inherited]
+        for key in error.instance.keys() - known:
+            close = difflib.get_close_matches(key, known, n=1)
+            yield (*place, key), f"there is no such key; {f'did you mean {close[0]}?' if close else 'remove it'}"
+
+
+def _lines(text: str) -> dict[Place, int]:
+    """The line of each table and of each key at the start of a line."""
+    lines: dict[Place, int] = {}
+    counts: dict[Place, int] = {}  # of the tables in each array of tables
+    table: Place = ()
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := _TABLE.match(line):
+            table = ()
+            *outer, last = _parts(header[2])
+            for name in outer:
+                table = (*table, name)
+                table = (*table, counts[table] - 1) if table in counts else table
+            table = (*table, last)
+            if header[1] == "[[":
+                counts[table] = counts.get(table, 0) + 1
+                table = (*table, counts[table] - 1)
+            lines.setdefault(table, number)
+        elif key := _KEY.match(line):
+            lines.setdefault((*table, *_parts(key[1])), number)
+    return lines
+
+
+def _parts(name: str) -> list[str]:
+    """The parts of a dotted key."""
+    return [name.strip(" \"'")] if name.strip()[0] in "\"'" else [part.strip() for part in name.split(".")]

@@ -1,0 +1,161 @@
+"""What became of a release, as a table, JSON, Markdown for a job summary, or GitHub's annotations."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from exporter.records import SCHEMA
+from exporter.release.plan import Step
+from exporter.release.run import Row
+from exporter.report.rows import number, size_of
+
+FORMS = ("table", "json", "md", "github")
+HEADINGS = ("step", "parity", "p99", "vs eager", "size", "C++", "gates")
+
+
+def render(rows: Sequence[Row], form: str, file: Path, out: Path) -> str:
+    """The rows in one of FORMS, with a newline at the end; `file` is the release file as it was named."""
+    if form == "json":
+        return to_json(rows, file, out)
+    if form == "md":
+        return markdown(rows, file)
+    return table(rows, out) + (_annotations(rows, file) if form == "github" else "")
+
+
+def plan(steps: Sequence[Step], kept: set[str], out: Path) -> str:
+    """What would be done, as a table."""
+    lines = [(step.name, "keep" if step.name in kept else "make", _wanted(step)) for step in steps]
+    count = sum(step.name not in kept for step in steps)
+    return _table(("step", "", "gates"), lines) + f"{count} of {len(steps)} steps to make, into {out}\n"
+
+
+def table(rows: Sequence[Row], out: Path) -> str:
+    """A table that 80 columns hold, then a line for each failure."""
+    text = _table(HEADINGS, [_cells(row) for row in rows])
+    for row in rows:
+        text += "".join(f"{row.step.name}: {line}\n" for line in _failures(row))
+    return text + f"{_summary(rows)} Bundles: {out}\n"
+
+
+def markdown(rows: Sequence[Row], file: Path) -> str:
+    """A heading, the table, and a line for each failure."""
+    lines = [f"### {file.name}: {'passed' if all(row.passed for row in rows) else 'FAILED'}", ""]
+    lines += [_md_line(HEADINGS), _md_line(("---",) * len(HEADINGS)), *(_md_line(_cells(row)) for row in rows), ""]
+    lines += [f"- **{row.step.name}**: {_escaped(line)}" for row in rows for line in _failures(row)]
+    return "\n".join([*lines, "", _summary(rows), ""])
+
+
+def to_json(rows: Sequence[Row], file: Path, out: Path) -> str:
+    """All that is known of each step."""
+    found = {
+        "schema": SCHEMA,
+        "file": str(file),
+        "out": str(out),
+        "status": "passed" if all(row.passed for row in rows) else "failed",
+        "steps": [_plain(row) for row in rows],
+    }
+    return json.dumps(found, indent=2) + "\n"
+
+
+def _annotations(rows: Sequence[Row], file: Path) -> str:
+    """A workflow command of GitHub Actions for each failure, at the line of its gate or of its model."""
+    lines = []
+    for row in rows:
+        found = [(row.step.line, "failed", line) for line in ([_reason(row)] if row.reason else [])]
+        found += [(row.step.gate_lines.get(c.gate, row.step.line), c.gate, c.text) for c in row.checks if not c.passed]
+        for line, what, text in found:
+            title = _property(f"{row.step.name}: {what}")
+            lines.append(f"::error file={_property(str(file))},line={line},title={title}::{_data(text)}\n")
+    return "".join(lines)
+
+
+def _plain(row: Row) -> dict[str, Any]:
+    return {
+        "name": row.step.name,
+        "status": "passed" if row.passed else "failed",
+        "bundle": str(row.place) if row.place else None,
+        "kept": row.kept,
+        "line": row.step.line,
+        "reason": row.reason,
+        "remedy": row.remedy,
+        "measured": dataclasses.asdict(row.measured),
+        "gates": [dataclasses.asdict(one) for one in row.checks],
+    }
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    found = row.measured
+    return (
+        row.step.name,
+        found.parity or "-",
+        "-" if found.p99_ms is None else f"{number(found.p99_ms)} ms",
+        "-" if found.speedup is None else f"{found.speedup:.2f}x",
+        size_of(found.bytes) if found.bytes else "-",
+        "yes" if found.cpp else "no",
+        "pass" if row.passed else "FAIL",
+    )
+
+
+def _failures(row: Row) -> list[str]:
+    return [_reason(row)] if row.reason else [f"{one.gate}: {one.text}" for one in row.checks if not one.passed]
+
+
+def _reason(row: Row) -> str:
+    return row.reason + (f"; {row.remedy}" if row.remedy else "")
+
+
+def _summary(rows: Sequence[Row]) -> str:
+    kept = sum(row.kept for row in rows)
+    text = f"{sum(row.passed for row in rows)} of {len(rows)} steps passed their gates"
+    return text + (f"; {kept} kept from an earlier run." if kept else ".")
+
+
+def _wanted(step: Step) -> str:
+    """The gates that are set: `parity rounding, max_mb 5`."""
+    gates = {name: value for name, value in vars(step.gates).items() if value and name != "over"}
+    over = "" if step.gates.min_speedup is None else f" over {step.gates.over}"
+    words = {"min_speedup": f"min_speedup {step.gates.min_speedup}{over}", "cpp": "cpp"}
+    return ", ".join(words.get(name, f"{name} {value}") for name, value in gates.items())
+
+
+def _table(headings: tuple[str, ...], lines: Sequence[tuple[str, ...]]) -> str:
+    from rich import box
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in headings:
+        words = heading in ("step", "gates", "")
+        shown.add_column(heading, justify="left" if words else "right", no_wrap=not words, overflow="fold")
+    styles = {"FAIL": "[bold red]FAIL[/]", "pass": "[green]pass[/]"}
+    for line in lines:
+        shown.add_row(*(styles.get(cell, escape(cell)) for cell in line))
+    console = Console(force_terminal=sys.stdout.isatty(), width=shutil.get_terminal_size().columns, highlight=False)
+    with console.capture() as captured:
+        console.print(shown)
+    return captured.get()
+
+
+def _md_line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(map(_escaped, cells))} |"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+
+
+def _data(text: str) -> str:
+    """As a workflow command's message is written: actions/toolkit, packages/core/src/command.ts."""
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    """As a workflow command's property is written."""
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

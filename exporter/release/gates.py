@@ -1,0 +1,104 @@
+"""What was measured of a variant, held against its gates. Pure functions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from exporter.records import EAGER, VERDICTS, Timing, VariantRecord
+from exporter.release.plan import Gates
+from exporter.report.rows import number, size_of
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What gates look at. Latencies are of the session in which the variant is fastest; in C++ where it must run there.
+
+    `speedup` is over eager, timed beside it in the same run, with its 95% interval.
+    """
+
+    parity: str = ""
+    session: str = ""
+    p99_ms: float | None = None
+    speedup: float | None = None
+    speedup_ci95: tuple[float, float] | None = None
+    bytes: int = 0
+    cpp: bool = False
+
+
+@dataclass(frozen=True)
+class Check:
+    """One gate: what it allows, what was measured, both also in a sentence."""
+
+    gate: str
+    limit: str | float | bool
+    measured: str | float | bool | None
+    passed: bool
+    text: str
+
+
+def measure(record: VariantRecord, cpp: bool = False) -> Measured:
+    """What gates look at of a variant; with `cpp`, of its C++ session alone."""
+    session, timing = _fastest(record, cpp)
+    return Measured(
+        parity=record.parity.verdict if record.parity else "",
+        session=session,
+        p99_ms=timing.p99_ms if timing else None,
+        speedup=timing.speedup if timing else None,
+        speedup_ci95=timing.speedup_ci95 if timing else None,
+        bytes=sum(file.bytes for file in record.files),
+        cpp=any(s.session == "native" and s.status == "passed" for s in record.sessions),
+    )
+
+
+def _fastest(record: VariantRecord, cpp: bool) -> tuple[str, Timing | None]:
+    timed = [(s, t) for s, t in record.timings.items() if s == "native" or not cpp]
+    return min(timed, key=lambda one: one[1].median_ms, default=("", None))
+
+
+def check(gates: Gates, found: Measured, over: Measured | None = None) -> tuple[Check, ...]:
+    """Every gate that is set; `over` is the variant that `gates.over` names.
+
+    The speed-up over another variant is the ratio of both over eager, each measured beside eager: its lower end is the
+    lower end of the one by the upper end of the other. What was not measured does not pass.
+    """
+    checks = []
+    if gates.parity:
+        kept = found.parity in VERDICTS[: VERDICTS.index(gates.parity) + 1]
+        checks.append(_check("parity", gates.parity, found.parity or None, kept, f"at worst {gates.parity} is allowed"))
+    if gates.max_p99_ms is not None:
+        kept = found.p99_ms is not None and found.p99_ms <= gates.max_p99_ms
+        checks.append(_check("max_p99_ms", gates.max_p99_ms, found.p99_ms, kept, f"at most {gates.max_p99_ms:g} ms"))
+    if gates.min_speedup is not None:
+        low = _speedup(found, None if gates.over == EAGER else over or Measured())
+        kept = low is not None and low >= gates.min_speedup
+        wanted = f"at least {gates.min_speedup:g}x {gates.over} at the interval's lower end"
+        checks.append(_check("min_speedup", gates.min_speedup, low, kept, wanted))
+    if gates.max_mb is not None:
+        kept = found.bytes <= gates.max_mb * 1e6
+        checks.append(_check("max_mb", gates.max_mb, found.bytes / 1e6, kept, f"at most {gates.max_mb:g} MB"))
+    if gates.cpp:
+        wanted = "it must run in C++ (exporter-run, which `make cpp` builds, runs .pt and .pt2)"
+        checks.append(_check("cpp", True, found.cpp, found.cpp, wanted))
+    return tuple(checks)
+
+
+def _speedup(found: Measured, over: Measured | None) -> float | None:
+    """The lower end of the speed-up over eager, or over another variant."""
+    if found.speedup_ci95 is None or over is None:
+        return found.speedup_ci95[0] if found.speedup_ci95 else None
+    return found.speedup_ci95[0] / over.speedup_ci95[1] if over.speedup_ci95 else None
+
+
+def _check(gate: str, limit: str | float | bool, measured: str | float | bool | None, kept: bool, wanted: str) -> Check:
+    return Check(gate, limit, measured, kept, f"{_said(gate, measured)}, {wanted}")
+
+
+def _said(gate: str, measured: str | float | bool | None) -> str:
+    if measured is None:
+        return "not measured"
+    if isinstance(measured, bool):
+        return "runs in C++" if measured else "does not run in C++"
+    if isinstance(measured, str):
+        return measured
+    units = {"max_p99_ms": f"{number(measured)} ms", "max_mb": size_of(round(measured * 1e6))}
+    return units.get(gate, f"{number(measured)}x")

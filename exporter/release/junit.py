@@ -1,0 +1,40 @@
+"""What became of a release as JUnit XML, which every CI shows: a suite a model, a case a step and one for each gate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+
+from junitparser import Failure, JUnitXml, TestCase, TestSuite
+
+from exporter import bundle
+from exporter.release.run import Row
+
+
+def write(rows: Sequence[Row], path: Path) -> None:
+    """Write the file. BundleError where it cannot be written."""
+    report = JUnitXml("exporter release")
+    for model, found in groupby(rows, lambda row: row.step.name.partition("/")[0]):
+        suite = TestSuite(model)
+        suite.add_testcases([case for row in found for case in _cases(row)])
+        report.add_testsuite(suite)
+    report.update_statistics()
+    try:
+        bundle.write_atomic(path, report.tostring().decode())
+    except OSError as error:
+        raise bundle.disk_error(error, path) from error
+
+
+def _cases(row: Row) -> list[TestCase]:
+    failed = f"{row.reason}\n{row.remedy}".strip() if row.reason else ""
+    cases = [_case("export and parity", row, failed)]
+    return cases + [_case(one.gate, row, "" if one.passed else one.text) for one in row.checks]
+
+
+def _case(name: str, row: Row, failure: str) -> TestCase:
+    case = TestCase(name, row.step.name)
+    if failure:
+        case.result = [Failure(failure.partition("\n")[0])]
+        case.result[0].text = failure
+    return case

@@ -1,0 +1,173 @@
+"""From the release file to its steps. Nothing here runs anything."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from exporter import bundle, environment, recipes, targets
+from exporter.errors import UsageError
+from exporter.records import EAGER, FP32, Range
+from exporter.release.file import Place, ReleaseFile
+from exporter.request import Request
+
+TARGETS = ("trace", "script", "compile", "onnx")
+OUT = "artifacts/release"
+# Settings that a request takes as they are.
+REQUEST = frozenset((
+    "dynamic", "weights", "seed", "threads", "bench", "time_budget", "timeout", "memory_limit_gb", "rtol", "atol",
+    "opset", "allow_cpu_fallback", "cuda_graphs",
+))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Gates:
+    """What a variant must keep. `over` is eager, or another variant of the same model, device and sizes."""
+
+    parity: Literal["", "exact", "rounding", "drift", "quantized"] = ""
+    max_p99_ms: float | None = None
+    min_speedup: float | None = None
+    over: str = EAGER
+    max_mb: float | None = None
+    cpp: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """One variant's bundle: what is made, kept and made again on its own. Plain data, which may travel."""
+
+    name: str  # MODEL/DEVICE[/SIZES]/VARIANT
+    request: Request
+    gates: Gates = field(default_factory=Gates)
+    line: int = 1  # of its model in the release file
+    gate_lines: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def variant(self) -> targets.Variant:
+        """The one variant that it makes."""
+        return self.request.variants[0]
+
+    def beside(self, variant: str) -> str:
+        """The name of another variant's step, of the same model, device and sizes."""
+        return f"{self.name.removesuffix(self.variant.name)}{variant}"
+
+
+def make(file: ReleaseFile, out: Path) -> tuple[list[Step], list[str]]:
+    """Every step into `out`, in the file's order, and warnings. UsageError for what cannot be done as asked.
+
+    Paths in the file count from the current directory.
+    """
+    steps: dict[str, Step] = {}
+    warnings: list[str] = []
+    for index in range(len(file.data["models"])):
+        model = _Model(file, index)
+        for step in model.steps(out):
+            if step.name in steps:
+                remedy = "give one of the models another name, or other targets"
+                raise model.error("model", f"{step.name} is already made by line {steps[step.name].line}", remedy)
+            steps[step.name] = step
+        warnings += [file.located(model.place("targets"), text) for text in model.left_out()]
+    for step in steps.values():
+        _require_baseline(file, step, steps)
+    return list(steps.values()), warnings
+
+
+def _require_baseline(file: ReleaseFile, step: Step, steps: dict[str, Step]) -> None:
+    over = step.gates.over
+    if over != EAGER and step.beside(over) not in steps:
+        beside = ", ".join(s.variant.name for s in steps.values() if step.beside(s.variant.name) == s.name)
+        cause = f"{file.path}:{step.gate_lines['over']}: gates.over: there is no {step.beside(over)}"
+        raise UsageError(cause, f"choose {EAGER} or one of {beside}")
+
+
+class _Model:
+    """One table of `models`, with the settings that it takes from the top."""
+
+    def __init__(self, file: ReleaseFile, index: int) -> None:
+        self.file, self.index = file, index
+        self.own: dict[str, Any] = file.data["models"][index]
+        self.all = {k: v for k, v in file.data.items() if k not in ("out", "models")} | self.own
+        self.gates = Gates(**file.data.get("gates", {}) | self.own.get("gates", {}))
+        self.targets = ",".join(self.all.get("targets", TARGETS))
+        self.precisions = tuple(dict.fromkeys(self.all.get("precisions", (FP32,))))
+
+    def place(self, *keys: str) -> Place:
+        """Where a setting comes from: the model's table, or the top."""
+        found: Any = self.own
+        for key in keys:
+            found = found.get(key) if isinstance(found, dict) else None
+        return keys if found is None and keys[0] in self.file.data else ("models", self.index, *keys)
+
+    def error(self, key: str, cause: str, remedy: str = "") -> UsageError:
+        """An error of one of its settings."""
+        return self.file.error(self.place(key), cause, remedy)
+
+    def left_out(self) -> tuple[str, ...]:
+        """Targets that do not come in a precision, in words."""
+        return targets.left_out(self.targets, self.precisions)
+
+    def steps(self, out: Path) -> Iterator[Step]:
+        """Its steps."""
+        source = self._source()
+        variants = self._or_error("targets", targets.parse, self.targets, self.precisions)
+        lines = {key: self.file.line(self.place("gates", key)) for key in vars(self.gates)}
+        self._require_timing()
+        choices = itertools.product(self.all.get("devices", ("cpu",)), self.all.get("sizes", ({},)), variants)
+        for device, sizes, variant in choices:
+            at = (",".join(f"{name}={size}" for name, size in sizes.items()),) if sizes else ()
+            name = "/".join((self.own.get("name", source.label), device, *at, variant.name))
+            request = self._request(source, variant, out / bundle.stem(name), device, sizes)
+            self._or_error("model", request.validate)
+            yield Step(name, request, self.gates, self.file.line(("models", self.index)), lines)
+
+    def _or_error(self, key: str, function: Any, *arguments: Any) -> Any:
+        """What the function gives; its UsageError with the line of the setting."""
+        try:
+            return function(*arguments)
+        except UsageError as error:
+            raise self.error(key, str(error), error.remedy) from error
+
+    def _source(self) -> recipes.Source:
+        inputs = self._file("inputs")
+        source: recipes.Source = self._or_error(
+            "model", recipes.find, self.own["model"], inputs, self.own.get("task", "")
+        )
+        if not (checkpoint := self._file("checkpoint")):
+            return source
+        if self.all.get("weights") == "pretrained":
+            raise self.error("checkpoint", 'it and weights = "pretrained" are two sources of weights', "give one")
+        return replace(source, checkpoint=checkpoint, allow_partial=self.own.get("allow_partial", False))
+
+    def _file(self, key: str) -> str:
+        """The absolute path of a file that a setting names; "" where it names none."""
+        if key in self.own and not Path(self.own[key]).is_file():
+            raise self.error(key, f"there is no file {self.own[key]}", "check the path")
+        return str(Path(self.own[key]).absolute()) if key in self.own else ""
+
+    def _require_timing(self) -> None:
+        for gate in ("max_p99_ms", "min_speedup"):
+            if getattr(self.gates, gate) is not None and not self.all.get("bench", True):
+                cause, remedy = "nothing is timed here: bench is false", "leave out one of them"
+                raise self.file.error(self.place("gates", gate), cause, remedy)
+
+    def _request(
+        self, source: recipes.Source, variant: targets.Variant, out: Path, device: str, sizes: dict[str, int]
+    ) -> Request:
+        packaged = variant.target == "compile" and not targets.is_live(variant)
+        return Request(
+            model=source.label,
+            source=source,
+            variants=(variant,),
+            out=out,
+            device=device,
+            sizes=sizes,
+            ranges={name: Range(low, high) for name, (low, high) in self.all.get("ranges", {}).items()},
+            portable=packaged and self.all.get("portable", False),
+            ops_libs=tuple(str(Path(file).absolute()) for file in self.all.get("ops_libs", ())),
+            command=f"exporter release {self.file.path}",
+            asked=f"{source.place}:{source.attribute}" if source.kind == "file" else self.own["model"],
+            **{"threads": environment.usable_cpus()} | {k: v for k, v in self.all.items() if k in REQUEST},
+        )

@@ -1,0 +1,110 @@
+"""A release made: the steps that need it, one record of each, and what became of every gate."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from exporter import bundle
+from exporter.listener import Listener
+from exporter.records import Manifest, VariantRecord
+from exporter.release import keys
+from exporter.release.executor import Executor, Outcome
+from exporter.release.gates import Check, Measured, check, measure
+from exporter.release.plan import Step
+from exporter.release.state import State
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of a step: where its bundle is, what was measured, which gates it keeps; or why it failed."""
+
+    step: Step
+    place: Path | None = None
+    kept: bool = False  # from an earlier run
+    reason: str = ""
+    remedy: str = ""
+    measured: Measured = field(default_factory=Measured)
+    checks: tuple[Check, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether its variant passed, and every gate."""
+        return not self.reason and all(one.passed for one in self.checks)
+
+
+def kept(steps: Sequence[Step], out: Path) -> set[str]:
+    """Names of the steps that a resumed release into `out` would not make again."""
+    return set(_finished(State(out), steps, _keys(steps)))
+
+
+def run(
+    steps: Sequence[Step], chosen: Sequence[Step], out: Path, resume: bool, executor: Executor, listener: Listener
+) -> list[Row]:
+    """Make the chosen ones of a release's steps; with `resume`, those of them that are not finished. A row for each.
+
+    A step that fails is a row. BundleError when the directory is in use, or cannot be written to: what was finished
+    stays, and so does the last bundle of every step that was not.
+    """
+    with _opened(out) as state:
+        found = _keys(steps)
+        done = _finished(state, steps if resume else [step for step in steps if step not in chosen], found)
+        todo = [step for step in chosen if step.name not in done]
+        state.forget(todo)
+        outcomes: dict[str, Outcome] = {}
+        with contextlib.closing(executor.run(todo, listener)) as running:
+            for step, outcome in running:
+                outcomes[step.name] = outcome
+                if outcome.place:
+                    done[step.name] = bundle.read_manifest(outcome.place)
+                record = _record(step, done.get(step.name), outcome)
+                if record.status == "passed":
+                    state.keep(step, found[step.name])
+                listener.done(replace(record, name=step.name))
+        return [_row(step, done, outcomes.get(step.name)) for step in chosen]
+
+
+@contextmanager
+def _opened(out: Path) -> Iterator[State]:
+    """The state of the release in a directory that nobody else writes to meanwhile."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with bundle.locked(out / ".lock", out):
+            yield State(out)
+    except OSError as error:
+        raise bundle.disk_error(error, out) from error
+    except KeyboardInterrupt as interrupt:
+        interrupt.add_note("finished steps are kept: --resume goes on from there")
+        raise
+
+
+def _keys(steps: Sequence[Step]) -> dict[str, str]:
+    return {step.name: keys.key(step.request) for step in steps}
+
+
+def _finished(state: State, steps: Sequence[Step], found: dict[str, str]) -> dict[str, Manifest]:
+    manifests = ((step, state.finished(step, found[step.name])) for step in steps)
+    return {step.name: manifest for step, manifest in manifests if manifest}
+
+
+def _record(step: Step, manifest: Manifest | None, outcome: Outcome | None = None) -> VariantRecord:
+    """The step's variant; a failed one where there is no bundle."""
+    variant = step.variant
+    if manifest is not None:
+        return next(record for record in manifest.variants if record.name == variant.name)
+    reason, remedy = (outcome.reason, outcome.remedy) if outcome else ("", "")
+    return VariantRecord(variant.name, variant.target, "failed", "prepare", reason, remedy)
+
+
+def _row(step: Step, done: dict[str, Manifest], outcome: Outcome | None) -> Row:
+    record = _record(step, done.get(step.name), outcome)
+    place = outcome.place if outcome else step.request.out
+    if record.status == "failed":
+        return Row(step, place, False, f"failed at {record.stage}: {record.reason}", record.remedy)
+    baseline = done.get(step.beside(step.gates.over))
+    over = measure(next(r for r in baseline.variants if r.name == step.gates.over)) if baseline else None
+    measured = measure(record, step.gates.cpp)
+    return Row(step, place, outcome is None, measured=measured, checks=check(step.gates, measured, over))

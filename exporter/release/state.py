@@ -1,0 +1,77 @@
+"""Which steps of a release are finished: `release.json`, rewritten in one step, with the key of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from exporter import bundle
+from exporter.errors import ArtifactError
+from exporter.records import SCHEMA, Manifest, from_json, to_json
+from exporter.release.plan import Step
+
+NAME = "release.json"
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished step: the hash of what it depends on, and of its bundle's manifest."""
+
+    key: str
+    manifest: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the file holds."""
+
+    steps: dict[str, Finished]
+    schema: int = SCHEMA
+
+
+class State:
+    """The finished steps of the release in a directory."""
+
+    def __init__(self, out: Path) -> None:
+        """ArtifactError for a file that cannot be read."""
+        self._path = out / NAME
+        self._record = Record({})
+        if self._path.exists():
+            try:
+                self._record = from_json(Record, self._path.read_bytes())
+            except ArtifactError as error:
+                remedy = error.remedy or "remove it, and every step is made again"
+                raise ArtifactError(f"{self._path}: {error}", remedy) from error
+
+    def finished(self, step: Step, key: str) -> Manifest | None:
+        """The manifest of a step that need not be made again: its key holds, and so does each hash of its bundle."""
+        known = self._record.steps.get(step.name)
+        place = step.request.out
+        if known is None or known.key != key:
+            return None
+        try:
+            if bundle.sha256(place / bundle.MANIFEST) != known.manifest:
+                return None
+            manifest = bundle.read_manifest(place)
+            golden = manifest.golden.file if manifest.golden else None
+            for file in (golden, manifest.samples, *(f for variant in manifest.variants for f in variant.files)):
+                if file is not None:
+                    bundle.verify(place, file)
+        except (ArtifactError, OSError):
+            return None
+        return manifest
+
+    def keep(self, step: Step, key: str) -> None:
+        """Record a step whose bundle is in its place, with the key that it had when it began."""
+        manifest = bundle.sha256(step.request.out / bundle.MANIFEST)
+        self._write(self._record.steps | {step.name: Finished(key, manifest)})
+
+    def forget(self, steps: Iterable[Step]) -> None:
+        """These are to be made again."""
+        names = {step.name for step in steps}
+        self._write({name: step for name, step in self._record.steps.items() if name not in names})
+
+    def _write(self, steps: dict[str, Finished]) -> None:
+        self._record = replace(self._record, steps=dict(sorted(steps.items())))
+        bundle.write_atomic(self._path, to_json(self._record) + "\n")
