@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from exporter import sums
 from exporter.errors import ArtifactError, BundleError
 from exporter.records import FP32, PRECISIONS, ArtifactRecord, Manifest, from_json, to_json
 
@@ -25,6 +26,10 @@ MANIFEST = "manifest.json"
 SAMPLES = "samples.json"
 GOLDEN = "golden.pt"
 LOGS = "logs"
+BOM = "bom.cdx.json"
+PROVENANCE = "provenance.json"
+SIGNATURE, SIGSTORE = "provenance.dsse.json", "provenance.sigstore.json"
+UNLISTED = (sums.NAME, SIGNATURE, SIGSTORE)  # what SHA256SUMS does not list
 CACHE = ".cache.zip"  # how the name of a just-in-time variant's cache ends
 FILES = tuple(
     f"{stem}{'' if precision == FP32 else f'@{precision}'}{suffix}"
@@ -34,7 +39,8 @@ FILES = tuple(
         ("exported", ".pt2"),
     )
 )  # fmt: skip
-OURS = {MANIFEST, SAMPLES, GOLDEN, LOGS}
+OURS = {MANIFEST, SAMPLES, GOLDEN, LOGS, BOM, PROVENANCE, *UNLISTED}
+ALTERED = "the bundle was cut short or altered: export again"  # what to do about it
 RENAME_EXCHANGE = 2
 
 
@@ -215,44 +221,42 @@ def write_atomic(path: Path, text: str) -> None:
     new.replace(path)
 
 
-def sha256(path: Path) -> str:
-    """Hex digest of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def record(path: Path) -> ArtifactRecord:
     """A file of a bundle, by its name in the bundle."""
-    return ArtifactRecord(path.name, path.stat().st_size, sha256(path))
+    return ArtifactRecord(path.name, path.stat().st_size, sums.of(path))
 
 
 def read_manifest(bundle: Path) -> Manifest:
-    """The manifest of a bundle; ArtifactError when there is none or it is broken."""
+    """The manifest of a bundle; ArtifactError when there is none, it is broken, or not what SHA256SUMS says."""
     path = bundle / MANIFEST
     try:
-        return from_json(Manifest, path.read_bytes())
+        data = path.read_bytes()
+        listed = sums.read(bundle)
+        if listed is not None and listed.get(MANIFEST) != hashlib.sha256(data).hexdigest():
+            raise ArtifactError(f"it does not match {sums.NAME}", ALTERED)
+        return from_json(Manifest, data)
     except OSError as error:
         raise ArtifactError(
             f"{bundle} holds no bundle: {error.strerror}: {path}", "give the directory of an `exporter export`"
         ) from error
     except ArtifactError as error:
-        raise ArtifactError(
-            f"{path}: {error}", error.remedy or "the bundle was cut short or altered: export again"
-        ) from error
+        raise ArtifactError(f"{path}: {error}", error.remedy or ALTERED) from error
 
 
-def verify(bundle: Path, recorded: ArtifactRecord) -> None:
-    """ArtifactError when a file of the bundle is missing or is not the one that was recorded."""
+def verify(bundle: Path, recorded: ArtifactRecord, found: str | None = None) -> None:
+    """ArtifactError when a file of the bundle is missing or is not the one that was recorded.
+
+    `found` is its hash where it is known.
+    """
     path = bundle / recorded.path
-    remedy = "the bundle was cut short or altered: export again"
     if Path(recorded.path).name != recorded.path:
-        raise ArtifactError(f"{recorded.path} is not a file name", remedy)
+        raise ArtifactError(f"{recorded.path} is not a file name", ALTERED)
     if not path.is_file():
-        raise ArtifactError(f"{path} is missing", remedy)
+        raise ArtifactError(f"{path} is missing", ALTERED)
     if path.stat().st_size != recorded.bytes:
-        raise ArtifactError(f"{path} has {path.stat().st_size} bytes, {recorded.bytes} were recorded", remedy)
-    if sha256(path) != recorded.sha256:
-        raise ArtifactError(f"{path} is not the file that was recorded: its SHA-256 differs", remedy)
+        raise ArtifactError(f"{path} has {path.stat().st_size} bytes, {recorded.bytes} were recorded", ALTERED)
+    if (sums.of(path) if found is None else found) != recorded.sha256:
+        raise ArtifactError(f"{path} is not the file that was recorded: its SHA-256 differs", ALTERED)
 
 
 def pack(folder: Path, path: Path) -> bool:

@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -96,6 +97,17 @@ def _query_gpus(fields: str) -> list[tuple[str, str]]:
 def driver() -> str:
     """The version of NVIDIA's driver; "" where nvidia-smi does not say."""
     return next((found for name, _, found in (gpu.rpartition(", ") for gpu in gpus()) if name), "")
+
+
+def cuda() -> str:
+    """The version of CUDA that torch was built with; "" for none."""
+    spec = importlib.util.find_spec("torch")
+    try:
+        text = Path((spec and spec.origin) or "").with_name("version.py").read_text()
+    except (OSError, ValueError):
+        return ""
+    found = re.search(r"^cuda\b[^=\n]*= '([\d.]+)'", text, re.MULTILINE)
+    return found[1] if found else ""
 
 
 def _visible(found: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:

@@ -6,6 +6,7 @@
     │   └── BundleError         the output directory is locked, foreign, unwritable or full
     ├── ContractError           inputs that do not fit an artifact's contract
     ├── ArtifactError           an artifact or golden is missing, altered, cut short or of another kind; exit code 2
+    │   └── AlteredError        a bundle is not what was published, or not signed as it should be; exit code 1
     ├── MissingDependency       a distribution or a tool that a target needs is not there
     ├── ExportError             the model cannot take this route
     └── JobError                a child process failed, hung, was killed or crashed
@@ -52,6 +53,12 @@ class ArtifactError(ExporterError):
     """A file that is missing, altered, cut short or not what it says it is."""
 
     exit_code = 2
+
+
+class AlteredError(ArtifactError):
+    """A bundle that is not what was published."""
+
+    exit_code = 1
 
 
 class MissingDependency(ExporterError):

@@ -54,6 +54,8 @@ class Prepared:
     warnings: tuple[str, ...] = ()
     ops: tuple[str, ...] = ()  # namespaces of operators outside torch's own in the exported program
     points: dict[str, dict[str, int]] = field(default_factory=dict)  # what is timed, by the golden's case
+    origin: str = ""  # of pretrained weights, as in ModelRecord
+    licence: str = ""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from exporter import bundle, causes, environment, latency, targets
+from exporter import bundle, causes, environment, latency, proof, provenance, targets
 from exporter.draft import Draft
 from exporter.errors import ExporterError, JobError, UsageError
 from exporter.isolate import BACKGROUND, SIDE_BY_SIDE, Child, Zygote
@@ -64,6 +64,7 @@ class _Run:
         self.work = staging.root / ".work"
         self.work.mkdir()
         self.job = request.job(self.work)
+        self.materials = provenance.materials(request.source)  # as they are now: a job may take minutes
         self.draft = Draft(request, staging)
         self.judging = Judging(request, self.job, staging.root, alone, self.draft, listener)
         self.golden = staging.root / bundle.GOLDEN
@@ -124,7 +125,12 @@ class _Run:
     def _prepared(self, child: Child) -> Prepared:
         prepared: Prepared = child.expect("prepared", self.request.timeout)
         model = replace(
-            self.draft.manifest.model, weights=prepared.weights, parameters=prepared.parameters, sizes=prepared.base
+            self.draft.manifest.model,
+            weights=prepared.weights,
+            parameters=prepared.parameters,
+            sizes=prepared.base,
+            origin=prepared.origin,
+            licence=prepared.licence,
         )
         warnings = self.request.warnings + prepared.warnings
         self.draft.update(model=model, contract=prepared.contract, points=prepared.points, warnings=warnings)
@@ -240,9 +246,11 @@ class _Run:
         self.judging.close()
 
     def finish(self, status: str) -> bool:
-        """Remove the work files and write the last manifest; whether anything was finished."""
+        """Remove the work files, write the last manifest and seal the bundle; whether anything was finished."""
         bundle.remove(self.work)
-        return self.draft.finish(status)
+        finished = self.draft.finish(status)
+        proof.seal(self.staging.root, self.draft.manifest, self.materials)
+        return finished
 
 
 def _about_export(prepared: Prepared) -> tuple[str, ...]:

@@ -8,16 +8,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from exporter import bundle, checks, diagnosis, environment, latency, targets
+from exporter import bundle, checks, diagnosis, environment, latency, proof, targets
 from exporter.errors import ArtifactError
 from exporter.isolate import Zygote
 from exporter.listener import Listener
 from exporter.records import Manifest, SessionRecord, VariantRecord
 from exporter.session.client import Session
+from exporter.signing import Trust
 
 
 @dataclass(frozen=True)
@@ -30,26 +31,30 @@ class How:
     allow_cpu_fallback: bool = False
     cuda_graphs: bool = False
     time_budget: float = 0.0
+    trust: Trust = field(default_factory=Trust)
 
 
 def run(place: Path, how: How, listener: Listener) -> Manifest:
     """The manifest with the sessions as they are found now; without the timings of the export.
 
-    ArtifactError when the golden was altered. A variant whose artifact was altered is not loaded; its row says so.
+    AlteredError when any file is not what was published, before a process is started; ArtifactError when that is the
+    golden. A variant whose artifact was altered is not loaded; its row says so.
     """
+    evidence = proof.examine(place, how.trust)
+    evidence.require(evidence.problems)
     manifest = bundle.read_manifest(place)
     if manifest.golden is None:
         raise ArtifactError(f"{place} has no golden: its run ended before one was made", "export again")
     for file in (manifest.golden.file, manifest.samples):
         if file is not None:
-            bundle.verify(place, file)
-    recorded = [v for v in manifest.variants if v.artifact is not None or _altered(place, v)]
+            bundle.verify(place, file, evidence.digests.get(file.path))
+    recorded = [v for v in manifest.variants if v.artifact is not None or _altered(evidence, v)]
     if not recorded:
         raise ArtifactError(f"{place} holds no artifact", "export again")
     with contextlib.ExitStack() as stack:
         zygote = stack.enter_context(Zygote())
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="exporter-")))
-        current = _Recheck(place, manifest, how, listener, zygote, logs)
+        current = _Recheck(evidence, manifest, how, listener, zygote, logs)
         stack.callback(current.close)
         return current.execute(recorded)
 
@@ -58,7 +63,7 @@ def run(place: Path, how: How, listener: Listener) -> Manifest:
 class _Recheck:
     """A recheck in progress: the sessions that wait to be timed."""
 
-    place: Path
+    evidence: proof.Evidence
     manifest: Manifest
     how: How
     listener: Listener
@@ -83,18 +88,19 @@ class _Recheck:
             checked.append(self._check(record, self.logs / f"{len(checked)}.log"))
             if not self._waits(record):
                 self.listener.done(checked[-1])
-        manifest = replace(self.manifest, variants=tuple(checked), warnings=())
+        manifest = replace(self.manifest, variants=tuple(checked), warnings=self.evidence.notes)
         return self._time(manifest, recorded) if self.how.time_budget else manifest
 
     def _check(self, record: VariantRecord, log: Path) -> VariantRecord:
         record = replace(record, timings={}, sweep={}, notes=(), reason="", remedy="")
-        if error := _altered(self.place, record):
+        if error := _altered(self.evidence, record):
             failed = replace(record, status="failed", stage="hash", sessions=(), parity=None)
             return replace(failed, reason=str(error), remedy=error.remedy)
         unsteady = diagnosis.unsteady(self.manifest.warnings)
         watched = self.manifest.device if self.how.time_budget else "cpu"
         results: list[SessionRecord] = []
-        for kind, open_session in checks.openers(self.zygote, self.place, record, self.options, log, self.how.timeout):
+        place = self.evidence.place
+        for kind, open_session in checks.openers(self.zygote, place, record, self.options, log, self.how.timeout):
             judge = functools.partial(checks.check, kind, open_session, unsteady, record.quantized)
             result, session = checks.watch_gpu_memory(watched, judge)
             results.append(result)
@@ -124,7 +130,9 @@ class _Recheck:
                 record = replace(found.timed(record), notes=self._before(before))
                 self.listener.done(record)
             timed.append(record)
-        return replace(manifest, variants=tuple(timed), baseline=baseline[0], warnings=found.warnings)
+        return replace(
+            manifest, variants=tuple(timed), baseline=baseline[0], warnings=manifest.warnings + found.warnings
+        )
 
     def _waits(self, record: VariantRecord) -> bool:
         """Whether it has a session that is to be timed."""
@@ -141,11 +149,11 @@ class _Recheck:
             session.close()
 
 
-def _altered(place: Path, record: VariantRecord) -> ArtifactError | None:
+def _altered(evidence: proof.Evidence, record: VariantRecord) -> ArtifactError | None:
     """What is wrong with the first of the variant's files that is not what was recorded."""
     for file in record.files:
         try:
-            bundle.verify(place, file)
+            bundle.verify(evidence.place, file, evidence.digests.get(file.path))
         except ArtifactError as error:
             return error
     return None

@@ -229,7 +229,11 @@ class VariantRecord:
 
 @dataclass(frozen=True)
 class ModelRecord:
-    """Which model it was, and with which weights."""
+    """Which model it was, and with which weights.
+
+    `origin` is where pretrained weights were published, a package URL or another; `licence` is theirs. Either is empty
+    where nobody says.
+    """
 
     name: str
     source: str
@@ -237,6 +241,8 @@ class ModelRecord:
     seed: int
     parameters: int = 0
     sizes: dict[str, int] = field(default_factory=dict)
+    origin: str = ""
+    licence: str = ""
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,8 @@ def prepare(
     points = contract.sweep_points(loaded.base, loaded.symbols, job.sweep)
     found = find_contract(job, loaded)
     tell(channel, "loaded", None)
+    weights = _weights_used(job.weights, loaded)
+    published = loaded.module.model if weights == "pretrained" else None
     sizes = contract.capture_sizes(loaded.base, loaded.symbols)
     started = time.perf_counter()
     ops = _capture(job, loaded, found, sizes) if capture_program else ()
@@ -45,12 +47,14 @@ def prepare(
         contract=found,
         base=loaded.base,
         capture_sizes=sizes,
-        weights=_weights_used(job.weights, loaded),
+        weights=weights,
         parameters=sum(p.numel() for p in loaded.module.parameters()),
         capture_s=time.perf_counter() - started if capture_program else 0.0,
         warnings=tuple(dict.fromkeys(loaded.warnings)),
         ops=ops,
         points=points,
+        origin=getattr(published, "exporter_origin", ""),
+        licence=getattr(published, "exporter_licence", ""),
     )
     tell(channel, "prepared", prepared)
     stand_back(BACKGROUND)  # the exports have waited for this; from here on they run beside it

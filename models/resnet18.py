@@ -16,6 +16,7 @@ def load(weights: str) -> torch.nn.Module:
         try:
             model = resnet18(weights=ResNet18_Weights.DEFAULT)
             model.exporter_weights = "pretrained"
+            model.exporter_origin = ResNet18_Weights.DEFAULT.url
             return model
         except OSError:
             if weights == "pretrained":

@@ -16,6 +16,7 @@ def load(weights: str) -> torch.nn.Module:
         try:
             model = vit_b_16(weights=ViT_B_16_Weights.DEFAULT)
             model.exporter_weights = "pretrained"
+            model.exporter_origin = ViT_B_16_Weights.DEFAULT.url
             return model
         except OSError:
             if weights == "pretrained":

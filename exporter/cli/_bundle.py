@@ -32,6 +32,16 @@ OPTIONS = (
     ),
     click.option("--allow-cpu-fallback", is_flag=True, help="Let onnxruntime run on the CPU where CUDA was asked for."),
     click.option("--cuda-graphs", is_flag=True, help="Let onnxruntime capture CUDA graphs, as at the export."),
+    click.option(
+        "--public-key",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        metavar="PEM",
+        help="Insist on the signature of `exporter sign --key` by the key to this one.",
+    ),
+    click.option(
+        "--identity", default="", metavar="WHO", help="Insist on sigstore's signature by WHO: an email, a URL."
+    ),
+    click.option("--issuer", default="", metavar="URL", help="Who vouches for WHO, as https://accounts.google.com."),
     click.option("--json", "as_json", is_flag=True, help="Print the manifest with what was found now."),
     click.option("-q", "--quiet", is_flag=True, help="No progress."),
     click.option("-v", "--verbose", is_flag=True, expose_value=False, help="Tracebacks."),
@@ -49,10 +59,16 @@ def recheck(place: Path, options: dict[str, Any], time_budget: float = 0.0) -> M
     """The bundle as it is found now, timed where there is a budget; `options` are those that `bundle_options` adds."""
     from exporter import environment, recheck
     from exporter.cli import _progress
+    from exporter.errors import UsageError
+    from exporter.signing import Trust
 
+    trust = Trust(options["public_key"], options["identity"], options["issuer"])
+    if bool(trust.identity) != bool(trust.issuer):
+        raise UsageError("--identity and --issuer belong together", "give both")
     how = recheck.How(
         threads=options["threads"] or environment.usable_cpus(),
         time_budget=time_budget,
+        trust=trust,
         **{name: options[name] for name in ("timeout", "ops_libs", "allow_cpu_fallback", "cuda_graphs")},
     )
     with _progress.listener(quiet=options["quiet"]) as listener:

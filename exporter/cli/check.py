@@ -13,8 +13,11 @@ from exporter.cli import _bundle
 @click.command(name="check", short_help="Check a bundle again, on this machine.")
 @_bundle.bundle_options
 def command(bundle: Path, **options: Any) -> int:
-    """Check BUNDLE's hashes, then parity again from its golden, in Python and, where exporter-run is built, in C++.
+    """Check BUNDLE's hashes and signature, then parity again from its golden, in Python and, where built, in C++.
 
-    Exit codes: 0 all passed, 1 an artifact was altered or lost parity, 2 there is no bundle with a golden to check by.
+    Nothing is loaded before SHA256SUMS, bom.cdx.json, provenance.json and the signature are right, and no artifact
+    whose hash is wrong.
+
+    Exit codes: 0 all passed, 1 a file was altered or lost parity, 2 there is no bundle with a golden to check by.
     """
     return _bundle.show(_bundle.recheck(bundle, options), bundle, options)

@@ -19,6 +19,7 @@ from exporter.checkpoint_files import LFS_POINTER
 from exporter.errors import RecipeError
 
 CONFIG = "config.json"
+CARD = "README.md"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 ANSWER_S = 3  # the hub's own client would try for twenty seconds
 
@@ -68,6 +69,18 @@ def weight_files(name: str, config_path: Path) -> list[Path]:
         if problem := _problem(file):
             raise RecipeError(f"{file} ({file.stat().st_size:,} bytes) is broken: {problem}", _again(name, file))
     return files
+
+
+def published(name: str, folder: Path) -> tuple[str, str]:
+    """Where a model's files come from, as a package URL, and the licence in its card; "" for what is not known here."""
+    from huggingface_hub import metadata_load
+
+    try:
+        licence = (metadata_load(folder / CARD) or {}).get("license")
+    except Exception:  # it is not in the cache, or nothing that YAML reads
+        licence = None
+    origin = "" if local_folder(name) else f"pkg:huggingface/{_parts(name)[0]}@{folder.name}"
+    return origin, licence if isinstance(licence, str) else ""
 
 
 def local_folder(name: str) -> Path | None:

@@ -22,7 +22,13 @@ _OFFLINE = "give --weights random, or run it once where there is a network"
 
 
 def choose(
-    weights: str, name: str, pretrained: Callable[[], nn.Module] | None, random: Callable[[], nn.Module], cached: Path
+    weights: str,
+    name: str,
+    pretrained: Callable[[], nn.Module] | None,
+    random: Callable[[], nn.Module],
+    cached: Path,
+    origin: str = "",
+    licence: str = "",
 ) -> nn.Module:
     """The model with pretrained or random weights, which its attribute `exporter_weights` then says.
 
@@ -32,6 +38,8 @@ def choose(
         pretrained: fetches the weights or finds them in a cache; None where there are none.
         random: makes the model with random weights.
         cached: the file that keeps what was fetched.
+        origin: where the pretrained weights are published, a package URL or another.
+        licence: theirs, as the library names it.
 
     Raises:
         RecipeError: `weights` is pretrained and they cannot be had; or, whatever it is, they are there but damaged.
@@ -40,7 +48,7 @@ def choose(
         problem, remedy = f"there are no pretrained weights of {name}", "give --weights random, or --checkpoint FILE"
         if pretrained is not None:
             try:
-                return labelled(_fetched(pretrained, name, cached), "pretrained")
+                return labelled(_fetched(pretrained, name, cached), "pretrained", origin, licence)
             except (OSError, HTTPException) as error:
                 problem = f"the pretrained weights of {name} cannot be fetched: {places.message(error)}"
                 remedy = _OFFLINE
@@ -74,9 +82,10 @@ def _patience() -> Iterator[None]:
         socket.setdefaulttimeout(before)
 
 
-def labelled(model: nn.Module, weights: str) -> nn.Module:
-    """The model in eval mode, with word of which weights it has."""
+def labelled(model: nn.Module, weights: str, origin: str = "", licence: str = "") -> nn.Module:
+    """The model in eval mode, with word of which weights it has, who published them where, and under what licence."""
     model.exporter_weights = weights  # type: ignore[assignment]
+    model.exporter_origin, model.exporter_licence = origin, licence  # type: ignore[assignment]
     return model.eval()
 
 

@@ -101,7 +101,7 @@ class HfRecipe:
             )
         if missing:
             warnings.warn(f"random weights for {', '.join(missing[:4])}: {self._name} has none", stacklevel=3)
-        return _weights.labelled(model, "pretrained")
+        return _weights.labelled(model, "pretrained", *_hf_hub.published(self._name, config_path.parent))
 
     def _random(self) -> torch.nn.Module:
         try:

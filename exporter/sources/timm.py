@@ -79,7 +79,15 @@ class _Model:
 
     def _load(self, weights: str) -> nn.Module:
         has = self.config.hf_hub_id or self.config.url or self.config.file
-        return _weights.choose(weights, self.name, self._pretrained if has else None, self._random, self._cached())
+        pretrained = self._pretrained if has else None
+        return _weights.choose(
+            weights, self.name, pretrained, self._random, self._cached(), self._origin(), self.config.license or ""
+        )
+
+    def _origin(self) -> str:
+        """Where timm takes the weights from; of the hub no revision is named, for timm names none."""
+        hub = self.config.hf_hub_id
+        return f"pkg:huggingface/{hub}" if hub else self.config.url or ""
 
     def _pretrained(self) -> nn.Module:
         with _offline_at_once():

@@ -1,0 +1,38 @@
+"""`exporter sign BUNDLE`: say whose it is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+PASSWORD = "EXPORTER_KEY_PASSWORD"
+
+
+@click.command(name="sign", short_help="Sign a bundle's provenance.")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option(
+    "--key",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="PEM",
+    help="Private key: Ed25519, ECDSA or RSA. Without one sigstore signs by your identity (pip install "
+    f"'exporter[sigstore]'). The password of a locked key is asked for, or taken from {PASSWORD}.",
+)
+@click.option("-v", "--verbose", is_flag=True, expose_value=False, help="Tracebacks.")
+def command(bundle: Path, key: Path | None) -> int:
+    """Sign BUNDLE's provenance.json, which holds the hash of every other file, once all of these are right.
+
+    `exporter check --public-key`, or `--identity` with `--issuer`, verifies the signature.
+
+    Exit codes: 0 signed, 1 the bundle was altered or sigstore cannot be reached, 2 there is no bundle or no key.
+    """
+    from exporter import proof
+
+    click.echo(proof.sign(bundle, key, _password))
+    return 0
+
+
+def _password() -> str:
+    password: str = os.environ.get(PASSWORD) or click.prompt("Password of the key", hide_input=True, err=True)
+    return password

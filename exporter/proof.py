@@ -1,0 +1,146 @@
+"""What a bundle proves itself by: sums, a bill of materials, provenance, a signature. Made last, examined first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from exporter import bundle, provenance, sbom, signing, sums
+from exporter.errors import AlteredError, ArtifactError
+from exporter.records import Manifest
+
+REMEDY = "take it again from where it was published, or export again"
+STATEMENTS = {bundle.BOM: sbom.hashes, bundle.PROVENANCE: provenance.subjects}  # and how their hashes are read
+Problems = dict[str, str]  # by the file that each is about
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was found of a bundle: the hashes of its files, and what is wrong with them in words.
+
+    `spoilt` are artifacts, or the golden, that are not what the manifest says; `problems` is all else.
+    """
+
+    place: Path
+    digests: Mapping[str, str]
+    problems: Problems
+    spoilt: Problems
+    notes: tuple[str, ...]
+
+    def require(self, problems: Problems) -> None:
+        """AlteredError where there are any."""
+        if problems:
+            raise AlteredError(f"{self.place} is not what was published: {'; '.join(problems.values())}", REMEDY)
+
+
+def seal(root: Path, manifest: Manifest, materials: tuple[provenance.Material, ...]) -> None:
+    """Write the bill, the provenance and the sums of a bundle that is complete. Recorded files are not hashed again."""
+    known = _recorded(manifest)
+    bundle.write_atomic(root / bundle.BOM, sbom.render(manifest, known))
+    digests = sums.tree(root, known, bundle.UNLISTED)
+    finished = datetime.now(UTC).isoformat(timespec="seconds")
+    statement = provenance.statement(manifest, materials, finished, digests)
+    bundle.write_atomic(root / bundle.PROVENANCE, statement)
+    digests[bundle.PROVENANCE] = sums.of(root / bundle.PROVENANCE)
+    bundle.write_atomic(root / sums.NAME, sums.text(digests))
+
+
+def _recorded(manifest: Manifest) -> dict[str, str]:
+    """The hashes of the artifacts and the golden, as they were recorded."""
+    golden = [manifest.golden.file] if manifest.golden else []
+    return {file.path: file.sha256 for file in (*golden, *(f for v in manifest.variants for f in v.files))}
+
+
+def examine(place: Path, trust: signing.Trust | None) -> Evidence:
+    """Hash every file of a bundle, once, and compare it with all that tells of it; signatures too where there is trust.
+
+    ArtifactError when there is no bundle.
+    """
+    try:
+        found = sums.tree(place, {}, bundle.UNLISTED)
+    except OSError as error:
+        raise ArtifactError(
+            f"{place} holds no bundle: {error.strerror}", "give the directory of an `exporter export`"
+        ) from error
+    problems, spoilt, notes = dict[str, str](), dict[str, str](), list[str]()
+    if bundle.PROVENANCE in found or (place / sums.NAME).exists():
+        problems = _against_sums(place, found)
+        spoilt = _spoilt(place, problems, found)
+        problems = {name: said for name, said in problems.items() if name not in spoilt}
+        for name, said in _against_statements(place, found, problems):
+            if name not in spoilt:
+                problems.setdefault(name, said)
+    else:
+        notes.append(f"there is no {sums.NAME}: an earlier exporter made this bundle, and not all of it can be checked")
+    if trust is not None:
+        for name, said, wrong in _signatures(place, trust):
+            if wrong:
+                problems.setdefault(name, said)
+            else:
+                notes.append(said)
+    return Evidence(place, found, problems, spoilt, tuple(notes))
+
+
+def _against_sums(place: Path, found: Mapping[str, str]) -> Problems:
+    try:
+        listed = sums.read(place)
+    except ArtifactError as error:
+        return {sums.NAME: str(error)}
+    if listed is None:
+        return {sums.NAME: f"{sums.NAME} is missing"}
+    needed = {name: f"{name} is missing" for name in (bundle.MANIFEST, *STATEMENTS) if name not in found}
+    return sums.differences(listed, found, sums.NAME) | needed
+
+
+def _spoilt(place: Path, problems: Problems, found: Mapping[str, str]) -> Problems:
+    """Those problems that the manifest, which is whole, confirms: of artifacts and of the golden."""
+    if not problems or problems.keys() & {bundle.MANIFEST, sums.NAME}:
+        return {}
+    recorded = _recorded(bundle.read_manifest(place))
+    return {n: said for n, said in problems.items() if n in recorded and recorded[n] != found.get(n)}
+
+
+def _against_statements(place: Path, found: Mapping[str, str], problems: Problems) -> Iterator[tuple[str, str]]:
+    """What the bill and the provenance say otherwise, as far as these are whole."""
+    for file, read in STATEMENTS.items():
+        if file in found and file not in problems:
+            try:
+                told = read(sums.read_bounded(place / file))
+            except ArtifactError as error:
+                yield file, f"{file}: {error}"
+                continue
+            about = {n: digest for n, digest in found.items() if n != file and (n in told or file != bundle.BOM)}
+            yield from sums.differences(told, about, file).items()
+
+
+def _signatures(place: Path, trust: signing.Trust) -> Iterator[tuple[str, str, bool]]:
+    """About each signature that is there, or that was asked for: its file, what is to be said, whether it is wrong."""
+    for file, asked, options, require in (
+        (bundle.SIGNATURE, trust.public_key, "--public-key", signing.require_key),
+        (bundle.SIGSTORE, trust.identity, "--identity and --issuer", signing.require_identity),
+    ):
+        if not (place / file).exists():
+            if asked:
+                yield file, f"{file} is missing: it is not signed so", True
+            continue
+        try:
+            require(sums.read_bounded(place / bundle.PROVENANCE), sums.read_bounded(place / file), trust)
+        except ArtifactError as error:
+            yield file, f"{file}: {error}", True
+        else:
+            if not asked:
+                yield file, f"the signature {file} was not verified: give {options}", False
+
+
+def sign(place: Path, key: Path | None, ask: Callable[[], str]) -> Path:
+    """Sign a bundle that is whole, by a key or else by sigstore; returns the signature's file."""
+    evidence = examine(place, None)
+    evidence.require(evidence.problems | evidence.spoilt)
+    if bundle.PROVENANCE not in evidence.digests:
+        raise ArtifactError(f"{place} has no {bundle.PROVENANCE} to sign", "export again: an earlier exporter made it")
+    payload = sums.read_bounded(place / bundle.PROVENANCE)
+    path = place / (bundle.SIGNATURE if key else bundle.SIGSTORE)
+    bundle.write_atomic(path, signing.with_key(payload, key, ask) if key else signing.keyless(payload))
+    return path
