@@ -1,8 +1,8 @@
 """A bundle as one file, NAME.tar.zst: the same bundle gives the same bytes, and what comes out is what was recorded.
 
-In the tar stand `bundle/manifest.json`, then what it records, then the logs, each by name, all with one mode and owner
-and no time. A reader trusts none of it. zstd (RFC 8878) looks for repetition as far back as `WINDOW` allows, so weights
-that several artifacts hold alike are stored once; a reader keeps that much in memory.
+In the tar stand `bundle/manifest.json`, then what it records, what proves it, and the logs, each by name, all with one
+mode and owner and no time. A reader trusts none of it. zstd (RFC 8878) looks for repetition as far back as `WINDOW`
+allows, so weights that several artifacts hold alike are stored once; a reader keeps that much in memory.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from typing import BinaryIO
 
 import zstandard
 
-from exporter import bundle
+from exporter import bundle, proof, sums
 from exporter.bundle import LOGS, MANIFEST
 from exporter.errors import ArtifactError, ExporterError, UsageError
 from exporter.records import ArtifactRecord, Manifest, from_json
 
 SUFFIX = ".tar.zst"
 TOP = "bundle/"
+PROOFS = (bundle.BOM, bundle.PROVENANCE, *bundle.UNLISTED)
 WINDOW = 30  # log2 of bytes
 LEVEL = 1  # weights are noise: more effort finds nothing
 THREADS = 4  # any number but 0 gives the same bytes
@@ -40,9 +41,11 @@ def pack(place: Path, out: Path) -> int:
 
     ArtifactError when the bundle is not what its manifest records; UsageError when it holds other files.
     """
+    evidence = proof.examine(place, None)
+    evidence.require(evidence.problems | evidence.spoilt)
     manifest = bundle.read_manifest(place)
     for recorded in manifest.files:
-        bundle.verify(place, recorded)
+        bundle.verify(place, recorded, evidence.digests.get(recorded.path))
     names = _names(place, manifest)
     new = out.with_name(out.name + ".new")
     try:
@@ -59,7 +62,7 @@ def pack(place: Path, out: Path) -> int:
 
 def _names(place: Path, manifest: Manifest) -> list[str]:
     """The files to pack, in order. UsageError for files that exporter did not write."""
-    recorded = sorted(_recorded(manifest))
+    recorded = [*sorted(_recorded(manifest)), *(name for name in PROOFS if (place / name).is_file())]
     logs = sorted(f"{LOGS}/{log.name}" for log in (place / LOGS).glob("*"))
     held = {entry.name for entry in place.iterdir()}
     foreign = held.difference(recorded, (MANIFEST, LOGS))
@@ -155,19 +158,24 @@ def _extract(source: _Source, root: Path) -> Manifest:
     text = source.read(size)
     (root / MANIFEST).write_bytes(text)
     manifest = from_json(Manifest, text)
-    missing = _recorded(manifest)
+    missing, digests = _recorded(manifest), {MANIFEST: hashlib.sha256(text).hexdigest()}
     source.expect(sum(file.bytes for file in missing.values()))
     for name, size in members:
         file = missing.pop(name, None)
-        if (file is None and not _is_log(name)) or (root / name).exists():
+        known = file is not None or _is_log(name) or (name in PROOFS and size <= sums.LIMIT)
+        if not known or (root / name).exists():
             raise ValueError(f"{name!r} is no file of this bundle, or comes twice")
         if file and size != file.bytes:
             raise ValueError(f"{name} has {size} bytes, {file.bytes} were recorded")
-        digest = source.copy(size, root / name)
-        if file and digest != file.sha256:
+        digests[name] = source.copy(size, root / name)
+        if file and digests[name] != file.sha256:
             raise ValueError(f"{name} is not the file that was recorded: its SHA-256 differs")
     if missing:
         raise ValueError(f"{min(missing)} is missing")
+    listed = sums.read(root)
+    found = {name: digest for name, digest in digests.items() if name not in bundle.UNLISTED}
+    if listed is not None and (wrong := sums.differences(listed, found, sums.NAME)):
+        raise ValueError("; ".join(wrong.values()))
     return manifest
 
 
@@ -194,7 +202,7 @@ def _recorded(manifest: Manifest) -> dict[str, ArtifactRecord]:
     """The files that a manifest records, by name. ArtifactError for names that no bundle holds."""
     files = {file.path: file for file in manifest.files}
     for name in files:
-        if not PLAIN.fullmatch(name) or name in (MANIFEST, LOGS):
+        if not PLAIN.fullmatch(name) or name in (MANIFEST, LOGS, *PROOFS):
             raise ArtifactError(f"the manifest records {name!r}, which is no file of a bundle", REMEDY)
     return files
 

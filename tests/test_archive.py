@@ -15,7 +15,7 @@ from archives import LIMIT, TRACE, Member, attempt, compressed, make_bundle, mem
 from conftest import Cli
 from manifests import manifest, variant
 
-from exporter import archive, bundle
+from exporter import archive, bundle, proof
 from exporter.errors import ArtifactError, BundleError, ExporterError, UsageError
 
 
@@ -32,6 +32,27 @@ def unpack(data: bytes, folder: Path, limit: int = LIMIT) -> Path:
 
 def test_what_is_packed_comes_out(toy: Path, tmp_path: Path) -> None:
     assert tree(unpack(packed(toy), tmp_path)) == tree(toy)
+
+
+def sealed(place: Path) -> Path:
+    """With what proves it, as an export leaves it."""
+    proof.seal(place, bundle.read_manifest(place), ())
+    return place
+
+
+def test_what_proves_a_bundle_comes_along(toy: Path, tmp_path: Path) -> None:
+    out = unpack(packed(sealed(toy)), tmp_path)
+    assert tree(out) == tree(toy)
+    assert proof.examine(out, None).problems == {}
+
+
+def test_a_log_that_is_not_the_one_that_was_sealed(toy: Path, tmp_path: Path) -> None:
+    members = [(i, b"all is lost" if i.name.endswith(".log") else d) for i, d in members_of(packed(sealed(toy)))]
+    with pytest.raises(ArtifactError, match=r"logs/trace\.log does not match SHA256SUMS"):
+        unpack(compressed(tar_of(members)), tmp_path)
+    (toy / "logs" / "trace.log").write_text("all is lost")
+    with pytest.raises(ArtifactError, match="is not what was published"):
+        packed(toy)
 
 
 def test_the_same_bundle_gives_the_same_bytes(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

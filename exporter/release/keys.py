@@ -17,7 +17,7 @@ from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any
 
-from exporter import __version__, bundle, environment
+from exporter import __version__, environment, sums
 from exporter.recipes import Source
 from exporter.request import Request
 
@@ -42,7 +42,7 @@ def key(request: Request) -> str:
 @functools.cache
 def _digest(path: Path, changed: int) -> str:
     """A file's hash; `changed` is for the cache."""
-    return bundle.sha256(path)
+    return sums.of(path)
 
 
 def _files(request: Request) -> Iterator[list[Path]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from exporter import bundle
+from exporter import bundle, sums
 from exporter.errors import ArtifactError
 from exporter.records import SCHEMA, Manifest, from_json, to_json
 from exporter.release.plan import Step
@@ -51,7 +51,7 @@ class State:
         if known is None or known.key != key:
             return None
         try:
-            if bundle.sha256(place / bundle.MANIFEST) != known.manifest:
+            if sums.of(place / bundle.MANIFEST) != known.manifest:
                 return None
             manifest = bundle.read_manifest(place)
             golden = manifest.golden.file if manifest.golden else None
@@ -64,7 +64,7 @@ class State:
 
     def keep(self, step: Step, key: str) -> None:
         """Record a step whose bundle is in its place, with the key that it had when it began."""
-        manifest = bundle.sha256(step.request.out / bundle.MANIFEST)
+        manifest = sums.of(step.request.out / bundle.MANIFEST)
         self._write(self._record.steps | {step.name: Finished(key, manifest)})
 
     def forget(self, steps: Iterable[Step]) -> None:
