@@ -39,7 +39,7 @@ def seal(root: Path, manifest: Manifest, materials: tuple[provenance.Material, .
     """Write the bill, the provenance and the sums of a bundle that is complete. Recorded files are not hashed again."""
     known = _recorded(manifest)
     bundle.write_atomic(root / bundle.BOM, sbom.render(manifest, known))
-    digests = sums.tree(root, known, bundle.UNLISTED)
+    digests = sums.tree(root, known, (*bundle.UNLISTED, bundle.PROVENANCE))
     finished = datetime.now(UTC).isoformat(timespec="seconds")
     statement = provenance.statement(manifest, materials, finished, digests)
     bundle.write_atomic(root / bundle.PROVENANCE, statement)
@@ -58,14 +58,16 @@ def examine(place: Path, trust: signing.Trust | None) -> Evidence:
 
     ArtifactError when there is no bundle.
     """
+    if not (place / sums.NAME).exists():
+        bundle.read_manifest(place)  # says where there is no bundle
     try:
         found = sums.tree(place, {}, bundle.UNLISTED)
     except OSError as error:
         raise ArtifactError(
-            f"{place} holds no bundle: {error.strerror}", "give the directory of an `exporter export`"
+            f"{place} cannot be read: {error.strerror}: {error.filename}", "change its owner"
         ) from error
     problems, spoilt, notes = dict[str, str](), dict[str, str](), list[str]()
-    if bundle.PROVENANCE in found or (place / sums.NAME).exists():
+    if found.keys() & STATEMENTS.keys() or (place / sums.NAME).exists():
         problems = _against_sums(place, found)
         spoilt = _spoilt(place, problems, found)
         problems = {name: said for name, said in problems.items() if name not in spoilt}
@@ -123,7 +125,7 @@ def _signatures(place: Path, trust: signing.Trust) -> Iterator[tuple[str, str, b
     ):
         if not (place / file).exists():
             if asked:
-                yield file, f"{file} is missing: it is not signed so", True
+                yield file, f"it is not signed: {file} is missing", True
             continue
         try:
             require(sums.read_bounded(place / bundle.PROVENANCE), sums.read_bounded(place / file), trust)

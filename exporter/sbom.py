@@ -9,47 +9,53 @@ import importlib.metadata
 import json
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from cyclonedx.contrib.license.factories import LicenseFactory
+from cyclonedx.exception.model import InvalidUriException
+from cyclonedx.model import ExternalReference, ExternalReferenceType, HashAlgorithm, HashType, Property, XsUri
+from cyclonedx.model.bom import Bom, BomMetaData
+from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.model.license import License
+from cyclonedx.model.tool import ToolRepository
+from cyclonedx.output import make_outputter
+from cyclonedx.schema import OutputFormat, SchemaVersion
+from packageurl import PackageURL
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 
 from exporter import environment, targets
 from exporter.errors import ArtifactError
-from exporter.records import Manifest
+from exporter.records import Manifest, ModelRecord
 
-if TYPE_CHECKING:
-    from cyclonedx.model.component import Component
-
-Distributions = dict[str, importlib.metadata.Distribution]
-OPTIONAL = ("timm", "torchao", "triton")
+OPTIONAL = ("timm", "torchao")  # what a run may stand on too, where it is installed
 LICENCE_CHARACTERS = 80  # some distributions give the whole text instead of a name
 
 
 def render(manifest: Manifest, files: Mapping[str, str]) -> str:
     """The bill as JSON, the same for the same run. `files` are the hashes of the artifacts and the golden, by path."""
-    from cyclonedx.model.bom import Bom, BomMetaData
-    from cyclonedx.model.tool import ToolRepository
-    from cyclonedx.output import make_outputter
-    from cyclonedx.schema import OutputFormat, SchemaVersion
-
-    packages = _packages(manifest)
-    libraries = {name: _library(found) for name, found in packages.items()}
+    model = _model(manifest.model)
     made = [_file(name, digest) for name, digest in sorted(files.items())]
-    model = _model(manifest)
+    roots = _roots(manifest)
+    packages, needs = _closure(roots)
+    libraries = {name: _library(name, package) for name, package in sorted(packages.items())}
     platforms = list(_platforms())
+    tool = Component(name="exporter", version=manifest.exporter, type=ComponentType.APPLICATION, bom_ref="exporter")
     bom = Bom(
         components=[*made, *libraries.values(), *platforms],
         metadata=BomMetaData(
             timestamp=datetime.fromisoformat(manifest.created),
-            tools=ToolRepository(components=[_exporter(manifest)]),
+            tools=ToolRepository(components=[tool]),
             component=model,
         ),
     )
-    roots = [libraries[name] for name in _roots(manifest) if name in libraries]
-    bom.register_dependency(model, [*made, *roots])
-    for component in made:
-        bom.register_dependency(component, [*roots, *platforms])
-    for name, found in packages.items():
-        bom.register_dependency(libraries[name], [libraries[needed] for needed in _needs(found) if needed in libraries])
+    stands_on = [*(libraries[name] for name in roots if name in libraries), *platforms]
+    for component in (model, *made):
+        bom.register_dependency(component, stands_on if component in made else [*made, *stands_on])
+    for name, needed in needs.items():
+        bom.register_dependency(libraries[name], [libraries[other] for other in needed if other in libraries])
     content = json.dumps([manifest.model.name, manifest.created, manifest.command, sorted(files.items())])
     bom.serial_number = uuid.uuid5(uuid.NAMESPACE_OID, content)
     return make_outputter(bom, OutputFormat.JSON, SchemaVersion.V1_7).output_as_string(indent=2) + "\n"
@@ -67,109 +73,93 @@ def hashes(data: bytes) -> dict[str, str]:
         raise ArtifactError(f"it is no CycloneDX bill of materials: {error}") from error
 
 
-def _model(manifest: Manifest) -> Component:
-    from cyclonedx.model import ExternalReference, ExternalReferenceType, Property, XsUri
-    from cyclonedx.model.component import Component, ComponentType
-    from packageurl import PackageURL
-
-    model = manifest.model
+def _model(model: ModelRecord) -> Component:
     facts = {"source": model.source, "weights": model.weights, "parameters": str(model.parameters or "")}
-    facts |= {"seed": str(model.seed)}
-    package = model.origin.startswith("pkg:")
-    link = [ExternalReference(type=ExternalReferenceType.DISTRIBUTION, url=XsUri(model.origin))]
-    return Component(
+    facts |= {"seed": str(model.seed), "origin": model.origin}
+    component = Component(
         name=model.name,
         type=ComponentType.MACHINE_LEARNING_MODEL,
         bom_ref="model",
         licenses=_licences(model.licence),
-        purl=PackageURL.from_string(model.origin) if package else None,
-        external_references=link if model.origin and not package else [],
         properties=[Property(name=f"exporter:{name}", value=value) for name, value in facts.items() if value],
     )
+    with suppress(ValueError, InvalidUriException):  # whatever a recipe of the user's says
+        if model.origin.startswith("pkg:"):
+            component.purl = PackageURL.from_string(model.origin)
+        elif "://" in model.origin:
+            link = ExternalReference(type=ExternalReferenceType.DISTRIBUTION, url=XsUri(model.origin))
+            component.external_references = [link]
+    return component
 
 
 def _file(name: str, digest: str) -> Component:
-    from cyclonedx.model import HashAlgorithm, HashType
-    from cyclonedx.model.component import Component, ComponentType
-
     hashed = [HashType(alg=HashAlgorithm.SHA_256, content=digest)]
     return Component(name=name, type=ComponentType.FILE, bom_ref=f"file:{name}", hashes=hashed)
 
 
-def _exporter(manifest: Manifest) -> Component:
-    from cyclonedx.model.component import Component, ComponentType
-
-    return Component(name="exporter", version=manifest.exporter, type=ComponentType.APPLICATION, bom_ref="exporter")
-
-
-def _library(found: importlib.metadata.Distribution) -> Component:
-    from cyclonedx.model.component import Component, ComponentType
-    from packageurl import PackageURL
-
-    name, version = _name(found.metadata["Name"]), found.version
-    local = found.read_text("direct_url.json") is not None  # of a folder or a repository, and not from an index
+def _library(name: str, package: importlib.metadata.Distribution) -> Component:
+    local = package.read_text("direct_url.json") is not None  # of a folder or a repository, and not from an index
     return Component(
         name=name,
-        version=version,
+        version=package.version,
         type=ComponentType.LIBRARY,
-        bom_ref=f"{name}=={version}",
-        purl=None if local else PackageURL("pypi", None, name, version),
-        licenses=_licences(_licence(found.metadata)),
+        bom_ref=f"package:{name}",
+        purl=None if local else PackageURL("pypi", None, name, package.version),
+        licenses=_licences(_licence(package.metadata)),
     )
 
 
-def _platforms() -> Iterator[Component]:
-    from cyclonedx.model.component import Component, ComponentType
+def _licence(metadata: Any) -> str:
+    """What a distribution says of its licence, in the newest of three ways that it does."""
+    if expression := metadata.get("License-Expression"):
+        return str(expression)
+    said = str(metadata.get("License") or "")
+    if said and said.isprintable() and len(said) <= LICENCE_CHARACTERS:
+        return said
+    classifiers = metadata.get_all("Classifier") or ()
+    return next((str(c).rpartition(" :: ")[2] for c in classifiers if c.startswith("License ::")), "")
 
+
+def _licences(text: str) -> Iterable[License]:
+    return [LicenseFactory().make_from_string(text)] if text else []
+
+
+def _platforms() -> Iterator[Component]:
     if cuda := environment.cuda():
         yield Component(name="CUDA", version=cuda, type=ComponentType.PLATFORM, bom_ref="cuda")
     if driver := environment.driver():
         yield Component(name="NVIDIA driver", version=driver, type=ComponentType.DEVICE_DRIVER, bom_ref="driver")
 
 
-def _licence(metadata: Any) -> str:
-    """What a distribution says of its licence, in the newest of the three ways; "" for none, or a whole text."""
-    classifiers = [c.rpartition(" :: ")[2] for c in metadata.get_all("Classifier") or () if c.startswith("License ::")]
-    said = metadata.get("License-Expression") or metadata.get("License") or (classifiers or [""])[0]
-    return said if len(said) <= LICENCE_CHARACTERS and said.isprintable() else ""
-
-
-def _licences(text: str) -> Iterable[Any]:
-    from cyclonedx.contrib.license.factories import LicenseFactory
-
-    return [LicenseFactory().make_from_string(text)] if text else []
-
-
-def _packages(manifest: Manifest) -> Distributions:
-    """What is installed of the packages that the run's targets stand on, and of all that these need, by name."""
-    found: Distributions = {}
-    waiting = list(_roots(manifest))
-    while waiting:
-        name = waiting.pop()
-        if name not in found:
-            try:
-                found[name] = importlib.metadata.distribution(name)
-            except importlib.metadata.PackageNotFoundError:
-                continue
-            waiting += _needs(found[name])
-    return dict(sorted(found.items()))
-
-
 def _roots(manifest: Manifest) -> list[str]:
-    known = [targets.get(v.target) for v in manifest.variants if v.target in targets.names()]
-    needed = [name for target in known for either in target.requires for name in either.split("|")]
-    return sorted({_name(name) for name in (*environment.DISTRIBUTIONS, *OPTIONAL, *needed)})
+    """The distributions that a run's targets and recipes stand on."""
+    used = [targets.get(v.target) for v in manifest.variants if v.target in targets.names()]
+    needed = [name for target in used for either in target.requires for name in either.split("|")]
+    return sorted({canonicalize_name(name) for name in (*environment.DISTRIBUTIONS, *OPTIONAL, *needed)})
 
 
-def _needs(found: importlib.metadata.Distribution) -> list[str]:
-    """The distributions that one needs here, extras aside."""
-    from packaging.requirements import Requirement
+def _closure(roots: Iterable[str]) -> tuple[dict[str, importlib.metadata.Distribution], dict[str, set[str]]]:
+    """Those that are installed of some distributions and of all that these need, and what each needs; both by name."""
+    found: dict[str, importlib.metadata.Distribution] = {}
+    needs: dict[str, set[str]] = {}
+    waiting, seen = [Requirement(name) for name in roots], set()
+    while waiting:
+        wanted = waiting.pop()
+        name, extras = canonicalize_name(wanted.name), frozenset(wanted.extras)
+        if (name, extras) not in seen:
+            seen.add((name, extras))
+            with suppress(importlib.metadata.PackageNotFoundError):
+                found[name] = importlib.metadata.distribution(name)
+                needed = list(_needed(found[name], extras))
+                needs.setdefault(name, set()).update(canonicalize_name(other.name) for other in needed)
+                waiting += needed
+    return found, needs
 
-    needed = [Requirement(line) for line in found.requires or ()]
-    return [_name(r.name) for r in needed if r.marker is None or r.marker.evaluate({"extra": ""})]
 
-
-def _name(distribution: str) -> str:
-    from packaging.utils import canonicalize_name
-
-    return canonicalize_name(distribution)
+def _needed(package: importlib.metadata.Distribution, extras: Iterable[str]) -> Iterator[Requirement]:
+    """What a distribution needs here, with these extras."""
+    for line in package.requires or ():
+        with suppress(InvalidRequirement):  # of times before there was a rule for them
+            needed = Requirement(line)
+            if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+                yield needed

@@ -53,8 +53,8 @@ def prepare(
         warnings=tuple(dict.fromkeys(loaded.warnings)),
         ops=ops,
         points=points,
-        origin=getattr(published, "exporter_origin", ""),
-        licence=getattr(published, "exporter_licence", ""),
+        origin=str(getattr(published, "exporter_origin", "")),
+        licence=str(getattr(published, "exporter_licence", "")),
     )
     tell(channel, "prepared", prepared)
     stand_back(BACKGROUND)  # the exports have waited for this; from here on they run beside it

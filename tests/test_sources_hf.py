@@ -436,7 +436,18 @@ def cached(folder: Path, tmp_path: Path) -> Path:
 
 def test_from_the_cache(cached: Path) -> None:
     for weights in ("auto", "pretrained"):
-        assert recipe("acme/small").load(weights).exporter_weights == "pretrained"
+        model = recipe("acme/small").load(weights)
+        assert model.exporter_weights == "pretrained"
+        assert (model.exporter_origin, model.exporter_licence) == (f"pkg:huggingface/acme/small@{COMMIT}", "")
+
+
+@pytest.mark.parametrize(
+    ("card", "licence"),
+    [("---\nlicense: apache-2.0\n---\n# Small\n", "apache-2.0"), ("# Small\n", ""), ("---\nlicense: [\n---\n", "")],
+)
+def test_the_licence_in_a_card(cached: Path, card: str, licence: str) -> None:
+    (cached / "snapshots" / COMMIT / "README.md").write_text(card)
+    assert recipe("acme/small").load("auto").exporter_licence == licence
 
 
 def test_a_download_that_was_not_finished(cached: Path) -> None:

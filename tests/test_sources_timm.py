@@ -54,7 +54,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
 
     def act(fetch: Callable[[], None] = lambda: None, **config: Any) -> None:
         usual = {"input_size": (1, 32, 32), "min_input_size": None, "fixed_input_size": False, "file": None, "url": ""}
-        usual |= {"hf_hub_id": "timm/tiny", "hf_hub_filename": None}
+        usual |= {"hf_hub_id": "timm/tiny", "hf_hub_filename": None, "license": "mit"}
 
         def create_model(name: str, pretrained: bool) -> nn.Module:
             if pretrained:
@@ -125,7 +125,9 @@ def test_pretrained(fake: Fake) -> None:
     seen = []
     fake(lambda: seen.append(constants.HF_HUB_OFFLINE))
     before = constants.HF_HUB_OFFLINE
-    assert recipe("tiny").load("auto").exporter_weights == "pretrained"
+    model = recipe("tiny").load("auto")
+    assert model.exporter_weights == "pretrained"
+    assert (model.exporter_origin, model.exporter_licence) == ("pkg:huggingface/timm/tiny", "mit")
     assert seen == [True]  # the hub's client was told not to try
     assert before == constants.HF_HUB_OFFLINE
 

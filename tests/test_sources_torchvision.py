@@ -232,6 +232,7 @@ def test_cached_weights_need_no_network(tmp_path: Path, monkeypatch: pytest.Monk
     torch.save(there.state_dict(), _cached("squeezenet1_1", tmp_path))
     model = recipe("squeezenet1_1").load("auto")
     assert model.exporter_weights == "pretrained"
+    assert model.exporter_origin.startswith("https://download.pytorch.org/models/squeezenet1_1-")
     assert torch.equal(model.features[0].weight, there.features[0].weight)
 
 

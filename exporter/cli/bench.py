@@ -30,7 +30,7 @@ def command(bundle: Path, time_budget: float, **options: Any) -> int:
 
     No model code is needed, so there is no eager: what the others are compared with is the first artifact that passes.
 
-    Exit codes: 0 all passed, 1 an artifact was altered or lost parity, 2 there is no bundle with a golden to check by.
+    Exit codes: 0 all passed, 1 a file was altered or parity lost, 2 there is no bundle with a golden to check by.
     """
     manifest = _bundle.recheck(bundle, options, time_budget)
     command = shlex.join(["exporter", *sys.argv[1:]])

@@ -18,6 +18,6 @@ def command(bundle: Path, **options: Any) -> int:
     Nothing is loaded before SHA256SUMS, bom.cdx.json, provenance.json and the signature are right, and no artifact
     whose hash is wrong.
 
-    Exit codes: 0 all passed, 1 a file was altered or lost parity, 2 there is no bundle with a golden to check by.
+    Exit codes: 0 all passed, 1 a file was altered or parity lost, 2 there is no bundle with a golden to check by.
     """
     return _bundle.show(_bundle.recheck(bundle, options), bundle, options)
