@@ -123,6 +123,13 @@ def test_what_exporter_run_does_not_run_on_a_cpu() -> None:
     assert "GPU" in cpp.refuse(variant(contract=replace(CONTRACT, device="cuda")))
 
 
+def test_operators_need_their_library(bundle: Path, tmp_path: Path) -> None:
+    found = read_manifest(bundle)
+    calling = tuple(replace(v, contract=replace(CONTRACT, ops=("mine",))) for v in found.variants if v.name == "trace")
+    with pytest.raises(UsageError, match="calls operators of mine"):
+        cpp.deploy(bundle, replace(found, variants=calling), None, tmp_path / "out")
+
+
 @needs_runner
 def test_the_command_says_what_it_made(cli: Cli, bundle: Path, tmp_path: Path) -> None:
     done = cli("deploy", "cpp", bundle, "--variant", "trace", "--out", tmp_path / "out")

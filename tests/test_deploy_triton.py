@@ -17,10 +17,10 @@ from tritonclient.grpc import model_config_pb2
 
 from exporter import golden
 from exporter.bundle import read_manifest
-from exporter.deploy import triton
+from exporter.deploy import MARK, Deployment, triton
 from exporter.errors import ArtifactError, BundleError, MissingDependency, UsageError
 from exporter.isolate import Zygote
-from exporter.records import Contract, Range, TensorSpec
+from exporter.records import Contract, Range, TensorSpec, to_json
 
 
 @pytest.fixture(autouse=True)
@@ -145,6 +145,15 @@ def test_an_edited_configuration_is_kept(bundle: Path, tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="was edited since"):
         deploy(bundle, tmp_path / "models")
     assert config.read_text() == edited
+
+
+def test_a_deployment_of_another_kind_is_left_alone(bundle: Path, tmp_path: Path) -> None:
+    place = tmp_path / "models" / "pair"
+    place.mkdir(parents=True)
+    (place / MARK).write_text(mark := to_json(Deployment("cpp", "pair", "trace")))
+    with pytest.raises(BundleError, match="no deployment for triton"):
+        deploy(bundle, tmp_path / "models")
+    assert (place / MARK).read_text() == mark
 
 
 @pytest.mark.parametrize("name", ["../pair", ".hidden", "a/b", "-x"])

@@ -6,6 +6,7 @@ swapped in; it holds a list of its files, so that the next one replaces it and n
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -84,9 +85,9 @@ def golden(place: Path, manifest: Manifest) -> ArtifactRecord:
 
 
 @contextmanager
-def staged(out: Path) -> Iterator[Path]:
-    """An empty folder to fill. BundleError where the place holds anything that is not a deployment of ours."""
-    with bundle.staged(out.absolute(), _refuse_foreign) as root:
+def staged(out: Path, kind: str) -> Iterator[Path]:
+    """An empty folder to fill. BundleError where the place holds anything but a deployment of this kind."""
+    with bundle.staged(out.absolute(), functools.partial(_refuse_foreign, kind=kind)) as root:
         yield root
 
 
@@ -96,7 +97,7 @@ def publish(root: Path, out: Path, deployment: Deployment) -> Deployment:
     files = tuple(replace(bundle.record(root / name), path=name) for name in sorted(_files(root)))
     deployment = replace(deployment, files=files)
     bundle.write_atomic(root / MARK, to_json(deployment) + "\n")
-    _refuse_foreign(out)
+    _refuse_foreign(out, deployment.kind)
     bundle.swap(root, out)
     return deployment
 
@@ -112,15 +113,15 @@ def _files(place: Path) -> set[str]:
     return {str(path.relative_to(place)) for path in found if path.is_symlink() or not path.is_dir()}
 
 
-def _refuse_foreign(out: Path) -> None:
+def _refuse_foreign(out: Path, kind: str) -> None:
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise BundleError(f"{out} is not a directory", "give another place")
     held = _files(out)
     if not held:
         return
     deployment = read(out)
-    if deployment is None:
-        raise BundleError(f"{out} holds files, but no deployment", "give an empty or a new directory")
+    if deployment is None or deployment.kind != kind:
+        raise BundleError(f"{out} holds files, but no deployment for {kind}", "give an empty or a new directory")
     if foreign := held - {MARK, *(file.path for file in deployment.files)}:
         raise BundleError(
             f"{out} holds {', '.join(sorted(foreign)[:3])}, which exporter did not write and would replace",

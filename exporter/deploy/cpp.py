@@ -24,6 +24,7 @@ from exporter.errors import ArtifactError, JobError, MissingDependency, UsageErr
 from exporter.records import Contract, Manifest, Parity, VariantRecord
 from exporter.session.client import NativeSession, Session
 
+KIND = "cpp"
 RUNNER = "/bin/exporter-run"
 TIMEOUT_S = 600.0
 FOUND = re.compile(r"(?:(\S+) => )?(/.+) \(0x[0-9a-f]+\)")  # a line of ldd's: what was asked for, and where it is
@@ -85,9 +86,9 @@ def deploy(place: Path, manifest: Manifest, name: str | None, out: Path, ops_lib
     without exporter-run or ldd, JobError when the folder does not stand alone or the artifact loses parity.
     """
     variant = chosen(manifest, name)
-    with staged(out) as root:
+    with staged(out, KIND) as root:
         _, parity = fill(root, place, manifest, variant, ops_libs)
-        return publish(root, out, Deployment("cpp", manifest.model.name, variant.name, parity))
+        return publish(root, out, Deployment(KIND, manifest.model.name, variant.name, parity))
 
 
 def chosen(manifest: Manifest, name: str | None) -> VariantRecord:
@@ -180,20 +181,23 @@ def _judge(root: Path, variant: VariantRecord, artifact: str, start: Start) -> P
             return NativeSession(variant.name, words, Path(scratch) / "log", TIMEOUT_S, variables)
 
         record, session = checks.check("native", open_session, quantized=variant.quantized)
-        outside: set[str] = set()
+        outside: list[str] = []
         if session is not None:
-            outside = _mapped(session.pid) - {str(file) for file in root.resolve().rglob("*")}
+            outside = sorted(str(file) for file in _mapped(session.pid) if not _is_in(file, root, Path(scratch)))
             session.close()
-        outside = {file for file in outside if not Path(file).is_relative_to(Path(scratch).resolve())}
     if record.status == "failed" or record.parity is None:
         raise JobError(f"{variant.name} does not run in its folder: {record.reason}", record.remedy)
     if outside:
-        raise JobError(f"the folder does not stand alone: {', '.join(sorted(outside))} came from outside", "report it")
+        raise JobError(f"the folder does not stand alone: {', '.join(outside)} came from outside", "report it")
     return record.parity
 
 
-def _mapped(pid: int) -> set[str]:
+def _mapped(pid: int) -> set[Path]:
     """Files whose code a process has mapped (proc(5), maps)."""
     lines = (line.split(maxsplit=5) for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
     code = {fields[5] for fields in lines if len(fields) == 6 and "x" in fields[1]}
-    return {file for file in code if file.startswith("/") and not file.startswith("/memfd:")}
+    return {Path(file) for file in code if file.startswith("/") and not file.startswith("/memfd:")}
+
+
+def _is_in(file: Path, *folders: Path) -> bool:
+    return any(file.is_relative_to(folder.resolve()) for folder in folders)

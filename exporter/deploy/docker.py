@@ -23,6 +23,7 @@ from exporter.errors import JobError
 from exporter.isolate import Zygote
 from exporter.records import Manifest, Parity, VariantRecord, from_json
 
+KIND = "docker"
 NOBODY = "65534:65534"
 TIMEOUT_S = 600.0
 RULE = ("__init__", "errors", "expressions", "parity", "records")  # exporter's modules that judge an output
@@ -50,13 +51,13 @@ def deploy(
 ) -> Deployment:
     """Make the context `out`. Raises as `cpp.deploy` does for the runtime cpp; UsageError when no variant fits."""
     variant = cpp.chosen(manifest, name) if runtime == "cpp" else choose(manifest, name, refuse)
-    with staged(out) as root:
+    with staged(out, KIND) as root:
         if runtime == "cpp":
             text, parity = _from_scratch(root, place, manifest, variant, ops_libs)
         else:
             text, parity = _with_onnxruntime(root, place, manifest, variant)
         (root / "Dockerfile").write_text(text)
-        return publish(root, out, Deployment(f"docker {runtime}", manifest.model.name, variant.name, parity))
+        return publish(root, out, Deployment(KIND, manifest.model.name, variant.name, parity))
 
 
 def refuse(variant: VariantRecord) -> str:

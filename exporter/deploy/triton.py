@@ -27,6 +27,7 @@ from exporter.errors import ArtifactError, BundleError, MissingDependency, Usage
 from exporter.isolate import Zygote
 from exporter.records import Contract, Manifest, VariantRecord
 
+KIND = "triton"
 CONFIG = "config.pbtxt"
 WARMUP = "warmup"  # Triton looks for the data of a warm-up in the folder of this name
 WARM_UPS = 3  # TorchScript specializes itself in its first runs
@@ -98,7 +99,7 @@ def deploy(
     out, backend = repository / model, BACKENDS[variant.target]
     assert variant.contract is not None
     config = configuration(model, variant.contract, backend)
-    with staged(out) as root:
+    with staged(out, KIND) as root:
         for file in variant.files:
             main = file == variant.artifact
             take(place, file, root / str(version) / (backend.file if main else file.path))
@@ -107,7 +108,7 @@ def deploy(
         bundle.verify(place, recorded)
         _warm_up(config, root / WARMUP, place / recorded.path)
         (root / CONFIG).write_text(_text(config, variant.contract))
-        return publish(root, out, Deployment("triton", model, variant.name))
+        return publish(root, out, Deployment(KIND, model, variant.name))
 
 
 def configuration(model: str, contract: Contract, backend: Backend) -> Any:
@@ -157,9 +158,9 @@ def _keep_others(out: Path, root: Path, version: int, config: Any) -> None:
     deployment = read(out)
     if deployment is None:
         return
-    written = next(file for file in deployment.files if file.path == CONFIG)
     try:
-        bundle.verify(out, written)
+        for written in (file for file in deployment.files if file.path == CONFIG):
+            bundle.verify(out, written)
     except ArtifactError:
         raise BundleError(f"{out / CONFIG} was edited since", "move the model away, or give another --name") from None
     others = [path for path in out.iterdir() if path.name.isdigit() and path.name != str(version)]
