@@ -124,7 +124,7 @@ def draw(raw: dict[str, Any], place: Path) -> None:
     try:
         import _figures
     except ModuleNotFoundError:
-        print(f"no figures: matplotlib is not installed: pip install 'exporter[benchmarks]', then --render {place}")
+        print(f"no figures: matplotlib is not installed: pip install matplotlib, then --render {place}")
         return
     for name, table in raw.items():
         _figures.draw(name, table, place / f"{name}.svg")

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-HEAVY = {"torch", "onnx", "onnxruntime", "onnxscript", "transformers", "torchvision"}
+HEAVY = {"torch", "onnx", "onnxruntime", "onnxscript", "transformers", "torchvision", "matplotlib", "jinja2"}
 HELP = """
 import sys, json
 sys.argv = ["exporter", *{words!r}]

@@ -12,14 +12,19 @@ from exporter.cli._goal import chosen, goal_options
 
 
 @click.command(name="report")
-@click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--format", "form", type=click.Choice(["table", "json", "md"]), default="table", show_default=True)
+@click.argument("bundles", metavar="BUNDLE...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--format", "form", type=click.Choice(["table", "json", "md", "html"]), default="table", show_default=True
+)
 @goal_options
-def command(bundle: Path, form: str, **options: Any) -> None:
-    """Show what the run that made BUNDLE found; recommend by another goal than it had."""
+def command(bundles: tuple[Path, ...], form: str, **options: Any) -> None:
+    """Show what the run that made BUNDLE found; recommend by another goal than it had.
+
+    Of several, html is one page that compares them.
+    """
     from exporter import report
     from exporter.bundle import read_manifest
 
-    manifest = read_manifest(bundle)
-    manifest = dataclasses.replace(manifest, goal=chosen(manifest.goal, options))
-    click.echo(report.render(manifest, form, bundle), nl=False)
+    manifests = map(read_manifest, bundles)
+    found = [(dataclasses.replace(m, goal=chosen(m.goal, options)), b) for m, b in zip(manifests, bundles, strict=True)]
+    click.echo(report.render_all(found, form), nl=False)

@@ -1,9 +1,11 @@
-"""Reports: the manifest, and nothing else, as a table, JSON or Markdown."""
+"""Reports: the manifest, and nothing else, as a table, JSON or Markdown; with every sample, as HTML."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from exporter.errors import UsageError
 from exporter.records import Manifest, to_json
 
 
@@ -18,3 +20,17 @@ def render(manifest: Manifest, form: str, place: Path | None = None) -> str:
     from exporter.report import console
 
     return console.render(manifest, place)
+
+
+def render_all(found: Sequence[tuple[Manifest, Path]], form: str) -> str:
+    """Bundles, each with its place: html on one page, table and md one after the other.
+
+    UsageError for the json of several: it is the manifest itself.
+    """
+    if form == "html":
+        from exporter.report import html
+
+        return html.render(found)
+    if form == "json" and len(found) > 1:
+        raise UsageError("json is one manifest, of one bundle", "give one BUNDLE at a time")
+    return "".join(render(manifest, form, place) for manifest, place in found)

@@ -1,0 +1,195 @@
+"""Figures as SVG to lie in a page: text stays text, in the page's own font, and colours are variables of its style."""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import blended_transform_factory
+
+INK, MUTED, RULE, ACCENT, SOFT, PAPER = (f"#0{n}0{n}0{n}" for n in range(1, 7))  # stand for the page's variables
+VARIABLES = {INK: "ink", MUTED: "muted", RULE: "rule", ACCENT: "accent", SOFT: "soft", PAPER: "paper"}
+STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "exporter",
+    "font.size": 13,
+    "font.sans-serif": ["DejaVu Sans"],
+    "text.parse_math": False,
+}
+NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+WIDE, NARROW = 860, 310  # pixels: for a desk, with names beside the strips, and for a phone, with names above them
+FOOT, EDGE, GAP = 44, 8, 24  # pixels: below the axis, around the rest, before names at the right
+LINE, LETTER, LETTERS = 18, 7.5, 44  # pixels of a line of text and of a letter; the most letters of a name
+MOST = 1000  # quantiles that stand for a row's samples
+FAR_OUT = 3.0  # interquartile ranges above the upper quartile, after Tukey, "Exploratory Data Analysis" (1977)
+
+
+class Row(NamedTuple):
+    """A value with its 95% interval, and the samples behind it where there are any."""
+
+    label: str
+    text: str
+    value: float
+    low: float
+    high: float
+    kind: str = ""  # best, or baseline
+    samples: Sequence[float] = ()
+
+
+class Point(NamedTuple):
+    """An artifact by its size and speed; `front` says that no other beats it in both."""
+
+    label: str
+    size_mb: float
+    cost_ms: float
+    front: bool
+
+
+def edge(rows: Sequence[Row]) -> float:
+    """Where the axis of these rows ends: at the last sample that is not far out, or interval."""
+    return max(max(row.high, *_near(row.samples), 0.0) for row in rows)
+
+
+def _near(samples: Sequence[float]) -> Sequence[float]:
+    if not len(samples):
+        return ()
+    low, high = np.percentile(samples, [25, 75])
+    limit = high + FAR_OUT * (high - low)
+    return [sample for sample in samples if sample <= limit]
+
+
+class Layout(NamedTuple):
+    """Pixels: beside the axes, and of each row its height, its hill's, and how far up its baseline and its name are."""
+
+    left: int
+    right: int
+    row: int
+    hill: int
+    base: int
+    name: int
+    below: int = 0  # how far the text stands below the name; 0: at the right
+
+
+def _layout(rows: Sequence[Row], width: int) -> Layout:
+    if width >= WIDE:
+        base = 7 if any(row.samples for row in rows) else 15
+        return Layout(_room(row.label for row in rows), _room(row.text for row in rows), 38, 24, base, 15)
+    if any(len(row.label) + len(row.text) > 36 for row in rows):
+        return Layout(EDGE, EDGE, 74, 18, 11, 56, 18)
+    return Layout(EDGE, EDGE, 56, 18, 11, 39)
+
+
+def _room(words: Iterable[str]) -> int:
+    return int(12 + LETTER * max(map(len, words)))
+
+
+def _cut(name: str, letters: int = LETTERS) -> str:
+    return name if len(name) <= letters else f"{name[: letters - 1]}…"
+
+
+@matplotlib.rc_context(STYLE)
+def strips(rows: Sequence[Row], unit: str, width: int, mark: float | None = None) -> str:
+    """A strip for each row: the density of its samples, the interval, the value; `mark` is a line across all."""
+    rows = [row._replace(label=_cut(row.label), text=_cut(row.text)) for row in rows]
+    layout, end = _layout(rows, width), edge(rows)
+    inside = layout.row * len(rows)
+    axes = _axes(width, inside + FOOT, layout.left, layout.right, 0)
+    axes.set_xlim(0, 1.02 * max(end, mark or 0.0) or 1.0)
+    axes.set_ylim(0, inside)
+    axes.set_yticks([])
+    if mark is not None:
+        axes.axvline(mark, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
+    for index, row in enumerate(reversed(rows)):
+        _strip(axes, row, index * layout.row + layout.base, layout.hill, end)
+        _name(axes, row, index * layout.row + layout.name, layout.below)
+    return _finish(axes, unit, width)
+
+
+def _strip(axes: Any, row: Row, base: float, height: float, end: float) -> None:
+    colour, fill = (MUTED, RULE) if row.kind == "baseline" else (ACCENT, SOFT)
+    shown = [sample for sample in row.samples if sample <= end]
+    if shown:
+        quantiles = np.quantile(shown, np.linspace(0, 1, min(len(shown), MOST)))
+        drawn = axes.violinplot(
+            [quantiles], [base], widths=2 * height, points=120, orientation="horizontal", side="high", showextrema=False
+        )
+        drawn["bodies"][0].set(facecolor=fill, edgecolor=colour, linewidth=1, alpha=1)
+    axes.plot((row.low, row.high), (base, base), color=colour, linewidth=5, solid_capstyle="butt")
+    axes.plot(row.value, base, "o", color=colour, markersize=9, markeredgecolor=PAPER, markeredgewidth=1.5)
+
+
+def _name(axes: Any, row: Row, y: float, below: float) -> None:
+    place = blended_transform_factory(axes.figure.transFigure, axes.transData)
+    style = {"color": INK, "weight": "bold" if row.kind == "best" else "normal", "transform": place, "va": "center"}
+    axes.text(0, y, row.label, **style)
+    axes.text(*((0, y - below) if below else (1, y)), row.text, ha="left" if below else "right", **style)
+
+
+@matplotlib.rc_context(STYLE)
+def pareto(points: Sequence[Point], unit: str, width: int) -> str:
+    """Size against milliseconds, the front joined; names stand in a column at the right, in the order of speed."""
+    points = [point._replace(label=_cut(point.label, width // 20)) for point in points]
+    inside = max(220, LINE * len(points))
+    axes = _axes(width, inside + FOOT + EDGE, 56, GAP + _room(point.label for point in points), EDGE)
+    axes.set_xlim(0, 1.08 * max(point.size_mb for point in points) or 1.0)
+    axes.set_ylim(0, 1.08 * max(point.cost_ms for point in points) or 1.0)
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.set_ylabel(unit, color=MUTED)
+    front = sorted((point.size_mb, point.cost_ms) for point in points if point.front)
+    axes.plot(*zip(*front, strict=True), color=ACCENT, linewidth=1.5, drawstyle="steps-post")
+    step, place = LINE / inside, 0.0
+    for index, point in enumerate(sorted(points, key=lambda point: (point.cost_ms, point.front))):
+        place = max(place + step, point.cost_ms / axes.get_ylim()[1])
+        _point(axes, point, min(place, 1 - step * (len(points) - 1 - index)))
+    return _finish(axes, "MB", width)
+
+
+def _point(axes: Any, point: Point, place: float) -> None:
+    """The point, joined to its name, which is `place` of the way up."""
+    at = (point.size_mb, point.cost_ms)
+    colour, weight = (ACCENT, "bold") if point.front else (MUTED, "normal")
+    axes.plot(*at, "o", color=colour, markersize=9, markeredgecolor=PAPER, zorder=3 + point.front)
+    side = axes.get_position().x1 + GAP / axes.figure.bbox.width
+    line = {"arrowstyle": "-", "color": RULE, "shrinkB": 6}
+    style = {"color": INK, "weight": weight, "va": "center", "arrowprops": line}
+    axes.annotate(point.label, at, (side, place), textcoords=("figure fraction", "axes fraction"), **style)
+
+
+def _axes(width: int, height: int, left: int, right: int, top: int) -> Any:
+    """Axes in a figure of so many pixels, with so many around them."""
+    figure = Figure(figsize=(width / 72, height / 72))
+    return figure.add_axes((left / width, FOOT / height, 1 - (left + right) / width, 1 - (FOOT + top) / height))
+
+
+def _finish(axes: Any, unit: str, width: int) -> str:
+    axes.set_facecolor("none")
+    axes.set_axisbelow(True)
+    axes.grid(color=RULE, linewidth=1)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0, labelcolor=MUTED, pad=6)
+    axes.xaxis.set_major_locator(MaxNLocator(7 if width >= WIDE else 4))
+    axes.set_xlabel(unit, color=MUTED)
+    file = io.StringIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # glyphs that its font lacks: the browser has others
+        axes.figure.savefig(file, format="svg", transparent=True, metadata=NO_METADATA)
+    text = file.getvalue()
+    for colour, name in VARIABLES.items():
+        text = text.replace(f": {colour}", f": var(--{name})")
+    return text[text.index("<svg") :]
+
+
+def inline(svg: str, name: str, title: str, description: str) -> str:
+    """The SVG as a part of a page that may hold others: its ids begin with `name`, and it says what it shows."""
+    svg = re.sub(r'( id="|url\(#|href="#)', rf"\g<1>{name}-", svg)
+    words = f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-desc">{escape(description)}</desc>'
+    head = f'<svg role="img" aria-labelledby="{name}-title" aria-describedby="{name}-desc"'
+    return re.sub(r"<svg([^>]*)>", lambda match: f"{head}{match[1]}>{words}", svg, count=1)

@@ -1,0 +1,291 @@
+"""The report as one HTML page that needs nothing else: no script, no network. Its words are the other forms' words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+import numpy as np
+from markupsafe import Markup
+
+from exporter import bundle
+from exporter.errors import ArtifactError
+from exporter.records import Manifest, Timing, VariantRecord
+from exporter.report import figures, rows, summary
+
+MOST_SAMPLES = 1 << 28  # bytes of a file of samples that is read
+BREAK_EVEN = (
+    "An artifact pays back after so many calls: building, loading and calling it then cost less than calling {}."
+)
+WORDS = ("session", "parity", "worst at", "is", "model", "device", "ship", "unbeaten")  # headings of no numbers
+FIXED = ("torch.export ", "the ONNX graph ")  # how warnings begin that name a size
+Cells = tuple[str, ...]
+Samples = dict[str, list[float]]  # milliseconds by variant and session
+Timed = tuple[VariantRecord, str, Timing]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Headings and lines, below a figure of the same numbers where there is one, drawn at several widths."""
+
+    caption: str
+    headings: Cells
+    lines: Sequence[Cells]
+    note: str = ""
+    drawings: tuple[Markup, ...] = ()
+
+
+@dataclass(frozen=True)
+class Section:
+    """What stands under a heading; `lists` are folded up, each under its name."""
+
+    title: str
+    tables: tuple[Table, ...] = ()
+    text: str = ""
+    lists: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """One bundle's part of the page. `name` begins its ids; `problem` is why there are no samples."""
+
+    name: str
+    manifest: Manifest
+    place: Path
+    samples: Samples
+    problem: str
+
+    @property
+    def failed(self) -> bool:
+        """Whether anything did."""
+        return bool(rows.failures(self.manifest)) or self.manifest.status != "complete"
+
+    @property
+    def sections(self) -> list[Section]:
+        """All that there is something to say in."""
+        return [section for make in SECTIONS if (section := make(self)) is not None]
+
+
+def render(found: Sequence[tuple[Manifest, Path]]) -> str:
+    """The page of one bundle, or of several, compared first."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    reports = [
+        Report(f"b{number}", manifest, place, *read_samples(manifest, place))
+        for number, (manifest, place) in enumerate(found, 1)
+    ]
+    page = environment.get_template("page.html")
+    return page.render(reports=reports, comparison=compare(found), rows=rows, summary=summary, words=WORDS)
+
+
+def read_samples(manifest: Manifest, place: Path) -> tuple[Samples, str]:
+    """The samples of the example, when their file is the one that was recorded; else none, and why."""
+    if manifest.samples is None:
+        return {}, "The bundle holds no samples"
+    try:
+        bundle.verify(place, manifest.samples)
+        if manifest.samples.bytes > MOST_SAMPLES:
+            return {}, f"{manifest.samples.path} is too large to draw"
+        found = json.loads((place / manifest.samples.path).read_bytes())
+        flat = {name: np.concatenate([np.asarray(w, np.float64) for w in windows]) for name, windows in found.items()}
+    except ArtifactError as error:
+        return {}, f"The samples are not shown: {error}"
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        return {}, f"The samples are not shown: {manifest.samples.path}: {error}"
+    return {name: values[np.isfinite(values)].tolist() for name, values in flat.items()}, ""
+
+
+def compare(found: Sequence[tuple[Manifest, Path]]) -> Table:
+    """What to ship of each bundle."""
+    headings = ("bundle", "model", "device", "ship", "latency", "speed-up", "size", "parity", "passed")
+    return Table("What to ship of each bundle", headings, [_compared(manifest, place) for manifest, place in found])
+
+
+def _compared(manifest: Manifest, place: Path) -> Cells:
+    asked = [v for v in manifest.variants if v.name != manifest.baseline]
+    passed = f"{sum(v.status == 'passed' for v in asked)} of {len(asked)}"
+    ship: Cells = ("-",) * 5
+    if best := summary.choices(manifest):
+        variant, timing = best[0].variant, best[0].timing
+        ship = (
+            variant.artifact.path if variant.artifact else "-",
+            f"{_median(timing)} in {summary.language(best[0].session)}{f', {best[0].point}' if best[0].point else ''}",
+            "-" if timing.speedup is None else f"{timing.speedup:.2f}x {manifest.baseline}",
+            rows.size_of(best[0].bytes),
+            variant.parity.verdict if variant.parity else "-",
+        )
+    return str(place), manifest.model.name, manifest.device, *ship, passed
+
+
+def _results(report: Report) -> Section | None:
+    manifest = report.manifest
+    table = Table("Every variant in every session", rows.headings(manifest), rows.rows(manifest))
+    return Section("Results", (table,)) if table.lines else None
+
+
+def _latency(report: Report) -> Section | None:
+    timed = list(_timed(report.manifest))
+    if not timed:
+        return None
+    strips = [_strip(report, one, _median(one[2]), one[2].median_ms, one[2].ci95_ms) for one in timed]
+    headings = ("variant", "session", "median", "95% interval", "p90", "p99", "min", "max", "runs", "outliers")
+    lines = [(v.name, session, *_milliseconds(t), str(t.runs), str(t.outliers)) for v, session, t in timed]
+    note = "A dot is the median, the bar across it the 95% interval"
+    note += f", the hill the density of the samples.{_beyond(strips)}" if report.samples else f". {report.problem}."
+    drawings = _draw(report, "Latency", note, lambda width: figures.strips(strips, "ms a call, less is better", width))
+    table = Table("Milliseconds of a call", headings, lines, note, drawings)
+    return Section("Latency", (table, *_other("Latency and throughput at each size", rows.sweep(report.manifest))))
+
+
+def _speedup(report: Report) -> Section | None:
+    baseline = report.manifest.baseline
+    timed = [one for one in _timed(report.manifest) if one[0].name != baseline and one[2].speedup_ci95]
+    strips, lines = [], []
+    for one in timed:
+        ratio, bounds = one[2].speedup or 0.0, one[2].speedup_ci95 or (0.0, 0.0)
+        strips.append(_strip(report, one, f"{ratio:.2f}x", ratio, bounds)._replace(samples=()))
+        lines.append((one[0].name, one[1], f"{ratio:.2f}x", f"{bounds[0]:.2f}x to {bounds[1]:.2f}x"))
+    if not lines:
+        return None
+    unit = f"times as fast as {baseline}, more is better"
+    note = f"The median of {baseline} over each other, measured in rotation. A bar on the broken line shows no gain."
+    drawings = _draw(report, "Speed-up", note, lambda width: figures.strips(strips, unit, width, mark=1.0))
+    headings = ("variant", "session", rows.VS + baseline, "95% interval")
+    return Section("Speed-up", (Table(f"Times as fast as {baseline}", headings, lines, note, drawings),))
+
+
+def _front(report: Report) -> Section | None:
+    found, goal = summary.choices(report.manifest), report.manifest.goal.name
+    if len(found) < 2:
+        return None
+    front = summary.pareto(found)
+    unit = "ms an item" if goal == "throughput" else "ms a call"
+    points = [figures.Point(c.variant.name, c.bytes / 1e6, c.cost, c in front) for c in found]
+    lines = [
+        (c.variant.name, c.session, f"{rows.number(c.cost)} ms", rows.size_of(c.bytes), "yes" if c in front else "no")
+        for c in found
+    ]
+    note = "Nothing is faster and smaller than what the line joins. Each artifact is shown in its fastest session."
+    drawings = _draw(report, "Latency against size", note, lambda width: figures.pareto(points, unit, width))
+    table = Table("Latency and size", ("variant", "session", unit, "size", "unbeaten"), lines, note, drawings)
+    return Section("Latency against size", (table,))
+
+
+def _parity(report: Report) -> Section | None:
+    manifest = report.manifest
+    headings = ("variant", "session", "parity", "max abs", "max rel", "cosine", "RMSE ratio", "cases", "worst at")
+    lines = []
+    for variant, session in ((v, s) for v in manifest.variants for s in v.sessions):
+        if found := session.parity:
+            values = zip((found.max_abs, found.max_rel, found.cosine), (".1e", ".1e", ".6f"), strict=True)
+            cells = ("-" if value is None else f"{value:{form}}" for value, form in values)
+            ratio = "-" if found.rmse_ratio is None else rows.number(found.rmse_ratio)
+            lines.append((variant.name, session.session, found.verdict, *cells, ratio, str(found.cases), found.worst))
+    if not lines:
+        return None
+    outputs = ", ".join(spec.name for spec in manifest.contract.outputs) if manifest.contract else ""
+    note = f"Each number is the worst over all outputs ({outputs}) and all cases. "
+    note += "RMSE ratio: the error against the reference over eager's own."
+    lists = ((f"{len(manifest.golden.cases)} cases", manifest.golden.cases),) if manifest.golden else ()
+    return Section("Parity", (Table("Outputs against the reference", headings, lines, note),), lists=lists)
+
+
+def _cost(report: Report) -> Section | None:
+    tables = (
+        *_other("What an artifact costs before it serves", rows.lifecycle(report.manifest)),
+        *_other("First calls of what is compiled just in time", rows.starts(report.manifest)),
+    )
+    return Section("Lifecycle and break-even", tables, BREAK_EVEN.format(report.manifest.baseline)) if tables else None
+
+
+def _fixed(report: Report) -> Section | None:
+    manifest = report.manifest
+    if manifest.contract is None:
+        return None
+    promised = ", ".join(f"{name} from {bounds}" for name, bounds in manifest.contract.symbols.items())
+    text = f"Promised to move: {promised}." if promised else "No size was promised to move."
+    lists = _lists(manifest, lambda v: (*v.fixed, *(w for w in v.warnings if w.startswith(FIXED))))
+    if promised and not lists:
+        text += " No artifact was found to fix one."
+    return Section("Fixed silently", text=text, lists=lists)
+
+
+def _said(report: Report) -> Section | None:
+    lists = _lists(report.manifest, lambda v: (*v.notes, *(w for w in v.warnings if not w.startswith(FIXED))))
+    return Section("What the exporters said", lists=lists) if lists else None
+
+
+def _lists(
+    manifest: Manifest, say: Callable[[VariantRecord], tuple[str, ...]]
+) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    return tuple((variant.name, said) for variant in manifest.variants if (said := say(variant)))
+
+
+def _environment(report: Report) -> Section:
+    manifest = report.manifest
+    lines = [("device", manifest.device), ("threads", str(manifest.threads)), ("seed", str(manifest.model.seed))]
+    return Section(
+        "Environment", (Table("Where it was measured", ("what", "is"), [*lines, *manifest.environment.items()]),)
+    )
+
+
+SECTIONS: tuple[Callable[[Report], Section | None], ...] = (
+    _results, _latency, _speedup, _parity, _cost, _front, _fixed, _said, _environment,
+)  # fmt: skip
+
+
+def _timed(manifest: Manifest) -> Iterator[Timed]:
+    return ((variant, session, timing) for variant in manifest.variants for session, timing in variant.timings.items())
+
+
+def _other(caption: str, table: list[Cells]) -> Iterator[Table]:
+    if table:
+        yield Table(caption, table[0], table[1:])
+
+
+def _strip(report: Report, one: Timed, text: str, value: float, bounds: tuple[float, float]) -> figures.Row:
+    variant, session, _ = one
+    best = summary.choices(report.manifest)[:1]
+    kind = "baseline" if variant.name == report.manifest.baseline else ""
+    if any((c.variant.name, c.session) == (variant.name, session) for c in best):
+        kind = "best"
+    samples = report.samples.get(f"{variant.name} {session}", [])
+    label = f"{variant.name} in {summary.language(session)}{' (failed)' if variant.status == 'failed' else ''}"
+    return figures.Row(label, text, value, *bounds, kind, samples)
+
+
+def _draw(report: Report, title: str, note: str, draw: Callable[[int], str]) -> tuple[Markup, ...]:
+    name = f"{report.name}-{'-'.join(title.lower().split())}"
+    return tuple(
+        Markup(figures.inline(draw(width), f"{name}-{width}", title, f"{note} The table below has the same numbers."))
+        for width in (figures.WIDE, figures.NARROW)
+    )
+
+
+def _median(timing: Timing) -> str:
+    low, high = timing.ci95_ms
+    return f"{rows.within(timing.median_ms, (high - low) / 2)} ms{'' if timing.stable else ' ~'}"
+
+
+def _milliseconds(timing: Timing) -> Cells:
+    low, high = map(rows.number, timing.ci95_ms)
+    others = map(rows.number, (timing.p90_ms, timing.p99_ms, timing.min_ms, timing.max_ms))
+    return rows.number(timing.median_ms), f"{low} to {high}", *others
+
+
+def _beyond(strips: Sequence[figures.Row]) -> str:
+    """How many samples lie beyond the figure's end."""
+    end = figures.edge(strips)
+    count = sum(sample > end for strip in strips for sample in strip.samples)
+    return (
+        f" {count} of {sum(len(s.samples) for s in strips)} samples lie beyond {rows.number(end)} ms." if count else ""
+    )
