@@ -92,9 +92,9 @@ def read_samples(manifest: Manifest, place: Path) -> tuple[Samples, str]:
     if manifest.samples is None:
         return {}, "The bundle holds no samples"
     try:
-        bundle.verify(place, manifest.samples)
         if manifest.samples.bytes > MOST_SAMPLES:
-            return {}, f"{manifest.samples.path} is too large to draw"
+            return {}, f"The samples are not shown: {manifest.samples.path} is larger than {rows.size_of(MOST_SAMPLES)}"
+        bundle.verify(place, manifest.samples)
         found = json.loads((place / manifest.samples.path).read_bytes())
         flat = {name: np.concatenate([np.asarray(w, np.float64) for w in windows]) for name, windows in found.items()}
     except ArtifactError as error:
