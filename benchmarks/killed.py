@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import signal
 import subprocess
@@ -16,8 +17,8 @@ from typing import Any
 from _process import verdict
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "release.toml"
-# What no two runs have in common.
-TIMES = {"lifecycle", "load_s", "first_call_ms", "peak_rss_mb", "reproduce", "sha256"}
+# What no two runs have in common: times, memory, places, and the bytes of AOTInductor's packages.
+OWN = {"lifecycle", "load_s", "first_call_ms", "peak_rss_mb", "reproduce", "sha256", "bytes"}
 
 
 def main() -> None:
@@ -31,16 +32,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         whole, killed = Path(folder, "whole"), Path(folder, "killed")
         began = time.monotonic()
-        steps = len(_run(options.release, whole, None))
+        steps = len(_run(options.release, whole))
         seconds = time.monotonic() - began
         print(f"undisturbed: {steps} steps in {seconds:.0f} s", flush=True)
         made = []
         for kill in range(options.kills):
             after = moments.uniform(0, 2 * seconds / (options.kills + 2))
-            made.append(len(_run(options.release, killed, after)))
+            made.append(len(_run(options.release, killed, after, steps * (kill + 1) // (options.kills + 1))))
             there = len(_keys(killed))
             print(f"kill {kill + 1}: after {after:.1f} s, {made[-1]} steps begun, {there} finished in all", flush=True)
-        made.append(len(_run(options.release, killed, None)))
+        made.append(len(_run(options.release, killed)))
         print(f"resumed to its end: {made[-1]} steps begun", flush=True)
         differences = _differences(whole, killed)
         print(f"artifacts of equal bytes: {_equal_bytes(whole, killed)} of {steps}")
@@ -49,19 +50,22 @@ def main() -> None:
     verdict([("differences", len(differences), 0), ("steps begun again", redone, options.kills)])
 
 
-def _run(release: Path, out: Path, kill_after: float | None) -> set[str]:
-    """Run or resume a release; the steps that it began. RuntimeError when it fails, or ends before it is killed."""
+def _run(release: Path, out: Path, kill_after: float = math.inf, enough: float = math.inf) -> set[str]:
+    """Run or resume a release; the steps that it began. RuntimeError when it fails, or ends before it is killed.
+
+    It is killed after so many seconds, or once so many steps are finished, whichever comes first.
+    """
     command = [sys.executable, "-m", "exporter", "release", str(release), "--resume", "--out", str(out)]
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(command, stdout=said, stderr=said)
-        try:
-            process.wait(kill_after)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end = time.monotonic() + kill_after
+        while process.poll() is None:
+            if time.monotonic() > end or len(_keys(out)) > enough:
+                process.kill()
+            time.sleep(0.05)
         said.seek(0)
         lines = said.read().splitlines()
-    if process.returncode != (0 if kill_after is None else -signal.SIGKILL):
+    if process.returncode != (0 if kill_after == math.inf else -signal.SIGKILL):
         raise RuntimeError("\n".join([f"exit code {process.returncode}", *lines[-30:]]))
     return {line.partition("] ")[2].split()[0] for line in lines if line.startswith("[")}
 
@@ -74,7 +78,7 @@ def _keys(out: Path) -> dict[str, str]:
 
 
 def _differences(one: Path, other: Path) -> list[str]:
-    """What differs, in words: files, finished steps and their keys, and all of each variant but times."""
+    """What differs, in words: files, keys of finished steps, and all of each variant but what is its run's own."""
     found = [f"only in one: {name}" for name in sorted(_names(one) ^ _names(other))]
     found += [] if _keys(one) == _keys(other) else ["release.json"]
     for file in sorted(one.rglob("manifest.json")):
@@ -91,13 +95,13 @@ def _names(folder: Path) -> set[str]:
 def _settled(manifest: Path) -> Any:
     """What a manifest says that does not depend on when it was made."""
     found = json.loads(manifest.read_text())
-    return _without_times({name: found[name] for name in ("model", "contract", "golden", "variants", "status")})
+    return _common({name: found[name] for name in ("model", "contract", "golden", "variants", "status")})
 
 
-def _without_times(value: Any) -> Any:
+def _common(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_times(item) for key, item in value.items() if key not in TIMES}
-    return [_without_times(item) for item in value] if isinstance(value, list) else value
+        return {key: _common(item) for key, item in value.items() if key not in OWN}
+    return [_common(item) for item in value] if isinstance(value, list) else value
 
 
 def _equal_bytes(one: Path, other: Path) -> int:

@@ -88,7 +88,7 @@ def staged(out: Path, refuse: Callable[[Path], None]) -> Iterator[Path]:
             try:
                 shutil.rmtree(root, ignore_errors=True)
                 root.mkdir()
-                _probe_space(root)
+                probe_space(root)
                 yield root
             finally:
                 shutil.rmtree(root, ignore_errors=True)
@@ -132,7 +132,8 @@ def _lock(held: IO[str], out: Path) -> None:
     held.flush()
 
 
-def _probe_space(root: Path) -> None:
+def probe_space(root: Path) -> None:
+    """OSError where not even a megabyte can be written."""
     probe = root / ".probe"
     probe.write_bytes(b"\0" * (1 << 20))
     probe.unlink()

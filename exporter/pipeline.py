@@ -138,7 +138,11 @@ class _Run:
         return prepared
 
     def _finish_golden(self, child: Child) -> None:
-        findings: Findings = child.wait(self.request.timeout)
+        try:
+            findings: Findings = child.wait(self.request.timeout)
+        except ExporterError:
+            bundle.probe_space(self.staging.root)
+            raise
         golden = GoldenRecord(
             bundle.record(self.golden),
             findings.cases,
@@ -176,6 +180,7 @@ class _Run:
         try:
             exported, seconds = self._run_export(variant, prepared, path, self.staging.root / record.log)
         except ExporterError as error:
+            bundle.probe_space(self.staging.root)  # where the disk is full, that is what failed, and ends the run
             for left in self.staging.root.glob(f"{path.name}*"):
                 left.unlink()
             if self.judging.stopping:

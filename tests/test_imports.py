@@ -44,7 +44,18 @@ def test_names_that_do_not_exist() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["pipeline", "recheck", "report", "doctor", "session.client", "explain", "deploy.cpp", "cli.export", "cli.explain"],
+    [
+        "pipeline",
+        "recheck",
+        "report",
+        "doctor",
+        "session.client",
+        "explain",
+        "deploy.cpp",
+        "cli.export",
+        "cli.explain",
+        "release.run",
+    ],
 )
 def test_modules_of_the_parent(module: str) -> None:
     assert modules_after(f"import exporter.{module}").isdisjoint(HEAVY)
@@ -52,7 +63,7 @@ def test_modules_of_the_parent(module: str) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["--help"], ["--version"], ["export", "--help"], ["models"], ["targets"], ["export", "bort"]],
+    [["--help"], ["--version"], ["export", "--help"], ["release", "-h"], ["models"], ["targets"], ["export", "bort"]],
     ids=" ".join,
 )
 def test_commands_that_run_no_model(words: list[str]) -> None:

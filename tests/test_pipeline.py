@@ -251,6 +251,25 @@ def test_an_error_of_the_disk_is_said_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_disk_that_an_export_fills_ends_the_run_and_leaves_the_last_good_bundle(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, good = run("tiny:mlp", out=tmp_path / "toy")
+    before = (good / "manifest.json").read_bytes()
+    probes: list[Path] = []
+
+    def full(root: Path) -> None:
+        probes.append(root)
+        if len(probes) > 1:  # the first comes before the run
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(bundles, "probe_space", full)
+    with pytest.raises(BundleError, match="the disk is full"):
+        run("broken:trace_raises", out=tmp_path / "toy")
+    assert (good / "manifest.json").read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["toy"]
+
+
 def test_without_eager_nothing_is_timed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: object) -> None:
         raise JobError("eager was ended by SIGSEGV")

@@ -526,6 +526,11 @@ def test_a_release_of_models(cli: Cli, recipe: Path, tmp_path: Path, monkeypatch
     assert (done.code, "no step fits --only none/*" in done.err) == (2, True)
 
 
+def test_the_file_of_the_documentation(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "release-pipelines.md").read_text()
+    assert len(planned(tmp_path, text.partition("```toml\n")[2].partition("```")[0])) == 9
+
+
 def workflows() -> dict[str, str]:
     """The CI files of the documentation, as they are printed there."""
     text = (ROOT / "docs" / "release-pipelines.md").read_text()
