@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 CPP := build/cpp
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test install lint cpp ctest asan pytest fuzz bench tables test-gpu clean
+.PHONY: help demo test install lint cpp ctest asan pytest fuzz fuzz-cpp bench tables test-gpu clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -50,6 +50,14 @@ pytest: cpp
 
 fuzz: cpp ## 500 drawn modules through every target, in Python and C++; 25,000 spoilt archives and manifests
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -p no:cacheprovider -s tests/test_fuzz.py tests/test_hostile.py
+
+fuzz-cpp: cpp ## 10,000 spoilt contracts, archives and goldens under libFuzzer and AddressSanitizer
+	@clang++ --version > build/clang.log 2>&1 || { echo 'fuzz-cpp needs clang++ with libFuzzer: apt-get install clang'; exit 1; }
+	ctest --test-dir $(CPP) -R '^fixtures$$' --output-on-failure
+	cd cpp && cmake --preset fuzz -DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python && cmake --build --preset fuzz
+	$(BIN)/python cpp/fuzz/make_seeds.py $(CPP)/tests/fixtures build/seeds
+	for reader in contract archive golden; do mkdir -p build/corpus/$$reader && ASAN_OPTIONS=detect_leaks=0 $(CPP)-fuzz/fuzz/fuzz_$$reader \
+	  -runs=10000 -timeout=20 -detect_leaks=0 -artifact_prefix=build/corpus/ build/corpus/$$reader build/seeds/$$reader || exit 1; done
 
 bench: install cpp ## measure start-up, overhead and the C++ side
 	$(BIN)/python benchmarks/startup.py

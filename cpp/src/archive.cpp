@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <stdexcept>
 
 #include "guard.h"
 
@@ -14,6 +15,8 @@ namespace exporter {
 using caffe2::serialize::PyTorchStreamReader;
 
 namespace {
+
+constexpr std::size_t kMaxText = std::size_t{1} << 28;
 
 /// torch's reader says of a missing file only that it failed, so the system is asked first.
 void require_file(const std::filesystem::path& path, ErrorKind kind) {
@@ -44,7 +47,17 @@ bool has_records_below(PyTorchStreamReader& reader, const std::string& prefix) {
                      [&](const std::string& name) { return name.starts_with(prefix); });
 }
 
+void require_stored(PyTorchStreamReader& reader, std::uintmax_t file_size) {
+  std::uintmax_t total = 0;
+  for (const std::string& name : reader.getAllRecords()) {
+    const std::uintmax_t size = reader.getRecordSize(name);
+    if (size > file_size - total) throw std::runtime_error("its records are larger than the file");
+    total += size;
+  }
+}
+
 std::string read_text(PyTorchStreamReader& reader, const std::string& record) {
+  if (reader.getRecordSize(record) > kMaxText) throw std::runtime_error(record + " is too large");
   const auto [data, size] = reader.getRecord(record);
   return {static_cast<const char*>(data.get()), size};
 }

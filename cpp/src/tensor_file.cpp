@@ -3,11 +3,16 @@
 #include <ATen/core/Tensor.h>
 #include <caffe2/serialize/inline_container.h>
 #include <exporter/golden.h>
-#include <torch/csrc/jit/serialization/import_read.h>
 #include <torch/csrc/jit/serialization/pickler.h>
+#include <torch/csrc/jit/serialization/unpickler.h>
+
+#include <algorithm>
+#include <map>
+#include <string_view>
 
 #include "archive.h"
 #include "guard.h"
+#include "pickle.h"
 
 namespace exporter {
 namespace {
@@ -83,13 +88,65 @@ void write_archive(const std::filesystem::path& path, const c10::IValue& value) 
   }
 }
 
+using Sizes = std::map<const void*, std::size_t>;
+
+/// torch takes shape, strides and the length of the data from the pickle, and looks no further.
+void require_within(const at::Tensor& tensor, const Sizes& records) {
+  TORCH_CHECK(tensor.defined() && tensor.layout() == at::kStrided && tensor.device().is_cpu(),
+              "it holds a tensor that is not a plain one");
+  std::int64_t last = tensor.storage_offset();
+  bool sound = last >= 0;
+  bool empty = false;
+  for (std::int64_t i = 0; i < tensor.dim(); ++i) {
+    const std::int64_t size = tensor.size(i);
+    const std::int64_t stride = tensor.stride(i);
+    std::int64_t step = 0;
+    empty = empty || size == 0;
+    sound = sound && size >= 0 && stride >= 0 &&
+            !__builtin_mul_overflow(std::max<std::int64_t>(size - 1, 0), stride, &step) &&
+            !__builtin_add_overflow(last, step, &last);
+  }
+  const auto record = records.find(tensor.storage().data());
+  const std::size_t held = record == records.end() ? 0 : record->second;
+  const auto items = static_cast<std::int64_t>(held / tensor.element_size());
+  TORCH_CHECK(sound && tensor.storage().nbytes() <= held && (empty || last < items),
+              "it holds a tensor that is larger than its data");
+}
+
+c10::IValue read_pickle(caffe2::serialize::PyTorchStreamReader& reader) {
+  const std::string pickle = read_text(reader, "data.pkl");
+  require_sound_pickle(pickle);
+  std::string_view rest = pickle;
+  Sizes records;
+  torch::jit::Unpickler unpickler(
+      [&](char* buffer, std::size_t count) {
+        count = rest.copy(buffer, count);
+        rest.remove_prefix(count);
+        return count;
+      },
+      nullptr, nullptr,
+      [&](const std::string& name) {
+        auto [data, size] = reader.getRecord("data/" + name);
+        records[data.get()] = size;
+        return std::move(data);
+      },
+      at::Device(at::kCPU));
+  unpickler.set_version(reader.version());
+  c10::IValue value = unpickler.parse_ivalue();
+  value.visit([&](const c10::IValue& item) {
+    if (item.isTensor()) require_within(item.toTensor(), records);
+    return false;
+  });
+  return value;
+}
+
 }  // namespace
 
 c10::IValue read_tensor_file(const std::filesystem::path& path) {
   const auto reader = open_archive(path, ErrorKind::golden);
   return guarded(ErrorKind::golden, path.string() + " cannot be read", [&] {
-    return torch::jit::readArchiveAndTensors("data", "", "", std::nullopt, std::nullopt,
-                                             at::Device(at::kCPU), *reader);
+    require_stored(*reader, std::filesystem::file_size(path));
+    return read_pickle(*reader);
   });
 }
 

@@ -17,6 +17,7 @@
 namespace fs = std::filesystem;
 using exporter::Artifact;
 using exporter::Golden;
+using namespace std::string_literals;
 
 namespace {
 
@@ -152,6 +153,23 @@ void refuses_goldens(const fs::path& fixtures, const Broken& broken) {
   EXPECT_ERROR(golden, "cannot be read", open(fixtures / "model.pt"));
 }
 
+/// What torch's readers would allocate memory by, or read beyond the end by.
+void refuses_hostile_goldens(const fs::path& fixtures, const Broken& broken) {
+  const auto open = [&](const std::string& from, const std::string& to) {
+    Golden::read(broken.altered("golden.pt", from, to));
+  };
+  EXPECT_ERROR(golden, "beyond its length",
+               open("X\4\0\0\0seed"s, "K\1r\xff\xff\xff\x7fK\1"s));  // LONG_BINPUT
+  EXPECT_ERROR(golden, "cut short", open("X\6\0\0\0inputs"s, "X\xff\xff\xff\xffinputs"s));
+  EXPECT_ERROR(golden, "_rebuild_sparse_v2", open("_rebuild_tensor_v2", "_rebuild_sparse_v2"));
+  EXPECT_ERROR(golden, "cannot be read", open("K\1K\6\x86"s, "K\1K\xff\x86"s));  // shape
+  EXPECT_ERROR(golden, "larger than its data", open("K\6t"s, "K\xfft"s));  // items of a storage
+  std::string bytes = read(fixtures / "golden.pt");
+  const auto entry = bytes.find("PK\1\2");
+  bytes.replace(entry + 10, 2, "\x08\0"s).replace(entry + 24, 4, "\xff\xff\xff\x7f"s);  // deflated
+  EXPECT_ERROR(golden, "larger than the file", Golden::read(broken.write("bomb.pt", bytes)));
+}
+
 void reads_precisions(const fs::path& fixtures, const Broken&) {
   const auto usual = Golden::read(fixtures / "golden.pt");
   const auto half = Golden::read(fixtures / "golden.pt", "bf16");
@@ -279,6 +297,7 @@ int main(int argc, char** argv) {
       {"refuses files", [&] { refuses_files(fixtures, broken); }},
       {"refuses settings", [&] { refuses_settings(fixtures); }},
       {"refuses goldens", [&] { refuses_goldens(fixtures, broken); }},
+      {"refuses hostile goldens", [&] { refuses_hostile_goldens(fixtures, broken); }},
       {"reads precisions", [&] { reads_precisions(fixtures, broken); }},
       {"reads inputs", [&] { reads_inputs(fixtures, broken); }},
       {"refuses missing operators", [&] { refuses_operators(fixtures, broken); }},

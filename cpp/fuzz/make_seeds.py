@@ -1,0 +1,28 @@
+"""Seeds for the fuzzers, from what make_fixtures.py made: make_seeds.py FIXTURES DIRECTORY."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+
+
+def record(archive: Path, name: str) -> bytes:
+    """The record of that name below the archive's own folder."""
+    with zipfile.ZipFile(archive) as file:
+        return next(file.read(entry) for entry in file.namelist() if entry.partition("/")[2] == name)
+
+
+def main(fixtures: Path, seeds: Path) -> None:
+    for name in ("archive", "contract", "golden"):
+        (seeds / name).mkdir(parents=True, exist_ok=True)
+    for file in ("bare.pt", "custom.pt", "golden.pt", "inputs.pt", "inputs_list.pt", "model.pt"):
+        shutil.copy(fixtures / file, seeds / "archive")
+    for file in ("custom.pt", "model.pt"):
+        (seeds / "contract" / file).write_bytes(record(fixtures / file, "extra/contract.json"))
+    (seeds / "golden" / "golden").write_bytes(record(fixtures / "golden.pt", "data.pkl"))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
