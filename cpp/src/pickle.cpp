@@ -1,8 +1,11 @@
 #include "pickle.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <unordered_map>
+#include <vector>
 
 namespace exporter {
 namespace {
@@ -53,50 +56,162 @@ void require_usual(std::string_view module, std::string_view name) {
   }
 }
 
-void skip_arguments(Reader& reader, unsigned char opcode) {
+/// How deep the values of a pickle lie in one another: torch walks and frees them by recursion.
+class Nesting {
+ public:
+  void push(int depth = 1) {
+    stack_.push_back(values_.size());
+    values_.push_back({depth, false});
+  }
+
+  void mark() { marks_.push_back(stack_.size()); }
+
+  /// How many values lie above the last mark, which goes.
+  std::size_t to_mark() {
+    if (marks_.empty() || marks_.back() > stack_.size()) fail();
+    const std::size_t count = stack_.size() - marks_.back();
+    marks_.pop_back();
+    return count;
+  }
+
+  /// Makes one value of several.
+  void wrap(std::size_t count) { push(pop(count) + 1); }
+
+  /// Puts values into the one below them. One that was referred to before would lie elsewhere too,
+  /// and there as deep as it was.
+  void put_in(std::size_t count) {
+    const int depth = pop(count) + 1;
+    if (stack_.empty() || values_[stack_.back()].referred) fail();
+    values_[stack_.back()].depth = bounded(std::max(values_[stack_.back()].depth, depth));
+  }
+
+  void remember(std::uint64_t number) {
+    if (stack_.empty()) fail();
+    memo_[number] = stack_.back();
+  }
+
+  void recall(std::uint64_t number) {
+    const auto found = memo_.find(number);
+    if (found == memo_.end()) fail();
+    values_[found->second].referred = true;
+    stack_.push_back(found->second);
+  }
+
+ private:
+  struct Value {
+    int depth;
+    bool referred;
+  };
+
+  static constexpr int kDeepest = 100;  // a golden's are less than ten deep
+
+  [[noreturn]] static void fail() { throw std::runtime_error("its pickle is not sound"); }
+
+  static int bounded(int depth) {
+    if (depth > kDeepest) throw std::runtime_error("its pickle nests too deep");
+    return depth;
+  }
+
+  /// Takes values off; the depth of the deepest.
+  int pop(std::size_t count) {
+    if (count > stack_.size()) fail();
+    int deepest = 0;
+    for (; count > 0; --count) {
+      deepest = std::max(deepest, values_[stack_.back()].depth);
+      stack_.pop_back();
+    }
+    return bounded(deepest);
+  }
+
+  std::vector<std::size_t> stack_;  // of values' numbers
+  std::vector<std::size_t> marks_;
+  std::vector<Value> values_;
+  std::unordered_map<std::uint64_t, std::size_t> memo_;
+};
+
+void follow(Reader& reader, unsigned char opcode, Nesting& nesting) {
   switch (opcode) {
     case 0x80:  // PROTO
-    case 'h':   // BINGET
-    case 'q':   // BINPUT
-    case 'K':   // BININT1
       reader.take(1);
       return;
-    case 'M':  // BININT2
-      reader.take(2);
-      return;
-    case 'J':  // BININT
-    case 'j':  // LONG_BINGET
-      reader.take(4);
-      return;
-    case 'G':   // BINFLOAT
     case 0x95:  // FRAME
       reader.take(8);
       return;
-    case 'r':  // LONG_BINPUT
-      reader.memo(reader.number(4));
-      return;
+    case 'K':  // BININT1
+      reader.take(1);
+      return nesting.push();
+    case 'M':  // BININT2
+      reader.take(2);
+      return nesting.push();
+    case 'J':  // BININT
+      reader.take(4);
+      return nesting.push();
+    case 'G':  // BINFLOAT
+      reader.take(8);
+      return nesting.push();
     case 0x8a:  // LONG1
     case 0x8c:  // SHORT_BINUNICODE
     case 'U':   // SHORT_BINSTRING
     case 'C':   // SHORT_BINBYTES
       reader.take(reader.number(1));
-      return;
+      return nesting.push();
     case 'X':  // BINUNICODE
     case 'T':  // BINSTRING
     case 'B':  // BINBYTES
       reader.take(reader.number(4));
-      return;
+      return nesting.push();
     case 0x8d:  // BINUNICODE8
     case 0x8e:  // BINBYTES8
       reader.take(reader.number(8));
-      return;
+      return nesting.push();
+    case 'N':   // NONE
+    case 0x88:  // NEWTRUE
+    case 0x89:  // NEWFALSE
+    case ')':   // EMPTY_TUPLE
+    case ']':   // EMPTY_LIST
+    case '}':   // EMPTY_DICT
+      return nesting.push();
     case 'c': {  // GLOBAL
       const auto module = reader.line();
       require_usual(module, reader.line());
-      return;
+      return nesting.push();
     }
-    default:  // without arguments, or not known to torch either
-      return;
+    case '(':  // MARK
+      return nesting.mark();
+    case 't':  // TUPLE
+    case 'l':  // LIST
+    case 'd':  // DICT
+      return nesting.wrap(nesting.to_mark());
+    case 'Q':   // BINPERSID
+    case 0x85:  // TUPLE1
+      return nesting.wrap(1);
+    case 'R':   // REDUCE
+    case 0x81:  // NEWOBJ
+    case 0x86:  // TUPLE2
+      return nesting.wrap(2);
+    case 0x87:  // TUPLE3
+      return nesting.wrap(3);
+    case 'a':  // APPEND
+    case 'b':  // BUILD
+      return nesting.put_in(1);
+    case 's':  // SETITEM
+      return nesting.put_in(2);
+    case 'e':  // APPENDS
+    case 'u':  // SETITEMS
+      return nesting.put_in(nesting.to_mark());
+    case 'h':  // BINGET
+      return nesting.recall(reader.number(1));
+    case 'j':  // LONG_BINGET
+      return nesting.recall(reader.number(4));
+    case 'q':  // BINPUT
+      return nesting.remember(reader.number(1));
+    case 'r': {  // LONG_BINPUT
+      const std::uint64_t number = reader.number(4);
+      reader.memo(number);
+      return nesting.remember(number);
+    }
+    default:
+      throw std::runtime_error("its pickle holds what torch does not write");
   }
 }
 
@@ -104,10 +219,11 @@ void skip_arguments(Reader& reader, unsigned char opcode) {
 
 void require_sound_pickle(std::string_view pickle) {
   Reader reader(pickle);
+  Nesting nesting;
   while (!reader.empty()) {
     const auto opcode = static_cast<unsigned char>(reader.take(1).front());
     if (opcode == '.') return;  // STOP
-    skip_arguments(reader, opcode);
+    follow(reader, opcode, nesting);
   }
 }
 

@@ -2,11 +2,12 @@
 
 A small model with a dynamic batch, as `model.pt` and `model.pt2`, with its `golden.pt`; `exported.pt2`, an
 ExportedProgram; `bare.pt`, without a contract; `custom.pt` and `custom.pt2`, `meet.pt` and `meet.pt2`, which call
-operators of the library OPERATORS. Does nothing when they are there already, made by the same torch and by this file.
+operators of the library OPERATORS; `deep.pt`, tuples in one another. Does nothing when they are there already, made by the same torch and by this file.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import shutil
@@ -167,6 +168,7 @@ def main(directory: Path, operators: Path) -> None:
         save_custom("meet", Meet().eval(), directory)
     torch.save({"tokens": inputs(3, 7)[0], "scale": inputs(3, 7)[1]}, directory / "inputs.pt")
     torch.save(list(inputs(3, 7)), directory / "inputs_list.pt")
+    torch.save(functools.reduce(lambda inner, _: (inner,), range(150), ()), directory / "deep.pt")
     stamp.write_text(made_by)
 
 

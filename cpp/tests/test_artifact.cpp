@@ -168,6 +168,7 @@ void refuses_hostile_goldens(const fs::path& fixtures, const Broken& broken) {
   const auto entry = bytes.find("PK\1\2");
   bytes.replace(entry + 10, 2, "\x08\0"s).replace(entry + 24, 4, "\xff\xff\xff\x7f"s);  // deflated
   EXPECT_ERROR(golden, "larger than the file", Golden::read(broken.write("bomb.pt", bytes)));
+  EXPECT_ERROR(golden, "nests too deep", Golden::read(fixtures / "deep.pt"));
 }
 
 void reads_precisions(const fs::path& fixtures, const Broken&) {
