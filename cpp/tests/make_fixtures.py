@@ -2,7 +2,8 @@
 
 A small model with a dynamic batch, as `model.pt` and `model.pt2`, with its `golden.pt`; `exported.pt2`, an
 ExportedProgram; `bare.pt`, without a contract; `custom.pt` and `custom.pt2`, `meet.pt` and `meet.pt2`, which call
-operators of the library OPERATORS; `deep.pt`, tuples in one another. Does nothing when they are there already, made by the same torch and by this file.
+operators of the library OPERATORS; `deep.pt`, tuples in one another. Does nothing when they are there already, made by
+the same torch and by this file.
 """
 
 from __future__ import annotations
