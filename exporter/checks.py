@@ -134,6 +134,7 @@ def conclude(record: VariantRecord, sessions: tuple[SessionRecord, ...]) -> Vari
             python.peak_rss_mb,
             python.cached_call_ms,
         )
+    worst = max(judged, key=lambda p: (VERDICTS.index(p.verdict), p.max_abs or 0.0), default=None)
     reason = f"{diagnosis.with_place(failed.reason, record.warnings)} ({failed.session})" if failed else ""
     return replace(
         record,
@@ -142,7 +143,7 @@ def conclude(record: VariantRecord, sessions: tuple[SessionRecord, ...]) -> Vari
         reason=reason,
         remedy=(failed.remedy or causes.remedy(reason, record.target)) if failed else "",
         fixed=tuple(part for p in judged for part in p.reason.split("; ") if " is fixed at " in part)[:4],
-        parity=max(judged, key=lambda p: (VERDICTS.index(p.verdict), p.max_abs or 0.0), default=None),
+        parity=replace(worst, parts=()) if worst else None,
         lifecycle=lifecycle,
         sessions=sessions,
     )

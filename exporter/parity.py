@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from exporter.records import VERDICTS, Parity, Tolerance, Verdict
+from exporter.records import VERDICTS, CaseParity, Parity, Tolerance, Verdict
 
 Array = NDArray[Any]
 
@@ -182,7 +182,13 @@ def summarize(cases: Sequence[Mapping[str, Any]]) -> Parity:
         worst=worst,
         reason=reason,
         cases=len({(case["case"], case["seed"]) for case, _ in parts}) + len(errors),
+        parts=tuple(_part(case, output) for case in cases for output in case["outputs"] or [{}]),
     )
+
+
+def _part(case: Mapping[str, Any], output: Mapping[str, Any]) -> CaseParity:
+    numbers = {key: output[key] for key in ("max_abs", "rmse_ratio", "cosine") if key in output}
+    return CaseParity(case["case"], case["seed"], output.get("output", ""), output.get("verdict", "FAIL"), **numbers)
 
 
 def _fold(pick: Any, parts: Iterable[tuple[Any, Mapping[str, Any]]], key: str) -> float | None:

@@ -120,8 +120,21 @@ class Tolerance:
 
 
 @dataclass(frozen=True)
+class CaseParity:
+    """One output at one case and seed; `output` is empty, and all is FAIL, where the case itself failed."""
+
+    case: str
+    seed: int
+    output: str
+    verdict: Verdict
+    max_abs: float | None = None
+    rmse_ratio: float | None = None
+    cosine: float | None = None
+
+
+@dataclass(frozen=True)
 class Parity:
-    """The worst over all outputs and cases, each number by itself."""
+    """The worst over all outputs and cases, each number by itself; a session's has the parts too."""
 
     verdict: Verdict
     max_abs: float | None
@@ -131,6 +144,7 @@ class Parity:
     worst: str
     reason: str = ""
     cases: int = 0
+    parts: tuple[CaseParity, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from exporter.parity import TOLERANCES, OutputParity, compare, summarize
-from exporter.records import Tolerance
+from exporter.records import CaseParity, Tolerance
 
 F32 = ("float32", "float32")
 TOLERANCE = Tolerance(rtol=1e-4, atol=1e-5, k=2.0)
@@ -164,6 +164,15 @@ def test_each_number_is_folded_by_itself() -> None:
         [case("a", "exact", max_abs=1.0, cosine=0.9, rmse_ratio=3.0), case("b", "exact", max_abs=2.0, cosine=0.99)]
     )
     assert (found.max_abs, found.cosine, found.rmse_ratio, found.max_rel) == (2.0, 0.9, 3.0, None)
+
+
+def test_each_output_at_each_case_is_kept() -> None:
+    found = summarize([case("a", "exact", "drift", max_abs=2.0, seed=1), case("b", error="boom")])
+    assert found.parts == (
+        CaseParity("a", 1, "o0", "exact", 2.0),
+        CaseParity("a", 1, "o1", "drift", 2.0),
+        CaseParity("b", 0, "", "FAIL"),
+    )
 
 
 def test_cases_are_counted_by_name_and_seed() -> None:

@@ -17,7 +17,7 @@ import pytest
 from manifests import CONTRACT, EAGER, EXACT, MANIFEST, failed, manifest, timing, variant
 
 from exporter import bundle, report
-from exporter.records import ArtifactRecord, Manifest, Parity, Timing
+from exporter.records import ArtifactRecord, CaseParity, Manifest, Parity, Timing
 from exporter.report import html, rows
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -126,6 +126,18 @@ def test_the_numbers_are_the_manifests(main_page: Page) -> None:
     ]
     assert ["trace", "native", "4.50 ms", "1 MB", "yes"] in tables["Latency and size"]
     assert ["torch", "2.14.1"] in tables["Where it was measured"]
+
+
+def test_each_output_at_each_case() -> None:
+    parts = (CaseParity("batch=2", 0, "output", "rounding", 1.5e-6), CaseParity("batch=7", 1, "", "FAIL"))
+    judged = variant("onnx", 3.0)
+    session = dataclasses.replace(judged.sessions[0], parity=dataclasses.replace(EXACT, parts=parts))
+    found = page(manifest(EAGER, variant(), dataclasses.replace(judged, sessions=(session,))))
+    assert found.tables["Each output at each case"] == [
+        ["case", "output", "onnx python"],
+        ["batch=2 seed 0", "output", "rounding 1.5e-06"],
+        ["batch=7 seed 1", "-", "FAIL"],
+    ]
 
 
 def test_the_verdict_stands_before_all_else(main_page: Page) -> None:

@@ -189,7 +189,7 @@ def _judge(root: Path, variant: VariantRecord, artifact: str, start: Start) -> P
         raise JobError(f"{variant.name} does not run in its folder: {record.reason}", record.remedy)
     if outside:
         raise JobError(f"the folder does not stand alone: {', '.join(outside)} came from outside", "report it")
-    return record.parity
+    return replace(record.parity, parts=())
 
 
 def _mapped(pid: int) -> set[Path]:

@@ -20,7 +20,17 @@ MOST_SAMPLES = 1 << 28  # bytes of a file of samples that is read
 BREAK_EVEN = (
     "An artifact pays back after so many calls: building, loading and calling it then cost less than calling {}."
 )
-WORDS = ("session", "parity", "worst at", "is", "model", "device", "ship", "unbeaten")  # headings of no numbers
+WORDS = (
+    "session",
+    "output",
+    "parity",
+    "worst at",
+    "is",
+    "model",
+    "device",
+    "ship",
+    "unbeaten",
+)  # headings of no numbers
 FIXED = ("torch.export ", "the ONNX graph ")  # how warnings begin that name a size
 Cells = tuple[str, ...]
 Samples = dict[str, list[float]]  # milliseconds by variant and session
@@ -40,12 +50,13 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """What stands under a heading; `lists` are folded up, each under its name."""
+    """What stands under a heading; `folded` tables and `lists` are folded up, each under its name."""
 
     title: str
     tables: tuple[Table, ...] = ()
     text: str = ""
     lists: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    folded: tuple[Table, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -195,8 +206,26 @@ def _parity(report: Report) -> Section | None:
     outputs = ", ".join(spec.name for spec in manifest.contract.outputs) if manifest.contract else ""
     note = f"Each number is the worst over all outputs ({outputs}) and all cases. "
     note += "RMSE ratio: the error against the reference over eager's own."
-    lists = ((f"{len(manifest.golden.cases)} cases", manifest.golden.cases),) if manifest.golden else ()
-    return Section("Parity", (Table("Outputs against the reference", headings, lines, note),), lists=lists)
+    folded = _parts(manifest)
+    cases = manifest.golden.cases if manifest.golden and not folded else ()
+    lists = ((f"{len(cases)} cases", cases),) if cases else ()
+    table = Table("Outputs against the reference", headings, lines, note)
+    return Section("Parity", (table,), lists=lists, folded=folded)
+
+
+def _parts(manifest: Manifest) -> tuple[Table, ...]:
+    """Each output at each case, by session; nothing where the manifest does not tell."""
+    found: dict[Cells, dict[str, str]] = {}
+    sessions = [(f"{v.name} {s.session}", s.parity) for v in manifest.variants for s in v.sessions if s.parity]
+    for name, parity in sessions:
+        for part in parity.parts:
+            distance = "" if part.max_abs is None else f" {part.max_abs:.1e}"
+            place = (f"{part.case} seed {part.seed}", part.output or "-")
+            found.setdefault(place, {})[name] = f"{part.verdict}{distance}"
+    names = [name for name, parity in sessions if parity.parts]
+    lines = [(*place, *(cells.get(name, "-") for name in names)) for place, cells in found.items()]
+    note = "The verdict, and the largest absolute difference from the reference."
+    return (Table("Each output at each case", ("case", "output", *names), lines, note),) if lines else ()
 
 
 def _cost(report: Report) -> Section | None:
