@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from exporter import environment, pipeline, recipes, targets
+from exporter import bundle as bundles
+from exporter import environment, pipeline, proof, recipes, targets
 from exporter.errors import JobError
 from exporter.isolate import Child, Zygote
-from exporter.records import Manifest
+from exporter.records import Manifest, to_json
 from exporter.request import Request
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -131,6 +132,12 @@ def made_bundle(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def bundle(made_bundle: Path, tmp_path: Path) -> Path:
     """A copy of the bundle that a test may spoil."""
     return Path(shutil.copytree(made_bundle, tmp_path / "pair"))
+
+
+def republish(place: Path, manifest: Manifest) -> None:
+    """Give a bundle another manifest, and what proves it."""
+    bundles.write_atomic(place / bundles.MANIFEST, to_json(manifest) + "\n")
+    proof.seal(place, manifest, ())
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import recipe_path
+from conftest import recipe_path, republish
 
 import exporter
 from exporter import api, targets
 from exporter import bundle as bundles
 from exporter.errors import ArtifactError, ContractError, UsageError
-from exporter.records import Range, to_json
+from exporter.records import Range
 from exporter.request import Request
 
 
@@ -227,6 +227,7 @@ def reversing(target: Any) -> SimpleNamespace:
 
     return SimpleNamespace(
         artifact="their.model",
+        requires=target.requires,
         read_contract=lambda path: dataclasses.replace(target.read_contract(restored(path)), target="theirs"),
         load=lambda path, options: target.load(restored(path), options),
     )
@@ -243,7 +244,7 @@ def test_a_target_of_another_package_reads_its_own_contract(
     file.write_bytes((bundle / "trace.pt").read_bytes()[::-1])
     manifest = bundles.read_manifest(bundle)
     row = dataclasses.replace(manifest.variants[0], target="theirs", artifact=bundles.record(file), companions=())
-    bundles.write_atomic(bundle / bundles.MANIFEST, to_json(dataclasses.replace(manifest, variants=(row,))))
+    republish(bundle, dataclasses.replace(manifest, variants=(row,)))
     artifact = exporter.open_artifact(file)
     assert artifact.contract.target == "theirs"
     assert artifact(**PAIR)["pooled"].shape == (2, 4)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Cli, Run, request_for
+from conftest import Cli, Run, republish, request_for
 from test_records import VALIDATOR
 
 from exporter import bundle as bundles
@@ -215,9 +215,7 @@ def test_check_finds_a_cache_that_was_altered(cli: Cli, bundle: Path) -> None:
     live = VariantRecord("compile:default", "compile", "passed", "done", companions=(bundles.record(path),))
     manifest = bundles.read_manifest(bundle)
     trace = next(v for v in manifest.variants if v.name == "trace")
-    bundles.write_atomic(
-        bundle / "manifest.json", bundles.to_json(dataclasses.replace(manifest, variants=(trace, live)))
-    )
+    republish(bundle, dataclasses.replace(manifest, variants=(trace, live)))
     done = cli("check", bundle, "-q")
     assert done.code == 0, done.out
     assert "compile:default" not in done.out, "nothing of it can be checked but its hash"
