@@ -8,28 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from exporter.cli import _options
+
 if TYPE_CHECKING:
     from exporter.records import Manifest
 
 Command = Callable[..., Any]
 OPTIONS = (
     click.argument("bundle", type=click.Path(path_type=Path)),
-    click.option("--threads", type=click.IntRange(1), help="Threads of one call on the CPU.  [default: all cores]"),
-    click.option(
-        "--timeout",
-        type=click.FloatRange(1),
-        default=600.0,
-        show_default=True,
-        metavar="SECONDS",
-        help="Limit for one answer.",
-    ),
-    click.option(
-        "--ops-lib",
-        "ops_libs",
-        multiple=True,
-        type=click.Path(exists=True, dir_okay=False, resolve_path=True),
-        help="Library that registers operators of your own, as at the export; may be repeated.",
-    ),
+    _options.THREADS,
+    _options.timeout(600.0),
+    _options.ops_libs(),
     click.option("--allow-cpu-fallback", is_flag=True, help="Let onnxruntime run on the CPU where CUDA was asked for."),
     click.option("--cuda-graphs", is_flag=True, help="Let onnxruntime capture CUDA graphs, as at the export."),
     click.option(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
+from exporter.cli import _options
 from exporter.errors import UsageError
 
 if TYPE_CHECKING:
@@ -118,12 +119,8 @@ OPTIONS = (
     ),
     click.option("--task", default="", help="For hf:ID: the task whose model class is taken, as fill-mask."),
     click.option("--seed", type=int, default=0, show_default=True, help="Seed of random weights."),
-    click.option(
-        "--ops-lib",
-        "ops_libs",
-        multiple=True,
-        type=click.Path(exists=True, dir_okay=False, resolve_path=True),
-        help="Library that registers operators of your own (TORCH_LIBRARY), loaded before the model; may be repeated.",
+    _options.ops_libs(
+        "Library that registers operators of your own (TORCH_LIBRARY), loaded before the model; may be repeated."
     ),
 )
 

@@ -10,20 +10,13 @@ from typing import Any
 
 import click
 
-from exporter.cli import _bundle
+from exporter.cli import _bundle, _options
 from exporter.cli._goal import chosen, goal_options
 
 
 @click.command(name="bench", short_help="Time a bundle again, on this machine.")
 @_bundle.bundle_options
-@click.option(
-    "--time-budget",
-    type=click.FloatRange(0.1),
-    default=5.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Seconds of timed calls an artifact and session, on average; each is called 12 times at least.",
-)
+@_options.time_budget("Seconds of timed calls an artifact and session, on average; each is called 12 times at least.")
 @goal_options
 def command(bundle: Path, time_budget: float, **options: Any) -> int:
     """Check BUNDLE as `exporter check` does, then time its artifacts side by side, in Python and in C++.

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from exporter.cli import _options
+
 
 @click.command(name="compare", short_help="Compare two bundles: contract, parity, size, latency.")
 @click.argument("old", type=click.Path(path_type=Path))
@@ -18,23 +20,10 @@ import click
     "--max-larger", type=click.FloatRange(0), metavar="PERCENT", help="Fail where a variant is larger by more."
 )
 @click.option("--allow-breaking", is_flag=True, help="Let the contract change in ways that break callers.")
-@click.option(
-    "--time-budget",
-    type=click.FloatRange(0.1),
-    default=5.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="With --measure: seconds of timed calls of each artifact and session.",
-)
-@click.option("--threads", type=click.IntRange(1), help="Threads of one call on the CPU.  [default: all cores]")
-@click.option("--timeout", type=click.FloatRange(1), default=600.0, metavar="SECONDS", help="Limit for one answer.")
-@click.option(
-    "--ops-lib",
-    "ops_libs",
-    multiple=True,
-    type=click.Path(exists=True, dir_okay=False, resolve_path=True),
-    help="With --measure: library that registers operators of your own; may be repeated.",
-)
+@_options.time_budget("With --measure: seconds of timed calls of each artifact and session.")
+@_options.THREADS
+@_options.timeout(600.0)
+@_options.ops_libs("With --measure: library that registers operators of your own; may be repeated.")
 @click.option("--format", "form", type=click.Choice(["table", "json", "md"]), default="table", show_default=True)
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 @click.option("-v", "--verbose", is_flag=True, expose_value=False, help="Tracebacks.")

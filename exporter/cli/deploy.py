@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from exporter.cli import _options
+
 if TYPE_CHECKING:
     from exporter.deploy import Deployment
 
@@ -17,13 +19,7 @@ OPTIONS = (
     click.option("--variant", metavar="NAME", help="Which artifact.  [default: the one that the bundle recommends]"),
     click.option("-v", "--verbose", is_flag=True, expose_value=False, help="Tracebacks."),
 )
-OPS_LIBS = click.option(
-    "--ops-lib",
-    "ops_libs",
-    multiple=True,
-    type=click.Path(exists=True, dir_okay=False, resolve_path=True),
-    help="Library that registers operators of your own, as at the export; may be repeated.",
-)
+OPS_LIBS = _options.ops_libs()
 
 
 def _common(command: Command) -> Command:

@@ -9,20 +9,14 @@ from typing import Any
 
 import click
 
+from exporter.cli import _options
 from exporter.cli._model import choose_device, choose_source, given_sizes, model_options, ranges, single_sizes, sweep
 from exporter.errors import UsageError
 
 
 @click.command(name="explain", short_help="Say what is in the way of each target.")
 @model_options
-@click.option(
-    "--timeout",
-    type=click.FloatRange(1),
-    default=900.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Limit for loading the model, and for each section of the report.",
-)
+@_options.timeout(900.0, "Limit for loading the model, and for each section of the report.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 @click.option("-v", "--verbose", is_flag=True, help="What torch printed, tracebacks.")

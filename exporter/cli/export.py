@@ -10,6 +10,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from exporter.cli import _options
 from exporter.cli._goal import chosen, goal_options
 from exporter.cli._model import (
     choose_device,
@@ -69,23 +70,9 @@ class TargetList(click.ParamType[str]):
     help="Build one artifact with an entry for each of these sizes, as batch=1,8,32: for what cannot stay dynamic.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Where the bundle goes.  [default: artifacts/MODEL]")
-@click.option("--threads", type=click.IntRange(1), help="Threads of one call on the CPU.  [default: all cores]")
-@click.option(
-    "--time-budget",
-    type=click.FloatRange(0.1),
-    default=5.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Seconds of timed calls a variant and session, on average; each is called 12 times at least.",
-)
-@click.option(
-    "--timeout",
-    type=click.FloatRange(1),
-    default=1800.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Limit for one export or one answer of a session.",
-)
+@_options.THREADS
+@_options.time_budget("Seconds of timed calls a variant and session, on average; each is called 12 times at least.")
+@_options.timeout(1800.0, "Limit for one export or one answer of a session.")
 @click.option(
     "--memory-limit",
     "memory_limit_gb",
