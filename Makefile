@@ -46,7 +46,7 @@ asan: install ## the C++ tests under AddressSanitizer
 	cd cpp && cmake --preset asan -DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python && cmake --build --preset asan && ctest --preset asan
 
 pytest: cpp
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --cov=exporter --cov-branch --cov-fail-under=90 --cov-report=term:skip-covered
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --cov=exporter --cov-branch --cov-fail-under=90 --cov-report=term:skip-covered --durations=40 --durations-min=5
 
 fuzz: cpp ## 500 drawn modules through every target, in Python and C++; 25,000 spoilt archives and manifests
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -p no:cacheprovider -s tests/test_fuzz.py tests/test_hostile.py

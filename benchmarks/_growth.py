@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from _rows import Bench, Rows, rotation
+from _rows import Bench, Rows
 
 EAGER = "eager"
 ROUTES = ("trace, frozen", "AOTInductor, frozen", "onnxruntime")
@@ -26,9 +26,10 @@ def measure(bench: Bench) -> list[dict[str, Any]]:
 
 
 def _rotation(bench: Bench, point: dict[str, int], width: int) -> dict[str, Any]:
-    print("  " + ", ".join(f"{name} {size}" for name, size in point.items()), flush=True)
-    rows = bench.measure("_growth:rows", (EAGER, *ROUTES), width=width, **point)
-    return rotation(f"encoder of width {width}", EAGER, rows, point=point)
+    label = ", ".join(f"{name} {size}" for name, size in point.items())
+    names = EAGER, *ROUTES
+    rows = functools.partial(bench.measure, "_growth:rows", names, label, width=width, **point)
+    return bench.rotation(f"encoder of width {width}", EAGER, rows, point=point)
 
 
 def rows(

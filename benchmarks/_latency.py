@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from _process import said
-from _rows import Bench, Rows, failed, rotation, thinned
+from _rows import Bench, Rows, failed, thinned
 
 from exporter import bundle
 from exporter.errors import ExporterError, JobError
@@ -36,8 +36,9 @@ def measure(bench: Bench) -> list[dict[str, Any]]:
     """Two rotations for each model: exporter's, and one of bare calls."""
     found = []
     for model, label in (QUICK_MODELS if bench.quick else MODELS).items():
-        found += [rotation(label, EAGER, exported(bench, model))]
-        found += [rotation(label, BARE[0], bench.measure("_latency:bare", BARE, model=model))]
+        found += [bench.rotation(label, EAGER, functools.partial(exported, bench, model))]
+        by_hand = functools.partial(bench.measure, "_latency:bare", BARE, model=model)
+        found += [bench.rotation(label, BARE[0], by_hand)]
     return found
 
 

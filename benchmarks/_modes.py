@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from _rows import Bench, Rows, rotation
+from _rows import Bench, Rows
 
 MODES = ("default", "reduce-overhead", "max-autotune")
 SCALAR, RESNET, BERT, DISTANCES = "scalar", "resnet18", "bert", "distances"
@@ -31,10 +31,9 @@ def measure(bench: Bench) -> list[dict[str, Any]]:
 
 def _rotation(bench: Bench, workload: str, mode: str) -> dict[str, Any]:
     label = LABELS[workload]
-    print(f"  {label}", flush=True)
     baseline = f"{'NumPy' if workload == DISTANCES else 'eager'}, beside {mode}"
-    rows = bench.measure("_modes:compiled", (baseline, mode), workload=workload, mode=mode, baseline=baseline)
-    return rotation(label, baseline, rows)
+    names, told = (baseline, mode), {"workload": workload, "mode": mode, "baseline": baseline}
+    return bench.rotation(label, baseline, lambda: bench.measure("_modes:compiled", names, label, **told))
 
 
 def compiled(

@@ -54,8 +54,9 @@ def caption(table: dict[str, Any]) -> str:
     cpu = f"{facts.get('cpu', 'CPU')}, {table['threads']} threads"
     versions = [f"{name} {facts[name]}" for name in ("torch", "onnxruntime-gpu", "onnxruntime") if name in facts]
     machine = cpu if table["device"] == "cpu" else f"{facts.get('gpu0', 'GPU')} ({cpu})"
+    dates = dict.fromkeys((table.get("begun", table["created"])[:10], table["created"][:10]))
     quick = ["--quick"] if table["quick"] else []
-    return "; ".join([machine, *versions, f"Python {facts.get('python', '?')}", table["created"][:10], *quick])
+    return "; ".join([machine, *versions, f"Python {facts.get('python', '?')}", " and ".join(dates), *quick])
 
 
 def groups(table: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:

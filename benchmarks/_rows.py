@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ class Bench:
     budget_s: float
     row_limit_s: float
     ends: float
+    kept: Sequence[dict[str, Any]] = field(default_factory=list)  # rotations of an earlier run, not to be made again
 
     def left(self) -> float:
         """Seconds until the run ends. JobError when there are none to begin anything with."""
@@ -36,9 +37,9 @@ class Bench:
             raise JobError("the time of the whole run was spent before")
         return left
 
-    def measure(self, function: str, names: Sequence[str], **arguments: Any) -> Rows:
+    def measure(self, function: str, names: Sequence[str], label: str = "", **arguments: Any) -> Rows:
         """The rows that `module:function` gives in a fresh process; where it fails, its reason for each name."""
-        print(f"  {'; '.join(names)}", flush=True)
+        print(f"  {label}: {'; '.join(names)}".replace(" : ", " "), flush=True)
         common = {"device": self.device, "threads": self.threads, "budget": self.budget_s, "folder": str(self.folder)}
         try:
             limit = min(self.row_limit_s, self.left())
@@ -49,15 +50,21 @@ class Bench:
             return failed(names, error)
         return rows
 
+    def rotation(self, group: str, baseline: str, rows: Callable[[], Rows], **more: Any) -> dict[str, Any]:
+        """Rows that may be compared: `baseline` is what the others' speed-ups are over. A kept one is not measured."""
+        head = {"group": group, "baseline": baseline, **more}
+        same = (each for each in self.kept if head.items() <= each.items())
+        return next(same, None) or {**head, "rows": rows()}
+
 
 def failed(names: Sequence[str], error: Exception) -> Rows:
     """Rows that have the reason alone."""
     return {name: {"error": " ".join(str(error).split())} for name in names}
 
 
-def rotation(group: str, baseline: str, rows: Rows, **more: Any) -> dict[str, Any]:
-    """Rows that may be compared: `baseline` is what the others' speed-ups are over."""
-    return {"group": group, "baseline": baseline, "rows": rows, **more}
+def complete(rotation: dict[str, Any]) -> bool:
+    """Whether each of its rows was measured."""
+    return not any("error" in row for row in rotation["rows"].values())
 
 
 def thinned(windows: Sequence[Sequence[float]]) -> list[list[float]]:

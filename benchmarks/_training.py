@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from _rows import Bench, Rows, rotation
+from _rows import Bench, Rows
 
 EAGER = "eager"
 FORMS = (EAGER, "model compiled, loss outside", "model and loss compiled apart", "model and loss compiled as one")
@@ -40,11 +40,15 @@ def measure(bench: Bench) -> list[dict[str, Any]]:
 
 
 def _rotation(bench: Bench, size: Size, precision: str) -> dict[str, Any]:
-    print(f"  {size.label}, {precision}", flush=True)
-    rows: Rows = {}
-    for form in FORMS:
-        rows |= bench.measure("_training:step", (form,), form=form, precision=precision, size=asdict(size))
-    return rotation(f"{size.label}, {precision}", EAGER, rows)
+    label = f"{size.label}, {precision}"
+
+    def rows() -> Rows:
+        found: Rows = {}
+        for form in FORMS:
+            found |= bench.measure("_training:step", (form,), label, form=form, precision=precision, size=asdict(size))
+        return found
+
+    return bench.rotation(label, EAGER, rows)
 
 
 def step(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import random
 import signal
@@ -12,13 +11,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 from _process import verdict
-
-EXAMPLE = Path(__file__).parent.parent / "examples" / "release.toml"
-# What no two runs have in common: times, memory, places, and the bytes of AOTInductor's packages.
-OWN = {"lifecycle", "load_s", "first_call_ms", "peak_rss_mb", "reproduce", "sha256", "bytes"}
+from _releases import EXAMPLE, differences, equal_bytes, keys
 
 
 def main() -> None:
@@ -39,15 +34,15 @@ def main() -> None:
         for kill in range(options.kills):
             after = moments.uniform(0, 2 * seconds / (options.kills + 2))
             made.append(len(_run(options.release, killed, after, steps * (kill + 1) // (options.kills + 1))))
-            there = len(_keys(killed))
+            there = len(keys(killed))
             print(f"kill {kill + 1}: after {after:.1f} s, {made[-1]} steps begun, {there} finished in all", flush=True)
         made.append(len(_run(options.release, killed)))
         print(f"resumed to its end: {made[-1]} steps begun", flush=True)
-        differences = _differences(whole, killed)
-        print(f"artifacts of equal bytes: {_equal_bytes(whole, killed)} of {steps}")
-    print("\n".join(differences))
+        different = differences(whole, killed)
+        print(f"artifacts of equal bytes: {equal_bytes(whole, killed)} of {steps}")
+    print("\n".join(different))
     redone = sum(made) - steps
-    verdict([("differences", len(differences), 0), ("steps begun again", redone, options.kills)])
+    verdict([("differences", len(different), 0), ("steps begun again", redone, options.kills)])
 
 
 def _run(release: Path, out: Path, kill_after: float = math.inf, enough: float = math.inf) -> set[str]:
@@ -60,7 +55,7 @@ def _run(release: Path, out: Path, kill_after: float = math.inf, enough: float =
         process = subprocess.Popen(command, stdout=said, stderr=said)
         end = time.monotonic() + kill_after
         while process.poll() is None:
-            if time.monotonic() > end or len(_keys(out)) > enough:
+            if time.monotonic() > end or len(keys(out)) > enough:
                 process.kill()
             time.sleep(0.05)
         said.seek(0)
@@ -68,48 +63,6 @@ def _run(release: Path, out: Path, kill_after: float = math.inf, enough: float =
     if process.returncode != (0 if kill_after == math.inf else -signal.SIGKILL):
         raise RuntimeError("\n".join([f"exit code {process.returncode}", *lines[-30:]]))
     return {line.partition("] ")[2].split()[0] for line in lines if line.startswith("[")}
-
-
-def _keys(out: Path) -> dict[str, str]:
-    """The key of each finished step."""
-    state = out / "release.json"
-    found = json.loads(state.read_text())["steps"] if state.exists() else {}
-    return {name: step["key"] for name, step in found.items()}
-
-
-def _differences(one: Path, other: Path) -> list[str]:
-    """What differs, in words: files, keys of finished steps, and all of each variant but what is its run's own."""
-    found = [f"only in one: {name}" for name in sorted(_names(one) ^ _names(other))]
-    found += [] if _keys(one) == _keys(other) else ["release.json"]
-    for file in sorted(one.rglob("manifest.json")):
-        name = file.relative_to(one)
-        if (other / name).exists() and _settled(file) != _settled(other / name):
-            found.append(str(name))
-    return found
-
-
-def _names(folder: Path) -> set[str]:
-    return {str(file.relative_to(folder)) for file in folder.rglob("*")}
-
-
-def _settled(manifest: Path) -> Any:
-    """What a manifest says that does not depend on when it was made."""
-    found = json.loads(manifest.read_text())
-    return _common({name: found[name] for name in ("model", "contract", "golden", "variants", "status")})
-
-
-def _common(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _common(item) for key, item in value.items() if key not in OWN}
-    return [_common(item) for item in value] if isinstance(value, list) else value
-
-
-def _equal_bytes(one: Path, other: Path) -> int:
-    hashes = [
-        [json.loads(file.read_text())["variants"][0]["artifact"]["sha256"] for file in sorted(o.rglob("manifest.json"))]
-        for o in (one, other)
-    ]
-    return sum(a == b for a, b in zip(*hashes, strict=True))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ import _latency
 import _modes
 import _render
 import _training
-from _rows import Bench
+from _rows import Bench, complete
 
 from exporter import environment
 from exporter.isolate import Zygote
@@ -35,6 +36,7 @@ MEASURES: dict[str, Callable[[Bench], list[dict[str, Any]]]] = {
 }
 HERE = Path(__file__).parent
 RAW = "raw.json"
+LEFT_OUT = ("compiler", "exporter-run", "os")  # of the environment: it names places, or changes nothing
 LIMIT_S = {"quick": 290.0, "cpu": 7200.0, "cuda": 480.0}
 ROW_LIMIT_S = {"quick": 90.0, "cpu": 900.0, "cuda": 90.0}
 BUDGET_S = {"quick": 0.5, "cpu": 5.0, "cuda": 1.0}
@@ -61,6 +63,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="where the results go; benchmarks/results/DEVICE when not given")
     parser.add_argument("--render", type=Path, metavar="DIR", help="measure nothing: make all again from DIR/raw.json")
     parser.add_argument("--threads", type=int, default=environment.usable_cpus())
+    parser.add_argument("--resume", action="store_true", help="measure what --out lacks or failed, if made here")
     parser.add_argument("--time-budget", type=float, metavar="SECONDS", help="timed calls of a row, on average")
     parser.add_argument("--row-limit", type=float, metavar="SECONDS", help="for one process, builds included")
     parser.add_argument("--limit", type=float, metavar="SECONDS", help="for the whole run; rows after it say so")
@@ -95,9 +98,15 @@ def measure(arguments: argparse.Namespace) -> None:
         )
         for name in arguments.tables:
             print(f"table {name}", flush=True)
-            started = time.monotonic()
-            rotations = MEASURES[name](bench)
-            raw[name] = context(arguments) | {"seconds": time.monotonic() - started, "rotations": rotations}
+            started, here = time.monotonic(), context(arguments)
+            begun = raw.get(name, {})
+            if arguments.resume and all(begun.get(key) == fact for key, fact in here.items() if key != "created"):
+                kept = [each for each in begun["rotations"] if complete(each)]
+                here["begun"] = begun.get("begun", begun["created"])
+            else:
+                kept = []
+            rotations = MEASURES[name](replace(bench, kept=kept))
+            raw[name] = here | {"seconds": time.monotonic() - started, "rotations": rotations}
             text = json.dumps({key: raw[key] for key in sorted(raw)})
             file.write_text(text.replace(f"{HERE.parent}/", "") + "\n")  # reasons name places in here
 
@@ -115,7 +124,7 @@ def context(arguments: argparse.Namespace) -> dict[str, Any]:
         "threads": arguments.threads,
         "quick": arguments.quick,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "environment": {name: fact for name, fact in facts.items() if name not in ("compiler", "exporter-run")},
+        "environment": {name: fact for name, fact in facts.items() if name not in LEFT_OUT},
     }
 
 

@@ -14,7 +14,7 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import zstandard
 
@@ -25,7 +25,7 @@ from exporter.records import ArtifactRecord, Manifest, from_json
 
 SUFFIX = ".tar.zst"
 TOP = "bundle/"
-PROOFS = (bundle.BOM, bundle.PROVENANCE, *bundle.UNLISTED)
+PROOFS = (bundle.BOM, bundle.PROVENANCE, sums.NAME, bundle.SIGNATURE, bundle.SIGSTORE)
 WINDOW = 30  # log2 of bytes
 LEVEL = 1  # weights are noise: more effort finds nothing
 THREADS = 4  # any number but 0 gives the same bytes
@@ -47,6 +47,8 @@ def pack(place: Path, out: Path) -> int:
     for recorded in manifest.files:
         bundle.verify(place, recorded, evidence.digests.get(recorded.path))
     names = _names(place, manifest)
+    if out.resolve().is_relative_to(place.resolve()):
+        raise UsageError(f"{out} lies in the bundle itself", "give another --out")
     new = out.with_name(out.name + ".new")
     try:
         with new.open("wb") as file:
@@ -65,7 +67,7 @@ def _names(place: Path, manifest: Manifest) -> list[str]:
     recorded = [*sorted(_recorded(manifest)), *(name for name in PROOFS if (place / name).is_file())]
     logs = sorted(f"{LOGS}/{log.name}" for log in (place / LOGS).glob("*"))
     held = {entry.name for entry in place.iterdir()}
-    foreign = held.difference(recorded, (MANIFEST, LOGS))
+    foreign = held.difference(recorded, bundle.UNLISTED, (MANIFEST, LOGS))
     foreign.update(log for log in logs if not (_is_log(log) and (place / log).is_file()))
     if foreign:
         raise UsageError(
@@ -106,15 +108,44 @@ def unpack(path: Path, out: Path, limit: int) -> Manifest:
         file = path.open("rb")
     except OSError as error:
         raise ArtifactError(f"{path} cannot be read: {error.strerror}", REMEDY) from error
-    with file, bundle.stage(out) as staging:
+    with file:
+        return receive(file, str(path), out, limit)
+
+
+def receive(packed: BinaryIO | memoryview, name: str, out: Path, limit: int) -> Manifest:
+    """As `unpack`, of what is in memory or comes from elsewhere; `name` is how errors call it."""
+    with bundle.stage(out) as staging:
         try:
             decompressor = zstandard.ZstdDecompressor(max_window_size=1 << WINDOW)
-            manifest = _extract(_Source(decompressor.stream_reader(file), limit), staging.root)
+            ending: Any = _Ending(packed)  # stream_reader wants no more of a file than read()
+            manifest = _extract(_Source(decompressor.stream_reader(ending), limit), staging.root)
+            if ending.held:
+                raise ValueError("more follows its end")
         except (ExporterError, ValueError, tarfile.TarError, zstandard.ZstdError) as error:
             remedy = error.remedy if isinstance(error, ExporterError) else ""
-            raise ArtifactError(f"{path} cannot be unpacked: {error}", remedy or REMEDY) from error
+            raise ArtifactError(f"{name} cannot be unpacked: {error}", remedy or REMEDY) from error
         staging.publish()
     return manifest
+
+
+@dataclass
+class _Ending:
+    """What is packed, but its last byte comes alone: only a decompressor that has to go to the very end asks for it."""
+
+    packed: BinaryIO | memoryview
+    held: bytes = b""
+
+    def read(self, size: int) -> bytes:
+        """Up to that many bytes, 2 or more."""
+        data = self.held + self._more(size - 1)
+        self.held = data[-1:] if len(data) > 1 else b""
+        return data[:-1] if self.held else data
+
+    def _more(self, size: int) -> bytes:
+        if not isinstance(self.packed, memoryview):
+            return self.packed.read(size)
+        more, self.packed = self.packed[:size], self.packed[size:]
+        return bytes(more)
 
 
 @dataclass
@@ -193,8 +224,8 @@ def _members(source: _Source) -> Iterator[tuple[str, int]]:
             raise ValueError(f"{info.name!r} is no plain file of a bundle")
         yield info.name.removeprefix(TOP), info.size
         source.read(-info.size % tarfile.BLOCKSIZE)
-    rest = source.stream.read(tarfile.RECORDSIZE)  # to the end, where zstd's checksum is
-    if any(rest) or len(rest) == tarfile.RECORDSIZE:
+    rest = source.stream.read(tarfile.RECORDSIZE + 1)  # to the end, where zstd's checksum is
+    if any(rest) or len(rest) > tarfile.RECORDSIZE:
         raise ValueError("more follows its end")
 
 

@@ -29,7 +29,8 @@ LOGS = "logs"
 BOM = "bom.cdx.json"
 PROVENANCE = "provenance.json"
 SIGNATURE, SIGSTORE = "provenance.dsse.json", "provenance.sigstore.json"
-UNLISTED = (sums.NAME, SIGNATURE, SIGSTORE)  # what SHA256SUMS does not list
+NEW = ".new"  # ends the name of a file in the making
+UNLISTED = (sums.NAME, SIGNATURE, SIGSTORE, SIGNATURE + NEW, SIGSTORE + NEW)  # what SHA256SUMS does not list
 CACHE = ".cache.zip"  # how the name of a just-in-time variant's cache ends
 FILES = tuple(
     f"{stem}{'' if precision == FP32 else f'@{precision}'}{suffix}"
@@ -57,21 +58,26 @@ class Staging:
 
     def publish(self) -> Path:
         """Put the staged bundle in its place; returns the place. BundleError when foreign files have come there."""
-        _refuse_foreign(self.out)
+        refuse_foreign(self.out)
         return swap(self.root, self.out)
 
     def publish_interrupted(self) -> Path:
         """Keep what an interrupted run finished: in the bundle's place when that is free, else in NAME.interrupted."""
-        place = self.out if not (self.out / MANIFEST).exists() else self.out.with_name(self.out.name + ".interrupted")
-        _refuse_foreign(place)
+        place = spare(self.out)
+        refuse_foreign(place)
         return swap(self.root, place)
+
+
+def spare(out: Path) -> Path:
+    """Where a bundle goes that must not take another's place: `out` when that is free, else NAME.interrupted."""
+    return out.with_name(out.name + ".interrupted") if (out / MANIFEST).exists() else out
 
 
 @contextmanager
 def stage(out: Path) -> Iterator[Staging]:
     """Lock the place `out` and give a staging directory. BundleError when it is foreign, locked or unwritable."""
     out = out.absolute()
-    with staged(out, _refuse_foreign) as root:
+    with staged(out, refuse_foreign) as root:
         (root / LOGS).mkdir()
         yield Staging(out, root)
 
@@ -155,7 +161,8 @@ def disk_error(error: OSError, out: Path) -> BundleError:
     return BundleError(f"cannot write to {place}: {cause}", remedy)
 
 
-def _refuse_foreign(out: Path) -> None:
+def refuse_foreign(out: Path) -> None:
+    """BundleError where a bundle would replace what exporter did not write."""
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise BundleError(f"{out} is not a directory", "give another --out")
     try:
@@ -214,12 +221,15 @@ def _sync_directory(path: Path) -> None:
 
 def write_atomic(path: Path, text: str) -> None:
     """Replace a file in one step."""
-    new = path.with_name(path.name + ".new")
-    with new.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
+    new = path.with_name(path.name + NEW)
+    try:
+        with new.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def record(path: Path) -> ArtifactRecord:
@@ -268,7 +278,7 @@ def pack(folder: Path, path: Path) -> bool:
     names = {file: file.relative_to(folder) for file in sorted(folder.rglob("*")) if file.is_file()}
     kept = {file: name for file, name in names.items() if name.parts[0] != "triton" and name.suffix != ".lock"}
     if kept:
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
             for file, name in kept.items():
                 with suppress(FileNotFoundError):  # a worker's temporary file
                     archive.write(file, name)

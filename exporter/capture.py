@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -66,9 +67,11 @@ def flatten_inputs(model: torch.nn.Module, inputs: Any) -> FlatInputs:
 
 
 def constants(flat: FlatInputs) -> dict[str, bool | int | float | str]:
-    """The constants as a contract has them: scalars as they are, all else as Python writes it; None is nothing."""
+    """The constants as a contract has them: what JSON has as it is, all else as Python writes it; None is nothing."""
     return {
-        name: leaf if isinstance(leaf, (bool, int, float, str)) else repr(leaf)
+        name: leaf
+        if isinstance(leaf, (bool, int, str)) or (isinstance(leaf, float) and math.isfinite(leaf))
+        else repr(leaf)
         for name, leaf in flat.constants.items()
         if leaf is not None
     }

@@ -95,7 +95,10 @@ def run(places: tuple[Path, Path], gates: Gates, how: How | None, listener: List
         tuple(name for name in shipped[0] if name not in shipped[1] and shipped[0][name].status == "passed"),
         tuple(name for name in shipped[1] if name not in shipped[0]),
     )
-    return replace(found, broken=tuple(_broken(found, gates)))
+    broken = _broken(found, gates)
+    if not any(variant.status == "passed" for variant in shipped[1].values()):
+        broken.append("it holds no artifact that passed")
+    return replace(found, broken=tuple(broken))
 
 
 def _pair(old: VariantRecord, new: VariantRecord) -> Pair:

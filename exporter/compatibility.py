@@ -52,8 +52,9 @@ def _inputs(old: Contract, new: Contract) -> Iterator[Change]:
 
 
 def _outputs(old: Contract, new: Contract) -> Iterator[Change]:
-    kept = new.outputs[: len(old.outputs)]
-    yield from _names("output", old.outputs, kept)
+    kept, added = new.outputs[: len(old.outputs)], new.outputs[len(old.outputs) :]
+    moved = {spec.name for spec in old.outputs} & {spec.name for spec in added}  # the new ones do not follow the others
+    yield from _names("output", old.outputs, new.outputs if moved else kept)
     names = _names_now(old, new)
     for spec, now in zip(old.outputs, kept, strict=False):
         if spec.name != now.name:
@@ -62,7 +63,7 @@ def _outputs(old: Contract, new: Contract) -> Iterator[Change]:
         pairs = list(zip(spec.shape, now.shape, strict=False))
         if len(spec.shape) == len(now.shape) and not all(_follows(a, b, names) for a, b in pairs):
             yield Change(f"output {spec.name} was {_shape(spec)}, is {_shape(now)}")
-    for spec in new.outputs[len(old.outputs) :]:
+    for spec in () if moved else added:
         yield Change(f"output {spec.name} is new, after the others", breaking=False)
 
 
@@ -72,7 +73,7 @@ def _rest(old: Contract, new: Contract) -> Iterator[Change]:
             yield Change(f"{name} is baked in as {value!r}, was {old.constants[name]!r}")
     for ops in sorted({*new.ops} - {*old.ops}):
         yield Change(f"it calls operators of {ops}, which have to be loaded")
-    if old.device.partition(":")[0] != new.device.partition(":")[0]:
+    if old.device != new.device:
         yield Change(f"it is for {new.device}, was for {old.device}")
     yield from _machine(old.build or Build(), new.build or Build())
     for what, before, after in (("in", old.precision, new.precision), ("with torch", old.torch, new.torch)):

@@ -273,7 +273,7 @@ def append_to_zip(path: Path, text: str) -> None:
     """Put the contract into a zip archive that torch wrote, as one of its extra files."""
     with zipfile.ZipFile(path, "a", zipfile.ZIP_STORED) as archive:
         top = archive.namelist()[0].split("/")[0]
-        archive.writestr(f"{top}/{RECORD}", text)
+        archive.writestr(zipfile.ZipInfo(f"{top}/{RECORD}"), text)  # of 1980, so that the bytes are the same each time
 
 
 def read_zip(path: Path) -> Contract:

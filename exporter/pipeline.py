@@ -24,8 +24,8 @@ from exporter.records import EAGER, GoldenRecord, Lifecycle, Manifest, VariantRe
 from exporter.request import Request
 
 
-def run(request: Request, listener: Listener | None = None) -> tuple[Manifest, Path]:
-    """Do all that was asked; returns the manifest and where the bundle is.
+def run(request: Request, listener: Listener | None = None, place: Path | None = None) -> tuple[Manifest, Path]:
+    """Do all that was asked; returns the manifest and where the bundle is: `place`, for who moves it to `request.out`.
 
     A variant that fails is a row. Raises UsageError before anything is written when the request cannot be met. Whatever
     else interrupts the run (KeyboardInterrupt included) stops the children and publishes what was finished.
@@ -34,13 +34,13 @@ def run(request: Request, listener: Listener | None = None) -> tuple[Manifest, P
     with contextlib.ExitStack() as stack:
         zygote = stack.enter_context(Zygote(SIDE_BY_SIDE))
         alone = stack.enter_context(Zygote()) if request.bench else zygote
-        staging = stack.enter_context(bundle.stage(request.out))
+        staging = stack.enter_context(bundle.stage(place or request.out))
         current = _Run(request, zygote, alone, staging, listener or Listener())
         try:
             current.execute()
         except OSError as error:
             current.judging.close()
-            raise bundle.disk_error(error, request.out) from error
+            raise bundle.disk_error(error, place or request.out) from error
         except BaseException as error:
             current.stop()
             if current.finish("interrupted"):

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from exporter import bundle, provenance, sbom, signing, sums
-from exporter.errors import AlteredError, ArtifactError
+from exporter.errors import AlteredError, ArtifactError, BundleError
 from exporter.records import Manifest
 
 REMEDY = "take it again from where it was published, or export again"
@@ -40,7 +40,8 @@ def seal(root: Path, manifest: Manifest, materials: tuple[provenance.Material, .
     known = _recorded(manifest)
     bundle.write_atomic(root / bundle.BOM, sbom.render(manifest, known))
     digests = sums.tree(root, known, (*bundle.UNLISTED, bundle.PROVENANCE))
-    finished = datetime.now(UTC).isoformat(timespec="seconds")
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    finished = max(manifest.created, now)  # not before it began, where the clock was set back
     statement = provenance.statement(manifest, materials, finished, digests)
     bundle.write_atomic(root / bundle.PROVENANCE, statement)
     digests[bundle.PROVENANCE] = sums.of(root / bundle.PROVENANCE)
@@ -137,12 +138,20 @@ def _signatures(place: Path, trust: signing.Trust) -> Iterator[tuple[str, str, b
 
 
 def sign(place: Path, key: Path | None, ask: Callable[[], str]) -> Path:
-    """Sign a bundle that is whole, by a key or else by sigstore; returns the signature's file."""
+    """Sign a bundle that is whole, by a key or else by sigstore; returns the signature's file.
+
+    BundleError where it cannot be written.
+    """
     evidence = examine(place, None)
     evidence.require(evidence.problems | evidence.spoilt)
     if bundle.PROVENANCE not in evidence.digests:
         raise ArtifactError(f"{place} has no {bundle.PROVENANCE} to sign", "export again: an earlier exporter made it")
     payload = sums.read_bounded(place / bundle.PROVENANCE)
     path = place / (bundle.SIGNATURE if key else bundle.SIGSTORE)
-    bundle.write_atomic(path, signing.with_key(payload, key, ask) if key else signing.keyless(payload))
+    text = signing.with_key(payload, key, ask) if key else signing.keyless(payload)
+    try:
+        path.with_name(path.name + bundle.NEW).unlink(missing_ok=True)  # whoever made it, it may be a link
+        bundle.write_atomic(path, text)
+    except OSError as error:
+        raise BundleError(str(bundle.disk_error(error, path)), "sign it where it can be written to") from error
     return path

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -74,10 +74,22 @@ def subjects(data: bytes) -> dict[str, str]:
         raise ArtifactError(f"it is no in-toto statement of provenance: {error}") from error
 
 
+def recorded(data: bytes) -> tuple[Material, ...]:
+    """The materials that a statement tells. ArtifactError for what is no such statement."""
+    try:
+        found = json.loads(data)["predicate"]["buildDefinition"]["resolvedDependencies"]
+        return tuple(
+            {"name": "", **m, "annotations": dict(m["annotations"]), "digest": dict(m["digest"])} for m in found
+        )
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ArtifactError(f"it is no in-toto statement of provenance: {error}") from error
+
+
 def materials(source: Source) -> tuple[Material, ...]:
     """The files that a run starts from, with their hashes; and git's revision of the recipe, where git tracks it."""
     recipe = _recipe(source)
-    files = {"recipe": recipe, "checkpoint": source.checkpoint, "inputs": source.inputs_file}
+    checkpoint = shards(Path(source.checkpoint)) if source.checkpoint else []
+    files = [("recipe", recipe), *(("checkpoint", str(file)) for file in checkpoint), ("inputs", source.inputs_file)]
     return (*_hashed(files), *_revision(recipe))
 
 
@@ -101,12 +113,24 @@ def _module_file(name: str) -> str:
     return (spec and spec.origin) or ""
 
 
-def _hashed(files: Mapping[str, str]) -> Iterator[Material]:
-    for role, file in files.items():
+def _hashed(files: Iterable[tuple[str, str]]) -> Iterator[Material]:
+    for role, file in files:
         with suppress(OSError):  # whoever needs it says what is wrong with it
             if file:
                 digest = {"sha256": sums.of(Path(file))}
                 yield {"name": Path(file).name, "digest": digest, "annotations": {"role": role}}
+
+
+def shards(checkpoint: Path) -> list[Path]:
+    """The checkpoint, with the files that it names where it is the index of several."""
+    names: set[str] = set()
+    if checkpoint.name.endswith(".index.json"):
+        # The step says what is wrong.
+        with suppress(OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError):
+            named = json.loads(checkpoint.read_text(encoding="utf-8"))["weight_map"].values()
+            names = {name for name in named if isinstance(name, str)}
+    shards = (checkpoint.parent / name for name in sorted(names))
+    return [checkpoint, *(shard for shard in shards if shard.is_file())]
 
 
 def _revision(file: str) -> Iterator[Material]:

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import tempfile
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from exporter import bundle, checks, diagnosis, environment, latency, proof, targets
@@ -19,6 +19,8 @@ from exporter.listener import Listener
 from exporter.records import Manifest, SessionRecord, VariantRecord
 from exporter.session.client import Session
 from exporter.signing import Trust
+
+SKEW = timedelta(minutes=5)  # between two clocks that are right, as Kerberos takes it: RFC 4120
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,8 @@ class _Recheck:
             checked.append(self._check(record, self.logs / f"{len(checked)}.log"))
             if not self._waits(record):
                 self.listener.done(checked[-1])
-        manifest = replace(self.manifest, variants=tuple(checked), warnings=self.evidence.notes)
+        warnings = (*self.evidence.notes, *_ahead(self.manifest.created, datetime.now(UTC)))
+        manifest = replace(self.manifest, variants=tuple(checked), warnings=warnings)
         return self._time(manifest, recorded) if self.how.time_budget else manifest
 
     def _check(self, record: VariantRecord, log: Path) -> VariantRecord:
@@ -147,6 +150,14 @@ class _Recheck:
     def close(self) -> None:
         for session in self.sessions.values():
             session.close()
+
+
+def _ahead(created: str, now: datetime) -> tuple[str, ...]:
+    """What is to be said of a bundle that was made later than it is now."""
+    with contextlib.suppress(ValueError, OverflowError):
+        if datetime.fromisoformat(created).astimezone(UTC) > now + SKEW:
+            return (f"it was made at {created}, and here it is {now.isoformat(timespec='seconds')}: a clock is wrong",)
+    return ()
 
 
 def _altered(evidence: proof.Evidence, record: VariantRecord) -> ArtifactError | None:

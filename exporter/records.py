@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import types
 import typing
 from dataclasses import dataclass, field
@@ -367,6 +368,10 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     _expect(kind, value, where)
+    if kind is float and not math.isfinite(value):
+        raise TypeError(f"{where} is {value}, which JSON does not have")
+    if kind is int and value.bit_length() > 64:
+        raise TypeError(f"{where} has more than 64 bits")
     return value
 
 

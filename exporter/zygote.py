@@ -10,6 +10,7 @@ It never starts a thread and never touches CUDA: both would break in its childre
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import os
@@ -25,6 +26,7 @@ from exporter import places
 from exporter.errors import ExporterError
 
 BACKLOG = 1 << 20
+PR_SET_PDEATHSIG = 1
 
 
 def serve(control: socket.socket) -> None:
@@ -59,6 +61,9 @@ def _supervise(request: bytes, channel_fd: int, log_fd: int) -> None:
     os.setpgid(0, 0)
     os.dup2(log_fd, 2)  # else a job that lives on would keep the parent from reading how the zygote died
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
+    with contextlib.suppress(AttributeError):  # Linux: where somebody kills the zygote, its jobs end too
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     pid = os.fork()
     if pid == 0:
         _run_job(request, channel_fd, log_fd)
@@ -73,6 +78,7 @@ def _run_job(request: bytes, channel_fd: int, log_fd: int) -> None:
     code = 70
     try:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.dup2(log_fd, 1)

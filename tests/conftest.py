@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from exporter import bundle as bundles
-from exporter import environment, pipeline, proof, recipes, targets
+from exporter import environment, pipeline, proof, provenance, recipes, targets
 from exporter.errors import JobError
 from exporter.isolate import Child, Zygote
 from exporter.records import Manifest, to_json
@@ -135,9 +135,10 @@ def bundle(made_bundle: Path, tmp_path: Path) -> Path:
 
 
 def republish(place: Path, manifest: Manifest) -> None:
-    """Give a bundle another manifest, and what proves it."""
+    """Give a bundle another manifest, and what proves it, of the same recipe."""
+    materials = provenance.recorded((place / bundles.PROVENANCE).read_bytes())
     bundles.write_atomic(place / bundles.MANIFEST, to_json(manifest) + "\n")
-    proof.seal(place, manifest, ())
+    proof.seal(place, manifest, materials)
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,13 @@ def start_children_and_hang(channel: socket.socket, note: Path) -> None:
     time.sleep(600)
 
 
+def tell_its_number_and_hang(channel: socket.socket) -> None:
+    from exporter.zygote import tell
+
+    tell(channel, "pid", os.getpid())
+    time.sleep(600)
+
+
 def start_a_child_and_return(channel: socket.socket) -> int:
     return subprocess.Popen(["sleep", "600"]).pid
 

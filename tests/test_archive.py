@@ -34,6 +34,14 @@ def test_what_is_packed_comes_out(toy: Path, tmp_path: Path) -> None:
     assert tree(unpack(packed(toy), tmp_path)) == tree(toy)
 
 
+def test_a_bundle_of_any_length(toy: Path, tmp_path: Path) -> None:
+    """Zeros fill a tar up to a whole record: one block of them at least, all of a record at most."""
+    for blocks in range(tarfile.RECORDSIZE // tarfile.BLOCKSIZE):
+        (toy / "logs" / "trace.log").write_bytes(bytes(blocks * tarfile.BLOCKSIZE))
+        out = unpack(packed(toy), tmp_path)
+        assert (out / "logs" / "trace.log").stat().st_size == blocks * tarfile.BLOCKSIZE
+
+
 def sealed(place: Path) -> Path:
     """With what proves it, as an export leaves it."""
     proof.seal(place, bundle.read_manifest(place), ())
@@ -96,6 +104,14 @@ def test_files_that_exporter_did_not_write_are_not_packed(toy: Path, name: str) 
     (toy / name).write_text("mine")
     with pytest.raises(UsageError, match=name.removesuffix("/x")):
         packed(toy)
+
+
+@pytest.mark.parametrize("name", ["toy.tar.zst", "logs/toy.tar.zst", "../toy/toy.tar.zst"])
+def test_a_bundle_is_not_packed_into_itself(toy: Path, name: str) -> None:
+    before = tree(toy)
+    with pytest.raises(UsageError, match="lies in the bundle itself"):
+        archive.pack(toy, toy / name)
+    assert tree(toy) == before
 
 
 def test_a_pack_that_fails_leaves_the_last(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,6 +247,28 @@ def test_more_after_the_end(toy: Path, tmp_path: Path) -> None:
     for more in (b"x", bytes(tarfile.RECORDSIZE)):
         with pytest.raises(ArtifactError, match="more follows"):
             unpack(compressed(tar + more), tmp_path)
+
+
+SKIPPABLE = b"\x50\x2a\x4d\x18" + b"\3\0\0\0abc"  # RFC 8878, 3.1.2
+
+
+@pytest.mark.parametrize(
+    "more",
+    [b"x", b"\x28\xb5", b"garbage" * 9, bytes(4), compressed(b""), compressed(bytes(100)), compressed(b"x"), SKIPPABLE],
+    ids=[
+        "a byte",
+        "half a frame",
+        "garbage",
+        "zeros",
+        "an empty frame",
+        "a frame of zeros",
+        "a frame",
+        "a skippable frame",
+    ],
+)
+def test_more_after_the_frame(toy: Path, tmp_path: Path, more: bytes) -> None:
+    with pytest.raises(ArtifactError, match="more follows"):
+        unpack(packed(toy) + more, tmp_path)
 
 
 def test_a_bit_of_a_log(toy: Path, tmp_path: Path) -> None:

@@ -280,3 +280,14 @@ def test_what_was_recorded_is_verified(tmp_path: Path) -> None:
 def test_files_outside_of_the_bundle_are_not_read(tmp_path: Path, name: str) -> None:
     with pytest.raises(ArtifactError):
         bundle.verify(tmp_path, ArtifactRecord(name, 1, "0" * 64))
+
+
+def test_a_cache_is_packed_whatever_the_clock_said(tmp_path: Path) -> None:
+    """Zip archives know no time before 1980."""
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    (folder / "kernel.cpp").write_text("one")
+    os.utime(folder / "kernel.cpp", (0, 0))
+    assert bundle.pack(folder, tmp_path / "toy.cache.zip")
+    bundle.unpack(tmp_path / "toy.cache.zip", tmp_path / "again")
+    assert (tmp_path / "again" / "kernel.cpp").read_text() == "one"

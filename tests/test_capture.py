@@ -12,7 +12,7 @@ import torch
 from exporter import capture
 from exporter.capture import FlatModule, Program, flatten_inputs, output_leaves
 from exporter.errors import ExportError, RecipeError
-from exporter.records import Contract, Range, TensorSpec
+from exporter.records import Contract, Range, TensorSpec, from_json, to_json
 
 ONE, TWO = torch.ones(1), torch.ones(2)
 
@@ -227,3 +227,11 @@ def test_derived_dimensions_survive_a_file(tmp_path: Path) -> None:
     torch.export.save(capture.export_program(flat(Model(), *example), example, promise), tmp_path / "program.pt2")
     module = capture.load_program(tmp_path / "program.pt2").run_decompositions().module()
     assert module(torch.ones(9, 4), torch.ones(3))[0].tolist() == [27.0] * 4
+
+
+def test_constants_that_a_contract_can_hold() -> None:
+    given = {"x": ONE, "a": 2.5, "b": True, "c": None, "d": float("inf"), "e": torch.float16, "f": -7}
+    found = capture.constants(flatten_inputs(Model(), given))
+    assert found == {"a": 2.5, "b": True, "d": "inf", "e": "torch.float16", "f": -7}
+    contract = Contract("m", (), (), {}, constants=found)
+    assert from_json(Contract, to_json(contract)) == contract

@@ -58,6 +58,13 @@ def test_what_is_gone_new_or_fails_now(tmp_path: Path) -> None:
     assert found.added == ("compile",)
 
 
+@pytest.mark.parametrize("variants", [(), (shipped(status="failed"),)])
+def test_a_bundle_in_which_nothing_passed_takes_no_place(tmp_path: Path, variants: tuple[Any, ...]) -> None:
+    found = compared(tmp_path, manifest(*variants), manifest(*variants))
+    assert found.broken == ("it holds no artifact that passed",)
+    assert "cannot take the old one's place" in comparison.render(found, "table")
+
+
 def test_a_narrower_contract_breaks_unless_it_may(tmp_path: Path) -> None:
     narrow = dataclasses.replace(CONTRACT, symbols={name: Range(2, 2) for name in CONTRACT.symbols})
     places = made(tmp_path / "old", manifest(shipped())), made(tmp_path / "new", manifest(shipped(contract=narrow)))

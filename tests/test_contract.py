@@ -173,6 +173,16 @@ def test_a_contract_travels_in_a_zip(tmp_path: Path) -> None:
     path = archive(tmp_path / "a.pt2", model__version="3")
     contract.append_to_zip(path, to_json(CONTRACT))
     assert contract.read_zip(path) == CONTRACT
+    with zipfile.ZipFile(path) as written:
+        assert written.infolist()[-1].date_time[0] == 1980  # the same bytes at any time
+
+
+def test_a_contract_has_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zip archives know none before 1980, which is what a clock may say."""
+    path = archive(tmp_path / "a.pt2", model__version="3")
+    monkeypatch.setattr("time.time", lambda: 0.0)
+    contract.append_to_zip(path, to_json(CONTRACT))
+    assert contract.read_zip(path) == CONTRACT
 
 
 def test_files_without_a_contract(tmp_path: Path) -> None:

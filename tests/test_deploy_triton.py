@@ -134,7 +134,7 @@ def test_another_version_leaves_the_first(bundle: Path, tmp_path: Path) -> None:
     place = tmp_path / "models" / "pair"
     assert (place / "1" / "model.pt").read_bytes() == (bundle / "trace.pt").read_bytes()
     assert (place / "2" / "model.pt").read_bytes() == (bundle / "script.pt").read_bytes()
-    with pytest.raises(UsageError, match="versions 1, 2 of pair take other tensors"):
+    with pytest.raises(UsageError, match="1, 2 of pair have another platform, backend, input, output in"):
         deploy(bundle, tmp_path / "models", "onnx", version=3)
 
 

@@ -214,10 +214,13 @@ def test_a_zygote_without_torch(tmp_path: Path) -> None:
 
 
 def test_a_zygote_that_died(tmp_path: Path) -> None:
+    """Whoever kills it ends its jobs too."""
     with Zygote() as zygote:
-        zygote.run("a job", "jobs:give", {"value": 1}, tmp_path / "a.log", 60)
+        child = zygote.spawn("a job", "jobs:tell_its_number_and_hang", {}, tmp_path / "a.log")
+        job = child.expect("pid", 60)
         zygote._process.kill()
         zygote._process.wait()
+        assert ends(lambda: alive(child.group) or alive(job))
         with pytest.raises(JobError):
             zygote.spawn("a job", "jobs:give", {"value": 1}, tmp_path / "a.log")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import errno
+import io
 import json
 import subprocess
 from collections.abc import Callable
@@ -318,6 +320,36 @@ def test_materials_of_other_sources(tmp_path: Path) -> None:
     assert bert["name"] == "bert.py"
 
 
+def test_materials_cover_the_shards_of_a_checkpoint(tmp_path: Path) -> None:
+    index = tmp_path / "net.safetensors.index.json"
+    index.write_text('{"weight_map": {"a": "2.safetensors", "b": "1.safetensors", "c": "1.safetensors", "d": "gone"}}')
+    for name in ("1.safetensors", "2.safetensors"):
+        (tmp_path / name).write_text(name)
+    found = provenance.materials(recipes.Source("source", "timm", "net", checkpoint=str(index)))
+    assert [m["name"] for m in found] == [index.name, "1.safetensors", "2.safetensors"]
+    assert {m["annotations"]["role"] for m in found} == {"checkpoint"}
+    assert found[1]["digest"]["sha256"] == sums.of(tmp_path / "1.safetensors")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"weight_map": []}',
+        '{"weight_map": {"a": 1, "b": 2.5, "c": "gone", "d": "\\u0000"}}',
+        "[" * 10**5,
+    ],
+    ids=["cut", "a list", "empty", "a list of shards", "names of all kinds", "deep"],
+)
+def test_a_broken_index_has_no_shards(tmp_path: Path, text: str) -> None:
+    """Who loads it says what is wrong."""
+    index = tmp_path / "net.safetensors.index.json"
+    index.write_text(text)
+    assert provenance.shards(index) == [index]
+
+
 def test_a_run_whose_model_fails_leaves_proof_too(run: Run) -> None:
     record, place = run("broken:forward_raises")
     assert record.status == "failed"
@@ -363,6 +395,39 @@ def test_kinds_of_keys(cli: Cli, bundle: Path, tmp_path: Path, make: Callable[[]
     assert cli("sign", bundle, "--key", key).code == 0, "again"
 
 
+def test_what_a_killed_sign_leaves_does_not_matter(cli: Cli, signed: Path, keys: tuple[Path, Path]) -> None:
+    left, other = signed / "provenance.dsse.json.new", signed.parent / "other"
+    left.write_text('{"payload": "')
+    found = proof.examine(signed, Trust(keys[1]))
+    assert (found.problems, found.spoilt) == ({}, {})
+    assert cli("pack", signed).code == 0
+    assert cli("unpack", signed.with_name("pair.tar.zst"), "--out", other).code == 0
+    assert files(other) == set(FILES), "it is not packed"
+    assert cli("sign", signed, "--key", keys[0]).code == 0
+    assert files(signed) == set(FILES)
+    left.symlink_to(other / "trace.pt")
+    before = (other / "trace.pt").read_bytes()
+    assert cli("sign", signed, "--key", keys[0]).code == 0
+    assert (files(signed), (other / "trace.pt").read_bytes()) == (set(FILES), before)
+
+
+def test_a_signature_that_cannot_be_written(
+    cli: Cli, signed: Path, keys: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = (signed / "provenance.dsse.json").read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    done = cli("sign", signed, "--key", keys[0])
+    assert done.code == 2
+    assert "cannot write to " in done.err
+    assert "the disk is full" in done.err
+    assert (signed / "provenance.dsse.json").read_bytes() == before
+    assert proof.examine(signed, Trust(keys[1])).problems == {}
+
+
 def test_a_signature_is_verified(
     cli: Cli, signed: Path, keys: tuple[Path, Path], loaded: list[str], tmp_path: Path
 ) -> None:
@@ -385,6 +450,18 @@ def test_a_locked_key(cli: Cli, bundle: Path, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("EXPORTER_KEY_PASSWORD", "open sesame")
     assert cli("sign", bundle, "--key", key).code == 0
     assert proof.examine(bundle, Trust(public)).problems == {}
+
+
+def test_a_locked_key_where_nobody_can_be_asked(
+    cli: Cli, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, _ = write_keys(tmp_path, ed25519.Ed25519PrivateKey.generate(), b"open sesame")
+    monkeypatch.delenv("EXPORTER_KEY_PASSWORD", raising=False)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    done = cli("sign", bundle, "--key", key)
+    assert done.code == 2
+    assert "set EXPORTER_KEY_PASSWORD" in done.err
+    assert not (bundle / "provenance.dsse.json").exists()
 
 
 def test_keys_that_are_none(cli: Cli, signed: Path, keys: tuple[Path, Path], tmp_path: Path) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from conftest import Cli, republish
 
 from exporter import checks, recheck
+from exporter.bundle import read_manifest
 from exporter.errors import JobError
 from exporter.listener import Listener
 from exporter.records import VariantRecord
@@ -42,3 +47,30 @@ def test_a_variant_that_fails_in_one_language_is_done_once(
     manifest = recheck.run(bundle, recheck.How(threads=1, timeout=120, time_budget=0.1), heard)
     assert [(r.name, r.status) for r in heard.records] == [(v.name, "failed") for v in manifest.variants]
     assert all("python" in r.timings for r in heard.records)
+
+
+@pytest.mark.parametrize(
+    ("created", "said"),
+    [
+        ("2026-01-02T03:04:05+00:00", False),
+        ("2026-01-02T03:14:05+00:00", True),
+        ("2026-01-02T05:04:05+02:00", False),
+        ("yesterday", False),
+        ("0001-01-01T00:00:00+14:00", False),
+    ],
+)
+def test_a_bundle_made_later_than_it_is(created: str, said: bool) -> None:
+    found = recheck._ahead(created, datetime(2026, 1, 2, 3, 4, tzinfo=UTC))
+    assert bool(found) == said
+    assert all(created in one and "here it is 2026-01-02T03:04:00" in one for one in found)
+
+
+def test_check_warns_of_a_bundle_from_the_future(bundle: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "openers", lambda *_: [])
+    monkeypatch.setattr(checks, "conclude", lambda record, sessions: record)
+    republish(bundle, dataclasses.replace(read_manifest(bundle), created="2100-01-01T00:00:00+00:00"))
+    done = cli("check", bundle, "-q")
+    assert done.code == 0, done.err
+    assert "warning: it was made at 2100-01-01T00:00:00+00:00, and here it is" in " ".join(done.out.split())
+    steps = json.loads((bundle / "provenance.json").read_text())["predicate"]["runDetails"]["metadata"]
+    assert steps["finishedOn"] == steps["startedOn"], "no run ends before it began"

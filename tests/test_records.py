@@ -93,6 +93,7 @@ HOSTILE = {
     "a number in a dict of strings": edited("environment", "cpu", to=3),
     "three ends of an interval": edited("variants", 1, "timings", "python", "ci95_ms", to=[1, 2, 3]),
     "an integer that no float can hold": edited("variants", 1, "lifecycle", "export_s", to=10**400),
+    "an integer that is no size": edited("variants", 1, "artifact", "bytes", to=10**400),
     "an integer that Python will not read": '{"threads": ' + "9" * 10_000 + "}",
     "a boolean dimension": edited("contract", "inputs", 0, "shape", to=[True]),
     "a float dimension": edited("contract", "inputs", 0, "shape", to=[1.5]),
@@ -113,6 +114,14 @@ def test_a_later_schema_is_named() -> None:
 def test_the_place_of_a_mistake_is_named() -> None:
     with pytest.raises(ArtifactError, match=r"Manifest\.variants\[1\]\.lifecycle\.load_s is 'soon', not float"):
         from_json(Manifest, edited("variants", 1, "lifecycle", "load_s", to="soon"))
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+@pytest.mark.parametrize("name", ["median_ms", "speedup"])
+def test_a_number_that_is_none_is_refused_where_it_stands(name: str, number: str) -> None:
+    text = edited("variants", 1, "timings", "python", name, to=4321).replace("4321", number)
+    with pytest.raises(ArtifactError, match=rf"Manifest\.variants\[1\]\.timings\.python\.{name} is (nan|-?inf), which"):
+        from_json(Manifest, text)
 
 
 def test_integers_stand_for_floats() -> None:

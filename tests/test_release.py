@@ -7,6 +7,7 @@ import os
 import pickle
 import random
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -27,6 +28,7 @@ from manifests import timing, variant
 from test_pipeline import children, gone, wait_for
 
 from exporter import bundle as bundles
+from exporter import environment, proof
 from exporter.errors import ArtifactError, BundleError, UsageError
 from exporter.listener import Listener
 from exporter.records import ArtifactRecord, Manifest, Parity, SessionRecord
@@ -86,6 +88,9 @@ def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("bench = false\n[gates]\nmax_p99_ms = 3\n" + MODELS, "release.toml:3: gates.max_p99_ms: nothing is timed"),
         ("[gates]\nover = 'tract'\n" + MODELS, "release.toml:2: gates.over: there is no bert/cpu/tract"),
         (MODELS + MODELS, "release.toml:4: models[1].model: bert/cpu/trace is already made by line 1"),
+        (MODELS + "ranges = {batch = [8, 1]}", "release.toml:3: models[0].ranges.batch: the range 8 to 1 is empty"),
+        ("[ranges]\nbatch = [8, 1]\n" + MODELS, "release.toml:2: ranges.batch: the range 8 to 1 is empty"),
+        (MODELS + "devices = ['cpu', 'cpu']", "release.toml:3: models[0].devices: ['cpu', 'cpu'] has non-unique"),
         (MODELS + "precisions = ['tf32']", "release.toml:2: models[0].model: tf32 is computed by NVIDIA's GPUs alone"),
     ],
 )
@@ -140,6 +145,27 @@ def test_a_model_overrides_the_top(tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(steps)) == steps, "plain data"
 
 
+def test_commands_that_reproduce_a_step_run_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old net.pt").touch()
+    (tmp_path / "folder").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    asked = {
+        "old net.pt": f"'{tmp_path}/old net.pt'", "hf:folder": f"hf:{tmp_path}/folder",
+        "hf:~/folder": f"hf:{tmp_path}/folder", "hf:acme/bert": "hf:acme/bert", "timm:vit_tiny": "timm:vit_tiny",
+    }  # fmt: skip
+    for model, absolute in asked.items():
+        (step,) = planned(tmp_path, f'targets = ["trace"]\n[[models]]\nmodel = "{model}"\nname = "net"\n')
+        assert step.request.reproduce("trace").startswith(f"exporter export {absolute} --targets trace ")
+
+
+def test_the_command_of_a_release_is_quoted(tmp_path: Path) -> None:
+    folder = tmp_path / "it's here"
+    folder.mkdir()
+    (step, *_) = planned(folder, MODELS)
+    assert shlex.split(step.request.command) == ["exporter", "release", f"{folder}/release.toml"]
+
+
 def test_what_a_target_lacks_is_left_out_with_a_warning(tmp_path: Path) -> None:
     (tmp_path / "release.toml").write_text('targets = ["script"]\nprecisions = ["fp32", "int8"]\n' + MODELS)
     steps, warnings = plan.make(file.read(tmp_path / "release.toml"), tmp_path)
@@ -187,6 +213,7 @@ def test_what_was_not_measured_does_not_pass(wanted: Gates) -> None:
     assert not one.passed
     (other,) = gates.check(Gates(min_speedup=0.1, over="onnx"), gates.measure(variant()), None)
     assert other.text.startswith("not measured")
+    assert "it is onnx that has no timing: make its step too" in other.text
 
 
 @pytest.fixture
@@ -226,6 +253,27 @@ def test_keys_follow_what_a_bundle_depends_on(recipe: Path, tmp_path: Path, monk
         seen |= {key_of(recipe)}
     keys._environment.cache_clear()
     assert len(seen) == 8, "each of these is another key"
+
+
+@pytest.mark.parametrize(
+    ("written", "imports"),
+    [("net.py", "from .layers import x"), ("net.py", "import layers"), ("deep/net.py", "from ..layers import x")],
+)
+def test_keys_follow_the_package_of_a_recipe_and_none_beside_it(tmp_path: Path, written: str, imports: str) -> None:
+    recipe = tmp_path / "own" / written
+    recipe.parent.mkdir(parents=True)
+    for folder in {recipe.parent, tmp_path / "own"}:
+        (folder / "__init__.py").touch()
+    recipe.write_text(f"import others\n{imports}\n")
+    layers, others = tmp_path / "own" / "layers.py", tmp_path / "others" / "__init__.py"
+    others.parent.mkdir()
+    found = []
+    for ours, theirs in (("x = 1", "y = 1"), ("x = 1", "y = 2"), ("x = 2", "y = 2")):
+        layers.write_text(ours)
+        others.write_text(theirs)
+        (step,) = planned(tmp_path, f'targets = ["trace"]\n[[models]]\nmodel = "{recipe}:net"\n')
+        found.append(keys.key(step.request))
+    assert found[0] == found[1] != found[2]
 
 
 def test_keys_follow_the_shards_of_a_checkpoint(recipe: Path, tmp_path: Path) -> None:
@@ -282,6 +330,44 @@ def test_a_resumed_release_makes_what_is_not_finished(tmp_path: Path) -> None:
     assert len(made_again(release(tmp_path, resume=False))) == 12
 
 
+@pytest.mark.parametrize("name", ["provenance.json", "SHA256SUMS", "bom.cdx.json", "logs/trace.log"])
+def test_what_proves_a_bundle_is_altered_and_it_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def sealed(request: Request, *_: object) -> tuple[Manifest, Path]:
+        made, place = releases.make(request)
+        (place / "logs" / "trace.log").write_text("all is well")
+        proof.seal(place, made, ())
+        return made, place
+
+    monkeypatch.setattr(executor, "pipeline", SimpleNamespace(run=sealed))
+    text = 'targets = ["trace"]\n' + MODELS
+    release(tmp_path, text)
+    assert made_again(release(tmp_path, text)) == set()
+    path = tmp_path / "out" / "bert/cpu/trace" / name
+    path.write_text(path.read_text() + " ")
+    assert made_again(release(tmp_path, text)) == {"bert/cpu/trace"}
+
+
+@pytest.mark.usefixtures("no_models")
+def test_the_same_name_of_another_library_is_made_again(tmp_path: Path) -> None:
+    text = 'targets = ["trace"]\n[[models]]\nmodel = "{}:resnet18"\n'
+    for library in ("torchvision", "timm"):
+        for made in ({"resnet18/cpu/trace"}, set()):
+            assert made_again(release(tmp_path, text.format(library))) == made
+
+
+@pytest.mark.usefixtures("no_models")
+def test_foreign_files_are_refused_before_anything_is_made(tmp_path: Path) -> None:
+    mine = tmp_path / "out" / "resnet18/cpu/onnx@bf16" / "mine.txt"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    with pytest.raises(BundleError, match="holds files, but no bundle"):
+        release(tmp_path)
+    assert releases.begun(tmp_path / "out") == 0
+    assert len(release(tmp_path, only="bert/")) == 6, "it is not in their way"
+
+
 @pytest.mark.usefixtures("no_models")
 def test_a_change_makes_again_what_depends_on_it(tmp_path: Path) -> None:
     release(tmp_path)
@@ -310,8 +396,23 @@ def test_a_baseline_that_is_not_among_the_chosen(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_models")
+def test_a_baseline_need_not_be_faster_than_itself(tmp_path: Path) -> None:
+    text = f"targets = ['trace', 'onnx']\n[gates]\nmin_speedup = 0.99\nmax_mb = 1\nover = 'trace'\n{MODELS}"
+    gated = {row.step.variant.name: [check.gate for check in row.checks] for row in release(tmp_path, text)}
+    assert gated == {"trace": ["max_mb"], "onnx": ["min_speedup", "max_mb"]}
+
+
+@pytest.mark.usefixtures("no_models")
+def test_a_baseline_that_was_not_made_is_named(tmp_path: Path) -> None:
+    text = f"targets = ['trace', 'onnx']\n[gates]\nmin_speedup = 0.98\nover = 'trace'\n{MODELS}"
+    (row,) = release(tmp_path, text, only="bert/cpu/onnx")
+    assert not row.passed
+    assert "it is trace that has no timing: make its step too" in row.checks[0].text
+
+
+@pytest.mark.usefixtures("no_models")
 def test_a_step_that_fails_is_a_row_and_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(request: Request, listener: Listener | None = None) -> tuple[Manifest, Path]:
+    def failing(request: Request, *_: object) -> tuple[Manifest, Path]:
         if request.variants[0].target == "script":
             raise UsageError("inputs() takes no such size", "look")
         return releases.make(request)
@@ -429,6 +530,18 @@ def test_steps_side_by_side(tmp_path: Path) -> None:
     assert {outcome.reason for _, outcome in outcomes} == {"--fullgraph is for what is compiled just in time"}
 
 
+def test_a_worker_that_is_killed_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "perform", releases.die)
+    steps = planned(tmp_path, TWELVE)[:3]
+    rows = run.run(steps, steps, tmp_path / "out", True, executor.Local(2), Listener())
+    assert [row.step.name for row in rows] == [step.name for step in steps]
+    assert {row.reason for row in rows} == {"failed at prepare: a process that makes steps was killed"}
+    assert all("fewer --jobs" in row.remedy for row in rows)
+    monkeypatch.undo()
+    monkeypatch.setattr(executor, "pipeline", SimpleNamespace(run=releases.make))
+    assert len(made_again(releases.resume(steps, tmp_path / "out"))) == 3
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_steps_side_by_side_end_with_the_release(tmp_path: Path, number: signal.Signals) -> None:
     path = tmp_path / "release.toml"
@@ -476,6 +589,35 @@ def test_annotations_of_github(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "annotations"),
+    [
+        (
+            "out = 3\nseed = 'x'\n" + MODELS,
+            ["line=1::out: 3 is not of type 'string'", "line=2::seed: 'x' is not of type 'integer'"],
+        ),
+        ("a = 1\nb = ", ["line=2::Invalid value; it is no TOML: https://toml.io"]),
+        (MODELS + "checkpoint = 'gone.pt'", ["line=3::models[0].checkpoint: there is no file gone.pt; check the path"]),
+        (None, ["line=1::{file} cannot be read: No such file or directory; give the path of a release file"]),
+    ],
+    ids=["schema", "TOML", "plan", "missing"],
+)
+def test_github_is_told_of_errors_in_the_file(
+    cli: Cli, tmp_path: Path, text: str | None, annotations: list[str]
+) -> None:
+    path = tmp_path / "release.toml"
+    if text is not None:
+        path.write_text(text)
+    done = cli("release", path, "--format", "github")
+    assert done.code == 2
+    told = done.out.splitlines()
+    assert len(told) == len(annotations)
+    for line, wanted in zip(told, annotations, strict=True):
+        assert line.startswith(f"::error file={path},{wanted.format(file=path)}")
+    assert str(path) in done.err
+    assert "::" not in cli("release", path).out
+
+
 def test_json_and_markdown(tmp_path: Path) -> None:
     rows = rows_of(tmp_path)
     found = json.loads(formats.render(rows, "json", Path("release.toml"), Path("/out")))
@@ -495,8 +637,47 @@ def test_junit(tmp_path: Path) -> None:
         ("bert/cpu/trace@bf16", "max_mb"),
         ("bert/cpu/script", "export and parity"),
     ]
-    with pytest.raises(BundleError):
-        junit.write([], tmp_path / "nowhere" / "junit.xml")
+    junit.write([], tmp_path / "nowhere" / "junit.xml")
+    with pytest.raises(UsageError, match="cannot write"):
+        junit.write([], tmp_path / "junit.xml" / "junit.xml")
+
+
+def test_junit_of_what_xml_has_no_characters_for(tmp_path: Path) -> None:
+    rows = [replace(row, reason="\x1b[31mred\x00 \ud800\U0001f600" if row.reason else "") for row in rows_of(tmp_path)]
+    path = tmp_path / "junit.xml"
+    junit.write(rows, path)
+    report = junitparser.JUnitXml.fromfile(str(path))
+    found = [case.result[0].message for suite in report for case in suite if case.result]
+    assert found[-1] == "\ufffd[31mred\ufffd \ufffd\U0001f600"
+
+
+@pytest.mark.usefixtures("no_models")
+def test_a_summary_that_cannot_be_written(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "nowhere" / "summary.md"))
+    (tmp_path / "release.toml").write_text(MODELS + "targets = ['trace']")
+    done = cli("release", tmp_path / "release.toml", "--out", tmp_path / "out", "--format", "github", "-q")
+    assert (done.code, "1 of 1 steps passed" in done.out) == (2, True)
+    assert f"cannot write {tmp_path}/nowhere/summary.md: No such file" in done.err
+
+
+def test_exporter_run_counts_from_where_the_command_is_given(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+
+    def make(request: Request, *_: object) -> tuple[Manifest, Path]:
+        found.append(environment.find_runner())
+        return releases.make(request)
+
+    monkeypatch.setattr(executor, "pipeline", SimpleNamespace(run=make))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EXPORTER_RUN", "bin/exporter-run")
+    for folder in ("bin", "ci"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "bin" / "exporter-run").touch(0o755)
+    (tmp_path / "ci" / "release.toml").write_text(MODELS + "targets = ['trace']")
+    assert cli("release", "ci/release.toml", "--out", "out", "-q").code == 0
+    assert found == [tmp_path / "bin" / "exporter-run"]
 
 
 def test_a_release_of_models(cli: Cli, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -194,7 +194,7 @@ SWEPT = manifest(
     dataclasses.replace(EAGER, sweep={"batch=8": {"python": timing(20.0, eager=20.0)}}),
     sized("compile", 3.0, 50, sweep={"batch=8": {"python": timing(16.0, 0.1, 20.0)}}),
     sized("trace", 4.0, 20, sweep={"batch=8": {"python": timing(10.0, 0.1, 20.0, stable=False)}}),
-    sized("onnx", 6.0, 20),
+    sized("onnx", 6.0, 10),
     points={"batch=2": {"batch": 2}, "batch=8": {"batch": 8}},
 )
 
@@ -230,8 +230,10 @@ def test_what_an_artifact_costs_before_it_serves() -> None:
 def test_throughput_is_looked_for_at_every_point() -> None:
     made = dataclasses.replace(SWEPT, goal=Goal("throughput"))
     assert summary.sentences(made)[1] == "Ship trace.pt at batch=8: 800 items/s, 10.0 ms in Python, 2.00x eager."
-    next_best = "Next: compile 667 items/s, 3.00 ms in Python, 50 MB; onnx 333 items/s, 6.00 ms in Python, 20 MB."
+    next_best = "Next: compile 667 items/s, 3.00 ms in Python, 50 MB; onnx 333 items/s, 6.00 ms in Python, 10 MB."
     assert next_best in summary.alternatives(made)
+    front = [("trace at batch=8", "python", "800", "20 MB"), ("onnx", "python", "333", "10 MB")]
+    assert summary.unbeaten(made) == [("variant", "session", "items/s", "size"), *front]
     assert "Ship compile.pt: 3.00 ms" in summary.sentences(SWEPT)[1], "latency is looked for at the example"
 
 
@@ -267,8 +269,18 @@ def test_runners_up_and_what_nothing_beats() -> None:
     made = manifest(EAGER, sized("onnx", 5.0, 40), sized("compile", 3.0, 50), sized("trace", 4.0, 20))
     assert summary.alternatives(made) == [
         "Next: trace 4.00 ms in Python, 20 MB; onnx 5.00 ms in Python, 40 MB.",
-        "Pareto of latency and size: compile 3.00 ms in Python, 50 MB; trace 4.00 ms in Python, 20 MB.",
     ]
+    front = [("compile", "python", "3.00 ms", "50 MB"), ("trace", "python", "4.00 ms", "20 MB")]
+    assert summary.unbeaten(made) == [("variant", "session", "median", "size"), *front]
+    for form in ("table", "md"):
+        shown = report.render(made, form).partition(summary.UNBEATEN)[2]
+        assert shown.index("compile") < shown.index("trace")
+        assert "onnx" not in shown
+    hardly = manifest(EAGER, sized("compile", 3.0, 10_001), sized("trace", 4.0, 10_000))
+    assert summary.unbeaten(hardly) == [], "a thousandth is no gain"
+    only = manifest(EAGER, sized("trace", 4.0, 20))
+    assert summary.unbeaten(only) == []
+    assert summary.UNBEATEN not in report.render(only, "md")
     assert summary.alternatives(manifest(EAGER, sized("trace", 4.0, 20))) == []
 
 

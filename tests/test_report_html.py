@@ -8,6 +8,8 @@ import json
 import random
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,10 +19,11 @@ import pytest
 from manifests import CONTRACT, EAGER, EXACT, MANIFEST, failed, manifest, timing, variant
 
 from exporter import bundle, report
-from exporter.records import ArtifactRecord, CaseParity, Manifest, Parity, Timing
+from exporter.records import ArtifactRecord, CaseParity, Lifecycle, Manifest, Parity, SessionRecord, Timing
 from exporter.report import html, rows
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+NO_CHROMIUM = "there is no chromium (apt-get install chromium)"
 HOSTILE = "</title><script>alert(1)</script><img src=x onerror=alert(2)> $\\frac{ \"'&amp;"
 
 
@@ -138,6 +141,18 @@ def test_each_output_at_each_case() -> None:
         ["batch=2 seed 0", "output", "rounding 1.5e-06"],
         ["batch=7 seed 1", "-", "FAIL"],
     ]
+
+
+def test_the_break_even_is_drawn_and_said() -> None:
+    live = variant("compile:default", 5.0, artifact=None, lifecycle=Lifecycle(first_call_ms=12_000.0))
+    slow = variant("export", 10.0)
+    found = page(manifest(EAGER, both("trace", 5.0), slow, live, variant("wrong", 1.0, status="failed")))
+    assert "trace: 310 calls; export: never; compile:default: 2,400 calls. The table below" in found.text
+    assert found.text.count("trace: 310 calls") == 2 + 1, "it is said of both figures, and drawn in the wide one"
+    assert ["trace", "native", "0.20 s", "12.0 ms", "300 MB", "310 calls"] in found.tables[
+        "What an artifact costs before it serves"
+    ]
+    assert "b1-break-even" not in html.render([(manifest(slow, variant(), baseline="export"), Path("toy"))])
 
 
 def test_the_verdict_stands_before_all_else(main_page: Page) -> None:
@@ -291,8 +306,11 @@ def test_several_bundles_are_compared_first() -> None:
         manifest(variant(median=None)),
         manifest(variant(timings={"python": timing(5.0, speedup=None, speedup_ci95=None)})),
         manifest(variant(timings={"python": timing(1e-300, 0.0)}), variant("b", 0.1)),
+        manifest(EAGER, variant(lifecycle=Lifecycle(0.0), sessions=(SessionRecord("python", "passed"),))),
+        manifest(EAGER, variant(median=9.9, lifecycle=Lifecycle(1e9))),
+        manifest(variant("eager", timings={"python": dataclasses.replace(timing(1.0), median_ms=0.0)}), variant()),
     ],
-    ids=["nothing", "failed", "untimed", "no speed-up", "no time"],
+    ids=["nothing", "failed", "untimed", "no speed-up", "no time", "no build", "a long build", "no time of eager"],
 )
 def test_little_is_still_a_page(found: Manifest) -> None:
     assert "toy" in page(found).text
@@ -350,7 +368,7 @@ def browser() -> Iterator[Any]:
     """Headless Chromium."""
     playwright = pytest.importorskip("playwright.sync_api")
     if CHROMIUM is None:
-        pytest.skip("there is no chromium (apt-get install chromium)")
+        pytest.skip(NO_CHROMIUM)
     with playwright.sync_playwright() as driver:
         chromium = driver.chromium.launch(executable_path=CHROMIUM)
         yield chromium
@@ -415,3 +433,15 @@ def test_the_keyboard_reaches_what_scrolls(browser: Any, written: list[Path]) ->
     named = "[...document.querySelectorAll('.scroll')].map(item => item.getAttribute('aria-labelledby'))"
     assert set(view.evaluate(named)) <= reached
     view.close()
+
+
+def test_the_command_that_times_a_page(written: list[Path]) -> None:
+    pytest.importorskip("playwright")
+    if CHROMIUM is None:
+        pytest.skip(NO_CHROMIUM)
+    command = Path(__file__).parent.parent / "benchmarks" / "page.py"
+    done = subprocess.run(
+        [sys.executable, command, written[0].with_name("a"), "--loads", "1"], capture_output=True, text=True
+    )
+    assert "ok    size of the page" in done.stdout, done.stderr
+    assert "slowest load, seconds: " in done.stdout

@@ -116,6 +116,32 @@ def test_rendering_needs_the_raw_results_alone(tmp_path: Path) -> None:
     assert "| eager | 1.00 ±0.00 ms |" in (tmp_path / "tables.md").read_text()
 
 
+@pytest.mark.parametrize(("same", "again"), [(True, ["max-autotune"]), (False, ["default", "max-autotune"])])
+def test_resume_measures_what_failed_on_the_same_machine(monkeypatch, tmp_path: Path, same: bool, again: list) -> None:
+    asked: list[str] = []
+
+    def measure(bench: tables.Bench) -> list[dict[str, Any]]:
+        def rows(mode: str) -> dict[str, Any]:
+            asked.append(mode)
+            return {mode: {"error": "too slow"} if mode == "max-autotune" else series(1.0)}
+
+        return [bench.rotation("toy", mode, lambda mode=mode: rows(mode)) for mode in ("default", "max-autotune")]
+
+    monkeypatch.setattr(tables, "MEASURES", {"b": measure})
+    run = ["tables.py", "--quick", "--tables", "b", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", run)
+    tables.main()
+    assert asked == ["default", "max-autotune"]
+    asked.clear()
+    monkeypatch.setattr(sys, "argv", [*run, "--resume", *([] if same else ["--threads", "17"])])
+    tables.main()
+    assert asked == again
+    assert [r["baseline"] for r in json.loads((tmp_path / "raw.json").read_text())["b"]["rotations"]] == [
+        "default",
+        "max-autotune",
+    ]
+
+
 def test_figures_are_the_same_each_time(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     rows = {"eager": series(10.0, 11.0), "trace": series(4.0, 6.0, build_s=1.5, peak_mb=7.0)}

@@ -165,6 +165,21 @@ def test_inductor_finds_the_vector_instructions(name: str, made: Path) -> None:
     assert cpu_vec_isa.valid_vec_isa_list() != [] or platform.machine() not in ("x86_64", "aarch64")
 
 
+def test_a_package_without_vector_instructions_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import cpu_vec_isa
+
+    from exporter.targets import compile as packages
+
+    monkeypatch.setattr(packages.environment, "isa", lambda: "avx2")
+    monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", lambda: ["avx2"])
+    assert packages._find_vector_instructions() == ()
+    monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", list)
+    (note,) = packages._find_vector_instructions()
+    assert note.startswith("slow: without vector instructions")
+    monkeypatch.setattr(packages.environment, "isa", lambda: "sse4_2")
+    assert packages._find_vector_instructions() == ()
+
+
 WIDE = re.compile(r"%(zmm\d+|[xy]mm(1[6-9]|[23]\d)|k[0-7])\b")  # registers that AVX-512 alone has
 
 
@@ -467,3 +482,22 @@ def test_trace_takes_functions_of_autograd(tmp_path: Path) -> None:
     run = targets.get("trace").load(tmp_path / "trace.pt", targets.Options()).run
     assert torch.equal(run((torch.ones(3, 4),))[0], torch.full((3, 4), 6.0))
     assert Doubled.apply(torch.ones(1)).item() == 2.0  # type: ignore[no-untyped-call]
+
+
+def test_a_package_has_the_same_sources_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although inductor appends its commands to them, and puts into them what happens to be in memory."""
+    from torch._inductor import codecache
+
+    monkeypatch.setattr(codecache, "write", codecache.write)  # as it was, once the test is over
+    targets.get("compile")._repeat_itself()  # type: ignore[attr-defined]
+    paths = set()
+    for address, byte in (("0x7f85e24a1d00", 253), ("0x7fa4a43aa020", 254)):
+        numbers = [f"{byte if index == 108 else 1}L" for index in range(772)]
+        code = f"f(<function fn at {address}>); opaque_metadata = {{{', '.join(numbers)}}};"
+        _, path = codecache.write(code, "wrapper.cpp", specified_dir=str(tmp_path))
+        paths.add(path)
+        assert Path(path).read_text().startswith("f(<function fn>);")
+        assert Path(path).read_text().count("0L") == 12
+        with Path(path).open("a") as source:
+            source.write("// Compile cmd")
+    assert len(paths) == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +11,9 @@ from exporter.cli import _options
 
 if TYPE_CHECKING:
     from exporter.records import Manifest
+    from exporter.signing import Trust
 
-Command = Callable[..., Any]
-OPTIONS = (
+bundle_options = _options.together(
     click.argument("bundle", type=click.Path(path_type=Path)),
     _options.THREADS,
     _options.timeout(600.0),
@@ -32,32 +31,31 @@ OPTIONS = (
     ),
     click.option("--issuer", default="", metavar="URL", help="Who vouches for WHO, as https://accounts.google.com."),
     click.option("--json", "as_json", is_flag=True, help="Print the manifest with what was found now."),
-    click.option("-q", "--quiet", is_flag=True, help="No progress."),
-    click.option("-v", "--verbose", is_flag=True, expose_value=False, help="Tracebacks."),
+    _options.QUIET,
+    _options.TRACEBACKS,
 )
 
 
-def bundle_options(command: Command) -> Command:
-    """BUNDLE, how its sessions run, and what is printed."""
-    for add in reversed(OPTIONS):
-        command = add(command)
-    return command
-
-
-def recheck(place: Path, options: dict[str, Any], time_budget: float = 0.0) -> Manifest:
-    """The bundle as it is found now, timed where there is a budget; `options` are those that `bundle_options` adds."""
-    from exporter import environment, recheck
-    from exporter.cli import _progress
+def trusted(options: dict[str, Any]) -> Trust:
+    """Whose signature is insisted on."""
     from exporter.errors import UsageError
     from exporter.signing import Trust
 
     trust = Trust(options["public_key"], options["identity"], options["issuer"])
     if bool(trust.identity) != bool(trust.issuer):
         raise UsageError("--identity and --issuer belong together", "give both")
+    return trust
+
+
+def recheck(place: Path, options: dict[str, Any], time_budget: float = 0.0) -> Manifest:
+    """The bundle as it is found now, timed where there is a budget; `options` are those that `bundle_options` adds."""
+    from exporter import environment, recheck
+    from exporter.cli import _progress
+
     how = recheck.How(
         threads=options["threads"] or environment.usable_cpus(),
         time_budget=time_budget,
-        trust=trust,
+        trust=trusted(options),
         **{name: options[name] for name in ("timeout", "ops_libs", "allow_cpu_fallback", "cuda_graphs")},
     )
     with _progress.listener(quiet=options["quiet"]) as listener:

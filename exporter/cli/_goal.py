@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from exporter.cli import _options
+
 if TYPE_CHECKING:
     from exporter.records import Goal
 
-Command = Callable[..., Any]
-OPTIONS = (
+goal_options = _options.together(
     click.option(
         "--goal",
         type=click.Choice(["latency", "throughput", "size", "portability"]),
@@ -27,13 +27,6 @@ OPTIONS = (
     ),
     click.option("--needs", type=click.Choice(["cpp"]), help="Recommend only what runs in C++."),
 )
-
-
-def goal_options(command: Command) -> Command:
-    """--goal and its bounds."""
-    for add in reversed(OPTIONS):
-        command = add(command)
-    return command
 
 
 def chosen(usual: Goal, options: dict[str, Any]) -> Goal:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from exporter.records import Range
 
 Sizes = dict[str, tuple[int, ...]]
-Command = Callable[..., Any]
 
 
 class ModelName(click.ParamType[str]):
@@ -69,7 +67,7 @@ def read_sizes(ctx: click.Context, param: click.Parameter, given: tuple[str, ...
     return sizes
 
 
-OPTIONS = (
+model_options = _options.together(
     click.argument("model", type=ModelName()),
     click.option(
         "--device", metavar="cpu|cuda[:N]", help="Where to run.  [default: cuda where there is one, else cpu]"
@@ -123,13 +121,6 @@ OPTIONS = (
         "Library that registers operators of your own (TORCH_LIBRARY), loaded before the model; may be repeated."
     ),
 )
-
-
-def model_options(command: Command) -> Command:
-    """MODEL, and the options that say which model it is, with which weights, at which sizes, and where it runs."""
-    for add in reversed(OPTIONS):
-        command = add(command)
-    return command
 
 
 def given_sizes(options: dict[str, Any]) -> Sizes:

@@ -13,6 +13,20 @@ THREADS = click.option(
     "--threads", type=click.IntRange(1), help="Threads of one call on the CPU.  [default: all cores]"
 )
 
+QUIET = click.option("-q", "--quiet", is_flag=True, help="No progress.")
+TRACEBACKS = click.option("-v", "--verbose", is_flag=True, expose_value=False, help="Tracebacks.")
+
+
+def together(*options: Option) -> Option:
+    """All of these, in this order."""
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
 
 def time_budget(told: str) -> Option:
     """`--time-budget`, and what its seconds are of."""

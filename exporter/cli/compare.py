@@ -25,8 +25,8 @@ from exporter.cli import _options
 @_options.timeout(600.0)
 @_options.ops_libs("With --measure: library that registers operators of your own; may be repeated.")
 @click.option("--format", "form", type=click.Choice(["table", "json", "md"]), default="table", show_default=True)
-@click.option("-q", "--quiet", is_flag=True, help="No progress.")
-@click.option("-v", "--verbose", is_flag=True, expose_value=False, help="Tracebacks.")
+@_options.QUIET
+@_options.TRACEBACKS
 def command(
     old: Path,
     new: Path,

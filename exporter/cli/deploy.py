@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,20 +12,12 @@ from exporter.cli import _options
 if TYPE_CHECKING:
     from exporter.deploy import Deployment
 
-Command = Callable[..., Any]
-OPTIONS = (
+_common = _options.together(
     click.argument("bundle", type=click.Path(path_type=Path)),
     click.option("--variant", metavar="NAME", help="Which artifact.  [default: the one that the bundle recommends]"),
-    click.option("-v", "--verbose", is_flag=True, expose_value=False, help="Tracebacks."),
+    _options.TRACEBACKS,
 )
 OPS_LIBS = _options.ops_libs()
-
-
-def _common(command: Command) -> Command:
-    """BUNDLE and which of its artifacts."""
-    for add in reversed(OPTIONS):
-        command = add(command)
-    return command
 
 
 @click.group(name="deploy", short_help="Make of a bundle what its server takes.")

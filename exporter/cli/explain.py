@@ -18,7 +18,7 @@ from exporter.errors import UsageError
 @model_options
 @_options.timeout(900.0, "Limit for loading the model, and for each section of the report.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+@_options.QUIET
 @click.option("-v", "--verbose", is_flag=True, help="What torch printed, tracebacks.")
 def command(model: str, device: str | None, as_json: bool, quiet: bool, verbose: bool, **given: Any) -> None:
     """Say what in MODEL, named as for `exporter export`, is in the way of each target, without exporting it.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -22,6 +23,11 @@ from exporter.cli._model import (
     single_sizes,
     sweep,
 )
+from exporter.errors import UsageError
+
+if TYPE_CHECKING:
+    from exporter.records import Manifest
+    from exporter.request import Request
 
 DEFAULT_TARGETS = "trace,script,compile,onnx"
 
@@ -99,7 +105,7 @@ class TargetList(click.ParamType[str]):
 )
 @goal_options
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest instead of the table.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+@_options.QUIET
 @click.option("-v", "--verbose", is_flag=True, help="Logs of what failed, tracebacks.")
 def command(model: str, targets_text: str, device: str | None, out: Path | None, **options: Any) -> int:
     """Export MODEL to every target, check parity, measure latency, and print the table.
@@ -121,7 +127,7 @@ def command(model: str, targets_text: str, device: str | None, out: Path | None,
     return 0 if all(v.status == "passed" for v in manifest.variants) else 1
 
 
-def _request(model: str, targets_text: str, device: str | None, out: Path | None, options: dict[str, Any]) -> Any:
+def _request(model: str, targets_text: str, device: str | None, out: Path | None, options: dict[str, Any]) -> Request:
     from exporter import environment, targets
     from exporter.records import Goal, Range
     from exporter.request import Request
@@ -160,6 +166,31 @@ def _request(model: str, targets_text: str, device: str | None, out: Path | None
         warnings=targets.left_out(targets_text, precisions),
         goal=chosen(Goal(), options),
     )
+
+
+def again(manifest: Manifest) -> Request:
+    """The request that made a bundle, from the commands that its manifest has for each variant.
+
+    UsageError where it was made otherwise, or a file that it names is not there.
+    """
+    from exporter import recipes
+    from exporter.records import EAGER
+
+    variants = [variant for variant in manifest.variants if variant.name != EAGER]
+    words = shlex.split(variants[0].reproduce) if variants else []
+    if words[:2] != ["exporter", "export"]:
+        cause = "it was made by exporter.export() of a model in memory" if variants else "it has no variant"
+        raise UsageError(f"the bundle cannot be built again: {cause}", "export again, and `exporter compare` the two")
+    try:
+        given = command.make_context("export", words[2:]).params
+        request = _request(given.pop("model"), ",".join(v.name for v in variants), given.pop("device"), None, given)
+    except (click.ClickException, UsageError) as error:
+        cause = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        remedy = f"{getattr(error, 'remedy', '') or 'put it back'}; paths count from the folder where it was exported"
+        raise UsageError(f"the bundle cannot be built again: {cause}", remedy) from error
+    had = manifest.model.weights
+    weights = had if request.weights == "auto" and had in recipes.WEIGHTS else request.weights
+    return dataclasses.replace(request, model=manifest.model.name, command=manifest.command, weights=weights)
 
 
 def _show_logs(manifest: Any, place: Path) -> None:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from exporter.cli import _options
 from exporter.cli._model import choose_device
 from exporter.errors import UsageError
+
+if TYPE_CHECKING:
+    from exporter.release.executor import Executor
+    from exporter.release.plan import Step
 
 
 @click.command(name="release", short_help="Export many models by a file, with gates, for a pipeline.")
@@ -33,6 +40,11 @@ from exporter.errors import UsageError
     show_default=True,
     help="Steps side by side, of those that are not timed; what is timed runs alone.",
 )
+@click.option(
+    "--cluster",
+    metavar="ray|HOST:PORT|ray://HOST:PORT",
+    help="Make the steps on a Ray cluster; ray: that of RAY_ADDRESS or of this machine, else a new one here.",
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Where the bundles go.  [default: the file's out]")
 @click.option(
     "--format",
@@ -43,8 +55,8 @@ from exporter.errors import UsageError
     help="github: annotations after the table, and Markdown to the file that GITHUB_STEP_SUMMARY names.",
 )
 @click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write JUnit XML there too.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress.")
-@click.option("-v", "--verbose", is_flag=True, expose_value=False, help="Tracebacks.")
+@_options.QUIET
+@_options.TRACEBACKS
 def command(file: Path, **options: Any) -> int:
     """Make every model of FILE in every target, precision, device and size, and hold each against its gates.
 
@@ -59,6 +71,8 @@ def command(file: Path, **options: Any) -> int:
     named, junit = file, options["junit"] and options["junit"].absolute()
     out = options["out"] and options["out"].absolute()
     file = file.absolute()
+    if runner := os.environ.get("EXPORTER_RUN"):
+        os.environ["EXPORTER_RUN"] = str(Path(runner).absolute())  # it counts from here, not from FILE
     with contextlib.chdir(file.parent if file.parent.is_dir() else "."):
         return _release(named, file, out, junit, options)
 
@@ -77,12 +91,17 @@ def _init(file: Path) -> None:
 
 def _release(named: Path, file: Path, out: Path | None, junit: Path | None, options: dict[str, Any]) -> int:
     from exporter.cli import _progress
-    from exporter.release import executor, formats, plan, run
+    from exporter.release import formats, plan, run
     from exporter.release.file import read
 
-    read_file = read(file, named)
-    out = out or Path(read_file.data.get("out", plan.OUT)).resolve()
-    steps, warnings = plan.make(read_file, out)
+    try:
+        read_file = read(file, named)
+        out = out or Path(read_file.data.get("out", plan.OUT)).resolve()
+        steps, warnings = plan.make(read_file, out)
+    except UsageError as error:
+        if options["form"] == "github":
+            click.echo(formats.annotated(error, named), nl=False)
+        raise
     chosen = [step for step in steps if any(fnmatchcase(step.name, only) for only in options["only"] or ("*",))]
     if not chosen:
         raise UsageError(f"no step fits --only {' '.join(options['only'])}", "`--dry-run` shows their names")
@@ -92,16 +111,33 @@ def _release(named: Path, file: Path, out: Path | None, junit: Path | None, opti
         kept = run.kept(chosen, out) if options["resume"] else set()
         click.echo(formats.plan(chosen, kept, out), nl=False)
         return 0
-    for device in {step.request.device for step in chosen}:
-        choose_device(device)
-    with _progress.listener(quiet=options["quiet"]) as listener:
-        rows = run.run(steps, chosen, out, options["resume"], executor.Local(options["jobs"]), listener)
+    with _progress.listener(quiet=options["quiet"]) as listener, _executor(chosen, options) as executor:
+        rows = run.run(steps, chosen, out, options["resume"], executor, listener)
     click.echo(formats.render(rows, options["form"], named, out), nl=False)
-    if options["form"] == "github" and (summary := os.environ.get("GITHUB_STEP_SUMMARY")):
-        with Path(summary).open("a", encoding="utf-8") as job:
-            job.write(formats.markdown(rows, named))
     if junit:
         from exporter.release import junit as report
 
         report.write(rows, junit)
+    if options["form"] == "github" and (summary := os.environ.get("GITHUB_STEP_SUMMARY")):
+        try:
+            with Path(summary).open("a", encoding="utf-8") as job:
+                job.write(formats.markdown(rows, named))
+        except OSError as error:
+            raise UsageError(f"cannot write {summary}: {error.strerror}", "look at GITHUB_STEP_SUMMARY") from error
     return 0 if all(row.passed for row in rows) else 1
+
+
+def _executor(steps: Sequence[Step], options: dict[str, Any]) -> AbstractContextManager[Executor]:
+    """What makes the steps. UsageError where it cannot make one of them."""
+    if options["cluster"] is None:
+        from exporter.release.executor import Local
+
+        for device in {step.request.device for step in steps}:
+            choose_device(device)
+        return contextlib.nullcontext(Local(options["jobs"]))
+    if options["jobs"] > 1:
+        remedy = "leave it out: as many steps run as the cluster has room for"
+        raise UsageError("--jobs is for this machine, not for a cluster", remedy)
+    from exporter.release import cluster
+
+    return cluster.join(options["cluster"], steps)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import click
+
+from exporter.cli import _options
+from exporter.errors import UsageError
 
 PASSWORD = "EXPORTER_KEY_PASSWORD"
 
@@ -19,13 +23,14 @@ PASSWORD = "EXPORTER_KEY_PASSWORD"
     help="Private key: Ed25519, ECDSA or RSA. Without one sigstore signs by your identity (pip install "
     f"'exporter[sigstore]'). The password of a locked key is asked for, or taken from {PASSWORD}.",
 )
-@click.option("-v", "--verbose", is_flag=True, expose_value=False, help="Tracebacks.")
+@_options.TRACEBACKS
 def command(bundle: Path, key: Path | None) -> int:
     """Sign BUNDLE's provenance.json, which holds the hash of every other file, once all of these are right.
 
     `exporter check --public-key`, or `--identity` with `--issuer`, verifies the signature.
 
-    Exit codes: 0 signed, 1 the bundle was altered or sigstore cannot be reached, 2 there is no bundle or no key.
+    Exit codes: 0 signed, 1 the bundle was altered or sigstore cannot be reached, 2 there is no bundle or no key, or
+    it cannot be written.
     """
     from exporter import proof
 
@@ -34,5 +39,7 @@ def command(bundle: Path, key: Path | None) -> int:
 
 
 def _password() -> str:
-    password: str = os.environ.get(PASSWORD) or click.prompt("Password of the key", hide_input=True, err=True)
-    return password
+    password: str = os.environ.get(PASSWORD, "")
+    if not password and not sys.stdin.isatty():
+        raise UsageError("the key is locked, and nobody is there to be asked for its password", f"set {PASSWORD}")
+    return password or str(click.prompt("Password of the key", hide_input=True, err=True))

@@ -164,21 +164,24 @@ def _keep_others(out: Path, root: Path, version: int, config: Any) -> None:
     except ArtifactError:
         raise BundleError(f"{out / CONFIG} was edited since", "move the model away, or give another --name") from None
     others = [path for path in out.iterdir() if path.name.isdigit() and path.name != str(version)]
-    if others and not _same_tensors(config, (out / CONFIG).read_text()):
+    if others and (differing := _differing(config, (out / CONFIG).read_text())):
         raise UsageError(
-            f"versions {', '.join(sorted(path.name for path in others))} of {out.name} take other tensors",
+            f"versions {', '.join(sorted(path.name for path in others))} of {out.name} have another {differing} in "
+            f"{CONFIG}, which all versions share",
             "give another --name, or remove them",
         )
     for other in others:
         shutil.copytree(other, root / other.name, copy_function=os.link)
 
 
-def _same_tensors(config: Any, text: str) -> bool:
+def _differing(config: Any, text: str) -> str:
+    """Which parts of a configuration are not as in the text."""
     from google.protobuf import text_format
 
     before = text_format.Parse(text, _proto().ModelConfig())
     before.ClearField("model_warmup")  # `config` has none yet
-    return bool(before == config)
+    names = (field.name for field in config.DESCRIPTOR.fields)
+    return ", ".join(name for name in names if getattr(before, name) != getattr(config, name))
 
 
 def _text(config: Any, contract: Contract) -> str:

@@ -7,7 +7,8 @@ import os
 import signal
 import threading
 from collections.abc import Generator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -38,15 +39,18 @@ class Executor(Protocol):
         ...
 
 
-def perform(step: Step, listener: Listener | None = None) -> Outcome:
-    """Make a step's bundle. What is wrong with this step alone is its outcome; BundleError for the disk."""
+def perform(step: Step, listener: Listener | None = None, place: Path | None = None) -> Outcome:
+    """Make a step's bundle, at `place` for who moves it from there.
+
+    What is wrong with this step alone is its outcome; BundleError for the disk.
+    """
     try:
-        _, place = pipeline.run(step.request, listener)
+        _, made = pipeline.run(step.request, listener, place)
     except BundleError:
         raise
     except ExporterError as error:
         return Outcome(None, str(error), error.remedy)
-    return Outcome(place)
+    return Outcome(made)
 
 
 @dataclass(frozen=True)
@@ -71,11 +75,18 @@ def _side_by_side(steps: Sequence[Step], jobs: int) -> Outcomes:
         running = {pool.submit(perform, step): step for step in steps}
         try:
             for done in as_completed(running):
-                yield running[done], done.result()
+                yield running[done], _outcome(done)
         except BaseException:
             for process in multiprocessing.active_children():
                 process.terminate()
             raise
+
+
+def _outcome(done: Future[Outcome]) -> Outcome:
+    try:
+        return done.result()
+    except BrokenProcessPool:  # it takes along what ran beside it
+        return Outcome(None, "a process that makes steps was killed", "memory may be short: --resume with fewer --jobs")
 
 
 def _end_with_parent() -> None:

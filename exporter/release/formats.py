@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from exporter.errors import UsageError
 from exporter.records import SCHEMA
 from exporter.release.plan import Step
 from exporter.release.run import Row
@@ -63,6 +65,13 @@ def to_json(rows: Sequence[Row], file: Path, out: Path) -> str:
     return json.dumps(found, indent=2) + "\n"
 
 
+def annotated(error: UsageError, file: Path) -> str:
+    """A workflow command of GitHub Actions for each line of what is wrong with the release file, at its line there."""
+    found = re.findall(rf"^{re.escape(str(file))}:(\d+): (.*)", str(error), re.MULTILINE) or [("1", str(error))]
+    place = _property(str(file))
+    return "".join(f"::error file={place},line={line}::{_data(_advised(text, error.remedy))}\n" for line, text in found)
+
+
 def _annotations(rows: Sequence[Row], file: Path) -> str:
     """A workflow command of GitHub Actions for each failure, at the line of its gate or of its model."""
     lines = []
@@ -107,7 +116,11 @@ def _failures(row: Row) -> list[str]:
 
 
 def _reason(row: Row) -> str:
-    return row.reason + (f"; {row.remedy}" if row.remedy else "")
+    return _advised(row.reason, row.remedy)
+
+
+def _advised(cause: str, remedy: str) -> str:
+    return cause + (f"; {remedy}" if remedy else "")
 
 
 def _summary(rows: Sequence[Row]) -> str:

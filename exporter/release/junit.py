@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -9,11 +10,14 @@ from pathlib import Path
 from junitparser import Failure, JUnitXml, TestCase, TestSuite
 
 from exporter import bundle
+from exporter.errors import UsageError
 from exporter.release.run import Row
+
+_NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # XML 1.0, 2.2
 
 
 def write(rows: Sequence[Row], path: Path) -> None:
-    """Write the file. BundleError where it cannot be written."""
+    """Write the file. UsageError where it cannot be written."""
     report = JUnitXml("exporter release")
     for model, found in groupby(rows, lambda row: row.step.name.partition("/")[0]):
         suite = TestSuite(model)
@@ -21,9 +25,10 @@ def write(rows: Sequence[Row], path: Path) -> None:
         report.add_testsuite(suite)
     report.update_statistics()
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         bundle.write_atomic(path, report.tostring().decode())
     except OSError as error:
-        raise bundle.disk_error(error, path) from error
+        raise UsageError(f"cannot write {path}: {error.strerror}", "give another --junit") from error
 
 
 def _cases(row: Row) -> list[TestCase]:
@@ -33,6 +38,7 @@ def _cases(row: Row) -> list[TestCase]:
 
 
 def _case(name: str, row: Row, failure: str) -> TestCase:
+    failure = _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", failure)
     case = TestCase(name, row.step.name)
     if failure:
         case.result = [Failure(failure.partition("\n")[0])]

@@ -1,8 +1,9 @@
 """The key of a step: a hash over all that its bundle depends on. A step whose key is as it was need not be made again.
 
-That is the recipe's code (the file and the modules beside it that it imports), files of weights and inputs, the
-options, the versions of Python, exporter and libraries, exporter-run, and the machine. Where files lie does not count;
-nor do gates, which are judged anew each time. What a hub changes behind a name is not seen: pin it, hf:ID@REVISION.
+That is the recipe's code (the file and the modules beside it or in its package that it imports), files of weights and
+inputs, the options, the versions of Python, exporter and libraries, exporter-run, and the machine. Where files lie does
+not count, but for hf:FOLDER; nor do gates, which are judged anew each time. What a hub changes behind a name is not
+seen: pin it, hf:ID@REVISION.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any
 
-from exporter import __version__, environment, sums
+from exporter import __version__, environment, provenance, sums
 from exporter.recipes import Source
 from exporter.request import Request
 
@@ -25,6 +26,7 @@ from exporter.request import Request
 LEFT_OUT = frozenset((
     "source", "out", "ops_libs", "command", "asked", "warnings", "goal", "timeout", "memory_limit_gb",
 ))  # fmt: skip
+LIBRARIES = ("timm", "torchao")  # that the manifest does not name
 
 
 def key(request: Request) -> str:
@@ -32,11 +34,29 @@ def key(request: Request) -> str:
     source = request.source
     facts = {
         "request": {k: v for k, v in dataclasses.asdict(request).items() if k not in LEFT_OUT},
-        "source": [source.kind, "" if source.place == "saved" else source.attribute, source.task, source.allow_partial],
+        "source": [*_named(source), source.task, source.allow_partial],
         "files": [[_digest(path, path.stat().st_mtime_ns) for path in files] for files in _files(request)],
         "environment": _environment(),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _named(source: Source) -> tuple[str, str, str]:
+    """What names the model beside the files: which library it is of counts, where a file lies does not."""
+    library = source.place if source.kind == "source" else ""
+    return source.kind, library, "" if library == "saved" else source.attribute
+
+
+def files(request: Request) -> dict[str, str]:
+    """The hash of each file whose content counts, by its path. OSError for one that is not there."""
+    found = (path for paths in _files(request) for path in paths)
+    return {str(path): _digest(path, path.stat().st_mtime_ns) for path in found}
+
+
+def versions() -> dict[str, str]:
+    """What counts of the environment, but for the machine: the versions of Python, exporter and libraries."""
+    names = {"python", "exporter", *LIBRARIES, *environment.DISTRIBUTIONS}
+    return {name: fact for name, fact in _environment().items() if name in names}
 
 
 @functools.cache
@@ -49,7 +69,7 @@ def _files(request: Request) -> Iterator[list[Path]]:
     """Files whose content counts, by what they are for."""
     source = request.source
     yield _model_files(source)
-    yield _shards(Path(source.checkpoint)) if source.checkpoint else []
+    yield provenance.shards(Path(source.checkpoint)) if source.checkpoint else []
     yield [Path(source.inputs_file)] if source.inputs_file else []
     yield [Path(file) for file in request.ops_libs if Path(file).is_file()]
     runner = environment.find_runner()
@@ -67,29 +87,41 @@ def _model_files(source: Source) -> list[Path]:
     return _code(Path(spec.origin if spec and spec.origin else source.place))
 
 
+class _Finder(ModuleFinder):
+    """Follows imports in one folder and in its package; what else lies in `top`, beside the package, is of others."""
+
+    def __init__(self, folder: Path, top: Path) -> None:
+        super().__init__([str(folder)])
+        self.package, self.top = folder.relative_to(top).parts[:1], str(top)
+
+    def find_module(self, name: str, path: Any, parent: Any = None) -> Any:
+        """As ModuleFinder's."""
+        if path is None and (name,) == self.package:
+            path = [self.top]
+        return super().find_module(name, path, parent)
+
+
 def _code(path: Path) -> list[Path]:
-    """A Python file and the modules in its folder that it imports, and they; nothing is run."""
-    finder = ModuleFinder([str(path.parent)])
+    """A Python file and the modules in its folder or its package that it imports, and they; nothing is run."""
+    top = path.parent
+    while (top / "__init__.py").is_file():
+        top = top.parent
+    *packages, _ = path.relative_to(top).parts
+    finder = _Finder(path.parent, top)
     try:
-        finder.run_script(str(path))
+        if packages:
+            finder.import_hook(".".join((*packages, path.stem)))
+        else:
+            finder.run_script(str(path))
     except Exception:  # it does not compile, as the step will say
         return [path]
     found = (getattr(module, "__file__", None) for module in finder.modules.values())
     return sorted({path, *map(Path, filter(None, found))})
 
 
-def _shards(checkpoint: Path) -> list[Path]:
-    """The checkpoint, with the files that it names where it is the index of several."""
-    names: dict[str, Any] = {}
-    if checkpoint.name.endswith(".index.json"):
-        names = json.loads(checkpoint.read_text(encoding="utf-8")).get("weight_map", {})
-    shards = (checkpoint.parent / name for name in sorted(set(names.values())))
-    return [checkpoint, *(shard for shard in shards if shard.is_file())]
-
-
 @functools.cache
 def _environment() -> dict[str, str]:
     """Of what the manifest says of the environment, that which bears on the outcome."""
     found = environment.describe() | {"exporter": __version__}
-    found |= {name: version for name in ("timm", "torchao") if (version := environment.version(name))}
+    found |= {name: version for name in LIBRARIES if (version := environment.version(name))}
     return {name: fact for name, fact in found.items() if name not in ("os", "cpus", "exporter-run")}

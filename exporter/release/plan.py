@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -115,13 +116,17 @@ class _Model:
         variants = self._or_error("targets", targets.parse, self.targets, self.precisions)
         lines = {key: self.file.line(self.place("gates", key)) for key in vars(self.gates)}
         self._require_timing()
+        for size, (low, high) in self.all.get("ranges", {}).items():
+            if low > high:
+                raise self.file.error(self.place("ranges", size), f"the range {low} to {high} is empty", "[min, max]")
         choices = itertools.product(self.all.get("devices", ("cpu",)), self.all.get("sizes", ({},)), variants)
         for device, sizes, variant in choices:
             at = (",".join(f"{name}={size}" for name, size in sizes.items()),) if sizes else ()
             name = "/".join((self.own.get("name", source.label), device, *at, variant.name))
             request = self._request(source, variant, out / bundle.stem(name), device, sizes)
             self._or_error("model", request.validate)
-            yield Step(name, request, self.gates, self.file.line(("models", self.index)), lines)
+            gates = replace(self.gates, min_speedup=None, over=EAGER) if variant.name == self.gates.over else self.gates
+            yield Step(name, request, gates, self.file.line(("models", self.index)), lines)
 
     def _or_error(self, key: str, function: Any, *arguments: Any) -> Any:
         """What the function gives; its UsageError with the line of the setting."""
@@ -167,7 +172,19 @@ class _Model:
             ranges={name: Range(low, high) for name, (low, high) in self.all.get("ranges", {}).items()},
             portable=packaged and self.all.get("portable", False),
             ops_libs=tuple(str(Path(file).absolute()) for file in self.all.get("ops_libs", ())),
-            command=f"exporter release {self.file.path}",
-            asked=f"{source.place}:{source.attribute}" if source.kind == "file" else self.own["model"],
+            command=shlex.join(("exporter", "release", str(self.file.path))),
+            asked=_anywhere(source) or self.own["model"],
             **{"threads": environment.usable_cpus()} | {k: v for k, v in self.all.items() if k in REQUEST},
         )
+
+
+def _anywhere(source: recipes.Source) -> str:
+    """The model as it may be asked for in any directory; "" where it is as it was written."""
+    if source.kind == "file":
+        return f"{source.place}:{source.attribute}"
+    if source.kind != "source":
+        return ""
+    folder = Path(source.attribute).expanduser()
+    if source.place == "hf" and folder.is_dir():
+        return f"hf:{folder.resolve()}"
+    return source.attribute if source.place == "saved" else ""

@@ -53,6 +53,8 @@ def run(
         found = _keys(steps)
         done = _finished(state, steps if resume else [step for step in steps if step not in chosen], found)
         todo = [step for step in chosen if step.name not in done]
+        for step in todo:
+            bundle.refuse_foreign(step.request.out)
         state.forget(todo)
         outcomes: dict[str, Outcome] = {}
         with contextlib.closing(executor.run(todo, listener)) as running:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from exporter import bundle, sums
+from exporter import bundle, proof, sums
 from exporter.errors import ArtifactError
 from exporter.records import SCHEMA, Manifest, from_json, to_json
 from exporter.release.plan import Step
@@ -53,11 +53,11 @@ class State:
         try:
             if sums.of(place / bundle.MANIFEST) != known.manifest:
                 return None
+            evidence = proof.examine(place, None)
+            evidence.require(evidence.problems | evidence.spoilt)
             manifest = bundle.read_manifest(place)
-            golden = manifest.golden.file if manifest.golden else None
-            for file in (golden, manifest.samples, *(f for variant in manifest.variants for f in variant.files)):
-                if file is not None:
-                    bundle.verify(place, file)
+            for file in manifest.files:
+                bundle.verify(place, file, evidence.digests.get(file.path))
         except (ArtifactError, OSError):
             return None
         return manifest

@@ -45,6 +45,9 @@ def render(manifest: Manifest, place: Path | None = None) -> str:
     console.print(escape(" ".join([first, *rest])), style="bold")
     for line in summary.alternatives(manifest):
         console.print(escape(line), style="dim", soft_wrap=True)
+    if front := summary.unbeaten(manifest):
+        console.print(summary.UNBEATEN, style="dim", soft_wrap=True)
+        console.print(_table(front[0], front[1:]))
     if place is not None:
         console.print(f"Bundle: {escape(str(place))}", style="dim", soft_wrap=True)
     return _text(console)

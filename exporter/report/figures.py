@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator
 from matplotlib.transforms import blended_transform_factory
 
 INK, MUTED, RULE, ACCENT, SOFT, PAPER = (f"#0{n}0{n}0{n}" for n in range(1, 7))  # stand for the page's variables
@@ -29,6 +29,7 @@ WIDE, NARROW = 860, 310  # pixels: for a desk, with names beside the strips, and
 FOOT, EDGE, GAP = 44, 8, 24  # pixels: below the axis, around the rest, before names at the right
 LINE, LETTER, LETTERS = 18, 7.5, 44  # pixels of a line of text and of a letter; the most letters of a name
 MOST = 1000  # quantiles that stand for a row's samples
+TOP, MOST_CALLS = 1.5, 1e9  # where the axes of the break-even end: times the baseline's time, calls
 FAR_OUT = 3.0  # interquartile ranges above the upper quartile, after Tukey, "Exploratory Data Analysis" (1977)
 
 
@@ -51,6 +52,24 @@ class Point(NamedTuple):
     size_mb: float
     cost_ms: float
     front: bool
+
+
+class Line(NamedTuple):
+    """What a variant takes `before` it serves, and for `each` call, in calls of the baseline.
+
+    `calls` is after how many of them it takes less; None: never.
+    """
+
+    label: str
+    before: float
+    each: float
+    calls: int | None
+    best: bool
+
+    @property
+    def text(self) -> str:
+        """Its name with its calls."""
+        return f"{self.label}: {'never' if self.calls is None else f'{self.calls:,} calls'}"
 
 
 def edge(rows: Sequence[Row]) -> float:
@@ -145,22 +164,48 @@ def pareto(points: Sequence[Point], unit: str, width: int) -> str:
     axes.set_ylabel(unit, color=MUTED)
     front = sorted((point.size_mb, point.cost_ms) for point in points if point.front)
     axes.plot(*zip(*front, strict=True), color=ACCENT, linewidth=1.5, drawstyle="steps-post")
-    step, place = LINE / inside, 0.0
-    for index, point in enumerate(sorted(points, key=lambda point: (point.cost_ms, point.front))):
-        place = max(place + step, point.cost_ms / axes.get_ylim()[1])
-        _point(axes, point, min(place, 1 - step * (len(points) - 1 - index)))
+    for point in points:
+        style = {"color": ACCENT if point.front else MUTED, "zorder": 3 + point.front}
+        axes.plot(point.size_mb, point.cost_ms, "o", markersize=9, markeredgecolor=PAPER, **style)
+    _names(axes, [(point.cost_ms, point.size_mb, point.front, point.label) for point in points], LINE / inside)
     return _finish(axes, "MB", width)
 
 
-def _point(axes: Any, point: Point, place: float) -> None:
-    """The point, joined to its name, which is `place` of the way up."""
-    at = (point.size_mb, point.cost_ms)
-    colour, weight = (ACCENT, "bold") if point.front else (MUTED, "normal")
-    axes.plot(*at, "o", color=colour, markersize=9, markeredgecolor=PAPER, zorder=3 + point.front)
-    side = axes.get_position().x1 + GAP / axes.figure.bbox.width
-    line = {"arrowstyle": "-", "color": RULE, "shrinkB": 6}
-    style = {"color": INK, "weight": weight, "va": "center", "arrowprops": line}
-    axes.annotate(point.label, at, (side, place), textcoords=("figure fraction", "axes fraction"), **style)
+@matplotlib.rc_context(STYLE)
+def break_even(lines: Sequence[Line], baseline: str, width: int) -> str:
+    """All time spent after so many calls, over the baseline's; a dot where a line comes to be below it for good."""
+    wide = width >= WIDE
+    lines = [line._replace(label=_cut(line.label, 30 if wide else width // 20)) for line in lines]
+    labels = [line.text if wide else line.label for line in lines]
+    inside = int(max(220, TOP * LINE * len(lines)))
+    axes = _axes(width, inside + FOOT + EDGE, 56, GAP + _room(labels), EDGE)
+    first = min(max(1.0, min(line.before for line in lines) / TOP), MOST_CALLS / 10)
+    last = max(10 * first, *(max(20 * line.before, 2 * (line.calls or 0)) for line in lines))
+    calls = np.geomspace(first, min(last, MOST_CALLS), 200)
+    axes.set(xscale="log", xlim=calls[[0, -1]], ylim=(0, TOP), yticks=np.linspace(0, TOP, 4))
+    axes.axhline(1, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
+    for line in lines:
+        style = {"color": MUTED if line.calls is None else ACCENT, "zorder": 3 + line.best}
+        axes.plot(calls, line.before / calls + line.each, linewidth=2.5 if line.best else 1.25, **style)
+        if line.calls is not None:
+            axes.plot(line.calls, 1, "o", markersize=9, markeredgecolor=PAPER, **style)
+    ends = [
+        (line.before / calls[-1] + line.each, calls[-1], line.best, label)
+        for line, label in zip(lines, labels, strict=True)
+    ]
+    _names(axes, ends, LINE / inside)
+    axes.set_ylabel(f"time so far, {baseline} = 1", color=MUTED)
+    return _finish(axes, "calls", width)
+
+
+def _names(axes: Any, ends: Sequence[tuple[float, float, bool, str]], step: float) -> None:
+    """Names in a column at the right, a `step` apart, each joined to its point (y, x; whether it is bold; the name)."""
+    side, place = axes.get_position().x1 + GAP / axes.figure.bbox.width, 0.0
+    for index, (y, x, bold, name) in enumerate(sorted(ends)):
+        place = min(max(place + step, y / axes.get_ylim()[1]), 1 - step * (len(ends) - 1 - index))
+        line = {"arrowstyle": "-", "color": RULE, "shrinkB": 6, "relpos": (0, 0.5)}
+        style = {"color": INK, "weight": "bold" if bold else "normal", "va": "center", "arrowprops": line}
+        axes.annotate(name, (x, y), (side, place), textcoords=("figure fraction", "axes fraction"), **style)
 
 
 def _axes(width: int, height: int, left: int, right: int, top: int) -> Any:
@@ -175,7 +220,13 @@ def _finish(axes: Any, unit: str, width: int) -> str:
     axes.grid(color=RULE, linewidth=1)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0, labelcolor=MUTED, pad=6)
-    axes.xaxis.set_major_locator(MaxNLocator(7 if width >= WIDE else 4))
+    ticks = 7 if width >= WIDE else 4
+    if axes.get_xscale() == "log":
+        axes.minorticks_off()
+        axes.xaxis.set_major_locator(LogLocator(numticks=ticks))
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(ticks))
     axes.set_xlabel(unit, color=MUTED)
     file = io.StringIO()
     with warnings.catch_warnings():

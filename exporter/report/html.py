@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jinja2
@@ -229,11 +229,28 @@ def _parts(manifest: Manifest) -> tuple[Table, ...]:
 
 
 def _cost(report: Report) -> Section | None:
-    tables = (
-        *_other("What an artifact costs before it serves", rows.lifecycle(report.manifest)),
-        *_other("First calls of what is compiled just in time", rows.starts(report.manifest)),
-    )
-    return Section("Lifecycle and break-even", tables, BREAK_EVEN.format(report.manifest.baseline)) if tables else None
+    manifest = report.manifest
+    tables = [
+        *_other("What an artifact costs before it serves", rows.lifecycle(manifest)),
+        *_other("First calls of what is compiled just in time", rows.starts(manifest)),
+    ]
+    if not tables:
+        return None
+    if lines := list(_lines(manifest)):
+        note = f"All time spent after so many calls, over that of {manifest.baseline}. "
+        note += "At its dot a variant has paid back. Each is shown in its fastest session."
+        said = f"{note} {'; '.join(line.text for line in lines)}."
+        drawings = _draw(report, "Break-even", said, lambda width: figures.break_even(lines, manifest.baseline, width))
+        tables[0] = replace(tables[0], note=note, drawings=drawings)
+    return Section("Lifecycle and break-even", tuple(tables), BREAK_EVEN.format(manifest.baseline))
+
+
+def _lines(manifest: Manifest) -> Iterator[figures.Line]:
+    best = [choice.variant.name for choice in summary.choices(manifest)[:1]]
+    for variant in (v for v in manifest.variants if v.status == "passed"):
+        found = [rows.payback(manifest, variant, one) for one in variant.sessions if one.session in variant.timings]
+        if fastest := min(filter(None, found), key=lambda one: one.each, default=None):
+            yield figures.Line(variant.name, *fastest, variant.name in best)
 
 
 def _fixed(report: Report) -> Section | None:

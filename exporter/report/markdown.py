@@ -26,10 +26,16 @@ def render(manifest: Manifest) -> str:
         "",
         *summary.alternatives(manifest),
         "",
+        *_front(manifest),
         f"Made by `{manifest.command}`.",
         "",
     ]
     return "\n".join(lines)
+
+
+def _front(manifest: Manifest) -> list[str]:
+    front = summary.unbeaten(manifest)
+    return [summary.UNBEATEN, "", *_table(front[0], front[1:])] if front else []
 
 
 def page(title: str, headings: tuple[str, ...], cells: list[tuple[str, ...]], remarks: list[str], verdict: str) -> str:

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from exporter.records import EAGER, Manifest, SessionRecord, Timing, VariantRecord
 
 VS = "vs "  # before the baseline's name
+
+
+class Payback(NamedTuple):
+    """What a variant takes before it serves, and for each call, in calls of the baseline; after how many it takes less.
+
+    `calls` is None where it never does.
+    """
+
+    before: float
+    each: float
+    calls: int | None
 
 
 def headings(manifest: Manifest) -> tuple[str, ...]:
@@ -58,15 +70,23 @@ def _costs(session: SessionRecord, on_gpu: bool) -> tuple[str, ...]:
 
 
 def _pays_back(manifest: Manifest, variant: VariantRecord, session: SessionRecord) -> str:
-    """After so many calls building, loading and calling cost less than the baseline's calls alone."""
+    found = payback(manifest, variant, session)
+    return "-" if found is None else "never" if found.calls is None else f"{found.calls:,} calls"
+
+
+def payback(manifest: Manifest, variant: VariantRecord, session: SessionRecord) -> Payback | None:
+    """When building, loading and calling cost less than the baseline's calls alone; None where that is not known.
+
+    The baseline needs no build. What is compiled just in time builds in its first call, and loads as the baseline does.
+    """
     rest = next((v.timings for v in manifest.variants if v.name == manifest.baseline), {})
-    baseline, timing = rest.get("python"), variant.timings[session.session]
-    if manifest.baseline != EAGER or baseline is None or variant.lifecycle.export_s is None:
-        return "-"
-    if timing.ci95_ms[1] >= baseline.ci95_ms[0]:
-        return "never"
-    cost_ms = (variant.lifecycle.export_s + (session.load_s or 0)) * 1000
-    return f"{math.ceil(cost_ms / (baseline.median_ms - timing.median_ms)):,} calls"
+    baseline, timing, build_s = rest.get("python"), variant.timings[session.session], _build_s(variant)
+    if manifest.baseline != EAGER or baseline is None or not baseline.median_ms or build_s is None:
+        return None
+    before_ms = (build_s + (session.load_s or 0 if variant.artifact else 0)) * 1000
+    slower = timing.ci95_ms[1] >= baseline.ci95_ms[0]
+    calls = None if slower else math.ceil(before_ms / (baseline.median_ms - timing.median_ms))
+    return Payback(before_ms / baseline.median_ms, timing.median_ms / baseline.median_ms, calls)
 
 
 def sweep(manifest: Manifest) -> list[tuple[str, ...]]:
@@ -118,10 +138,16 @@ def _parity(variant: VariantRecord, session: SessionRecord | None) -> str:
 
 def _cost(variant: VariantRecord) -> tuple[str, str]:
     size = size_of(sum(file.bytes for file in variant.files)) if variant.artifact else "-"
+    seconds = _build_s(variant)
+    return size, "-" if seconds is None else f"{seconds:.1f} s"
+
+
+def _build_s(variant: VariantRecord) -> float | None:
+    """Seconds of the export; of the first call where that builds."""
     seconds = variant.lifecycle.export_s
     if seconds is None and _just_in_time(variant):
-        seconds = (variant.lifecycle.first_call_ms or 0.0) / 1000  # the first call builds
-    return size, "-" if seconds is None else f"{seconds:.1f} s"
+        return (variant.lifecycle.first_call_ms or 0.0) / 1000
+    return seconds
 
 
 def _just_in_time(variant: VariantRecord) -> bool:

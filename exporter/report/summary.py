@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from exporter.records import EAGER, Goal, Manifest, Timing, VariantRecord
 from exporter.report.rows import failures, number, size_of
 
+UNBEATEN = "Pareto front: nothing is both faster and smaller than one of these."
 # From what moves most freely between machines to what holds this machine's code.
 PORTABLE = ("onnx", "export", "script", "trace", "compile")
 
@@ -91,12 +92,16 @@ def out_of_bounds(choice: Choice, goal: Goal) -> str:
 
 
 def pareto(found: list[Choice]) -> list[Choice]:
-    """Those that no other beats in both speed and size, the fastest first."""
+    """Those that no other beats in both speed and size, the fastest first; sizes that are shown alike are alike."""
     front: list[Choice] = []
     for choice in sorted(found, key=lambda c: (c.cost, c.bytes)):
-        if not front or choice.bytes < front[-1].bytes:
+        if not front or _is_smaller(choice, front[-1]):
             front.append(choice)
     return front
+
+
+def _is_smaller(one: Choice, other: Choice) -> bool:
+    return one.bytes < other.bytes and size_of(one.bytes) != size_of(other.bytes)
 
 
 def sentences(manifest: Manifest) -> list[str]:
@@ -166,16 +171,21 @@ def _bounds(goal: Goal) -> str:
 
 
 def alternatives(manifest: Manifest) -> list[str]:
-    """The runners-up, and the artifacts that nothing beats in both latency and size, where there is more than one."""
-    best = choices(manifest)
-    lines = []
-    if len(best) > 1:
-        lines.append("Next: " + "; ".join(_brief(c, manifest.goal) for c in best[1:3]) + ".")
-    front = pareto(best)
-    if len(front) > 1:
-        speed = "throughput" if manifest.goal.name == "throughput" else "latency"
-        lines.append(f"Pareto of {speed} and size: {'; '.join(_brief(c, manifest.goal) for c in front)}.")
-    return lines
+    """The runners-up."""
+    next_best = choices(manifest)[1:3]
+    return ["Next: " + "; ".join(_brief(c, manifest.goal) for c in next_best) + "."] if next_best else []
+
+
+def unbeaten(manifest: Manifest) -> list[tuple[str, ...]]:
+    """Headings and lines: the artifacts that no other beats in both speed and size, where there is more than one."""
+    front = pareto(choices(manifest))
+    if len(front) < 2:
+        return []
+    per_item = manifest.goal.name == "throughput"
+    headings = ("variant", "session", "items/s" if per_item else "median", "size")
+    speeds = (number(1000 / c.cost) if per_item else f"{number(c.cost)} ms" for c in front)
+    lines = ((c.variant.name + _at(c), c.session, s, size_of(c.bytes)) for c, s in zip(front, speeds, strict=True))
+    return [headings, *lines]
 
 
 def _brief(choice: Choice, goal: Goal) -> str:

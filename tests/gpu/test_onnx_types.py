@@ -42,7 +42,8 @@ def half_inputs(batch=2):
 @pytest.mark.parametrize("name", ["flags", "half"])
 def test_types_of_outputs(tmp_path: Path, name: str) -> None:
     (tmp_path / "types_of_outputs.py").write_text(RECIPES)
-    options = ["--device", "cuda", "--targets", "onnx", "--no-bench", "--json", "-q", "--out", str(tmp_path / "bundle")]
+    options = ["--device", "cuda", "--targets", "onnx", "--cuda-graphs", "--no-bench", "--json", "-q"]
+    options += ["--out", str(tmp_path / "bundle")]
     command = [sys.executable, "-m", "exporter", "export", f"{tmp_path / 'types_of_outputs.py'}:{name}", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     record = json.loads(done.stdout)["variants"][-1]

@@ -3,7 +3,7 @@
 #include "../graphs.h"
 
 #include <ATen/cuda/CUDAGraph.h>
-#include <ATen/cuda/EmptyTensor.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -219,6 +219,29 @@ class GraphRunner final : public Runner {
     graph.out->add(raw, leaves_of(raw));
   }
 
+  /// New tensors like the plain outputs. They share one block of memory, for the allocator takes
+  /// longer than all else that a call needs.
+  static std::vector<at::Tensor> room_for(const Graph& graph) {
+    constexpr std::size_t kAlignment = 256;
+    const auto rounded = [](std::size_t bytes) { return (bytes + kAlignment - 1) & -kAlignment; };
+    std::size_t bytes = 0;
+    for (const std::size_t i : graph.plain) bytes += rounded(graph.outputs[i].nbytes());
+    c10::Allocator* const allocator = c10::cuda::CUDACachingAllocator::get();
+    const c10::Storage block(c10::Storage::use_byte_size_t(), bytes, allocator->allocate(bytes),
+                             allocator, /*resizable=*/false);
+    std::vector<at::Tensor> outputs(graph.outputs.size());
+    std::size_t offset = 0;
+    for (const std::size_t i : graph.plain) {
+      const at::Tensor& own = graph.outputs[i];
+      outputs[i] = at::detail::make_tensor<c10::TensorImpl>(
+          c10::Storage(block), c10::DispatchKeySet(c10::DispatchKey::CUDA), own.dtype());
+      outputs[i].unsafeGetTensorImpl()->set_sizes_and_strides(
+          own.sizes(), own.strides(), static_cast<std::int64_t>(offset / own.element_size()));
+      offset += rounded(own.nbytes());
+    }
+    return outputs;
+  }
+
   /// The outputs are copies: the next replay writes over the graph's own.
   static std::vector<at::Tensor> replay(Graph& graph, const std::vector<at::Tensor>& inputs) {
     const auto stream = c10::cuda::getCurrentCUDAStream();
@@ -229,13 +252,9 @@ class GraphRunner final : public Runner {
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       graph.in->move_from(i, inputs[i].const_data_ptr());
     }
-    std::vector<at::Tensor> outputs(graph.outputs.size());
+    std::vector<at::Tensor> outputs = room_for(graph);
     for (std::size_t i = 0; i < graph.plain.size(); ++i) {
-      const at::Tensor& own = graph.outputs[graph.plain[i]];
-      at::Tensor& output = outputs[graph.plain[i]];
-      output = at::detail::empty_strided_cuda(own.sizes(), own.strides(), own.scalar_type(),
-                                              own.device());
-      graph.out->move_to(i, output.mutable_data_ptr());
+      graph.out->move_to(i, outputs[graph.plain[i]].mutable_data_ptr());
     }
     const cudaGraphExec_t ready = graph.graph.raw_cuda_graph_exec();
     graph.in->update(ready);

@@ -1,0 +1,62 @@
+"""Two releases, compared: the steps that are finished, every file, and what each manifest says of its variant."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from exporter import bundle, sums
+from exporter.differences import compare
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "release.toml"
+# What no two runs have in common: times, memory and places in manifests; files with times, or of what was printed.
+OWN = {"lifecycle", "load_s", "first_call_ms", "peak_rss_mb", "reproduce"}
+APART = {bundle.MANIFEST, bundle.BOM, bundle.PROVENANCE, sums.NAME, "release.json"}
+
+
+def keys(out: Path) -> dict[str, str]:
+    """The key of each finished step."""
+    state = out / "release.json"
+    found = json.loads(state.read_text())["steps"] if state.exists() else {}
+    return {name: step["key"] for name, step in found.items()}
+
+
+def differences(one: Path, other: Path) -> list[str]:
+    """What differs, in words: keys of finished steps, bytes of files, and manifests but for what is a run's own."""
+    found = [f"only in one: {name}" for name in sorted(_names(one) ^ _names(other))]
+    found += [] if keys(one) == keys(other) else ["release.json"]
+    for file in sorted(one.rglob("manifest.json")):
+        name = file.relative_to(one)
+        if (other / name).exists() and _settled(file) != _settled(other / name):
+            found.append(str(name))
+    for file in (path for path in one.rglob("*") if path.is_file() and path.name not in APART):
+        twin = other / file.relative_to(one)
+        if bundle.LOGS not in file.parts and twin.is_file() and sums.of(file) != sums.of(twin):
+            told = compare(file, twin)
+            found.append(f"{file.relative_to(one)}: {told.status}: {told.detail}")
+    return found
+
+
+def _names(folder: Path) -> set[str]:
+    return {str(file.relative_to(folder)) for file in folder.rglob("*")}
+
+
+def _settled(manifest: Path) -> Any:
+    """What a manifest says that does not depend on when it was made."""
+    found = json.loads(manifest.read_text())
+    return _common({name: found[name] for name in ("model", "contract", "golden", "variants", "status")})
+
+
+def _common(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _common(item) for key, item in value.items() if key not in OWN}
+    return [_common(item) for item in value] if isinstance(value, list) else value
+
+
+def equal_bytes(one: Path, other: Path) -> int:
+    hashes = [
+        [json.loads(file.read_text())["variants"][0]["artifact"]["sha256"] for file in sorted(o.rglob("manifest.json"))]
+        for o in (one, other)
+    ]
+    return sum(a == b for a, b in zip(*hashes, strict=True))

@@ -1,0 +1,162 @@
+"""A bundle made again from its own record, without timing, and compared with it file by file.
+
+That runs the model's code, as it was when the bundle was made: the hashes of the recipe, the checkpoint and the inputs
+are in `provenance.json`.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from exporter import __version__, bundle, environment, pipeline, proof, provenance, sums
+from exporter.differences import Difference, compare, conclude, records
+from exporter.errors import ArtifactError, JobError, UsageError
+from exporter.listener import Listener
+from exporter.records import EAGER, Manifest, to_json
+from exporter.request import Request
+from exporter.signing import Trust
+
+AGAIN = "export again, and `exporter compare` the two"
+# Of a manifest: what is measured or told of one run, and hashes of files that are compared themselves.
+MEASURED = frozenset((
+    "command", "created", "environment", "exporter", "reproduce", "lifecycle", "load_s", "first_call_ms",
+    "cached_call_ms", "peak_rss_mb", "gpu_mb", "timings", "sweep", "samples", "notes", "warnings", "bytes", "sha256",
+))  # fmt: skip
+DERIVED = {
+    sums.NAME: "derived: the hashes of the other files",
+    bundle.BOM: "derived: hashes of the other files, the time, the packages of now",
+    bundle.PROVENANCE: "derived: hashes of the other files, times, the environment of now",
+}
+ONCE = {
+    bundle.SAMPLES: "nothing is timed again",
+    bundle.SIGNATURE: "a signature is not made again",
+    bundle.SIGSTORE: "a signature is not made again",
+}
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """What was found of each file of a bundle; `notes` tell what else is not what it was, as versions."""
+
+    bundle: str
+    files: tuple[Difference, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def same(self) -> bool:
+        """Whether no file differs in numbers or in code."""
+        return all(file.status in ("identical", "known places") for file in self.files)
+
+
+def run(
+    place: Path,
+    trust: Trust,
+    ask: Callable[[Manifest], Request],
+    listener: Callable[[], AbstractContextManager[Listener]],
+) -> Rebuilt:
+    """Make the bundle again, as `ask` reads from its manifest, and compare.
+
+    AlteredError when a file is not what was published; UsageError when the recipe, the checkpoint or the inputs are not
+    what they were; ArtifactError when it cannot be built again.
+    """
+    evidence = proof.examine(place, trust)
+    evidence.require(evidence.problems | evidence.spoilt)
+    manifest = bundle.read_manifest(place)
+    request = ask(manifest)
+    _require_materials(place, request)
+    with tempfile.TemporaryDirectory(prefix="exporter-") as folder, listener() as heard:
+        out = Path(folder, place.resolve().name)
+        try:
+            made, new = pipeline.run(replace(request, out=out, bench=False, goal=manifest.goal), heard)
+        except JobError as error:
+            raise ArtifactError(f"{place} cannot be built again: {error}", error.remedy) from error
+        if made.status != "complete":
+            failed = next(variant for variant in made.variants if variant.reason)
+            raise ArtifactError(f"{place} cannot be built again: {failed.reason}", failed.remedy)
+        _require_weights(manifest, made)
+        files = tuple(_compared(place, new, manifest, made))
+    return Rebuilt(str(place), files, (*evidence.notes, *_versions(manifest)))
+
+
+def _require_materials(place: Path, request: Request) -> None:
+    """UsageError for what the bundle was made of and is not the same any more."""
+    path = place / bundle.PROVENANCE
+    before = provenance.recorded(sums.read_bounded(path)) if path.is_file() else ()
+    then, now = _digests(before), _digests(provenance.materials(request.source))
+    for role, name in dict.fromkeys((*then, *now)):
+        if (role, name) not in then:
+            raise UsageError(f"{place} does not tell the hash of its {role} {name}", AGAIN)
+        if (role, name) not in now:
+            raise UsageError(f"the {role} {name} cannot be read any more", "put it back where it was")
+        if now[role, name] != then[role, name]:
+            remedy = f"put it back as it was{_revision(before)}, or {AGAIN}"
+            raise UsageError(f"the {role} {name} is not what it was: its SHA-256 differs", remedy)
+
+
+def _digests(materials: tuple[provenance.Material, ...]) -> dict[tuple[str, str], str]:
+    """Hashes by role and name; a revision of git's has none."""
+    found = (material for material in materials if "sha256" in material["digest"])
+    return {(m["annotations"].get("role", ""), m["name"]): m["digest"]["sha256"] for m in found}
+
+
+def _revision(materials: tuple[provenance.Material, ...]) -> str:
+    commits = [m["digest"]["gitCommit"] for m in materials if "gitCommit" in m["digest"]]
+    return f" (git revision {commits[0]})" if commits else ""
+
+
+def _require_weights(old: Manifest, new: Manifest) -> None:
+    if (old.model.weights, old.model.origin) != (new.model.weights, new.model.origin):
+        was, found = (" of ".join(filter(None, (m.weights, m.origin))) for m in (old.model, new.model))
+        raise ArtifactError(f"the weights are {found}, they were {was}", "make those available that it was made with")
+
+
+def _versions(manifest: Manifest) -> Iterator[str]:
+    before, now = ({"exporter": manifest.exporter} | manifest.environment), environment.describe()
+    now = {"exporter": __version__} | now
+    for name in dict.fromkeys((*before, *now)):
+        if before.get(name) != now.get(name):
+            yield f"{name} was {before.get(name, 'not there')}, is {now.get(name, 'not there')}"
+
+
+def _compared(old: Path, new: Path, manifest: Manifest, made: Manifest) -> Iterator[Difference]:
+    names = {path.relative_to(place).as_posix() for place in (old, new) for path in place.rglob("*") if path.is_file()}
+    for name in sorted(names):
+        if name in ONCE:
+            yield Difference(name, "known places", ONCE[name])
+        elif name.startswith(f"{bundle.LOGS}/"):
+            yield _log(name, old / name, new / name)
+        elif not (old / name).is_file():
+            yield Difference(name, "differs", "it was not there")
+        elif not (new / name).is_file():
+            yield Difference(name, "differs", f"it is not made any more: {_reason(name, manifest, made)}")
+        elif name in DERIVED:
+            yield Difference(name, "known places", DERIVED[name])
+        elif name == bundle.MANIFEST:
+            yield conclude(name, records(_plain(manifest), _plain(made), MEASURED))
+        else:
+            yield compare(old / name, new / name)
+
+
+def _log(name: str, old: Path, new: Path) -> Difference:
+    if old.is_file() and new.is_file() and filecmp.cmp(old, new, shallow=False):
+        return Difference(name, "identical")
+    return Difference(name, "known places", "what a process printed")
+
+
+def _reason(name: str, manifest: Manifest, made: Manifest) -> str:
+    """Why a file is not there: what became of its variant."""
+    owners = [variant.name for variant in manifest.variants if name in (file.path for file in variant.files)]
+    return next((variant.reason for variant in made.variants if variant.name in owners), "") or "nobody says why"
+
+
+def _plain(manifest: Manifest) -> Any:
+    """As JSON, without the row of eager, which is there only where something was timed."""
+    own = tuple(variant for variant in manifest.variants if variant.name != EAGER)
+    return json.loads(to_json(replace(manifest, variants=own)))

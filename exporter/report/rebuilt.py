@@ -1,0 +1,26 @@
+"""The report of `exporter check --rebuild`: a line for each file, and what follows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from exporter.differences import STATUSES
+from exporter.rebuild import Rebuilt
+from exporter.records import to_json
+
+
+def render(found: Rebuilt, as_json: bool) -> str:
+    """As text or as JSON, with a newline at the end."""
+    return (to_json(found) if as_json else "\n".join(_lines(found))) + "\n"
+
+
+def _lines(found: Rebuilt) -> Iterator[str]:
+    width = max(len(file.path) for file in found.files)
+    for file in found.files:
+        yield f"{file.path:{width}}  {file.status}" + (f": {file.detail}" if file.detail else "")
+    yield from found.notes
+    counts = Counter(file.status for file in found.files)
+    told = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
+    verdict = "is what its recipe gives" if found.same else "is not what its recipe gives here"
+    yield f"{found.bundle} {verdict}: {told}."
