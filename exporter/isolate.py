@@ -165,6 +165,15 @@ class Zygote:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    @property
+    def alive(self) -> bool:
+        """Whether jobs can still be forked from it."""
+        return not self._closed and self._process.poll() is None
+
+    def lend(self) -> Zygote:
+        """This zygote for one of several users: closing what is returned ends that user's jobs alone."""
+        return _Lent(self)
+
     def spawn(self, name: str, function: str, arguments: dict[str, Any], log: Path) -> Child:
         """Start `module:function(channel, **arguments)` in a child; what it prints goes to the end of `log`."""
         request = pickle.dumps((function, arguments))
@@ -220,3 +229,55 @@ class Zygote:
         message = self._process.stderr.read().decode(errors="replace") if self._process.stderr else ""
         last = message.strip().splitlines()[-1:] or ["no message"]
         return JobError(f"torch cannot be imported: {last[0]}", "run `exporter doctor`", message)
+
+
+class _Lent(Zygote):
+    """A zygote as one of those who share it sees it."""
+
+    def __init__(self, owner: Zygote) -> None:
+        self.environment = owner.environment
+        self._owner, self._children, self._closed = owner, [], False
+
+    @property
+    def alive(self) -> bool:
+        return not self._closed and self._owner.alive
+
+    def spawn(self, name: str, function: str, arguments: dict[str, Any], log: Path) -> Child:
+        if self._closed:
+            raise JobError("stopped before it began")
+        child = self._owner.spawn(name, function, arguments, log)
+        self._children.append(child)
+        if self._closed:  # meanwhile
+            child.kill()
+        return child
+
+    def close(self) -> None:
+        self._closed = True
+        for child in self._children:
+            child.kill()
+
+
+class Zygotes:
+    """A zygote for each environment, for runs that follow each other: torch is imported once for all of them.
+
+    Call it as `Zygote` itself. One that died is replaced. Use as a context manager; leaving it ends every zygote.
+    """
+
+    def __init__(self) -> None:
+        self._shared: dict[frozenset[tuple[str, str]], Zygote] = {}
+
+    def __call__(self, environment: dict[str, str] | None = None) -> Zygote:
+        """The zygote of that environment, lent."""
+        key = frozenset((environment or {}).items())
+        if key in self._shared and not self._shared[key].alive:
+            self._shared.pop(key).close()
+        if key not in self._shared:
+            self._shared[key] = Zygote(environment)
+        return self._shared[key].lend()
+
+    def __enter__(self) -> Zygotes:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for zygote in self._shared.values():
+            zygote.close()

@@ -16,7 +16,7 @@ from pathlib import Path
 from exporter import bundle, causes, environment, latency, proof, provenance, targets
 from exporter.draft import Draft
 from exporter.errors import ExporterError, JobError, UsageError
-from exporter.isolate import BACKGROUND, SIDE_BY_SIDE, Child, Zygote
+from exporter.isolate import BACKGROUND, SIDE_BY_SIDE, Child, Zygote, Zygotes
 from exporter.job import Findings, Prepared
 from exporter.judging import Judging
 from exporter.listener import Listener
@@ -24,16 +24,21 @@ from exporter.records import EAGER, GoldenRecord, Lifecycle, Manifest, VariantRe
 from exporter.request import Request
 
 
-def run(request: Request, listener: Listener | None = None, place: Path | None = None) -> tuple[Manifest, Path]:
+def run(
+    request: Request, listener: Listener | None = None, place: Path | None = None, zygotes: Zygotes | None = None
+) -> tuple[Manifest, Path]:
     """Do all that was asked; returns the manifest and where the bundle is: `place`, for who moves it to `request.out`.
+
+    Jobs are forked from `zygotes`, which several runs may share; else from the run's own.
 
     A variant that fails is a row. Raises UsageError before anything is written when the request cannot be met. Whatever
     else interrupts the run (KeyboardInterrupt included) stops the children and publishes what was finished.
     """
     request.validate()
+    start = zygotes or Zygote
     with contextlib.ExitStack() as stack:
-        zygote = stack.enter_context(Zygote(SIDE_BY_SIDE))
-        alone = stack.enter_context(Zygote()) if request.bench else zygote
+        zygote = stack.enter_context(start(SIDE_BY_SIDE))
+        alone = stack.enter_context(start()) if request.bench else zygote
         staging = stack.enter_context(bundle.stage(place or request.out))
         current = _Run(request, zygote, alone, staging, listener or Listener())
         try:

@@ -16,6 +16,8 @@ from pathlib import Path
 HERE = "<--- HERE"  # how TorchScript's compiler points at a line
 
 MESSAGE = 1000  # characters of a message that are kept
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # characters; but for tabs and the ends of lines
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _SAID = re.compile(r"^(?:\w+Error: )+(.+)$", re.MULTILINE)
 _QUOTED = re.compile(r"\s*Original exception Traceback[\s\S]*")  # of another error, frame by frame
 _COMPILER = re.compile(r"\berror: ([^\n]+)")
@@ -40,7 +42,12 @@ def message(error: BaseException) -> str:
     text = _QUOTED.sub("", text.split("\n\n")[0])
     if compiler and "C++ compile error" in text:
         text = f"{text}: {compiler[1]}"
-    return _ADDRESS.sub("", " ".join(text.split()))[:MESSAGE]
+    return _ADDRESS.sub("", printable(" ".join(text.split())))[:MESSAGE]
+
+
+def printable(text: str) -> str:
+    """The text without what a terminal would obey: escape sequences that colour are left out, other codes replaced."""
+    return CONTROL.sub("\N{REPLACEMENT CHARACTER}", _COLOUR.sub("", text))
 
 
 def named(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -124,6 +125,8 @@ def _signatures(place: Path, trust: signing.Trust) -> Iterator[tuple[str, str, b
         (bundle.SIGNATURE, trust.public_key, "--public-key", signing.require_key),
         (bundle.SIGSTORE, trust.identity, "--identity and --issuer", signing.require_identity),
     ):
+        if os.path.lexists(place / (file + bundle.NEW)):
+            yield file + bundle.NEW, f"{file}{bundle.NEW} is left of a signing that was cut off: remove it", False
         if not (place / file).exists():
             if asked:
                 yield file, f"it is not signed: {file} is missing", True

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import types
 import typing
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
+from exporter import places
 from exporter.errors import ArtifactError
 from exporter.expressions import Expression
 
@@ -318,18 +318,24 @@ class Manifest:
 
 
 Record = TypeVar("Record")
+LARGEST = 1e100  # so that sums, ratios and other units of what is recorded are finite too
 
 
 def to_json(record: Any, indent: int | None = 2) -> str:
-    """The record as JSON; NaN and infinities become null, for JSON has none."""
+    """The record as JSON that `from_json` reads.
+
+    NaN, infinities and what no computation should come to become null; control characters of strings are replaced.
+    """
     return json.dumps(_plain(dataclasses.asdict(record)), indent=indent, allow_nan=False)
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, float):
-        return value if value - value == 0 else None
+        return value if abs(value) <= LARGEST else None
+    if isinstance(value, str):
+        return places.printable(value)
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {_plain(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     return value
@@ -364,12 +370,14 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
         return _decode_tuple(args, value, where)
     if origin is dict:
         _expect(dict, value, where)
-        return {key: _decode(args[1], item, f"{where}.{key}") for key, item in value.items()}
+        return {_decode(str, key, where): _decode(args[1], item, f"{where}.{key}") for key, item in value.items()}
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        value = float(value)
     _expect(kind, value, where)
-    if kind is float and not math.isfinite(value):
-        raise TypeError(f"{where} is {value}, which JSON does not have")
+    if kind is float and not abs(value) <= LARGEST:
+        raise TypeError(f"{where} is {value}, which nothing comes to")
+    if kind is str and places.CONTROL.search(value):
+        raise TypeError(f"{where} has a control character: {value!r:.80}")
     if kind is int and value.bit_length() > 64:
         raise TypeError(f"{where} has more than 64 bits")
     return value

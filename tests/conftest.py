@@ -15,8 +15,7 @@ import pytest
 
 from exporter import bundle as bundles
 from exporter import environment, pipeline, proof, provenance, recipes, targets
-from exporter.errors import JobError
-from exporter.isolate import Child, Zygote
+from exporter.isolate import Zygote
 from exporter.records import Manifest, to_json
 from exporter.request import Request
 
@@ -51,42 +50,11 @@ def zygote() -> Iterator[Zygote]:
         yield shared
 
 
-class Lent:
-    """The shared zygote as a run sees it: closing it ends the run's own jobs only."""
-
-    def __init__(self, shared: Zygote) -> None:
-        self._shared, self._children, self._closed = shared, list[Child](), False
-        self.environment = shared.environment
-
-    def __enter__(self) -> Lent:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def spawn(self, *args: Any) -> Child:
-        if self._closed:
-            raise JobError("stopped before it began")
-        child = self._shared.spawn(*args)
-        self._children.append(child)
-        if self._closed:
-            child.kill()
-        return child
-
-    def run(self, name: str, function: str, arguments: dict[str, Any], log: Path, timeout: float | None = None) -> Any:
-        return self.spawn(name, function, arguments, log).wait(timeout)
-
-    def close(self) -> None:
-        self._closed = True
-        for child in self._children:
-            child.kill()
-
-
 @pytest.fixture
 def lent_zygote(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of this test take their children from the shared zygote."""
-    for module in ("exporter.pipeline", "exporter.recheck"):
-        monkeypatch.setattr(f"{module}.Zygote", lambda *_: Lent(zygote))
+    for module in ("exporter.pipeline", "exporter.recheck", "exporter.isolate"):
+        monkeypatch.setattr(f"{module}.Zygote", lambda *_: zygote.lend())
 
 
 def request_for(recipe: str, out: Path, names: str = "trace", **settings: Any) -> Request:
@@ -122,7 +90,7 @@ def made_bundle(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Pat
     """A bundle of `pair` through every target that needs no compiler. Do not change it: take `bundle` for that."""
     out = tmp_path_factory.mktemp("made") / "pair"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("exporter.pipeline.Zygote", lambda *_: Lent(zygote))
+        patch.setattr("exporter.pipeline.Zygote", lambda *_: zygote.lend())
         manifest, place = pipeline.run(request_for("tiny:pair", out, "trace,script,onnx,export"))
     assert {v.name: v.reason for v in manifest.variants if v.status == "failed"} == {}
     return place

@@ -26,6 +26,11 @@ def give_much(channel: socket.socket, count: int) -> bytes:
     return b"x" * count
 
 
+def tell_its_zygote(channel: socket.socket) -> int:
+    supervisor = Path(f"/proc/{os.getppid()}/stat").read_text()
+    return int(supervisor.rpartition(")")[2].split()[1])
+
+
 def modules(channel: socket.socket) -> list[str]:
     return sorted(sys.modules)
 

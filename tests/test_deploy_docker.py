@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import NATIVE, Cli, Lent
+from conftest import NATIVE, Cli
 from manifests import CONTRACT, manifest, variant
 
 from exporter import environment
@@ -25,7 +25,7 @@ from exporter.records import ModelRecord, TensorSpec
 
 @pytest.fixture(autouse=True)
 def _one_zygote(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(docker, "Zygote", lambda: Lent(zygote))
+    monkeypatch.setattr(docker, "Zygote", lambda: zygote.lend())
 
 
 def deploy(bundle: Path, out: Path, runtime: str, name: str) -> list[tuple[str, str]]:

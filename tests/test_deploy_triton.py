@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from conftest import Cli, Lent
+from conftest import Cli
 from google.protobuf import text_format
 from manifests import CONTRACT, variant
 from tritonclient.grpc import model_config_pb2
@@ -25,7 +25,7 @@ from exporter.records import Contract, Range, TensorSpec, to_json
 
 @pytest.fixture(autouse=True)
 def _one_zygote(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton, "Zygote", lambda: Lent(zygote))
+    monkeypatch.setattr(triton, "Zygote", lambda: zygote.lend())
 
 
 def deploy(bundle: Path, repository: Path, name: str = "trace", **settings: Any) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Cli, Lent, recipe_path
+from conftest import Cli, recipe_path
 from test_operators import BUILT, needs_the_library
 
 from exporter import explain, loading, recipes, targets
@@ -181,7 +181,7 @@ def test_operators_are_found_without_an_exported_graph(say: Say) -> None:
 @pytest.fixture
 def lent(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> None:
     """Children of the shared zygote, and the quick sections."""
-    monkeypatch.setattr("exporter.explain.Zygote", lambda *_: Lent(zygote))
+    monkeypatch.setattr("exporter.explain.Zygote", lambda *_: zygote.lend())
     monkeypatch.setattr("exporter.explain.SECTIONS", QUICK)
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Lent
 from fuzz import cases
 from fuzz.inline import Inline
 from fuzz.modules import Drawn, modules, simpler
@@ -61,7 +60,7 @@ def worker(zygote: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     """What runs and judges one case after the other."""
     if not NIGHTLY:
         monkeypatch.setenv("EXPORTER_RUN", "/nowhere/exporter-run")
-    monkeypatch.setattr("exporter.pipeline.Zygote", lambda *_: Lent(zygote))
+    monkeypatch.setattr("exporter.pipeline.Zygote", lambda *_: zygote.lend())
     made = Worker(lambda: zygote.spawn("fuzz", "fuzz.worker:serve", {}, tmp_path / "worker.log"), cases.run)
     yield made
     made.close()

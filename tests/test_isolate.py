@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from exporter.errors import ExportError, JobError
-from exporter.isolate import Child, Zygote, describe_exit
+from exporter.isolate import Child, Zygote, Zygotes, describe_exit
 
 
 @pytest.fixture
@@ -223,6 +223,40 @@ def test_a_zygote_that_died(tmp_path: Path) -> None:
         assert ends(lambda: alive(child.group) or alive(job))
         with pytest.raises(JobError):
             zygote.spawn("a job", "jobs:give", {"value": 1}, tmp_path / "a.log")
+
+
+def test_a_zygote_that_is_lent(zygote: Zygote, tmp_path: Path) -> None:
+    """Each user's end is the end of that user's jobs."""
+    arguments: dict[str, Any] = {"function": "jobs:ignore_the_channel_and_sleep", "arguments": {}, "log": tmp_path / "l"}
+    with zygote.lend() as mine, zygote.lend() as theirs:
+        child, other = mine.spawn("a job", **arguments), theirs.spawn("another", **arguments)
+        mine.close()
+        assert ends(lambda: alive(child.group))
+        assert alive(other.group)
+        assert (mine.alive, theirs.alive, theirs.lend().alive) == (False, True, True)
+        with pytest.raises(JobError, match="stopped before it began"):
+            mine.spawn("late", **arguments)
+        assert theirs.run("a job", "jobs:give", {"value": 1}, tmp_path / "log", 60) == 1
+    assert ends(lambda: alive(other.group))
+
+
+def test_runs_that_follow_each_other_share_zygotes(tmp_path: Path) -> None:
+    """One for each environment; another one in the place of one that died."""
+
+    def number(zygotes: Zygotes, environment: dict[str, str] | None = None) -> int:
+        with zygotes(environment) as zygote:
+            return int(zygote.run("a job", "jobs:tell_its_zygote", {}, tmp_path / "log", 60))
+
+    with Zygotes() as zygotes:
+        first = number(zygotes)
+        assert first == number(zygotes)
+        other = number(zygotes, {"OMP_WAIT_POLICY": "PASSIVE"})
+        assert other != first
+        os.kill(first, signal.SIGKILL)
+        assert ends(lambda: alive(first))
+        again = number(zygotes)
+        assert again not in (first, other)
+    assert ends(lambda: alive(again) or alive(other))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from conftest import Lent, Run, recipe_path, request_for, start_cli
+from conftest import Run, recipe_path, request_for, start_cli
 from test_records import VALIDATOR
 
 from exporter import bundle as bundles
@@ -336,7 +336,7 @@ def test_the_parent_stays_small() -> None:
 
 
 def test_slots_do_not_exceed_the_work(zygote: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exporter.pipeline.Zygote", lambda *_: Lent(zygote))
+    monkeypatch.setattr("exporter.pipeline.Zygote", lambda *_: zygote.lend())
     monkeypatch.setattr(environment, "usable_cpus", lambda: 64)
     manifest, _ = pipeline.run(request_for("tiny:mlp", tmp_path / "toy"))
     assert manifest.variants[0].status == "passed"

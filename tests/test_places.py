@@ -128,6 +128,7 @@ def test_a_place_is_said_once() -> None:
         ("", ""),
         ("no source of <function f at 0x7f103ab40900>", "no source of <function f>"),
         ("x" * 5000, "x" * places.MESSAGE),
+        ("\x1b[1;31mred\x1b[0m and \x1b[2J", "red and \ufffd[2J"),
         (
             "The following operation failed in the TorchScript interpreter.\nTraceback of TorchScript:\nnet.py(3): f\n"
             "RuntimeError: RuntimeError: the reason\n\nAt:\n  net.py(4): g\n",

@@ -400,6 +400,7 @@ def test_what_a_killed_sign_leaves_does_not_matter(cli: Cli, signed: Path, keys:
     left.write_text('{"payload": "')
     found = proof.examine(signed, Trust(keys[1]))
     assert (found.problems, found.spoilt) == ({}, {})
+    assert found.notes == (f"{left.name} is left of a signing that was cut off: remove it",)
     assert cli("pack", signed).code == 0
     assert cli("unpack", signed.with_name("pair.tar.zst"), "--out", other).code == 0
     assert files(other) == set(FILES), "it is not packed"

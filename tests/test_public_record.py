@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import NATIVE, RECIPES, Lent, recipe_path, request_for
+from conftest import NATIVE, RECIPES, recipe_path, request_for
 from fuzz.inline import Inline
 
 from exporter import bundle as bundles
@@ -321,7 +321,7 @@ def packages(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     bare = subprocess.Popen([sys.executable, "-c", BARE, str(RECIPES), str(folder / "bare.pt2")])
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("exporter.pipeline.Zygote", lambda *_: Lent(zygote))
+            patch.setattr("exporter.pipeline.Zygote", lambda *_: zygote.lend())
             manifest, place = pipeline.run(request_for("public_record:sums", folder / "sums", "compile"))
     finally:
         assert bare.wait() == 0

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import RECIPES, Cli, Lent, republish
+from conftest import RECIPES, Cli, republish
 from manifests import manifest, variant
 
 from exporter import bundle as bundles
@@ -62,7 +62,7 @@ def own(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Path:
     variants = tuple(targets.parse("trace"))
     request = Request("mlp", source, variants, folder / "mlp", asked=asked, bench=False, command="exporter ...")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("exporter.pipeline.Zygote", lambda *_: Lent(zygote))
+        patch.setattr("exporter.pipeline.Zygote", lambda *_: zygote.lend())
         made, _ = pipeline.run(request)
     assert made.variants[0].status == "passed"
     return folder

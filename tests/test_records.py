@@ -47,8 +47,9 @@ def test_a_contract_may_leave_out_its_operators() -> None:
         from_json(Contract, json.dumps(written | {"ops": "torchvision"}))
 
 
-def test_numbers_that_json_has_not_become_null() -> None:
-    parity = dataclasses.replace(variant().parity, max_abs=float("nan"), max_rel=float("inf"))
+@pytest.mark.parametrize("number", [float("inf"), 1e101])
+def test_numbers_that_are_not_read_become_null(number: float) -> None:
+    parity = dataclasses.replace(variant().parity, max_abs=float("nan"), max_rel=number)
     written = json.loads(to_json(parity))
     assert written["max_abs"] is None
     assert written["max_rel"] is None
@@ -116,12 +117,33 @@ def test_the_place_of_a_mistake_is_named() -> None:
         from_json(Manifest, edited("variants", 1, "lifecycle", "load_s", to="soon"))
 
 
-@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999", "1e308", "-1e101"])
 @pytest.mark.parametrize("name", ["median_ms", "speedup"])
 def test_a_number_that_is_none_is_refused_where_it_stands(name: str, number: str) -> None:
     text = edited("variants", 1, "timings", "python", name, to=4321).replace("4321", number)
-    with pytest.raises(ArtifactError, match=rf"Manifest\.variants\[1\]\.timings\.python\.{name} is (nan|-?inf), which"):
+    with pytest.raises(ArtifactError, match=rf"Manifest\.variants\[1\]\.timings\.python\.{name} is \S+, which nothing"):
         from_json(Manifest, text)
+
+
+@pytest.mark.parametrize("number", [10**101, 1e101])
+def test_a_whole_number_that_nothing_comes_to(number: float) -> None:
+    with pytest.raises(ArtifactError, match=r"load_s is 1e\+101, which nothing comes to"):
+        from_json(Manifest, edited("variants", 1, "lifecycle", "load_s", to=number))
+
+
+@pytest.mark.parametrize("text", ["\x1b[2J", "a\rb", "\x9b31m", "\x7f"])
+def test_what_a_terminal_would_obey_is_refused(text: str) -> None:
+    with pytest.raises(ArtifactError, match=r"Manifest\.variants\[1\]\.reason has a control character: '"):
+        from_json(Manifest, edited("variants", 1, "reason", to=text))
+    with pytest.raises(ArtifactError, match=r"Manifest\.model\.sizes has a control character: '"):
+        from_json(Manifest, edited("model", "sizes", to={text: 3}))
+
+
+def test_what_a_terminal_would_obey_is_not_written() -> None:
+    model = dataclasses.replace(MANIFEST.model, sizes={"a\x1b": 1})
+    manifest = dataclasses.replace(MANIFEST, model=model, command="\x1b[1mexport\x1b[0m \x9b", warnings=("one\n\ttwo",))
+    found = from_json(Manifest, to_json(manifest))
+    assert (found.command, found.model.sizes, found.warnings) == ("export \ufffd", {"a\ufffd": 1}, ("one\n\ttwo",))
 
 
 def test_integers_stand_for_floats() -> None:

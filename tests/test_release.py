@@ -531,7 +531,7 @@ def test_steps_side_by_side(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_is_killed_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor, "perform", releases.die)
+    monkeypatch.setattr(executor, "_perform_in_worker", releases.die)
     steps = planned(tmp_path, TWELVE)[:3]
     rows = run.run(steps, steps, tmp_path / "out", True, executor.Local(2), Listener())
     assert [row.step.name for row in rows] == [step.name for step in steps]

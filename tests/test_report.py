@@ -12,7 +12,7 @@ import pytest
 from manifests import EAGER, EXACT, MANIFEST, failed, manifest, timing, variant
 
 from exporter import report
-from exporter.records import ArtifactRecord, Goal, Lifecycle, Manifest, Parity, SessionRecord, VariantRecord, from_json
+from exporter.records import ArtifactRecord, Goal, Lifecycle, Manifest, Parity, SessionRecord, VariantRecord, from_json, to_json
 from exporter.report import rows, summary
 
 FORMS = ("table", "json", "md")
@@ -347,6 +347,19 @@ def test_a_manifest_with_nothing_in_it_is_still_a_report() -> None:
     for form in FORMS:
         assert "toy" in report.render(empty, form)
     json.loads(report.render(empty, "json"))
+
+
+def test_the_largest_numbers_are_still_a_report() -> None:
+    def enlarged(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: enlarged(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [enlarged(item) for item in value]
+        return 1e100 if isinstance(value, float) else value
+
+    both = manifest(*MANIFEST.variants, both_languages(name="two"))
+    for form in (*FORMS, "html"):
+        assert "toy" in report.render(from_json(Manifest, json.dumps(enlarged(json.loads(to_json(both))))), form)
 
 
 def test_a_speedup_that_could_not_be_had() -> None:

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from exporter import pipeline
 from exporter.errors import BundleError, ExporterError
+from exporter.isolate import Zygotes
 from exporter.listener import Listener
 from exporter.release.plan import Step
 
@@ -39,13 +40,15 @@ class Executor(Protocol):
         ...
 
 
-def perform(step: Step, listener: Listener | None = None, place: Path | None = None) -> Outcome:
-    """Make a step's bundle, at `place` for who moves it from there.
+def perform(
+    step: Step, listener: Listener | None = None, place: Path | None = None, zygotes: Zygotes | None = None
+) -> Outcome:
+    """Make a step's bundle, at `place` for who moves it from there, in jobs that are forked from `zygotes`.
 
     What is wrong with this step alone is its outcome; BundleError for the disk.
     """
     try:
-        _, made = pipeline.run(step.request, listener, place)
+        _, made = pipeline.run(step.request, listener, place, zygotes)
     except BundleError:
         raise
     except ExporterError as error:
@@ -64,15 +67,19 @@ class Local:
         together = [step for step in steps if self.jobs > 1 and not step.request.bench]
         if together:
             yield from _side_by_side(together, self.jobs)
-        for step in steps:
-            if step not in together:
-                yield step, perform(step, _Named(step, listener))
+        with Zygotes() as zygotes:
+            for step in steps:
+                if step not in together:
+                    yield step, perform(step, _Named(step, listener), zygotes=zygotes)
+
+
+_OF_WORKER = Zygotes()  # of each worker of the pool; they end with it
 
 
 def _side_by_side(steps: Sequence[Step], jobs: int) -> Outcomes:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(jobs, len(steps)), context, _end_with_parent) as pool:
-        running = {pool.submit(perform, step): step for step in steps}
+        running = {pool.submit(_perform_in_worker, step): step for step in steps}
         try:
             for done in as_completed(running):
                 yield running[done], _outcome(done)
@@ -80,6 +87,10 @@ def _side_by_side(steps: Sequence[Step], jobs: int) -> Outcomes:
             for process in multiprocessing.active_children():
                 process.terminate()
             raise
+
+
+def _perform_in_worker(step: Step) -> Outcome:
+    return perform(step, zygotes=_OF_WORKER)
 
 
 def _outcome(done: Future[Outcome]) -> Outcome:
