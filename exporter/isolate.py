@@ -217,9 +217,12 @@ class Zygote:
         if self._process.stderr:
             self._process.stderr.close()
 
-    def _await_ready(self) -> None:
+    def _require_open(self) -> None:
         if self._closed:
             raise JobError("stopped before it began")
+
+    def _await_ready(self) -> None:
+        self._require_open()
         if not self._ready:
             if self._control.recv(64) != b"ready":
                 raise self._died()
@@ -243,8 +246,7 @@ class _Lent(Zygote):
         return not self._closed and self._owner.alive
 
     def spawn(self, name: str, function: str, arguments: dict[str, Any], log: Path) -> Child:
-        if self._closed:
-            raise JobError("stopped before it began")
+        self._require_open()
         child = self._owner.spawn(name, function, arguments, log)
         self._children.append(child)
         if self._closed:  # meanwhile

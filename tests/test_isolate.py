@@ -227,7 +227,11 @@ def test_a_zygote_that_died(tmp_path: Path) -> None:
 
 def test_a_zygote_that_is_lent(zygote: Zygote, tmp_path: Path) -> None:
     """Each user's end is the end of that user's jobs."""
-    arguments: dict[str, Any] = {"function": "jobs:ignore_the_channel_and_sleep", "arguments": {}, "log": tmp_path / "l"}
+    arguments: dict[str, Any] = {
+        "function": "jobs:ignore_the_channel_and_sleep",
+        "arguments": {},
+        "log": tmp_path / "l",
+    }
     with zygote.lend() as mine, zygote.lend() as theirs:
         child, other = mine.spawn("a job", **arguments), theirs.spawn("another", **arguments)
         mine.close()

@@ -12,7 +12,17 @@ import pytest
 from manifests import EAGER, EXACT, MANIFEST, failed, manifest, timing, variant
 
 from exporter import report
-from exporter.records import ArtifactRecord, Goal, Lifecycle, Manifest, Parity, SessionRecord, VariantRecord, from_json, to_json
+from exporter.records import (
+    ArtifactRecord,
+    Goal,
+    Lifecycle,
+    Manifest,
+    Parity,
+    SessionRecord,
+    VariantRecord,
+    from_json,
+    to_json,
+)
 from exporter.report import rows, summary
 
 FORMS = ("table", "json", "md")
