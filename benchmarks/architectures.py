@@ -73,7 +73,7 @@ def every() -> list[str]:
 class _Recipe:
     """A recipe of a module class; batch from 1 to 16, and a sequence where the inputs have one."""
 
-    sizes = {"batch": (1, 16)}  # noqa: RUF012
+    sizes = {"batch": (1, 16)}
     module: type[nn.Module]
 
     def load(self, weights: str) -> nn.Module:
@@ -82,7 +82,7 @@ class _Recipe:
 
 
 class _Sequences(_Recipe):
-    sizes = {"batch": (1, 16), "sequence": (1, 64)}  # noqa: RUF012
+    sizes = {"batch": (1, 16), "sequence": (1, 64)}
 
     def inputs(self, batch: int = 2, sequence: int = 7) -> tuple[Tensor, ...]:
         """Vectors of 8."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple  # noqa: UP035  TorchScript reads these
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ class LoopOverSizes(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = torch.zeros(x.size(0), 6)
-        outputs: List[Tensor] = []  # noqa: UP006
+        outputs: List[Tensor] = []
         for step in range(x.size(1)):
             hidden = self.cell(x[:, step], hidden)
             outputs.append(hidden)
@@ -52,10 +52,10 @@ class WhileAndBranch(nn.Module):
 
 
 class Containers(nn.Module):
-    def forward(self, given: Dict[str, Tensor]) -> Tuple[Dict[str, Tensor], List[Tensor]]:  # noqa: UP006
+    def forward(self, given: Dict[str, Tensor]) -> Tuple[Dict[str, Tensor], List[Tensor]]:
         x = given["x"]
-        columns: List[Tensor] = []  # noqa: UP006
-        sizes: List[int] = []  # noqa: UP006
+        columns: List[Tensor] = []
+        sizes: List[int] = []
         for i in range(x.size(1) - 1, -1, -1):
             columns.append(x[:, i])
             sizes.append(i)
@@ -79,7 +79,7 @@ class Lstm(nn.Module):
         super().__init__()
         self.lstm = nn.LSTM(4, 3, batch_first=True, bidirectional=True)
 
-    def forward(self, x: Tensor) -> Tuple[Tensor, Tensor]:  # noqa: UP006
+    def forward(self, x: Tensor) -> Tuple[Tensor, Tensor]:
         output, (hidden, _) = self.lstm(x)
         return output, hidden
 
@@ -110,7 +110,7 @@ class ConvNorm(nn.Module):
 class SizesAsNumbers(nn.Module):
     """Traced, its sizes become tensors, and arithmetic on tensors."""
 
-    def forward(self, x: Tensor) -> Tuple[Tensor, Tensor, Tensor]:  # noqa: UP006
+    def forward(self, x: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
         batch, channels, height, width = x.shape
         y = nn.functional.interpolate(x, size=[int(height * 1.5), width // 2], mode="bilinear")
         ramp = torch.arange(height // 2, device=x.device).view(1, 1, -1, 1)
@@ -198,7 +198,7 @@ class Forked(nn.Module):
         super().__init__()
         self.linear = nn.Linear(4, 4)
 
-    def forward(self, x: Tensor, y: Optional[Tensor] = None, factor: int = 3) -> Pair:  # noqa: UP045
+    def forward(self, x: Tensor, y: Optional[Tensor] = None, factor: int = 3) -> Pair:
         future = torch.jit.fork(self.linear, x)
         with torch.no_grad():
             doubled = x * 2
@@ -210,7 +210,7 @@ class Forked(nn.Module):
 class Tensors(nn.Module):
     """Tensors made of sizes, casts, indices."""
 
-    def forward(self, x: Tensor, index: Tensor) -> Tuple[Tensor, Tensor, Tensor, float]:  # noqa: UP006
+    def forward(self, x: Tensor, index: Tensor) -> Tuple[Tensor, Tensor, Tensor, float]:
         sizes = torch.tensor([x.size(0), x.size(1)])
         steps = torch.arange(0, x.size(0), dtype=torch.float32)
         cast = x.to("cpu", torch.float64).type_as(x)

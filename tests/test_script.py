@@ -1,4 +1,3 @@
-# ruff: noqa: UP006, UP035, UP045 - the types that TorchScript reads
 """The script target: natively with nested inputs and outputs; through the exported graph where that is wrong.
 
 TorchScript reads annotations as they are, and those of a NamedTuple not as text: so they are not postponed here.

@@ -34,7 +34,7 @@ class Job(Child):
 class Inline:
     """As `exporter.isolate.Zygote`, to those who use it."""
 
-    environment: dict[str, str] = {}  # noqa: RUF012
+    environment: dict[str, str] = {}
 
     def __init__(self, *_: object) -> None:
         self._turn = threading.Lock()

@@ -11,7 +11,7 @@ from recipes_shared import Mlp, inputs
 
 
 class load_fails:
-    sizes: dict[str, int] = {}  # noqa: RUF012
+    sizes: dict[str, int] = {}
     inputs = staticmethod(inputs)
 
     @staticmethod
@@ -20,7 +20,7 @@ class load_fails:
 
 
 class load_gives_a_string:
-    sizes: dict[str, int] = {}  # noqa: RUF012
+    sizes: dict[str, int] = {}
     inputs = staticmethod(inputs)
 
     @staticmethod
@@ -29,7 +29,7 @@ class load_gives_a_string:
 
 
 class no_inputs:
-    sizes: dict[str, int] = {}  # noqa: RUF012
+    sizes: dict[str, int] = {}
 
     @staticmethod
     def load(weights: str) -> torch.nn.Module:
@@ -37,13 +37,13 @@ class no_inputs:
 
 
 class inputs_without_tensors:
-    sizes: dict[str, int] = {}  # noqa: RUF012
+    sizes: dict[str, int] = {}
     load = staticmethod(lambda weights: Mlp())
     inputs = staticmethod(lambda: {"x": 3})
 
 
 class inputs_fail:
-    sizes: dict[str, int] = {}  # noqa: RUF012
+    sizes: dict[str, int] = {}
     load = staticmethod(lambda weights: Mlp())
 
     @staticmethod
@@ -52,7 +52,7 @@ class inputs_fail:
 
 
 class inputs_without_default:
-    sizes: dict[str, int] = {}  # noqa: RUF012
+    sizes: dict[str, int] = {}
     load = staticmethod(lambda weights: Mlp())
 
     @staticmethod
@@ -61,19 +61,19 @@ class inputs_without_default:
 
 
 class sizes_name_a_stranger:
-    sizes = {"sequence": 8}  # noqa: RUF012
+    sizes = {"sequence": 8}
     load = staticmethod(lambda weights: Mlp())
     inputs = staticmethod(inputs)
 
 
 class sizes_upside_down:
-    sizes = {"batch": (8, 2)}  # noqa: RUF012
+    sizes = {"batch": (8, 2)}
     load = staticmethod(lambda weights: Mlp())
     inputs = staticmethod(inputs)
 
 
 class size_that_nothing_follows:
-    sizes = {"batch": 8}  # noqa: RUF012
+    sizes = {"batch": 8}
     load = staticmethod(lambda weights: Mlp())
 
     @staticmethod
@@ -85,7 +85,7 @@ class _Broken:
     """A recipe whose model is `model`."""
 
     model: type[torch.nn.Module]
-    sizes = {"batch": (1, 4)}  # noqa: RUF012
+    sizes = {"batch": (1, 4)}
     inputs = staticmethod(inputs)
 
     @classmethod

@@ -16,7 +16,7 @@ class Affine(torch.nn.Module):
 class affine:
     """A library of one's own."""
 
-    sizes = {"batch": (1, 4)}  # noqa: RUF012
+    sizes = {"batch": (1, 4)}
 
     @staticmethod
     def load(weights: str) -> torch.nn.Module:
@@ -37,7 +37,7 @@ class Aligned(torch.nn.Module):
 class aligned:
     """torchvision's library."""
 
-    sizes = {"boxes": (1, 8)}  # noqa: RUF012
+    sizes = {"boxes": (1, 8)}
 
     @staticmethod
     def load(weights: str) -> torch.nn.Module:

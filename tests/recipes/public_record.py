@@ -12,7 +12,7 @@ class _Of:
     """A recipe whose model is `model` and whose batch moves."""
 
     model: Any
-    sizes: Any = {"batch": (1, 6)}  # noqa: RUF012
+    sizes: Any = {"batch": (1, 6)}
 
     @classmethod
     def load(cls, weights: str) -> nn.Module:
@@ -86,7 +86,7 @@ class Steps(nn.Module):
 
 class steps(_Of):
     model = Steps
-    sizes = {"batch": (1, 4), "length": (1, 8)}  # noqa: RUF012
+    sizes = {"batch": (1, 4), "length": (1, 8)}
 
     @staticmethod
     def inputs(batch: int = 2, length: int = 5) -> dict[str, Any]:
@@ -94,7 +94,7 @@ class steps(_Of):
 
 
 class bert(_Of):
-    sizes = {"batch": (1, 4), "sequence": (1, 12)}  # noqa: RUF012
+    sizes = {"batch": (1, 4), "sequence": (1, 12)}
 
     @staticmethod
     def model() -> nn.Module:
@@ -118,7 +118,7 @@ class bert(_Of):
 class gpt2(_Of):
     """A causal language model with its cache on."""
 
-    sizes = {"batch": (1, 4), "sequence": (1, 12)}  # noqa: RUF012
+    sizes = {"batch": (1, 4), "sequence": (1, 12)}
 
     @staticmethod
     def model() -> nn.Module:
@@ -157,7 +157,7 @@ class Sums(nn.Module):
 
 class sums(_Of):
     model = Sums
-    sizes = {"batch": (1, 512)}  # noqa: RUF012
+    sizes = {"batch": (1, 512)}
 
     @staticmethod
     def inputs(batch: int = 2) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from recipes_shared import Mlp
 class mlp:
     """The recipe as a class with everything."""
 
-    sizes = {"batch": (1, 8)}  # noqa: RUF012
+    sizes = {"batch": (1, 8)}
 
     @staticmethod
     def load(weights: str) -> torch.nn.Module:
@@ -38,7 +38,7 @@ class Pair(torch.nn.Module):
 class pair:
     """Batch and sequence."""
 
-    sizes = {"batch": (1, 4), "sequence": 6}  # noqa: RUF012
+    sizes = {"batch": (1, 4), "sequence": 6}
 
     @staticmethod
     def load(weights: str) -> torch.nn.Module:
