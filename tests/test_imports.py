@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import configparser
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "onnx", "onnxruntime", "onnxscript", "transformers", "torchvision", "matplotlib", "jinja2"}
 HELP = """
 import sys, json
@@ -24,6 +27,14 @@ def modules_after(code: str) -> set[str]:
     script = f"{code}\nimport sys, json\nprint(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_every_package_is_installed() -> None:
+    """An editable installation has those too that setup.cfg forgets."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    found = {".".join(file.parent.relative_to(ROOT).parts) for file in (ROOT / "exporter").rglob("__init__.py")}
+    assert set(config["options"]["packages"].split()) == found | {"exporter_models"}
 
 
 def test_the_package() -> None:

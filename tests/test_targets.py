@@ -17,10 +17,11 @@ import pytest
 import torch
 from conftest import Run
 
-from exporter import builds, environment, ort_graphs, targets
+from exporter import builds, environment, inductor, ort_graphs, targets
 from exporter.capture import FlatModule, Program, export_program, flatten_inputs
 from exporter.contract import entry
 from exporter.errors import ArtifactError, ExportError, MissingDependency, UsageError
+from exporter.isolate import Zygote
 from exporter.records import Contract, Range, TensorSpec
 from exporter.targets import Options, Variant
 
@@ -168,16 +169,14 @@ def test_inductor_finds_the_vector_instructions(name: str, made: Path) -> None:
 def test_a_package_without_vector_instructions_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor import cpu_vec_isa
 
-    from exporter.targets import compile as packages
-
-    monkeypatch.setattr(packages.environment, "isa", lambda: "avx2")
+    monkeypatch.setattr(inductor.environment, "isa", lambda: "avx2")
     monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", lambda: ["avx2"])
-    assert packages._find_vector_instructions() == ()
+    assert inductor.find_vector_instructions() == ()
     monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", list)
-    (note,) = packages._find_vector_instructions()
+    (note,) = inductor.find_vector_instructions()
     assert note.startswith("slow: without vector instructions")
-    monkeypatch.setattr(packages.environment, "isa", lambda: "sse4_2")
-    assert packages._find_vector_instructions() == ()
+    monkeypatch.setattr(inductor.environment, "isa", lambda: "sse4_2")
+    assert inductor.find_vector_instructions() == ()
 
 
 WIDE = re.compile(r"%(zmm\d+|[xy]mm(1[6-9]|[23]\d)|k[0-7])\b")  # registers that AVX-512 alone has
@@ -431,8 +430,6 @@ def test_a_missing_dependency_is_a_row(run: Run, monkeypatch: pytest.MonkeyPatch
     info.mkdir()
     (info / "METADATA").write_text("Name: needy\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[exporter.targets]\nneedy = needy_target\n")
-    from exporter.isolate import Zygote
-
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("exporter.pipeline.Zygote", lambda *_: Zygote({"PYTHONPATH": str(tmp_path)}))
     manifest, _ = run("tiny:mlp", "trace,needy")
@@ -489,7 +486,7 @@ def test_a_package_has_the_same_sources_each_time(tmp_path: Path, monkeypatch: p
     from torch._inductor import codecache
 
     monkeypatch.setattr(codecache, "write", codecache.write)  # as it was, once the test is over
-    targets.get("compile")._repeat_itself()  # type: ignore[attr-defined]
+    inductor.repeat_itself()
     paths = set()
     for address, byte in (("0x7f85e24a1d00", 253), ("0x7fa4a43aa020", 254)):
         numbers = [f"{byte if index == 108 else 1}L" for index in range(772)]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import os
-import re
 import threading
 import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter import builds, contract, entries, environment, operators, places, quantization
+from exporter import builds, contract, entries, environment, inductor, operators, places, quantization
 from exporter.errors import ArtifactError, ContractError, ExportError, MissingDependency
 from exporter.expressions import Expression
 from exporter.records import PRECISIONS, Build, Contract, TensorSpec, to_json
@@ -36,11 +35,6 @@ native = True
 needs_program = True
 cost = 10
 read_contract = contract.read_zip
-ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-SOURCES = ("wrapper.cpp", "kernel.cpp")  # of a package
-# oneDNN's descriptor of a packed weight as it lies in memory: 12 dimensions in each list, then ideep's count of groups.
-DESCRIPTOR = re.compile(r"(?<=opaque_metadata = \{)(?:\d+L, ){771}\d+L(?=\};)")
-PADDING = (*range(108, 112), *range(316, 320), *range(420, 424))  # bytes of it that nobody has set
 _loading = threading.Lock()  # loaders that are constructed at the same time race (pytorch/pytorch#194128)
 
 
@@ -61,9 +55,9 @@ def export(program: Program, path: Path, options: Options) -> Exported:
             f"torch {torch.__version__} compiles packages for this machine alone",
             "install torch 2.14, or leave out --portable",
         )
-    _keep_headers()
-    _repeat_itself()
-    slow = _find_vector_instructions()
+    inductor.keep_headers()
+    inductor.repeat_itself()
+    slow = inductor.find_vector_instructions()
     if options.device == "cpu":
         # libtorch.so would pull in every CUDA library; `_settings` links the two that a CPU package calls.
         os.environ["LIBRARY_PATH"] = f"{Path(torch.__file__).parent / 'lib'}:{os.environ.get('LIBRARY_PATH', '')}"
@@ -142,53 +136,6 @@ def _graph(program: Program, options: Options) -> torch.export.ExportedProgram:
         graph = capture.export_program(program.module, program.example, program.contract, strict=True)
         quantized = quantization.pt2e(graph.module(check_guards=False), program.samples, options.portable)
     return capture.export_program(quantized, program.example, program.contract)
-
-
-def _keep_headers() -> None:
-    """Keep precompiled headers with all else that is cached: torch puts them where temporary files go away."""
-    from torch._inductor import codecache
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    place = Path(cache_dir()) / "precompiled_headers"
-    codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = str(place), str(place / "locks")
-
-
-def _repeat_itself() -> None:
-    """Let inductor write the same sources each time: without what happens to be in memory, or earlier commands.
-
-    It appends its commands to the sources, and finds them again in the cache, under the hash of what they were before.
-    """
-    from torch._inductor import codecache
-
-    write = codecache.write
-
-    def write_anew(content: Any, extension: str, *args: Any, **settings: Any) -> tuple[str, str]:
-        if extension not in SOURCES:
-            return write(content, extension, *args, **settings)
-        content = DESCRIPTOR.sub(_without_padding, ADDRESS.sub("", content))
-        key, path = write(content, extension, *args, **settings)
-        codecache.write_atomic(path, content)
-        return key, path
-
-    codecache.write = write_anew
-
-
-def _without_padding(descriptor: re.Match[str]) -> str:
-    numbers = descriptor[0].split(", ")
-    return ", ".join("0L" if index in PADDING else number for index, number in enumerate(numbers))
-
-
-def _find_vector_instructions() -> tuple[str, ...]:
-    """Let inductor find them now: its probes load only while they are linked with torch, which `settings` ends.
-
-    It keeps probes that do not load, and compiles without vectors from then on; a note says so.
-    """
-    from torch._inductor import cpu_vec_isa
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    if cpu_vec_isa.valid_vec_isa_list() or not environment.isa().startswith(("avx2", "avx512", "amx")):
-        return ()
-    return (f"slow: without vector instructions, for inductor's probes in {cache_dir()} do not load: remove it",)
 
 
 def _package(graph: torch.export.ExportedProgram, path: Path, options: Options) -> tuple[str, ...]:

@@ -1,0 +1,78 @@
+"""Known causes of failure: what in the model is in the way, and what to do about it. Texts in, words out; never torch.
+
+Each is an entry of one of the tables beside this file. Patterns are for messages of torch.jit, torch.export,
+torch.onnx, AOTInductor and onnxruntime, and for our own. A pattern's named groups fill the words of its sentence and
+remedy.
+"""
+
+from __future__ import annotations
+
+import collections
+import re
+import sys
+from dataclasses import replace
+
+from exporter.causes import _code, _machine, _operators, _torchscript, _values
+from exporter.causes._cause import Cause
+from exporter.places import place
+
+REASON = 320  # characters of a raw message that a reason keeps
+CAUSES: tuple[Cause, ...] = (
+    *_values.CAUSES,
+    *_operators.CAUSES,
+    *_code.CAUSES,
+    *_torchscript.CAUSES,
+    *_machine.CAUSES,
+)
+
+_COMPILED = tuple((cause, re.compile(pattern)) for cause in CAUSES for pattern in cause.patterns)
+_TORCHSCRIPT = ("trace", "script")
+
+
+def find(text: str, target: str = "", python: tuple[int, ...] = sys.version_info[:2]) -> Cause | None:
+    """The cause that a message names first, its words filled in, with the remedy for the target; None when unknown.
+
+    On a Python that TorchScript does not support, what else is unknown there is laid to that.
+    """
+    found = [(match.start(), cause, match) for cause, pattern in _COMPILED if (match := pattern.search(text))]
+    if found:
+        _, cause, match = min(found, key=lambda one: one[0])
+        words = {name: word or "" for name, word in match.groupdict().items()}
+        return _filled(cause, words, target)
+    if target in _TORCHSCRIPT and python >= (3, 14):
+        return next(cause for cause in CAUSES if cause.name == "python-3.14")
+    return None
+
+
+def _filled(cause: Cause, words: dict[str, str], target: str) -> Cause:
+    """Its sentence and remedy with the words of a message; a word in brackets or after a colon may be missing."""
+    known = collections.defaultdict(str, words)
+    sentence = cause.sentence.format_map(known).replace(" ()", "").removesuffix(": ")
+    remedy = cause.remedies.get(target, cause.remedy).format_map(known)
+    return replace(cause, sentence=sentence, remedy=remedy)
+
+
+def describe(text: str, remedy: str = "", target: str = "") -> tuple[str, str]:
+    """Reason and remedy of a failed row.
+
+    The reason is the cause's sentence, the place, and the raw message shortened; a message of no known cause is kept
+    as it is. The remedy is the cause's where none is given.
+    """
+    cause = find(text, target)
+    if cause is None:
+        return text, remedy
+    where = place(text)
+    raw = shorten(text.replace(f" ({where})", ""))
+    return f"{cause.sentence}{f' ({where})' if where else ''}: {raw}", remedy or cause.remedy
+
+
+def remedy(text: str, target: str = "") -> str:
+    """What to do about a message's cause; "" when it is unknown."""
+    cause = find(text, target)
+    return cause.remedy if cause else ""
+
+
+def shorten(text: str) -> str:
+    """One line of at most REASON characters, cut between words."""
+    line = " ".join(text.split())
+    return line if len(line) <= REASON else line[:REASON].rpartition(" ")[0] + " …"

@@ -1,0 +1,117 @@
+"""What TorchScript cannot read."""
+
+from __future__ import annotations
+
+from exporter.causes._cause import Cause
+
+CAUSES = (
+    Cause(
+        "python-3.14",
+        (r"torch\.jit\.\w+` is not supported in Python 3\.\d+",),
+        "TorchScript is not supported on Python 3.14 and later",
+        "use Python 3.11 to 3.13, or the targets compile and onnx",
+    ),
+    Cause(
+        "source-is-missing",
+        (r"(?:Can't get|Failed to get) source for (?P<what><[^>]*>|\S+)", r"could not get source code"),
+        "TorchScript needs source code that cannot be had: {what}",
+        "define it in a .py file, without decorators or exec that hide it",
+    ),
+    Cause(
+        "annotation",
+        (
+            r"Unknown type name '(?P<type>[^']+)'",
+            r"Unknown type constructor (?P<type>\w+)",
+            r"Unsupported annotation (?P<type>\S+)",
+        ),
+        "TorchScript does not know the annotation {type}",
+        "use Optional, Union, List, Dict and Tuple of typing, with tensors and plain types in them",
+    ),
+    Cause(
+        "autograd-function",
+        (
+            r"Could not export Python function call '(?P<name>\w+)'",
+            r"Python builtin <built-in method apply of FunctionMeta",
+        ),
+        "A torch.autograd.Function ({name}) is Python code, which no TorchScript holds",
+        "call its forward as a plain function for inference",
+    ),
+    Cause(
+        "vmap",
+        (r"\bvmap: ", r"_functorch/(?:apis|vmap|predispatch)\.py", r"TorchScript has no torch\._functorch"),
+        "torch.vmap or torch.func is not for this route as it is used here",
+        "write the batch dimension out with broadcasting",
+    ),
+    Cause(
+        "operator-not-in-torchscript",
+        (r"TorchScript has no (?P<op>\w+\.[\w.]+)",),
+        "TorchScript has no operator {op}",
+        "register it in C++ (TORCH_LIBRARY) where it is your own, write it with others, or ship compile or onnx",
+    ),
+    Cause(
+        "variable-arguments",
+        (
+            r"Compiled functions can't take variable number of arguments",
+            r"keyword-arg expansion is not supported",
+            r"cannot statically infer the expected size of a list",
+        ),
+        "TorchScript takes no *args, **kwargs or keyword-only arguments with defaults",
+        "name every argument",
+    ),
+    Cause(
+        "syntax",
+        (
+            r"(?P<what>[\w -]+) aren't supported",
+            r"Don't support (?P<what>\w+)",
+            r"second argument must be a (?P<what>string literal)",
+            r"(?:Python builtin|built-in) (?P<what><[^>]+>) is currently not supported in Torchscript",
+        ),
+        "TorchScript has no words for this Python ({what})",
+        "write it more plainly, or move it out of forward",
+    ),
+    Cause(
+        "attribute",
+        (
+            r"has no attribute '(?P<what>\w+)' \(This (?:attribute|function) exists on the Python module",
+            r"python value of type '(?P<what>[^']+)' cannot be used as a value",
+            r"'Tensor' object has no attribute or method '(?P<what>\w+)'",
+        ),
+        "TorchScript cannot take {what} over from Python",
+        "keep tensors, numbers and strings on the module, annotated, and no objects",
+    ),
+    Cause(
+        "types",
+        (
+            r"Arguments for call are not valid",
+            r"Expected a value of type '[^']+' for argument",
+            r"return statement returns a value of type",
+            r"Return value was annotated",
+            r"previously had type",
+        ),
+        "TorchScript needs one type for each value, and here are two",
+        "annotate what is not a Tensor; check Optional with `is not None` before use",
+    ),
+    Cause(
+        "script-module",
+        (r"Exporting a ScriptModule is not supported",),
+        "The model is TorchScript already",
+        "export the module that it was made from, or give the .pt file as MODEL",
+    ),
+    Cause(
+        "requires-grad",
+        (r"Cannot insert a Tensor that requires grad as a constant",),
+        "A tensor that requires gradients is neither a parameter nor a buffer",
+        "keep it as a Parameter or a buffer, or detach() it",
+    ),
+    Cause(
+        "cannot-be-copied",
+        (
+            r"[Cc](?:an't|annot) pickle (?P<what>.+?)(?= \(|$|\n|:)",
+            r"cannot be sent to another process",
+            r"Tried to serialize object (?P<what>\S+)",
+            r"support the deepcopy protocol",
+        ),
+        "The model holds something that cannot be copied or pickled: {what}",
+        "define its class in a module, and keep locks, files, lambdas and hooks out of it",
+    ),
+)

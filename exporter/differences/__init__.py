@@ -1,0 +1,62 @@
+"""What two builds of one file do not share, and where it lies. Nothing is run, and nothing is unpickled.
+
+- `identical`: every byte is the same.
+- `known places`: what computes is the same, the rest is named: times, temporary paths, generated names, debug
+  information.
+- `numbers`: weights or constants are not the same.
+- `differs`: anything else.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from exporter import bundle, sums
+from exporter.differences import _archives, _models
+from exporter.differences._finding import STATUSES, Finding, Status
+from exporter.differences._json import records
+
+__all__ = ["STATUSES", "Difference", "compare", "conclude", "records"]
+
+DETAILS = 3  # how many are told of one file
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What was found of one file; `detail` names the places."""
+
+    path: str
+    status: Status
+    detail: str = ""
+
+
+def compare(old: Path, new: Path) -> Difference:
+    """Two builds of a file of the same name: an archive of torch's, an ONNX model or its weights, or any other."""
+    if old.stat().st_size == new.stat().st_size and sums.of(old) == sums.of(new):
+        return Difference(old.name, "identical")
+    try:
+        return conclude(old.name, _findings(old, new))
+    except (zipfile.BadZipFile, OSError, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
+        return Difference(old.name, "differs", f"it cannot be read: {error}")
+
+
+def _findings(old: Path, new: Path) -> Iterable[Finding]:
+    if old.name.endswith((".onnx", ".onnx.data")):
+        return _models.compare(old, new)
+    if old.name.endswith(bundle.CACHE):
+        return _archives.caches(old, new)
+    if zipfile.is_zipfile(old) and zipfile.is_zipfile(new):
+        return _archives.compare(old, new)
+    return [("differs", "its bytes are not the same")]
+
+
+def conclude(name: str, findings: Iterable[Finding]) -> Difference:
+    """The worst of what was found of a file whose bytes differ, with the places."""
+    found = list(dict.fromkeys(findings)) or [("known places", "the layout of the file")]
+    worst = max((status for status, _ in found), key=STATUSES.index)
+    told = [detail for status, detail in found if status == worst]
+    more = [f"{len(told) - DETAILS} more"] if len(told) > DETAILS else []
+    return Difference(name, worst, "; ".join([*told[:DETAILS], *more]))

@@ -1,0 +1,63 @@
+"""Two shared libraries."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+
+from exporter.differences._finding import Finding
+from exporter.differences._generated import NAME
+
+SHF_ALLOC, BUILD_ID = 2, ".note.gnu.build-id"  # ELF: the flag of a section that is loaded; a hash of the whole file
+INDEX = (*range(0x28, 0x30), *range(0x3A, 0x40))  # where an ELF header of 64 bits tells of sections; no loader asks
+WEIGHTS = (".lrodata", ".ldata")  # where inductor's linker puts them
+
+
+def compare(name: str, old: bytes, new: bytes) -> Iterator[Finding]:
+    """Of two shared libraries: what is loaded, section by section; all else is debug information."""
+    from elftools.elf.elffile import ELFFile
+
+    try:
+        one, other = (ELFFile(io.BytesIO(data)) for data in (old, new))
+        segments, twins = ([dict(segment.header) for segment in elf.iter_segments()] for elf in (one, other))
+        sections = [[s for s in elf.iter_sections() if s["sh_flags"] & SHF_ALLOC] for elf in (one, other)]
+        places = [[(s.name, s["sh_offset"], s["sh_size"]) for s in found] for found in sections]
+    except Exception as error:  # whatever a broken library raises
+        yield "differs", f"{name}: {error}"
+        return
+    yield "known places", "debug information and build ID of the library"
+    if segments != twins or places[0] != places[1]:
+        yield "differs", f"{name}: the sections have other sizes"
+        return
+    before, after = bytearray(old), bytearray(new)
+    for byte in INDEX:
+        before[byte] = after[byte] = 0
+    for section, start, size in places[0]:
+        here = slice(start, start + size)
+        if before[here] != after[here]:
+            yield _section(name, section, bytes(before[here]), bytes(after[here]))
+            before[here] = after[here] = bytes(len(before[here]))
+    for segment in segments:
+        here = slice(segment["p_offset"], segment["p_offset"] + segment["p_filesz"])
+        if segment["p_type"] == "PT_LOAD" and before[here] != after[here]:
+            yield "differs", f"{name}: between its sections"
+
+
+def _section(name: str, section: str, old: bytes, new: bytes) -> Finding:
+    """Of a section that is loaded."""
+    if section == BUILD_ID:
+        return "known places", "debug information and build ID of the library"
+    if section in WEIGHTS:
+        return "numbers", f"{name}: {sum(a != b for a, b in zip(old, new, strict=True))} of {len(new)} bytes of weights"
+    if _blotted(old) == _blotted(new):
+        return "known places", "generated names and folders in the library"
+    return "differs", f"{name}: {section}"
+
+
+def _blotted(data: bytes) -> bytes:
+    """Without the strings that hold a generated name, and the zeros after them; all else stays where it was."""
+    parts, blot = [], False
+    for part in data.split(b"\0"):
+        blot = NAME.search(part) is not None or (blot and not part)
+        parts.append(b"\1" * (len(part) + 1) if blot else part + b"\0")
+    return b"".join(parts)
