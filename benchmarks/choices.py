@@ -1,8 +1,9 @@
 """Which build choices are worth their while? Each one beside what exporter does, on BERT or ResNet-18, batch 1.
 
 trace: torch.jit.optimize_for_inference, channels-last. compile: without freezing, channels-last, max-autotune. onnx:
-the levels of graph optimisation, half the threads. All are timed in one rotation in one process, and
-compared with eager's outputs. What is measured better here, and right, ought to be what exporter does.
+the levels of graph optimisation, half the threads. Beside them, how long it takes to read the weights, where no cache
+keeps them. All are timed in one rotation in one process, and compared with eager's outputs. What is measured better
+here, and right, ought to be what exporter does.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from exporter import stats
 Tensors = tuple[torch.Tensor, ...]
 Run = Callable[[], Any]
 DEFAULTS = {"trace": "trace", "compile": "compile", "onnx": "onnx"}
+READING = "reading as many numbers as the weights are"  # what no call in float32 can be faster than
 LEVELS = {"no": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED"}
 
 
@@ -53,7 +55,7 @@ def compare(name: str, arguments: argparse.Namespace, folder: Path) -> Iterator[
     inputs = tuple(tensor.to(arguments.device) for tensor in inputs)
     with torch.no_grad():
         expected = flat(model(*inputs))
-        calls: dict[str, Run] = {"eager": lambda: model(*inputs)}
+        calls: dict[str, Run] = {"eager": lambda: model(*inputs), READING: partial(torch.sum, weights(model))}
         differences: dict[str, float] = {}
         for choice, build in choices(model, inputs, arguments, folder):
             try:
@@ -70,7 +72,7 @@ def compare(name: str, arguments: argparse.Namespace, folder: Path) -> Iterator[
         if "error" in row:
             yield f"{choice} | {row['error']} | | "
             continue
-        default = "eager" if choice == "eager" else DEFAULTS[choice.partition(" ")[0]]
+        default = DEFAULTS.get(choice.partition(" ")[0], "eager")
         medians = [stats.median(window) for window in row["windows"]]
         low, high = stats.ratio_interval(rows[default]["windows"], row["windows"])
         over = (
@@ -80,6 +82,14 @@ def compare(name: str, arguments: argparse.Namespace, folder: Path) -> Iterator[
         )
         far = f"{differences[choice]:.1e}" if choice in differences else ""
         yield f"{choice} | {stats.median(medians):.3g} ms | {over} | {far}"
+
+
+def weights(model: torch.nn.Module) -> torch.Tensor:
+    """As many numbers as a call reads: all but tables, of which it reads few rows."""
+    tables = {id(inner.weight) for inner in model.modules() if isinstance(inner, torch.nn.Embedding)}
+    return torch.ones(
+        sum(p.numel() for p in model.parameters() if id(p) not in tables), device=next(model.parameters()).device
+    )
 
 
 def choices(

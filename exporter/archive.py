@@ -12,6 +12,7 @@ import os
 import re
 import tarfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -58,7 +59,8 @@ def pack(place: Path, out: Path) -> int:
     except OSError as error:
         raise bundle.disk_error(error, out) from error
     finally:
-        new.unlink(missing_ok=True)
+        with suppress(OSError):
+            new.unlink(missing_ok=True)
     return total
 
 

@@ -229,7 +229,8 @@ def write_atomic(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         new.replace(path)
     finally:
-        new.unlink(missing_ok=True)
+        with suppress(OSError):
+            new.unlink(missing_ok=True)
 
 
 def record(path: Path) -> ArtifactRecord:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +22,7 @@ from torch.utils import _pytree as pytree
 from exporter import places, recurrent, specialization
 from exporter.errors import ExportError, RecipeError
 from exporter.expressions import Expression
-from exporter.records import Contract, TensorSpec
+from exporter.records import LARGEST, Contract, TensorSpec
 
 Tensors = tuple[torch.Tensor, ...]
 UNSAVED = "torch.export.save: "  # begins the reason where a program was made and only its file was not
@@ -70,7 +69,7 @@ def constants(flat: FlatInputs) -> dict[str, bool | int | float | str]:
     """The constants as a contract has them: what JSON has as it is, all else as Python writes it; None is nothing."""
     return {
         name: leaf
-        if isinstance(leaf, (bool, int, str)) or (isinstance(leaf, float) and math.isfinite(leaf))
+        if isinstance(leaf, (bool, int, str)) or (isinstance(leaf, float) and abs(leaf) <= LARGEST)
         else repr(leaf)
         for name, leaf in flat.constants.items()
         if leaf is not None

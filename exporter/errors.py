@@ -64,6 +64,8 @@ class AlteredError(ArtifactError):
 class MissingDependency(ExporterError):
     """A distribution or tool that is not installed."""
 
+    exit_code = 2
+
 
 class ExportError(ExporterError):
     """A model that cannot take the route it was sent."""

@@ -24,6 +24,9 @@ LOG_LINES = 30
 # For processes side by side: threads that wait sleep, where they would spin on a core that another one needs. What is
 # timed runs alone and without this.
 SIDE_BY_SIDE = {"OMP_WAIT_POLICY": "PASSIVE"}
+# What torch.export takes long to import, for runs that need it. On the CPU alone: meanwhile it may look for GPUs, which
+# a zygote must not.
+EXPORTING = ("torch._dynamo", "torch.export._trace")
 BACKGROUND = 10  # the niceness of jobs that are not the longest of their run
 
 
@@ -108,6 +111,7 @@ class Child:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.group, signal.SIGKILL)
+        self.finished = True  # its number may soon be another's
         self.close()
 
     def close(self) -> None:
@@ -140,15 +144,16 @@ def describe_exit(code: int | None) -> str:
 class Zygote:
     """The process that jobs are forked from. Use as a context manager; leaving it ends every job.
 
-    `environment` is added to the environment of every job. Safe to use from several threads.
+    `environment` is added to the environment of every job, which finds `modules` imported beside torch. Safe to use
+    from several threads.
     """
 
-    def __init__(self, environment: dict[str, str] | None = None) -> None:
+    def __init__(self, environment: dict[str, str] | None = None, modules: tuple[str, ...] = ()) -> None:
         self.environment = environment or {}
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "exporter.zygote", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "exporter.zygote", str(theirs.fileno()), *modules],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -186,7 +191,7 @@ class Zygote:
                 group = self._fork(request, theirs, output)
             until_started.pop_all()
             child = Child(name, ours, group, log)
-            self._children.append(child)
+            self._children = [*(one for one in self._children if not one.finished), child]
         return child
 
     def _fork(self, request: bytes, theirs: socket.socket, output: IO[bytes]) -> int:
@@ -260,21 +265,21 @@ class _Lent(Zygote):
 
 
 class Zygotes:
-    """A zygote for each environment, for runs that follow each other: torch is imported once for all of them.
+    """Zygotes for runs that follow each other: one for each environment and set of modules, which import torch once.
 
     Call it as `Zygote` itself. One that died is replaced. Use as a context manager; leaving it ends every zygote.
     """
 
     def __init__(self) -> None:
-        self._shared: dict[frozenset[tuple[str, str]], Zygote] = {}
+        self._shared: dict[tuple[frozenset[tuple[str, str]], tuple[str, ...]], Zygote] = {}
 
-    def __call__(self, environment: dict[str, str] | None = None) -> Zygote:
-        """The zygote of that environment, lent."""
-        key = frozenset((environment or {}).items())
+    def __call__(self, environment: dict[str, str] | None = None, modules: tuple[str, ...] = ()) -> Zygote:
+        """The zygote of that environment and those modules, lent."""
+        key = frozenset((environment or {}).items()), modules
         if key in self._shared and not self._shared[key].alive:
             self._shared.pop(key).close()
         if key not in self._shared:
-            self._shared[key] = Zygote(environment)
+            self._shared[key] = Zygote(environment, modules)
         return self._shared[key].lend()
 
     def __enter__(self) -> Zygotes:

@@ -16,7 +16,7 @@ from pathlib import Path
 from exporter import bundle, causes, environment, latency, proof, provenance, targets
 from exporter.draft import Draft
 from exporter.errors import ExporterError, JobError, UsageError
-from exporter.isolate import BACKGROUND, SIDE_BY_SIDE, Child, Zygote, Zygotes
+from exporter.isolate import BACKGROUND, EXPORTING, SIDE_BY_SIDE, Child, Zygote, Zygotes
 from exporter.job import Findings, Prepared
 from exporter.judging import Judging
 from exporter.listener import Listener
@@ -37,7 +37,8 @@ def run(
     request.validate()
     start = zygotes or Zygote
     with contextlib.ExitStack() as stack:
-        zygote = stack.enter_context(start(SIDE_BY_SIDE))
+        modules = EXPORTING if request.needs_program and request.device == "cpu" else ()
+        zygote = stack.enter_context(start(SIDE_BY_SIDE, modules))
         alone = stack.enter_context(start()) if request.bench else zygote
         staging = stack.enter_context(bundle.stage(place or request.out))
         current = _Run(request, zygote, alone, staging, listener or Listener())
@@ -98,11 +99,7 @@ class _Run:
         self.judging.close()
 
     def _prepare(self) -> tuple[Child, Prepared]:
-        needs_program = any(
-            targets.get(variant.target).needs_program and not targets.is_live(variant)
-            for variant in self.request.variants
-        )
-        child = self._begin_to_prepare(needs_program)
+        child = self._begin_to_prepare(self.request.needs_program)
         try:
             return child, self._prepared(child)
         except JobError as error:  # it was torch.export that crashed: what needs none of it can still come

@@ -16,7 +16,8 @@ from pathlib import Path
 HERE = "<--- HERE"  # how TorchScript's compiler points at a line
 
 MESSAGE = 1000  # characters of a message that are kept
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # characters; but for tabs and the ends of lines
+# Control characters but for tabs and the ends of lines; what turns the direction of text; halves of characters.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _SAID = re.compile(r"^(?:\w+Error: )+(.+)$", re.MULTILINE)
 _QUOTED = re.compile(r"\s*Original exception Traceback[\s\S]*")  # of another error, frame by frame
@@ -47,7 +48,7 @@ def message(error: BaseException) -> str:
 
 def printable(text: str) -> str:
     """The text without what a terminal would obey: escape sequences that colour are left out, other codes replaced."""
-    return CONTROL.sub("\N{REPLACEMENT CHARACTER}", _COLOUR.sub("", text))
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", _COLOUR.sub("", text))
 
 
 def named(error: BaseException) -> str:

@@ -78,11 +78,17 @@ def recorded(data: bytes) -> tuple[Material, ...]:
     """The materials that a statement tells. ArtifactError for what is no such statement."""
     try:
         found = json.loads(data)["predicate"]["buildDefinition"]["resolvedDependencies"]
-        return tuple(
-            {"name": "", **m, "annotations": dict(m["annotations"]), "digest": dict(m["digest"])} for m in found
-        )
+        return tuple(_material(one) for one in found)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ArtifactError(f"it is no in-toto statement of provenance: {error}") from error
+
+
+def _material(found: Any) -> Material:
+    made = {"name": "", **found, "annotations": dict(found["annotations"]), "digest": dict(found["digest"])}
+    for text in (made["name"], made["annotations"].get("role", ""), *made["digest"].values()):
+        if not isinstance(text, str):
+            raise TypeError(f"{text!r:.80} is no text")
+    return made
 
 
 def materials(source: Source) -> tuple[Material, ...]:

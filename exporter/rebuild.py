@@ -17,7 +17,7 @@ from typing import Any
 
 from exporter import __version__, bundle, environment, pipeline, proof, provenance, sums
 from exporter.differences import Difference, compare, conclude, records
-from exporter.errors import ArtifactError, JobError, UsageError
+from exporter.errors import ArtifactError, BundleError, JobError, UsageError
 from exporter.listener import Listener
 from exporter.records import EAGER, Manifest, to_json
 from exporter.request import Request
@@ -77,6 +77,11 @@ def run(
             made, new = pipeline.run(replace(request, out=out, bench=False, goal=manifest.goal), heard)
         except JobError as error:
             raise ArtifactError(f"{place} cannot be built again: {error}", error.remedy) from error
+        except BundleError as error:
+            raise BundleError(str(error), "free some space there, or set TMPDIR to another folder") from error
+        except KeyboardInterrupt as interrupt:
+            interrupt.__notes__ = []  # what was finished goes away too
+            raise
         if made.status != "complete":
             failed = next(variant for variant in made.variants if variant.reason)
             raise ArtifactError(f"{place} cannot be built again: {failed.reason}", failed.remedy)
@@ -127,7 +132,8 @@ def _versions(manifest: Manifest) -> Iterator[str]:
 
 def _compared(old: Path, new: Path, manifest: Manifest, made: Manifest) -> Iterator[Difference]:
     names = {path.relative_to(place).as_posix() for place in (old, new) for path in place.rglob("*") if path.is_file()}
-    for name in sorted(names):
+    left = {name for name in bundle.UNLISTED if name.endswith(bundle.NEW)}  # of a signing that was cut off
+    for name in sorted(names - left):
         if name in ONCE:
             yield Difference(name, "known places", ONCE[name])
         elif name.startswith(f"{bundle.LOGS}/"):

@@ -342,14 +342,17 @@ def _plain(value: Any) -> Any:
 
 
 def from_json(kind: type[Record], text: str | bytes) -> Record:
-    """Read a record; ArtifactError when the text is not JSON, of another schema, or of another form."""
+    """Read a record; ArtifactError when the text is not JSON, of another schema, or of another form.
+
+    What a terminal would obey is taken out of its strings.
+    """
     try:
         data = json.loads(text)
         if not isinstance(data, dict):
             raise TypeError("not an object")
         if data.get("schema", SCHEMA) != SCHEMA:
             raise ArtifactError(
-                f"schema {data['schema']} is not known, only {SCHEMA}", "use the exporter release that wrote it"
+                f"schema {data['schema']!r} is not known, only {SCHEMA}", "use the exporter release that wrote it"
             )
         return typing.cast(Record, _decode(kind, data, kind.__name__))
     except (TypeError, KeyError, ValueError, OverflowError, RecursionError) as error:
@@ -376,11 +379,9 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
     _expect(kind, value, where)
     if kind is float and not abs(value) <= LARGEST:
         raise TypeError(f"{where} is {value}, which nothing comes to")
-    if kind is str and places.CONTROL.search(value):
-        raise TypeError(f"{where} has a control character: {value!r:.80}")
     if kind is int and value.bit_length() > 64:
         raise TypeError(f"{where} has more than 64 bits")
-    return value
+    return places.printable(value) if kind is str else value
 
 
 def _decode_record(kind: type, value: Any, where: str) -> Any:

@@ -10,7 +10,7 @@ from exporter import builds, targets
 from exporter.errors import UsageError
 from exporter.job import Job
 from exporter.recipes import Source
-from exporter.records import FP32, Goal, Range
+from exporter.records import FP32, LARGEST, Goal, Range
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,15 @@ class Request:
         """All that a variant computes in, but the usual one."""
         return tuple(dict.fromkeys(v.precision for v in self.variants if v.precision != FP32))
 
+    @property
+    def needs_program(self) -> bool:
+        """Whether torch.export has to be asked."""
+        return any(targets.get(v.target).needs_program and not targets.is_live(v) for v in self.variants)
+
     def validate(self) -> None:
         """UsageError where it cannot be met."""
+        if not all(tolerance is None or 0 <= tolerance <= LARGEST for tolerance in (self.rtol, self.atol)):
+            raise UsageError("a tolerance is no finite number from 0 on", "give --rtol and --atol such, as 1e-3")
         if "tf32" in self.precisions and self.device == "cpu":
             raise UsageError("tf32 is computed by NVIDIA's GPUs alone", "leave it out, or give --device cuda")
         if self.fullgraph and not any(map(targets.is_live, self.variants)):

@@ -1,8 +1,9 @@
 """The server that children are forked from: it has imported torch once, so that a job need not.
 
-Run as `python -m exporter.zygote FD`, with a Unix socket at FD. Each request is a pickled (function, arguments) from
-our own parent process, with the descriptors of a socket and of a log. A supervisor is forked for each; it leads a
-process group of its own, forks the job, waits, and sends how the job ended as the last message on the socket.
+Run as `python -m exporter.zygote FD MODULE...`, with a Unix socket at FD, and what to import beside torch. Each request
+is a pickled (function, arguments) from our own parent process, with the descriptors of a socket and of a log. A
+supervisor is forked for each; it leads a process group of its own, forks the job, waits, and sends how the job ended as
+the last message on the socket.
 
 It never starts a thread and never touches CUDA: both would break in its children.
 """
@@ -20,6 +21,7 @@ import socket
 import sys
 import traceback
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 from exporter import places
@@ -29,12 +31,16 @@ BACKLOG = 1 << 20
 PR_SET_PDEATHSIG = 1
 
 
-def serve(control: socket.socket) -> None:
-    """Fork a supervisor for each request until the parent closes its end; then end all that still runs."""
-    import torch  # noqa: F401  imported here, once, for all children
+def serve(control: socket.socket, modules: Sequence[str]) -> None:
+    """Fork a supervisor for each request until the parent closes its end; then end all that still runs.
 
+    torch is imported here, once for all children, and so are the modules; where that fails, jobs try it themselves.
+    """
+    importlib.import_module("torch")
+    for module in modules:
+        with contextlib.suppress(Exception):
+            importlib.import_module(module)
     gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     supervisors: list[int] = []
     control.sendall(b"ready")
@@ -42,6 +48,7 @@ def serve(control: socket.socket) -> None:
         request, descriptors, _, _ = socket.recv_fds(control, BACKLOG, 2)
         if not request:
             break
+        supervisors = [pid for pid in supervisors if os.waitpid(pid, os.WNOHANG)[0] == 0]
         pid = os.fork()
         if pid == 0:
             control.close()
@@ -118,4 +125,4 @@ def tell(channel: socket.socket, kind: str, value: Any) -> None:
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])

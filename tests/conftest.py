@@ -15,7 +15,7 @@ import pytest
 
 from exporter import bundle as bundles
 from exporter import environment, pipeline, proof, provenance, recipes, targets
-from exporter.isolate import Zygote
+from exporter.isolate import EXPORTING, Zygote
 from exporter.records import Manifest, to_json
 from exporter.request import Request
 
@@ -46,7 +46,7 @@ def _no_outside_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:
     """One zygote for all tests: importing torch costs seconds."""
-    with Zygote() as shared:
+    with Zygote(None, () if environment.gpus() else EXPORTING) as shared:
         yield shared
 
 

@@ -230,8 +230,8 @@ def test_derived_dimensions_survive_a_file(tmp_path: Path) -> None:
 
 
 def test_constants_that_a_contract_can_hold() -> None:
-    given = {"x": ONE, "a": 2.5, "b": True, "c": None, "d": float("inf"), "e": torch.float16, "f": -7}
+    given = {"x": ONE, "a": 2.5, "b": True, "c": None, "d": float("inf"), "g": -1.7e308, "e": torch.float16, "f": -7}
     found = capture.constants(flatten_inputs(Model(), given))
-    assert found == {"a": 2.5, "b": True, "d": "inf", "e": "torch.float16", "f": -7}
+    assert found == {"a": 2.5, "b": True, "d": "inf", "g": "-1.7e+308", "e": "torch.float16", "f": -7}
     contract = Contract("m", (), (), {}, constants=found)
     assert from_json(Contract, to_json(contract)) == contract

@@ -14,6 +14,7 @@ from test_records import VALIDATOR
 
 from exporter import checks, doctor, environment, targets
 from exporter.cli import main_export
+from exporter.isolate import Zygote
 
 MLP = recipe_path("tiny:mlp")
 
@@ -69,8 +70,6 @@ def test_a_directory_of_somebody_else(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_torch_is_not_there(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from exporter.isolate import Zygote
-
     (tmp_path / "torch.py").write_text("raise ImportError('no libtorch')")
     monkeypatch.setattr("exporter.pipeline.Zygote", lambda *_: Zygote({"PYTHONPATH": str(tmp_path)}))
     done = cli("export", MLP, "--targets", "trace", "--out", tmp_path / "toy", "-q")

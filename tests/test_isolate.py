@@ -263,6 +263,28 @@ def test_runs_that_follow_each_other_share_zygotes(tmp_path: Path) -> None:
     assert ends(lambda: alive(again) or alive(other))
 
 
+def test_what_ended_is_forgotten(tmp_path: Path) -> None:
+    """Its number may soon be another's."""
+    with Zygote() as zygote:
+        hung = zygote.spawn("a job", "jobs:ignore_the_channel_and_sleep", {}, tmp_path / "log")
+        hung.kill()
+        assert hung.finished
+        for _ in range(3):
+            zygote.run("a job", "jobs:give", {"value": 1}, tmp_path / "log", 60)
+        assert ends(lambda: alive(hung.group))
+        last = zygote.spawn("a job", "jobs:give", {"value": 1}, tmp_path / "log")
+        last.wait(60)
+        children = Path(f"/proc/{zygote._process.pid}/task/{zygote._process.pid}/children").read_text().split()
+        assert str(hung.group) not in children
+        assert len(zygote._children) <= 2
+
+
+def test_a_module_that_cannot_be_imported_beforehand(tmp_path: Path) -> None:
+    (tmp_path / "broken_module.py").write_text("raise AttributeError('of another release')")
+    with Zygote({"PYTHONPATH": f"{tmp_path}:{os.environ['PYTHONPATH']}"}, ("broken_module", "nowhere")) as zygote:
+        assert zygote.run("a job", "jobs:give", {"value": 1}, tmp_path / "log", 60) == 1
+
+
 @pytest.mark.parametrize(
     ("code", "words"),
     [

@@ -189,9 +189,10 @@ def test_what_the_contract_leaves_open_is_dynamic_from_the_first_call(
     assert len(compiles) == expected
 
 
-def test_what_torch_has_compiled_is_not_inherited(zygote: Zygote, tmp_path: Path) -> None:
-    """A session is a fork of a process that has imported torch, but not its compiler."""
-    modules = zygote.run("modules", "jobs:modules", {}, tmp_path / "log", 60)
+def test_what_torch_has_compiled_is_not_inherited(tmp_path: Path) -> None:
+    """A session that is timed is a fork of a process that has imported torch, but not its compiler."""
+    with Zygote() as zygote:
+        modules = zygote.run("modules", "jobs:modules", {}, tmp_path / "log", 60)
     assert [name for name in modules if name.startswith(("torch._dynamo", "torch._inductor"))] == []
 
 

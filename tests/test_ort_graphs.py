@@ -155,6 +155,16 @@ def test_a_value_that_the_cpu_uses_stands_in_the_way(where: str) -> None:
     assert ort_graphs.obstacle(session) == ("" if where == "Cuda" else "size is used on the CPU")
 
 
+def test_a_kernel_that_is_missing_has_its_own_remedy(tmp_path: Path) -> None:
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.BFLOAT16, [1]) for name in "xy")
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Add", ["x", "x"], ["y"])], "twice", [x], [y])
+    opset = [onnx.helper.make_opsetid("", 20)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opset, ir_version=10), tmp_path / "model.onnx")
+    with pytest.raises(ArtifactError, match="Could not find an implementation for Add") as raised:
+        target._session(tmp_path / "model.onnx", Options())
+    assert raised.value.remedy == "use float32 there, or ship another target"
+
+
 @pytest.mark.parametrize("refused", [True, False])
 def test_a_session_that_refuses_graphs_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool

@@ -395,6 +395,16 @@ def test_kinds_of_keys(cli: Cli, bundle: Path, tmp_path: Path, make: Callable[[]
     assert cli("sign", bundle, "--key", key).code == 0, "again"
 
 
+@pytest.mark.parametrize(
+    "change", [{"name": ["net.py"]}, {"annotations": {"role": ["recipe"]}}, {"digest": {"sha256": 7}}]
+)
+def test_a_material_that_is_no_text(signed: Path, change: dict[str, Any]) -> None:
+    found = json.loads((signed / "provenance.json").read_text())
+    found["predicate"]["buildDefinition"]["resolvedDependencies"][0] |= change
+    with pytest.raises(ArtifactError, match="is no text"):
+        provenance.recorded(json.dumps(found).encode())
+
+
 def test_what_a_killed_sign_leaves_does_not_matter(cli: Cli, signed: Path, keys: tuple[Path, Path]) -> None:
     left, other = signed / "provenance.dsse.json.new", signed.parent / "other"
     left.write_text('{"payload": "')
@@ -484,7 +494,7 @@ def test_what_was_altered_is_not_signed(cli: Cli, bundle: Path, keys: tuple[Path
 def test_sigstore_is_named_where_it_is_not_installed(cli: Cli, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "sigstore", None)
     done = cli("sign", bundle)
-    assert done.code == 1
+    assert done.code == 2
     assert "exporter[sigstore]" in done.err
 
 

@@ -8,8 +8,10 @@ import struct
 import subprocess
 import zipfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,13 +20,16 @@ from conftest import RECIPES, Cli, republish
 from manifests import manifest, variant
 
 from exporter import bundle as bundles
-from exporter import environment, pipeline, recipes, targets
+from exporter import environment, pipeline, rebuild, recipes, targets
 from exporter.cli.export import again
 from exporter.differences import Difference, compare, conclude, records
-from exporter.errors import UsageError
+from exporter.errors import BundleError, UsageError
 from exporter.isolate import Zygote
+from exporter.listener import Listener
 from exporter.records import Manifest
+from exporter.report import rebuilt
 from exporter.request import Request
+from exporter.signing import Trust
 
 Edit = Callable[[str, bytes], bytes]
 KEYS = ["ccudhjqbvv3ztu3ohjnlkg2hukpcw5zawgn4hdtp4h7ogxmkst5l", "cnzot2nsyod6bvjye2eqrrrbytstlq43776lgm3pu5gxbev5j6ov"]
@@ -154,6 +159,8 @@ def test_a_bundle_says_itself_how_it_is_built(cli: Cli, copied: Path) -> None:
         (manifest(variant(reproduce="exporter.export(model, inputs, targets='trace')")), "a model in memory"),
         (manifest(variant(reproduce="exporter export nowhere/net.py:net --targets trace")), "there is no file"),
         (manifest(variant(reproduce="exporter export bert --colour red")), "--colour"),
+        (manifest(variant(reproduce="exporter export --help")), "makes nothing"),
+        (manifest(variant(reproduce="exporter export 'bert")), "no command that made it"),
         (manifest(variant("paint", reproduce="exporter export bert --targets paint")), "there is no target"),
     ],
 )
@@ -284,6 +291,57 @@ def test_libraries_section_by_section(tmp_path: Path) -> None:
     other = found(library(KEYS[1], code="x - 1"))
     assert (other.status, other.detail.endswith(".text")) == ("differs", True)
     assert found(b"no library").status == "differs"
+
+
+def test_a_member_that_cannot_be_unpacked(tmp_path: Path) -> None:
+    """What was compressed is spoilt in it, and its twin is not."""
+    paths = tmp_path / "old.pt2", tmp_path / "new.pt2"
+    for path in paths:
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("model/code.py", "x = 1\n" * 100)
+    data = bytearray(paths[0].read_bytes())
+    data[30 + len("model/code.py")] = 0xFF  # where the compressed data begins
+    paths[0].write_bytes(data)
+    found = compare(*paths)
+    assert found.status == "differs"
+    assert found.detail.startswith("it cannot be read")
+
+
+def test_what_a_killed_sign_leaves_is_no_difference(made_bundle: Path, tmp_path: Path) -> None:
+    old, new = (Path(shutil.copytree(made_bundle, tmp_path / name)) for name in ("old", "new"))
+    (old / "provenance.dsse.json.new").write_text("{")
+    made = bundles.read_manifest(new)
+    assert {file.path for file in rebuild._compared(old, new, made, made)} == {
+        path.relative_to(new).as_posix() for path in new.rglob("*") if path.is_file()
+    }
+
+
+def test_names_are_no_commands_to_a_terminal() -> None:
+    found = rebuild.Rebuilt("b", (Difference("a.pt", "differs", "\x1b]0;title\x07 is in one of them only"),))
+    assert "a.pt  differs: \ufffd]0;title\ufffd is in one" in rebuilt.render(found, as_json=False)
+
+
+def test_a_rebuild_that_is_interrupted_says_nothing_of_what_goes_away(
+    made_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Path(shutil.copytree(made_bundle, tmp_path / "pair"))
+
+    def interrupted(*_: object) -> None:
+        error = KeyboardInterrupt()
+        error.add_note("what was finished is in /tmp")
+        raise error
+
+    def full(*_: object) -> None:
+        raise BundleError("cannot write to /tmp/x: the disk is full", "give another --out")
+
+    monkeypatch.setattr(rebuild, "pipeline", SimpleNamespace(run=interrupted))
+    with pytest.raises(KeyboardInterrupt) as caught:
+        rebuild.run(place, Trust(), again, lambda: nullcontext(Listener()))
+    assert caught.value.__notes__ == []
+    monkeypatch.setattr(rebuild, "pipeline", SimpleNamespace(run=full))
+    with pytest.raises(BundleError, match="the disk is full") as refused:
+        rebuild.run(place, Trust(), again, lambda: nullcontext(Listener()))
+    assert "TMPDIR" in refused.value.remedy
 
 
 def test_values_of_a_manifest() -> None:

@@ -642,6 +642,29 @@ def test_junit(tmp_path: Path) -> None:
         junit.write([], tmp_path / "junit.xml" / "junit.xml")
 
 
+def test_junit_has_one_suite_for_a_model_that_stands_twice(tmp_path: Path) -> None:
+    one, *_ = rows_of(tmp_path)
+    names = ("bert/cpu/trace", "vit/cpu/trace", "bert/cpu/onnx")
+    junit.write([replace(one, step=replace(one.step, name=name)) for name in names], tmp_path / "junit.xml")
+    report = junitparser.JUnitXml.fromfile(str(tmp_path / "junit.xml"))
+    assert sorted(suite.name for suite in report) == ["bert", "vit"]
+
+
+def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    steps = planned(tmp_path, TWELVE)
+    monkeypatch.setattr(keys, "_digest", refuse)
+    with pytest.raises(UsageError, match=r"cannot be read: Permission denied") as raised:
+        run.kept(steps, tmp_path / "out")
+    assert raised.value.remedy == "change its mode or its owner"
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "release.json").mkdir()
+    with pytest.raises(ArtifactError, match=r"release\.json cannot be read: Is a directory"):
+        run.kept(steps, tmp_path / "out")
+
+
 def test_junit_of_what_xml_has_no_characters_for(tmp_path: Path) -> None:
     rows = [replace(row, reason="\x1b[31mred\x00 \ud800\U0001f600" if row.reason else "") for row in rows_of(tmp_path)]
     path = tmp_path / "junit.xml"

@@ -6,9 +6,11 @@ import dataclasses
 import shlex
 from pathlib import Path
 
+import pytest
 from conftest import recipe_path, request_for
 
 from exporter.cli.export import _request, command
+from exporter.errors import UsageError
 from exporter.records import Range
 from exporter.request import Request
 
@@ -54,6 +56,14 @@ def test_reproduce_asks_for_the_same_again(tmp_path: Path) -> None:
     assert changed == {"variants", "out", "command"}
     assert again.variants == request.variants[1:]
     assert again.out == tmp_path / "a b-again"
+
+
+@pytest.mark.parametrize("tolerance", [float("inf"), float("nan"), -1.0, 1e101])
+@pytest.mark.parametrize("name", ["rtol", "atol"])
+def test_a_tolerance_that_nothing_can_record(name: str, tolerance: float, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no finite number") as raised:
+        request_for("tiny:pair", tmp_path, **{name: tolerance}).validate()
+    assert raised.value.remedy
 
 
 def test_reproduce_names_where_the_model_comes_from(tmp_path: Path) -> None:

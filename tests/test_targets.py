@@ -66,12 +66,17 @@ def artifacts(program: Program, tmp_path_factory: pytest.TempPathFactory) -> dic
 
 
 @pytest.fixture
-def made(request: pytest.FixtureRequest, program: Program, artifacts: dict[str, Path], tmp_path: Path) -> Path:
+def made(
+    request: pytest.FixtureRequest,
+    program: Program,
+    artifacts: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
     """The artifact of the target `name`, made once."""
     name = request.node.callspec.params["name"]
     if name not in artifacts:
         target = targets.get(name)
-        path = tmp_path / target.artifact
+        path = tmp_path_factory.mktemp("made") / target.artifact
         target.export(program, path, OPTIONS)
         artifacts[name] = path
     return artifacts[name]

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from exporter import __version__
+from exporter import __version__, places
 from exporter.errors import ExporterError
 
 ORDER = (
@@ -105,6 +105,6 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _show(error: ExporterError) -> None:
-    click.echo(click.style("Error: ", fg="red", bold=True) + str(error), err=True)
+    click.echo(click.style("Error: ", fg="red", bold=True) + places.printable(str(error)), err=True)
     for line in filter(None, (error.remedy, *getattr(error, "__notes__", []))):
-        click.echo(f"  {line}", err=True)
+        click.echo(f"  {places.printable(line)}", err=True)

@@ -177,15 +177,20 @@ def again(manifest: Manifest) -> Request:
     from exporter.records import EAGER
 
     variants = [variant for variant in manifest.variants if variant.name != EAGER]
-    words = shlex.split(variants[0].reproduce) if variants else []
+    try:
+        words = shlex.split(variants[0].reproduce) if variants else []
+    except ValueError:
+        words = []
     if words[:2] != ["exporter", "export"]:
-        cause = "it was made by exporter.export() of a model in memory" if variants else "it has no variant"
+        cause = "it records no command that made it, as for a model in memory" if variants else "it has no variant"
         raise UsageError(f"the bundle cannot be built again: {cause}", "export again, and `exporter compare` the two")
     try:
         given = command.make_context("export", words[2:]).params
         request = _request(given.pop("model"), ",".join(v.name for v in variants), given.pop("device"), None, given)
-    except (click.ClickException, UsageError) as error:
+    except (click.ClickException, click.exceptions.Exit, UsageError) as error:
         cause = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        if isinstance(error, click.exceptions.Exit):
+            cause = "its command makes nothing"
         remedy = f"{getattr(error, 'remedy', '') or 'put it back'}; paths count from the folder where it was exported"
         raise UsageError(f"the bundle cannot be built again: {cause}", remedy) from error
     had = manifest.model.weights

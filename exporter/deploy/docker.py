@@ -26,7 +26,7 @@ from exporter.records import Manifest, Parity, VariantRecord, from_json
 KIND = "docker"
 NOBODY = "65534:65534"
 TIMEOUT_S = 600.0
-RULE = ("__init__", "errors", "expressions", "parity", "records")  # exporter's modules that judge an output
+RULE = ("__init__", "errors", "expressions", "parity", "places", "records")  # exporter's modules that judge an output
 FROM_SCRATCH = """# {about}: exporter-run and the libraries that it loads; no Python, no shell
 FROM scratch
 COPY root/ /

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,7 @@ def compare(old: Path, new: Path) -> Difference:
         return Difference(old.name, "identical")
     try:
         return conclude(old.name, _findings(old, new))
-    except (zipfile.BadZipFile, OSError, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
+    except (zipfile.BadZipFile, zlib.error, OSError, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
         return Difference(old.name, "differs", f"it cannot be read: {error}")
 
 

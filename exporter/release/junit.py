@@ -19,7 +19,7 @@ _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 def write(rows: Sequence[Row], path: Path) -> None:
     """Write the file. UsageError where it cannot be written."""
     report = JUnitXml("exporter release")
-    for model, found in groupby(rows, lambda row: row.step.name.partition("/")[0]):
+    for model, found in groupby(sorted(rows, key=_model), _model):
         suite = TestSuite(model)
         suite.add_testcases([case for row in found for case in _cases(row)])
         report.add_testsuite(suite)
@@ -29,6 +29,10 @@ def write(rows: Sequence[Row], path: Path) -> None:
         bundle.write_atomic(path, report.tostring().decode())
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}", "give another --junit") from error
+
+
+def _model(row: Row) -> str:
+    return row.step.name.partition("/")[0]
 
 
 def _cases(row: Row) -> list[TestCase]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from exporter import __version__, environment, provenance, sums
+from exporter.errors import UsageError
 from exporter.recipes import Source
 from exporter.request import Request
 
@@ -30,12 +31,12 @@ LIBRARIES = ("timm", "torchao")  # that the manifest does not name
 
 
 def key(request: Request) -> str:
-    """The hash, in hex."""
+    """The hash, in hex. UsageError for a file that may not be read."""
     source = request.source
     facts = {
         "request": {k: v for k, v in dataclasses.asdict(request).items() if k not in LEFT_OUT},
         "source": [*_named(source), source.task, source.allow_partial],
-        "files": [[_digest(path, path.stat().st_mtime_ns) for path in files] for files in _files(request)],
+        "files": [[_hash(path) for path in files] for files in _files(request)],
         "environment": _environment(),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
@@ -48,15 +49,25 @@ def _named(source: Source) -> tuple[str, str, str]:
 
 
 def files(request: Request) -> dict[str, str]:
-    """The hash of each file whose content counts, by its path. OSError for one that is not there."""
+    """The hash of each file whose content counts, by its path.
+
+    OSError for one that is not there, UsageError for one that may not be read.
+    """
     found = (path for paths in _files(request) for path in paths)
-    return {str(path): _digest(path, path.stat().st_mtime_ns) for path in found}
+    return {str(path): _hash(path) for path in found}
 
 
 def versions() -> dict[str, str]:
     """What counts of the environment, but for the machine: the versions of Python, exporter and libraries."""
     names = {"python", "exporter", *LIBRARIES, *environment.DISTRIBUTIONS}
     return {name: fact for name, fact in _environment().items() if name in names}
+
+
+def _hash(path: Path) -> str:
+    try:
+        return _digest(path, path.stat().st_mtime_ns)
+    except PermissionError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", "change its mode or its owner") from error
 
 
 @functools.cache

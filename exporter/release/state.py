@@ -40,6 +40,8 @@ class State:
         if self._path.exists():
             try:
                 self._record = from_json(Record, self._path.read_bytes())
+            except OSError as error:
+                raise ArtifactError(f"{self._path} cannot be read: {error.strerror}", "change its owner") from error
             except ArtifactError as error:
                 remedy = error.remedy or "remove it, and every step is made again"
                 raise ArtifactError(f"{self._path}: {error}", remedy) from error

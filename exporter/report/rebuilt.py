@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from exporter import places
 from exporter.differences import STATUSES
 from exporter.rebuild import Rebuilt
 from exporter.records import to_json
@@ -12,7 +13,7 @@ from exporter.records import to_json
 
 def render(found: Rebuilt, as_json: bool) -> str:
     """As text or as JSON, with a newline at the end."""
-    return (to_json(found) if as_json else "\n".join(_lines(found))) + "\n"
+    return (to_json(found) if as_json else "\n".join(map(places.printable, _lines(found)))) + "\n"
 
 
 def _lines(found: Rebuilt) -> Iterator[str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter import entries, ort_graphs, places
+from exporter import causes, entries, ort_graphs, places
 from exporter.errors import ArtifactError, ExportError
 from exporter.records import PRECISIONS, Contract, from_json, to_json
 from exporter.targets import Exported, Loaded, Options
@@ -213,8 +213,9 @@ def _session(path: Path, options: Options, graphs: bool = False) -> Any:
     try:  # without enable_fallback=0 a refused capture would be a session on the CPU
         return ort.InferenceSession(str(path), settings, providers=providers, enable_fallback=int(not graphs))
     except Exception as error:  # onnxruntime's exceptions share no base
+        said = places.message(error)
         raise ArtifactError(
-            f"onnxruntime cannot load {path}: {places.message(error)}", "run `exporter doctor`"
+            f"onnxruntime cannot load {path}: {said}", causes.remedy(said, "onnx") or "run `exporter doctor`"
         ) from error
 
 
