@@ -42,6 +42,7 @@ def serve(control: socket.socket, modules: Sequence[str]) -> None:
             importlib.import_module(module)
     gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever started us may ignore it: who ended would be gone unasked
     supervisors: list[int] = []
     control.sendall(b"ready")
     while True:

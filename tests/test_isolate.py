@@ -279,6 +279,16 @@ def test_what_ended_is_forgotten(tmp_path: Path) -> None:
         assert len(zygote._children) <= 2
 
 
+def test_a_parent_that_ignores_how_its_children_end(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        zygote = Zygote()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    with zygote:
+        assert [zygote.run("a job", "jobs:give", {"value": n}, tmp_path / "log", 60) for n in range(3)] == [0, 1, 2]
+
+
 def test_a_module_that_cannot_be_imported_beforehand(tmp_path: Path) -> None:
     (tmp_path / "broken_module.py").write_text("raise AttributeError('of another release')")
     with Zygote({"PYTHONPATH": f"{tmp_path}:{os.environ['PYTHONPATH']}"}, ("broken_module", "nowhere")) as zygote:
