@@ -32,10 +32,11 @@ def main() -> None:
         print(f"undisturbed: {steps} steps in {seconds:.0f} s", flush=True)
         made = []
         for kill in range(options.kills):
-            after = moments.uniform(0, 2 * seconds / (options.kills + 2))
-            made.append(len(_run(options.release, killed, after, steps * (kill + 1) // (options.kills + 1))))
+            least, after = steps * kill // options.kills, moments.uniform(0, 2 * seconds / steps)
+            made.append(len(_run(options.release, killed, (least, after, steps - 1))))
             there = len(keys(killed))
-            print(f"kill {kill + 1}: after {after:.1f} s, {made[-1]} steps begun, {there} finished in all", flush=True)
+            told = f"{after:.1f} s after {least} steps were finished: {made[-1]} begun, {there} finished in all"
+            print(f"kill {kill + 1}, {told}", flush=True)
         made.append(len(_run(options.release, killed)))
         print(f"resumed to its end: {made[-1]} steps begun", flush=True)
         different = differences(whole, killed)
@@ -45,22 +46,26 @@ def main() -> None:
     verdict([("differences", len(different), 0), ("steps begun again", redone, options.kills)])
 
 
-def _run(release: Path, out: Path, kill_after: float = math.inf, enough: float = math.inf) -> set[str]:
+def _run(release: Path, out: Path, kill: tuple[int, float, int] | None = None) -> set[str]:
     """Run or resume a release; the steps that it began. RuntimeError when it fails, or ends before it is killed.
 
-    It is killed after so many seconds, or once so many steps are finished, whichever comes first.
+    `kill` is (least, after, most): `after` seconds after `least` steps are finished in all, or once `most` are.
     """
     command = [sys.executable, "-m", "exporter", "release", str(release), "--resume", "--out", str(out)]
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(command, stdout=said, stderr=said)
-        end = time.monotonic() + kill_after
+        end = math.inf
         while process.poll() is None:
-            if time.monotonic() > end or len(keys(out)) > enough:
-                process.kill()
+            if kill is not None:
+                least, after, most = kill
+                if len(keys(out)) >= least:
+                    end = min(end, time.monotonic() + after)
+                if time.monotonic() > end or len(keys(out)) >= most:
+                    process.kill()
             time.sleep(0.05)
         said.seek(0)
         lines = said.read().splitlines()
-    if process.returncode != (0 if kill_after == math.inf else -signal.SIGKILL):
+    if process.returncode != (0 if kill is None else -signal.SIGKILL):
         raise RuntimeError("\n".join([f"exit code {process.returncode}", *lines[-30:]]))
     return {line.partition("] ")[2].split()[0] for line in lines if line.startswith("[")}
 
