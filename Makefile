@@ -41,7 +41,7 @@ cpp: install ## build exporter-run
 	cmake --build $(CPP)
 
 ctest: cpp
-	ctest --test-dir $(CPP) --output-on-failure
+	ctest --test-dir $(CPP) --parallel 2 --output-on-failure
 
 asan: install ## the C++ tests under AddressSanitizer
 	cd cpp && cmake --preset asan -DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python && cmake --build --preset asan && ctest --preset asan

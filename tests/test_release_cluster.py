@@ -250,4 +250,4 @@ def test_the_command(nodes: Cluster, folder: Path, cli: Cli, monkeypatch: pytest
     assert (done.code, "cannot join the cluster 127.0.0.1:1" in done.err) == (2, True)
     monkeypatch.setitem(sys.modules, "ray", None)
     done = cli("release", path, "--cluster", "ray")
-    assert (done.code, "pip install 'exporter[ray]'" in done.err) == (1, True)
+    assert (done.code, "pip install 'exporter[ray]'" in done.err) == (2, True)
