@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,12 @@ class Bundle:
     """Where the artifacts are, and what was found of them."""
 
     path: Path
-    manifest: Manifest
+    manifest: Manifest = field(repr=False)
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """Why each variant failed that did, by its name. Empty when every one passed."""
+        return {variant.name: variant.reason for variant in self.manifest.variants if variant.status == "failed"}
 
 
 def export(
@@ -43,8 +48,8 @@ def export(
     *,
     sizes: Mapping[str, tuple[int, int]] | None = None,
     example_sizes: Mapping[str, int] | None = None,
-    targets: str = "trace,script,compile,onnx",
-    precision: str = "fp32",
+    targets: str | Sequence[str] = "trace,script,compile,onnx",
+    precision: str | Sequence[str] = "fp32",
     out: str | PathLike[str] | None = None,
     name: str | None = None,
     checkpoint: str | PathLike[str] | None = None,
@@ -62,8 +67,9 @@ def export(
             makes them (`def inputs(batch=1, sequence=14)`), without which no dimension can stay dynamic.
         sizes: for a module: the range of each size, `{"batch": (1, 64)}`.
         example_sizes: the example's sizes where they are not the defaults of its inputs, `{"sequence": 128}`.
-        targets: comma list; a target may name its precision, as `trace@int8`.
-        precision: comma list of what the other targets compute in: fp32, tf32, bf16, fp16, int8.
+        targets: a list, or its items between commas; a target may name its precision, as `trace@int8`.
+        precision: a list, or its items between commas, of what the other targets compute in: fp32, tf32, bf16, fp16,
+            int8.
         out: the bundle's directory; `artifacts/NAME` when None.
         name: the model's name; the module's class in lower case when None.
         checkpoint: a file of weights, as the command line's `--checkpoint`.
@@ -76,8 +82,11 @@ def export(
 
     Raises:
         UsageError: the request cannot be met; nothing was written.
-        JobError: a child that all variants need failed.
+        JobError: a process that all variants need cannot be started.
+
+    A variant that fails raises nothing: ask `Bundle.failed`.
     """
+    targets, precision = (one if isinstance(one, str) else ",".join(one) for one in (targets, precision))
     if unknown := options.keys() - OPTIONS:
         raise UsageError(f"export() takes no {min(unknown)}", f"it takes {', '.join(sorted(OPTIONS))}")
     _refuse_contradictions(model, inputs, sizes, checkpoint, allow_partial, task, options)

@@ -41,7 +41,8 @@ FILES = tuple(
     )
 )  # fmt: skip
 OURS = {MANIFEST, SAMPLES, GOLDEN, LOGS, BOM, PROVENANCE, *UNLISTED}
-ALTERED = "the bundle was cut short or altered: export again"  # what to do about it
+# What to do about a file that is not what it was.
+ALTERED = "the bundle was cut short or altered: take it again from where it was published, or export again"
 RENAME_EXCHANGE = 2
 
 

@@ -31,8 +31,9 @@ def run(
 
     Jobs are forked from `zygotes`, which several runs may share; else from the run's own.
 
-    A variant that fails is a row. Raises UsageError before anything is written when the request cannot be met. Whatever
-    else interrupts the run (KeyboardInterrupt included) stops the children and publishes what was finished.
+    A variant that fails is a row; where all fail, a bundle that is already there stays. Raises UsageError before
+    anything is written when the request cannot be met. Whatever else interrupts the run (KeyboardInterrupt included)
+    stops the children and publishes what was finished.
     """
     request.validate()
     start = zygotes or Zygote
@@ -52,11 +53,10 @@ def run(
             if current.finish("interrupted"):
                 error.add_note(f"what was finished is in {staging.publish_interrupted()}")
             raise
-        if current.prepared:
-            current.finish("complete")
-            return current.draft.manifest, staging.publish()
-        current.finish("failed")
-        return current.draft.manifest, staging.publish_interrupted()
+        current.finish("complete" if current.prepared else "failed")
+        made = current.draft.manifest
+        passed = any(variant.status == "passed" for variant in made.variants if variant.name != EAGER)
+        return made, staging.publish() if passed else staging.publish_interrupted()
 
 
 class _Run:

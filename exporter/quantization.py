@@ -32,10 +32,18 @@ def dynamic(module: torch.nn.Module) -> tuple[torch.nn.Module, str]:
     found = sum(type(inner) is torch.nn.Linear for inner in module.modules())
     if not found:
         raise ExportError("there is no Linear layer to quantize", "choose compile@int8 or onnx@int8")
+
+    class Linear(torch.ao.nn.quantized.dynamic.Linear):
+        """Its input has the name that it has in torch.nn.Linear, for callers who give it by name."""
+
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            output: torch.Tensor = super().forward(input)  # type: ignore[no-untyped-call]
+            return output
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of deprecation: its successor makes no TorchScript
         quantized = torch.ao.quantization.quantize_dynamic(
-            copy.deepcopy(module), {torch.nn.Linear}, dtype=torch.qint8, inplace=True
+            copy.deepcopy(module), {torch.nn.Linear}, torch.qint8, {torch.nn.Linear: Linear}, inplace=True
         )
     return quantized, f"{found} linear layers in int8"
 

@@ -10,6 +10,7 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import pickle
 import pkgutil
 import sys
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from exporter import places
 from exporter.errors import RecipeError, UsageError
 from exporter.records import Range
 
@@ -219,9 +221,10 @@ def _saved_inputs(path: Path) -> Callable[[], Any]:
     try:
         saved = torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:
-        raise RecipeError(
-            f"--inputs {path} cannot be read: {error}", "save a dict of tensors with torch.save"
-        ) from error
+        refused = isinstance(error, pickle.UnpicklingError)  # torch's message advises to load it unsafely
+        cause = "it is no file of torch.save, or holds more than tensors" if refused else places.message(error)
+        remedy = "save a dict of tensors with torch.save"
+        raise RecipeError(f"--inputs {path} cannot be read: {cause}", remedy) from error
     return lambda: saved
 
 

@@ -269,3 +269,15 @@ def test_the_manifest_is_that_of_the_bundle(made_bundle: Path) -> None:
         assert variant.artifact
         contract = exporter.open_artifact(made_bundle / variant.artifact.path).contract
         assert contract == dataclasses.replace(variant.contract, target=variant.target)  # type: ignore[type-var]
+
+
+def test_what_failed_is_told(tmp_path: Path) -> None:
+    """And targets may be a list."""
+
+    def inputs(batch: int = 1) -> dict[str, torch.Tensor]:
+        return {"nothing": torch.ones(batch, 8)}
+
+    bundle = exporter.export(torch.nn.Linear(8, 4), inputs, targets=["trace"], bench=False, out=tmp_path / "out")
+    assert set(bundle.failed) == {"trace"}
+    assert "nothing" in bundle.failed["trace"]
+    assert "manifest" not in repr(bundle)

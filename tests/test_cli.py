@@ -69,6 +69,29 @@ def test_a_directory_of_somebody_else(cli: Cli, tmp_path: Path) -> None:
     refused(cli("export", MLP, "--out", tmp_path), "holds files, but no bundle", "--out")
 
 
+def test_the_default_place_is_another_models(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And where nothing passes, the bundle that is there stays."""
+    monkeypatch.chdir(tmp_path)
+    for file, forward in (("lin.py", "x"), ("other.py", "x"), ("far/lin.py", "missing")):
+        Path(file).parent.mkdir(exist_ok=True)
+        text = f"import torch\nclass M(torch.nn.Module):\n    def forward(self, x): return {forward} * 2\n"
+        Path(file).write_text(text + "net = M\ndef net_inputs(batch=1): return {'x': torch.ones(batch, 2)}\n")
+    words = "--targets", "trace", "--no-bench", "-q"
+    assert cli("export", "lin.py:net", *words).code == 0
+    before = (tmp_path / "artifacts" / "net" / "manifest.json").read_bytes()
+    refused(cli("export", "other.py:net", *words), "holds the bundle of another model, lin.py:net", "--out")
+    assert cli("export", "far/lin.py:net", *words).code == 1
+    assert (tmp_path / "artifacts" / "net" / "manifest.json").read_bytes() == before
+    assert (tmp_path / "artifacts" / "net.interrupted" / "manifest.json").is_file()
+    assert cli("export", "./lin.py:net", *words).code == 0
+
+
+def test_inputs_that_are_none(cli: Cli, tmp_path: Path) -> None:
+    done = cli("export", MLP, "--inputs", Path(__file__), "--targets", "trace", "--out", tmp_path / "out", "--no-bench")
+    assert "is no file of torch.save, or holds more than tensors" in done.out + done.err
+    assert "will likely succeed" not in done.out + done.err
+
+
 def test_torch_is_not_there(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('no libtorch')")
     monkeypatch.setattr("exporter.pipeline.Zygote", lambda *_: Zygote({"PYTHONPATH": str(tmp_path)}))

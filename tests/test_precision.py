@@ -12,7 +12,7 @@ import torch
 from conftest import NATIVE, Run
 
 import exporter
-from exporter import builds, cases, environment, golden, parity, precision, targets
+from exporter import builds, cases, environment, golden, parity, precision, quantization, targets
 from exporter.capture import FlatModule, Program, flatten_inputs
 from exporter.errors import ArtifactError, ExportError, UsageError
 from exporter.records import Contract, Manifest, Range, TensorSpec, Tolerance
@@ -121,6 +121,17 @@ def judge(got: torch.Tensor, reference: torch.Tensor, name: str = "logits") -> p
     tolerance = Tolerance(1e-4, 1e-5, 2.0, min_cosine=0.995)
     r = reference.double().numpy()
     return parity.compare(name, got.numpy(), reference.numpy(), r, tolerance, ("float32", "float32"))
+
+
+def test_int8_of_a_layer_that_is_called_by_name(tmp_path: Path) -> None:
+    """As a model that is one Linear layer is, and as callers may."""
+    layer = torch.nn.Linear(8, 4).eval()
+    quantized, told = quantization.dynamic(layer)
+    x = torch.randn(2, 8)
+    assert torch.allclose(quantized(input=x), layer(x), atol=0.1)
+    traced = torch.jit.trace(quantized, x)
+    assert torch.equal(traced(x), quantized(x))
+    assert told == "1 linear layers in int8"
 
 
 def test_what_points_the_same_way_is_quantized() -> None:

@@ -23,7 +23,7 @@ from exporter.cli._model import (
     single_sizes,
     sweep,
 )
-from exporter.errors import UsageError
+from exporter.errors import ArtifactError, UsageError
 
 if TYPE_CHECKING:
     from exporter.records import Manifest
@@ -119,12 +119,31 @@ def command(model: str, targets_text: str, device: str | None, out: Path | None,
     from exporter.cli import _progress
 
     request = _request(model, targets_text, device, out, options)
+    if out is None:
+        _refuse_anothers(request)
     with _progress.listener(quiet=options["quiet"]) as listener:
         manifest, place = pipeline.run(request, listener)
     click.echo(report.render(manifest, "json" if options["as_json"] else "table", place), nl=False)
     if options["verbose"]:
         _show_logs(manifest, place)
     return 0 if all(v.status == "passed" for v in manifest.variants) else 1
+
+
+def _refuse_anothers(request: Request) -> None:
+    """UsageError where the default place holds the bundle of another model: two files may have a `net` each."""
+    from exporter import bundle
+
+    try:
+        held = bundle.read_manifest(request.out).model.source
+    except ArtifactError:
+        return
+    if _named(held) != _named(request.asked):
+        raise UsageError(f"{request.out} holds the bundle of another model, {held}", "give --out, or remove it")
+
+
+def _named(asked: str) -> str:
+    """A model as it was asked for, without the folder of its file and without a revision."""
+    return Path(asked).name.partition("@")[0]
 
 
 def _request(model: str, targets_text: str, device: str | None, out: Path | None, options: dict[str, Any]) -> Request:

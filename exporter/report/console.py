@@ -67,7 +67,7 @@ def page(title: str, headings: tuple[str, ...], lines: list[tuple[str, ...]], re
 
 def _console() -> Console:
     colour = sys.stdout.isatty()
-    width = shutil.get_terminal_size().columns if colour else max(PLAIN_WIDTH, shutil.get_terminal_size().columns)
+    width = shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns  # COLUMNS, or the terminal's, or neither
     return Console(file=io.StringIO(), force_terminal=colour, width=width, highlight=False)
 
 
