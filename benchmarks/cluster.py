@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import getpass
 import os
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from _process import verdict
 from _releases import EXAMPLE, differences, equal_bytes, keys
 
 from exporter import environment
+
+CACHE = f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}"  # as torch has it where nobody says otherwise
 
 
 def main() -> None:
@@ -59,7 +62,8 @@ def _cluster(folder: Path) -> Iterator[tuple[Any, Any, Path]]:
     at_work.mkdir()
     nodes = Cluster(True, head_node_args={"num_cpus": cpus, "include_dashboard": False})
     try:
-        yield nodes, nodes.add_node(num_cpus=cpus, env_vars={"TMPDIR": str(at_work)}), at_work
+        apart = {"TMPDIR": str(at_work), "TORCHINDUCTOR_CACHE_DIR": CACHE}  # whose path stands in every package
+        yield nodes, nodes.add_node(num_cpus=cpus, env_vars=apart), at_work
     finally:
         nodes.shutdown()
 
