@@ -92,6 +92,17 @@ ArtifactInfo inspect(const std::filesystem::path& path) {
   });
 }
 
+std::unique_ptr<Runner> load_runner(const std::filesystem::path& path, const ArtifactInfo& info,
+                                    at::Device device, bool serial, int runners) {
+  if (info.kind == ArtifactKind::torchscript) return load_torchscript(path, device);
+  return load_aotinductor(path, device, info.contract, serial, runners);
+}
+
+Artifact artifact_of(std::filesystem::path path, ArtifactInfo info, at::Device device,
+                     std::unique_ptr<Runner> runner) {
+  return {std::move(path), std::move(info), device, std::move(runner)};
+}
+
 Artifact Artifact::open(const std::filesystem::path& path, const OpenOptions& options) {
   ArtifactInfo info = inspect(path);
   use_threads(options.threads);
@@ -108,9 +119,7 @@ Artifact Artifact::open(const std::filesystem::path& path, const OpenOptions& op
     require_device(info.contract, device, path.string());
     const c10::InferenceMode no_gradients;
     const int graphs = graphs_of(options, device);
-    auto loaded = info.kind == ArtifactKind::torchscript
-                      ? load_torchscript(path, device)
-                      : load_aotinductor(path, device, info.contract, graphs > 0, runners);
+    auto loaded = load_runner(path, info, device, graphs > 0, runners);
     return graphs > 0 ? capture_graphs(std::move(loaded), graphs) : std::move(loaded);
   });
   return {path, std::move(info), device, std::move(runner)};

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <exporter/contract.h>
+#include <exporter/artifact.h>
 
 #include <filesystem>
 #include <memory>
@@ -26,5 +26,13 @@ std::unique_ptr<Runner> load_torchscript(const std::filesystem::path& path, at::
 /// `serial` packages serve one call at a time, and can be captured into CUDA graphs.
 std::unique_ptr<Runner> load_aotinductor(const std::filesystem::path& path, at::Device device,
                                          const Contract& contract, bool serial, int runners);
+
+/// The runner of a file, by its kind.
+std::unique_ptr<Runner> load_runner(const std::filesystem::path& path, const ArtifactInfo& info,
+                                    at::Device device, bool serial, int runners);
+
+/// An artifact of what was loaded otherwise than by `Artifact::open`.
+Artifact artifact_of(std::filesystem::path path, ArtifactInfo info, at::Device device,
+                     std::unique_ptr<Runner> runner);
 
 }  // namespace exporter

@@ -91,6 +91,8 @@ class Artifact {
   void synchronize() const;
 
  private:
+  friend Artifact artifact_of(std::filesystem::path path, ArtifactInfo info, at::Device device,
+                              std::unique_ptr<Runner> runner);  // src/runner.h
   Artifact(std::filesystem::path path, ArtifactInfo info, at::Device device,
            std::unique_ptr<Runner> runner);
 

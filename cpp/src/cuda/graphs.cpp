@@ -12,6 +12,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <utility>
 
 #include "copies.h"
 
@@ -124,6 +125,7 @@ struct Graph {
   bool captured = false;
   std::optional<c10::cuda::CUDAStream> last;  // where it was replayed last
   Event done;
+  std::vector<at::Tensor> room;  // for the plain outputs of the next replay on `last`, or none
 };
 
 class GraphRunner final : public Runner {
@@ -219,13 +221,21 @@ class GraphRunner final : public Runner {
     graph.out->add(raw, leaves_of(raw));
   }
 
-  /// New tensors like the plain outputs. They share one block of memory, for the allocator takes
-  /// longer than all else that a call needs.
-  static std::vector<at::Tensor> room_for(const Graph& graph) {
+  static constexpr std::size_t rounded(std::size_t bytes) {
     constexpr std::size_t kAlignment = 256;
-    const auto rounded = [](std::size_t bytes) { return (bytes + kAlignment - 1) & -kAlignment; };
+    return (bytes + kAlignment - 1) & -kAlignment;
+  }
+
+  static std::size_t bytes_of_plain(const Graph& graph) {
     std::size_t bytes = 0;
     for (const std::size_t i : graph.plain) bytes += rounded(graph.outputs[i].nbytes());
+    return bytes;
+  }
+
+  /// Tells the next replay to write its plain outputs to new tensors on the current stream. They
+  /// share one block of memory, for the allocator takes longer than all else that a call needs.
+  static void make_room(Graph& graph) {
+    const std::size_t bytes = bytes_of_plain(graph);
     c10::Allocator* const allocator = c10::cuda::CUDACachingAllocator::get();
     const c10::Storage block(c10::Storage::use_byte_size_t(), bytes, allocator->allocate(bytes),
                              allocator, /*resizable=*/false);
@@ -239,7 +249,22 @@ class GraphRunner final : public Runner {
           own.sizes(), own.strides(), static_cast<std::int64_t>(offset / own.element_size()));
       offset += rounded(own.nbytes());
     }
-    return outputs;
+    for (std::size_t i = 0; i < graph.plain.size(); ++i) {
+      graph.out->move_to(i, outputs[graph.plain[i]].mutable_data_ptr());
+    }
+    graph.out->update(graph.graph.raw_cuda_graph_exec());
+    graph.room = std::move(outputs);
+  }
+
+  /// Makes room for the next replay while this one runs. Of large outputs one more would cost more
+  /// memory than it saves time; with too little memory the next call says so.
+  static void make_room_ahead(Graph& graph) {
+    constexpr std::size_t kLarge = 1 << 20;
+    if (bytes_of_plain(graph) > kLarge) return;
+    try {
+      make_room(graph);
+    } catch (const std::exception&) {  // this call has what it came for
+    }
   }
 
   /// The outputs are copies: the next replay writes over the graph's own.
@@ -252,18 +277,15 @@ class GraphRunner final : public Runner {
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       graph.in->move_from(i, inputs[i].const_data_ptr());
     }
-    std::vector<at::Tensor> outputs = room_for(graph);
-    for (std::size_t i = 0; i < graph.plain.size(); ++i) {
-      graph.out->move_to(i, outputs[graph.plain[i]].mutable_data_ptr());
-    }
-    const cudaGraphExec_t ready = graph.graph.raw_cuda_graph_exec();
-    graph.in->update(ready);
-    graph.out->update(ready);
+    graph.in->update(graph.graph.raw_cuda_graph_exec());
+    if (graph.room.empty() || graph.last != stream) make_room(graph);
+    graph.last = stream;
     graph.graph.replay();
+    std::vector<at::Tensor> outputs = std::exchange(graph.room, {});
     for (std::size_t i = 0; i < outputs.size(); ++i) {
       if (!outputs[i].defined()) outputs[i] = graph.outputs[i].clone();
     }
-    graph.last = stream;
+    make_room_ahead(graph);
     return outputs;
   }
 

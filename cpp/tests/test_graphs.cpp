@@ -1,0 +1,64 @@
+// Calls of an artifact on a GPU through CUDA graphs, held against calls without: test_graphs
+// ARTIFACT, with golden.pt beside it. Not one of ctest's, for it needs a GPU; see tests/gpu.
+
+#include <ATen/ATen.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <exporter/artifact.h>
+#include <exporter/golden.h>
+
+#include "testing.h"
+
+using exporter::Artifact;
+using Tensors = std::vector<at::Tensor>;
+
+namespace {
+
+constexpr int kCalls = 5;  // of each case
+
+/// As in a case, with other numbers each time.
+Tensors noise_like(const Tensors& inputs, at::Device device) {
+  Tensors made;
+  for (const at::Tensor& input : inputs) {
+    const at::Tensor moved = input.to(device);
+    made.push_back(moved.is_floating_point() ? at::randn_like(moved) : moved);
+  }
+  return made;
+}
+
+/// Holds all outputs until the last call was made, on one stream or on two in turn.
+void leaves_earlier_outputs(const std::filesystem::path& path, bool two_streams) {
+  const auto plain = Artifact::open(path, {.device = "cuda", .cuda_graphs = 0});
+  const auto graphs = Artifact::open(path, {.device = "cuda"});
+  const c10::impl::VirtualGuardImpl gpu(at::kCUDA);
+  const auto first = gpu.getStream(graphs.device());
+  const auto second = two_streams ? gpu.getStreamFromGlobalPool(graphs.device()) : first;
+  for (const auto& example : exporter::Golden::read(path.parent_path() / "golden.pt").cases) {
+    std::vector<Tensors> inputs, outputs;
+    for (int i = 0; i < kCalls; ++i) inputs.push_back(noise_like(example.inputs, graphs.device()));
+    graphs.synchronize();
+    for (int i = 0; i < kCalls; ++i) {
+      const c10::StreamGuard guard(i % 2 == 0 ? first : second);
+      outputs.push_back(graphs.run(inputs[static_cast<std::size_t>(i)]));
+    }
+    EXPECT_EQUAL(graphs.note(), "CUDA graph");
+    graphs.synchronize();
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      const Tensors expected = plain.run(inputs[i]);
+      EXPECT_EQUAL(outputs[i].size(), expected.size());
+      for (std::size_t k = 0; k < expected.size(); ++k) {
+        EXPECT(at::allclose(outputs[i][k], expected[k], 1e-4, 1e-5));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) return 2;
+  return testing::run({
+      {"leaves earlier outputs", [&] { leaves_earlier_outputs(argv[1], false); }},
+      {"leaves them on two streams", [&] { leaves_earlier_outputs(argv[1], true); }},
+  });
+}
