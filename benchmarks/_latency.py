@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from _process import said
-from _rows import Bench, Rows, failed, thinned
+from _rows import SAMPLES, Bench, Rows, failed
 
-from exporter import bundle
+from exporter import bundle, stats
 from exporter.errors import ExporterError, JobError
 from exporter.records import EAGER, Manifest, VariantRecord
 
@@ -70,7 +70,7 @@ def rows_of(manifest: Manifest, samples: dict[str, list[list[float]]]) -> Rows:
                 rows[_name(variant, session.session)] = {"error": session.reason or variant.reason}
                 continue
             rows[_name(variant, session.session, session.provider)] = {
-                "windows": thinned(samples[f"{variant.name} {session.session}"]),
+                "windows": stats.thinned(samples[f"{variant.name} {session.session}"], SAMPLES),
                 "stable": timing.stable,
                 "facts": _facts(variant),
             }

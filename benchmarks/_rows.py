@@ -65,8 +65,3 @@ def failed(names: Sequence[str], error: Exception) -> Rows:
 def complete(rotation: dict[str, Any]) -> bool:
     """Whether each of its rows was measured."""
     return not any("error" in row for row in rotation["rows"].values())
-
-
-def thinned(windows: Sequence[Sequence[float]]) -> list[list[float]]:
-    """At most SAMPLES of each window, evenly spaced, to five significant digits."""
-    return [[float(f"{sample:.5g}") for sample in w[:: -(-len(w) // SAMPLES)]] for w in windows]

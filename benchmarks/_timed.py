@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from _rows import Rows, thinned
+from _rows import SAMPLES, Rows
 
-from exporter import benchmark, places, targets
+from exporter import benchmark, places, stats, targets
 from exporter.errors import JobError
 from exporter.session import server
 
@@ -46,7 +46,9 @@ def rotate(calls: Mapping[str, Callable[[], object]], budget: float, baseline: s
     """Rows of calls measured side by side."""
     series = benchmark.measure({name: Call(run, device) for name, run in calls.items()}, budget, baseline)
     return {
-        name: {"error": one.error} if one.error else {"windows": thinned(one.windows), "stable": one.stable}
+        name: {"error": one.error}
+        if one.error
+        else {"windows": stats.thinned(one.windows, SAMPLES), "stable": one.stable}
         for name, one in series.items()
     }
 

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from exporter.recipes import Recipe
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     """Import on first use (PEP 562)."""
     if name not in __all__:

@@ -58,7 +58,7 @@ def flatten_inputs(model: torch.nn.Module, inputs: Any) -> FlatInputs:
     named = [(name, leaf) for name, leaf in zip(names, leaves, strict=True) if isinstance(leaf, torch.Tensor)]
     if not named:
         raise RecipeError(
-            f"inputs() returned {type(inputs).__name__} with no tensor in it",
+            f"the recipe's inputs are of type {type(inputs).__name__}, with no tensor in it",
             "return a dict of tensors by argument name",
         )
     constants = {name: leaf for name, leaf in zip(names, leaves, strict=True) if not isinstance(leaf, torch.Tensor)}
@@ -109,7 +109,8 @@ def _as_call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if hasattr(inputs, "keys"):  # a dict, or a tokenizer's BatchEncoding
         return (), {key: inputs[key] for key in inputs.keys()}  # noqa: SIM118
     raise RecipeError(
-        f"inputs() returned {type(inputs).__name__}", "return a dict of tensors by argument name, a tuple, or a tensor"
+        f"the recipe's inputs are of type {type(inputs).__name__}",
+        "return a dict of tensors by argument name, a tuple, or a tensor",
     )
 
 

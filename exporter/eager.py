@@ -6,6 +6,7 @@ A model that does not run in float64 is its own reference, and the golden's reco
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -14,6 +15,8 @@ from exporter import places, values
 from exporter.errors import ExporterError, ExportError
 from exporter.records import Tolerance
 from exporter.values import Tensors
+
+_MISNAMED = re.compile(r"unexpected keyword argument|missing \d+ required (positional|keyword-only) argument")
 
 
 def run(module: torch.nn.Module, data: Tensors, device: str) -> Tensors:
@@ -85,8 +88,11 @@ def naming(sizes: str) -> Iterator[None]:
     except ExporterError:
         raise
     except Exception as error:
+        misnamed = isinstance(error, TypeError) and _MISNAMED.search(str(error))
         raise ExportError(
             f"the model fails at {sizes or 'its example'}: {places.summary(error)}",
-            "mend it or its inputs, or promise only the sizes that it takes: `sizes` of the recipe, "
+            "name the inputs as the arguments of the model's forward"
+            if misnamed
+            else "mend it or its inputs, or promise only the sizes that it takes: `sizes` of the recipe, "
             "--size NAME=MIN..MAX",
         ) from error

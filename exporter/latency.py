@@ -6,13 +6,14 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from exporter import benchmark, checks
+from exporter import benchmark, checks, stats
 from exporter.errors import ExporterError
 from exporter.records import SessionRecord, Timing, VariantRecord
 from exporter.session.client import Session
 
 Key = tuple[str, str]  # a variant's name, and the kind of its session
 EXAMPLE = ""
+MOST_SAMPLES = 1000  # of a window that are written down
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,10 @@ class Measured:
     warnings: tuple[str, ...] = ()
 
     def samples(self) -> str:
-        """Every sample in milliseconds as JSON, by variant, session and point, in windows."""
+        """Samples in milliseconds as JSON, by variant, session and point, in windows, MOST_SAMPLES of each."""
         return json.dumps(
             {
-                " ".join((*key, f"at {point}") if point else key): one.windows
+                " ".join((*key, f"at {point}") if point else key): stats.thinned(one.windows, MOST_SAMPLES)
                 for point, series in self.points.items()
                 for key, one in series.items()
             }

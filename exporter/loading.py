@@ -74,6 +74,8 @@ def load_model(job: Job) -> Loaded:
         replaced = job.source.checkpoint and job.source.place != "saved"  # a saved program has no random weights
         model = _load_weights(recipe, "random" if replaced else job.weights)
     said = [str(w.message) for w in caught if issubclass(w.category, UserWarning)]
+    if job.weights == "pretrained" and not getattr(recipe, "chooses_weights", True):
+        said.append("--weights pretrained changes nothing: the recipe's function makes its own weights")
     if job.source.checkpoint:
         said += checkpoint.load_into(model, job.source.checkpoint, job.source.allow_partial)
     model = model.eval().to(job.options.device)
@@ -96,7 +98,7 @@ def _load_weights(recipe: recipes.Recipe, weights: str) -> torch.nn.Module:
         )
         raise RecipeError(f"loading the model fails: {places.named(error)}", remedy) from error
     if not isinstance(model, torch.nn.Module):
-        raise RecipeError(f"load() returned {type(model).__name__}", "return a torch.nn.Module")
+        raise RecipeError(f"the recipe's model is of type {type(model).__name__}", "return a torch.nn.Module")
     return model
 
 
@@ -121,7 +123,8 @@ def find_contract(job: Job, loaded: Loaded) -> Contract:
     idle = [name for name in loaded.symbols if name not in used]
     if idle:
         raise RecipeError(
-            f"no input's dimension follows {idle[0]}", f"use {idle[0]} in inputs(), or remove it from sizes"
+            f"no input's dimension follows {idle[0]}",
+            f"use {idle[0]} in the recipe's inputs, or remove it from its sizes",
         )
     return Contract(
         job.model,

@@ -11,6 +11,12 @@ Windows = Sequence[Sequence[float]]
 RESAMPLES = 1000
 
 
+def thinned(windows: Sequence[Sequence[float]], most: int) -> list[list[float]]:
+    """At most `most` samples of each window, evenly spaced, to six significant digits: a call of a microsecond is
+    made thousands of times in a window."""
+    return [[float(f"{sample:.6g}") for sample in window[:: max(1, -(-len(window) // most))]] for window in windows]
+
+
 def median(samples: Sequence[float]) -> float:
     """The median; ValueError when there are no samples."""
     return percentile(samples, 50)

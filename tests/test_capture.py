@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from exporter import capture
+from exporter import capture, eager
 from exporter.capture import FlatModule, Program, flatten_inputs, output_leaves
 from exporter.errors import ExportError, RecipeError
 from exporter.records import Contract, Range, TensorSpec, from_json, to_json
@@ -53,7 +53,7 @@ def test_taken_apart_and_put_together_again() -> None:
 
 @pytest.mark.parametrize("inputs", [{}, (), {"x": 3}, {"x": None}, 42, "text", None])
 def test_inputs_without_tensors(inputs: Any) -> None:
-    with pytest.raises(RecipeError, match=r"inputs.. returned"):
+    with pytest.raises(RecipeError, match="inputs are of type"):
         flatten_inputs(Model(), inputs)
 
 
@@ -235,3 +235,17 @@ def test_constants_that_a_contract_can_hold() -> None:
     assert found == {"a": 2.5, "b": True, "d": "inf", "g": "-1.7e+308", "e": "torch.float16", "f": -7}
     contract = Contract("m", (), (), {}, constants=found)
     assert from_json(Contract, to_json(contract)) == contract
+
+
+@pytest.mark.parametrize(
+    ("arguments", "remedy"),
+    [
+        ({"x": torch.ones(2, 4)}, "arguments of the model's forward"),
+        ({}, "arguments of the model's forward"),
+        ({"input": torch.ones(2, 5)}, "promise only the sizes"),
+    ],
+)
+def test_what_a_model_raises_has_a_remedy(arguments: dict[str, torch.Tensor], remedy: str) -> None:
+    with pytest.raises(ExportError, match="the model fails at batch=2") as raised, eager.naming("batch=2"):
+        torch.nn.Linear(4, 2)(**arguments)
+    assert remedy in raised.value.remedy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import linecache
@@ -313,3 +314,10 @@ def test_the_report_fits_its_width(columns: int, monkeypatch: pytest.MonkeyPatch
     assert max(map(len, lines)) <= min(max(columns, explanation.NARROWEST), explanation.WIDEST)
     assert any(line.strip() == "at a/folder/net.py:12" for line in lines)
     assert "[not]" in report
+
+
+@pytest.mark.parametrize(("weights", "warned"), [("auto", False), ("random", False), ("pretrained", True)])
+def test_weights_that_a_function_cannot_choose(tmp_path: Path, weights: str, warned: bool) -> None:
+    job = job_for("tiny:made", tmp_path)
+    said = loading.load_model(dataclasses.replace(job, weights=weights)).warnings
+    assert any("the recipe's function makes its own weights" in text for text in said) == warned

@@ -63,7 +63,8 @@ def test_latency_is_measured(run: Run) -> None:
     assert trace.lifecycle.first_call_ms is not None
     samples = json.loads((place / "samples.json").read_text())
     assert set(samples) == {"eager python", "trace python"}
-    assert sum(map(len, samples["trace python"])) == trace.timings["python"].runs
+    assert 0 < sum(map(len, samples["trace python"])) <= trace.timings["python"].runs
+    assert all(0 < len(window) <= 1000 for window in samples["trace python"])
     fits_the_schema(place)
 
 
@@ -78,7 +79,7 @@ def test_a_sweep_is_checked_and_timed(run: Run) -> None:
         assert record.sweep["batch=8"].keys() == record.timings.keys() == {"python"}
     assert "--size batch=2,8 " in trace.reproduce
     samples = json.loads((place / "samples.json").read_text())
-    assert sum(map(len, samples["trace python at batch=8"])) == trace.sweep["batch=8"]["python"].runs
+    assert 0 < sum(map(len, samples["trace python at batch=8"])) <= trace.sweep["batch=8"]["python"].runs
     fits_the_schema(place)
 
 
@@ -176,7 +177,7 @@ def test_a_model_that_does_not_run_leaves_the_last_good_bundle(run: Run, tmp_pat
     ("name", "message"),
     [
         ("load_fails", "loading the model fails: OSError: the weights are gone"),
-        ("load_gives_a_string", "load.. returned str"),
+        ("load_gives_a_string", "model is of type str"),
         ("inputs_without_tensors", "with no tensor in it"),
         ("inputs_fail", "inputs.. fails at batch=1: RuntimeError: no data today"),
         ("inputs_without_default", "without an integer default"),

@@ -102,8 +102,8 @@ def test_errors_name_the_line_and_the_key(tmp_path: Path, text: str, message: st
 
 def test_all_errors_come_at_once(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as raised:
-        planned(tmp_path, "out = 3\nseed = 'x'\n" + MODELS)
-    assert [line.partition("toml")[2][:3] for line in str(raised.value).splitlines()] == [":1:", ":2:"]
+        planned(tmp_path, "out = 3\nseed = 'x'\ntargets = ['trase']\n" + MODELS)
+    assert [line.partition("toml")[2][:3] for line in str(raised.value).splitlines()] == [":1:", ":2:", ":3:"]
 
 
 def test_a_model_overrides_the_top(tmp_path: Path) -> None:

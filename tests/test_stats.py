@@ -27,6 +27,14 @@ def test_no_windows(function) -> None:
         function([])
 
 
+def test_thinned() -> None:
+    """Evenly spaced, at most as many as asked, none where none are."""
+    windows = [[float(i) for i in range(10)], [1 / 3], []]
+    assert stats.thinned(windows, 5) == [[0.0, 2.0, 4.0, 6.0, 8.0], [0.333333], []]
+    assert stats.thinned(windows[:1], 4) == [[0.0, 3.0, 6.0, 9.0]]
+    assert stats.thinned(windows[:1], 10) == windows[:1]
+
+
 def test_outliers() -> None:
     # median 3, MAD 1: 0.6745 * 97 / 1 is far above 3.5; 0.6745 * 5 is not
     assert stats.outliers([1.0, 2.0, 3.0, 4.0, 100.0]) == 1

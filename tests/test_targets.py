@@ -392,6 +392,8 @@ def test_names_and_variants_are_parsed() -> None:
         ("tarce", "there is no target 'tarce'", "did you mean trace"),
         ("onxx", "there is no target", "did you mean onnx"),
         ("zzzzzzzz", "there is no target", "exporter targets"),
+        ("AOTInductor", "there is no target", "did you mean compile?"),
+        ("jit", "there is no target", "did you mean trace or script?"),
         ("compile:fast", "compile has no variant 'fast'", "compile:default"),
         ("trace:default", "trace has no variant", "it has trace"),
         ("", "no target was given", "choose from"),

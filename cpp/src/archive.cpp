@@ -36,8 +36,10 @@ std::unique_ptr<PyTorchStreamReader> open_archive(const std::filesystem::path& p
   } catch (const c10::Error& error) {
     std::string cause = one_line(error.what_without_backtrace());
     cause = cause.substr(0, cause.find(". "));  // what follows is advice about torch.save
+    if (path.extension() == ".onnx") cause = "ONNX models run in onnxruntime, not here";
     throw Error(kind,
-                path.string() + " is not an archive that torch wrote, or a broken one: " + cause);
+                path.string() + " is not an archive that torch wrote, or a broken one" +
+                    " (`exporter check` of its bundle says whether it was altered): " + cause);
   }
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,7 @@ def triton(bundle: Path, variant: str | None, repository: Path, name: str | None
 
     deployment = triton.deploy(bundle, read_manifest(bundle), variant, repository, name, version)
     _show(deployment, repository / deployment.model)
+    click.echo(f"Next: tritonserver --model-repository {shlex.quote(str(repository))}")
 
 
 @command.command(short_help="A context for docker build.")
@@ -76,6 +78,7 @@ def docker(bundle: Path, variant: str | None, out: Path, runtime: str, ops_libs:
     from exporter.deploy import docker
 
     _show(docker.deploy(bundle, read_manifest(bundle), variant, out, runtime, ops_libs), out)
+    click.echo(f"Next: docker build {shlex.quote(str(out))}")
 
 
 def _show(deployment: Deployment, out: Path) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from exporter import targets
 from exporter.errors import UsageError
 
 Place = tuple[str | int, ...]  # of a value: keys, and indices in arrays
@@ -91,6 +92,22 @@ def _problems(file: ReleaseFile) -> Iterator[tuple[Place, str]]:
         for key in error.instance.keys() - known:
             close = difflib.get_close_matches(key, known, n=1)
             yield (*place, key), f"there is no such key; {f'did you mean {close[0]}?' if close else 'remove it'}"
+    yield from _unknown_targets(file.data, ())
+    models = file.data.get("models")
+    for index, model in enumerate(models if isinstance(models, list) else ()):
+        yield from _unknown_targets(model, ("models", index))
+
+
+def _unknown_targets(table: Any, place: Place) -> Iterator[tuple[Place, str]]:
+    """Said with all else that is wrong, not only once that is mended."""
+    named = table.get("targets") if isinstance(table, dict) else None
+    for name in named if isinstance(named, list) else ():
+        if not isinstance(name, str) or not name.strip():
+            continue
+        try:
+            targets.parse(name)
+        except UsageError as error:
+            yield (*place, "targets"), f"{error}; {error.remedy}"
 
 
 def _lines(text: str) -> dict[Place, int]:

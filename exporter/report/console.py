@@ -19,6 +19,8 @@ from exporter.report import rows, summary
 STYLES = {"exact": "green", "rounding": "green", "drift": "yellow", "quantized": "yellow"}
 WORDS = {"variant", "session", "parity"}  # columns that are not of numbers
 PLAIN_WIDTH = 120
+WIDE = 100  # columns of a terminal that has room for all
+NARROW = ("min…max", "runs")  # left out on others
 
 
 def render(manifest: Manifest, place: Path | None = None) -> str:
@@ -27,8 +29,10 @@ def render(manifest: Manifest, place: Path | None = None) -> str:
     console.print()
     for line in rows.heading(manifest):
         console.print(escape(line), style="dim" if line != rows.heading(manifest)[0] else "bold")
-    skip = {"min…max", "runs"} if console.width < 100 else set()
+    skip = NARROW if console.width < WIDE else ()
     console.print(_table(rows.headings(manifest), rows.rows(manifest), skip))
+    if skip:
+        console.print(f"{' and '.join(skip)} are shown from {WIDE} columns on", style="dim")
     for headings, *lines in rows.others(manifest):
         console.print(_table(headings, lines))
     for variant in rows.failures(manifest):

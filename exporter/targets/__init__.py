@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     Run = Callable[[Tensors], Tensors]
 
 GROUP = "exporter.targets"
+ALSO_CALLED = {
+    **dict.fromkeys(("torchscript", "jit"), ("trace", "script")),
+    **dict.fromkeys(("aot", "aoti", "aotinductor", "inductor", "pt2"), ("compile",)),
+    **dict.fromkeys(("ort", "onnxruntime"), ("onnx",)),
+}
 
 
 class Variant(NamedTuple):
@@ -138,7 +143,7 @@ def get(name: str) -> Target:
         if point.name == name:
             return cast(Target, point.load())
     if name not in names():
-        close = difflib.get_close_matches(name, names(), n=2, cutoff=0.4)
+        close = ALSO_CALLED.get(name.lower()) or difflib.get_close_matches(name, names(), n=2, cutoff=0.6)
         hint = f"did you mean {' or '.join(close)}?" if close else "`exporter targets` lists them"
         raise UsageError(f"there is no target {name!r}", hint)
     return cast(Target, importlib.import_module(f"{__name__}.{name}"))
