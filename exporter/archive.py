@@ -42,17 +42,13 @@ def pack(place: Path, out: Path) -> int:
 
     ArtifactError when the bundle is not what its manifest records; UsageError when it holds other files.
     """
-    evidence = proof.examine(place, None)
-    evidence.require(evidence.problems | evidence.spoilt)
-    manifest = bundle.read_manifest(place)
-    for recorded in manifest.files:
-        bundle.verify(place, recorded, evidence.digests.get(recorded.path))
+    manifest = proof.whole(place)
     names = _names(place, manifest)
     if out.resolve().is_relative_to(place.resolve()):
         raise UsageError(f"{out} lies in the bundle itself", "give another --out")
-    new = out.with_name(out.name + ".new")
+    new = out.with_name(f".{out.name}.{os.getpid()}.new")
     try:
-        with new.open("wb") as file:
+        with new.open("xb") as file:
             total = _write(place, names, file)
             os.fsync(file.fileno())
         new.replace(out)

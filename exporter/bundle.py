@@ -93,6 +93,7 @@ def staged(out: Path, refuse: Callable[[Path], None]) -> Iterator[Path]:
         out.parent.mkdir(parents=True, exist_ok=True)
         with locked(lock, out):
             try:
+                _restore(out)
                 shutil.rmtree(root, ignore_errors=True)
                 root.mkdir()
                 probe_space(root)
@@ -194,13 +195,26 @@ def swap(staged: Path, place: Path) -> Path:
     if not place.exists():
         staged.rename(place)
     elif not _exchange(staged, place):  # no such call on this file system: a moment without a bundle
-        old = place.with_name(f".{place.name}.old")
+        old = _aside(place)
         shutil.rmtree(old, ignore_errors=True)
         place.rename(old)
         staged.rename(place)
         shutil.rmtree(old, ignore_errors=True)
     _sync_directory(place.parent)
     return place
+
+
+def _aside(place: Path) -> Path:
+    """Where a bundle waits while another takes its place."""
+    return place.with_name(f".{place.name}.old")
+
+
+def _restore(place: Path) -> None:
+    """Put back what a killed run left aside."""
+    old = _aside(place)
+    if old.exists() and not place.exists():
+        old.rename(place)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _exchange(a: Path, b: Path) -> bool:
@@ -243,7 +257,7 @@ def read_manifest(bundle: Path) -> Manifest:
     """The manifest of a bundle; ArtifactError when there is none, it is broken, or not what SHA256SUMS says."""
     path = bundle / MANIFEST
     try:
-        data = path.read_bytes()
+        data = sums.bounded(path)
         listed = sums.read(bundle)
         if listed is not None and listed.get(MANIFEST) != hashlib.sha256(data).hexdigest():
             raise ArtifactError(f"it does not match {sums.NAME}", ALTERED)

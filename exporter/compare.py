@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from exporter import benchmark, bundle, checks, stats, targets
+from exporter import benchmark, checks, proof, stats, targets
 from exporter.compatibility import Change, changes
-from exporter.errors import ArtifactError
+from exporter.errors import ArtifactError, ExporterError
 from exporter.isolate import Zygote
 from exporter.latency import EXAMPLE, At
 from exporter.listener import Listener
@@ -43,6 +43,7 @@ class Pair:
     bytes: tuple[int, int]
     latency: dict[str, Latency] = field(default_factory=dict)  # by session
     note: str = ""  # why it was not measured
+    fails: bool = False  # the new one, where it was to be measured
 
 
 @dataclass(frozen=True)
@@ -78,12 +79,8 @@ class How:
 
 def run(places: tuple[Path, Path], gates: Gates, how: How | None, listener: Listener) -> Comparison:
     """Compare; with `how`, measure latency again. ArtifactError for a bundle that was altered."""
-    manifests = bundle.read_manifest(places[0]), bundle.read_manifest(places[1])
+    manifests = proof.whole(places[0]), proof.whole(places[1])
     shipped = tuple({v.name: v for v in one.variants if v.artifact is not None} for one in manifests)
-    for place, variants in zip(places, shipped, strict=True):
-        for variant in variants.values():
-            for file in variant.files:
-                bundle.verify(place, file)
     both = [name for name in shipped[0] if name in shipped[1]]
     pairs = [_pair(shipped[0][name], shipped[1][name]) for name in both]
     if how is not None:
@@ -112,7 +109,7 @@ def _pair(old: VariantRecord, new: VariantRecord) -> Pair:
         {
             session: _recorded(before.median_ms, new.timings[session].median_ms)
             for session, before in old.timings.items()
-            if session in new.timings
+            if session in new.timings and before.median_ms > 0
         },
     )
 
@@ -132,7 +129,9 @@ def _broken(found: Comparison, gates: Gates) -> list[str]:
             broken.append(f"{pair.name} passed, and does not any more")
         if not gates.allow_breaking:
             broken += [f"{pair.name}: {change.what}" for change in pair.changes if change.breaking]
-        larger = 100 * (pair.bytes[1] / pair.bytes[0] - 1)
+        if pair.fails or (pair.note and gates.max_slower is not None):
+            broken.append(f"{pair.name}: {pair.note}")
+        larger = 100 * (pair.bytes[1] / max(pair.bytes[0], 1) - 1)
         if gates.max_larger is not None and pair.bytes[1] > pair.bytes[0] * (1 + gates.max_larger / 100):
             broken.append(f"{pair.name} is {larger:.1f}% larger, {gates.max_larger:g}% may be")
         for session, latency in pair.latency.items():
@@ -190,12 +189,20 @@ def _time(
                 if session is not None:
                     stack.callback(session.close)
                 if session is None or result.status == "failed":
-                    return replace(pair, latency={}, note=f"the {side} one fails here: {result.reason}")
+                    return _failed(pair, side, result.reason)
                 sessions[side] = session
-            series = benchmark.measure({side: At(s, EXAMPLE) for side, s in sessions.items()}, how.time_budget, "old")
-            if error := series["new"].error:
-                return replace(pair, latency={}, note=f"the new one fails here: {error}")
+            subjects = {side: At(session, EXAMPLE) for side, session in sessions.items()}
+            try:
+                series = benchmark.measure(subjects, how.time_budget, "old")
+            except ExporterError as error:
+                return _failed(pair, "old", str(error))
+            if reason := series["new"].error:
+                return _failed(pair, "new", reason)
         old, new = series["old"].windows, series["new"].windows
         old_ms, new_ms = (stats.median([stats.median(window) for window in windows]) for windows in (old, new))
         found[kind] = Latency(old_ms, new_ms, stats.ratio(new, old), stats.ratio_interval(new, old))
     return replace(pair, latency=found)
+
+
+def _failed(pair: Pair, side: str, reason: str) -> Pair:
+    return replace(pair, latency={}, note=f"the {side} one fails here: {reason}", fails=side == "new")

@@ -7,10 +7,12 @@ when the new artifact asks more of the machine or the program that loads it; and
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from exporter.expressions import Expression
 from exporter.records import Build, Contract, Dim, TensorSpec
+
+ENDS = 1000  # sizes of a symbol that are tried from either end
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ def changes(old: Contract, new: Contract) -> tuple[Change, ...]:
 def _inputs(old: Contract, new: Contract) -> Iterator[Change]:
     yield from _names("input", old.inputs, new.inputs)
     given = {spec.name: spec for spec in new.inputs}
-    tied: dict[str, str] = {}  # a symbol of the new contract to the one that it was
+    tied: dict[str, _Tie] = {}  # by the symbol of the new contract
     for spec in old.inputs:
         now = given.get(spec.name)
         if now is None:
@@ -44,24 +46,25 @@ def _inputs(old: Contract, new: Contract) -> Iterator[Change]:
             if allowed != allows:
                 breaking = not _within(allowed, allows)
                 yield Change(f"{place} was {_told(old, before)}, is {_told(new, after)}", breaking)
-            if isinstance(before, str) and isinstance(after, str):
-                symbol = Expression.parse(before).name
-                first = tied.setdefault(Expression.parse(after).name, symbol)
-                if first != symbol:
-                    yield Change(f"{place} has to agree with {first}, which it did not")
+            if isinstance(after, str):
+                now_follows = Expression.parse(after)
+                tie = _Tie(place, before, now_follows)
+                first = tied.setdefault(now_follows.name, tie)
+                if not _agree(old, first, tie):
+                    yield Change(f"{place} has to agree with {first.told}, which it did not")
 
 
 def _outputs(old: Contract, new: Contract) -> Iterator[Change]:
     kept, added = new.outputs[: len(old.outputs)], new.outputs[len(old.outputs) :]
     moved = {spec.name for spec in old.outputs} & {spec.name for spec in added}  # the new ones do not follow the others
     yield from _names("output", old.outputs, new.outputs if moved else kept)
-    names = _names_now(old, new)
+    ties = _ties(old, new)
     for spec, now in zip(old.outputs, kept, strict=False):
         if spec.name != now.name:
             continue
         yield from _form("output", spec, now)
         pairs = list(zip(spec.shape, now.shape, strict=False))
-        if len(spec.shape) == len(now.shape) and not all(_follows(a, b, names) for a, b in pairs):
+        if len(spec.shape) == len(now.shape) and not all(_follows(old, a, b, ties) for a, b in pairs):
             yield Change(f"output {spec.name} was {_shape(spec)}, is {_shape(now)}")
     for spec in () if moved else added:
         yield Change(f"output {spec.name} is new, after the others", breaking=False)
@@ -146,23 +149,86 @@ def _told(contract: Contract, dim: Dim) -> str:
     return f"{dim} ({contract.symbols[Expression.parse(dim).name]})"
 
 
-def _names_now(old: Contract, new: Contract) -> dict[str, set[str]]:
-    """The new symbols that stand where an old one did in the inputs: a call that was allowed gives them one size."""
-    names: dict[str, set[str]] = {}
+@dataclass(frozen=True)
+class _Tie:
+    """A dimension of an input: what it was, and what it is of a symbol of the new contract."""
+
+    place: str
+    was: Dim
+    now: Expression
+
+    @property
+    def told(self) -> str:
+        return Expression.parse(self.was).name if isinstance(self.was, str) else self.place
+
+    def sizes(self, symbol: str, size: int) -> range | None:
+        """What the new symbol may be where the old one has this size; None where that tells nothing of it."""
+        if isinstance(self.was, int):
+            return self.now.sizes(self.was)
+        expression = Expression.parse(self.was) if self.was is not None else None
+        return self.now.sizes(expression.at(size)) if expression and expression.name == symbol else None
+
+
+def _ties(old: Contract, new: Contract) -> dict[str, list[_Tie]]:
+    """Where each symbol of the new contract stands in inputs that the old one has too."""
+    ties: dict[str, list[_Tie]] = {}
     given = {spec.name: spec for spec in new.inputs}
     for spec in old.inputs:
-        for before, after in zip(spec.shape, given[spec.name].shape if spec.name in given else (), strict=False):
-            if isinstance(before, str) and isinstance(after, str):
-                names.setdefault(Expression.parse(before).name, set()).add(Expression.parse(after).name)
-    return names
+        now = given.get(spec.name)
+        if now is None or len(now.shape) != len(spec.shape):
+            continue
+        for before, after in zip(spec.shape, now.shape, strict=True):
+            if isinstance(after, str):
+                expression = Expression.parse(after)
+                ties.setdefault(expression.name, []).append(_Tie(spec.name, before, expression))
+    return ties
 
 
-def _follows(old: Dim, new: Dim, names: dict[str, set[str]]) -> bool:
-    """Whether an output's dimension is what it was."""
+def _tried(contract: Contract, symbol: str) -> Sequence[int]:
+    """Sizes of a symbol: all, or of many the ends."""
+    bounds = contract.symbols[symbol]
+    sizes = bounds.choices or range(bounds.min, bounds.max + 1)
+    return sizes if len(sizes) <= 2 * ENDS else (*sizes[:ENDS], *sizes[-ENDS:])
+
+
+def _agree(old: Contract, first: _Tie, other: _Tie) -> bool:
+    """Whether every call that was allowed gives the new symbol one size in both dimensions."""
+    if first.was is None or other.was is None:
+        return first.was is other.was is None
+    symbols = {Expression.parse(dim).name for dim in (first.was, other.was) if isinstance(dim, str)}
+    free = [symbol for symbol in symbols if len(_tried(old, symbol)) > 1]
+    if len(free) > 1:
+        return False
+    symbol = next(iter(free or symbols), "")
+    for size in _tried(old, symbol) if symbol else (0,):
+        one, two = first.sizes(symbol, size), other.sizes(symbol, size)
+        if one is None or two is None:  # of a symbol that has one size
+            return len(symbols) > 1
+        if not _both(one, two):
+            return False
+    return True
+
+
+def _both(one: range, other: range) -> range:
+    return range(max(one.start, other.start), min(one.stop, other.stop))
+
+
+def _follows(contract: Contract, old: Dim, new: Dim, ties: dict[str, list[_Tie]]) -> bool:
+    """Whether an output's dimension is what it was, in every call that was allowed."""
     if not isinstance(old, str) or not isinstance(new, str):
         return old == new
     before, after = Expression.parse(old), Expression.parse(new)
-    return after.name in names.get(before.name, {before.name}) and replace(after, name=before.name) == before
+    known = ties.get(after.name, ())
+    if not any(tie.sizes(before.name, 1) is not None for tie in known):  # no input tells
+        return before == after
+    for size in _tried(contract, before.name):
+        may_be = range(-(2**62), 2**62)
+        for tie in known:
+            sizes = tie.sizes(before.name, size)
+            may_be = _both(may_be, sizes) if sizes is not None else may_be
+        if {after.at(one) for one in may_be[:ENDS]} - {before.at(size)}:
+            return False
+    return True
 
 
 def _shape(spec: TensorSpec) -> str:

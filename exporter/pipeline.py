@@ -55,8 +55,7 @@ def run(
             raise
         current.finish("complete" if current.prepared else "failed")
         made = current.draft.manifest
-        passed = any(variant.status == "passed" for variant in made.variants if variant.name != EAGER)
-        return made, staging.publish() if passed else staging.publish_interrupted()
+        return made, staging.publish() if made.passes else staging.publish_interrupted()
 
 
 class _Run:

@@ -36,6 +36,19 @@ class Evidence:
             raise AlteredError(f"{self.place} is not what was published: {'; '.join(problems.values())}", REMEDY)
 
 
+def whole(place: Path) -> Manifest:
+    """The manifest of a bundle, all of whose files are what it and all else that tells of them say.
+
+    ArtifactError where there is no bundle, or one that was altered.
+    """
+    evidence = examine(place, None)
+    evidence.require(evidence.problems | evidence.spoilt)
+    manifest = bundle.read_manifest(place)
+    for file in manifest.files:
+        bundle.verify(place, file, evidence.digests.get(file.path))
+    return manifest
+
+
 def seal(root: Path, manifest: Manifest, materials: tuple[provenance.Material, ...]) -> None:
     """Write the bill, the provenance and the sums of a bundle that is complete. Recorded files are not hashed again."""
     known = _recorded(manifest)

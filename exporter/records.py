@@ -310,6 +310,11 @@ class Manifest:
     schema: int = SCHEMA
 
     @property
+    def passes(self) -> bool:
+        """Whether a variant passed: without one, a bundle takes no other's place."""
+        return any(variant.status == "passed" for variant in self.variants if variant.name != EAGER)
+
+    @property
     def files(self) -> tuple[ArtifactRecord, ...]:
         """Every file of the bundle but the manifest itself and the logs."""
         shared = (self.golden.file if self.golden else None, self.samples)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import stat
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
@@ -34,12 +35,14 @@ def tree(folder: Path, known: Mapping[str, str], leave: Collection[str]) -> dict
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                yield from _files(Path(entry.path))
-            else:
-                yield Path(entry.path)
+    waiting = [folder]
+    while waiting:
+        with os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(Path(entry.path))
+                else:
+                    yield Path(entry.path)
 
 
 def _regular(path: Path) -> str:
@@ -72,10 +75,17 @@ def read(folder: Path) -> dict[str, str] | None:
 def read_bounded(path: Path) -> bytes:
     """A small file. ArtifactError when it is larger than any that exporter writes, or cannot be read."""
     try:
-        with path.open("rb") as file:
-            data = file.read(LIMIT + 1)
+        return bounded(path)
     except OSError as error:
         raise ArtifactError(f"{path.name} cannot be read: {error.strerror}") from error
+
+
+def bounded(path: Path) -> bytes:
+    """A small file. OSError where it cannot be read; ArtifactError for a device, a pipe, or one that is too large."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # nobody waits for a pipe
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ArtifactError(f"{path.name} is not a file")
+        data = file.read(LIMIT + 1)
     if len(data) > LIMIT:
         raise ArtifactError(f"{path.name} has more than {LIMIT:,} bytes")
     return data

@@ -6,13 +6,15 @@ import errno
 import multiprocessing
 import os
 import resource
+import shutil
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 from manifests import MANIFEST, manifest, variant
 
-from exporter import bundle
+from exporter import bundle, sums
 from exporter.errors import ArtifactError, BundleError
 from exporter.records import ArtifactRecord
 
@@ -52,6 +54,50 @@ def test_publish_where_directories_cannot_be_exchanged(tmp_path: Path, monkeypat
     publish(tmp_path / "toy", "two")
     assert (tmp_path / "toy" / "trace.pt").read_text() == "two"
     assert leftovers(tmp_path) == set()
+
+
+def test_a_bundle_that_a_kill_left_aside_comes_back(tmp_path: Path) -> None:
+    """Killed between the two renames; and after both, where the old one is what nobody needs."""
+    place = publish(tmp_path / "toy", "one")
+    place.rename(tmp_path / ".toy.old")
+    with bundle.stage(place):
+        assert (place / "trace.pt").read_text() == "one"
+    assert leftovers(tmp_path) == set()
+    shutil.copytree(place, tmp_path / ".toy.old")
+    publish(place, "two")
+    assert (place / "trace.pt").read_text() == "two"
+    assert leftovers(tmp_path) == set()
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "SHA256SUMS"])
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    place = publish(tmp_path / "toy")
+    (place / name).unlink(missing_ok=True)
+    os.mkfifo(place / name)
+    if name == "manifest.json":
+        with pytest.raises(ArtifactError, match=r"manifest\.json is not a file"):
+            bundle.read_manifest(place)
+    else:
+        assert bundle.read_manifest(place).model.name == "toy"
+    with pytest.raises(ArtifactError, match=f"{name} is not a file"):
+        sums.read_bounded(place / name)
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    with pytest.raises(ArtifactError, match="endless is not a file"):
+        sums.read_bounded(tmp_path / "endless")
+
+
+def test_folders_in_folders(tmp_path: Path) -> None:
+    deep = os.open(tmp_path, os.O_RDONLY)
+    try:
+        for _ in range(1200):
+            os.mkdir("f", dir_fd=deep)
+            inner = os.open("f", os.O_RDONLY, dir_fd=deep)
+            os.close(deep)
+            deep = inner
+    finally:
+        os.close(deep)
+    assert sums.tree(tmp_path, {}, ()) == {}
+    subprocess.run(["rm", "-r", tmp_path / "f"], check=True)  # Python's own way of it recurses
 
 
 def test_an_exchange_that_cannot_be_made_says_so(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from manifests import CONTRACT, manifest, timing, variant
 
 from exporter import bundle as bundles
 from exporter import compare
-from exporter.errors import ArtifactError
+from exporter.errors import ArtifactError, JobError
 from exporter.listener import Listener
 from exporter.records import ArtifactRecord, Manifest, Range, to_json
 from exporter.report import comparison
@@ -29,7 +31,9 @@ def made(place: Path, record: Manifest) -> Path:
             (place / one.artifact.path).write_bytes(b"0" * one.artifact.bytes)
             one = dataclasses.replace(one, artifact=bundles.record(place / one.artifact.path))
         variants.append(one)
-    (place / "manifest.json").write_text(to_json(dataclasses.replace(record, variants=tuple(variants))))
+    (place / "manifest.json").write_text(
+        to_json(dataclasses.replace(record, golden=None, samples=None, variants=tuple(variants)))
+    )
     return place
 
 
@@ -94,6 +98,61 @@ def test_an_altered_artifact_is_refused(tmp_path: Path) -> None:
     (places[1] / "trace.pt").write_bytes(b"1" * 1000)
     with pytest.raises(ArtifactError, match=r"trace\.pt"):
         compare.run(places, NO_GATES, None, Listener())
+
+
+def test_an_altered_golden_is_refused(bundle: Path, tmp_path: Path, cli: Any) -> None:
+    altered = shutil.copytree(bundle, tmp_path / "altered")
+    data = bytearray((altered / "golden.pt").read_bytes())
+    data[len(data) // 2] ^= 1
+    (altered / "golden.pt").write_bytes(data)
+    done = cli("compare", bundle, altered)
+    assert done.code == 1
+    assert "golden.pt" in done.err
+
+
+@pytest.mark.parametrize(
+    ("side", "max_slower", "broken"),
+    [("new", None, True), ("new", 5.0, True), ("old", None, False), ("old", 5.0, True)],
+)
+def test_what_does_not_run_here_is_not_as_fast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: str, max_slower: float | None, broken: bool
+) -> None:
+    def check(kind: str, opener: Any) -> tuple[SimpleNamespace, Any]:
+        status = "failed" if opener.name == side else "passed"
+        return SimpleNamespace(status=status, reason="no such CPU"), SimpleNamespace(close=lambda: None)
+
+    def openers(_: Any, place: Path, *rest: Any) -> list[tuple[str, Path]]:
+        return [("python", place)]
+
+    monkeypatch.setattr(compare.checks, "check", check)
+    monkeypatch.setattr(compare.checks, "openers", openers)
+    places = made(tmp_path / "old", manifest(shipped())), made(tmp_path / "new", manifest(shipped()))
+    found = compare.run(places, compare.Gates(max_slower), compare.How(0.1, 1, 60.0), Listener())
+    assert found.pairs[0].note == f"the {side} one fails here: no such CPU"
+    assert found.broken == ((f"trace: the {side} one fails here: no such CPU",) if broken else ())
+
+
+@pytest.mark.parametrize("dies", ["old", "new"])
+def test_what_dies_while_it_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: str) -> None:
+    def measure(subjects: Any, budget: float, baseline: str) -> dict[str, Any]:
+        if dies == baseline:
+            raise JobError("it was ended by SIGSEGV")
+        return {side: SimpleNamespace(error="it was ended by SIGSEGV" if side == dies else "") for side in subjects}
+
+    session = SimpleNamespace(close=lambda: None)
+    monkeypatch.setattr(compare.checks, "check", lambda *_: (SimpleNamespace(status="passed", reason=""), session))
+    monkeypatch.setattr(compare.checks, "openers", lambda *_: [("python", None)])
+    monkeypatch.setattr(compare.benchmark, "measure", measure)
+    places = made(tmp_path / "old", manifest(shipped())), made(tmp_path / "new", manifest(shipped()))
+    found = compare.run(places, compare.Gates(5.0), compare.How(0.1, 1, 60.0), Listener())
+    assert found.broken == (f"trace: the {dies} one fails here: it was ended by SIGSEGV",)
+
+
+def test_what_was_recorded_as_nothing(tmp_path: Path) -> None:
+    empty = manifest(shipped(size=0, timings={"python": dataclasses.replace(timing(5.0), median_ms=0.0)}))
+    found = compared(tmp_path, empty, manifest(shipped(size=5)), compare.Gates(max_larger=10))
+    assert found.pairs[0].latency == {}
+    assert found.broken == ("trace is 400.0% larger, 10% may be",)
 
 
 @pytest.mark.parametrize("form", ["table", "md"])

@@ -105,6 +105,41 @@ def test_sizes_that_were_free_of_each_other_may_not_be_tied() -> None:
     assert not any(change.breaking for change in changes(OLD, free))
 
 
+def of(*inputs: tuple[str | int | None, ...], output: tuple[str | int | None, ...] = (), **most: int) -> Contract:
+    specs = tuple(TensorSpec(name, "float32", shape) for name, shape in zip("xyz", inputs, strict=False))
+    symbols = {name: Range(1, size) for name, size in most.items()}
+    return Contract("m", specs, (TensorSpec("out", "float32", output),), symbols)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (of(("n",), ("2*n",), n=64), of(("n",), ("n",), n=128), "has to agree with n"),
+        (of((4,), ("s",), s=8), of(("s",), ("s",), s=8), "has to agree with dimension 0 of input x"),
+        (of(("2*n",), output=("n",), n=8), of(("n",), output=("n",), n=16), "output out was [n], is [n]"),
+        (of(("n",), output=("n",), n=8), of(("n",), output=("2*n",), n=8), "output out was [n], is [2*n]"),
+        (of((None,), ("n",), n=8), of(("n",), ("n",), n=8), "dimension 0 of input x"),
+    ],
+)
+def test_dimensions_that_follow_one_symbol_otherwise(old: Contract, new: Contract, told: str) -> None:
+    assert any(told in change.what and change.breaking for change in changes(old, new)), changes(old, new)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (of(("n",), ("2*n",), output=("2*n",), n=8), of(("m",), ("2*m",), output=("2*m",), m=8)),
+        (of(("2*n",), output=("2*n",), n=8), of(("m",), output=("m",), m=16)),
+        (of(("2*n",), output=("n",), n=8), of(("m",), output=("m//2",), m=16)),
+        (of(("n",), ("n//16",), output=("n//16",), n=64), of(("m",), ("m//16",), output=("m//16",), m=64)),
+        (of((4,), (8,), n=8), of(("s",), ("2*s",), s=8)),
+        (of(("n",), ("m",), n=8, m=8), of(("a",), ("b",), a=8, b=8)),
+    ],
+)
+def test_dimensions_that_say_the_same_of_another_symbol(old: Contract, new: Contract) -> None:
+    assert not any(change.breaking for change in changes(old, new)), changes(old, new)
+
+
 def test_a_step_that_still_allows_all_is_wider() -> None:
     def stepped(dim: str, most: int) -> Contract:
         return changed(

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import RECIPES, Cli, republish
@@ -22,7 +23,7 @@ from manifests import manifest, variant
 from exporter import bundle as bundles
 from exporter import environment, pipeline, rebuild, recipes, targets
 from exporter.cli.export import again
-from exporter.differences import Difference, compare, conclude, records
+from exporter.differences import Difference, _libraries, _numbers, compare, conclude, records
 from exporter.errors import BundleError, UsageError
 from exporter.isolate import Zygote
 from exporter.listener import Listener
@@ -291,6 +292,33 @@ def test_libraries_section_by_section(tmp_path: Path) -> None:
     other = found(library(KEYS[1], code="x - 1"))
     assert (other.status, other.detail.endswith(".text")) == ("differs", True)
     assert found(b"no library").status == "differs"
+
+
+def test_numbers_beside_a_generated_name_are_no_known_place() -> None:
+    old, new = struct.pack("<d", 0.1), struct.pack("<d", 0.7)
+    name, other = (b"/tmp/c" + letter * 51 + b".cpp\0\0" for letter in (b"a", b"b"))
+    assert _libraries._section("lib.so", ".rodata", old + name, old + other)[0] == "known places"
+    assert _libraries._section("lib.so", ".rodata", old + name, new + other)[0] == "differs"
+    assert _libraries._section("lib.so", ".rodata", name + old, other + new)[0] == "differs"
+
+
+def test_integers_that_a_float_does_not_hold() -> None:
+    one = np.array([2**53, -(2**63), 5], np.int64)
+    assert _numbers.apart(one, np.array([2**53 + 1, -(2**63), 5])) == "1 of 3 numbers, by 1 at most"
+    assert _numbers.apart(one, np.array([2**53, 2**63 - 1, 5])) == "1 of 3 numbers, by 1.8e+19 at most"
+    assert _numbers.apart(np.array([np.nan, 0.0]), np.array([np.nan, -0.0])) == "signs of zeros, or forms of NaN"
+
+
+def test_a_member_whose_compression_is_broken(tmp_path: Path) -> None:
+    paths = tmp_path / "old.pt2", tmp_path / "new.pt2"
+    for path in paths:
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
+            archive.writestr("model/code.py", "x = 1\n" * 100)
+    data = bytearray(paths[0].read_bytes())
+    at = 30 + len("model/code.py")
+    data[at + 4] = 0xFF  # the first byte of LZMA's properties
+    paths[0].write_bytes(data)
+    assert compare(*paths).status == "differs"
 
 
 def test_a_member_that_cannot_be_unpacked(tmp_path: Path) -> None:

@@ -82,6 +82,9 @@ def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (MODELS + "sizes = [{'../x' = 2}]", "release.toml:3: models[0].sizes[0]: '../x' does not match"),
         (MODELS + "name = '../x'", "release.toml:3: models[0].name: '../x' does not match"),
         ("a = 1\nb = ", "release.toml:2: Invalid value"),
+        ("a = " + "[" * 3000, "release.toml: it is nested too deep"),
+        ("timeout = inf\n" + MODELS, "release.toml:1: timeout: inf is not a finite number"),
+        (MODELS + "gates = {max_mb = nan}", "release.toml:3: models[0].gates.max_mb: nan is not a finite number"),
         ('targets = ["trase"]\n' + MODELS, "release.toml:1: targets: there is no target 'trase'"),
         ('[[models]]\nmodel = "bort"', "release.toml:2: models[0].model: there is no model 'bort'"),
         (MODELS + "checkpoint = 'gone.pt'", "release.toml:3: models[0].checkpoint: there is no file gone.pt"),
@@ -328,6 +331,25 @@ def test_a_resumed_release_makes_what_is_not_finished(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "out" / "resnet18/cpu/script@bf16")
     assert made_again(release(tmp_path)) == {"bert/cpu/trace", "bert/cpu/onnx", "resnet18/cpu/script@bf16"}
     assert len(made_again(release(tmp_path, resume=False))) == 12
+
+
+def test_a_recipe_that_changes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: Path) -> None:
+    """What was made of it is not kept for what it was before, and is again."""
+    recipe = recipe / "tiny.py"
+    text, before = f"bench = false\ntargets = ['trace']\n[[models]]\nmodel = '{recipe}:mlp'\n", recipe.read_text()
+
+    def edited(request: Request, *_: object) -> tuple[Manifest, Path]:
+        recipe.write_text(before + "\n# another\n")
+        return releases.make(request)
+
+    monkeypatch.setattr(executor, "pipeline", SimpleNamespace(run=edited))
+    assert all(row.passed for row in release(tmp_path, text))
+    recipe.write_text(before)
+    assert len(made_again(release(tmp_path, text))) == 1
+    monkeypatch.setattr(executor, "pipeline", SimpleNamespace(run=releases.make))
+    recipe.write_text(before)
+    release(tmp_path, text)
+    assert made_again(release(tmp_path, text)) == set()
 
 
 @pytest.mark.parametrize("name", ["provenance.json", "SHA256SUMS", "bom.cdx.json", "logs/trace.log"])

@@ -174,9 +174,12 @@ def test_what_arrives_is_held_against_its_hashes(tmp_path: Path) -> None:
     archive.pack(step.request.out, tmp_path / "packed")
     shutil.rmtree(step.request.out)
     packed = bytearray((tmp_path / "packed").read_bytes())
-    made = cluster.Made(executor.Outcome(Path("/far")), "complete", packed)
+    made = cluster.Made(executor.Outcome(Path("/far")), True, packed)
     assert cluster._arrive(step, made) == executor.Outcome(step.request.out)
     good = (step.request.out / bundles.MANIFEST).read_bytes()
+    worse = cluster.Made(executor.Outcome(Path("/far")), False, packed)
+    spare = step.request.out.with_name(step.request.out.name + ".interrupted")
+    assert cluster._arrive(step, worse) == executor.Outcome(spare)
     packed[-1] ^= 1
     assert "what came of bert/cpu/trace cannot be unpacked" in cluster._arrive(step, made).reason
     assert (step.request.out / bundles.MANIFEST).read_bytes() == good

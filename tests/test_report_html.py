@@ -259,9 +259,10 @@ def refill(text: str):
         (refill("[1, 2]"), "no attribute"),
         (refill('{"trace python": [[1.0], "x"]}'), "could not convert"),
         (refill('{"trace python": []}'), "need at least one array"),
+        (refill(f'{{"trace python": [[{"9" * 401}]]}}'), "too large"),
         (lambda _: ArtifactRecord(bundle.SAMPLES, 1 << 40, "0" * 64), "is larger than 268 MB"),
     ],
-    ids=["altered", "missing", "cut", "list", "words", "empty", "large"],
+    ids=["altered", "missing", "cut", "list", "words", "empty", "digits", "large"],
 )
 def test_samples_that_cannot_be_believed_are_not_drawn(tmp_path: Path, change: Any, words: str) -> None:
     place, few = tmp_path / "toy", manifest(EAGER, variant())

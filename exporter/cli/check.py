@@ -33,7 +33,7 @@ def command(bundle: Path, rebuild: bool, **options: Any) -> int:
     otherwise.
 
     Exit codes: 0 all passed, 1 a file was altered or parity lost, or is built otherwise; 2 there is no bundle with a
-    golden to check by, or it cannot be built again.
+    golden to check by (an altered one is none), or it cannot be built again.
     """
     if not rebuild:
         return _bundle.show(_bundle.recheck(bundle, options), bundle, options)

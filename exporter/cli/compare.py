@@ -46,8 +46,8 @@ def command(
     A change of the contract is breaking where a call that OLD takes may be refused by NEW or gets something of another
     form. Without --measure latency is what each run measured in its own time, so --max-slower wants --measure.
 
-    Exit codes: 0 NEW can take OLD's place, 1 a contract breaks, a variant is gone, does not pass any more, or is slower
-    or larger than may be; 2 there are no two bundles to compare.
+    Exit codes: 0 NEW can take OLD's place, 1 a contract breaks, a variant is gone, does not pass any more, does not run
+    here, or is slower or larger than may be, or a file of a bundle was altered; 2 there are no two bundles to compare.
     """
     from exporter import compare, environment
     from exporter.cli import _progress

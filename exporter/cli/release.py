@@ -113,17 +113,18 @@ def _release(named: Path, file: Path, out: Path | None, junit: Path | None, opti
         return 0
     with _progress.listener(quiet=options["quiet"]) as listener, _executor(chosen, options) as executor:
         rows = run.run(steps, chosen, out, options["resume"], executor, listener)
-    click.echo(formats.render(rows, options["form"], named, out), nl=False)
-    if junit:
-        from exporter.release import junit as report
+    with contextlib.ExitStack() as last:
+        last.callback(click.echo, formats.render(rows, options["form"], named, out), nl=False)  # where it fails, too
+        if options["form"] == "github" and (summary := os.environ.get("GITHUB_STEP_SUMMARY")):
+            try:
+                with Path(summary).open("a", encoding="utf-8") as job:
+                    job.write(formats.markdown(rows, named))
+            except OSError as error:
+                raise UsageError(f"cannot write {summary}: {error.strerror}", "look at GITHUB_STEP_SUMMARY") from error
+        if junit:
+            from exporter.release import junit as report
 
-        report.write(rows, junit)
-    if options["form"] == "github" and (summary := os.environ.get("GITHUB_STEP_SUMMARY")):
-        try:
-            with Path(summary).open("a", encoding="utf-8") as job:
-                job.write(formats.markdown(rows, named))
-        except OSError as error:
-            raise UsageError(f"cannot write {summary}: {error.strerror}", "look at GITHUB_STEP_SUMMARY") from error
+            report.write(rows, junit)
     return 0 if all(row.passed for row in rows) else 1
 
 

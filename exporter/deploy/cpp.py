@@ -7,6 +7,7 @@ has to be patched and it may lie anywhere: in an empty chroot, or at the root of
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -183,8 +184,8 @@ def _judge(root: Path, variant: VariantRecord, artifact: str, start: Start) -> P
         record, session = checks.check("native", open_session, quantized=variant.quantized)
         outside: list[str] = []
         if session is not None:
-            outside = sorted(str(file) for file in _mapped(session.pid) if not _is_in(file, root, Path(scratch)))
-            session.close()
+            with contextlib.closing(session):
+                outside = sorted(str(file) for file in _mapped(session.pid) if not _is_in(file, root, Path(scratch)))
     if record.status == "failed" or record.parity is None:
         raise JobError(f"{variant.name} does not run in its folder: {record.reason}", record.remedy)
     if outside:

@@ -125,7 +125,10 @@ def _write_golden(model: Path, place: Path, manifest: Manifest, artifact: str, p
 def replay(model: Path) -> Parity:
     """What check.py finds here, as it will in the image. JobError where it fails."""
     command = [sys.executable, "-B", "-E", "-s", str(model / "check.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise JobError(f"check.py took longer than {TIMEOUT_S:g} s and was stopped") from error
     if not done.stdout:
         raise JobError(f"check.py fails: {''.join(done.stderr.strip().splitlines()[-1:])}", "", done.stderr)
     found = from_json(Parity, done.stdout)

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import lzma
 import zipfile
 import zlib
 from collections.abc import Iterable
@@ -19,6 +20,8 @@ from exporter import bundle, sums
 from exporter.differences import _archives, _models
 from exporter.differences._finding import STATUSES, Finding, Status
 from exporter.differences._json import records
+
+_UNREADABLE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError)
 
 __all__ = ["STATUSES", "Difference", "compare", "conclude", "records"]
 
@@ -40,7 +43,7 @@ def compare(old: Path, new: Path) -> Difference:
         return Difference(old.name, "identical")
     try:
         return conclude(old.name, _findings(old, new))
-    except (zipfile.BadZipFile, zlib.error, OSError, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
+    except (*_UNREADABLE, OSError, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
         return Difference(old.name, "differs", f"it cannot be read: {error}")
 
 

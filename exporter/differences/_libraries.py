@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from exporter.differences._finding import Finding
 from exporter.differences._generated import NAME
 
+TEXT = range(0x20, 0x7F)  # of ASCII
+
 SHF_ALLOC, BUILD_ID = 2, ".note.gnu.build-id"  # ELF: the flag of a section that is loaded; a hash of the whole file
 INDEX = (*range(0x28, 0x30), *range(0x3A, 0x40))  # where an ELF header of 64 bits tells of sections; no loader asks
 WEIGHTS = (".lrodata", ".ldata")  # where inductor's linker puts them
@@ -55,9 +57,15 @@ def _section(name: str, section: str, old: bytes, new: bytes) -> Finding:
 
 
 def _blotted(data: bytes) -> bytes:
-    """Without the strings that hold a generated name, and the zeros after them; all else stays where it was."""
-    parts, blot = [], False
-    for part in data.split(b"\0"):
-        blot = NAME.search(part) is not None or (blot and not part)
-        parts.append(b"\1" * (len(part) + 1) if blot else part + b"\0")
-    return b"".join(parts)
+    """Without the text around each generated name, and the zeros after it; all else stays where it was."""
+    blotted = bytearray(data)
+    for found in NAME.finditer(data):
+        begin, end = found.span()
+        while begin > 0 and data[begin - 1] in TEXT:
+            begin -= 1
+        while end < len(data) and data[end] in TEXT:
+            end += 1
+        while end < len(data) and data[end] == 0:
+            end += 1
+        blotted[begin:end] = b"\1" * (end - begin)
+    return bytes(blotted)

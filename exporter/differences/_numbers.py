@@ -31,11 +31,14 @@ def apart(old: Any, new: Any) -> str:
     before, after = old.reshape(-1), new.reshape(-1)
     for start in range(0, after.size, CHUNK):
         one, other = (numbers[start : start + CHUNK] for numbers in (before, after))
-        wide = np.complex128 if one.dtype.kind == "c" else np.float64
-        one, other = one.astype(wide), other.astype(wide)
-        unlike = (one != other) & ~(np.isnan(one) & np.isnan(other))
+        unlike = (one != other) & ~((one != one) & (other != other))  # none but NaN is unlike itself
         count += int(unlike.sum())
-        with np.errstate(invalid="ignore"):
-            far = np.abs(one[unlike] - other[unlike])
-        furthest = max(furthest, float(np.nan_to_num(far, nan=np.inf).max(initial=0.0)))
+        one, other = one[unlike], other[unlike]
+        if one.dtype.kind in "iu":  # wider than a float64 holds; modulo 2**64 the difference is right
+            far = np.maximum(one, other).astype(np.uint64) - np.minimum(one, other).astype(np.uint64)
+        else:
+            wide = np.complex128 if one.dtype.kind == "c" else np.float64
+            with np.errstate(invalid="ignore"):
+                far = np.abs(one.astype(wide) - other.astype(wide))
+        furthest = max(furthest, float(np.nan_to_num(far, nan=np.inf).max(initial=0)))
     return f"{count} of {after.size} numbers, by {furthest:.2g} at most" if count else "signs of zeros, or forms of NaN"

@@ -55,13 +55,13 @@ class Task:
 
 @dataclass(frozen=True)
 class Made:
-    """What comes back of a step: the outcome, or what is wrong with the node's disk; its bundle and that one's status.
+    """What comes back of a step: the outcome, or what is wrong with the node's disk; its bundle; if that passes.
 
     `packed` is an array of bytes, which the object store holds as it is.
     """
 
     outcome: Outcome | BundleError
-    status: str = ""
+    passes: bool = False
     packed: Any = None
 
 
@@ -313,7 +313,7 @@ def _make(step: Step, folder: Path) -> Made:
     if outcome.place is None:
         return Made(outcome)
     archive.pack(outcome.place, packed := folder / "packed")
-    return Made(outcome, bundle.read_manifest(outcome.place).status, np.fromfile(packed, np.uint8))
+    return Made(outcome, bundle.read_manifest(outcome.place).passes, np.fromfile(packed, np.uint8))
 
 
 def _arrive(step: Step, made: Made) -> Outcome:
@@ -323,7 +323,7 @@ def _arrive(step: Step, made: Made) -> Outcome:
     if made.packed is None:
         return made.outcome
     out = step.request.out
-    place = out if made.status == "complete" else bundle.spare(out)
+    place = out if made.passes else bundle.spare(out)
     try:
         archive.receive(memoryview(made.packed), f"what came of {step.name}", place, LIMIT)
     except ArtifactError as error:

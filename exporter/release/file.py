@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.resources
 import json
+import math
 import re
 import tomllib
 from collections.abc import Iterator
@@ -61,6 +62,8 @@ def read(path: Path, named: Path | None = None) -> ReleaseFile:
         line = re.match(r"line (\d+)", where)
         cause = f"{named}:{line[1] if line else len(text.splitlines())}: {what}"
         raise UsageError(cause, "it is no TOML: https://toml.io") from error
+    except RecursionError as error:
+        raise UsageError(f"{named}: it is nested too deep", "no key needs more than four levels") from error
     found = ReleaseFile(named, data, _lines(text))
     if problems := sorted(set(_problems(found)), key=lambda problem: found.line(problem[0])):
         raise UsageError("\n".join(found.located(*problem) for problem in problems))
@@ -92,10 +95,19 @@ def _problems(file: ReleaseFile) -> Iterator[tuple[Place, str]]:
         for key in error.instance.keys() - known:
             close = difflib.get_close_matches(key, known, n=1)
             yield (*place, key), f"there is no such key; {f'did you mean {close[0]}?' if close else 'remove it'}"
+    yield from ((place, f"{value} is not a finite number") for place, value in _not_finite(file.data, ()))
     yield from _unknown_targets(file.data, ())
     models = file.data.get("models")
     for index, model in enumerate(models if isinstance(models, list) else ()):
         yield from _unknown_targets(model, ("models", index))
+
+
+def _not_finite(value: Any, place: Place) -> Iterator[tuple[Place, float]]:
+    if isinstance(value, float) and not math.isfinite(value):
+        yield place, value
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, one in inner:
+        yield from _not_finite(one, (*place, key))
 
 
 def _unknown_targets(table: Any, place: Place) -> Iterator[tuple[Place, str]]:

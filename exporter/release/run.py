@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from exporter import bundle
+from exporter.errors import ExporterError
 from exporter.listener import Listener
 from exporter.records import Manifest, VariantRecord
 from exporter.release import keys
@@ -63,7 +64,7 @@ def run(
                 if outcome.place:
                     done[step.name] = bundle.read_manifest(outcome.place)
                 record = _record(step, done.get(step.name), outcome)
-                if record.status == "passed":
+                if record.status == "passed" and _is_still(step, found[step.name]):
                     state.keep(step, found[step.name])
                 listener.done(replace(record, name=step.name))
         return [_row(step, done, outcomes.get(step.name)) for step in chosen]
@@ -85,6 +86,14 @@ def _opened(out: Path) -> Iterator[State]:
 
 def _keys(steps: Sequence[Step]) -> dict[str, str]:
     return {step.name: keys.key(step.request) for step in steps}
+
+
+def _is_still(step: Step, key: str) -> bool:
+    """Whether what the step is made of is what it was when the release began, which may be hours ago."""
+    try:
+        return keys.key(step.request) == key
+    except (ExporterError, OSError):
+        return False
 
 
 def _finished(state: State, steps: Sequence[Step], found: dict[str, str]) -> dict[str, Manifest]:

@@ -110,7 +110,7 @@ def read_samples(manifest: Manifest, place: Path) -> tuple[Samples, str]:
         flat = {name: np.concatenate([np.asarray(w, np.float64) for w in windows]) for name, windows in found.items()}
     except ArtifactError as error:
         return {}, f"The samples are not shown: {error}"
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         return {}, f"The samples are not shown: {manifest.samples.path}: {error}"
     return {name: values[np.isfinite(values)].tolist() for name, values in flat.items()}, ""
 

@@ -53,4 +53,4 @@ def _line(cells: tuple[str, ...]) -> str:
 
 
 def _escape(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;")
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
