@@ -15,6 +15,7 @@ from exporter.errors import UsageError
 from exporter.records import SCHEMA
 from exporter.release.plan import Step
 from exporter.release.run import Row
+from exporter.report import markdown as report
 from exporter.report.rows import number, size_of
 
 FORMS = ("table", "json", "md", "github")
@@ -48,8 +49,8 @@ def table(rows: Sequence[Row], out: Path) -> str:
 def markdown(rows: Sequence[Row], file: Path) -> str:
     """A heading, the table, and a line for each failure."""
     lines = [f"### {file.name}: {'passed' if all(row.passed for row in rows) else 'FAILED'}", ""]
-    lines += [_md_line(HEADINGS), _md_line(("---",) * len(HEADINGS)), *(_md_line(_cells(row)) for row in rows), ""]
-    lines += [f"- **{row.step.name}**: {_escaped(line)}" for row in rows for line in _failures(row)]
+    lines += report.table(HEADINGS, [_cells(row) for row in rows])
+    lines += [f"- **{row.step.name}**: {report.escape(line)}" for row in rows for line in _failures(row)]
     return "\n".join([*lines, "", _summary(rows), ""])
 
 
@@ -154,14 +155,6 @@ def _table(headings: tuple[str, ...], lines: Sequence[tuple[str, ...]]) -> str:
     with console.capture() as captured:
         console.print(shown)
     return captured.get()
-
-
-def _md_line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(map(_escaped, cells))} |"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 
 
 def _data(text: str) -> str:
