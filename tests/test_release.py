@@ -80,6 +80,7 @@ def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (MODELS + "targets = [\n'trace',\n7]", "release.toml:3: models[0].targets[1]: 7 is not of type"),
         (MODELS + "devices = ['gpu']", "release.toml:3: models[0].devices[0]: 'gpu' does not match"),
         (MODELS + "sizes = [{'../x' = 2}]", "release.toml:3: models[0].sizes[0]: '../x' does not match"),
+        (MODELS + "sizes = [{batch = 2.0}]", "release.toml:3: models[0].sizes[0].batch: 2.0 is not of type 'integer'"),
         (MODELS + "name = '../x'", "release.toml:3: models[0].name: '../x' does not match"),
         ("a = 1\nb = ", "release.toml:2: Invalid value"),
         ("a = " + "[" * 3000, "release.toml: it is nested too deep"),

@@ -84,8 +84,10 @@ def template() -> str:
 def _problems(file: ReleaseFile) -> Iterator[tuple[Place, str]]:
     import jsonschema
 
-    form = schema()
-    for error in jsonschema.Draft202012Validator(form).iter_errors(file.data):
+    form, usual = schema(), jsonschema.Draft202012Validator
+    whole = usual.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)  # 2.0 is one of JSON, not here
+    strict: Any = jsonschema.validators.extend(usual, type_checker=whole)  # type: ignore[no-untyped-call]
+    for error in strict(form).iter_errors(file.data):
         place = tuple(error.absolute_path)
         if error.validator not in ("additionalProperties", "unevaluatedProperties"):
             yield place, error.message
