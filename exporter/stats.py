@@ -12,8 +12,7 @@ RESAMPLES = 1000
 
 
 def thinned(windows: Sequence[Sequence[float]], most: int) -> list[list[float]]:
-    """At most `most` samples of each window, evenly spaced, to six significant digits: a call of a microsecond is
-    made thousands of times in a window."""
+    """At most `most` samples of each window, evenly spaced, to six significant digits."""
     return [[float(f"{sample:.6g}") for sample in window[:: max(1, -(-len(window) // most))]] for window in windows]
 
 

@@ -309,26 +309,15 @@ def test_integers_that_a_float_does_not_hold() -> None:
     assert _numbers.apart(np.array([np.nan, 0.0]), np.array([np.nan, -0.0])) == "signs of zeros, or forms of NaN"
 
 
-def test_a_member_whose_compression_is_broken(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("compression", "at"), [(zipfile.ZIP_DEFLATED, 0), (zipfile.ZIP_LZMA, 4)])
+def test_a_member_that_cannot_be_unpacked(tmp_path: Path, compression: int, at: int) -> None:
+    """What was compressed is spoilt in it, and its twin is not; `at` is the byte that says how it was compressed."""
     paths = tmp_path / "old.pt2", tmp_path / "new.pt2"
     for path in paths:
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
+        with zipfile.ZipFile(path, "w", compression) as archive:
             archive.writestr("model/code.py", "x = 1\n" * 100)
     data = bytearray(paths[0].read_bytes())
-    at = 30 + len("model/code.py")
-    data[at + 4] = 0xFF  # the first byte of LZMA's properties
-    paths[0].write_bytes(data)
-    assert compare(*paths).status == "differs"
-
-
-def test_a_member_that_cannot_be_unpacked(tmp_path: Path) -> None:
-    """What was compressed is spoilt in it, and its twin is not."""
-    paths = tmp_path / "old.pt2", tmp_path / "new.pt2"
-    for path in paths:
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-            archive.writestr("model/code.py", "x = 1\n" * 100)
-    data = bytearray(paths[0].read_bytes())
-    data[30 + len("model/code.py")] = 0xFF  # where the compressed data begins
+    data[30 + len("model/code.py") + at] = 0xFF  # from where the compressed data begins
     paths[0].write_bytes(data)
     found = compare(*paths)
     assert found.status == "differs"

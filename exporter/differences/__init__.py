@@ -21,7 +21,16 @@ from exporter.differences import _archives, _models
 from exporter.differences._finding import STATUSES, Finding, Status
 from exporter.differences._json import records
 
-_UNREADABLE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError)
+_SPOILT = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    OSError,
+    ValueError,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+)
 
 __all__ = ["STATUSES", "Difference", "compare", "conclude", "records"]
 
@@ -43,7 +52,7 @@ def compare(old: Path, new: Path) -> Difference:
         return Difference(old.name, "identical")
     try:
         return conclude(old.name, _findings(old, new))
-    except (*_UNREADABLE, OSError, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
+    except _SPOILT as error:
         return Difference(old.name, "differs", f"it cannot be read: {error}")
 
 

@@ -14,6 +14,7 @@ from exporter.records import Manifest
 
 RUNNER = environment.find_runner()
 MODEL = """
+import torch
 
 
 class Net(torch.nn.Module):
