@@ -4,6 +4,8 @@
 
 namespace exporter::benchmarks {
 
-Call capture(const Call&) { throw std::runtime_error("built without CUDA's headers"); }
+Captured capture(const std::function<Tensors()>&) {
+  throw std::runtime_error("built without CUDA's headers");
+}
 
 }  // namespace exporter::benchmarks
