@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from exporter.errors import UsageError
 from exporter.records import SCHEMA
 from exporter.release.plan import Step
 from exporter.release.run import Row
+from exporter.report import console
 from exporter.report import markdown as report
 from exporter.report.rows import number, size_of
 
@@ -35,12 +34,12 @@ def plan(steps: Sequence[Step], kept: set[str], out: Path) -> str:
     """What would be done, as a table."""
     lines = [(step.name, "keep" if step.name in kept else "make", _wanted(step)) for step in steps]
     count = sum(step.name not in kept for step in steps)
-    return _table(("step", "", "gates"), lines) + f"{count} of {len(steps)} steps to make, into {out}\n"
+    return console.table(("step", "", "gates"), lines) + f"{count} of {len(steps)} steps to make, into {out}\n"
 
 
 def table(rows: Sequence[Row], out: Path) -> str:
     """A table that 80 columns hold, then a line for each failure."""
-    text = _table(HEADINGS, [_cells(row) for row in rows])
+    text = console.table(HEADINGS, [_cells(row) for row in rows])
     for row in rows:
         text += "".join(f"{row.step.name}: {line}\n" for line in _failures(row))
     return text + f"{_summary(rows)} Bundles: {out}\n"
@@ -136,25 +135,6 @@ def _wanted(step: Step) -> str:
     over = "" if step.gates.min_speedup is None else f" over {step.gates.over}"
     words = {"min_speedup": f"min_speedup {step.gates.min_speedup}{over}", "cpp": "cpp"}
     return ", ".join(words.get(name, f"{name} {value}") for name, value in gates.items())
-
-
-def _table(headings: tuple[str, ...], lines: Sequence[tuple[str, ...]]) -> str:
-    from rich import box
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for heading in headings:
-        words = heading in ("step", "gates", "")
-        shown.add_column(heading, justify="left" if words else "right", no_wrap=not words, overflow="fold")
-    styles = {"FAIL": "[bold red]FAIL[/]", "pass": "[green]pass[/]"}
-    for line in lines:
-        shown.add_row(*(styles.get(cell, escape(cell)) for cell in line))
-    console = Console(force_terminal=sys.stdout.isatty(), width=shutil.get_terminal_size().columns, highlight=False)
-    with console.capture() as captured:
-        console.print(shown)
-    return captured.get()
 
 
 def _data(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 import sys
-from collections.abc import Container
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 
 from rich import box
@@ -17,7 +17,9 @@ from exporter.records import Manifest
 from exporter.report import rows, summary
 
 STYLES = {"exact": "green", "rounding": "green", "drift": "yellow", "quantized": "yellow"}
-WORDS = {"variant", "session", "parity"}  # columns that are not of numbers
+STYLES |= {"pass": "green", "FAIL": "bold red", "-": ""}
+WORDS = {"variant", "session", "parity", "step", "gates", ""}  # columns that are not of numbers
+FOLDED = {"parity", "step", "gates", ""}
 PLAIN_WIDTH = 120
 WIDE = 100  # columns of a terminal that has room for all
 NARROW = ("min…max", "runs")  # left out on others
@@ -69,6 +71,13 @@ def page(title: str, headings: tuple[str, ...], lines: list[tuple[str, ...]], re
     return _text(console)
 
 
+def table(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table alone."""
+    console = _console()
+    console.print(_table(headings, lines))
+    return _text(console)
+
+
 def _console() -> Console:
     colour = sys.stdout.isatty()
     width = shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns  # COLUMNS, or the terminal's, or neither
@@ -81,12 +90,17 @@ def _text(console: Console) -> str:
     return output.getvalue()
 
 
-def _table(headings: tuple[str, ...], lines: list[tuple[str, ...]], skip: Container[str] = ()) -> Table:
+def _table(headings: Sequence[str], lines: Iterable[Sequence[str]], skip: Container[str] = ()) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     shown = [i for i, heading in enumerate(headings) if heading not in skip]
     for index in shown:
         heading = headings[index]
-        table.add_column(heading, justify="left" if heading in WORDS else "right", no_wrap=heading != "parity")
+        table.add_column(
+            heading,
+            justify="left" if heading in WORDS else "right",
+            no_wrap=heading not in FOLDED,
+            overflow="fold",
+        )
     for line in lines:
         cells = map(_cell, headings, line)
         table.add_row(*(cell for i, cell in enumerate(cells) if i in shown))
@@ -94,4 +108,5 @@ def _table(headings: tuple[str, ...], lines: list[tuple[str, ...]], skip: Contai
 
 
 def _cell(heading: str, text: str) -> str:
-    return f"[{STYLES.get(text, 'bold red')}]{escape(text)}[/]" if heading == "parity" else escape(text)
+    style = STYLES.get(text, "bold red" if heading == "parity" else "")
+    return f"[{style}]{escape(text)}[/]" if style else escape(text)
