@@ -22,7 +22,8 @@ import zstandard
 from exporter import bundle, proof, sums
 from exporter.bundle import LOGS, MANIFEST
 from exporter.errors import ArtifactError, ExporterError, UsageError
-from exporter.records import ArtifactRecord, Manifest, from_json
+from exporter.records import ArtifactRecord, Manifest
+from exporter.serialization import from_json
 
 SUFFIX = ".tar.zst"
 TOP = "bundle/"

@@ -20,7 +20,8 @@ from typing import IO
 
 from exporter import sums
 from exporter.errors import ArtifactError, BundleError
-from exporter.records import FP32, PRECISIONS, ArtifactRecord, Manifest, from_json, to_json
+from exporter.records import FP32, PRECISIONS, ArtifactRecord, Manifest
+from exporter.serialization import from_json, to_json
 
 MANIFEST = "manifest.json"
 SAMPLES = "samples.json"

@@ -22,7 +22,8 @@ from torch.utils import _pytree as pytree
 from exporter import places, recurrent, specialization
 from exporter.errors import ExportError, RecipeError
 from exporter.expressions import Expression
-from exporter.records import LARGEST, Contract, TensorSpec
+from exporter.records import Contract, TensorSpec
+from exporter.serialization import LARGEST
 
 Tensors = tuple[torch.Tensor, ...]
 UNSAVED = "torch.export.save: "  # begins the reason where a program was made and only its file was not

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from exporter.errors import ArtifactError, ContractError, UsageError
 from exporter.expressions import Expression, fit
-from exporter.records import Contract, Dim, Range, TensorSpec, from_json
+from exporter.records import Contract, Dim, Range, TensorSpec
+from exporter.serialization import from_json
 
 Sizes = dict[str, int]
 Probe = Callable[[Sizes], tuple[TensorSpec, ...]]

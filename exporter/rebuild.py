@@ -19,8 +19,9 @@ from exporter import __version__, bundle, environment, pipeline, proof, provenan
 from exporter.differences import Difference, compare, conclude, records
 from exporter.errors import ArtifactError, BundleError, JobError, UsageError
 from exporter.listener import Listener
-from exporter.records import EAGER, Manifest, to_json
+from exporter.records import EAGER, Manifest
 from exporter.request import Request
+from exporter.serialization import to_json
 from exporter.signing import Trust
 
 AGAIN = "export again, and `exporter compare` the two"

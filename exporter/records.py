@@ -1,4 +1,4 @@
-"""The manifest's records: frozen dataclasses, to and from JSON.
+"""The manifest's records: frozen dataclasses, which `serialization` writes as JSON and reads.
 
 Numbers that could not be had are None. Times end in `_s` (seconds) or `_ms` (milliseconds), memory in `_mb` (10^6
 bytes). `manifest.schema.json` beside this file describes the same for other tools.
@@ -6,15 +6,9 @@ bytes). `manifest.schema.json` beside this file describes the same for other too
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import types
-import typing
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
-from exporter import places
-from exporter.errors import ArtifactError
 from exporter.expressions import Expression
 
 SCHEMA = 1
@@ -320,106 +314,3 @@ class Manifest:
         shared = (self.golden.file if self.golden else None, self.samples)
         own = (file for variant in self.variants for file in variant.files)
         return (*(file for file in shared if file), *own)
-
-
-Record = TypeVar("Record")
-LARGEST = 1e100  # so that sums, ratios and other units of what is recorded are finite too
-
-
-def to_json(record: Any, indent: int | None = 2) -> str:
-    """The record as JSON that `from_json` reads.
-
-    NaN, infinities and what no computation should come to become null; control characters of strings are replaced.
-    """
-    return json.dumps(_plain(dataclasses.asdict(record)), indent=indent, allow_nan=False)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if abs(value) <= LARGEST else None
-    if isinstance(value, str):
-        return places.printable(value)
-    if isinstance(value, dict):
-        return {_plain(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value
-
-
-def from_json(kind: type[Record], text: str | bytes) -> Record:
-    """Read a record; ArtifactError when the text is not JSON, of another schema, or of another form.
-
-    What a terminal would obey is taken out of its strings.
-    """
-    try:
-        data = json.loads(text)
-        if not isinstance(data, dict):
-            raise TypeError("not an object")
-        if data.get("schema", SCHEMA) != SCHEMA:
-            raise ArtifactError(
-                f"schema {data['schema']!r} is not known, only {SCHEMA}", "use the exporter release that wrote it"
-            )
-        return typing.cast(Record, _decode(kind, data, kind.__name__))
-    except (TypeError, KeyError, ValueError, OverflowError, RecursionError) as error:
-        raise ArtifactError(f"not a valid {kind.__name__}: {error}") from error
-
-
-def _decode(kind: Any, value: Any, where: str) -> Any:
-    if dataclasses.is_dataclass(kind):
-        return _decode_record(typing.cast(type, kind), value, where)
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        return _decode_union(args, value, where)
-    if origin is Literal:
-        if value not in args:
-            raise TypeError(f"{where} is {value!r}, not one of {', '.join(map(repr, args))}")
-        return value
-    if origin is tuple:
-        return _decode_tuple(args, value, where)
-    if origin is dict:
-        _expect(dict, value, where)
-        return {_decode(str, key, where): _decode(args[1], item, f"{where}.{key}") for key, item in value.items()}
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    _expect(kind, value, where)
-    if kind is float and not abs(value) <= LARGEST:
-        raise TypeError(f"{where} is {value}, which nothing comes to")
-    if kind is int and value.bit_length() > 64:
-        raise TypeError(f"{where} has more than 64 bits")
-    return places.printable(value) if kind is str else value
-
-
-def _decode_record(kind: type, value: Any, where: str) -> Any:
-    _expect(dict, value, where)
-    hints = typing.get_type_hints(kind)
-    unknown = value.keys() - hints.keys()
-    if unknown:
-        raise TypeError(f"{where} has no field {sorted(unknown)[0]!r}")
-    return kind(**{name: _decode(hints[name], item, f"{where}.{name}") for name, item in value.items()})
-
-
-def _decode_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
-    if value is None and type(None) in options:
-        return None
-    problem: Exception = TypeError(f"{where} may not be {value!r}")
-    for option in options:
-        if option is type(None):
-            continue
-        try:
-            return _decode(option, value, where)
-        except (TypeError, ValueError) as error:
-            problem = error
-    raise problem
-
-
-def _decode_tuple(args: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
-    _expect(list, value, where)
-    kinds = [args[0]] * len(value) if args[-1] is Ellipsis else list(args)
-    if len(kinds) != len(value):
-        raise TypeError(f"{where} has {len(value)} items, not {len(kinds)}")
-    return tuple(_decode(kind, item, f"{where}[{i}]") for i, (kind, item) in enumerate(zip(kinds, value, strict=True)))
-
-
-def _expect(kind: type, value: Any, where: str) -> None:
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise TypeError(f"{where} is {value!r}, not {kind.__name__}")

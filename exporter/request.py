@@ -10,7 +10,8 @@ from exporter import builds, targets
 from exporter.errors import UsageError
 from exporter.job import Job
 from exporter.recipes import Source
-from exporter.records import FP32, LARGEST, Goal, Range
+from exporter.records import FP32, Goal, Range
+from exporter.serialization import LARGEST
 
 
 @dataclass(frozen=True)

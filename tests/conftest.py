@@ -16,8 +16,9 @@ import pytest
 from exporter import bundle as bundles
 from exporter import environment, pipeline, proof, provenance, recipes, targets
 from exporter.isolate import EXPORTING, Zygote
-from exporter.records import Manifest, to_json
+from exporter.records import Manifest
 from exporter.request import Request
+from exporter.serialization import to_json
 
 RECIPES = Path(__file__).parent / "recipes"
 NATIVE = environment.find_runner() is not None

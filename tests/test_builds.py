@@ -15,8 +15,9 @@ from conftest import NATIVE, Cli
 import exporter
 from exporter import builds, environment, pipeline, targets
 from exporter.errors import ArtifactError, MissingDependency, UsageError
-from exporter.records import Build, Contract, TensorSpec, to_json
+from exporter.records import Build, Contract, TensorSpec
 from exporter.request import Request
+from exporter.serialization import to_json
 
 X86 = platform.machine() == "x86_64"
 PACKAGE = Path("compile.pt2")

@@ -12,7 +12,8 @@ import torch
 from exporter import capture, eager
 from exporter.capture import FlatModule, Program, flatten_inputs, output_leaves
 from exporter.errors import ExportError, RecipeError
-from exporter.records import Contract, Range, TensorSpec, from_json, to_json
+from exporter.records import Contract, Range, TensorSpec
+from exporter.serialization import from_json, to_json
 
 ONE, TWO = torch.ones(1), torch.ones(2)
 

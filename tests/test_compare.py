@@ -16,8 +16,9 @@ from exporter import bundle as bundles
 from exporter import compare
 from exporter.errors import ArtifactError, JobError
 from exporter.listener import Listener
-from exporter.records import ArtifactRecord, Manifest, Range, to_json
+from exporter.records import ArtifactRecord, Manifest, Range
 from exporter.report import comparison
+from exporter.serialization import to_json
 
 NO_GATES = compare.Gates()
 

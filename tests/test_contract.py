@@ -12,7 +12,8 @@ from manifests import CONTRACT
 
 from exporter import contract
 from exporter.errors import ArtifactError, ContractError, UsageError
-from exporter.records import Contract, Dim, Range, TensorSpec, to_json
+from exporter.records import Contract, Dim, Range, TensorSpec
+from exporter.serialization import to_json
 
 SYMBOLS = {"batch": Range(1, 8), "sequence": Range(1, 16)}
 

@@ -20,7 +20,8 @@ from exporter.bundle import read_manifest
 from exporter.deploy import MARK, Deployment, triton
 from exporter.errors import ArtifactError, BundleError, MissingDependency, UsageError
 from exporter.isolate import Zygote
-from exporter.records import Contract, Range, TensorSpec, to_json
+from exporter.records import Contract, Range, TensorSpec
+from exporter.serialization import to_json
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,8 @@ from manifests import MANIFEST
 
 from exporter import bundle
 from exporter.errors import ArtifactError
-from exporter.records import Manifest, from_json, to_json
+from exporter.records import Manifest
+from exporter.serialization import from_json, to_json
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 fuzzed = settings(

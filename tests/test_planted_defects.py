@@ -15,7 +15,8 @@ import torch
 from exporter_models import minilm
 
 from exporter import capture, cases, contract, environment, golden, parity
-from exporter.records import Contract, Range, to_json
+from exporter.records import Contract, Range
+from exporter.serialization import to_json
 from exporter.session.server import Judge
 
 RECIPES = Path(__file__).parent / "recipes"

@@ -14,7 +14,8 @@ from manifests import MANIFEST, variant
 
 from exporter import records
 from exporter.errors import ArtifactError
-from exporter.records import Contract, Manifest, Range, TensorSpec, Timing, from_json, to_json
+from exporter.records import Contract, Manifest, Range, TensorSpec, Timing
+from exporter.serialization import from_json, to_json
 
 SCHEMA: dict[str, Any] = json.loads((Path(records.__file__).parent / "manifest.schema.json").read_text())
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)

@@ -30,8 +30,8 @@ def command(model: str, device: str | None, as_json: bool, quiet: bool, verbose:
     """
     from exporter import environment, explain, targets
     from exporter.job import Job
-    from exporter.records import to_json
     from exporter.report import explanation
+    from exporter.serialization import to_json
 
     source, sizes = choose_source(model, given), given_sizes(given)
     if sweep(sizes):

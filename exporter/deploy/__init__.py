@@ -15,8 +15,9 @@ from pathlib import Path
 
 from exporter import __version__, bundle
 from exporter.errors import ArtifactError, BundleError, UsageError
-from exporter.records import EAGER, SCHEMA, ArtifactRecord, Manifest, Parity, VariantRecord, from_json, to_json
+from exporter.records import EAGER, SCHEMA, ArtifactRecord, Manifest, Parity, VariantRecord
 from exporter.report import summary
+from exporter.serialization import from_json, to_json
 
 MARK = "deployment.json"
 Refuse = Callable[[VariantRecord], str]  # why a destination cannot serve a variant; "" where it can

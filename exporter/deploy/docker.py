@@ -21,12 +21,13 @@ from exporter.deploy import Deployment, choose, cpp, golden, publish, staged, ta
 from exporter.deploy.triton import TYPES
 from exporter.errors import JobError
 from exporter.isolate import Zygote
-from exporter.records import Manifest, Parity, VariantRecord, from_json
+from exporter.records import Manifest, Parity, VariantRecord
+from exporter.serialization import from_json
 
 KIND = "docker"
 NOBODY = "65534:65534"
 TIMEOUT_S = 600.0
-RULE = ("__init__", "errors", "expressions", "parity", "places", "records")  # exporter's modules that judge an output
+RULE = ("__init__", "errors", "expressions", "parity", "places", "records", "serialization")  # what judges an output
 FROM_SCRATCH = """# {about}: exporter-run and the libraries that it loads; no Python, no shell
 FROM scratch
 COPY root/ /

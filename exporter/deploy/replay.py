@@ -15,7 +15,8 @@ import numpy as np
 import onnxruntime
 
 from exporter import parity
-from exporter.records import Parity, Tolerance, to_json
+from exporter.records import Parity, Tolerance
+from exporter.serialization import to_json
 
 
 def replay(place: Path) -> Parity:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from exporter import bundle, proof, sums
 from exporter.errors import ArtifactError
-from exporter.records import SCHEMA, Manifest, from_json, to_json
+from exporter.records import SCHEMA, Manifest
 from exporter.release.plan import Step
+from exporter.serialization import from_json, to_json
 
 NAME = "release.json"
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from exporter.errors import UsageError
-from exporter.records import Manifest, to_json
+from exporter.records import Manifest
+from exporter.serialization import to_json
 
 
 def render(manifest: Manifest, form: str, place: Path | None = None) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from exporter import places
 from exporter.differences import STATUSES
 from exporter.rebuild import Rebuilt
-from exporter.records import to_json
+from exporter.serialization import to_json
 
 
 def render(found: Rebuilt, as_json: bool) -> str:

@@ -22,7 +22,7 @@ from exporter.capture import Tensors, dtype_name
 from exporter.errors import ArtifactError, ContractError, ExporterError, UsageError
 from exporter.isolate import stand_back
 from exporter.precision import use_tf32
-from exporter.records import to_json
+from exporter.serialization import to_json
 
 PROTOCOL = 1
 KINDS = {ArtifactError: "artifact", ContractError: "contract", UsageError: "usage"}

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from exporter import builds, contract, entries, environment, inductor, operators, places, quantization
 from exporter.errors import ArtifactError, ContractError, ExportError, MissingDependency
 from exporter.expressions import Expression
-from exporter.records import PRECISIONS, Build, Contract, TensorSpec, to_json
+from exporter.records import PRECISIONS, Build, Contract, TensorSpec
+from exporter.serialization import to_json
 from exporter.targets import Exported, Loaded, Options
 
 if TYPE_CHECKING:

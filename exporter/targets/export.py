@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from exporter import contract, operators
 from exporter.errors import ArtifactError, ExportError
-from exporter.records import to_json
+from exporter.serialization import to_json
 from exporter.targets import Exported, Loaded, Options
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from exporter import causes, entries, ort_graphs, places
 from exporter.errors import ArtifactError, ExportError
-from exporter.records import PRECISIONS, Contract, from_json, to_json
+from exporter.records import PRECISIONS, Contract
+from exporter.serialization import from_json, to_json
 from exporter.targets import Exported, Loaded, Options
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from exporter import contract, entries, operators, places, torchscript
 from exporter.errors import ExportError
-from exporter.records import to_json
+from exporter.serialization import to_json
 from exporter.targets import Exported, Loaded, Options
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exporter import contract, entries, operators, quantization, torchscript
-from exporter.records import PRECISIONS, to_json
+from exporter.records import PRECISIONS
+from exporter.serialization import to_json
 from exporter.targets import Exported, Loaded, Options
 
 if TYPE_CHECKING:
