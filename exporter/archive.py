@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 import zstandard
 
-from exporter import bundle, proof, sums
+from exporter import bundle, proof, publishing, sums
 from exporter.bundle import LOGS, MANIFEST
 from exporter.errors import ArtifactError, ExporterError, UsageError
 from exporter.records import ArtifactRecord, Manifest
@@ -54,7 +54,7 @@ def pack(place: Path, out: Path) -> int:
             os.fsync(file.fileno())
         new.replace(out)
     except OSError as error:
-        raise bundle.disk_error(error, out) from error
+        raise publishing.disk_error(error, out) from error
     finally:
         with suppress(OSError):
             new.unlink(missing_ok=True)
@@ -113,7 +113,7 @@ def unpack(path: Path, out: Path, limit: int) -> Manifest:
 
 def receive(packed: BinaryIO | memoryview, name: str, out: Path, limit: int) -> Manifest:
     """As `unpack`, of what is in memory or comes from elsewhere; `name` is how errors call it."""
-    with bundle.stage(out) as staging:
+    with publishing.stage(out) as staging:
         try:
             decompressor = zstandard.ZstdDecompressor(max_window_size=1 << WINDOW)
             ending: Any = _Ending(packed)  # stream_reader wants no more of a file than read()

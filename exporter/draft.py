@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from exporter import __version__, environment
-from exporter.bundle import Staging
+from exporter.publishing import Staging
 from exporter.records import EAGER, Manifest, ModelRecord, VariantRecord
 from exporter.request import Request
 

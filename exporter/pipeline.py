@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from exporter import bundle, causes, environment, latency, proof, provenance, targets
+from exporter import bundle, causes, environment, latency, proof, provenance, publishing, targets
 from exporter.draft import Draft
 from exporter.errors import ExporterError, JobError, UsageError
 from exporter.isolate import BACKGROUND, EXPORTING, SIDE_BY_SIDE, Child, Zygote, Zygotes
@@ -41,13 +41,13 @@ def run(
         modules = EXPORTING if request.needs_program and request.device == "cpu" else ()
         zygote = stack.enter_context(start(SIDE_BY_SIDE, modules))
         alone = stack.enter_context(start()) if request.bench else zygote
-        staging = stack.enter_context(bundle.stage(place or request.out))
+        staging = stack.enter_context(publishing.stage(place or request.out))
         current = _Run(request, zygote, alone, staging, listener or Listener())
         try:
             current.execute()
         except OSError as error:
             current.judging.close()
-            raise bundle.disk_error(error, place or request.out) from error
+            raise publishing.disk_error(error, place or request.out) from error
         except BaseException as error:
             current.stop()
             if current.finish("interrupted"):
@@ -62,7 +62,7 @@ class _Run:
     """One run in progress."""
 
     def __init__(
-        self, request: Request, zygote: Zygote, alone: Zygote, staging: bundle.Staging, listener: Listener
+        self, request: Request, zygote: Zygote, alone: Zygote, staging: publishing.Staging, listener: Listener
     ) -> None:
         """Jobs come from `zygote`; sessions that are timed, from `alone`, once no job runs any more."""
         self.request, self.zygote, self.alone, self.staging, self.listener = request, zygote, alone, staging, listener
@@ -142,7 +142,7 @@ class _Run:
         try:
             findings: Findings = child.wait(self.request.timeout)
         except ExporterError:
-            bundle.probe_space(self.staging.root)
+            publishing.probe_space(self.staging.root)
             raise
         golden = GoldenRecord(
             bundle.record(self.golden),
@@ -181,7 +181,7 @@ class _Run:
         try:
             exported, seconds = self._run_export(variant, prepared, path, self.staging.root / record.log)
         except ExporterError as error:
-            bundle.probe_space(self.staging.root)  # where the disk is full, that is what failed, and ends the run
+            publishing.probe_space(self.staging.root)  # where the disk is full, that is what failed, and ends the run
             for left in self.staging.root.glob(f"{path.name}*"):
                 left.unlink()
             if self.judging.stopping:
@@ -228,7 +228,7 @@ class _Run:
         for record in self.draft.manifest.variants:
             if record.sessions:  # else its export failed
                 self.listener.done(self.draft.keep(found.timed(record)))
-        bundle.write_atomic(self.staging.root / bundle.SAMPLES, found.samples())
+        publishing.write_atomic(self.staging.root / bundle.SAMPLES, found.samples())
         samples = bundle.record(self.staging.root / bundle.SAMPLES)
         self.draft.update(samples=samples, warnings=self.draft.manifest.warnings + found.warnings)
 

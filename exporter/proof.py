@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from exporter import bundle, provenance, sbom, signing, sums
+from exporter import bundle, provenance, publishing, sbom, signing, sums
 from exporter.errors import AlteredError, ArtifactError, BundleError
 from exporter.records import Manifest
 
@@ -52,14 +52,14 @@ def whole(place: Path) -> Manifest:
 def seal(root: Path, manifest: Manifest, materials: tuple[provenance.Material, ...]) -> None:
     """Write the bill, the provenance and the sums of a bundle that is complete. Recorded files are not hashed again."""
     known = _recorded(manifest)
-    bundle.write_atomic(root / bundle.BOM, sbom.render(manifest, known))
+    publishing.write_atomic(root / bundle.BOM, sbom.render(manifest, known))
     digests = sums.tree(root, known, (*bundle.UNLISTED, bundle.PROVENANCE))
     now = datetime.now(UTC).isoformat(timespec="seconds")
     finished = max(manifest.created, now)  # not before it began, where the clock was set back
     statement = provenance.statement(manifest, materials, finished, digests)
-    bundle.write_atomic(root / bundle.PROVENANCE, statement)
+    publishing.write_atomic(root / bundle.PROVENANCE, statement)
     digests[bundle.PROVENANCE] = sums.of(root / bundle.PROVENANCE)
-    bundle.write_atomic(root / sums.NAME, sums.text(digests))
+    publishing.write_atomic(root / sums.NAME, sums.text(digests))
 
 
 def _recorded(manifest: Manifest) -> dict[str, str]:
@@ -167,7 +167,7 @@ def sign(place: Path, key: Path | None, ask: Callable[[], str]) -> Path:
     text = signing.with_key(payload, key, ask) if key else signing.keyless(payload)
     try:
         path.with_name(path.name + bundle.NEW).unlink(missing_ok=True)  # whoever made it, it may be a link
-        bundle.write_atomic(path, text)
+        publishing.write_atomic(path, text)
     except OSError as error:
-        raise BundleError(str(bundle.disk_error(error, path)), "sign it where it can be written to") from error
+        raise BundleError(str(publishing.disk_error(error, path)), "sign it where it can be written to") from error
     return path

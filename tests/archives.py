@@ -11,7 +11,7 @@ from pathlib import Path
 import zstandard
 from manifests import GOLDEN, manifest, variant
 
-from exporter import archive, bundle
+from exporter import archive, bundle, publishing
 from exporter.errors import ExporterError
 from exporter.records import Manifest
 
@@ -22,7 +22,7 @@ Member = tuple[tarfile.TarInfo, bytes]
 
 def make_bundle(place: Path) -> Path:
     """A bundle with one artifact, a golden and a log."""
-    with bundle.stage(place) as staging:
+    with publishing.stage(place) as staging:
         (staging.root / "trace.pt").write_bytes(TRACE)
         (staging.root / "golden.pt").write_bytes(b"golden")
         (staging.logs / "trace.log").write_text("all is well")

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 from manifests import GOLDEN, manifest, variant
 
-from exporter import bundle
+from exporter import bundle, publishing
 from exporter.listener import Listener
 from exporter.records import Manifest
 from exporter.release import executor, run
@@ -28,7 +28,7 @@ def make(request: Request, *_: object) -> tuple[Manifest, Path]:
     name = request.variants[0].name
     with (request.out.parents[2] / LOG).open("a") as log:
         log.write(f"{request.model} {name}\n")
-    with bundle.stage(request.out) as staging:
+    with publishing.stage(request.out) as staging:
         for file in ("trace.pt", bundle.GOLDEN):
             (staging.root / file).write_text(f"{request.model} {name} {file}")
         time.sleep(0.02)

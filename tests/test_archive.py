@@ -15,7 +15,7 @@ from archives import LIMIT, TRACE, Member, attempt, compressed, make_bundle, mem
 from conftest import Cli
 from manifests import manifest, variant
 
-from exporter import archive, bundle, proof
+from exporter import archive, bundle, proof, publishing
 from exporter.errors import ArtifactError, BundleError, ExporterError, UsageError
 
 
@@ -80,7 +80,7 @@ def test_the_manifest_comes_first(toy: Path) -> None:
 
 def test_weights_that_artifacts_share_are_stored_once(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).bytes(4 << 20)  # further apart than zstd looks by itself at this level
-    with bundle.stage(tmp_path / "toy") as staging:
+    with publishing.stage(tmp_path / "toy") as staging:
         records = []
         for name in ("script.pt", "trace.pt"):
             (staging.root / name).write_bytes(name.encode() + noise)

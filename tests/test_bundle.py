@@ -14,16 +14,17 @@ from pathlib import Path
 import pytest
 from manifests import MANIFEST, manifest, variant
 
-from exporter import bundle, sums
+from exporter import bundle, publishing, sums
 from exporter.errors import ArtifactError, BundleError
 from exporter.records import ArtifactRecord
+from exporter.serialization import to_json
 
 FORK = multiprocessing.get_context("spawn")
 
 
 def publish(out: Path, mark: str = "one") -> Path:
     """A bundle with one artifact that holds `mark`."""
-    with bundle.stage(out) as staging:
+    with publishing.stage(out) as staging:
         (staging.root / "trace.pt").write_text(mark)
         staging.write(manifest(variant(artifact=bundle.record(staging.root / "trace.pt"))))
         return staging.publish()
@@ -49,7 +50,7 @@ def test_publish_over_a_bundle(tmp_path: Path) -> None:
 
 
 def test_publish_where_directories_cannot_be_exchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle, "_exchange", lambda a, b: False)
+    monkeypatch.setattr(publishing, "_exchange", lambda a, b: False)
     publish(tmp_path / "toy", "one")
     publish(tmp_path / "toy", "two")
     assert (tmp_path / "toy" / "trace.pt").read_text() == "two"
@@ -60,7 +61,7 @@ def test_a_bundle_that_a_kill_left_aside_comes_back(tmp_path: Path) -> None:
     """Killed between the two renames; and after both, where the old one is what nobody needs."""
     place = publish(tmp_path / "toy", "one")
     place.rename(tmp_path / ".toy.old")
-    with bundle.stage(place):
+    with publishing.stage(place):
         assert (place / "trace.pt").read_text() == "one"
     assert leftovers(tmp_path) == set()
     shutil.copytree(place, tmp_path / ".toy.old")
@@ -101,7 +102,7 @@ def test_folders_in_folders(tmp_path: Path) -> None:
 
 
 def test_an_exchange_that_cannot_be_made_says_so(tmp_path: Path) -> None:
-    assert bundle._exchange(tmp_path / "a", tmp_path / "b") is False
+    assert publishing._exchange(tmp_path / "a", tmp_path / "b") is False
 
 
 def test_publish_into_an_empty_directory(tmp_path: Path) -> None:
@@ -112,7 +113,7 @@ def test_publish_into_an_empty_directory(tmp_path: Path) -> None:
 
 def test_a_run_that_raises_leaves_the_last_bundle(tmp_path: Path) -> None:
     publish(tmp_path / "toy")
-    with pytest.raises(ZeroDivisionError), bundle.stage(tmp_path / "toy") as staging:  # noqa: PT012
+    with pytest.raises(ZeroDivisionError), publishing.stage(tmp_path / "toy") as staging:  # noqa: PT012
         (staging.root / "trace.pt").write_text("half")
         raise ZeroDivisionError
     assert (tmp_path / "toy" / "trace.pt").read_text() == "one"
@@ -121,7 +122,7 @@ def test_a_run_that_raises_leaves_the_last_bundle(tmp_path: Path) -> None:
 
 def test_an_interrupted_run_stands_beside_the_last_bundle(tmp_path: Path) -> None:
     publish(tmp_path / "toy")
-    with bundle.stage(tmp_path / "toy") as staging:
+    with publishing.stage(tmp_path / "toy") as staging:
         staging.write(MANIFEST)
         assert staging.publish_interrupted() == tmp_path / "toy.interrupted"
     assert (tmp_path / "toy" / "trace.pt").read_text() == "one"
@@ -129,7 +130,7 @@ def test_an_interrupted_run_stands_beside_the_last_bundle(tmp_path: Path) -> Non
 
 
 def test_an_interrupted_run_takes_a_free_place(tmp_path: Path) -> None:
-    with bundle.stage(tmp_path / "toy") as staging:
+    with publishing.stage(tmp_path / "toy") as staging:
         staging.write(MANIFEST)
         assert staging.publish_interrupted() == tmp_path / "toy"
 
@@ -138,7 +139,7 @@ def test_an_interrupted_run_does_not_replace_what_is_not_ours(tmp_path: Path) ->
     publish(tmp_path / "toy")
     (tmp_path / "toy.interrupted").mkdir()
     (tmp_path / "toy.interrupted" / "thesis.tex").write_text("years of work")
-    with pytest.raises(BundleError, match=r"toy\.interrupted"), bundle.stage(tmp_path / "toy") as staging:  # noqa: PT012
+    with pytest.raises(BundleError, match=r"toy\.interrupted"), publishing.stage(tmp_path / "toy") as staging:  # noqa: PT012
         staging.write(MANIFEST)
         staging.publish_interrupted()
     assert (tmp_path / "toy.interrupted" / "thesis.tex").read_text() == "years of work"
@@ -155,10 +156,10 @@ def test_what_a_killed_run_left_is_cleared(tmp_path: Path) -> None:
 
 
 def test_one_run_at_a_time(tmp_path: Path) -> None:
-    with bundle.stage(tmp_path / "toy"):
+    with publishing.stage(tmp_path / "toy"):
         with (
             pytest.raises(BundleError, match=f"in use by another run .process {os.getpid()}") as raised,
-            bundle.stage(tmp_path / "toy"),
+            publishing.stage(tmp_path / "toy"),
         ):
             raise AssertionError("two runs at once")
         assert "--out" in raised.value.remedy
@@ -168,7 +169,7 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
 
 
 def _hold(out: Path, held: multiprocessing.synchronize.Event) -> None:
-    with bundle.stage(out):
+    with publishing.stage(out):
         held.set()
         signal.pause()
 
@@ -178,7 +179,7 @@ def test_the_lock_of_a_killed_run_is_free(tmp_path: Path) -> None:
     holder = FORK.Process(target=_hold, args=(tmp_path / "toy", held))
     holder.start()
     assert held.wait(60)
-    with pytest.raises(BundleError, match=f"process {holder.pid}"), bundle.stage(tmp_path / "toy"):
+    with pytest.raises(BundleError, match=f"process {holder.pid}"), publishing.stage(tmp_path / "toy"):
         pass
     holder.kill()
     holder.join()
@@ -200,8 +201,8 @@ def test_files_of_others_are_not_replaced(tmp_path: Path, files: list[str], mess
     for name in files:
         (out / name).touch()
     if "manifest.json" in files:
-        bundle.write_atomic(out / "manifest.json", bundle.to_json(manifest(variant())))
-    with pytest.raises(BundleError, match=message), bundle.stage(out):
+        publishing.write_atomic(out / "manifest.json", to_json(manifest(variant())))
+    with pytest.raises(BundleError, match=message), publishing.stage(out):
         pass
     assert all((out / name).exists() for name in files)
 
@@ -218,19 +219,19 @@ def test_a_file_or_a_link_in_the_place(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     for name in ("file", "link"):
-        with pytest.raises(BundleError, match="is not a directory"), bundle.stage(tmp_path / name):
+        with pytest.raises(BundleError, match="is not a directory"), publishing.stage(tmp_path / name):
             pass
 
 
 def test_a_file_on_the_way(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     words = "a part of the path is a file|there is a file in its place"
-    with pytest.raises(BundleError, match=words), bundle.stage(tmp_path / "file" / "toy"):
+    with pytest.raises(BundleError, match=words), publishing.stage(tmp_path / "file" / "toy"):
         pass
 
 
 def test_a_directory_that_no_one_may_write() -> None:
-    with pytest.raises(BundleError, match="cannot write to /proc/"), bundle.stage(Path("/proc/toy")):
+    with pytest.raises(BundleError, match="cannot write to /proc/"), publishing.stage(Path("/proc/toy")):
         pass
 
 
@@ -248,7 +249,7 @@ def test_a_directory_that_no_one_may_write() -> None:
 )
 def test_what_the_file_system_says_is_put_in_words(tmp_path: Path, number: int, cause: str) -> None:
     publish(tmp_path / "toy")
-    with pytest.raises(BundleError, match=cause) as raised, bundle.stage(tmp_path / "toy") as staging:  # noqa: PT012
+    with pytest.raises(BundleError, match=cause) as raised, publishing.stage(tmp_path / "toy") as staging:  # noqa: PT012
         (staging.root / "trace.pt").write_text("half")
         raise OSError(number, os.strerror(number), str(staging.root / "trace.pt"))
     assert "--out" in raised.value.remedy
@@ -257,7 +258,7 @@ def test_what_the_file_system_says_is_put_in_words(tmp_path: Path, number: int, 
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match="the disk is full"), bundle.stage(tmp_path / "toy") as staging:  # noqa: PT012
+    with pytest.raises(BundleError, match="the disk is full"), publishing.stage(tmp_path / "toy") as staging:  # noqa: PT012
         (staging.root / "manifest.json.new").symlink_to("/dev/full")
         staging.write(MANIFEST)
     assert leftovers(tmp_path) == set()
@@ -267,7 +268,7 @@ def _stage_with_little_room(out: Path) -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
     try:
-        with bundle.stage(out):
+        with publishing.stage(out):
             os._exit(3)
     except BundleError as error:
         os._exit(0 if "File too large" in str(error) else 4)
@@ -283,8 +284,8 @@ def test_no_room_is_noticed_before_anything_runs(tmp_path: Path) -> None:
 
 def test_atomic_writes_replace_or_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.json"
-    bundle.write_atomic(path, "one")
-    bundle.write_atomic(path, "two")
+    publishing.write_atomic(path, "one")
+    publishing.write_atomic(path, "two")
     assert path.read_text() == "two"
 
     def broken(self: Path, target: Path) -> Path:
@@ -292,7 +293,7 @@ def test_atomic_writes_replace_or_leave(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Path, "replace", broken)
     with pytest.raises(OSError, match="full"):
-        bundle.write_atomic(path, "three")
+        publishing.write_atomic(path, "three")
     assert path.read_text() == "two"
 
 

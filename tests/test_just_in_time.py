@@ -15,7 +15,7 @@ from conftest import Cli, Run, republish, request_for
 from test_records import VALIDATOR
 
 from exporter import bundle as bundles
-from exporter import just_in_time, pipeline, targets
+from exporter import just_in_time, pipeline, publishing, targets
 from exporter.bundle import CACHE
 from exporter.capture import FlatModule, Program, flatten_inputs
 from exporter.errors import UsageError
@@ -233,7 +233,7 @@ def test_a_cache_is_ours_to_replace(tmp_path: Path) -> None:
     out.mkdir()
     (out / "manifest.json").write_text("{")
     (out / f"compile-default@bf16{CACHE}").write_bytes(b"")
-    with bundles.stage(out):
+    with publishing.stage(out):
         pass
 
 

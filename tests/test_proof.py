@@ -28,8 +28,9 @@ from cyclonedx.validation.json import JsonStrictValidator
 from manifests import manifest, variant
 
 from exporter import checks, proof, provenance, recipes, sbom, sums
-from exporter.bundle import UNLISTED, read_manifest, stage
+from exporter.bundle import UNLISTED, read_manifest
 from exporter.errors import AlteredError, ArtifactError
+from exporter.publishing import stage
 from exporter.records import ModelRecord, VariantRecord
 from exporter.signing import Trust
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from exporter import __version__, bundle
+from exporter import __version__, bundle, publishing
 from exporter.errors import ArtifactError, BundleError, UsageError
 from exporter.records import EAGER, SCHEMA, ArtifactRecord, Manifest, Parity, VariantRecord
 from exporter.report import summary
@@ -88,7 +88,7 @@ def golden(place: Path, manifest: Manifest) -> ArtifactRecord:
 @contextmanager
 def staged(out: Path, kind: str) -> Iterator[Path]:
     """An empty folder to fill. BundleError where the place holds anything but a deployment of this kind."""
-    with bundle.staged(out.absolute(), functools.partial(_refuse_foreign, kind=kind)) as root:
+    with publishing.staged(out.absolute(), functools.partial(_refuse_foreign, kind=kind)) as root:
         yield root
 
 
@@ -97,9 +97,9 @@ def publish(root: Path, out: Path, deployment: Deployment) -> Deployment:
     out = out.absolute()
     files = tuple(replace(bundle.record(root / name), path=name) for name in sorted(_files(root)))
     deployment = replace(deployment, files=files)
-    bundle.write_atomic(root / MARK, to_json(deployment) + "\n")
+    publishing.write_atomic(root / MARK, to_json(deployment) + "\n")
     _refuse_foreign(out, deployment.kind)
-    bundle.swap(root, out)
+    publishing.swap(root, out)
     return deployment
 
 

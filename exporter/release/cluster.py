@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exporter import archive, bundle, places
+from exporter import archive, bundle, places, publishing
 from exporter.errors import ArtifactError, BundleError, MissingDependency, UsageError
 from exporter.listener import Listener
 from exporter.release import keys
@@ -291,7 +291,8 @@ def make(task: Task) -> Made:
     except BundleError as error:
         return Made(BundleError(f"{platform.node()}: {error}", DISK))
     except OSError as error:
-        return Made(BundleError(f"{platform.node()}: {bundle.disk_error(error, Path(tempfile.gettempdir()))}", DISK))
+        cause = publishing.disk_error(error, Path(tempfile.gettempdir()))
+        return Made(BundleError(f"{platform.node()}: {cause}", DISK))
 
 
 @contextmanager
@@ -323,7 +324,7 @@ def _arrive(step: Step, made: Made) -> Outcome:
     if made.packed is None:
         return made.outcome
     out = step.request.out
-    place = out if made.passes else bundle.spare(out)
+    place = out if made.passes else publishing.spare(out)
     try:
         archive.receive(memoryview(made.packed), f"what came of {step.name}", place, LIMIT)
     except ArtifactError as error:

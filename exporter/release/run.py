@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from exporter import bundle
+from exporter import bundle, publishing
 from exporter.errors import ExporterError
 from exporter.listener import Listener
 from exporter.records import Manifest, VariantRecord
@@ -55,7 +55,7 @@ def run(
         done = _finished(state, steps if resume else [step for step in steps if step not in chosen], found)
         todo = [step for step in chosen if step.name not in done]
         for step in todo:
-            bundle.refuse_foreign(step.request.out)
+            publishing.refuse_foreign(step.request.out)
         state.forget(todo)
         outcomes: dict[str, Outcome] = {}
         with contextlib.closing(executor.run(todo, listener)) as running:
@@ -75,10 +75,10 @@ def _opened(out: Path) -> Iterator[State]:
     """The state of the release in a directory that nobody else writes to meanwhile."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with bundle.locked(out / ".lock", out):
+        with publishing.locked(out / ".lock", out):
             yield State(out)
     except OSError as error:
-        raise bundle.disk_error(error, out) from error
+        raise publishing.disk_error(error, out) from error
     except KeyboardInterrupt as interrupt:
         interrupt.add_note("finished steps are kept: --resume goes on from there")
         raise
