@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import exporter
-from exporter import bundle, capture, recipes, steps, targets
+from exporter import bundle, flattening, recipes, steps, targets
 from exporter.job import Job
 
 SEED = 4321
@@ -59,20 +59,20 @@ class Subject:
             sizes = {n: min(loaded.base[n] + step, r.max) for n, r in loaded.symbols.items()}
             args, kwargs = self._call(loaded, loaded.base | sizes, SEED + step)
             with torch.no_grad():
-                expected = capture.output_leaves(loaded.module.model(*args, **kwargs))[1]
+                expected = flattening.output_leaves(loaded.module.model(*args, **kwargs))[1]
             flat = loaded.inputs(loaded.base | sizes, SEED + step)
             self.further.append((self._call(loaded, loaded.base | sizes, SEED + step), flat, expected))
 
     @staticmethod
     def _call(loaded: Any, sizes: Mapping[str, int], seed: int) -> Call:
         torch.manual_seed(seed)
-        return capture._as_call(loaded.recipe.inputs(**sizes))
+        return flattening._as_call(loaded.recipe.inputs(**sizes))
 
     def judge(self, run: Runner) -> str:
         """`right` or `wrong`; whatever `run` raises is the caller's."""
         for (args, kwargs), _, expected in self.further:
             with torch.no_grad():
-                outputs = capture.output_leaves(run(args, kwargs))[1]
+                outputs = flattening.output_leaves(run(args, kwargs))[1]
             if not agree(outputs, expected):
                 return "wrong"
         return "right"
@@ -182,7 +182,7 @@ def bare_onnx(model: torch.nn.Module, call: Call, folder: Path) -> Runner:
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
-        tensors = capture.flatten_inputs(model, kwargs or args).tensors
+        tensors = flattening.flatten_inputs(model, kwargs or args).tensors
         feed = {i.name: t.numpy() for i, t in zip(session.get_inputs(), tensors, strict=True)}
         return tuple(map(torch.from_numpy, session.run(None, feed)))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from exporter import bundle, capture, environment, operators, pipeline, recipes
+from exporter import bundle, environment, flattening, operators, pipeline, recipes
 from exporter import contract as contracts
 from exporter import targets as routes
 from exporter.errors import ContractError, UsageError
@@ -156,7 +156,9 @@ def _pickle(
 class Artifact:
     """A loaded artifact: named tensors in, named tensors out, the contract enforced. Make it with `open_artifact`."""
 
-    def __init__(self, contract: Contract, run: Callable[[capture.Tensors], capture.Tensors], device: str) -> None:
+    def __init__(
+        self, contract: Contract, run: Callable[[flattening.Tensors], flattening.Tensors], device: str
+    ) -> None:
         self.contract, self.device = contract, device
         self._run = run
 
@@ -168,7 +170,7 @@ class Artifact:
         """
         tensors = self._bind(args, kwargs)
         names = [spec.name for spec in self.contract.inputs]
-        contracts.enforce(self.contract, capture.specs(names, tensors))
+        contracts.enforce(self.contract, flattening.specs(names, tensors))
         outputs = self._run(tuple(t.to(self.device).contiguous() for t in tensors))
         return {spec.name: tensor for spec, tensor in zip(self.contract.outputs, outputs, strict=True)}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from exporter import capture, checkpoint, contract, eager, places, recipes
+from exporter import checkpoint, contract, eager, flattening, places, recipes
 from exporter.errors import RecipeError
 from exporter.expressions import Expression
 from exporter.job import Job
@@ -21,13 +21,13 @@ class Loaded:
     """A recipe with its model, loaded in this process."""
 
     recipe: recipes.Recipe
-    module: capture.FlatModule
+    module: flattening.FlatModule
     names: tuple[str, ...]
     base: dict[str, int]
     symbols: dict[str, Range]
     warnings: list[str] = field(default_factory=list)
 
-    def inputs(self, sizes: dict[str, int], seed: int) -> capture.Tensors:
+    def inputs(self, sizes: dict[str, int], seed: int) -> flattening.Tensors:
         """Flat CPU inputs; the same for the same sizes and seed."""
         flat, example = _flat_inputs(self.recipe, self.module.model, sizes, seed), self.module.example
         if flat.constants != example.constants or flat.spec != example.spec:
@@ -37,18 +37,18 @@ class Loaded:
             )
         return flat.tensors
 
-    def run(self, sizes: dict[str, int], device: str) -> tuple[tuple[str, ...], capture.Tensors]:
+    def run(self, sizes: dict[str, int], device: str) -> tuple[tuple[str, ...], flattening.Tensors]:
         """Names and values of the outputs at these sizes; an output that bears an input's name gets one of its own."""
         flat = _flat_inputs(self.recipe, self.module.model, sizes, 0)
         args, kwargs = flat.rebuild([t.to(device) for t in flat.tensors])
         with torch.no_grad(), eager.naming(contract.describe(sizes)):
-            names, tensors = capture.output_leaves(self.module.model(*args, **kwargs))
+            names, tensors = flattening.output_leaves(self.module.model(*args, **kwargs))
         return tuple(f"output.{name}" if name in self.names else name for name in names), tensors
 
 
 def _flat_inputs(
     recipe: recipes.Recipe, model: torch.nn.Module, sizes: dict[str, int], seed: int
-) -> capture.FlatInputs:
+) -> flattening.FlatInputs:
     torch.manual_seed(seed)
     try:
         inputs = recipe.inputs(**sizes)
@@ -58,7 +58,7 @@ def _flat_inputs(
         raise RecipeError(
             f"inputs() fails at {contract.describe(sizes)}: {type(error).__name__}: {error}", "mend the recipe"
         ) from error
-    return capture.flatten_inputs(model, inputs)
+    return flattening.flatten_inputs(model, inputs)
 
 
 def load_model(job: Job) -> Loaded:
@@ -82,7 +82,7 @@ def load_model(job: Job) -> Loaded:
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     example = _flat_inputs(recipe, model, base, 0)
-    return Loaded(recipe, capture.FlatModule(model, example).eval(), example.names, base, symbols, said)
+    return Loaded(recipe, flattening.FlatModule(model, example).eval(), example.names, base, symbols, said)
 
 
 def _load_weights(recipe: recipes.Recipe, weights: str) -> torch.nn.Module:
@@ -106,10 +106,10 @@ def find_contract(job: Job, loaded: Loaded) -> Contract:
     """What the inputs and outputs are like at every size, found by trying some. RecipeError for an idle symbol."""
 
     def probe(sizes: dict[str, int]) -> Any:
-        return capture.specs(loaded.names, loaded.inputs(sizes, 0))
+        return flattening.specs(loaded.names, loaded.inputs(sizes, 0))
 
     def probe_outputs(sizes: dict[str, int]) -> Any:
-        return capture.specs(*loaded.run(sizes, job.options.device))
+        return flattening.specs(*loaded.run(sizes, job.options.device))
 
     inputs = contract.probe_shapes(probe, loaded.base, loaded.symbols, to_the_ends=True)
     outputs = contract.probe_shapes(probe_outputs, loaded.base, loaded.symbols)
@@ -133,5 +133,5 @@ def find_contract(job: Job, loaded: Loaded) -> Contract:
         loaded.symbols,
         device=job.options.device.partition(":")[0],
         torch=torch.__version__.partition("+")[0],
-        constants=capture.constants(loaded.module.example),
+        constants=flattening.constants(loaded.module.example),
     )

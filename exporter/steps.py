@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from exporter import capture, cases, contract, golden, operators, places, precision, targets
+from exporter import capture, cases, contract, flattening, golden, operators, places, precision, targets
 from exporter.errors import ExportError
 from exporter.isolate import BACKGROUND, stand_back
 from exporter.job import Findings, Job, Prepared
@@ -132,7 +132,7 @@ def _program(job: Job, prepared: Prepared, target: str) -> capture.Program:
         return precision.cast(loaded().module, chosen, tuple(spec.dtype for spec in prepared.contract.outputs))
 
     def made(promised: Contract, sizes: dict[str, int], file: Path) -> capture.Program:
-        def make(seed: int) -> capture.Tensors:
+        def make(seed: int) -> flattening.Tensors:
             return tuple(t.to(job.options.device) for t in loaded().inputs(sizes, seed))
 
         shared = None if chosen in precision.DTYPES else file  # the graph that all share has the model's own weights
@@ -187,10 +187,10 @@ def serve_live(channel: socket.socket, job: Job, prepared: Prepared, target: str
     server.serve(channel, load, golden_path, outputs, job.options)
 
 
-def _eager(module: torch.nn.Module) -> Callable[[capture.Tensors], capture.Tensors]:
-    def run(inputs: capture.Tensors) -> capture.Tensors:
+def _eager(module: torch.nn.Module) -> Callable[[flattening.Tensors], flattening.Tensors]:
+    def run(inputs: flattening.Tensors) -> flattening.Tensors:
         with torch.no_grad():
-            outputs: capture.Tensors = module(*inputs)
+            outputs: flattening.Tensors = module(*inputs)
         return outputs
 
     return run

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from exporter import capture, eager
-from exporter.capture import FlatModule, Program, flatten_inputs, output_leaves
+from exporter import capture, eager, flattening
+from exporter.capture import Program
 from exporter.errors import ExportError, RecipeError
+from exporter.flattening import FlatModule, flatten_inputs, output_leaves
 from exporter.records import Contract, Range, TensorSpec
 from exporter.serialization import from_json, to_json
 
@@ -134,7 +135,7 @@ def test_outputs_without_tensors(output: Any) -> None:
 
 
 def test_dtypes_by_torchs_names() -> None:
-    specs = capture.specs(["a", "b"], [torch.zeros(2, 3, dtype=torch.bfloat16), torch.zeros((), dtype=torch.bool)])
+    specs = flattening.specs(["a", "b"], [torch.zeros(2, 3, dtype=torch.bfloat16), torch.zeros((), dtype=torch.bool)])
     assert specs == (TensorSpec("a", "bfloat16", (2, 3)), TensorSpec("b", "bool", ()))
 
 
@@ -232,7 +233,7 @@ def test_derived_dimensions_survive_a_file(tmp_path: Path) -> None:
 
 def test_constants_that_a_contract_can_hold() -> None:
     given = {"x": ONE, "a": 2.5, "b": True, "c": None, "d": float("inf"), "g": -1.7e308, "e": torch.float16, "f": -7}
-    found = capture.constants(flatten_inputs(Model(), given))
+    found = flattening.constants(flatten_inputs(Model(), given))
     assert found == {"a": 2.5, "b": True, "d": "inf", "g": "-1.7e+308", "e": "torch.float16", "f": -7}
     contract = Contract("m", (), (), {}, constants=found)
     assert from_json(Contract, to_json(contract)) == contract

@@ -22,7 +22,7 @@ import pytest
 import torch
 from torch import nn
 
-from exporter import bridge, capture, causes, places
+from exporter import bridge, capture, causes, flattening, places
 from exporter.records import Contract, TensorSpec
 from exporter.targets import Options, onnx
 
@@ -53,7 +53,7 @@ class Calls(nn.Module):
 def exported(model: nn.Module, *example: torch.Tensor) -> torch.export.ExportedProgram:
     """As a run exports it, with fixed sizes."""
     example = example or (X,)
-    flat = capture.FlatModule(model.eval(), capture.flatten_inputs(model, example))
+    flat = flattening.FlatModule(model.eval(), flattening.flatten_inputs(model, example))
     inputs = tuple(TensorSpec("x", "float32", tuple(t.shape)) for t in example)
     return capture.export_program(flat, example, Contract("m", inputs, (), {}))
 
@@ -385,7 +385,7 @@ SPRUNG = [
     Case("object-in-inputs-or-outputs", "compile", lambda _: export_bare(Calls(lambda x: (x, Unknown())))),
     Case("output-not-a-tensor", "trace", lambda _: traced(Calls(lambda x: (x, "text")))),
     Case("output-not-a-tensor", "trace", lambda _: traced(Calls(lambda x: {"answer": 42}), strict=False)),
-    Case("output-not-a-tensor", "trace", lambda _: capture.output_leaves({"answer": "text"})),
+    Case("output-not-a-tensor", "trace", lambda _: flattening.output_leaves({"answer": "text"})),
     Case("mutated-input", "trace", lambda _: traced(InPlace()), True),
     Case("mutated-input", "trace", lambda _: traced(Weight()), True),
     Case("fixed-device", "compile", lambda _: exported(Device()), True),

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from exporter import cases, diagnosis, golden
-from exporter.capture import FlatModule, flatten_inputs
 from exporter.errors import ArtifactError, ExportError
+from exporter.flattening import FlatModule, flatten_inputs
 from exporter.job import Findings
 from exporter.records import Range, Tolerance
 

@@ -17,8 +17,9 @@ from test_records import VALIDATOR
 from exporter import bundle as bundles
 from exporter import just_in_time, pipeline, publishing, targets
 from exporter.bundle import CACHE
-from exporter.capture import FlatModule, Program, flatten_inputs
+from exporter.capture import Program
 from exporter.errors import UsageError
+from exporter.flattening import FlatModule, flatten_inputs
 from exporter.isolate import Zygote
 from exporter.records import ArtifactRecord, Contract, Range, TensorSpec, VariantRecord
 from exporter.targets import Options, Variant

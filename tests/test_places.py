@@ -10,7 +10,7 @@ import pytest
 import sympy
 import torch
 
-from exporter import capture, places
+from exporter import flattening, places
 from exporter.errors import ExportError
 
 SITE = "/usr/lib/python3.12/site-packages"
@@ -59,7 +59,7 @@ class Raises(torch.nn.Module):
 def raised(*sizes: int) -> Exception:
     """What a model raises inside torch, called by exporter, called by this file; wrapped as exporter does."""
     example = (torch.ones(*sizes),)
-    flat = capture.FlatModule(Raises(), capture.flatten_inputs(Raises(), example))
+    flat = flattening.FlatModule(Raises(), flattening.flatten_inputs(Raises(), example))
     wrapped = ExportError("wrapped")
     try:
         flat(*example)
@@ -76,7 +76,7 @@ def test_the_models_line_and_not_its_callers() -> None:
 
 def test_an_error_of_exporter_itself_has_no_place() -> None:
     with pytest.raises(ExportError) as caught:
-        capture.output_leaves("text")
+        flattening.output_leaves("text")
     assert places.place_of(caught.value) == ""
     assert places.located("as it is", caught.value) == "as it is"
 
@@ -89,7 +89,7 @@ class Compares(torch.nn.Module):
 def test_a_librarys_own_arithmetic_is_not_the_models() -> None:
     example = (torch.ones(2),)
     with pytest.raises(TypeError, match="truth value") as caught:
-        capture.FlatModule(Compares(), capture.flatten_inputs(Compares(), example))(*example)
+        flattening.FlatModule(Compares(), flattening.flatten_inputs(Compares(), example))(*example)
     path, _, line = places.place_of(caught.value).rpartition(":")
     assert path == __file__
     assert "this line" in linecache.getline(path, int(line))

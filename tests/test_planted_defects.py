@@ -14,7 +14,7 @@ import pytest
 import torch
 from exporter_models import minilm
 
-from exporter import capture, cases, contract, environment, golden, parity
+from exporter import cases, contract, environment, flattening, golden, parity
 from exporter.records import Contract, Range
 from exporter.serialization import to_json
 from exporter.session.server import Judge
@@ -41,23 +41,23 @@ class Subject:
         self.symbols = {"batch": Range(1, 8)}
         base = {"batch": 1}
 
-        def flat(sizes: dict[str, int], seed: int) -> capture.Tensors:
+        def flat(sizes: dict[str, int], seed: int) -> flattening.Tensors:
             torch.manual_seed(seed)
-            return capture.flatten_inputs(model, inputs(**sizes)).tensors
+            return flattening.flatten_inputs(model, inputs(**sizes)).tensors
 
-        example = capture.flatten_inputs(model, inputs(**base))
+        example = flattening.flatten_inputs(model, inputs(**base))
         self.example = flat({"batch": 2}, 0)
         self.names = example.names
-        self.flatten = lambda module: capture.FlatModule(module, example).eval()
+        self.flatten = lambda module: flattening.FlatModule(module, example).eval()
         plan = contract.probe_plan(base, self.symbols)
         tolerance = parity.TOLERANCES["float32"]
         self.golden, _ = cases.make(self.flatten(model), flat, plan, self.symbols, tolerance, "cpu")
         golden.save(self.golden, folder / "golden.pt")
         with torch.no_grad():
-            self.outputs, values = capture.output_leaves(model(**inputs(**base)))
-            moved = capture.output_leaves(model(**inputs(batch=3)))[1]
-        gave = [({"batch": b}, capture.specs(self.outputs, v)) for b, v in ((1, values), (3, moved))]
-        took = [({"batch": b}, capture.specs(self.names, flat({"batch": b}, 0))) for b in (1, 3)]
+            self.outputs, values = flattening.output_leaves(model(**inputs(**base)))
+            moved = flattening.output_leaves(model(**inputs(batch=3)))[1]
+        gave = [({"batch": b}, flattening.specs(self.outputs, v)) for b, v in ((1, values), (3, moved))]
+        took = [({"batch": b}, flattening.specs(self.names, flat({"batch": b}, 0))) for b in (1, 3)]
         takes, gives = (contract.infer_shapes(seen, self.symbols) for seen in (took, gave))
         self.contract = Contract("subject", takes, gives, self.symbols, "trace")
 
@@ -77,8 +77,8 @@ class Subject:
         return subprocess.run([str(runner), "verify", str(path)], capture_output=True, check=False).returncode
 
 
-def _without_grad(module: torch.nn.Module) -> Callable[[capture.Tensors], capture.Tensors]:
-    def run(inputs: capture.Tensors) -> capture.Tensors:
+def _without_grad(module: torch.nn.Module) -> Callable[[flattening.Tensors], flattening.Tensors]:
+    def run(inputs: flattening.Tensors) -> flattening.Tensors:
         with torch.no_grad():
             return module(*inputs)
 
@@ -100,11 +100,11 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> Subject:
 class Altered(torch.nn.Module):
     """A flat module whose outputs are changed by a function."""
 
-    def __init__(self, module: torch.nn.Module, change: Callable[[capture.Tensors], capture.Tensors]) -> None:
+    def __init__(self, module: torch.nn.Module, change: Callable[[flattening.Tensors], flattening.Tensors]) -> None:
         super().__init__()
         self.module, self.change = module, change
 
-    def forward(self, *tensors: torch.Tensor) -> capture.Tensors:
+    def forward(self, *tensors: torch.Tensor) -> flattening.Tensors:
         return self.change(self.module(*tensors))
 
 
@@ -115,7 +115,7 @@ class Halved(torch.nn.Module):
         super().__init__()
         self.module = module.half()
 
-    def forward(self, *tensors: torch.Tensor) -> capture.Tensors:
+    def forward(self, *tensors: torch.Tensor) -> flattening.Tensors:
         return tuple(t.float() for t in self.module(*(t.half() if t.is_floating_point() else t for t in tensors)))
 
 
@@ -141,7 +141,7 @@ def outputs_swapped(subject: Subject) -> torch.nn.Module:
 
 
 def one_nan(subject: Subject) -> torch.nn.Module:
-    def poison(outputs: capture.Tensors) -> capture.Tensors:
+    def poison(outputs: flattening.Tensors) -> flattening.Tensors:
         first = outputs[0].clone()
         first[-1, 0] = float("nan")
         return (first, *outputs[1:])

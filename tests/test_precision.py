@@ -13,8 +13,9 @@ from conftest import NATIVE, Run
 
 import exporter
 from exporter import builds, cases, environment, golden, parity, precision, quantization, targets
-from exporter.capture import FlatModule, Program, flatten_inputs
+from exporter.capture import Program
 from exporter.errors import ArtifactError, ExportError, UsageError
+from exporter.flattening import FlatModule, flatten_inputs
 from exporter.records import Contract, Manifest, Range, TensorSpec, Tolerance
 from exporter.targets import Options, Variant
 

@@ -30,8 +30,9 @@ from fuzz.inline import Inline
 
 from exporter import bundle as bundles
 from exporter import checks, environment, open_artifact, parity, pipeline, recipes, targets
-from exporter.capture import FlatModule, Program, export_program, flatten_inputs
+from exporter.capture import Program, export_program
 from exporter.errors import ContractError
+from exporter.flattening import FlatModule, flatten_inputs
 from exporter.isolate import Zygote
 from exporter.records import Contract, Range, TensorSpec, VariantRecord
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from exporter import capture, recurrent
+from exporter import capture, flattening, recurrent
 from exporter.records import Contract, Range, TensorSpec
 
 pytestmark = pytest.mark.filterwarnings("ignore:The tensor attributes .*_flat_weights")
@@ -33,7 +33,7 @@ def exported(model: torch.nn.Module) -> torch.export.ExportedProgram:
         symbols={"length": Range(1, 50), "batch": Range(1, 9)},
     )
     example = (torch.randn(5, 2, 4),)
-    flat = capture.FlatModule(model, capture.flatten_inputs(model, example)).eval()
+    flat = flattening.FlatModule(model, flattening.flatten_inputs(model, example)).eval()
     return capture.export_program(flat, example, contract)
 
 

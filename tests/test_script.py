@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-from exporter import capture
-from exporter.capture import FlatModule, Program, flatten_inputs, output_leaves
+from exporter import capture, flattening
+from exporter.capture import Program
 from exporter.errors import ExportError
+from exporter.flattening import FlatModule, flatten_inputs, output_leaves
 from exporter.records import Contract, Range, TensorSpec
 from exporter.targets import Options, script
 
@@ -29,7 +30,8 @@ def program(model: nn.Module, inputs: Any, folder: Path, captured: bool) -> Prog
     args, kwargs = flat.rebuild([t.clone() for t in flat.tensors])
     names, _ = output_leaves(copy.deepcopy(model)(*args, **kwargs))
     specs = [
-        (n, capture.dtype_name(t.dtype), ("batch", *t.shape[1:])) for n, t in zip(flat.names, flat.tensors, strict=True)
+        (n, flattening.dtype_name(t.dtype), ("batch", *t.shape[1:]))
+        for n, t in zip(flat.names, flat.tensors, strict=True)
     ]
     promised = Contract(
         "m", tuple(TensorSpec(*s) for s in specs), tuple(TensorSpec(n, "", ()) for n in names), {"batch": Range(1, 16)}

@@ -14,7 +14,7 @@ import torch
 from conftest import request_for
 from torch import Tensor, nn
 
-from exporter import capture, golden, pipeline, recipes
+from exporter import flattening, golden, pipeline, recipes
 from exporter.errors import RecipeError
 from exporter.records import Manifest
 from exporter.sources import _saved_exported, _saved_inputs, saved
@@ -154,7 +154,9 @@ def test_a_bundle_artifact_keeps_its_contract(made_bundle: Path, artifact: str) 
     assert recipes.example_sizes(recipe.inputs) == dict(zip(("batch", "sequence"), case.inputs[0].shape, strict=True))
     assert list(recipe.inputs()) == ["ids", "mask"]
     assert recipe.inputs(batch=3, sequence=5)["ids"].shape == (3, 5)
-    names, outputs = capture.output_leaves(recipe.load("auto")(**dict(zip(("ids", "mask"), case.inputs, strict=True))))
+    names, outputs = flattening.output_leaves(
+        recipe.load("auto")(**dict(zip(("ids", "mask"), case.inputs, strict=True)))
+    )
     assert names == ("hidden", "pooled", "best")
     assert all(torch.equal(a, b) for a, b in zip(outputs, case.eager, strict=True))
 
@@ -275,7 +277,7 @@ def test_an_exported_program_is_traced_with_its_sizes(tmp_path: Path) -> None:
     path = save_exported(tmp_path / "m.pt2", Rows(), (torch.randn(3, 4),), ({0: batch},))
     recipe = load(path)
     model = recipe.load("auto").eval()  # an exported program's own eval() raises
-    flat = capture.FlatModule(model, capture.flatten_inputs(model, recipe.inputs()))
+    flat = flattening.FlatModule(model, flattening.flatten_inputs(model, recipe.inputs()))
     traced = torch.jit.trace(flat, flat.example.tensors, strict=False, check_trace=False)
     x = torch.randn(5, 4)
     torch.testing.assert_close(traced(x)[0], model(x=x))

@@ -8,7 +8,7 @@ import logging
 import pytest
 import torch
 
-from exporter import capture, specialization
+from exporter import capture, flattening, specialization
 from exporter.records import Contract, Range, TensorSpec
 
 SYMBOLS = {"batch": Range(1, 16), "sequence": Range(1, 64)}
@@ -29,7 +29,7 @@ class Batch(torch.nn.Module):
 
 def export(module: torch.nn.Module) -> tuple[torch.export.ExportedProgram, list[str]]:
     example = (torch.randn(2, 7, 8),)
-    flat = capture.FlatModule(module, capture.flatten_inputs(module, example)).eval()
+    flat = flattening.FlatModule(module, flattening.flatten_inputs(module, example)).eval()
     contract = Contract("m", (TensorSpec("x", "float32", ("batch", "sequence", 8)),), (), SYMBOLS)
     notes: list[str] = []
     return capture.export_program(flat, example, contract, notes), notes

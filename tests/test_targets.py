@@ -18,9 +18,10 @@ import torch
 from conftest import Run
 
 from exporter import builds, environment, inductor, ort_graphs, targets
-from exporter.capture import FlatModule, Program, export_program, flatten_inputs
+from exporter.capture import Program, export_program
 from exporter.contract import entry
 from exporter.errors import ArtifactError, ExportError, MissingDependency, UsageError
+from exporter.flattening import FlatModule, flatten_inputs
 from exporter.isolate import Zygote
 from exporter.records import Contract, Range, TensorSpec
 from exporter.targets import Options, Variant

@@ -17,9 +17,9 @@ from torch.jit._trace import TracerWarning
 from torch.overrides import TorchFunctionMode
 
 from exporter import places
-from exporter.capture import Tensors
 from exporter.explain import Finding
 from exporter.explain.subject import Subject
+from exporter.flattening import Tensors
 
 CONVERSIONS = ("__bool__", "__int__", "__float__", "__index__", "__len__", "__contains__", "item", "tolist", "numpy")
 RETRACED = 3  # wrong probes at which the model is traced again

@@ -18,8 +18,8 @@ import torch
 
 from exporter import golden as goldens
 from exporter import operators, parity, places, targets
-from exporter.capture import Tensors, dtype_name
 from exporter.errors import ArtifactError, ContractError, ExporterError, UsageError
+from exporter.flattening import Tensors, dtype_name
 from exporter.isolate import stand_back
 from exporter.precision import use_tf32
 from exporter.serialization import to_json

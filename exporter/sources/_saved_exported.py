@@ -15,8 +15,8 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 
 from exporter import bridge
-from exporter.capture import output_leaves
 from exporter.errors import ExportError, RecipeError
+from exporter.flattening import output_leaves
 from exporter.interpreter import Interpreter
 from exporter.recipes import FunctionRecipe, Recipe
 from exporter.records import Contract

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from exporter.capture import specs
 from exporter.contract import enforce
 from exporter.errors import ContractError, RecipeError
 from exporter.expressions import Expression
+from exporter.flattening import specs
 from exporter.records import Contract, TensorSpec
 from exporter.sources import _saved_files
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from exporter.capture import output_leaves
 from exporter.errors import RecipeError
+from exporter.flattening import output_leaves
 from exporter.interpreter import Interpreter
 from exporter.recipes import FunctionRecipe, Recipe
 from exporter.records import Contract

@@ -19,7 +19,8 @@ from exporter.targets import Exported, Loaded, Options
 if TYPE_CHECKING:
     import torch
 
-    from exporter.capture import Program, Tensors
+    from exporter.capture import Program
+    from exporter.flattening import Tensors
 
 artifact = "script.pt"
 variants = ("",)
@@ -58,7 +59,7 @@ def _native(program: Program, path: Path) -> tuple[tuple[str, ...], bool]:
     import torch
 
     from exporter import shell
-    from exporter.capture import output_leaves
+    from exporter.flattening import output_leaves
 
     flat: Any = program.module
     scripted = torch.jit.script(flat.model)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from exporter import api, capture, causes, contract, eager, pipeline, recipes, targets
+from exporter import api, causes, contract, eager, flattening, pipeline, recipes, targets
 from exporter import cases as goldens
 from exporter.records import Manifest, Range, Tolerance, VariantRecord
 from exporter.request import Request
@@ -54,23 +54,23 @@ class Case:
         """The example's sizes."""
         return recipes.example_sizes(self.recipe.inputs)
 
-    def inputs(self, sizes: dict[str, int], seed: int) -> capture.FlatInputs:
+    def inputs(self, sizes: dict[str, int], seed: int) -> flattening.FlatInputs:
         """Inputs, flat."""
         model = self.model  # loading it draws numbers too
         torch.manual_seed(seed)
-        return capture.flatten_inputs(model, self.recipe.inputs(**sizes))
+        return flattening.flatten_inputs(model, self.recipe.inputs(**sizes))
 
     @cached_property
-    def module(self) -> capture.FlatModule:
+    def module(self) -> flattening.FlatModule:
         """The flat model."""
-        return capture.FlatModule(self.model, self.inputs(self.base, 0)).eval()
+        return flattening.FlatModule(self.model, self.inputs(self.base, 0)).eval()
 
     def output_names(self) -> tuple[str, ...]:
         """Names of the outputs of the model itself."""
         flat = self.inputs(self.base, 0)
         args, kwargs = flat.rebuild(flat.tensors)
         with torch.no_grad():
-            return capture.output_leaves(self.model(*args, **kwargs))[0]
+            return flattening.output_leaves(self.model(*args, **kwargs))[0]
 
     @property
     def plan(self) -> list[tuple[dict[str, int], int]]:
@@ -90,7 +90,7 @@ class Case:
         """Whether eager runs at all those sizes, repeats itself, and does not hang on rounding."""
         return all(self._is_sound(self.inputs(sizes, seed).tensors) for sizes, seed in [*self.plan, *self.fresh])
 
-    def _is_sound(self, data: capture.Tensors) -> bool:
+    def _is_sound(self, data: flattening.Tensors) -> bool:
         half = any(t.is_floating_point() and t.element_size() == 2 for t in data)
         if not eager.is_settled(self.module, data, "cpu", LOOSE_HALF if half else LOOSE):
             return False
