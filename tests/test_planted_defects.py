@@ -209,7 +209,7 @@ def test_loop_over_the_batch_is_caught_and_named(tmp_path: Path) -> None:
     [
         ("minilm", "trace,script,onnx", ()),
         ("resnet18", "trace,script,onnx", ("batch=1..16",)),
-        ("vit", "trace,script", ("batch=1..4",)),
+        ("vit", "trace,script", ("batch=1..2",)),
     ],
 )
 def test_honest_artifacts_raise_no_alarm(model: str, targets_text: str, sizes: tuple[str, ...], tmp_path: Path) -> None:
