@@ -23,7 +23,7 @@ from exporter.serialization import to_json
 RECIPES = Path(__file__).parent / "recipes"
 NATIVE = environment.find_runner() is not None
 # Files that take longest, which go first: workers that share the others out end at about the same time then.
-LONGEST = ("fuzz", "coverage", "planted_defects", "pipeline", "release_cluster", "precision", "release", "public_record")
+LONGEST = ("fuzz", "coverage", "planted_defects", "pipeline", "release_cluster", "precision", "release")
 
 
 def pytest_report_header() -> str:
