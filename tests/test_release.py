@@ -594,11 +594,15 @@ def rows_of(tmp_path: Path) -> list[run.Row]:
     ]
 
 
-def test_the_table_fits_80_columns(tmp_path: Path) -> None:
+def test_the_table_fits_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     text = formats.render(rows_of(tmp_path), "table", Path("release.toml"), Path("/out"))
     assert max(map(len, text.split("bert/cpu/trace@bf16: ")[0].splitlines())) <= 80
     assert "bert/cpu/trace@bf16: max_mb: 1.23 MB, at most 1 MB" in text
     assert "1 of 3 steps passed their gates." in text
+    monkeypatch.setenv("COLUMNS", "50")
+    narrow = formats.render(rows_of(tmp_path), "table", Path("release.toml"), Path("/out"))
+    assert max(map(len, narrow.split("bert/cpu/trace@bf16: ")[0].splitlines())) <= 50
 
 
 def test_annotations_of_github(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from manifests import EAGER, EXACT, MANIFEST, failed, manifest, timing, variant
 
 from exporter import report
 from exporter.records import ArtifactRecord, Goal, Lifecycle, Manifest, Parity, SessionRecord, VariantRecord
-from exporter.report import rows, summary
+from exporter.report import comparison, console, rows, summary
 from exporter.serialization import from_json, to_json
 
 FORMS = ("table", "json", "md")
@@ -102,7 +102,25 @@ def test_a_terminal_of_80_columns_still_shows_what_matters(columns) -> None:
         assert words in text
     assert "min…max and runs are shown from 100 columns on" in text
     assert text.count("min…max") == 1
-    assert text.count("…") == 1, "nothing is cut off"
+
+
+@pytest.mark.parametrize("width", [50, 60, 80, 120])
+def test_no_terminal_cuts_anything_off(width: int, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    line = ("compile:max-autotune@bf16", "native", "compatible", "exact → rounding", "437 MB → 12 MB")
+    line += ("12.34 → 11.22 ms", "0.58x (0.57…0.59)")
+    text = console.table(comparison.HEADINGS, [line])
+    assert max(map(len, text.splitlines())) <= width
+    written = "".join([*comparison.HEADINGS, *line]).replace(" ", "")
+    assert sorted(text.translate({ord(c): None for c in " ─\n"})) == sorted(written)
+
+
+def test_a_change_has_the_colour_of_what_it_became(columns, monkeypatch) -> None:
+    columns(120)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for change, colour in (("drift → exact", "32"), ("exact → drift", "33"), ("exact → FAIL", "1;31")):
+        assert f"\x1b[{colour}m{change}" in console.table(("variant", "parity"), [("trace", change)])
 
 
 def test_failures_are_shown_with_remedy_and_command() -> None:

@@ -12,7 +12,7 @@ namespace exporter::benchmarks {
 namespace {
 
 struct Graph {
-  at::cuda::CUDAGraph graph{/*keep_graph=*/true};
+  at::cuda::CUDAGraph cuda_graph{/*keep_graph=*/true};
   Tensors outputs;
 
   explicit Graph(const std::function<Tensors()>& call) {
@@ -22,10 +22,10 @@ struct Graph {
     const c10::cuda::CUDAStreamGuard guard(stream);
     for (int i = 0; i < kWarmUpRuns; ++i) call();
     stream.synchronize();
-    graph.capture_begin();
+    cuda_graph.capture_begin();
     outputs = call();
-    graph.capture_end();
-    graph.instantiate();
+    cuda_graph.capture_end();
+    cuda_graph.instantiate();
   }
 
   Tensors run() {
@@ -41,11 +41,12 @@ struct Graph {
     C10_CUDA_CHECK(cudaStreamGetCaptureInfo_v2(stream, &status, nullptr, &whole, &before, &count));
 #endif
     if (status == cudaStreamCaptureStatusNone) {
-      graph.replay();
+      cuda_graph.replay();
       return outputs;
     }
     cudaGraphNode_t node{};
-    C10_CUDA_CHECK(cudaGraphAddChildGraphNode(&node, whole, before, count, graph.raw_cuda_graph()));
+    C10_CUDA_CHECK(
+        cudaGraphAddChildGraphNode(&node, whole, before, count, cuda_graph.raw_cuda_graph()));
 #if CUDART_VERSION >= 13000
     C10_CUDA_CHECK(cudaStreamUpdateCaptureDependencies(stream, &node, /*dependencyData=*/nullptr, 1,
                                                        cudaStreamSetCaptureDependencies));
@@ -61,7 +62,7 @@ struct Graph {
 
 Captured capture(const std::function<Tensors()>& call) {
   const auto graph = std::make_shared<Graph>(call);
-  return {[graph] { graph->graph.replay(); }, [graph] { return graph->run(); }};
+  return {[graph] { graph->cuda_graph.replay(); }, [graph] { return graph->run(); }};
 }
 
 }  // namespace exporter::benchmarks

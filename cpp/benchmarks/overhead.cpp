@@ -58,7 +58,7 @@ double microseconds(const Call& call) {
   return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
 }
 
-/// The median, and the order statistics that hold it in 95% of cases. `values` is not empty.
+/// The median, and order statistics that hold it in 95% of cases at least. `values` is not empty.
 struct Median {
   double low, middle, high;
 
@@ -69,9 +69,9 @@ struct Median {
       return values[static_cast<std::size_t>(std::clamp(rank, 0.0, count - 1))];
     };
     const double reach = 1.96 * std::sqrt(count) / 2;
-    low = at(count / 2 - reach);
+    low = at(count / 2 - reach - 1);
     middle = at(count / 2);
-    high = at(count / 2 + reach);
+    high = at(std::ceil(count / 2 + reach));
   }
 };
 
@@ -126,10 +126,11 @@ bool compare_on_cpu(const fs::path& path) {
   return kept;
 }
 
-/// A captured model: what captures it gets the same kernels in the same places.
-class Prepared final : public exporter::Runner {
+/// A captured model: what captures it gets the same kernels in the same places. It reads the inputs
+/// that it was captured with; copies of those it is given are made all the same.
+class CapturedModel final : public exporter::Runner {
  public:
-  explicit Prepared(exporter::benchmarks::Captured graph) : graph_(std::move(graph)) {}
+  explicit CapturedModel(exporter::benchmarks::Captured graph) : graph_(std::move(graph)) {}
 
   Tensors run(Tensors) override { return graph_.run(); }
 
@@ -145,12 +146,12 @@ bool compare_on_gpu(const fs::path& path, const std::string& device) {
   const c10::InferenceMode no_gradients;
   const auto model = exporter::load_runner(path, info, where, /*serial=*/true, 1);
   const auto name = path.string() + " on " + where.str();
-  std::vector<Artifact> artifacts;
+  std::vector<Artifact> artifacts;  // all are kept: the next captures have other memory then
   std::vector<double> added, bare;
   for (int i = 0; i < kCaptures; ++i) {
     const auto graph = exporter::benchmarks::capture([&] { return model->run(inputs); });
     const Artifact& artifact = artifacts.emplace_back(exporter::artifact_of(
-        path, info, where, exporter::capture_graphs(std::make_unique<Prepared>(graph), 1)));
+        path, info, where, exporter::capture_graphs(std::make_unique<CapturedModel>(graph), 1)));
     artifact.run(inputs);
     if (artifact.note() != "CUDA graph") throw std::runtime_error(name + ": " + artifact.note());
     const auto ours = [&] {

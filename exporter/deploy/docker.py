@@ -27,7 +27,8 @@ from exporter.serialization import from_json
 KIND = "docker"
 NOBODY = "65534:65534"
 TIMEOUT_S = 600.0
-RULE = ("__init__", "errors", "expressions", "parity", "places", "records", "serialization")  # what judges an output
+# exporter's modules that check.py needs.
+RULE = ("__init__", "errors", "expressions", "parity", "places", "records", "serialization")
 FROM_SCRATCH = """# {about}: exporter-run and the libraries that it loads; no Python, no shell
 FROM scratch
 COPY root/ /

@@ -13,7 +13,6 @@ from exporter.errors import UsageError
 from exporter.records import SCHEMA
 from exporter.release.plan import Step
 from exporter.release.run import Row
-from exporter.report import console
 from exporter.report import markdown as report
 from exporter.report.rows import number, size_of
 
@@ -32,13 +31,17 @@ def render(rows: Sequence[Row], form: str, file: Path, out: Path) -> str:
 
 def plan(steps: Sequence[Step], kept: set[str], out: Path) -> str:
     """What would be done, as a table."""
+    from exporter.report import console
+
     lines = [(step.name, "keep" if step.name in kept else "make", _wanted(step)) for step in steps]
     count = sum(step.name not in kept for step in steps)
     return console.table(("step", "", "gates"), lines) + f"{count} of {len(steps)} steps to make, into {out}\n"
 
 
 def table(rows: Sequence[Row], out: Path) -> str:
-    """A table that 80 columns hold, then a line for each failure."""
+    """A table as wide as the terminal, or 120 columns at most, then a line for each failure."""
+    from exporter.report import console
+
     text = console.table(HEADINGS, [_cells(row) for row in rows])
     for row in rows:
         text += "".join(f"{row.step.name}: {line}\n" for line in _failures(row))

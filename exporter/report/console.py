@@ -16,10 +16,16 @@ from rich.table import Table
 from exporter.records import Manifest
 from exporter.report import rows, summary
 
-STYLES = {"exact": "green", "rounding": "green", "drift": "yellow", "quantized": "yellow"}
-STYLES |= {"pass": "green", "FAIL": "bold red", "-": ""}
-WORDS = {"variant", "session", "parity", "step", "gates", ""}  # columns that are not of numbers
-FOLDED = {"parity", "step", "gates", ""}
+STYLES = {
+    "exact": "green",
+    "rounding": "green",
+    "drift": "yellow",
+    "quantized": "yellow",
+    "pass": "green",
+    "FAIL": "bold red",
+    "-": "",
+}
+WORDS = {"session", "parity", "contract", "gates", ""}  # columns, but the first, that are not of numbers
 PLAIN_WIDTH = 120
 WIDE = 100  # columns of a terminal that has room for all
 NARROW = ("min…max", "runs")  # left out on others
@@ -72,7 +78,7 @@ def page(title: str, headings: tuple[str, ...], lines: list[tuple[str, ...]], re
 
 
 def table(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A table alone."""
+    """A table alone, as wide as the terminal, or PLAIN_WIDTH at most; in colour where stdout is a terminal."""
     console = _console()
     console.print(_table(headings, lines))
     return _text(console)
@@ -91,22 +97,18 @@ def _text(console: Console) -> str:
 
 
 def _table(headings: Sequence[str], lines: Iterable[Sequence[str]], skip: Container[str] = ()) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    """Of these columns, without those to skip. What a terminal has no room for goes on in the next line."""
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     shown = [i for i, heading in enumerate(headings) if heading not in skip]
     for index in shown:
-        heading = headings[index]
-        table.add_column(
-            heading,
-            justify="left" if heading in WORDS else "right",
-            no_wrap=heading not in FOLDED,
-            overflow="fold",
-        )
+        words = index == 0 or headings[index] in WORDS
+        made.add_column(headings[index], justify="left" if words else "right", overflow="fold")
     for line in lines:
-        cells = map(_cell, headings, line)
-        table.add_row(*(cell for i, cell in enumerate(cells) if i in shown))
-    return table
+        made.add_row(*(_cell(headings[i], line[i]) for i in shown))
+    return made
 
 
 def _cell(heading: str, text: str) -> str:
-    style = STYLES.get(text, "bold red" if heading == "parity" else "")
+    verdict = text.rpartition(" → ")[2]
+    style = STYLES.get(verdict, "bold red" if heading == "parity" else "")
     return f"[{style}]{escape(text)}[/]" if style else escape(text)
