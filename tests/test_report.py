@@ -339,7 +339,7 @@ def test_just_in_time_rows_show_how_they_start(columns) -> None:
         ("compile:eager", "0.50 s", "-", "5.00 ms", "-"),
     ]
     columns(80)
-    assert "compile:max-autotune-no-cudagraphs   61.0 s   3.29 s   5.00 ms   241 kB" in report.render(found, "table")
+    assert "compile:max-autotune-no-cudagraphs  61.0 s  3.29 s  5.00 ms  241 kB" in report.render(found, "table")
     assert "| compile:eager | 0.50 s | - | 5.00 ms | - |" in report.render(found, "md")
     for form in ("table", "md"):
         assert "just in time" not in report.render(MANIFEST, form)
