@@ -66,7 +66,7 @@ class Subject:
     @staticmethod
     def _call(loaded: Any, sizes: Mapping[str, int], seed: int) -> Call:
         torch.manual_seed(seed)
-        return flattening._as_call(loaded.recipe.inputs(**sizes))
+        return flattening.as_call(loaded.recipe.inputs(**sizes))
 
     def judge(self, run: Runner) -> str:
         """`right` or `wrong`; whatever `run` raises is the caller's."""

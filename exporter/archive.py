@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 import zstandard
 
-from exporter import bundle, proof, publishing, sums
+from exporter import bundle, disk, proof, publishing, sums
 from exporter.bundle import LOGS, MANIFEST
 from exporter.errors import ArtifactError, ExporterError, UsageError
 from exporter.records import ArtifactRecord, Manifest
@@ -54,7 +54,7 @@ def pack(place: Path, out: Path) -> int:
             os.fsync(file.fileno())
         new.replace(out)
     except OSError as error:
-        raise publishing.disk_error(error, out) from error
+        raise disk.error(error, out) from error
     finally:
         with suppress(OSError):
             new.unlink(missing_ok=True)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import zipfile
-from contextlib import suppress
 from pathlib import Path
 
 from exporter import sums
+from exporter.disk import NEW
 from exporter.errors import ArtifactError
 from exporter.records import FP32, PRECISIONS, ArtifactRecord, Manifest
 from exporter.serialization import from_json
@@ -20,7 +19,6 @@ LOGS = "logs"
 BOM = "bom.cdx.json"
 PROVENANCE = "provenance.json"
 SIGNATURE, SIGSTORE = "provenance.dsse.json", "provenance.sigstore.json"
-NEW = ".new"  # ends the name of a file in the making
 UNLISTED = (sums.NAME, SIGNATURE, SIGSTORE, SIGNATURE + NEW, SIGSTORE + NEW)  # what SHA256SUMS does not list
 CACHE = ".cache.zip"  # how the name of a just-in-time variant's cache ends
 FILES = tuple(
@@ -72,27 +70,6 @@ def verify(bundle: Path, recorded: ArtifactRecord, found: str | None = None) -> 
         raise ArtifactError(f"{path} has {path.stat().st_size} bytes, {recorded.bytes} were recorded", ALTERED)
     if (sums.of(path) if found is None else found) != recorded.sha256:
         raise ArtifactError(f"{path} is not the file that was recorded: its SHA-256 differs", ALTERED)
-
-
-def pack(folder: Path, path: Path) -> bool:
-    """Put what compilers left in their cache directory into one file; whether there was anything.
-
-    Triton's part stays behind: it holds the directory's own place. Inductor's entries hold the same kernels.
-    """
-    names = {file: file.relative_to(folder) for file in sorted(folder.rglob("*")) if file.is_file()}
-    kept = {file: name for file, name in names.items() if name.parts[0] != "triton" and name.suffix != ".lock"}
-    if kept:
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
-            for file, name in kept.items():
-                with suppress(FileNotFoundError):  # a worker's temporary file
-                    archive.write(file, name)
-    return bool(kept)
-
-
-def unpack(path: Path, folder: Path) -> None:
-    """Make a cache directory of such a file. It holds pickles and machine code: give only what this run has packed."""
-    with zipfile.ZipFile(path) as archive:
-        archive.extractall(folder)
 
 
 def stem(variant: str) -> str:

@@ -42,7 +42,7 @@ class FlatInputs:
 
 def flatten_inputs(model: torch.nn.Module, inputs: Any) -> FlatInputs:
     """Take apart what a recipe's inputs() gave. RecipeError when there is no tensor in it."""
-    args, kwargs = _as_call(inputs)
+    args, kwargs = as_call(inputs)
     _register_caches()
     parameters = [p.name for p in inspect.signature(model.forward).parameters.values()]
     paths, spec = pytree.tree_flatten_with_path((args, kwargs))
@@ -94,7 +94,8 @@ def _register_caches() -> None:
     )
 
 
-def _as_call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def as_call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """(args, kwargs) of what a recipe's inputs() gave. RecipeError where it is none of the known forms."""
     if isinstance(inputs, torch.Tensor):
         return (inputs,), {}
     if isinstance(inputs, (tuple, list)):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -36,13 +38,13 @@ class Live:
 
     def pack(self) -> tuple[ArtifactRecord, ...]:
         """What the compilers of that session cached, as a file of the bundle; nothing where they did not."""
-        packed = self.variant is not None and bundle.pack(self._scratch / CACHE, self._packed)
+        packed = self.variant is not None and pack_cache(self._scratch / CACHE, self._packed)
         return (bundle.record(self._packed),) if packed else ()
 
     def start_from_cache(self, cold: SessionRecord, judge: Judge) -> SessionRecord:
         """The session's record with the first call of another process, which has the packed cache and nothing else."""
         scratch = self._scratch.with_name(f"{self._scratch.name}-cached")
-        bundle.unpack(self._packed, scratch / CACHE)
+        unpack_cache(self._packed, scratch / CACHE)
         cached, session = judge(functools.partial(self._open, scratch))
         if session is not None:
             session.close()
@@ -76,3 +78,24 @@ class Live:
     @property
     def _packed(self) -> Path:
         return self.folder / f"{bundle.stem(self.record.name)}{bundle.CACHE}"
+
+
+def pack_cache(folder: Path, path: Path) -> bool:
+    """Put what compilers left in their cache directory into one file; whether there was anything.
+
+    Triton's part stays behind: it holds the directory's own place. Inductor's entries hold the same kernels.
+    """
+    names = {file: file.relative_to(folder) for file in sorted(folder.rglob("*")) if file.is_file()}
+    kept = {file: name for file, name in names.items() if name.parts[0] != "triton" and name.suffix != ".lock"}
+    if kept:
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
+            for file, name in kept.items():
+                with suppress(FileNotFoundError):  # a worker's temporary file
+                    archive.write(file, name)
+    return bool(kept)
+
+
+def unpack_cache(path: Path, folder: Path) -> None:
+    """Make a cache directory of such a file. It holds pickles and machine code: give only what this run has packed."""
+    with zipfile.ZipFile(path) as archive:
+        archive.extractall(folder)

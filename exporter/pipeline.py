@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from exporter import bundle, causes, environment, latency, proof, provenance, publishing, targets
+from exporter import bundle, causes, disk, environment, latency, proof, provenance, publishing, targets
 from exporter.draft import Draft
 from exporter.errors import ExporterError, JobError, UsageError
 from exporter.isolate import BACKGROUND, EXPORTING, SIDE_BY_SIDE, Child, Zygote, Zygotes
@@ -47,7 +47,7 @@ def run(
             current.execute()
         except OSError as error:
             current.judging.close()
-            raise publishing.disk_error(error, place or request.out) from error
+            raise disk.error(error, place or request.out) from error
         except BaseException as error:
             current.stop()
             if current.finish("interrupted"):
@@ -142,7 +142,7 @@ class _Run:
         try:
             findings: Findings = child.wait(self.request.timeout)
         except ExporterError:
-            publishing.probe_space(self.staging.root)
+            disk.probe_space(self.staging.root)
             raise
         golden = GoldenRecord(
             bundle.record(self.golden),
@@ -181,7 +181,7 @@ class _Run:
         try:
             exported, seconds = self._run_export(variant, prepared, path, self.staging.root / record.log)
         except ExporterError as error:
-            publishing.probe_space(self.staging.root)  # where the disk is full, that is what failed, and ends the run
+            disk.probe_space(self.staging.root)  # where the disk is full, that is what failed, and ends the run
             for left in self.staging.root.glob(f"{path.name}*"):
                 left.unlink()
             if self.judging.stopping:
@@ -228,7 +228,7 @@ class _Run:
         for record in self.draft.manifest.variants:
             if record.sessions:  # else its export failed
                 self.listener.done(self.draft.keep(found.timed(record)))
-        publishing.write_atomic(self.staging.root / bundle.SAMPLES, found.samples())
+        disk.write_atomic(self.staging.root / bundle.SAMPLES, found.samples())
         samples = bundle.record(self.staging.root / bundle.SAMPLES)
         self.draft.update(samples=samples, warnings=self.draft.manifest.warnings + found.warnings)
 

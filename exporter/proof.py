@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from exporter import bundle, provenance, publishing, sbom, signing, sums
+from exporter import bundle, disk, provenance, sbom, signing, sums
 from exporter.errors import AlteredError, ArtifactError, BundleError
 from exporter.records import Manifest
 
@@ -52,14 +52,14 @@ def whole(place: Path) -> Manifest:
 def seal(root: Path, manifest: Manifest, materials: tuple[provenance.Material, ...]) -> None:
     """Write the bill, the provenance and the sums of a bundle that is complete. Recorded files are not hashed again."""
     known = _recorded(manifest)
-    publishing.write_atomic(root / bundle.BOM, sbom.render(manifest, known))
+    disk.write_atomic(root / bundle.BOM, sbom.render(manifest, known))
     digests = sums.tree(root, known, (*bundle.UNLISTED, bundle.PROVENANCE))
     now = datetime.now(UTC).isoformat(timespec="seconds")
     finished = max(manifest.created, now)  # not before it began, where the clock was set back
     statement = provenance.statement(manifest, materials, finished, digests)
-    publishing.write_atomic(root / bundle.PROVENANCE, statement)
+    disk.write_atomic(root / bundle.PROVENANCE, statement)
     digests[bundle.PROVENANCE] = sums.of(root / bundle.PROVENANCE)
-    publishing.write_atomic(root / sums.NAME, sums.text(digests))
+    disk.write_atomic(root / sums.NAME, sums.text(digests))
 
 
 def _recorded(manifest: Manifest) -> dict[str, str]:
@@ -138,8 +138,8 @@ def _signatures(place: Path, trust: signing.Trust) -> Iterator[tuple[str, str, b
         (bundle.SIGNATURE, trust.public_key, "--public-key", signing.require_key),
         (bundle.SIGSTORE, trust.identity, "--identity and --issuer", signing.require_identity),
     ):
-        if os.path.lexists(place / (file + bundle.NEW)):
-            yield file + bundle.NEW, f"{file}{bundle.NEW} is left of a signing that was cut off: remove it", False
+        if os.path.lexists(place / (file + disk.NEW)):
+            yield file + disk.NEW, f"{file}{disk.NEW} is left of a signing that was cut off: remove it", False
         if not (place / file).exists():
             if asked:
                 yield file, f"it is not signed: {file} is missing", True
@@ -166,8 +166,8 @@ def sign(place: Path, key: Path | None, ask: Callable[[], str]) -> Path:
     path = place / (bundle.SIGNATURE if key else bundle.SIGSTORE)
     text = signing.with_key(payload, key, ask) if key else signing.keyless(payload)
     try:
-        path.with_name(path.name + bundle.NEW).unlink(missing_ok=True)  # whoever made it, it may be a link
-        publishing.write_atomic(path, text)
+        path.with_name(path.name + disk.NEW).unlink(missing_ok=True)  # whoever made it, it may be a link
+        disk.write_atomic(path, text)
     except OSError as error:
-        raise BundleError(str(publishing.disk_error(error, path)), "sign it where it can be written to") from error
+        raise BundleError(str(disk.error(error, path)), "sign it where it can be written to") from error
     return path

@@ -7,16 +7,14 @@ moment leaves the last good bundle as it was. One run at a time holds the lock `
 from __future__ import annotations
 
 import ctypes
-import errno
-import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
-from exporter.bundle import CACHE, FILES, LOGS, MANIFEST, NEW, OURS, read_manifest
+from exporter import disk
+from exporter.bundle import CACHE, FILES, LOGS, MANIFEST, OURS, read_manifest
 from exporter.errors import ArtifactError, BundleError
 from exporter.records import Manifest
 from exporter.serialization import to_json
@@ -33,7 +31,7 @@ class Staging:
 
     def write(self, manifest: Manifest) -> None:
         """Rewrite the staged manifest atomically."""
-        write_atomic(self.root / MANIFEST, to_json(manifest) + "\n")
+        disk.write_atomic(self.root / MANIFEST, to_json(manifest) + "\n")
 
     def publish(self) -> Path:
         """Put the staged bundle in its place; returns the place. BundleError when foreign files have come there."""
@@ -69,76 +67,17 @@ def staged(out: Path, refuse: Callable[[Path], None]) -> Iterator[Path]:
     lock = out.with_name(f".{out.name}.lock")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with locked(lock, out):
+        with disk.locked(lock, out):
             try:
                 _restore(out)
                 shutil.rmtree(root, ignore_errors=True)
                 root.mkdir()
-                probe_space(root)
+                disk.probe_space(root)
                 yield root
             finally:
                 shutil.rmtree(root, ignore_errors=True)
     except OSError as error:
-        raise disk_error(error, out) from error
-
-
-@contextmanager
-def locked(lock: Path, out: Path) -> Iterator[None]:
-    """Hold the lock file of `out`, and remove it in the end. BundleError when another process holds it."""
-    while True:
-        with lock.open("a+") as held:
-            _lock(held, out)
-            if not _is_still(lock, held):
-                continue  # its last owner removed it after we opened it: this lock keeps nobody out
-            try:
-                yield
-            finally:
-                lock.unlink(missing_ok=True)
-            return
-
-
-def _is_still(path: Path, held: IO[str]) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(held.fileno()))
-    except FileNotFoundError:
-        return False
-
-
-def _lock(held: IO[str], out: Path) -> None:
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        held.seek(0)
-        raise BundleError(
-            f"{out} is in use by another run (process {held.read().strip() or 'unknown'})",
-            "wait for it, or give another --out",
-        ) from None
-    held.truncate(0)
-    held.write(str(os.getpid()))
-    held.flush()
-
-
-def probe_space(root: Path) -> None:
-    """OSError where not even a megabyte can be written."""
-    probe = root / ".probe"
-    probe.write_bytes(b"\0" * (1 << 20))
-    probe.unlink()
-
-
-def disk_error(error: OSError, out: Path) -> BundleError:
-    """The user's words for what the file system said."""
-    place = error.filename or out
-    known = {
-        errno.ENOSPC: ("the disk is full", "free some space, or give another --out"),
-        errno.EDQUOT: ("the disk quota is spent", "free some space, or give another --out"),
-        errno.EROFS: ("the file system is read-only", "give another --out"),
-        errno.EACCES: ("permission denied", "give another --out, or change its permissions"),
-        errno.EPERM: ("not permitted", "give another --out, or change its permissions"),
-        errno.ENOTDIR: ("a part of the path is a file", "give another --out"),
-        errno.EEXIST: ("there is a file in its place", "give another --out"),
-    }
-    cause, remedy = known.get(error.errno or 0, (error.strerror or str(error), "give another --out"))
-    return BundleError(f"cannot write to {place}: {cause}", remedy)
+        raise disk.error(error, out) from error
 
 
 def refuse_foreign(out: Path) -> None:
@@ -148,7 +87,7 @@ def refuse_foreign(out: Path) -> None:
     try:
         held = {entry.name for entry in out.iterdir()} if out.exists() else set()
     except OSError as error:
-        raise disk_error(error, out) from error
+        raise disk.error(error, out) from error
     if not held:
         return
     if MANIFEST not in held:
@@ -178,7 +117,7 @@ def swap(staged: Path, place: Path) -> Path:
         place.rename(old)
         staged.rename(place)
         shutil.rmtree(old, ignore_errors=True)
-    _sync_directory(place.parent)
+    disk.sync_directory(place.parent)
     return place
 
 
@@ -202,25 +141,3 @@ def _exchange(a: Path, b: Path) -> bool:
         at_cwd = -100
         return bool(renameat2(at_cwd, os.fsencode(a), at_cwd, os.fsencode(b), RENAME_EXCHANGE) == 0)
     return False
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Replace a file in one step."""
-    new = path.with_name(path.name + NEW)
-    try:
-        with new.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-    finally:
-        with suppress(OSError):
-            new.unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from exporter import __version__, bundle, environment, pipeline, proof, provenance, sums
+from exporter import __version__, bundle, disk, environment, pipeline, proof, provenance, sums
 from exporter.differences import Difference, compare, conclude, records
 from exporter.errors import ArtifactError, BundleError, JobError, UsageError
 from exporter.listener import Listener
@@ -133,7 +133,7 @@ def _versions(manifest: Manifest) -> Iterator[str]:
 
 def _compared(old: Path, new: Path, manifest: Manifest, made: Manifest) -> Iterator[Difference]:
     names = {path.relative_to(place).as_posix() for place in (old, new) for path in place.rglob("*") if path.is_file()}
-    left = {name for name in bundle.UNLISTED if name.endswith(bundle.NEW)}  # of a signing that was cut off
+    left = {name for name in bundle.UNLISTED if name.endswith(disk.NEW)}  # of a signing that was cut off
     for name in sorted(names - left):
         if name in ONCE:
             yield Difference(name, "known places", ONCE[name])

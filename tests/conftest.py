@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from exporter import bundle as bundles
-from exporter import environment, pipeline, proof, provenance, publishing, recipes, targets
+from exporter import disk, environment, pipeline, proof, provenance, recipes, targets
 from exporter.isolate import EXPORTING, Zygote
 from exporter.records import Manifest
 from exporter.request import Request
@@ -114,7 +114,7 @@ def bundle(made_bundle: Path, tmp_path: Path) -> Path:
 def republish(place: Path, manifest: Manifest) -> None:
     """Give a bundle another manifest, and what proves it, of the same recipe."""
     materials = provenance.recorded((place / bundles.PROVENANCE).read_bytes())
-    publishing.write_atomic(place / bundles.MANIFEST, to_json(manifest) + "\n")
+    disk.write_atomic(place / bundles.MANIFEST, to_json(manifest) + "\n")
     proof.seal(place, manifest, materials)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from exporter.records import (
@@ -19,6 +20,7 @@ from exporter.records import (
     Tolerance,
     VariantRecord,
 )
+from exporter.serialization import to_json
 
 CONTRACT = Contract(
     "toy",
@@ -103,3 +105,13 @@ def manifest(*variants: VariantRecord, **changes: Any) -> Manifest:
 
 
 MANIFEST = manifest(EAGER, variant(), failed())
+
+
+def edited(*path: str | int, to: Any) -> str:
+    """The manifest's JSON with one value replaced."""
+    data = json.loads(to_json(MANIFEST))
+    place = data
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = to
+    return json.dumps(data)

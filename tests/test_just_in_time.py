@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,7 +83,7 @@ def test_a_cache_that_is_wrong_fails_the_row(run: Run, monkeypatch: pytest.Monke
         return cases
 
     monkeypatch.setattr(Session, "check", check_twice)
-    monkeypatch.setattr(bundles, "pack", lambda folder, path: path.write_bytes(b"PK\5\6" + bytes(18)) > 0)
+    monkeypatch.setattr(just_in_time, "pack_cache", lambda folder, path: path.write_bytes(b"PK\5\6" + bytes(18)) > 0)
     manifest, _ = run("tiny:mlp", "compile:eager", bench=True, time_budget=0.1)
     row = manifest.variants[1]
     assert row.status == "failed"
@@ -203,11 +204,11 @@ def test_a_cache_travels_as_one_file(tmp_path: Path) -> None:
     for name in ("ab/code.so", "ab/code.so.load_ok", "locks/a.lock", "triton/0/kernel.json"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(name * name.endswith(".so"))
-    assert bundles.pack(folder, path)
-    bundles.unpack(path, tmp_path / "other")
+    assert just_in_time.pack_cache(folder, path)
+    just_in_time.unpack_cache(path, tmp_path / "other")
     assert files(tmp_path / "other") == {"ab/code.so", "ab/code.so.load_ok"}
     assert (tmp_path / "other" / "ab" / "code.so").read_text() == "ab/code.so"
-    assert not bundles.pack(folder / "locks", tmp_path / "none")
+    assert not just_in_time.pack_cache(folder / "locks", tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 
@@ -246,3 +247,14 @@ def test_no_cache_is_shipped_as_an_artifact() -> None:
     cache = ArtifactRecord(f"compile-default{CACHE}", 5, "0" * 64)
     live = variant("compile:default", artifact=None, companions=(cache,), timings={"python": timing(1.0)})
     assert [c.variant.name for c in summary.choices(manifest(EAGER, live, variant("trace")))] == ["trace"]
+
+
+def test_a_cache_is_packed_whatever_the_clock_said(tmp_path: Path) -> None:
+    """Zip archives know no time before 1980."""
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    (folder / "kernel.cpp").write_text("one")
+    os.utime(folder / "kernel.cpp", (0, 0))
+    assert just_in_time.pack_cache(folder, tmp_path / "toy.cache.zip")
+    just_in_time.unpack_cache(tmp_path / "toy.cache.zip", tmp_path / "again")
+    assert (tmp_path / "again" / "kernel.cpp").read_text() == "one"

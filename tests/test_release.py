@@ -27,7 +27,7 @@ from conftest import RECIPES, Cli, start_cli
 from manifests import timing, variant
 from test_pipeline import children, gone, wait_for
 
-from exporter import environment, proof, publishing
+from exporter import disk, environment, proof
 from exporter.errors import ArtifactError, BundleError, UsageError
 from exporter.listener import Listener
 from exporter.records import ArtifactRecord, Manifest, Parity, SessionRecord
@@ -488,7 +488,7 @@ def test_one_release_at_a_time(tmp_path: Path) -> None:
     release(tmp_path)
     before = files(tmp_path / "out")
     with (
-        publishing.locked(tmp_path / "out" / ".lock", tmp_path / "out"),
+        disk.locked(tmp_path / "out" / ".lock", tmp_path / "out"),
         pytest.raises(BundleError, match=f"out is in use by another run .process {os.getpid()}"),
     ):
         release(tmp_path, resume=False)
@@ -503,7 +503,7 @@ def test_a_full_disk_leaves_the_last_bundles_and_is_gone_on_from(
     before = files(tmp_path / "out")
     written = 0
 
-    def full(path: Path, text: str, write: Callable[[Path, str], None] = publishing.write_atomic) -> None:
+    def full(path: Path, text: str, write: Callable[[Path, str], None] = disk.write_atomic) -> None:
         nonlocal written
         written += 1
         if written > 7:
@@ -511,7 +511,7 @@ def test_a_full_disk_leaves_the_last_bundles_and_is_gone_on_from(
         write(path, text)
 
     with monkeypatch.context() as patch:
-        patch.setattr(publishing, "write_atomic", full)
+        patch.setattr(disk, "write_atomic", full)
         with pytest.raises(BundleError, match="the disk is full") as raised:
             release(tmp_path, resume=False)
     assert raised.value.remedy

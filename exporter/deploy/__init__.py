@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from exporter import __version__, bundle, publishing
+from exporter import __version__, bundle, disk, publishing
 from exporter.errors import ArtifactError, BundleError, UsageError
 from exporter.records import EAGER, SCHEMA, ArtifactRecord, Manifest, Parity, VariantRecord
 from exporter.report import summary
@@ -97,7 +97,7 @@ def publish(root: Path, out: Path, deployment: Deployment) -> Deployment:
     out = out.absolute()
     files = tuple(replace(bundle.record(root / name), path=name) for name in sorted(_files(root)))
     deployment = replace(deployment, files=files)
-    publishing.write_atomic(root / MARK, to_json(deployment) + "\n")
+    disk.write_atomic(root / MARK, to_json(deployment) + "\n")
     _refuse_foreign(out, deployment.kind)
     publishing.swap(root, out)
     return deployment

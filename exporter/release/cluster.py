@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exporter import archive, bundle, places, publishing
+from exporter import archive, bundle, disk, places, publishing
 from exporter.errors import ArtifactError, BundleError, MissingDependency, UsageError
 from exporter.listener import Listener
 from exporter.release import keys
@@ -291,7 +291,7 @@ def make(task: Task) -> Made:
     except BundleError as error:
         return Made(BundleError(f"{platform.node()}: {error}", DISK))
     except OSError as error:
-        cause = publishing.disk_error(error, Path(tempfile.gettempdir()))
+        cause = disk.error(error, Path(tempfile.gettempdir()))
         return Made(BundleError(f"{platform.node()}: {cause}", DISK))
 
 

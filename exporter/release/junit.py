@@ -9,7 +9,7 @@ from pathlib import Path
 
 from junitparser import Failure, JUnitXml, TestCase, TestSuite
 
-from exporter import publishing
+from exporter import disk
 from exporter.errors import UsageError
 from exporter.release.run import Row
 
@@ -26,7 +26,7 @@ def write(rows: Sequence[Row], path: Path) -> None:
     report.update_statistics()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        publishing.write_atomic(path, report.tostring().decode())
+        disk.write_atomic(path, report.tostring().decode())
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}", "give another --junit") from error
 

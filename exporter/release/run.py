@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from exporter import bundle, publishing
+from exporter import bundle, disk, publishing
 from exporter.errors import ExporterError
 from exporter.listener import Listener
 from exporter.records import Manifest, VariantRecord
@@ -75,10 +75,10 @@ def _opened(out: Path) -> Iterator[State]:
     """The state of the release in a directory that nobody else writes to meanwhile."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with publishing.locked(out / ".lock", out):
+        with disk.locked(out / ".lock", out):
             yield State(out)
     except OSError as error:
-        raise publishing.disk_error(error, out) from error
+        raise disk.error(error, out) from error
     except KeyboardInterrupt as interrupt:
         interrupt.add_note("finished steps are kept: --resume goes on from there")
         raise

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from exporter import bundle, proof, publishing, sums
+from exporter import bundle, disk, proof, sums
 from exporter.errors import ArtifactError
 from exporter.records import SCHEMA, Manifest
 from exporter.release.plan import Step
@@ -72,4 +72,4 @@ class State:
 
     def _write(self, steps: dict[str, Finished]) -> None:
         self._record = replace(self._record, steps=dict(sorted(steps.items())))
-        publishing.write_atomic(self._path, to_json(self._record) + "\n")
+        disk.write_atomic(self._path, to_json(self._record) + "\n")

@@ -1,0 +1,96 @@
+"""Writing that is done or not done, one process at a time, and the user's words for what goes wrong with it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from exporter.errors import BundleError
+
+NEW = ".new"  # ends the name of a file in the making
+
+
+@contextmanager
+def locked(lock: Path, out: Path) -> Iterator[None]:
+    """Hold the lock file of `out`, and remove it in the end. BundleError when another process holds it."""
+    while True:
+        with lock.open("a+") as held:
+            _lock(held, out)
+            if not _is_still(lock, held):
+                continue  # its last owner removed it after we opened it: this lock keeps nobody out
+            try:
+                yield
+            finally:
+                lock.unlink(missing_ok=True)
+            return
+
+
+def _is_still(path: Path, held: IO[str]) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(held.fileno()))
+    except FileNotFoundError:
+        return False
+
+
+def _lock(held: IO[str], out: Path) -> None:
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        held.seek(0)
+        raise BundleError(
+            f"{out} is in use by another run (process {held.read().strip() or 'unknown'})",
+            "wait for it, or give another --out",
+        ) from None
+    held.truncate(0)
+    held.write(str(os.getpid()))
+    held.flush()
+
+
+def probe_space(root: Path) -> None:
+    """OSError where not even a megabyte can be written."""
+    probe = root / ".probe"
+    probe.write_bytes(b"\0" * (1 << 20))
+    probe.unlink()
+
+
+def error(error: OSError, out: Path) -> BundleError:
+    """The user's words for what the file system said."""
+    place = error.filename or out
+    known = {
+        errno.ENOSPC: ("the disk is full", "free some space, or give another --out"),
+        errno.EDQUOT: ("the disk quota is spent", "free some space, or give another --out"),
+        errno.EROFS: ("the file system is read-only", "give another --out"),
+        errno.EACCES: ("permission denied", "give another --out, or change its permissions"),
+        errno.EPERM: ("not permitted", "give another --out, or change its permissions"),
+        errno.ENOTDIR: ("a part of the path is a file", "give another --out"),
+        errno.EEXIST: ("there is a file in its place", "give another --out"),
+    }
+    cause, remedy = known.get(error.errno or 0, (error.strerror or str(error), "give another --out"))
+    return BundleError(f"cannot write to {place}: {cause}", remedy)
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Replace a file in one step."""
+    new = path.with_name(path.name + NEW)
+    try:
+        with new.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    finally:
+        with suppress(OSError):
+            new.unlink(missing_ok=True)
+
+
+def sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
