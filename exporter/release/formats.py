@@ -39,7 +39,7 @@ def plan(steps: Sequence[Step], kept: set[str], out: Path) -> str:
 
 
 def table(rows: Sequence[Row], out: Path) -> str:
-    """A table as wide as the terminal, or 120 columns at most, then a line for each failure."""
+    """A table that the terminal holds, then a line for each failure."""
     from exporter.report import console
 
     text = console.table(HEADINGS, [_cells(row) for row in rows])

@@ -78,7 +78,7 @@ def page(title: str, headings: tuple[str, ...], lines: list[tuple[str, ...]], re
 
 
 def table(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A table alone, as wide as the terminal, or PLAIN_WIDTH at most; in colour where stdout is a terminal."""
+    """A table alone, no wider than the terminal, or than PLAIN_WIDTH without one; in colour on a terminal."""
     console = _console()
     console.print(_table(headings, lines))
     return _text(console)
