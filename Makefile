@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CPP := build/cpp
-SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
+SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .PHONY: help demo test install lint cpp ctest asan pytest coverage fuzz fuzz-cpp bench tables test-gpu clean
