@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 from exporter import __version__, environment
 from exporter.publishing import Staging
@@ -40,10 +41,10 @@ class Draft:
             self._write(replace(self.manifest, variants=tuple(records[n] for n in self._order if n in records)))
         return record
 
-    def update(self, **changes: object) -> None:
+    def update(self, **changes: Any) -> None:
         """Change fields of the manifest."""
         with self._lock:
-            self._write(replace(self.manifest, **changes))  # type: ignore[arg-type]
+            self._write(replace(self.manifest, **changes))
 
     def finish(self, status: str) -> bool:
         """Write the last manifest; whether anything was finished."""
