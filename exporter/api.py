@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from exporter import bundle, environment, flattening, operators, pipeline, recipes
+from exporter import bundle, carrying, environment, flattening, operators, pipeline, recipes
 from exporter import contract as contracts
 from exporter import targets as routes
 from exporter.errors import ContractError, UsageError
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 # Fields of Request that `export` takes as they are; of the others it has arguments of its own, or sets them.
 OPTIONS = frozenset((
-    "device", "ranges", "sweep", "dynamic", "weights", "seed", "threads", "time_budget", "timeout", "bench",
+    "device", "ranges", "sweep", "dynamic", "state", "weights", "seed", "threads", "time_budget", "timeout", "bench",
     "memory_limit_gb", "rtol", "atol", "opset", "allow_cpu_fallback", "cuda_graphs", "fullgraph", "portable",
     "ops_libs",
 ))  # fmt: skip
@@ -76,9 +78,8 @@ def export(
         allow_partial: load of the checkpoint what fits, and warn of the rest.
         task: for `hf:ID`: the task whose model class is taken.
         options: as the command line's, by their names in `exporter.request.Request`: device (`cpu` when none is given,
-            unlike the command line's), ranges, sweep, dynamic, weights, seed, threads, time_budget, timeout, bench,
-            memory_limit_gb, rtol, atol, opset, allow_cpu_fallback, cuda_graphs, fullgraph, portable,
-            ops_libs.
+            unlike the command line's), ranges, sweep, dynamic, state, weights, seed, threads, time_budget, timeout,
+            bench, memory_limit_gb, rtol, atol, opset, allow_cpu_fallback, cuda_graphs, fullgraph, portable, ops_libs.
 
     Raises:
         UsageError: the request cannot be met; nothing was written.
@@ -154,13 +155,35 @@ def _pickle(
 
 
 class Artifact:
-    """A loaded artifact: named tensors in, named tensors out, the contract enforced. Make it with `open_artifact`."""
+    """A loaded artifact: named tensors in, named tensors out, the contract enforced. Make it with `open_artifact`.
+
+    One that carries state (`contract.state.kept` is `inside`) goes on with each call from where the last one ended;
+    its calls follow one another, from whichever thread they come.
+    """
 
     def __init__(
-        self, contract: Contract, run: Callable[[flattening.Tensors], flattening.Tensors], device: str
+        self,
+        contract: Contract,
+        run: Callable[[flattening.Tensors], flattening.Tensors],
+        device: str,
+        reset: Callable[[], object] = tuple,
     ) -> None:
         self.contract, self.device = contract, device
-        self._run = run
+        self._run, self._reset = run, reset
+        self._turn = threading.Lock() if contracts.keeps_state(contract) else contextlib.nullcontext()
+
+    def reset(self) -> None:
+        """Begin again from the initial state; nothing to do for an artifact that carries none."""
+        with self._turn:
+            self._reset()
+
+    def stream(self) -> Stream:
+        """A sequence of calls, each of which goes on from the state that the one before left.
+
+        Raises:
+            UsageError: the model keeps no state.
+        """
+        return Stream(self)
 
     def __call__(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> dict[str, torch.Tensor]:
         """Run it. Inputs in the contract's order or by name; they are moved to the device and made contiguous.
@@ -171,7 +194,8 @@ class Artifact:
         tensors = self._bind(args, kwargs)
         names = [spec.name for spec in self.contract.inputs]
         contracts.enforce(self.contract, flattening.specs(names, tensors))
-        outputs = self._run(tuple(t.to(self.device).contiguous() for t in tensors))
+        with self._turn:
+            outputs = self._run(tuple(t.to(self.device).contiguous() for t in tensors))
         return {spec.name: tensor for spec, tensor in zip(self.contract.outputs, outputs, strict=True)}
 
     def _bind(self, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -190,6 +214,50 @@ class Artifact:
             if not isinstance(given[name], torch.Tensor):
                 raise ContractError(f"{name} is {type(given[name]).__name__}, not a tensor")
         return [given[n] for n in names]
+
+
+class Stream:
+    """A sequence of calls of an artifact whose model keeps state, from the initial state on. Make it with
+    `Artifact.stream`.
+
+    Any number of streams may share an artifact that keeps its state outside: each carries its own. An artifact that
+    keeps it inside has one state, which a new stream and `reset` begin again.
+    """
+
+    def __init__(self, artifact: Artifact) -> None:
+        if artifact.contract.state is None:
+            raise UsageError("the model keeps no state, so that its calls are no stream", "call the artifact itself")
+        self._artifact = artifact
+        self._names = [tensor.spec.name for tensor in artifact.contract.state.tensors]
+        self._inside = contracts.keeps_state(artifact.contract)
+        self.state: dict[str, torch.Tensor] = {}
+        self.reset()
+
+    def __call__(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The outputs of the next call, without the state. Inputs in the contract's order or by name, without it too.
+
+        Raises:
+            ContractError: an input does not fit, or is of another size than the state is by now.
+        """
+        if self._inside:
+            return self._artifact(*args, **kwargs)
+        contract = self._artifact.contract
+        own = [spec.name for spec in contract.inputs if spec.name not in self._names]
+        given = dict(zip(own, args, strict=False)) | kwargs
+        if len(args) > len(own) or len(given) != len(args) + len(kwargs) or own != [n for n in own if n in given]:
+            raise ContractError(f"{', '.join(given) or 'nothing'} given: a call of the stream takes {', '.join(own)}")
+        inputs = tuple(given[name] for name in own)
+        held = self.state or dict(zip(self._names, carrying.initial(contract, inputs), strict=True))
+        carrying.require_sizes(contract, tuple(held.values()), inputs)
+        outputs = self._artifact(**given, **held)
+        self.state = {name: outputs[name] for name in self._names}
+        return {name: tensor for name, tensor in outputs.items() if name not in self._names}
+
+    def reset(self) -> None:
+        """Begin again from the initial state."""
+        self.state = {}
+        if self._inside:
+            self._artifact.reset()
 
 
 def open_artifact(
@@ -222,7 +290,7 @@ def open_artifact(
     options = routes.Options(device=where, threads=threads or torch.get_num_threads(), cuda_graphs=cuda_graphs)
     operators.require(contract.ops)
     loaded = routes.get(contract.target).load(file, options)
-    return Artifact(contract, loaded.run, where)
+    return Artifact(contract, loaded.run, where, loaded.reset)
 
 
 def _recorded_target(file: Path) -> str:

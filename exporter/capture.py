@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from exporter import places, recurrent, specialization
+from exporter import carrying, places, recurrent, specialization
+from exporter import contract as contracts
 from exporter.errors import ExportError
 from exporter.expressions import Expression
 from exporter.flattening import Tensors
@@ -40,6 +41,16 @@ class Program:
     loading_s: float = 0.0
     used_capture: bool = False
 
+    @property
+    def function(self) -> Contract:
+        """The contract of the module: the state among its inputs and outputs, though the artifact keeps it inside."""
+        return contracts.as_function(self.contract)
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether the artifact carries state from call to call."""
+        return contracts.keeps_state(self.contract)
+
     @functools.cached_property
     def module(self) -> torch.nn.Module:
         """The flat eager module, on the device, in eval mode."""
@@ -62,7 +73,7 @@ class Program:
         One that could not be saved for all is made again here, and so is one that is not shared: of another precision.
         """
         if self.exported_file is None:
-            return export_program(self.module, self.example, self.contract)
+            return export_program(self.module, self.example, self.function)
         if self.exported_file.is_file():
             self.used_capture = True
             return self._timed(functools.partial(load_program, self.exported_file))
@@ -70,7 +81,19 @@ class Program:
         reason = file.read_text() if file.is_file() else "the model was not captured"
         if not reason.startswith(UNSAVED):
             raise ExportError(reason)
-        return export_program(self.module, self.example, self.contract)
+        return export_program(self.module, self.example, self.function)
+
+    @functools.cached_property
+    def artifact(self) -> torch.export.ExportedProgram:
+        """The exported program as an artifact has it: the shared one, or one that carries its state in buffers."""
+        return self.capture(self.module) if self.keeps_state else self.exported
+
+    def capture(self, module: torch.nn.Module) -> torch.export.ExportedProgram:
+        """A module that computes what `module` does, exported as an artifact has it. ExportError as `exported`."""
+        if not self.keeps_state:
+            return export_program(module, self.example, self.function)
+        inputs = self.example[: len(self.contract.inputs)]
+        return export_program(carrying.module(module, self.contract, self.device), inputs, self.contract)
 
     def _timed(self, make: Callable[[], Made]) -> Made:
         started = time.perf_counter()

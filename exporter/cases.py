@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -36,7 +37,7 @@ def make(
     `module` is moved to float64 and back, never copied. Largest sizes are halved until a case is expected to fit
     CASE_OPERATIONS and CASE_BYTES, but for the cases named in `whole`.
     """
-    limit = _Limit(module, inputs(*plan[0]), device)
+    limit = Limit(module, inputs(*plan[0]), device)
     chosen, notes = _fitting(inputs, plan, symbols, limit, whole)
     planned, example = len(chosen), next(iter(chosen.values()))
     for change, data in values.changed(example).items():
@@ -48,13 +49,14 @@ def make(
             outputs.append(eager.run(module, data, device))
     if unsteady := _unsteady(module, example, outputs[0], device):
         notes.append(f"{diagnosis.UNSTEADY}: {unsteady}")
+        tolerance = replace(tolerance, k=0.0)  # eager's distance from itself is no measure of rounding
     references, kind = eager.references(module, list(chosen.values()), outputs, device)
     cases = tuple(
         Case(name, seed, data, given, reference)
         for ((name, seed), data), given, reference in zip(chosen.items(), outputs, references, strict=True)
     )
     names = tuple(f"{case.name} seed {case.seed}" if case.seed else case.name for case in cases)
-    findings = Findings(names, kind, tolerance, _noise(cases[:planned]), not unsteady, tuple(dict.fromkeys(notes)))
+    findings = Findings(names, kind, tolerance, noise(cases[:planned]), not unsteady, tuple(dict.fromkeys(notes)))
     return Golden(cases, tolerance), findings
 
 
@@ -62,12 +64,39 @@ def _fitting(
     inputs: Inputs,
     plan: Sequence[tuple[Sizes, int]],
     symbols: dict[str, Range],
-    limit: _Limit,
+    limit: Limit,
     whole: Collection[str],
 ) -> tuple[dict[tuple[str, int], Tensors], list[str]]:
     """Inputs of the plan's cases by name and seed, and notes of what was cut down."""
     chosen: dict[tuple[str, int], Tensors] = {}
     notes: list[str] = []
+    for sizes, seed, data in _cut_down(inputs, plan, symbols, limit, whole, notes):
+        chosen.setdefault((describe(sizes), seed), data)
+    return chosen, notes
+
+
+def fitting(
+    inputs: Inputs,
+    plan: Sequence[tuple[Sizes, int]],
+    symbols: dict[str, Range],
+    limit: Limit,
+    whole: Collection[str],
+) -> tuple[dict[str, Sizes], list[str]]:
+    """Sizes of the plan's cases by name, each once, and notes of what was cut down."""
+    notes: list[str] = []
+    sizes = {describe(sizes): sizes for sizes, _, _ in _cut_down(inputs, plan, symbols, limit, whole, notes)}
+    return sizes, notes
+
+
+def _cut_down(
+    inputs: Inputs,
+    plan: Sequence[tuple[Sizes, int]],
+    symbols: dict[str, Range],
+    limit: Limit,
+    whole: Collection[str],
+    notes: list[str],
+) -> Iterator[tuple[Sizes, int, Tensors]]:
+    """Sizes, seed and inputs of each case of the plan, cut down to what the limit allows."""
     for sizes, seed in plan:
         if describe(sizes) in whole:
             fitting, data = sizes, inputs(sizes, seed)
@@ -77,8 +106,7 @@ def _fitting(
             notes.append(
                 f"{describe(sizes)} is too large to check in reasonable time; checked up to {describe(fitting)}"
             )
-        chosen.setdefault((describe(fitting), seed), data)
-    return chosen, notes
+        yield fitting, seed, data
 
 
 def in_precisions(
@@ -130,19 +158,22 @@ def _why_unsteady(before: dict[str, tuple[int, int]], after: dict[str, tuple[int
     return "its kernels do not repeat themselves"
 
 
-class _Limit:
+class Limit:
     """Expected cost of a case, by the floating-point operations of the example: the same on every machine."""
 
-    def __init__(self, module: torch.nn.Module, example: Tensors, device: str) -> None:
+    def __init__(self, module: torch.nn.Module, example: Tensors, device: str, calls: int = 1) -> None:
+        """A case has so many `calls`."""
         with FlopCounterMode(display=False) as counter:
             eager.run(module, example, device)
         if "torch._dynamo" in sys.modules:
             torch._dynamo.reset()  # torch.cond was compiled under the counter; torch 2.11 would not take that back
-        self._per_element = counter.get_total_flops() / sum(t.numel() for t in example)
+        self._calls = calls
+        self._per_element = calls * counter.get_total_flops() / sum(t.numel() for t in example)
 
     def allows(self, data: Tensors) -> bool:
         operations = self._per_element * sum(t.numel() for t in data)
-        return operations <= CASE_OPERATIONS and sum(t.numel() * t.element_size() for t in data) <= CASE_BYTES
+        size = self._calls * sum(t.numel() * t.element_size() for t in data)
+        return operations <= CASE_OPERATIONS and size <= CASE_BYTES
 
 
 def _shrink(
@@ -151,7 +182,7 @@ def _shrink(
     inputs: Inputs,
     base: Sizes,
     symbols: dict[str, Range],
-    limit: _Limit,
+    limit: Limit,
 ) -> tuple[Sizes, Tensors]:
     data = inputs(sizes, seed)
     while not limit.allows(data):
@@ -171,7 +202,7 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a.nan_to_num(), b.nan_to_num()) if a.is_floating_point() else torch.equal(a, b)
 
 
-def _noise(cases: Sequence[Case]) -> float | None:
+def noise(cases: Sequence[Case]) -> float | None:
     """RMSE of eager against the reference over all floating outputs."""
     total, count = 0.0, 0
     for case in cases:

@@ -84,7 +84,9 @@ def check(kind: str, open_session: Opener, unsteady: str = "", quantized: bool =
         found = replace(found, reason=f"{unsteady}; {found.reason}")
     elif found.verdict == "FAIL" and (pattern := "; ".join(diagnosis.fixed_sizes(cases))):
         found = replace(found, reason=pattern)
-    elif found.verdict == "FAIL" and not quantized and (pattern := diagnosis.value_dependence(cases)):
+    elif (found.verdict == "FAIL" and (pattern := diagnosis.carried_state(cases))) or (
+        found.verdict == "FAIL" and not quantized and (pattern := diagnosis.value_dependence(cases))
+    ):
         found = replace(found, reason=f"{pattern}; {found.reason}")
     record = replace(record, parity=found)
     if found.verdict == "FAIL":

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from exporter.expressions import Expression
 from exporter.records import Build, Contract, Dim, TensorSpec
 
+WHO_KEEPS = {"": "it keeps no state", "inside": "the artifact carries the state", "outside": "callers carry the state"}
 ENDS = 1000  # sizes of a symbol that are tried from either end
 
 
@@ -71,6 +72,9 @@ def _outputs(old: Contract, new: Contract) -> Iterator[Change]:
 
 
 def _rest(old: Contract, new: Contract) -> Iterator[Change]:
+    kept, keeps = (one.state.kept if one.state else "" for one in (old, new))
+    if kept != keeps:
+        yield Change(f"{WHO_KEEPS[keeps]}, before {WHO_KEEPS[kept]}")
     for name, value in new.constants.items():
         if name in old.constants and old.constants[name] != value:
             yield Change(f"{name} is baked in as {value!r}, was {old.constants[name]!r}")

@@ -161,12 +161,43 @@ def entry(contract: Contract, size: int) -> Contract:
             ),
         )
 
+    state = contract.state
+    if state is not None:
+        shapes = (settle(tensor.spec).shape for tensor in state.tensors)
+        tensors = (dataclasses.replace(t, shape=shape) for t, shape in zip(state.tensors, shapes, strict=True))
+        state = dataclasses.replace(state, tensors=tuple(tensors))
     return dataclasses.replace(
         contract,
         inputs=tuple(map(settle, contract.inputs)),
         outputs=tuple(map(settle, contract.outputs)),
+        state=state,
         symbols={n: bounds for n, bounds in contract.symbols.items() if n != name},
     )
+
+
+def keeps_state(contract: Contract) -> bool:
+    """Whether the artifact carries state from call to call."""
+    return contract.state is not None and contract.state.kept == "inside"
+
+
+def as_function(contract: Contract) -> Contract:
+    """The contract of the same model as a function, with its state among its inputs and outputs."""
+    if contract.state is None or contract.state.kept == "outside":
+        return contract
+    specs = tuple(tensor.spec for tensor in contract.state.tensors)
+    return dataclasses.replace(
+        contract,
+        inputs=contract.inputs + specs,
+        outputs=contract.outputs + specs,
+        state=dataclasses.replace(contract.state, kept="outside"),
+    )
+
+
+def output_names(contract: Contract) -> list[str]:
+    """What outputs are called in a graph where no output bears an input's name: state that follows `state.h`, for one,
+    is `state.h.next` there."""
+    taken = {spec.name for spec in contract.inputs}
+    return [f"{spec.name}.next" if spec.name in taken else spec.name for spec in contract.outputs]
 
 
 def selector(contract: Contract) -> tuple[int, int]:
@@ -224,6 +255,32 @@ def check_sizes(sizes: Sizes, symbols: Mapping[str, Range]) -> None:
                 f"{name} is {size}, which is outside its range, {bounds}",
                 f"choose another --size {name}=N, or a range that holds it: --size {name}=MIN..MAX",
             )
+
+
+def sizes_of(contract: Contract, actual: Sequence[TensorSpec]) -> Sizes:
+    """The symbols' sizes that inputs tell, given in the contract's order; those that none tells are left out."""
+    found: Sizes = {}
+    for spec, tensor in zip(contract.inputs, actual, strict=False):
+        for want, got in zip(spec.shape, tensor.sizes, strict=True):
+            expression = Expression.parse(want) if isinstance(want, str) else None
+            size = expression.solve(got) if expression is not None else None
+            if expression is not None and size is not None:
+                found.setdefault(expression.name, size)
+    return found
+
+
+def shape_at(spec: TensorSpec, sizes: Sizes) -> tuple[int, ...]:
+    """The shape at these sizes. ContractError for a dimension that does not follow from them."""
+    shape = []
+    for axis, dim in enumerate(spec.shape):
+        expression = Expression.parse(dim) if isinstance(dim, str) else None
+        if expression is not None and expression.name in sizes:
+            shape.append(expression.at(sizes[expression.name]))
+        elif isinstance(dim, int):
+            shape.append(dim)
+        else:
+            raise ContractError(f"{spec.name} dim {axis} does not follow from the sizes of the inputs")
+    return tuple(shape)
 
 
 def enforce(contract: Contract, actual: Sequence[TensorSpec]) -> None:

@@ -38,6 +38,15 @@ def fixed_sizes(cases: Cases) -> list[str]:
     ]
 
 
+def carried_state(cases: Cases) -> str:
+    """`the state is not carried: …` where every first call of a sequence is right, and a later one is not."""
+    later = [case for case in cases if re.search(r" step \d+$", case["case"])]
+    wrong = [case for case in later if fails(case)]
+    if not wrong or any(fails(case) for case in cases if case not in later):
+        return ""
+    return f"the state is not carried: right at the first call, wrong at {_name(wrong[0])}"
+
+
 def value_dependence(cases: Cases) -> str:
     """`depends on values: wrong at ..., right at ...`, where one size gives both; the example's values come first."""
     right: dict[tuple[tuple[str, str], ...], str] = {}

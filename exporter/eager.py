@@ -30,9 +30,9 @@ def references(
 ) -> tuple[list[Tensors], str]:
     """The references for the inputs `data`, and what they are; `eager` are the outputs in the model's own precision."""
     try:
-        with _in_float64(module):
+        with in_float64(module):
             return [
-                _widen(run(module, _to_float64(one), "cpu"), e) for one, e in zip(data, eager, strict=True)
+                widen(run(module, _to_float64(one), "cpu"), e) for one, e in zip(data, eager, strict=True)
             ], "float64"
     except Exception:  # whatever a model does that was not written for float64
         return [tuple(t.double() if t.is_floating_point() else t for t in one) for one in eager], "eager"
@@ -41,7 +41,7 @@ def references(
 
 
 @contextlib.contextmanager
-def _in_float64(module: torch.nn.Module) -> Iterator[None]:
+def in_float64(module: torch.nn.Module) -> Iterator[None]:
     """Parameters and buffers in float64, and back to the very tensors they were."""
     module.to("cpu")
     tensors = [t for t in [*module.parameters(), *module.buffers()] if t.is_floating_point()]
@@ -62,8 +62,8 @@ def _to_float64(data: Tensors) -> Tensors:
     return tuple(t.double() if t.is_floating_point() else t for t in data)
 
 
-def _widen(outputs: Tensors, eager: Tensors) -> Tensors:
-    """References have float64 where eager floats; other outputs are eager's own."""
+def widen(outputs: Tensors, eager: Tensors) -> Tensors:
+    """Outputs of float64 as references. They have float64 where eager floats; other outputs are eager's own."""
     if [t.shape for t in outputs] != [t.shape for t in eager]:
         raise ValueError("float64 gives other shapes")
     return tuple(o.double() if e.is_floating_point() else e for o, e in zip(outputs, eager, strict=True))

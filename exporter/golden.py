@@ -13,18 +13,23 @@ from exporter.errors import ArtifactError
 from exporter.records import FP32, Tolerance
 
 Tensors = tuple[torch.Tensor, ...]
-SCHEMA = 1
+SCHEMA = 2  # with sequences; 1 is without, and written where there are none
 
 
 @dataclass(frozen=True)
 class Case:
-    """One case: CPU tensors in the contract's order."""
+    """One case: CPU tensors in the contract's order.
+
+    Of a model with state it is a call of a sequence: `step` 0 begins one from the initial state, which is among its
+    inputs where the contract keeps it outside; a later one follows the case before it.
+    """
 
     name: str
     seed: int
     inputs: Tensors
     eager: Tensors
     reference: Tensors
+    step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ def save(golden: Golden, path: Path) -> None:
     """Write a golden (docs/formats.md)."""
     torch.save(
         {
-            "schema": SCHEMA,
+            "schema": SCHEMA if any(case.step is not None for case in golden.cases) else 1,
             "tolerance": _plain_tolerance(golden.tolerance),
             "cases": [
                 {
@@ -75,6 +80,7 @@ def save(golden: Golden, path: Path) -> None:
                     "inputs": _plain(c.inputs),
                     "eager": _plain(c.eager),
                     "reference": _plain(c.reference),
+                    **({} if c.step is None else {"step": c.step}),
                 }
                 for c in golden.cases
             ],
@@ -103,12 +109,13 @@ def read(path: Path) -> Golden:
     """Read a golden; ArtifactError when it is missing, broken or of another schema."""
     try:
         data: Any = torch.load(path, weights_only=True, map_location="cpu")
-        if data["schema"] != SCHEMA:
+        if data["schema"] not in (1, SCHEMA):
             raise ArtifactError(
-                f"{path}: schema {data['schema']} is not known, only {SCHEMA}", "use the exporter release that wrote it"
+                f"{path}: schema {data['schema']} is not known, only 1 and {SCHEMA}",
+                "use the exporter release that wrote it",
             )
         cases = tuple(
-            Case(c["name"], c["seed"], tuple(c["inputs"]), tuple(c["eager"]), tuple(c["reference"]))
+            Case(c["name"], c["seed"], tuple(c["inputs"]), tuple(c["eager"]), tuple(c["reference"]), c.get("step"))
             for c in data["cases"]
         )
         precisions = {

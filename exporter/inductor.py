@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,29 @@ def repeat_itself() -> None:
 def _without_padding(descriptor: re.Match[str]) -> str:
     numbers = descriptor[0].split(", ")
     return ", ".join("0L" if index in PADDING else number for index, number in enumerate(numbers))
+
+
+@contextlib.contextmanager
+def unfolded(prefix: str) -> Iterator[None]:
+    """While a package is frozen: constants whose names begin so are no constants, for calls change them.
+
+    Inductor's constant folding asks for the value of every attribute; for these it is told that there is none.
+    """
+    from torch._inductor.constant_folding import ConstantFolder
+
+    run_node = ConstantFolder.run_node
+
+    def run(self: Any, node: Any) -> Any:
+        if node.op == "get_attr" and str(node.target).startswith(prefix):
+            return self.unknown_value
+        return run_node(self, node)
+
+    patched: Any = ConstantFolder
+    patched.run_node = run
+    try:
+        yield
+    finally:
+        patched.run_node = run_node
 
 
 def find_vector_instructions() -> tuple[str, ...]:

@@ -25,6 +25,12 @@ class Job:
     ranges: dict[str, Range] = field(default_factory=dict)
     dynamic: str = "all"
     sweep: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    state: str = "carry"  # or "inputs"
+
+    @property
+    def state_file(self) -> Path:
+        """Where it is written what the model carries from call to call, where it carries anything."""
+        return self.work / "state.pt"
 
     @property
     def exported_file(self) -> Path:

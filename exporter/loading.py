@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from exporter import checkpoint, contract, eager, flattening, places, recipes
-from exporter.errors import RecipeError
+from exporter import state as states
+from exporter.errors import ExportError, RecipeError
 from exporter.expressions import Expression
 from exporter.job import Job
-from exporter.records import Contract, Range
+from exporter.records import STATE, Contract, KeptState, Range, StateTensor, TensorSpec
 from exporter.session import server
+from exporter.snapshot import Snapshot
+from exporter.state import State, StatefulModule
 
 
 @dataclass
@@ -25,7 +29,28 @@ class Loaded:
     names: tuple[str, ...]
     base: dict[str, int]
     symbols: dict[str, Range]
+    held: Snapshot
     warnings: list[str] = field(default_factory=list)
+
+    @property
+    def state(self) -> State | None:
+        """What the model carries from call to call; None where nothing it does shows in a later call."""
+        return self.module.state if isinstance(self.module, StatefulModule) and self.module.state.paths else None
+
+    def carry(self, state: State) -> None:
+        """Make the module a function of the inputs and of this state."""
+        self.module = StatefulModule(self.module.model, self.module.example, state).eval()
+
+    def arguments(self, found: Contract, sizes: dict[str, int], seed: int) -> flattening.Tensors:
+        """What the module takes: the inputs, and the initial state where there is one."""
+        return self.inputs(sizes, seed) + self.initial(found, sizes)
+
+    def initial(self, found: Contract, sizes: dict[str, int]) -> flattening.Tensors:
+        """The initial state at these sizes."""
+        if self.state is None or found.state is None:
+            return ()
+        specs = [tensor.spec for tensor in found.state.tensors]
+        return tuple(t.cpu() for t in self.state.widened([contract.shape_at(spec, sizes) for spec in specs]))
 
     def inputs(self, sizes: dict[str, int], seed: int) -> flattening.Tensors:
         """Flat CPU inputs; the same for the same sizes and seed."""
@@ -38,12 +63,20 @@ class Loaded:
         return flat.tensors
 
     def run(self, sizes: dict[str, int], device: str) -> tuple[tuple[str, ...], flattening.Tensors]:
-        """Names and values of the outputs at these sizes; an output that bears an input's name gets one of its own."""
+        """Names and values of the outputs of a first call at these sizes, and of the state after it.
+
+        An output that bears an input's name gets one of its own.
+        """
         flat = _flat_inputs(self.recipe, self.module.model, sizes, 0)
         args, kwargs = flat.rebuild([t.to(device) for t in flat.tensors])
+        self.held.restore()
         with torch.no_grad(), eager.naming(contract.describe(sizes)):
             names, tensors = flattening.output_leaves(self.module.model(*args, **kwargs))
-        return tuple(f"output.{name}" if name in self.names else name for name in names), tensors
+        names = tuple(f"output.{name}" if name in self.names else name for name in names)
+        if self.state is not None:
+            names, tensors = names + self.state.names, tensors + self.state.now(self.module.model)
+        self.held.restore()
+        return names, tensors
 
 
 def _flat_inputs(
@@ -82,7 +115,32 @@ def load_model(job: Job) -> Loaded:
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     example = _flat_inputs(recipe, model, base, 0)
-    return Loaded(recipe, flattening.FlatModule(model, example).eval(), example.names, base, symbols, said)
+    held = Snapshot(model)
+    loaded = Loaded(recipe, flattening.FlatModule(model, example).eval(), example.names, base, symbols, held, said)
+    if job.state_file.is_file():
+        loaded.carry(states.load(job.state_file))
+    return loaded
+
+
+def find_state(job: Job, loaded: Loaded) -> None:
+    """Find out what the model carries from call to call, and make its module a function of it.
+
+    ExportError, with names and lines, where it cannot be taken out of the model.
+    """
+    sizes = contract.capture_sizes(loaded.base, loaded.symbols)
+    given = [loaded.inputs(sizes, seed) for seed in range(states.CALLS)]
+
+    def step(number: int) -> flattening.Tensors:
+        torch.manual_seed(number)  # what is drawn is no state
+        with eager.naming(contract.describe(sizes)):
+            return eager.run(loaded.module, given[number], job.options.device)
+
+    found = states.find(loaded.module.model, loaded.held, step)
+    if found is None:
+        return
+    loaded.carry(found)
+    if found.dropped:
+        loaded.warnings.append(states.unread(loaded.module.model, found))
 
 
 def _load_weights(recipe: recipes.Recipe, weights: str) -> torch.nn.Module:
@@ -102,6 +160,21 @@ def _load_weights(recipe: recipes.Recipe, weights: str) -> torch.nn.Module:
     return model
 
 
+def _kept_state(job: Job, state: State, specs: Sequence[TensorSpec]) -> KeptState:
+    """The state as a contract has it. ExportError for a size that no artifact could know before the first call."""
+    for spec in specs:
+        if None in spec.shape:
+            raise ExportError(f"{spec.name} has a size that does not follow from the inputs'", states.REMEDY)
+    shapes = zip(specs, state.initial, strict=True)
+    return KeptState(
+        "outside" if job.state == "inputs" else "inside",
+        tuple(
+            StateTensor(spec.name.removeprefix(STATE), spec.dtype, spec.shape, states.recorded(initial, spec.shape))
+            for spec, initial in shapes
+        ),
+    )
+
+
 def find_contract(job: Job, loaded: Loaded) -> Contract:
     """What the inputs and outputs are like at every size, found by trying some. RecipeError for an idle symbol."""
 
@@ -113,6 +186,9 @@ def find_contract(job: Job, loaded: Loaded) -> Contract:
 
     inputs = contract.probe_shapes(probe, loaded.base, loaded.symbols, to_the_ends=True)
     outputs = contract.probe_shapes(probe_outputs, loaded.base, loaded.symbols)
+    count = len(loaded.state.paths) if loaded.state else 0
+    outputs, carried = outputs[: len(outputs) - count], outputs[len(outputs) - count :]
+    kept = _kept_state(job, loaded.state, carried) if loaded.state else None
     loaded.warnings += [
         f"{spec.name} dim {axis} moves in no way that a contract can say; its size is not checked on a call"
         for spec in (*inputs, *outputs)
@@ -126,7 +202,7 @@ def find_contract(job: Job, loaded: Loaded) -> Contract:
             f"no input's dimension follows {idle[0]}",
             f"use {idle[0]} in the recipe's inputs, or remove it from its sizes",
         )
-    return Contract(
+    found = Contract(
         job.model,
         inputs,
         outputs,
@@ -134,4 +210,8 @@ def find_contract(job: Job, loaded: Loaded) -> Contract:
         device=job.options.device.partition(":")[0],
         torch=torch.__version__.partition("+")[0],
         constants=flattening.constants(loaded.module.example),
+        state=kept,
     )
+    if job.state == "carry":
+        return found
+    return replace(found, inputs=inputs + carried, outputs=outputs + carried)

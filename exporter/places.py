@@ -78,8 +78,8 @@ def place(text: str) -> str:
     Of a traceback the last such line; of TorchScript's messages and of all others, the first.
     """
     text = _NO_PLACE.sub("", text)
-    frames = [_shown(m[1], m[2]) for m in _FRAME.finditer(text) if not _is_library(m[1])]
-    others = [_shown(m[1], m[2]) for m in _MENTION.finditer(text) if not _is_library(m[1])]
+    frames = [shown(m[1], m[2]) for m in _FRAME.finditer(text) if not _is_library(m[1])]
+    others = [shown(m[1], m[2]) for m in _MENTION.finditer(text) if not _is_library(m[1])]
     if others:
         return others[0]
     return "" if not frames else frames[0] if HERE in text else frames[-1]
@@ -104,7 +104,7 @@ def here(within: str = "") -> str:
     """
     layer, frame = "", sys._getframe().f_back
     while frame is not None and frame.f_code.co_name != (within or None):
-        where = _shown(frame.f_code.co_filename, str(frame.f_lineno))
+        where = shown(frame.f_code.co_filename, str(frame.f_lineno))
         if not _is_library(frame.f_code.co_filename):
             return where
         layer = layer or (where if _LAYER.match(where) else "")
@@ -125,7 +125,7 @@ def _last_frame(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     ours = [i for i, frame in enumerate(frames) if _is_ours(frame.filename)]
     called = frames[ours[-1] + 1 :] if ours else frames
-    places = [_shown(f.filename, str(f.lineno)) for f in called if not _is_library(f.filename)]
+    places = [shown(f.filename, str(f.lineno)) for f in called if not _is_library(f.filename)]
     return places[-1] if places else ""
 
 
@@ -163,7 +163,7 @@ def _own_folders() -> tuple[str, ...]:
     return tuple(f"{folder}/" for spec in specs if spec for folder in spec.submodule_search_locations or ())
 
 
-def _shown(path: str, line: str) -> str:
-    """A library's file from its package on, any other as it is."""
+def shown(path: str, line: int | str) -> str:
+    """`file:line`, a library's file from its package on, any other as it is."""
     package = _PACKAGE.match(path)
     return f"{path[package.end() :] if package else path}:{line}"

@@ -16,6 +16,7 @@ SCHEMA = 1
 Verdict = Literal["exact", "rounding", "drift", "quantized", "FAIL"]
 EAGER = "eager"  # the baseline's name, and its target's
 VERDICTS: tuple[Verdict, ...] = ("exact", "rounding", "drift", "quantized", "FAIL")
+STATE = "state."  # begins the name of an input or output that is state
 FP32 = "fp32"  # the usual precision: the model's own, with float32 that is float32
 PRECISIONS = (FP32, "tf32", "bf16", "fp16", "int8")
 Dim = int | str | None
@@ -73,11 +74,47 @@ class Build:
 
 
 @dataclass(frozen=True)
+class Values:
+    """A tensor's values: `data` is base64 of its bytes, contiguous and little-endian."""
+
+    shape: tuple[int, ...]
+    data: str
+
+
+@dataclass(frozen=True)
+class StateTensor:
+    """One tensor of state. `initial` is broadcast to `shape`; a number fills it (0 or 1 where it is bool)."""
+
+    name: str
+    dtype: str
+    shape: tuple[Dim, ...]
+    initial: int | float | Values
+
+    @property
+    def spec(self) -> TensorSpec:
+        """As an input or output of an artifact that keeps it outside."""
+        return TensorSpec(f"{STATE}{self.name}", self.dtype, self.shape)
+
+
+@dataclass(frozen=True)
+class KeptState:
+    """What a call leaves for the next.
+
+    Kept `inside`, the artifact carries it from call to call, until it is reset. Kept `outside`, the last inputs and the
+    last outputs of the artifact are the state, in this order, each called `state.NAME`.
+    """
+
+    kept: Literal["inside", "outside"]
+    tensors: tuple[StateTensor, ...]
+
+
+@dataclass(frozen=True)
 class Contract:
     """What an artifact takes and gives. `constants` are inputs of the model that are baked in: scalars and flags.
 
     `ops` are namespaces of operators outside torch's own that the artifact calls. `precision` is what it computes in;
-    its inputs and outputs are the model's own. `build` is there where the artifact holds machine code.
+    its inputs and outputs are the model's own. `build` is there where the artifact holds machine code, `state` where
+    a call leaves something for the next.
     """
 
     model: str
@@ -91,11 +128,13 @@ class Contract:
     ops: tuple[str, ...] = ()
     precision: str = FP32
     build: Build | None = None
+    state: KeptState | None = None
     schema: int = SCHEMA
 
     def __post_init__(self) -> None:
         """ValueError for a dimension whose symbol has no range."""
-        for spec in (*self.inputs, *self.outputs):
+        state = tuple(tensor.spec for tensor in self.state.tensors) if self.state else ()
+        for spec in (*self.inputs, *self.outputs, *state):
             for dim in spec.shape:
                 if isinstance(dim, str) and Expression.parse(dim).name not in self.symbols:
                     raise ValueError(f"{spec.name} has a dimension {dim}, which has no range")

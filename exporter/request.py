@@ -13,6 +13,8 @@ from exporter.recipes import Source
 from exporter.records import FP32, Goal, Range
 from exporter.serialization import LARGEST
 
+STATES = ("carry", "inputs")  # who keeps what a call leaves for the next: the artifact, or its caller
+
 
 @dataclass(frozen=True)
 class Request:
@@ -27,6 +29,7 @@ class Request:
     sweep: dict[str, tuple[int, ...]] = field(default_factory=dict)  # sizes that are timed, the example's first
     ranges: dict[str, Range] = field(default_factory=dict)
     dynamic: str = "all"
+    state: str = "carry"
     weights: str = "auto"
     seed: int = 0
     threads: int = 1
@@ -68,6 +71,8 @@ class Request:
             raise UsageError("--fullgraph is for what is compiled just in time", remedy)
         if self.portable and not any(v.target == "compile" and not targets.is_live(v) for v in self.variants):
             raise UsageError("--portable is for packages, which compile makes", "leave it out, or ask for compile")
+        if self.state not in STATES:
+            raise UsageError(f"there is no way {self.state!r} to keep state", f"choose {' or '.join(STATES)}")
         if self.portable:
             builds.require_portable()
 
@@ -96,6 +101,7 @@ class Request:
             self.ranges,
             self.dynamic,
             self.sweep,
+            self.state,
         )
 
     def reproduce(self, name: str) -> str:
@@ -113,6 +119,7 @@ class Request:
             else:
                 words += ["--size", f"{size}={bounds.min}..{bounds.max}"]
         words += ["--dynamic", self.dynamic] if self.dynamic != "all" else []
+        words += ["--state", self.state] if self.state != "carry" else []
         words += ["--task", self.source.task] if self.source.task else []
         words += ["--checkpoint", self.source.checkpoint] if self.source.checkpoint else []
         words += ["--allow-partial"] if self.source.allow_partial else []

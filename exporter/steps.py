@@ -11,14 +11,28 @@ from pathlib import Path
 
 import torch
 
-from exporter import capture, cases, contract, flattening, golden, operators, places, precision, targets
+from exporter import (
+    capture,
+    carrying,
+    cases,
+    contract,
+    flattening,
+    golden,
+    operators,
+    places,
+    precision,
+    sequences,
+    targets,
+)
+from exporter import state as states
 from exporter.errors import ExportError
 from exporter.isolate import BACKGROUND, stand_back
 from exporter.job import Findings, Job, Prepared
-from exporter.loading import Loaded, find_contract, load_model
+from exporter.loading import Loaded, find_contract, find_state, load_model
 from exporter.parity import PRECISIONS, TOLERANCES
 from exporter.records import EAGER, Contract, Tolerance
 from exporter.session import server
+from exporter.state import StatefulModule
 from exporter.zygote import tell
 
 SAMPLES = range(7000, 7008)  # seeds of what is calibrated with: none of the golden's
@@ -36,6 +50,9 @@ def prepare(
     loaded = load_model(job)
     device = job.options.device
     points = contract.sweep_points(loaded.base, loaded.symbols, job.sweep)
+    find_state(job, loaded)
+    if isinstance(loaded.module, StatefulModule):
+        states.save(loaded.module.state, job.state_file)
     found = find_contract(job, loaded)
     tell(channel, "loaded", None)
     weights = _weights_used(job.weights, loaded)
@@ -59,14 +76,40 @@ def prepare(
     tell(channel, "prepared", prepared)
     stand_back(BACKGROUND)  # the exports have waited for this; from here on they run beside it
     plan = contract.probe_plan(loaded.base, loaded.symbols, points.values())
-    made, findings = cases.make(
-        loaded.module, loaded.inputs, plan, loaded.symbols, _tolerance(found, *tolerance), device, points
-    )
-    outputs = tuple(spec.dtype for spec in found.outputs)
+    usual = _tolerance(found, *tolerance)
     tolerances = {name: _asked(PRECISIONS[name], *tolerance) for name in precisions}
-    others, notes = cases.in_precisions(made, loaded.module, tolerances, outputs, device)
-    golden.save(replace(made, precisions=others), golden_path)
-    return replace(findings, notes=findings.notes + notes, tolerances=tolerances)
+    make = _make_sequences if loaded.state else _make_cases
+    made, findings = make(loaded, found, plan, usual, tolerances, device, points)
+    golden.save(made, golden_path)
+    return replace(findings, tolerances=tolerances)
+
+
+Plan = list[tuple[dict[str, int], int]]
+Points = dict[str, dict[str, int]]
+Tolerances = dict[str, Tolerance]
+
+
+def _make_cases(
+    loaded: Loaded, found: Contract, plan: Plan, usual: Tolerance, others: Tolerances, device: str, whole: Points
+) -> tuple[golden.Golden, Findings]:
+    """The golden of a model that keeps no state: a call for each case."""
+    made, findings = cases.make(loaded.module, loaded.inputs, plan, loaded.symbols, usual, device, whole)
+    outputs = tuple(spec.dtype for spec in found.outputs)
+    precisions, notes = cases.in_precisions(made, loaded.module, others, outputs, device)
+    return replace(made, precisions=precisions), replace(findings, notes=findings.notes + notes)
+
+
+def _make_sequences(
+    loaded: Loaded, found: Contract, plan: Plan, usual: Tolerance, others: Tolerances, device: str, whole: Points
+) -> tuple[golden.Golden, Findings]:
+    """The golden of a model with state."""
+    assert isinstance(loaded.module, StatefulModule)
+    outside = not contract.keeps_state(found)
+    calls = sequences.Calls(loaded.module, loaded.held, outside)
+    made, findings = sequences.make(calls, loaded.inputs, plan, loaded.symbols, usual, device, whole)
+    outputs = tuple(spec.dtype for spec in found.outputs if not (outside and spec.name in loaded.module.state.names))
+    precisions, notes = sequences.in_precisions(made, calls, others, outputs, device)
+    return replace(made, precisions=precisions), replace(findings, notes=findings.notes + notes)
 
 
 def _weights_used(asked: str, loaded: Loaded) -> str:
@@ -93,12 +136,13 @@ def _capture(job: Job, loaded: Loaded, found: Contract, sizes: dict[str, int]) -
 
     Returns the namespaces of operators outside torch's own that it calls.
     """
+    found = contract.as_function(found)
     name = contract.specialized(found)
     captures = [(sizes | {name: size}, contract.entry(found, size), job.entry_file(size)) for size in _entries(found)]
     notes: list[str] = []
     ops: dict[str, None] = {}
     for at, promised, file in captures or [(sizes, found, job.exported_file)]:
-        example = tuple(t.to(job.options.device) for t in loaded.inputs(at, 0))
+        example = tuple(t.to(job.options.device) for t in loaded.arguments(found, at, 0))
         try:
             program = capture.export_program(loaded.module, example, promised, notes)
         except ExportError as error:
@@ -129,11 +173,12 @@ def _program(job: Job, prepared: Prepared, target: str) -> capture.Program:
 
     @functools.cache
     def make_module() -> torch.nn.Module:
-        return precision.cast(loaded().module, chosen, tuple(spec.dtype for spec in prepared.contract.outputs))
+        outputs = contract.as_function(prepared.contract).outputs
+        return precision.cast(loaded().module, chosen, tuple(spec.dtype for spec in outputs))
 
     def made(promised: Contract, sizes: dict[str, int], file: Path) -> capture.Program:
         def make(seed: int) -> flattening.Tensors:
-            return tuple(t.to(job.options.device) for t in loaded().inputs(sizes, seed))
+            return tuple(t.to(job.options.device) for t in loaded().arguments(prepared.contract, sizes, seed))
 
         shared = None if chosen in precision.DTYPES else file  # the graph that all share has the model's own weights
         return capture.Program(
@@ -180,7 +225,8 @@ def serve_live(channel: socket.socket, job: Job, prepared: Prepared, target: str
     def load() -> targets.Loaded:
         program = _program(job, prepared, target)
         if target == EAGER:
-            return targets.Loaded(_eager(program.module))
+            carried = carrying.Carried(_eager(program.module), program.contract)
+            return targets.Loaded(carried, reset=carried.reset)
         return targets.live(target).live(program, job.options)
 
     outputs = tuple(spec.name for spec in prepared.contract.outputs)

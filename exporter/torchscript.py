@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     Tensors = tuple[torch.Tensor, ...]
 
 
-def load(path: Path, device: str) -> Callable[[Tensors], Tensors]:
-    """A loaded `.pt` as a function of tensors. ArtifactError when the file is not one."""
+def load(path: Path, device: str) -> Script:
+    """A loaded `.pt`. ArtifactError when the file is not one."""
     import torch
 
     try:
@@ -27,14 +27,27 @@ def load(path: Path, device: str) -> Callable[[Tensors], Tensors]:
             module = torch.jit.load(str(path), map_location=device)
     except (RuntimeError, ValueError) as error:
         raise ArtifactError(f"{path} is not TorchScript: {error}", "export it again") from error
-    module.eval()
+    return Script(module.eval())
 
-    def run(inputs: Tensors) -> Tensors:
+
+class Script:
+    """A loaded module of TorchScript, as a function of tensors."""
+
+    def __init__(self, module: torch.jit.ScriptModule) -> None:
+        self._module = module
+
+    def __call__(self, inputs: Tensors) -> Tensors:
+        """Outputs, flat."""
+        import torch
+
         with torch.no_grad():
-            output = module(*inputs)
+            output = self._module(*inputs)
         return output if isinstance(output, tuple) else tuple(output) if isinstance(output, list) else (output,)
 
-    return run
+    def reset(self) -> None:
+        """Begin again from the initial state, where the module has any."""
+        if hasattr(self._module, "reset"):
+            self._module.reset()
 
 
 def tracer_warnings(caught: Sequence[warnings.WarningMessage]) -> tuple[str, ...]:

@@ -75,6 +75,14 @@ class TargetList(click.ParamType[str]):
     metavar="NAME=N,N,...",
     help="Build one artifact with an entry for each of these sizes, as batch=1,8,32: for what cannot stay dynamic.",
 )
+@click.option(
+    "--state",
+    type=click.Choice(["carry", "inputs"]),
+    default="carry",
+    show_default=True,
+    help="Who keeps what a call leaves for the next: carry, the artifact does; inputs, the caller does, who passes it "
+    "as inputs called state.NAME and finds it among the outputs.",
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Where the bundle goes.  [default: artifacts/MODEL]")
 @_options.THREADS
 @_options.time_budget("Seconds of timed calls a variant and session, on average; each is called 12 times at least.")
@@ -165,6 +173,7 @@ def _request(model: str, targets_text: str, device: str | None, out: Path | None
         ranges=ranges(given)
         | {name: Range(min(sizes), max(sizes), sizes) for name, sizes in options["specialize"].items()},
         dynamic=options["dynamic"],
+        state=options["state"],
         weights=options["weights"],
         seed=options["seed"],
         threads=options["threads"] or environment.usable_cpus(),

@@ -25,8 +25,11 @@ def warm_up(channel: socket.socket, golden_path: str, folder: str, one_row: bool
 
 
 def arrays(channel: socket.socket, golden_path: str, path: str, precision: str) -> list[tuple[str, int]]:
-    """Write the golden of a precision as NumPy's `.npz`, CASE.KIND.INDEX by number; returns names and seeds."""
-    cases = golden.read(Path(golden_path)).of(precision).cases
+    """Write the golden of a precision as NumPy's `.npz`, CASE.KIND.INDEX by number; returns names and seeds.
+
+    Of a sequence of calls the first: later ones go on from what the artifact gave.
+    """
+    cases = [case for case in golden.read(Path(golden_path)).of(precision).cases if not case.step]
     named = {
         f"{number}.{kind}.{index}": tensor.numpy()
         for number, case in enumerate(cases)

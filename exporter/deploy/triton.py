@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from exporter import bundle
+from exporter.contract import keeps_state, output_names
 from exporter.deploy import Deployment, choose, golden, publish, read, staged, take
 from exporter.errors import ArtifactError, BundleError, MissingDependency, UsageError
 from exporter.isolate import Zygote
@@ -73,6 +74,8 @@ def refuse(variant: VariantRecord) -> str:
     backend, contract = BACKENDS.get(variant.target), variant.contract
     if backend is None or contract is None:
         return "is of a kind that no backend of Triton's takes"
+    if keeps_state(contract):
+        return "carries state from call to call, which all clients of a server would share (--state inputs has none)"
     lacking = sorted({spec.dtype for spec in (*contract.inputs, *contract.outputs)} - TYPES.keys())
     if lacking:
         return f"has tensors of {', '.join(lacking)}, which Triton's backends do not take"
@@ -117,10 +120,11 @@ def configuration(model: str, contract: Contract, backend: Backend) -> Any:
     batch = max_batch(contract) if backend.batches else 0
     made = proto.ModelConfig(name=model, backend=backend.name, platform=backend.platform, max_batch_size=batch)
     for kind, tensors, specs in (("INPUT", made.input, contract.inputs), ("OUTPUT", made.output, contract.outputs)):
+        names = output_names(contract) if kind == "OUTPUT" else [spec.name for spec in specs]
         for index, spec in enumerate(specs):
             dims = [dim if isinstance(dim, int) else -1 for dim in spec.shape[bool(batch) :]]
             tensor = tensors.add(
-                name=spec.name if backend.named else f"{kind}__{index}",
+                name=names[index] if backend.named else f"{kind}__{index}",
                 data_type=proto.DataType.Value(TYPES[spec.dtype]),
                 dims=dims or [1],
             )

@@ -19,8 +19,8 @@ TARGETS = ("trace", "script", "compile", "onnx")
 OUT = "artifacts/release"
 # Settings that a request takes as they are.
 REQUEST = frozenset((
-    "dynamic", "weights", "seed", "threads", "bench", "time_budget", "timeout", "memory_limit_gb", "rtol", "atol",
-    "opset", "allow_cpu_fallback", "cuda_graphs",
+    "dynamic", "state", "weights", "seed", "threads", "bench", "time_budget", "timeout", "memory_limit_gb", "rtol",
+    "atol", "opset", "allow_cpu_fallback", "cuda_graphs",
 ))  # fmt: skip
 
 

@@ -122,21 +122,20 @@ def _message(error: Exception) -> str:
 
 
 def _answer(words: list[str], loaded: targets.Loaded, judge: Judge, device: str) -> dict[str, Any]:
-    cases, run = judge.golden.cases, loaded.run
     match words:
         case ["check"]:
             return {
                 "event": "check",
-                "cases": [judge.check(run, case, device) for case in cases],
+                "cases": judge.check_all(loaded, device),
                 "provider": loaded.provider(),
                 "peak_rss_mb": peak_rss_mb(),
                 "notes": loaded.notes(),
             }
         case ["time", runs, *name] if runs.isdigit():
-            case = _find(cases, " ".join(name))
+            case = _find(judge.golden.cases, " ".join(name))
             return {
                 "event": "time",
-                "samples_ms": _time(run, case.inputs, int(runs), device),
+                "samples_ms": _time(loaded, case.inputs, int(runs), device),
                 "provider": loaded.provider(),
                 "peak_rss_mb": peak_rss_mb(),
             }
@@ -158,15 +157,27 @@ class Judge:
     golden: goldens.Golden
     outputs: tuple[str, ...]
 
-    def check(self, run: targets.Run, case: goldens.Case, device: str) -> dict[str, Any]:
-        """One case of the `check` answer."""
-        answer: dict[str, Any] = {"case": case.name, "seed": case.seed, "error": "", "outputs": []}
-        try:
-            outputs = run(_place(case.inputs, device))
-            answer["outputs"] = [json.loads(to_json(o)) for o in self.compare(outputs, case)]
-        except Exception as error:  # whatever the artifact raises is the finding
-            answer["error"] = _message(error)
-        return answer
+    def check_all(self, loaded: targets.Loaded, device: str) -> list[dict[str, Any]]:
+        """The cases of the `check` answer. A step goes on from what the artifact gave at the one before."""
+        answers, before, arity = [], None, 0
+        for case in self.golden.cases:
+            given: Tensors = ()
+            if case.step == 0:
+                loaded.reset()
+                arity = len(case.inputs)
+            elif case.step is not None and arity > len(case.inputs):
+                given = () if before is None else before[len(before) - (arity - len(case.inputs)) :]
+            answer: dict[str, Any] = {"case": case.name, "seed": case.seed, "error": "", "outputs": []}
+            try:
+                if case.step and before is None:
+                    raise ArtifactError("the step before failed")
+                before, outputs = None, loaded.run(_place((*case.inputs, *given), device))
+                answer["outputs"] = [json.loads(to_json(o)) for o in self.compare(outputs, case)]
+                before = outputs
+            except Exception as error:  # whatever the artifact raises is the finding
+                answer["error"] = _message(error)
+            answers.append(answer)
+        return answers
 
     def compare(self, outputs: Tensors, case: goldens.Case) -> list[parity.OutputParity]:
         """Outputs of an artifact against a golden case. ArtifactError when their number differs."""
@@ -195,12 +206,13 @@ def _place(inputs: Tensors, device: str) -> Tensors:
     return tuple(t.to(device, copy=True) for t in inputs)
 
 
-def _time(run: targets.Run, inputs: Tensors, runs: int, device: str) -> list[float]:
-    """Milliseconds of each call, the device synchronised before the clock is read."""
-    placed = _place(inputs, device)
+def _time(loaded: targets.Loaded, inputs: Tensors, runs: int, device: str) -> list[float]:
+    """Milliseconds of each call from the initial state, the device synchronised before the clock is read."""
+    run, placed = loaded.run, _place(inputs, device)
     _synchronize(device)
     samples = []
     for _ in range(runs):
+        loaded.reset()
         started = time.perf_counter()
         run(placed)
         _synchronize(device)

@@ -89,11 +89,15 @@ class Exported:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A loaded artifact: tensors on the session's device in, tensors out; who really runs it, what it met so far."""
+    """A loaded artifact: tensors on the session's device in, tensors out; who really runs it, what it met so far.
+
+    `reset` begins again from the initial state of an artifact that carries one.
+    """
 
     run: Run
     provider: Callable[[], str] = str
     notes: Callable[[], tuple[str, ...]] = tuple
+    reset: Callable[[], object] = tuple
 
 
 class Target(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import threading
 import warnings
@@ -10,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter import builds, contract, entries, environment, inductor, operators, places, quantization
+from exporter import builds, carrying, contract, entries, environment, inductor, operators, places, quantization
 from exporter.errors import ArtifactError, ContractError, ExportError, MissingDependency
 from exporter.expressions import Expression
 from exporter.records import PRECISIONS, Build, Contract, TensorSpec
@@ -62,17 +63,22 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     if options.device == "cpu":
         # libtorch.so would pull in every CUDA library; `_settings` links the two that a CPU package calls.
         os.environ["LIBRARY_PATH"] = f"{Path(torch.__file__).parent / 'lib'}:{os.environ.get('LIBRARY_PATH', '')}"
+    unfrozen: tuple[str, ...] = ()
     with recurrent.looped():
         if program.entries:
+            if program.keeps_state:
+                raise ExportError(
+                    "the entries of a package would each carry a state of their own", "give --state inputs"
+                )
             graphs = {size: _graph(entry, options) for size, entry in program.entries.items()}
             ops = _package_entries(graphs, path, options)
         else:
-            ops = _package(_graph(program, options), path, options)
+            ops, unfrozen = _package(program, path, options)
     ops = tuple(op for op in ops if op not in quantization.COMPILED)
     build = _build(options)
     contract.append_to_zip(path, to_json(replace(program.contract, ops=ops, build=build)))
     notes = ("weights in int8, computed in bfloat16",) if _weights_alone(options) else ()
-    return Exported((*notes, *_notes(build), *slow), ops=ops, build=build)
+    return Exported((*notes, *unfrozen, *_notes(build), *slow), ops=ops, build=build)
 
 
 def _settings(graph: torch.export.ExportedProgram, options: Options) -> dict[str, Any]:
@@ -124,29 +130,47 @@ def _notes(build: Build) -> tuple[str, ...]:
 def _graph(program: Program, options: Options) -> torch.export.ExportedProgram:
     """What is compiled."""
     if options.precision != "int8":
-        return program.exported
+        return program.artifact
     from exporter import capture, precision
 
     if _weights_alone(options):
-        outputs = tuple(spec.dtype for spec in program.contract.outputs)
+        outputs = tuple(spec.dtype for spec in program.function.outputs)
         half = precision.cast(copy.deepcopy(program.module), "bf16", outputs)
-        return capture.export_program(quantization.weights(half), program.example, program.contract)
+        return program.capture(quantization.weights(half))
     try:
         quantized = quantization.pt2e(program.exported.module(check_guards=False), program.samples, options.portable)
     except (ValueError, IndexError):  # it tells the calls of a layer apart by what only a strict export notes
-        graph = capture.export_program(program.module, program.example, program.contract, strict=True)
+        graph = capture.export_program(program.module, program.example, program.function, strict=True)
         quantized = quantization.pt2e(graph.module(check_guards=False), program.samples, options.portable)
-    return capture.export_program(quantized, program.example, program.contract)
+    return program.capture(quantized)
 
 
-def _package(graph: torch.export.ExportedProgram, path: Path, options: Options) -> tuple[str, ...]:
-    """A package with one model; returns the namespaces of operators that it calls."""
+def _package(program: Program, path: Path, options: Options) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """A package with one model; returns the namespaces of operators that it calls, and notes."""
+    graph = _graph(program, options)
+    settings = _settings(graph, options)
+    ops = operators.of_exported(graph)
+    if not (program.keeps_state and settings["freezing"]):
+        _write(graph, path, settings)
+        return ops, ()
+    try:
+        with inductor.unfolded(carrying.BUFFER):
+            _write(graph, path, settings)
+        loader = _loader(path, "model", options.device)
+        right = carrying.repeats(lambda inputs: tuple(loader.run(list(inputs))), graph, program.example)
+    except Exception:  # freezing packs what it takes for weights, and some of its passes cannot leave a state alone
+        right = False
+    if right:
+        return ops, ()
+    _write(graph, path, settings | {"freezing": False})
+    return ops, ("weights not frozen, for the state would be too",)
+
+
+def _write(graph: torch.export.ExportedProgram, path: Path, settings: dict[str, Any]) -> None:
     import torch
 
-    settings = _settings(graph, options)
     with torch.set_grad_enabled(not settings["freezing"]):  # with gradients on, inductor freezes nothing
         torch._inductor.aoti_compile_and_package(graph, package_path=str(path), inductor_configs=settings)
-    return operators.of_exported(graph)
 
 
 def _package_entries(graphs: dict[int, torch.export.ExportedProgram], path: Path, options: Options) -> tuple[str, ...]:
@@ -169,28 +193,22 @@ def _package_entries(graphs: dict[int, torch.export.ExportedProgram], path: Path
 
 def load(path: Path, options: Options) -> Loaded:
     """Load the package, and nothing else of torch's compiler: importing that would take seconds."""
-    import torch
-
-    index = int(options.device.partition(":")[2] or -1)
     promise = read_contract(path)
     _check(promise, path, options.device)
     symbol = contract.specialized(promise)
     sizes = promise.symbols[symbol].choices if symbol else ()
     try:
         with _loading:
-            loaders = {
-                size: torch._C._aoti.AOTIModelPackageLoader(
-                    str(path), entries.name(size) if size else "model", False, 1, index
-                )
-                for size in sizes or (0,)
-            }
+            names = {size: entries.name(size) if size else "model" for size in sizes or (0,)}
+            loaders = {size: _loader(path, name, options.device) for size, name in names.items()}
     except RuntimeError as error:
         raise ArtifactError(
             f"{path} is not an AOTInductor package that runs here: {places.message(error)}",
             "export it again on this machine",
         ) from error
     if not symbol:
-        return Loaded(lambda inputs: tuple(loaders[0].run(list(inputs))))
+        reset = functools.partial(_reset, loaders[0], promise) if contract.keeps_state(promise) else tuple
+        return Loaded(lambda inputs: tuple(loaders[0].run(list(inputs))), reset=reset)
     which, axis = contract.selector(promise)
 
     def run(inputs: Tensors) -> Tensors:
@@ -200,6 +218,19 @@ def load(path: Path, options: Options) -> Loaded:
         return tuple(loaders[size].run(list(inputs)))
 
     return Loaded(run)
+
+
+def _loader(path: Path, model: str, device: str) -> Any:
+    import torch
+
+    return torch._C._aoti.AOTIModelPackageLoader(str(path), model, False, 1, int(device.partition(":")[2] or -1))
+
+
+def _reset(loader: Any, promise: Contract) -> None:
+    """Write the initial state over what the package holds by now."""
+    initial = enumerate(carrying.fixed_initial(promise))
+    constants = {carrying.name(index): tensor.to(promise.device) for index, tensor in initial}
+    loader.load_constants(constants, False, False)  # into those in use, and not all of them
 
 
 def _check(promise: Contract, path: Path, device: str) -> None:
@@ -224,7 +255,7 @@ def live(program: Program, options: Options) -> Loaded:
     # Past the limit torch falls back to eager in silence, and the row would not be what it says.
     torch._dynamo.config.recompile_limit = 64
     torch._dynamo.config.fail_on_recompile_limit_hit = True
-    open_axes = [_open_axes(spec, program.contract) for spec in program.contract.inputs]
+    open_axes = [_open_axes(spec, program.contract) for spec in program.function.inputs]
     backend, mode = _backend_and_mode(options.variant)
     dynamic = None if any(open_axes) else False
     compiled = torch.compile(program.module, fullgraph=options.fullgraph, dynamic=dynamic, backend=backend, mode=mode)
@@ -242,7 +273,8 @@ def live(program: Program, options: Options) -> Loaded:
         # CUDA graphs write the next call's outputs over these.
         return tuple(t.clone() for t in outputs) if overwrites else tuple(outputs)
 
-    return Loaded(run, notes=_breaks_and_recompilations)
+    carried = carrying.Carried(run, program.contract)
+    return Loaded(carried, notes=_breaks_and_recompilations, reset=carried.reset)
 
 
 def _open_axes(spec: TensorSpec, promised: Contract) -> list[int]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exporter import contract, operators
+from exporter import carrying, contract, operators
 from exporter.errors import ArtifactError, ExportError
 from exporter.serialization import to_json
 from exporter.targets import Exported, Loaded, Options
@@ -34,9 +34,10 @@ def export(program: Program, path: Path, options: Options) -> Exported:
 
     if program.entries:
         raise ExportError("an exported program has one entry", "leave out --specialize, or the target export")
-    ops = operators.of_exported(program.exported)
+    exported = program.artifact
+    ops = operators.of_exported(exported)
     promise = to_json(replace(program.contract, ops=ops))
-    torch.export.save(program.exported, path, extra_files={"contract.json": promise})
+    torch.export.save(exported, path, extra_files={"contract.json": promise})
     return Exported(ops=ops)
 
 
@@ -53,4 +54,11 @@ def load(path: Path, options: Options) -> Loaded:
         with torch.no_grad():
             return tuple(module(*inputs))
 
-    return Loaded(run)
+    initial = {name: tensor.clone() for name, tensor in module.named_buffers() if name.startswith(carrying.BUFFER)}
+
+    def reset() -> None:
+        with torch.no_grad():
+            for name, tensor in initial.items():
+                module.get_buffer(name).copy_(tensor)
+
+    return Loaded(run, reset=reset)

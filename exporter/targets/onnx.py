@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter import causes, entries, ort_graphs, places
+from exporter import causes, contract, entries, ort_graphs, places
 from exporter.errors import ArtifactError, ExportError
 from exporter.records import PRECISIONS, Contract
 from exporter.serialization import from_json, to_json
@@ -37,6 +37,10 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     """Translate the exported program; weights stay in the one file where they fit."""
     import onnx
 
+    if program.keeps_state and program.contract.state:
+        names = ", ".join(tensor.name for tensor in program.contract.state.tensors)
+        remedy = "--state inputs makes it inputs and outputs"
+        raise ExportError(f"ONNX carries no state from call to call, and the model keeps {names}", remedy)
     if options.precision == "int8" and options.device != "cpu":
         raise ExportError(
             "onnxruntime has no CUDA kernels for the layers that it quantizes", "choose compile@int8, or onnx@fp16"
@@ -88,7 +92,7 @@ def _translate(program: Program, options: Options) -> tuple[Any, int]:
     exported = program.exported
     names: dict[str, Any] = {
         "input_names": [s.name for s in program.contract.inputs],
-        "output_names": [s.name for s in program.contract.outputs],
+        "output_names": contract.output_names(program.contract),
     }
     size = sum(t.numel() * t.element_size() for t in exported.state_dict.values())
     logging.getLogger("onnxscript").setLevel(logging.ERROR)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter import contract, entries, operators, places, torchscript
+from exporter import carrying, contract, entries, operators, places, torchscript
 from exporter.errors import ExportError
 from exporter.serialization import to_json
 from exporter.targets import Exported, Loaded, Options
@@ -37,9 +37,11 @@ def export(program: Program, path: Path, options: Options) -> Exported:
 
     Either way the artifact has run once, from its file.
     """
-    if options.precision in ("bf16", "fp16"):  # the casts are no part of the model's source
-        ops, frozen = _bridged(program, path, ExportError("its source is not of this precision"))
-        return Exported(("through the exported graph",), ops=ops)
+    other = "its source is not of this precision" if options.precision in ("bf16", "fp16") else ""
+    if other or program.function.state is not None:
+        other = other or "it would keep the state in its own way"
+        ops, frozen = _bridged(program, path, ExportError(other))
+        return Exported(("through the exported graph", *_unfrozen(frozen)), ops=ops)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of deprecation, and of what torchvision's detectors return when scripted
         try:
@@ -48,7 +50,11 @@ def export(program: Program, path: Path, options: Options) -> Exported:
             path.unlink(missing_ok=True)
             ops, frozen = _bridged(program, path, error)
             way = f"through the exported graph; torch.jit.script alone fails: {_first_line(error)}"
-    return Exported(notes=(way,) if frozen else (way, "not frozen, for the frozen module is wrong or fails"), ops=ops)
+    return Exported((way, *_unfrozen(frozen)), ops=ops)
+
+
+def _unfrozen(frozen: bool) -> tuple[str, ...]:
+    return () if frozen else ("not frozen, for the frozen module is wrong or fails",)
 
 
 def _native(program: Program, path: Path) -> tuple[tuple[str, ...], bool]:
@@ -73,7 +79,8 @@ def _native(program: Program, path: Path) -> tuple[tuple[str, ...], bool]:
     def differences(outputs: Tensors) -> str:
         if len(outputs) != len(wanted):
             return f"it gives {len(outputs)} tensors, eager {len(wanted)}"
-        different = [name for name, got, want in zip(names, outputs, wanted, strict=True) if not _agree(got, want)]
+        triples = zip(names, outputs, wanted, strict=True)
+        different = [name for name, got, want in triples if not carrying.agree(got, want)]
         return f"{', '.join(different)} at the example is not what eager gives" if different else ""
 
     return _write(scripted, program, path, differences)
@@ -95,21 +102,6 @@ def _seeded() -> Iterator[None]:
         yield
 
 
-def _agree(got: torch.Tensor, want: torch.Tensor) -> bool:
-    """Whether two outputs are near enough to be of the same computation; the golden judges how near they are."""
-    import torch
-
-    from exporter.parity import TOLERANCES
-
-    if got.shape != want.shape or got.dtype != want.dtype:
-        return False
-    if not want.is_floating_point() and not want.is_complex():
-        return torch.equal(got, want)
-    tolerance = TOLERANCES.get(str(want.dtype).removeprefix("torch."), TOLERANCES["float32"])
-    largest = float(want[want.isfinite()].abs().max()) if want.isfinite().any() else 0.0
-    return torch.allclose(got, want, rtol=0.0, atol=tolerance.atol + tolerance.rtol * largest, equal_nan=True)
-
-
 def _write(
     module: torch.jit.ScriptModule, program: Program, path: Path, differences: Callable[[Tensors], str] = lambda _: ""
 ) -> tuple[tuple[str, ...], bool]:
@@ -121,11 +113,14 @@ def _write(
     import torch
 
     def write(made: torch.jit.ScriptModule) -> tuple[str, ...]:
+        if program.keeps_state:
+            made = carrying.script_module(made, program.contract, program.device)
         ops = operators.of_script(made)
         promise = to_json(replace(program.contract, ops=ops))
         torch.jit.save(made, str(path), _extra_files={"contract.json": promise})
         with _seeded():
-            wrong = differences(torchscript.load(path, program.device)(_inputs(program)))
+            inputs = _inputs(program)[: len(program.contract.inputs)]
+            wrong = differences(torchscript.load(path, program.device)(inputs))
         if wrong:
             raise ExportError(wrong)
         return ops
@@ -143,7 +138,7 @@ def _bridged(program: Program, path: Path, why: Exception) -> tuple[tuple[str, .
     try:
         if program.entries:
             parts = {size: bridge.from_exported(entry.exported) for size, entry in program.entries.items()}
-            return _write(entries.script_module(parts, program.contract), program, path)
+            return _write(entries.script_module(parts, program.function), program, path)
         return _write(bridge.from_exported(program.exported), program, path)
     except (ExportError, RuntimeError) as error:
         path.unlink(missing_ok=True)
@@ -159,4 +154,5 @@ def _first_line(error: Exception) -> str:
 
 def load(path: Path, options: Options) -> Loaded:
     """torch.jit.load, as any user would."""
-    return Loaded(torchscript.load(path, options.device))
+    script = torchscript.load(path, options.device)
+    return Loaded(script, reset=script.reset)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter import contract, entries, operators, quantization, torchscript
+from exporter import carrying, contract, entries, operators, quantization, torchscript
 from exporter.records import PRECISIONS
 from exporter.serialization import to_json
 from exporter.targets import Exported, Loaded, Options
@@ -37,8 +37,10 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         warnings.simplefilter("always")
         module, notes = _module(program, options)
         parts = {size: _trace(entry, module) for size, entry in program.entries.items()}
-        traced = entries.script_module(parts, program.contract) if parts else _trace(program, module)
+        traced = entries.script_module(parts, program.function) if parts else _trace(program, module)
         frozen = torch.jit.freeze(traced.eval())
+        if program.keeps_state:
+            frozen = carrying.script_module(frozen, program.contract, program.device)
         ops = operators.of_script(frozen)
         promise = to_json(replace(program.contract, ops=ops))
         torch.jit.save(frozen, str(path), _extra_files={"contract.json": promise})
@@ -84,4 +86,5 @@ def _forward_alone() -> Iterator[None]:
 
 def load(path: Path, options: Options) -> Loaded:
     """torch.jit.load, as any user would."""
-    return Loaded(torchscript.load(path, options.device))
+    script = torchscript.load(path, options.device)
+    return Loaded(script, reset=script.reset)

@@ -1,0 +1,214 @@
+"""Putting state back inside: an artifact of a model as a function becomes one that carries its state itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from exporter import contract as contracts
+from exporter import state as states
+from exporter import torchscript
+from exporter.errors import ContractError, ExportError
+from exporter.expressions import Expression
+from exporter.parity import TOLERANCES
+from exporter.records import Contract, StateTensor, TensorSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    Tensors = tuple[torch.Tensor, ...]
+    Run = Callable[[Tensors], Tensors]
+
+BUFFER = "state_"  # begins the name of each buffer of state, with its number behind it
+
+
+def name(index: int) -> str:
+    """What the buffer of a state tensor is called."""
+    return f"{BUFFER}{index}"
+
+
+def fixed_initial(contract: Contract) -> list[torch.Tensor]:
+    """The initial state at its sizes. ExportError where these follow the inputs': a buffer has one size."""
+    made = []
+    for tensor in contract.state.tensors if contract.state else ():
+        moving = [dim for dim in tensor.shape if isinstance(dim, str)]
+        if moving:
+            symbol = Expression.parse(moving[0]).name
+            raise ExportError(
+                f"{tensor.spec.name} has the size {moving[0]}, and what this target keeps inside has one size",
+                f"--state inputs makes it an input and an output; --dynamic without {symbol} fixes its size",
+            )
+        shape = contracts.shape_at(tensor.spec, {})
+        made.append(states.initial(tensor).expand(shape).clone())
+    return made
+
+
+def module(function: torch.nn.Module, contract: Contract, device: str) -> torch.nn.Module:
+    """The function with its state in buffers, which each call changes. ExportError as `fixed_initial`."""
+    import torch
+
+    initial = fixed_initial(contract)
+
+    class Carrying(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.function = function
+            for index, tensor in enumerate(initial):
+                self.register_buffer(name(index), tensor.to(device))
+
+        def forward(self, *inputs: torch.Tensor) -> Tensors:
+            held = [self.get_buffer(name(index)) for index in range(len(initial))]
+            outputs: Tensors = self.function(*inputs, *(tensor.clone() for tensor in held))
+            count = len(outputs) - len(held)
+            for tensor, following in zip(held, outputs[count:], strict=True):
+                tensor.copy_(following)
+            return outputs[:count]
+
+    return Carrying().eval()
+
+
+def script_module(function: torch.jit.ScriptModule, contract: Contract, device: str) -> torch.jit.ScriptModule:
+    """The function with its state in attributes, of any size, and a method `reset` that begins again from the start."""
+    import torch
+
+    assert contract.state is not None
+    shell = torch.nn.Module()
+    shell.add_module("function", torch.jit._recursive.wrap_cpp_module(function._c))  # a frozen module has lost its type
+    shell.fresh = True  # type: ignore[assignment]
+    for index, tensor in enumerate(contract.state.tensors):
+        initial = states.initial(tensor).to(device)
+        shell.register_buffer(
+            f"initial_{index}", initial.reshape([1] * (len(tensor.shape) - initial.dim()) + [*initial.shape])
+        )
+        shell.register_buffer(name(index), torch.empty(0, dtype=initial.dtype, device=device))
+    inputs = [f"x{index}" for index in range(len(contract.inputs))]
+    held = [f"self.{name(index)}" for index in range(len(contract.state.tensors))]
+    kinds = ", ".join(["Tensor"] * len(contract.outputs))
+    lines = [f"def forward(self, {', '.join(f'{i}: Tensor' for i in inputs)}) -> Tuple[{kinds}]:", "    if self.fresh:"]
+    for index, tensor in enumerate(contract.state.tensors):
+        lines.append(
+            f"        {held[index]} = self.initial_{index}.expand([{', '.join(_sizes(tensor, contract))}]).clone()"
+        )
+    lines.append("        self.fresh = False")
+    for index, tensor in enumerate(contract.state.tensors):
+        lines += _same_sizes(tensor, held[index], contract)
+    lines.append(f"    given = self.function({', '.join([*inputs, *held])})")
+    first = len(contract.outputs)
+    lines += [f"    {place} = given[{first + index}].clone()" for index, place in enumerate(held)]
+    lines.append(f"    return ({''.join(f'given[{index}], ' for index in range(first))})")
+    lines += ["", "def reset(self) -> None:", "    self.fresh = True", ""]
+    return torchscript.define(shell, "\n".join(lines))
+
+
+def _sizes(tensor: StateTensor, contract: Contract) -> list[str]:
+    """The sizes of a state tensor, as expressions of the inputs'. ExportError for one that no input tells."""
+    return [str(dim) if isinstance(dim, int) else _size(str(dim), tensor, contract) for dim in tensor.shape]
+
+
+def _size(dim: str, tensor: StateTensor, contract: Contract) -> str:
+    wanted = Expression.parse(dim)
+    for index, spec in enumerate(contract.inputs):
+        for axis, size in enumerate(spec.shape):
+            known = Expression.parse(size) if isinstance(size, str) else None
+            if known is not None and known.name == wanted.name and known.divisor == 1:
+                symbol = f"((x{index}.size({axis}) - ({known.offset})) // {known.factor})"
+                return f"({wanted.factor} * {symbol} + ({wanted.offset})) // {wanted.divisor}"
+    raise ExportError(f"{tensor.spec.name} has the size {dim}, which no input tells", "give --state inputs")
+
+
+def _same_sizes(tensor: StateTensor, held: str, contract: Contract) -> list[str]:
+    """Lines that refuse a call whose sizes are not those that the state has by now."""
+    lines = []
+    for axis, dim in enumerate(tensor.shape):
+        if isinstance(dim, str):
+            said = f"{tensor.spec.name} is of another {dim} than this call's inputs: call reset() first"
+            lines += [
+                f"    if {held}.size({axis}) != {_size(dim, tensor, contract)}:",
+                f"        raise RuntimeError({said!r})",
+            ]
+    return lines
+
+
+def repeats(run: Run, graph: torch.export.ExportedProgram, example: Tensors, calls: int = 4) -> bool:
+    """Whether an artifact carries state as its program does, over some calls of the example; it is left where it is."""
+    import torch
+
+    module, count = graph.module(check_guards=False), len(graph.graph_signature.user_inputs)
+    inputs = example[:count]
+    with torch.no_grad():
+        return all(
+            agree(got, want)
+            for _ in range(calls)
+            for got, want in zip(run(tuple(t.clone() for t in inputs)), module(*inputs), strict=True)
+        )
+
+
+def agree(got: torch.Tensor, want: torch.Tensor) -> bool:
+    """Whether two outputs are near enough to be of the same computation; the golden judges how near they are."""
+    import torch
+
+    if got.shape != want.shape or got.dtype != want.dtype:
+        return False
+    if not want.is_floating_point() and not want.is_complex():
+        return torch.equal(got, want)
+    tolerance = TOLERANCES.get(str(want.dtype).removeprefix("torch."), TOLERANCES["float32"])
+    largest = float(want[want.isfinite()].abs().max()) if want.isfinite().any() else 0.0
+    return torch.allclose(got, want, rtol=0.0, atol=tolerance.atol + tolerance.rtol * largest, equal_nan=True)
+
+
+class Carried:
+    """A function of inputs and state that carries its state from call to call, where the contract keeps it inside."""
+
+    def __init__(self, function: Run, contract: Contract) -> None:
+        self._function, self._contract = function, contract
+        self._state: Tensors = ()
+        self.reset()
+
+    def __call__(self, inputs: Tensors) -> Tensors:
+        """Outputs, without the state where that is inside. ContractError for a call of other sizes than the state's."""
+        if not contracts.keeps_state(self._contract):
+            return self._function(inputs)
+        if not self._state:
+            self._state = initial(self._contract, inputs)
+        require_sizes(self._contract, self._state, inputs)
+        outputs = self._function((*inputs, *self._state))
+        count = len(self._contract.outputs)
+        self._state = tuple(tensor.clone() for tensor in outputs[count:])
+        return outputs[:count]
+
+    def reset(self) -> None:
+        """Begin again from the initial state."""
+        self._state = ()
+
+
+def initial(contract: Contract, inputs: Tensors) -> Tensors:
+    """The initial state at the sizes of these inputs, on their device."""
+    sizes = _symbols(contract, inputs)
+    return tuple(
+        states.initial(tensor).to(inputs[0].device).expand(contracts.shape_at(tensor.spec, sizes)).clone()
+        for tensor in _tensors(contract)
+    )
+
+
+def require_sizes(contract: Contract, state: Tensors, inputs: Tensors) -> None:
+    """ContractError where the sizes of these inputs are not those that the state has by now."""
+    if not any(isinstance(dim, str) for tensor in _tensors(contract) for dim in tensor.shape):
+        return
+    sizes = _symbols(contract, inputs)
+    for tensor, held in zip(_tensors(contract), state, strict=True):
+        for dim, got, wanted in zip(tensor.shape, held.shape, contracts.shape_at(tensor.spec, sizes), strict=True):
+            if got != wanted:
+                raise ContractError(
+                    f"{tensor.spec.name} is of {dim} {got}, the inputs are of {wanted}: call reset() first"
+                )
+
+
+def _tensors(contract: Contract) -> tuple[StateTensor, ...]:
+    return contract.state.tensors if contract.state else ()
+
+
+def _symbols(contract: Contract, inputs: Tensors) -> contracts.Sizes:
+    from exporter.flattening import dtype_name
+
+    given = zip(contract.inputs, inputs, strict=False)
+    return contracts.sizes_of(contract, [TensorSpec(s.name, dtype_name(t.dtype), tuple(t.shape)) for s, t in given])

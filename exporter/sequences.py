@@ -1,0 +1,203 @@
+"""The golden of a model with state: sequences of calls from its initial state, each judged by one that went before it.
+
+Eager and the float64 reference each carry a state of their own through a sequence.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from exporter import cases, diagnosis, eager, places, precision, values
+from exporter.cases import Inputs
+from exporter.contract import Sizes, describe
+from exporter.flattening import FlatModule, Tensors
+from exporter.golden import Case, Golden, Precision
+from exporter.job import Findings
+from exporter.records import Range, Tolerance
+from exporter.snapshot import Form, Snapshot
+from exporter.state import State, StatefulModule, alike
+
+STEPS = 8  # calls of a sequence
+SEQUENCES = 2  # at each size, the second after a reset
+Run = list[Tensors]
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Eager as its own code keeps state, called in sequences. With `outside`, the state is among its outputs."""
+
+    module: StatefulModule
+    held: Snapshot
+    outside: bool
+
+    @property
+    def state(self) -> State:
+        """Where the model keeps it."""
+        return self.module.state
+
+    @property
+    def plain(self) -> FlatModule:
+        """The model as it is: tensors in, tensors out, the state inside."""
+        return FlatModule(self.module.model, self.module.example).eval()
+
+    def run(self, given: Sequence[Tensors], device: str, form: Form | None = None) -> Run:
+        """Outputs of each call, on the CPU, from the initial state on; the model is left in it."""
+        return self.run_as(self.plain, given, device, form)
+
+    def run_as(self, flat: torch.nn.Module, given: Sequence[Tensors], device: str, form: Form | None = None) -> Run:
+        """The same, with another module around the model: one that casts inputs and outputs, say."""
+        self.held.restore(form)
+        try:
+            return [self._call(flat, data, device) for data in given]
+        finally:
+            self.held.restore()
+
+    def _call(self, flat: torch.nn.Module, data: Tensors, device: str) -> Tensors:
+        outputs = eager.run(flat, data, device)
+        return outputs + tuple(t.cpu() for t in self.state.now(self.module.model)) if self.outside else outputs
+
+    def references(self, given: Sequence[Tensors], outputs: Run) -> tuple[Run, bool]:
+        """What float64 gives for one sequence, on the CPU; and whether it does, else what eager gives stands for it."""
+        wide = [tuple(t.double() if t.is_floating_point() else t for t in data) for data in given]
+        device = str(next(iter(self.module.model.parameters()), torch.empty(0)).device)
+        try:
+            with eager.in_float64(self.module):
+                found = self.run(wide, "cpu", Form(torch.float64, "cpu"))
+            return [eager.widen(f, o) for f, o in zip(found, outputs, strict=True)], True
+        except Exception:  # whatever a model does that was not written for float64
+            return [eager.widen(o, o) for o in outputs], False
+        finally:
+            self.module.to(device)
+            self.held.restore()
+
+
+def make(
+    calls: Calls,
+    inputs: Inputs,
+    plan: Sequence[tuple[Sizes, int]],
+    symbols: dict[str, Range],
+    tolerance: Tolerance,
+    device: str,
+    whole: Collection[str] = (),
+) -> tuple[Golden, Findings]:
+    """Run eager through SEQUENCES of STEPS calls at every planned size, and with other values at the first.
+
+    Inputs of a first step end with the initial state where that is outside. Else as `cases.make`.
+    """
+    chosen, notes = _planned(calls, inputs, plan, symbols, device, whole)
+    planned = len(chosen)
+    first = next(iter(chosen.values()))
+    for change in values.CHANGES:
+        changed = [values.changed(data).get(change) for data in first]
+        given = [data for data in changed if data is not None]
+        if len(given) == STEPS and _is_settled(calls, given, device, tolerance):
+            chosen[f"{describe(plan[0][0])} {change}", plan[0][1]] = given
+    made: list[list[Case]] = []
+    wide = True
+    for (name, seed), given in chosen.items():
+        with eager.naming(name):
+            outputs = calls.run(given, device)
+        references, is_wide = calls.references(given, outputs)
+        wide = wide and is_wide
+        made.append(list(_cases(calls, name, seed, given, outputs, references)))
+    repeats = all(map(alike, calls.run(first, device), calls.run(first, device)))
+    if not repeats:
+        notes.append(f"{diagnosis.UNSTEADY}: the model draws random numbers")
+        tolerance = replace(tolerance, k=0.0)
+    noise = cases.noise([case for sequence in made[:planned] for case in sequence])
+    flat = tuple(case for sequence in made for case in sequence)
+    names = tuple(f"{case.name} seed {case.seed}" if case.seed else case.name for case in flat)
+    reference = "float64" if wide else "eager"
+    return Golden(flat, tolerance), Findings(names, reference, tolerance, noise, repeats, tuple(dict.fromkeys(notes)))
+
+
+def _planned(
+    calls: Calls,
+    inputs: Inputs,
+    plan: Sequence[tuple[Sizes, int]],
+    symbols: dict[str, Range],
+    device: str,
+    whole: Collection[str],
+) -> tuple[dict[tuple[str, int], Run], list[str]]:
+    """Inputs of each sequence by name and seed, the example's first; and notes of what was cut down."""
+    limit = cases.Limit(calls.plain, inputs(*plan[0]), device, calls=SEQUENCES * STEPS)
+    calls.held.restore()
+    firsts, notes = cases.fitting(inputs, plan, symbols, limit, whole)
+    chosen: dict[tuple[str, int], Run] = {}
+    for name, sizes in firsts.items():
+        for seed in range(SEQUENCES):
+            chosen[name, seed] = [inputs(sizes, _seed(seed, step)) for step in range(STEPS)]
+    return chosen, notes
+
+
+def _seed(sequence: int, step: int) -> int:
+    """The first step has the sequence's own seed."""
+    return sequence if step == 0 else 1000 * (sequence + 1) + step
+
+
+def _cases(
+    calls: Calls, name: str, seed: int, given: Sequence[Tensors], outputs: Run, references: Run
+) -> Iterator[Case]:
+    for step, (data, got, reference) in enumerate(zip(given, outputs, references, strict=True)):
+        if calls.outside and step == 0:
+            data = data + calls.state.widened([t.shape for t in got[len(got) - len(calls.state.paths) :]])
+        yield Case(f"{name} step {step + 1}" if step else name, seed, data, got, reference, step)
+
+
+def _is_settled(calls: Calls, given: Run, device: str, tolerance: Tolerance) -> bool:
+    """As `eager.is_settled`, over a sequence."""
+    try:
+        outputs = calls.run(given, device)
+        others = [calls.run([values.perturbed(data, sign) for data in given], device) for sign in (1, -1)]
+        others.append(calls.references(given, outputs)[0])
+    except Exception:  # whatever a model raises at values that it was not made for
+        return False
+    return all(values.settled(o, a, tolerance) for other in others for o, a in zip(outputs, other, strict=True))
+
+
+def in_precisions(
+    made: Golden, calls: Calls, tolerances: Mapping[str, Tolerance], outputs: tuple[str, ...], device: str
+) -> tuple[dict[str, Precision], tuple[str, ...]]:
+    """As `cases.in_precisions`; the state is carried in the precision too. `outputs` are those of the model alone."""
+    found: dict[str, Precision] = {}
+    notes: list[str] = []
+    states = len(calls.state.paths) if calls.outside else 0
+    for name, tolerance in tolerances.items():
+        given: tuple[Tensors, ...] = ()
+        if name != "int8":
+            try:
+                with precision.computing(calls.plain, name, outputs) as flat:
+                    form = Form(precision.DTYPES.get(name))
+                    runs = [calls.run_as(flat, s, device, form) for s in _sequences(made, states)]
+                given = tuple(
+                    _as_before(o, c.eager) for o, c in zip(itertools.chain.from_iterable(runs), made.cases, strict=True)
+                )
+            except Exception as error:  # whatever a model raises that was not written for it
+                notes.append(f"eager does not run in {name}: {places.summary(error)}")
+            finally:
+                calls.held.restore()
+        far = tuple(c.name for c in made.cases if name == "int8" and f" {values.LARGE}" in c.name)
+        found[name] = Precision(tolerance, given, far)
+    return found, tuple(notes)
+
+
+def _sequences(made: Golden, states: int) -> Iterator[Run]:
+    """Inputs of each sequence, without the state."""
+    current: Run = []
+    for case in made.cases:
+        if case.step == 0 and current:
+            yield current
+            current = []
+        data = case.inputs[: len(case.inputs) - states] if case.step == 0 else case.inputs
+        current.append(data)
+    if current:
+        yield current
+
+
+def _as_before(outputs: Tensors, known: Tensors) -> Tensors:
+    """The state that a model carries in a precision has the dtype of the contract outside."""
+    return tuple(o.to(k.dtype) for o, k in zip(outputs, known, strict=True))

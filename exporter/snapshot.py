@@ -1,0 +1,288 @@
+"""All that a module holds beside its parameters, as it was: buffers and plain attributes, wherever they hang.
+
+A place is a path of steps from the module: ("vars", NAME) into an object's attributes, ("item", KEY) into a container,
+("script", NAME) into a module of TorchScript.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import inspect
+import re
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from exporter import places
+
+Place = tuple[tuple[str, Any], ...]
+
+COMPARED = 10_000_000  # elements of a tensor up to which values are compared; of a larger one, its version
+# What a module of torch has of its own, but for what it holds; and objects that hold no model's state.
+_OWN = frozenset(vars(torch.nn.Module())) - {"_parameters", "_buffers", "_modules", "training"}
+_FOREIGN = re.compile(
+    r"(?:torch|numpy|logging|threading|concurrent|tokenizers|functools|transformers\.configuration)\b"
+)
+_SCALARS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+_KEPT = ("_buffers", "_modules", "_parameters")
+
+
+class Form:
+    """The dtype of floating tensors, and the device, that a module is restored in; None is its own."""
+
+    def __init__(self, dtype: torch.dtype | None = None, device: str | None = None) -> None:
+        self.dtype, self.device = dtype, device
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy in this form."""
+        dtype = self.dtype if tensor.is_floating_point() else None
+        return tensor.to(device=self.device, dtype=dtype, copy=True)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether tensors keep what they have."""
+        return self.dtype is None and self.device is None
+
+
+class Snapshot:
+    """What a module held when this was made. Parameters are watched, not copied: one that changes cannot be restored.
+
+    Reference: `torch.Tensor._version` counts a tensor's changes in place.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+        self.initial = dict(leaves(module))
+        self._copies = {
+            path: value.detach().clone()
+            for path, value in self.initial.items()
+            if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
+        }
+        self._marks = {path: _mark(v) for path, v in self.initial.items() if isinstance(v, torch.Tensor)}
+        self._containers = [one for one in _containers(module, {}).values() if one[1] is not None]
+
+    def restore(self, form: Form | None = None) -> None:
+        """Put everything back, buffers and attributes of floating tensors on wish in another form."""
+        form = form or Form()
+        for value, content in self._containers:
+            _refill(value, content)
+        for path, value in self.initial.items():
+            if path[-1][0] == "script" and not isinstance(value, torch.Tensor):
+                put(self.module, path, value)
+        for path, copy in self._copies.items():
+            tensor = self.initial[path]
+            if path[-1][0] == "script":
+                put(self.module, path, form.of(copy))
+            elif not form.is_own or _mark(tensor) != self._marks[path] or not _same(tensor, copy):
+                tensor.data = form.of(copy)
+                self._marks[path] = _mark(tensor) if form.is_own else ()
+
+    def value(self, path: Place) -> Any:
+        """The value at a path when the snapshot was made, a tensor as a copy; KeyError where there was none."""
+        return self._copies[path].clone() if path in self._copies else self.initial[path]
+
+    def changes(self) -> dict[Place, Any]:
+        """What is different now, each value as it is, tensors copied; what is gone is not among them."""
+        found: dict[Place, Any] = {}
+        for path, value in leaves(self.module):
+            if path in self.initial and not self._differs(path, value):
+                continue
+            found[path] = value.detach().clone() if isinstance(value, torch.Tensor) else value
+        return found
+
+    def _differs(self, path: Place, value: Any) -> bool:
+        before = self.initial[path]
+        if not isinstance(value, torch.Tensor) or not isinstance(before, torch.Tensor):
+            return type(value) is not type(before) or bool(value != before)
+        if isinstance(before, torch.nn.Parameter):
+            return value is not before or _mark(value) != self._marks[path]
+        if value.numel() > COMPARED:
+            return value is not before or _mark(value) != self._marks[path]
+        return not _same(value, self._copies[path])
+
+
+def _mark(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return () if tensor.is_inference() else (tensor.data_ptr(), tensor._version, tensor.shape, tensor.dtype)
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
+        return False
+    if one.is_floating_point():
+        return bool(((one == other) | (one.isnan() & other.isnan())).all())
+    return torch.equal(one, other)
+
+
+def leaves(module: torch.nn.Module) -> Iterator[tuple[Place, Any]]:
+    """Every tensor and every plain value that hangs on a module, with its path; what hangs twice, once."""
+    yield from _leaves(module, (), set())
+
+
+def _leaves(value: Any, path: Place, seen: set[int]) -> Iterator[tuple[Place, Any]]:
+    if isinstance(value, _SCALARS):
+        yield path, value
+        return
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor):
+        yield path, value
+        return
+    for step, held in _held(value):
+        yield from _leaves(held, (*path, step), seen)
+
+
+def _held(value: Any) -> Iterator[tuple[tuple[str, Any], Any]]:
+    """The parts of a container or an object, each with the step that leads there."""
+    if isinstance(value, torch.jit.ScriptModule):
+        for name in _script_names(value):
+            yield ("script", name), value._c.getattr(name)
+        for name, child in value.named_children():
+            yield ("item", name), child
+    elif isinstance(value, dict):
+        for key, item in list(value.items()):
+            if isinstance(key, (str, int)):
+                yield ("item", key), item
+    elif isinstance(value, (list, tuple, collections.deque)):
+        for index, item in enumerate(value):
+            yield ("item", index), item
+    elif _is_object(value):
+        for name, item in list(vars(value).items()):
+            if not (isinstance(value, torch.nn.Module) and name in _OWN):
+                yield ("vars", name), item
+
+
+def _is_object(value: Any) -> bool:
+    if isinstance(value, torch.nn.Module):
+        return True
+    if isinstance(value, (type, types.ModuleType, types.FunctionType, types.MethodType, functools.partial)):
+        return False
+    return hasattr(value, "__dict__") and not _FOREIGN.match(type(value).__module__)
+
+
+def _script_names(module: torch.jit.ScriptModule) -> list[str]:
+    """Tensors of a module of TorchScript, and whatever its methods assign to."""
+    buffers: Any = torch._C.BufferDict(module._c)
+    assigned: dict[str, None] = dict.fromkeys(name for name, _ in buffers.items())
+    for name in module._c._method_names():
+        text = str(module._c._get_method(name).graph)
+        assigned |= dict.fromkeys(re.findall(r'prim::SetAttr\[name="(\w+)"\]\(%self\S*,', text))
+    return [name for name in assigned if module._c.hasattr(name)]
+
+
+def _containers(value: Any, seen: dict[int, tuple[Any, Any]]) -> dict[int, tuple[Any, Any]]:
+    """Every container and object in a value, with what is directly in it, by its id."""
+    if isinstance(value, (*_SCALARS, torch.Tensor)) or id(value) in seen:
+        return seen
+    held = list(_held(value))
+    if isinstance(value, (list, collections.deque)):
+        seen[id(value)] = value, list(value)
+    elif isinstance(value, dict):
+        seen[id(value)] = value, dict(value)
+    elif not isinstance(value, tuple) and _is_object(value) and not isinstance(value, torch.jit.ScriptModule):
+        seen[id(value)] = value, {name: item for (_, name), item in held}
+    else:
+        seen[id(value)] = value, None
+    for _, item in held:
+        _containers(item, seen)
+    return seen
+
+
+def _refill(value: Any, content: Any) -> None:
+    """Put back what was directly in a container or an object; nothing is touched where it is still there."""
+    if isinstance(value, (list, collections.deque)):
+        if len(value) != len(content) or any(one is not other for one, other in zip(value, content, strict=True)):
+            value.clear()
+            value.extend(content)
+        return
+    held = value if isinstance(value, dict) else vars(value)
+    own = _OWN if isinstance(value, torch.nn.Module) else frozenset()
+    for name in [name for name in held if name not in content and name not in own]:
+        del held[name]
+    for name, item in content.items():
+        if name not in held or held[name] is not item:
+            held[name] = item
+
+
+def take(module: torch.nn.Module, path: Place) -> Any:
+    """What is at a path; KeyError, IndexError or AttributeError where there is nothing."""
+    value: Any = module
+    for kind, key in path:
+        value = vars(value)[key] if kind == "vars" else value._c.getattr(key) if kind == "script" else _item(value, key)
+    return value
+
+
+def _item(value: Any, key: Any) -> Any:
+    return getattr(value, key) if isinstance(value, torch.jit.ScriptModule) else value[key]
+
+
+def put(module: torch.nn.Module, path: Place, new: Any) -> None:
+    """Put a value at a path; a tuple on the way is replaced by one that holds it."""
+    *above, (kind, key) = path
+    parent = take(module, tuple(above))
+    if kind == "script":
+        parent._c.setattr(key, new)
+    elif isinstance(parent, tuple):
+        items = [new if index == key else item for index, item in enumerate(parent)]
+        put(module, tuple(above), type(parent)(*items) if hasattr(parent, "_fields") else tuple(items))
+    elif kind == "vars":
+        vars(parent)[key] = new
+    else:
+        parent[key] = new
+
+
+def remove(module: torch.nn.Module, path: Place) -> None:
+    """Take away what is at a path, where there is something."""
+    *above, (kind, key) = path
+    parent = take(module, tuple(above))
+    if kind == "vars":
+        vars(parent).pop(key, None)
+    elif isinstance(parent, (list, collections.deque, dict)):
+        del parent[key]
+
+
+def name(path: Place) -> str:
+    """`encoder.context` for a buffer of the submodule `encoder`, `hidden.0` for the first of a tuple."""
+    return ".".join(str(key) for kind, key in path if not (kind == "vars" and key in _KEPT))
+
+
+def place(module: torch.nn.Module, path: Place) -> str:
+    """`file:line` where a method that is no constructor first assigns to the attribute; "" where none is seen to."""
+    owner: Any = module
+    attribute = ""
+    for index, (kind, key) in enumerate(path):
+        if kind != "vars" or key in _KEPT:
+            continue
+        attribute = key
+        with_attribute = take(module, path[:index])
+        owner = with_attribute if isinstance(with_attribute, torch.nn.Module) else owner
+        if not isinstance(with_attribute, torch.nn.Module):
+            break
+    else:
+        if path and path[-1][0] == "item" and len(path) > 1 and path[-2] == ("vars", "_buffers"):
+            attribute, owner = path[-1][1], take(module, path[:-2])
+    return _assignment(type(owner), attribute)
+
+
+def _assignment(kind: type, attribute: str) -> str:
+    target = re.compile(
+        rf"(?:\w+\.)+{re.escape(attribute)}\b(?:\[[^\]]*\])*(?:\.\w+)*(?:\s*[-+*/|&@]?=(?!=)|\.\w+_\(|\.append\()"
+        rf"|,\s*\w+\.{re.escape(attribute)}\b.*=(?!=)|setattr\(.*{re.escape(attribute)}"
+    )
+    for base in kind.__mro__:
+        if base.__module__.startswith("torch."):
+            break
+        for method in vars(base).values():
+            if not inspect.isfunction(method) or method.__name__ in ("__init__", "__setstate__"):
+                continue
+            try:
+                lines, first = inspect.getsourcelines(method)
+            except (OSError, TypeError):
+                continue
+            for offset, line in enumerate(lines):
+                if target.search(line):
+                    return places.shown(method.__code__.co_filename, first + offset)
+    return ""

@@ -1,0 +1,376 @@
+"""What one call of a model leaves behind for the next: found by calling it, and taken out so that it can be carried.
+
+A model that keeps state is turned into a function of its inputs and its state, which gives its outputs and the state
+that comes next. Every target exports that; who carries the state is decided afterwards.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from exporter import snapshot
+from exporter.errors import ArtifactError, ExportError
+from exporter.flattening import FlatInputs, FlatModule, Tensors
+from exporter.records import STATE, Dim, StateTensor, Values
+from exporter.serialization import LARGEST
+from exporter.snapshot import Place, Snapshot
+
+CALLS = 8  # of the model in a row, by which its state is found
+LARGEST_INITIAL = 16_000_000  # bytes of an initial value that is not uniform
+NOISE = 1e-6  # relative to the largest value: what two equal calls may differ by
+TRIED = (1, 3, CALLS - 1)  # calls before which one value is put back, to see who reads it
+
+REMEDY = (
+    "keep it in a buffer of a fixed size and dtype from the start (register_buffer), or take and give it in forward"
+)
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a model keeps its state, and what it is before the first call.
+
+    `initial` has one tensor for each of `paths`, of the size 1 where the state follows the sizes of a call. `settled`
+    are plain values as they are from the second call on; `dropped` are values that change and that nothing reads.
+    """
+
+    paths: tuple[Place, ...]
+    initial: Tensors
+    settled: tuple[tuple[Place, Any], ...] = ()
+    dropped: tuple[Place, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """`state.context` for the buffer `context`, and so on."""
+        return tuple(f"{STATE}{snapshot.name(path)}" for path in self.paths)
+
+    def now(self, module: torch.nn.Module) -> Tensors:
+        """Copies of what the model holds. ExportError where one is not there."""
+        try:
+            return tuple(snapshot.take(module, path).detach().clone() for path in self.paths)
+        except (KeyError, IndexError, AttributeError) as error:
+            raise ExportError(f"the model's state is not where it was: {error}", REMEDY) from error
+
+    def widened(self, shapes: Sequence[Sequence[int]]) -> Tensors:
+        """The initial state in these shapes."""
+        return tuple(t.expand(tuple(shape)).contiguous() for t, shape in zip(self.initial, shapes, strict=True))
+
+
+class StatefulModule(FlatModule):
+    """The model as a function: the contract's tensors and the state in, outputs and the next state out."""
+
+    def __init__(self, model: torch.nn.Module, example: FlatInputs, state: State) -> None:
+        super().__init__(model, example)
+        self.state = state
+
+    def forward(self, *tensors: torch.Tensor) -> Tensors:
+        """What the model gives, called with this state; the model itself is left as it was."""
+        count = len(self.example.names)
+        with _holding(self.model, self.state, tensors[count:]):
+            outputs = super().forward(*tensors[:count])
+            following = tuple(snapshot.take(self.model, path).clone() for path in self.state.paths)
+        return (*outputs, *following)
+
+
+@contextlib.contextmanager
+def _holding(module: torch.nn.Module, state: State, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """The model with this state in it; afterwards with what it held before, in the very objects that it was."""
+    given = [*zip(state.paths, (t.clone() for t in tensors), strict=True), *state.settled]
+    kept = _Kept(module, [path for path, _ in given] + list(state.dropped))
+    try:
+        for path in state.dropped:
+            with contextlib.suppress(*_MISSING):
+                value = snapshot.take(module, path)
+                if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
+                    snapshot.put(module, path, value.clone())
+        for path, value in given:
+            snapshot.put(module, path, value)
+        yield
+    finally:
+        kept.put_back()
+
+
+_MISSING = (KeyError, IndexError, AttributeError)
+
+
+class _Kept:
+    """What stands at some paths of a module, or that nothing does."""
+
+    def __init__(self, module: torch.nn.Module, paths: Sequence[Place]) -> None:
+        self.module = module
+        self.values: dict[Place, Any] = {}
+        for path in paths:
+            outer = _outermost_tuple(module, path)
+            with contextlib.suppress(*_MISSING):
+                self.values[outer] = snapshot.take(module, outer)
+            if outer not in self.values:
+                self.values[outer] = self
+
+    def put_back(self) -> None:
+        """Each value where it was; what was not there is removed."""
+        for path, value in self.values.items():
+            with contextlib.suppress(*_MISSING):
+                if value is self:
+                    snapshot.remove(self.module, path)
+                else:
+                    snapshot.put(self.module, path, value)
+
+
+def _outermost_tuple(module: torch.nn.Module, path: Place) -> Place:
+    """The path of the tuple that a place is in, which changes as a whole; or the place's own."""
+    for length in range(1, len(path)):
+        with contextlib.suppress(*_MISSING):
+            if isinstance(snapshot.take(module, path[:length]), tuple):
+                return path[:length]
+    return path
+
+
+def save(state: State, path: Path) -> None:
+    """Write it for other processes of the same run."""
+    torch.save((state.paths, state.initial, state.settled, state.dropped), path)
+
+
+def load(path: Path) -> State:
+    """Read what this run has written."""
+    return State(*torch.load(path, weights_only=False))
+
+
+def recorded(initial: torch.Tensor, shape: Sequence[Dim]) -> int | float | Values:
+    """The initial value as a contract has it: a number where it is uniform, else without the dimensions that move."""
+    for axis, dim in enumerate(shape):
+        initial = initial if isinstance(dim, int) else initial.narrow(axis, 0, 1)
+    if initial.numel() == 0:
+        return 0
+    first = initial.reshape(-1)[0]
+    plain = not initial.is_complex() and bool((initial == first).all())  # NaN is not
+    if plain and (not initial.is_floating_point() or abs(float(first)) <= LARGEST):
+        value = first.item()
+        return value if isinstance(value, float) else int(value)
+    values = initial.detach().cpu().contiguous()
+    if values.numel() * values.element_size() > LARGEST_INITIAL:
+        raise ExportError(f"the initial state has {values.numel()} values that differ", "start from zeros")
+    raw = values.reshape(-1).view(torch.uint8).numpy().tobytes()
+    return Values(tuple(values.shape), base64.b64encode(raw).decode())
+
+
+def initial(tensor: StateTensor) -> torch.Tensor:
+    """The initial value in a contract, to be broadcast to the state's shape. ArtifactError for what is none."""
+    dtype = getattr(torch, tensor.dtype)
+    if not isinstance(tensor.initial, Values):
+        return torch.tensor(tensor.initial).to(dtype)
+    try:
+        raw = torch.frombuffer(bytearray(base64.b64decode(tensor.initial.data, validate=True)), dtype=dtype)
+        return raw.reshape(tensor.initial.shape)
+    except (ValueError, RuntimeError) as error:
+        raise ArtifactError(f"the initial value of {STATE}{tensor.name} is broken: {error}", "export again") from error
+
+
+def unread(module: torch.nn.Module, state: State) -> str:
+    """What the user is told of values that change and that no later call reads."""
+    named = [f"{snapshot.name(path)}{_line(module, path)}" for path in state.dropped[:3]]
+    more = f" and {len(state.dropped) - 3} more" if len(state.dropped) > 3 else ""
+    return f"a call changes {', '.join(named)}{more}, on which no output of {CALLS} calls depended: left out"
+
+
+Step = Callable[[int], Tensors]  # the outputs of the call with the inputs of this number
+
+
+def find(module: torch.nn.Module, held: Snapshot, step: Step) -> State | None:
+    """The state of a model; None where it keeps none.
+
+    `step(i)` calls the model with the i-th inputs of a sequence of CALLS, all of the same sizes. ExportError, with the
+    names and their lines, for state that cannot be taken out: the model may be exported, but it would not be right.
+    """
+    search = _Search(module, held, step)
+    try:
+        return search.state()
+    finally:
+        held.restore()
+
+
+class _Search:
+    """A search in progress: what calls in a row gave and left, and what the same calls give each from the start."""
+
+    def __init__(self, module: torch.nn.Module, held: Snapshot, step: Step) -> None:
+        self.module, self.held, self.step = module, held, step
+        self.outputs: list[Tensors] = []
+        self.left: list[dict[Place, Any]] = []
+
+    def state(self) -> State | None:
+        self.held.restore()
+        for number in range(CALLS):
+            self.outputs.append(self.step(number))
+            self.left.append(self.held.changes())
+            if number == 1 and not any(self.left):
+                return None
+        changed = list(dict.fromkeys(path for left in self.left for path in left))
+        if not changed:
+            return None
+        parameters = [path for path in changed if isinstance(self.held.initial.get(path), torch.nn.Parameter)]
+        if parameters:
+            raise self._refused(parameters, "changes its parameter", "make it a buffer (register_buffer)")
+        fresh = [self._afresh(number) for number in range(CALLS)]
+        depends = not all(map(alike, fresh, self.outputs))
+        always = [path for path in changed if _is_buffer(path) and self._always_changes(path)]
+        if not depends and not always:
+            return State((), (), dropped=tuple(changed))
+        read = [path for path in changed if path in always or (depends and self._is_read(path))]
+        if not read:
+            raise self._refused(changed, "gives other outputs at a second call, and it changes", REMEDY)
+        return self._taken_out(read, [path for path in changed if path not in read])
+
+    def _taken_out(self, read: list[Place], dropped: list[Place]) -> State:
+        tensors = [path for path in read if any(isinstance(left.get(path), torch.Tensor) for left in self.left)]
+        plain = [path for path in read if path not in tensors]
+        moving = [path for path in plain if not self._settles(path)]
+        if moving:
+            values = ", ".join(repr(left.get(moving[0], self._first(moving[0]))) for left in self.left[:3])
+            raise self._refused(moving, f"keeps state that is no tensor ({values}, …), in", REMEDY)
+        for path in tensors:
+            held = [left[path] for left in self._settled_left(path) if isinstance(left.get(path), torch.Tensor)]
+            if len(held) < CALLS:
+                raise self._refused([path], "keeps state that is not there after each call, in", REMEDY)
+            shapes = [list(value.shape) for value in held]
+            if any(shape != shapes[0] for shape in shapes):
+                sizes = ", ".join(map(str, shapes[:3]))
+                raise self._refused(
+                    [path], f"keeps state whose size changes from call to call ({sizes}, …), in", REMEDY
+                )
+        if not tensors:
+            raise self._refused(read, "is not the same at its first call as later, by", REMEDY)
+        settled = tuple((path, self.left[-1].get(path, self._first(path))) for path in plain)
+        return self._with_initial(tensors, settled, tuple(dropped))
+
+    def _settled_left(self, path: Place) -> list[dict[Place, Any]]:
+        """What calls left, with the initial value where a call happened to leave just that."""
+        initial = self.held.initial.get(path)
+        known = {path: initial} if isinstance(initial, torch.Tensor) else {}
+        return [known | left for left in self.left]
+
+    def _with_initial(
+        self, paths: list[Place], settled: tuple[tuple[Place, Any], ...], dropped: tuple[Place, ...]
+    ) -> State:
+        """The state with an initial value that has the same effect as the model's own, which may be of another form."""
+        after = [self._settled_left(path)[0][path] for path in paths]
+        for candidates in self._candidates(paths, after):
+            state = State(tuple(paths), candidates, settled, dropped)
+            if self._is_same(state, after):
+                return state
+        raise self._refused(
+            paths, "is not the same at its first call as later, by", "give it its later form from the start"
+        )
+
+    def _candidates(self, paths: list[Place], after: list[torch.Tensor]) -> Iterator[Tensors]:
+        own = [self._own(path, later) for path, later in zip(paths, after, strict=True)]
+        yield tuple(
+            torch.zeros_like(later) if first is None else first for first, later in zip(own, after, strict=True)
+        )
+        yield tuple(map(torch.zeros_like, after))
+
+    def _own(self, path: Place, later: torch.Tensor) -> torch.Tensor | None:
+        """The model's own initial value in the form of later ones; None where it has none that fits."""
+        first = self.held.value(path) if path in self.held.initial else None
+        if not isinstance(first, torch.Tensor) or first.dtype != later.dtype or first.dim() != later.dim():
+            return None
+        fits = all(a in (1, b) for a, b in zip(first.shape, later.shape, strict=True))
+        return first.expand(later.shape).clone() if fits else None
+
+    def _is_same(self, state: State, after: list[torch.Tensor]) -> bool:
+        """Whether a whole sequence from this initial state gives what the model gives."""
+        self.held.restore()
+        tensors = state.initial
+        for number in range(CALLS):
+            try:
+                with _holding(self.module, state, tensors):
+                    outputs = self.step(number)
+                    tensors = state.now(self.module)
+            except Exception:  # whatever a model raises at a state that it was not made for
+                return False
+            if not alike(outputs, self.outputs[number]):
+                return False
+            if number == 0 and not alike(tensors, tuple(after)):
+                return False
+        return True
+
+    def _afresh(self, number: int) -> Tensors:
+        self.held.restore()
+        return self.step(number)
+
+    def _is_read(self, path: Place) -> bool:
+        """Whether another value there changes what the model gives, or what else it leaves."""
+        for number in TRIED:
+            self.held.restore()
+            for before in range(number):
+                self.step(before)
+            self._reset(path)
+            for later in range(number, min(number + 2, CALLS)):
+                try:
+                    outputs = self.step(later)
+                except Exception:  # whatever a model raises where something is missing
+                    return True
+                if not alike(outputs, self.outputs[later]):
+                    return True
+        return False
+
+    def _reset(self, path: Place) -> None:
+        with contextlib.suppress(*_MISSING):
+            if path in self.held.initial:
+                snapshot.put(self.module, path, self.held.value(path))
+            else:
+                snapshot.put(self.module, path, None)
+
+    def _always_changes(self, path: Place) -> bool:
+        """Whether no call leaves what the call before left."""
+        values = [self._first(path), *(left.get(path, self._first(path)) for left in self.left)]
+        return not any(_equal(one, other) for one, other in itertools.pairwise(values))
+
+    def _settles(self, path: Place) -> bool:
+        values = [left.get(path, self._first(path)) for left in self.left]
+        return all(_equal(value, values[0]) for value in values)
+
+    def _first(self, path: Place) -> Any:
+        return self.held.value(path) if path in self.held.initial else None
+
+    def _refused(self, paths: Sequence[Place], what: str, remedy: str) -> ExportError:
+        named = [f"{snapshot.name(path)}{_line(self.module, path)}" for path in paths[:3]]
+        more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+        return ExportError(f"the model {what} {', '.join(named)}{more}", remedy)
+
+
+def _line(module: torch.nn.Module, path: Place) -> str:
+    with contextlib.suppress(*_MISSING):
+        where = snapshot.place(module, path)
+        return f" ({where})" if where else ""
+    return ""
+
+
+def _is_buffer(path: Place) -> bool:
+    return (len(path) > 1 and path[-2] == ("vars", "_buffers")) or path[-1][0] == "script"
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.shape == other.shape and one.dtype == other.dtype and bool(torch.equal(one, other))
+    return type(one) is type(other) and bool(one == other)
+
+
+def alike(one: Tensors, other: Tensors) -> bool:
+    """Whether two calls gave the same, but for the noise of kernels that do not repeat themselves to the bit."""
+    return len(one) == len(other) and all(map(_alike, one, other))
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if not one.is_floating_point() and not one.is_complex():
+        return torch.equal(one, other)
+    finite = other[other.isfinite()]
+    bound = NOISE * float(finite.abs().max()) if finite.numel() else 0.0
+    return torch.allclose(one, other.to(one.device), rtol=0.0, atol=bound, equal_nan=True)

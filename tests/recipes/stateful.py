@@ -1,0 +1,286 @@
+"""Recipes of models that keep state, each named for how it is kept."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+def frames(batch: int = 1, samples: int = 24) -> torch.Tensor:
+    return torch.randn(batch, samples)
+
+
+class _Recipe:
+    """A recipe whose model is `model`, of frames of audio."""
+
+    model: type[nn.Module]
+    sizes: dict[str, tuple[int, int]] = {"samples": (16, 64)}
+    inputs = staticmethod(lambda samples=24: torch.randn(1, samples))
+
+    @classmethod
+    def load(cls, weights: str) -> nn.Module:
+        torch.manual_seed(0)
+        return cls.model()
+
+
+class Context(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(1, 4, 9)
+        self.register_buffer("context", torch.zeros(1, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        whole = torch.cat([self.context, x], dim=-1)
+        self.context.copy_(whole[..., -8:])
+        return torch.sigmoid(self.conv(whole[:, None]))
+
+
+class conv_streaming(_Recipe):
+    model = Context
+
+
+class average(_Recipe):
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("s", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = 0.9 * self.s + x.mean(-1)
+            self.s.copy_(y)
+            return y
+
+
+class lstm(_Recipe):
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = nn.LSTM(4, 6, batch_first=True)
+            self.register_buffer("h", torch.zeros(1, 1, 6))
+            self.register_buffer("c", torch.zeros(1, 1, 6))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out, (h, c) = self.rnn(x, (self.h, self.c))
+            self.h.copy_(h)
+            self.c.copy_(c)
+            return out
+
+    sizes = {"length": (1, 16)}
+    inputs = staticmethod(lambda length=5: torch.randn(1, length, 4))
+
+
+class gru(_Recipe):
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = nn.GRU(4, 6, batch_first=True)
+            self.register_buffer("h", torch.zeros(1, 1, 6))
+
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            out, self.h = self.rnn(x, self.h)
+            return {"out": out}
+
+    sizes = {"length": (1, 16)}
+    inputs = staticmethod(lambda length=5: torch.randn(1, length, 4))
+
+
+class ring(_Recipe):
+    """A ring buffer with an index."""
+
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("ring", torch.zeros(5))
+            self.register_buffer("at", torch.zeros(1, dtype=torch.int64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.ring.index_copy_(0, self.at, x.mean().reshape(1))
+            self.at.copy_((self.at + 1) % 5)
+            return self.ring.mean() + x
+
+
+class counter(_Recipe):
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            self.count += 1
+            return x * self.count, self.count.clone()
+
+
+class cache(_Recipe):
+    """Keys and values in buffers, filled from a position on."""
+
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv, self.size = nn.Linear(8, 24), 16
+            self.register_buffer("k", torch.zeros(1, 16, 8))
+            self.register_buffer("v", torch.zeros(1, 16, 8))
+            self.register_buffer("position", torch.zeros(1, dtype=torch.int64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = self.qkv(x).chunk(3, -1)
+            self.k.index_copy_(1, self.position, k)
+            self.v.index_copy_(1, self.position, v)
+            mask = torch.arange(self.size)[None, None] <= self.position
+            self.position += 1
+            return nn.functional.scaled_dot_product_attention(q, self.k, self.v, mask)
+
+    sizes = {}
+    inputs = staticmethod(lambda: torch.randn(1, 1, 8))
+
+
+class statistics(_Recipe):
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(4))
+            self.register_buffer("square", torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.mean.mul_(0.9).add_(0.1 * x.mean(0))
+            self.square.lerp_((x * x).mean(0), 0.1)
+            return (x - self.mean) / (self.square - self.mean**2 + 1e-3).clamp(min=1e-2).sqrt()
+
+    sizes = {"batch": (1, 16)}
+    inputs = staticmethod(lambda batch=3: torch.randn(batch, 4))
+
+
+class of_batch(_Recipe):
+    """State that has the batch's size from the first call on."""
+
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = nn.GRUCell(4, 6)
+            self.h: torch.Tensor | None = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.h is None or self.h.shape[0] != x.shape[0]:
+                self.h = torch.zeros(x.shape[0], 6, dtype=x.dtype)
+            self.h = self.cell(x, self.h)
+            return self.h
+
+    sizes = {"batch": (1, 16)}
+    inputs = staticmethod(lambda batch=3: torch.randn(batch, 4))
+
+
+class reassigned(_Recipe):
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix = nn.Linear(4, 4)
+            self.register_buffer("state", torch.full((1, 4), 0.5))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            s = torch.tanh(self.mix(x) + self.state)
+            self.state = s.mean(0, keepdim=True)
+            return s
+
+    sizes = {"batch": (1, 16)}
+    inputs = staticmethod(lambda batch=3: torch.randn(batch, 4))
+
+
+class in_a_list(_Recipe):
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix = nn.Linear(4, 4)
+            self.past = [torch.zeros(4), torch.zeros(4)]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.mix(x) + 0.5 * self.past[0] + 0.25 * self.past[1]
+            self.past = [y.mean(0), self.past[0]]
+            return y
+
+    sizes = {"batch": (1, 16)}
+    inputs = staticmethod(lambda batch=3: torch.randn(batch, 4))
+
+
+class randomness(_Recipe):
+    """Random numbers of its own, from a state in a buffer."""
+
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seed", torch.full((4,), 12345, dtype=torch.int64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seed.copy_((self.seed * 1103515245 + torch.arange(4) + 12345) % 2147483648)
+            return x + self.seed.to(x.dtype) / 2147483648
+
+    sizes = {"batch": (1, 16)}
+    inputs = staticmethod(lambda batch=3: torch.randn(batch, 4))
+
+
+class nested(_Recipe):
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = Context(), statistics.model()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(self.first(x).flatten(0, 1).transpose(0, 1))
+
+
+class draws(_Recipe):
+    """Random numbers of torch's."""
+
+    class model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.randn_like(x)
+
+
+class counts_in_python(_Recipe):
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return x * self.calls
+
+
+class grows(_Recipe):
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.past: list[torch.Tensor] = []
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.past.append(x.mean())
+            return x + torch.stack(self.past).sum()
+
+
+class only_remembers(_Recipe):
+    """What changes is read by nobody, or made again where it is missing."""
+
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+            self.last: torch.Tensor | None = None
+            self.ramp: torch.Tensor | None = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.ramp is None or len(self.ramp) != x.shape[-1]:
+                self.ramp = torch.arange(x.shape[-1])
+            self.calls += 1
+            self.last = x * self.ramp
+            return x * self.ramp
+
+
+class changes_a_parameter(_Recipe):
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gain = nn.Parameter(torch.ones(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                self.gain.mul_(0.9)
+            return x * self.gain
