@@ -80,18 +80,22 @@ def check(kind: str, open_session: Opener, unsteady: str = "", quantized: bool =
             session.close()
         raise
     found = parity.summarize(cases)
-    if found.verdict == "FAIL" and unsteady:
-        found = replace(found, reason=f"{unsteady}; {found.reason}")
-    elif found.verdict == "FAIL" and (pattern := "; ".join(diagnosis.fixed_sizes(cases))):
-        found = replace(found, reason=pattern)
-    elif (found.verdict == "FAIL" and (pattern := diagnosis.carried_state(cases))) or (
-        found.verdict == "FAIL" and not quantized and (pattern := diagnosis.value_dependence(cases))
-    ):
-        found = replace(found, reason=f"{pattern}; {found.reason}")
+    if found.verdict == "FAIL":
+        found = replace(found, reason=_why(found.reason, cases, unsteady, quantized))
     record = replace(record, parity=found)
     if found.verdict == "FAIL":
         return replace(record, reason=found.reason), session
     return replace(record, status="passed", stage="done"), session
+
+
+def _why(reason: str, cases: diagnosis.Cases, unsteady: str, quantized: bool) -> str:
+    """The reason of a failure, with what the pattern of cases says of it."""
+    if unsteady:
+        return f"{unsteady}; {reason}"
+    if pattern := "; ".join(diagnosis.fixed_sizes(cases)):
+        return pattern
+    pattern = diagnosis.carried_state(cases) or ("" if quantized else diagnosis.value_dependence(cases))
+    return f"{pattern}; {reason}" if pattern else reason
 
 
 def _first_call_and_check(record: SessionRecord, session: Session) -> tuple[SessionRecord, list[dict[str, Any]]]:

@@ -59,8 +59,10 @@ class State:
             raise ExportError(f"the model's state is not where it was: {error}", REMEDY) from error
 
     def widened(self, shapes: Sequence[Sequence[int]]) -> Tensors:
-        """The initial state in these shapes."""
-        return tuple(t.expand(tuple(shape)).contiguous() for t, shape in zip(self.initial, shapes, strict=True))
+        """The initial state in these shapes, which may differ from its own where it is uniform."""
+        return tuple(
+            _one_of(t, shape).expand(tuple(shape)).clone() for t, shape in zip(self.initial, shapes, strict=True)
+        )
 
 
 class StatefulModule(FlatModule):
@@ -142,12 +144,20 @@ def load(path: Path) -> State:
     return State(*torch.load(path, weights_only=False))
 
 
+def _one_of(initial: torch.Tensor, shape: Sequence[Any]) -> torch.Tensor:
+    """The initial value without the dimensions that have another size in `shape`."""
+    for axis, size in enumerate(shape):
+        initial = initial if size == initial.shape[axis] else initial.narrow(axis, 0, 1)
+    return initial
+
+
 def recorded(initial: torch.Tensor, shape: Sequence[Dim]) -> int | float | Values:
     """The initial value as a contract has it: a number where it is uniform, else without the dimensions that move."""
-    for axis, dim in enumerate(shape):
-        initial = initial if isinstance(dim, int) else initial.narrow(axis, 0, 1)
+    whole, initial = initial, _one_of(initial, shape)
     if initial.numel() == 0:
         return 0
+    if not _equal(initial.expand(whole.shape), whole):
+        raise ExportError("the initial state is not uniform where its size follows the inputs'", "start from zeros")
     first = initial.reshape(-1)[0]
     plain = not initial.is_complex() and bool((initial == first).all())  # NaN is not
     if plain and (not initial.is_floating_point() or abs(float(first)) <= LARGEST):

@@ -16,6 +16,7 @@ from exporter.zygote import tell
 def examine(channel: socket.socket, job: Job, sections: tuple[str, ...]) -> None:
     """Load the model, find its contract, and run the sections; a section that raises has its error as its finding."""
     loaded = loading.load_model(job)
+    loading.find_state(job, loaded)
     subject = Subject(job, loaded, loading.find_contract(job, loaded))
     tell(channel, "subject", (loaded.base, subject.contract))
     for name in sections:

@@ -6,7 +6,7 @@ import collections
 import re
 from typing import Any
 
-from exporter import places
+from exporter import places, snapshot
 from exporter.errors import ExportError
 from exporter.explain import Finding, failure
 from exporter.explain.subject import Subject
@@ -16,7 +16,21 @@ SHOWN = 8  # lines with conditions that are named
 
 
 def examine(subject: Subject) -> list[Finding]:
-    """Whether torch.export takes the model, and at what cost to its sizes."""
+    """What the model keeps from call to call; whether torch.export takes it, and at what cost to its sizes."""
+    return [*_state(subject), *_taken(subject)]
+
+
+def _state(subject: Subject) -> list[Finding]:
+    """Each state tensor with the line that changes it."""
+    state = subject.loaded.state
+    if state is None:
+        return []
+    said = "the model keeps state in"
+    lines = [snapshot.place(subject.model, path) for path in state.paths]
+    return [Finding("note", f"{said} {snapshot.name(p)}", w) for p, w in zip(state.paths, lines, strict=True)]
+
+
+def _taken(subject: Subject) -> list[Finding]:
     captured = subject.captured
     if captured.program is None:
         return [failure(str(captured.error or ExportError("no program")), "export")]
@@ -29,10 +43,10 @@ def examine(subject: Subject) -> list[Finding]:
 
 def _names(program: Any, subject: Subject) -> dict[str, str]:
     """torch.export's symbols by their names in the contract."""
-    nodes = [node for node in program.graph.nodes if node.op == "placeholder"][-len(subject.contract.inputs) :]
+    nodes = [node for node in program.graph.nodes if node.op == "placeholder"][-len(subject.function.inputs) :]
     pairs = [
         (str(size), dim)
-        for node, spec in zip(nodes, subject.contract.inputs, strict=True)
+        for node, spec in zip(nodes, subject.function.inputs, strict=True)
         for size, dim in zip(node.meta["val"].shape, spec.shape, strict=True)
     ]
     return {size: dim for size, dim in pairs if isinstance(dim, str) and size.isidentifier()}

@@ -50,6 +50,11 @@ class Subject:
         return self.loaded.module.model
 
     @property
+    def function(self) -> Contract:
+        """The contract with the state among inputs and outputs, as the flat module has it."""
+        return contract.as_function(self.contract)
+
+    @property
     def module(self) -> torch.nn.Module:
         """The flat module: tensors in, a tuple of tensors out."""
         return self.loaded.module
@@ -60,7 +65,7 @@ class Subject:
 
     def inputs(self, sizes: dict[str, int], seed: int = 0) -> flattening.Tensors:
         """Inputs on the device."""
-        return tuple(t.to(self.job.options.device) for t in self.loaded.inputs(sizes, seed))
+        return tuple(t.to(self.job.options.device) for t in self.loaded.arguments(self.contract, sizes, seed))
 
     @cached_property
     def example(self) -> flattening.Tensors:
@@ -74,7 +79,7 @@ class Subject:
         program, failed = None, None
         with Guards() as guards:
             try:
-                program = capture.export_program(self.module, self.example, self.contract, notes)
+                program = capture.export_program(self.module, self.example, self.function, notes)
             except ExportError as error:
                 failed = error
         return Captured(program, failed, tuple(notes), tuple(guards.found))

@@ -213,6 +213,10 @@ def heading(manifest: Manifest) -> list[str]:
     symbols = manifest.contract.symbols if manifest.contract else {}
     if symbols:
         lines[0] += "; dynamic: " + ", ".join(f"{name} {r}" for name, r in symbols.items())
+    if manifest.contract and manifest.contract.state:
+        names = ", ".join(tensor.name for tensor in manifest.contract.state.tensors)
+        whose = "the artifacts carry it" if manifest.contract.state.kept == "inside" else "callers carry it"
+        lines[0] += f"; state: {names} ({whose})"
     if manifest.golden:
         golden = manifest.golden
         noise = "" if golden.eager_rmse is None else f"; eager's own error {golden.eager_rmse:.1e} RMSE"

@@ -1,0 +1,148 @@
+"""Models that keep state, through every target and both ways to keep it, judged without exporter's own golden.
+
+Each artifact that passed runs three sequences of eight calls that no golden has seen, with a reset between them: in
+Python through `Artifact.stream`, in C++ through `exporter-run verify`. What it gives is held against a new instance of
+the model, which keeps its state in its own way. Prints a table; exit code 1 when any answer is wrong.
+
+    python benchmarks/stateful.py [MODEL ...] [--targets trace,compile] [--out FOLDER]
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+
+import exporter
+from exporter import environment, golden
+from exporter.records import Tolerance, VariantRecord
+
+RECIPES = Path(__file__).parent.parent / "tests" / "recipes" / "stateful.py"
+MODELS = (
+    "conv_streaming", "average", "lstm", "gru", "ring", "counter", "cache", "statistics", "of_batch", "reassigned",
+    "in_a_list", "randomness", "nested",
+)  # fmt: skip
+TARGETS = ("trace", "script", "compile", "onnx", "export")
+MODES = ("carry", "inputs")
+SEQUENCES, STEPS = 3, 8
+NEAR = Tolerance(rtol=1e-4, atol=1e-5, k=2.0)
+Tensors = tuple[torch.Tensor, ...]
+
+
+def wanted(recipe: Any, sizes: dict[str, int]) -> list[list[tuple[Tensors, Tensors]]]:
+    """Inputs and eager's outputs of each call of each sequence, by a model that was made for it."""
+    found = []
+    for sequence in range(SEQUENCES):
+        model = recipe.load("random").eval()
+        steps = []
+        for step in range(STEPS):
+            torch.manual_seed(90_000 + 100 * sequence + step)
+            x = recipe.inputs(**sizes)
+            with torch.no_grad():
+                given = model(x.clone())
+            given = tuple(given.values()) if isinstance(given, dict) else given
+            outputs = tuple(t.clone() for t in (given if isinstance(given, tuple) else (given,)))
+            steps.append(((x,), outputs))
+        found.append(steps)
+    return found
+
+
+def in_python(path: Path, sequences: list[list[tuple[Tensors, Tensors]]]) -> str:
+    """Where the artifact differs first; "" where nowhere."""
+    stream = exporter.open_artifact(path).stream()
+    for number, steps in enumerate(sequences):
+        stream.reset()
+        for step, (inputs, outputs) in enumerate(steps):
+            got = stream(*inputs).values()
+            if not all(torch.allclose(a, b, NEAR.rtol, NEAR.atol) for a, b in zip(got, outputs, strict=True)):
+                return f"sequence {number + 1}, call {step + 1}"
+    return ""
+
+
+def in_cpp(path: Path, sequences: list[list[tuple[Tensors, Tensors]]], folder: Path) -> str:
+    """What exporter-run says of a golden with these calls; "" where all are right."""
+    artifact = exporter.open_artifact(path)
+    assert artifact.contract.state is not None
+    outside = artifact.contract.state.kept == "outside"
+    cases = []
+    for number, steps in enumerate(sequences):
+        state = exporter.open_artifact(path).stream()
+        for step, (inputs, outputs) in enumerate(steps):
+            if outside:
+                state(*inputs)  # what the state is after each call, eager does not say: Python's artifact does
+                carried = tuple(state.state.values())
+                if step == 0:
+                    first = tuple(t.clone() for t in initial(artifact, inputs))
+                    inputs = (*inputs, *first)
+                outputs = (*outputs, *carried)
+            wide = tuple(t.double() if t.is_floating_point() else t for t in outputs)
+            cases.append(golden.Case(f"own step {step + 1}", number, inputs, outputs, wide, step))
+    file = folder / "own.pt"
+    golden.save(golden.Golden(tuple(cases), NEAR), file)
+    command = [str(environment.find_runner()), "verify", str(path), "--golden", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else (done.stdout + done.stderr).strip().splitlines()[-1]
+
+
+def initial(artifact: Any, inputs: Tensors) -> Tensors:
+    """The initial state at the sizes of these inputs."""
+    from exporter import carrying
+
+    return carrying.initial(artifact.contract, inputs)
+
+
+def judge(variant: VariantRecord, place: Path, recipe: Any, sizes: dict[str, int], folder: Path) -> str:
+    """`right`, `refused: …` or `WRONG: …`."""
+    if variant.status == "failed" or variant.artifact is None:
+        return f"refused: {variant.reason}"
+    sequences = wanted(recipe, sizes)
+    path = place / variant.artifact.path
+    if problem := in_python(path, sequences):
+        return f"WRONG in Python: {problem}"
+    languages = [session.session for session in variant.sessions]
+    if "native" not in languages:
+        return "right"
+    problem = in_cpp(path, sequences, folder)
+    return f"WRONG in C++: {problem}" if problem else "right, C++ too"
+
+
+def load_recipes() -> Any:
+    """The module of recipes."""
+    sys.path.insert(0, str(RECIPES.parent))
+    import stateful
+
+    return stateful
+
+
+@click.command()
+@click.argument("models", nargs=-1)
+@click.option("--targets", "named", default=",".join(TARGETS), show_default=True)
+@click.option("--out", type=click.Path(path_type=Path), help="Where the bundles stay; nowhere without it.")
+def main(models: tuple[str, ...], named: str, out: Path | None) -> None:
+    """Export, judge, print."""
+    module, wrong = load_recipes(), 0
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = out or Path(temporary)
+        for name in models or MODELS:
+            recipe = getattr(module, name)
+            sizes = {size: high - 1 for size, (_, high) in recipe.sizes.items()}
+            for mode in MODES:
+                place = folder / f"{name}-{mode}"
+                made = exporter.export(
+                    f"{RECIPES}:{name}", targets=named, state=mode, bench=False, out=place, timeout=600.0
+                )
+                for variant in made.manifest.variants:
+                    said = judge(variant, made.path, recipe, sizes, Path(temporary))
+                    wrong += said.startswith("WRONG")
+                    click.echo(f"{name:15} {mode:7} {variant.name:8} {said}")
+    click.echo(f"{wrong} wrong; torch {torch.__version__}")
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()
