@@ -76,7 +76,7 @@ class Snapshot:
             tensor = self.initial[path]
             if path[-1][0] == "script":
                 put(self.module, path, form.of(copy))
-            elif not form.is_own or _mark(tensor) != self._marks[path] or not _same(tensor, copy):
+            elif not form.is_own or _mark(tensor) != self._marks[path] or not same(tensor, copy):
                 tensor.data = form.of(copy)
                 self._marks[path] = _mark(tensor) if form.is_own else ()
 
@@ -101,17 +101,18 @@ class Snapshot:
             return value is not before or _mark(value) != self._marks[path]
         if value.numel() > COMPARED:
             return value is not before or _mark(value) != self._marks[path]
-        return not _same(value, self._copies[path])
+        return not same(value, self._copies[path])
 
 
 def _mark(tensor: torch.Tensor) -> tuple[Any, ...]:
     return () if tensor.is_inference() else (tensor.data_ptr(), tensor._version, tensor.shape, tensor.dtype)
 
 
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are equal to the bit, in shape, dtype, place and values; NaN equals NaN."""
     if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
         return False
-    if one.is_floating_point():
+    if one.is_floating_point() or one.is_complex():
         return bool(((one == other) | (one.isnan() & other.isnan())).all())
     return torch.equal(one, other)
 
@@ -251,20 +252,18 @@ def name(path: Place) -> str:
 
 def place(module: torch.nn.Module, path: Place) -> str:
     """`file:line` where a method that is no constructor first assigns to the attribute; "" where none is seen to."""
-    owner: Any = module
-    attribute = ""
+    owner, attribute = module, ""
+    value: Any = module
     for index, (kind, key) in enumerate(path):
-        if kind != "vars" or key in _KEPT:
-            continue
-        attribute = key
-        with_attribute = take(module, path[:index])
-        owner = with_attribute if isinstance(with_attribute, torch.nn.Module) else owner
-        if not isinstance(with_attribute, torch.nn.Module):
+        held = kind == "item" and index and path[index - 1] in (("vars", "_buffers"), ("vars", "_parameters"))
+        if held or (kind == "vars" and key not in _KEPT and isinstance(value, torch.nn.Module)):
+            attribute = key
+        value = take(module, path[: index + 1]) if index + 1 < len(path) else None
+        if isinstance(value, torch.nn.Module):
+            owner, attribute = value, ""
+        elif attribute and not held:
             break
-    else:
-        if path and path[-1][0] == "item" and len(path) > 1 and path[-2] == ("vars", "_buffers"):
-            attribute, owner = path[-1][1], take(module, path[:-2])
-    return _assignment(type(owner), attribute)
+    return _assignment(type(owner), attribute) if attribute else ""
 
 
 def _assignment(kind: type, attribute: str) -> str:

@@ -367,7 +367,7 @@ def _is_buffer(path: Place) -> bool:
 
 def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one.shape == other.shape and one.dtype == other.dtype and bool(torch.equal(one, other))
+        return snapshot.same(one, other)
     return type(one) is type(other) and bool(one == other)
 
 

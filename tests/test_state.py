@@ -1,0 +1,310 @@
+"""State: found, named, taken out of a model and given back to it."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import stateful
+import torch
+from torch import nn
+
+from exporter import contract, eager, flattening, golden, snapshot, state
+from exporter.errors import ExportError
+from exporter.records import Contract, KeptState, Range, StateTensor, TensorSpec, Values
+from exporter.sequences import Calls
+from exporter.snapshot import Form, Snapshot
+from exporter.state import State, StatefulModule
+
+
+def found(recipe: Any) -> tuple[nn.Module, flattening.FlatInputs, Snapshot, State | None]:
+    model = recipe.load("random").eval().requires_grad_(False)
+    example = flattening.flatten_inputs(model, recipe.inputs())
+    flat, held = flattening.FlatModule(model, example), Snapshot(model)
+    given = []
+    for seed in range(state.CALLS):
+        torch.manual_seed(seed)
+        given.append(flattening.flatten_inputs(model, recipe.inputs()).tensors)
+
+    def step(number: int) -> flattening.Tensors:
+        torch.manual_seed(number)
+        return eager.run(flat, given[number], "cpu")
+
+    return model, example, held, state.find(model, held, step)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "names", "initial"),
+    [
+        (stateful.conv_streaming, ("state.context",), [0.0]),
+        (stateful.lstm, ("state.h", "state.c"), [0.0, 0.0]),
+        (stateful.gru, ("state.h",), [0.0]),
+        (stateful.ring, ("state.ring", "state.at"), [0.0, 0]),
+        (stateful.counter, ("state.count",), [0]),
+        (stateful.cache, ("state.k", "state.v", "state.position"), [0.0, 0.0, 0]),
+        (stateful.of_batch, ("state.h",), [0.0]),  # None before the first call
+        (stateful.reassigned, ("state.state",), [0.5]),
+        (stateful.in_a_list, ("state.past.0", "state.past.1"), [0.0, 0.0]),
+        (stateful.randomness, ("state.seed",), [12345]),
+        (stateful.nested, ("state.first.context", "state.second.mean", "state.second.square"), [0.0, 0.0, 1.0]),
+    ],
+)
+def test_state_is_found_wherever_it_is_kept(recipe: Any, names: tuple[str, ...], initial: list[float]) -> None:
+    _, _, _, kept = found(recipe)
+    assert kept is not None
+    assert kept.names == names
+    assert [tensor.unique().tolist() for tensor in kept.initial] == [[value] for value in initial]
+
+
+def test_a_model_without_state_has_none_and_one_that_draws_has_none_to_carry() -> None:
+    assert found(stateful.draws)[3] is None
+
+
+def test_what_nobody_reads_is_no_state() -> None:
+    model, _, _, kept = found(stateful.only_remembers)
+    assert kept is not None
+    assert kept.paths == ()
+    assert [snapshot.name(path) for path in kept.dropped] == ["calls", "last", "ramp"]
+    assert "a call changes calls (" in state.unread(model, kept)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said", "code"),
+    [
+        (stateful.counts_in_python, "state that is no tensor (1, 2, 3, …), in calls", "self.calls += 1"),
+        (stateful.grows, "state that is not there after each call, in past.1", "self.past.append(x.mean())"),
+        (stateful.changes_a_parameter, "changes its parameter gain", "self.gain.mul_(0.9)"),
+    ],
+)
+def test_state_that_cannot_be_carried_is_refused_by_name_and_line(recipe: Any, said: str, code: str) -> None:
+    with pytest.raises(ExportError) as raised:
+        found(recipe)
+    assert said in str(raised.value)
+    assert raised.value.remedy
+    file, _, line = str(raised.value).rpartition("(")[2].rstrip(")").rpartition(":")
+    assert Path(file).read_text().splitlines()[int(line) - 1].strip() == code
+
+
+class GrowingCache(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.past = torch.zeros(1, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.past = torch.cat([self.past, x[:1, :1]])
+        return x + self.past.sum()
+
+
+class FirstCallDiffers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean = x.mean(0) if self.mean is None else 0.9 * self.mean + 0.1 * x.mean(0)
+        return x - self.mean
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (GrowingCache, r"size changes from call to call \(\[2, 1\], \[3, 1\], \[4, 1\], …\), in past \("),
+        (FirstCallDiffers, r"is not the same at its first call as later, by mean \("),
+    ],
+)
+def test_state_of_no_fixed_form_is_refused(model: type[nn.Module], said: str) -> None:
+    class recipe(stateful._Recipe):
+        inputs = staticmethod(lambda: torch.randn(2, 3))
+
+    recipe.model = model
+    with pytest.raises(ExportError, match=said):
+        found(recipe)
+
+
+@pytest.mark.parametrize("recipe", [stateful.nested, stateful.in_a_list, stateful.of_batch, stateful.ring])
+def test_as_a_function_it_gives_what_the_model_gives_and_leaves_it_alone(recipe: Any) -> None:
+    model, example, held, kept = found(recipe)
+    assert kept is not None
+    function = StatefulModule(model, example, kept).eval()
+    own, carried = recipe.load("random").eval(), kept.initial
+    for _ in range(4):
+        x = recipe.inputs()
+        with torch.no_grad():
+            got, wanted = function(x.clone(), *carried), own(x.clone())
+        carried = got[len(got) - len(carried) :]
+        torch.testing.assert_close(got[0], wanted[0] if isinstance(wanted, tuple) else wanted)
+        assert not held.changes()
+
+
+def test_the_state_given_is_not_written_over_and_the_next_shares_nothing_with_inputs_and_outputs() -> None:
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("last", torch.zeros(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            before = self.last.clone()
+            self.last = x
+            return before + self.last
+
+    path = (("vars", "_buffers"), ("item", "last"))
+    model, x, given = Last(), torch.ones(3), torch.zeros(3)
+    function = StatefulModule(model, flattening.flatten_inputs(model, (x,)), State((path,), (given,)))
+    output, following = function(x, given)
+    for other in (x, output, given):
+        other.fill_(7)
+    assert following.tolist() == [1, 1, 1]
+    assert model.last.tolist() == [0, 0, 0]
+
+
+Pair = collections.namedtuple("Pair", "a b")
+
+
+class Holder:
+    def __init__(self) -> None:
+        self.tensor, self.more = torch.zeros(2), {"deep": [torch.zeros(1)]}
+
+
+class Everywhere(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.BatchNorm1d(2)
+        self.pair, self.queue = Pair(torch.zeros(1), 3), collections.deque([torch.zeros(1)], maxlen=2)
+        self.holder, self.text, self.none = Holder(), "a", None
+        self.itself = self  # a circle
+
+    def change(self) -> None:
+        self.inner.running_mean.add_(1)
+        self.inner.running_var = torch.full((2,), 9.0)
+        self.pair = Pair(torch.ones(1), 4)
+        self.queue.append(torch.ones(1))
+        self.holder.tensor += 1
+        self.holder.more["deep"][0] = torch.ones(1)
+        self.holder.more["new"] = 1
+        self.text, self.none, self.added = "b", torch.ones(1), 5
+
+
+def test_a_snapshot_sees_every_change_and_takes_all_of_them_back() -> None:
+    model = Everywhere()
+    mean = model.inner.running_mean
+    held = Snapshot(model)
+    assert held.changes() == {}
+    model.change()
+    names = {snapshot.name(path) for path in held.changes()}
+    assert names >= {
+        "inner.running_mean", "inner.running_var", "pair.0", "pair.1", "queue.1", "holder.tensor",
+        "holder.more.deep.0", "holder.more.new", "text", "none", "added",
+    }  # fmt: skip
+    held.restore()
+    assert held.changes() == {}
+    assert model.inner.running_mean is mean
+    assert (model.text, model.none, len(model.queue), type(model.pair)) == ("a", None, 1, Pair)
+    assert not hasattr(model, "added")
+    assert model.holder.more.keys() == {"deep"}
+
+
+def test_a_snapshot_restores_in_another_form_and_in_its_own_again() -> None:
+    model = Everywhere()
+    held = Snapshot(model)
+    held.restore(Form(torch.float64))
+    assert model.inner.running_mean.dtype == model.holder.tensor.dtype == torch.float64
+    assert model.inner.num_batches_tracked.dtype == torch.int64
+    model.change()
+    held.restore()
+    assert model.inner.running_mean.dtype == torch.float32
+    assert held.changes() == {}
+
+
+def test_a_module_of_torchscript_has_its_attributes_watched() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.n, self.mean = 0, torch.zeros(2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.n += 1
+            self.mean = self.mean + x
+            return self.mean * self.n
+
+    model = torch.jit.script(Counts())
+    held = Snapshot(model)
+    model(torch.ones(2))
+    assert {snapshot.name(path): str(value) for path, value in held.changes().items()} == {
+        "mean": "tensor([1., 1.])",
+        "n": "1",
+    }
+    held.restore()
+    assert held.changes() == {}
+    assert model(torch.ones(2)).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(2, 3),
+        torch.full((2, 3), 0.1, dtype=torch.float16),
+        torch.arange(6).reshape(2, 3),
+        torch.tensor([[True, False, True]]).expand(2, 3),
+        torch.full((2, 3), float("nan")),
+        torch.full((2, 3), 1 + 2j),
+        torch.full((2, 3), 2**62),
+        torch.randn(2, 3, dtype=torch.bfloat16),
+    ],
+)
+def test_an_initial_value_survives_the_contract(tensor: torch.Tensor) -> None:
+    dtype = flattening.dtype_name(tensor.dtype)
+    recorded = StateTensor("h", dtype, (2, 3), state.recorded(tensor, (2, 3)))
+    again = state.initial(recorded).expand(2, 3)
+    torch.testing.assert_close(again, tensor, rtol=0, atol=0, equal_nan=True)
+
+
+def test_an_initial_value_is_broadcast_where_the_state_follows_a_size() -> None:
+    rows = torch.arange(3.0).expand(4, 3)
+    recorded = state.recorded(rows, ("batch", 3))
+    assert isinstance(recorded, Values)
+    assert recorded.shape == (1, 3)
+    with pytest.raises(ExportError, match="not uniform where its size follows"):
+        state.recorded(torch.arange(12.0).reshape(4, 3), ("batch", 3))
+
+
+def test_the_contract_as_a_function() -> None:
+    x, h = TensorSpec("x", "float32", ("batch", 4)), StateTensor("h", "float32", ("batch", 6), 0)
+    inside = Contract("m", (x,), (x,), {"batch": Range(1, 4)}, state=KeptState("inside", (h,)))
+    outside = contract.as_function(inside)
+    assert [spec.name for spec in outside.inputs] == [spec.name for spec in outside.outputs] == ["x", "state.h"]
+    assert contract.keeps_state(inside)
+    assert not contract.keeps_state(outside)
+    assert contract.as_function(outside) == outside
+    assert contract.output_names(outside) == ["x.next", "state.h.next"]
+    with pytest.raises(ValueError, match=r"state\.h has a dimension rows, which has no range"):
+        dataclasses.replace(inside, state=KeptState("inside", (dataclasses.replace(h, shape=("rows",)),)))
+
+
+def test_the_reference_carries_a_state_of_its_own_in_float64() -> None:
+    model, example, held, kept = found(stateful.reassigned)
+    assert kept is not None
+    calls = Calls(StatefulModule(model, example, kept), held, outside=True)
+    given = [(stateful.reassigned.inputs(),) for _ in range(5)]
+    outputs = calls.run(given, "cpu")
+    references, is_wide = calls.references(given, outputs)
+    assert is_wide
+    assert [t.dtype for t in references[-1]] == [torch.float64, torch.float64]
+    assert [t.dtype for t in outputs[-1]] == [torch.float32, torch.float32]
+    for got, reference in zip(outputs, references, strict=True):
+        torch.testing.assert_close(got[1].double(), reference[1], rtol=1e-5, atol=1e-6)
+        assert not torch.equal(got[1].double(), reference[1])
+    assert held.changes() == {}
+
+
+def test_a_golden_without_sequences_is_of_schema_1(tmp_path: Any) -> None:
+    from exporter.records import Tolerance
+
+    one = golden.Case("fixed sizes", 0, (torch.ones(1),), (torch.ones(1),), (torch.ones(1).double(),))
+    for step, schema in ((None, 1), (0, 2)):
+        made = golden.Golden((dataclasses.replace(one, step=step),), Tolerance(1e-4, 1e-5, 2.0))
+        golden.save(made, tmp_path / "golden.pt")
+        assert torch.load(tmp_path / "golden.pt")["schema"] == schema
+        assert golden.read(tmp_path / "golden.pt").cases[0].step == step
