@@ -151,6 +151,11 @@ class Sketch:
         self._pending.append(f'self.register_buffer("{name}", {expression})')
         return f"self.{name}"
 
+    def attribute(self, name: str, line: str) -> str:
+        """`self.NAME` for what a line of `__init__` makes."""
+        self._pending.append(line)
+        return f"self.{name}"
+
     def let(self, expression: str) -> None:
         """Add `NAME = expression`."""
         self.add([f"{self.new()} = {expression}"])
