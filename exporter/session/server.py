@@ -159,25 +159,18 @@ class Judge:
 
     def check_all(self, loaded: targets.Loaded, device: str) -> list[dict[str, Any]]:
         """The cases of the `check` answer. A step goes on from what the artifact gave at the one before."""
-        answers, before, arity = [], None, 0
-        for case in self.golden.cases:
-            given: Tensors = ()
-            if case.step == 0:
-                loaded.reset()
-                arity = len(case.inputs)
-            elif case.step is not None and arity > len(case.inputs):
-                given = () if before is None else before[len(before) - (arity - len(case.inputs)) :]
-            answer: dict[str, Any] = {"case": case.name, "seed": case.seed, "error": "", "outputs": []}
-            try:
-                if case.step and before is None:
-                    raise ArtifactError("the step before failed")
-                before, outputs = None, loaded.run(_place((*case.inputs, *given), device))
-                answer["outputs"] = [json.loads(to_json(o)) for o in self.compare(outputs, case)]
-                before = outputs
-            except Exception as error:  # whatever the artifact raises is the finding
-                answer["error"] = _message(error)
-            answers.append(answer)
-        return answers
+        sequence = _Sequence(loaded)
+        return [self.check(sequence.at(case), case, device) for case in self.golden.cases]
+
+    def check(self, run: targets.Run, case: goldens.Case, device: str) -> dict[str, Any]:
+        """One case of the `check` answer."""
+        answer: dict[str, Any] = {"case": case.name, "seed": case.seed, "error": "", "outputs": []}
+        try:
+            outputs = run(_place(case.inputs, device))
+            answer["outputs"] = [json.loads(to_json(o)) for o in self.compare(outputs, case)]
+        except Exception as error:  # whatever the artifact raises is the finding
+            answer["error"] = _message(error)
+        return answer
 
     def compare(self, outputs: Tensors, case: goldens.Case) -> list[parity.OutputParity]:
         """Outputs of an artifact against a golden case. ArtifactError when their number differs."""
@@ -190,6 +183,32 @@ class Judge:
             )
             for name, y, e, r in triples
         ]
+
+
+class _Sequence:
+    """Calls of an artifact one after the other, the state that it leaves to its caller handed on."""
+
+    def __init__(self, loaded: targets.Loaded) -> None:
+        self._loaded = loaded
+        self._taken = 0  # inputs of a first step, the state among them
+        self._outputs: Tensors | None = None
+
+    def at(self, case: goldens.Case) -> targets.Run:
+        """What runs this case: the artifact itself, but for a later step of a sequence."""
+        before, self._outputs = self._outputs, None
+        if case.step == 0:
+            self._loaded.reset()
+            self._taken = len(case.inputs)
+        states = self._taken - len(case.inputs) if case.step else 0
+
+        def run(inputs: Tensors) -> Tensors:
+            if case.step and before is None:
+                raise ArtifactError("the step before failed")
+            state = before[len(before) - states :] if before is not None and states else ()
+            self._outputs = self._loaded.run((*inputs, *state))
+            return self._outputs
+
+        return run
 
 
 def _array(tensor: torch.Tensor) -> parity.Array:
