@@ -150,20 +150,19 @@ def _package(program: Program, path: Path, options: Options) -> tuple[tuple[str,
     graph = _graph(program, options)
     settings = _settings(graph, options)
     ops = operators.of_exported(graph)
-    if not (program.keeps_state and settings["freezing"]):
+    if not program.keeps_state:
         _write(graph, path, settings)
         return ops, ()
-    try:
-        with inductor.unfolded(carrying.BUFFER):
+    with inductor.unfolded(carrying.BUFFER):
+        try:
             _write(graph, path, settings)
-        loader = _loader(path, "model", options.device)
-        right = carrying.repeats(lambda inputs: tuple(loader.run(list(inputs))), graph, program.example)
-    except Exception:  # freezing packs what it takes for weights, and some of its passes cannot leave a state alone
-        right = False
-    if right:
-        return ops, ()
-    _write(graph, path, settings | {"freezing": False})
-    return ops, ("weights not frozen, for the state would be too",)
+            loader = _loader(path, "model", options.device)
+            right = carrying.repeats(lambda inputs: tuple(loader.run(list(inputs))), graph, program.example)
+        except Exception:  # freezing packs what it takes for weights, and some of its passes cannot leave a state alone
+            right = False
+        if not right:
+            _write(graph, path, settings | {"freezing": False, "joint_graph_constant_folding": False})
+    return ops, () if right else ("weights not frozen, for the state would be too",)
 
 
 def _write(graph: torch.export.ExportedProgram, path: Path, settings: dict[str, Any]) -> None:
