@@ -25,19 +25,60 @@ void compare_outputs(const std::vector<at::Tensor>& outputs, const GoldenCase& g
   }
 }
 
-CaseResult check_case(const Artifact& artifact, const GoldenCase& golden,
-                      const Tolerance& tolerance) {
-  CaseResult result{golden.name, golden.seed, "", {}};
-  try {
-    const auto outputs = artifact.run(place(artifact, golden.inputs));
-    artifact.synchronize();
-    compare_outputs(outputs, golden, artifact.contract(), tolerance, result);
-  } catch (const std::exception& error) {  // the other cases still have an answer
-    result.error = error.what();
-    result.outputs.clear();
+/// The cases in their order: what one step leaves behind is there for the next.
+class Judge {
+ public:
+  Judge(const Artifact& artifact, const Tolerance& tolerance)
+      : artifact_(artifact), tolerance_(tolerance) {}
+
+  CaseResult check(const GoldenCase& golden) {
+    CaseResult result{golden.name, golden.seed, golden.step, "", {}};
+    const bool begins = golden.step.value_or(0) == 0;
+    if (!begins && failed_) {
+      result.error = "the step before failed";
+      return result;
+    }
+    failed_ = true;
+    try {
+      if (begins) begin();
+      const auto outputs = artifact_.run(with_state(golden.inputs));
+      artifact_.synchronize();
+      keep_state(outputs);
+      compare_outputs(outputs, golden, artifact_.contract(), tolerance_, result);
+      failed_ = !result.error.empty();
+    } catch (const std::exception& error) {  // the other cases still have an answer
+      result.error = error.what();
+      result.outputs.clear();
+    }
+    return result;
   }
-  return result;
-}
+
+ private:
+  void begin() {
+    artifact_.reset();
+    state_.clear();
+  }
+
+  /// A later step has only the caller's own inputs; the state is what the artifact itself gave.
+  std::vector<at::Tensor> with_state(const std::vector<at::Tensor>& given) const {
+    auto inputs = place(artifact_, given);
+    if (inputs.size() == artifact_.contract().own_inputs()) {
+      inputs.insert(inputs.end(), state_.begin(), state_.end());
+    }
+    return inputs;
+  }
+
+  void keep_state(const std::vector<at::Tensor>& outputs) {
+    const std::size_t own = artifact_.contract().own_outputs();
+    state_.clear();
+    for (std::size_t i = own; i < outputs.size(); ++i) state_.push_back(outputs[i].clone());
+  }
+
+  const Artifact& artifact_;
+  const Tolerance& tolerance_;
+  std::vector<at::Tensor> state_;
+  bool failed_ = false;
+};
 
 ordered_json number(const std::optional<double>& value) {
   return value ? ordered_json(*value) : ordered_json(nullptr);  // NaN and Inf become null too
@@ -71,9 +112,8 @@ Golden read_golden(const Options& options) {
 std::vector<CaseResult> check(const Artifact& artifact, const Golden& golden,
                               const Tolerance& tolerance) {
   std::vector<CaseResult> results;
-  for (const GoldenCase& one : golden.cases) {
-    results.push_back(check_case(artifact, one, tolerance));
-  }
+  Judge judge(artifact, tolerance);
+  for (const GoldenCase& one : golden.cases) results.push_back(judge.check(one));
   return results;
 }
 

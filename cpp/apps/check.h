@@ -4,6 +4,7 @@
 #include <exporter/golden.h>
 
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,7 @@ namespace exporter::app {
 struct CaseResult {
   std::string name;
   std::int64_t seed;
+  std::optional<std::int64_t> step;
   std::string error;  ///< why there are no outputs; empty when there are
   std::vector<OutputParity> outputs;
 
@@ -25,7 +27,8 @@ struct CaseResult {
 /// The golden for the precision of the artifact.
 Golden read_golden(const Options& options);
 
-/// Runs every case and compares. A case that raises is a result with an error.
+/// Runs every case and compares. A case that raises is a result with an error, and so are the later
+/// steps of its sequence. Step 0, and a case that stands alone, begin from the initial state.
 std::vector<CaseResult> check(const Artifact& artifact, const Golden& golden,
                               const Tolerance& tolerance);
 

@@ -16,13 +16,18 @@ std::string text(const std::optional<double>& value, const char* format) {
   return buffer;
 }
 
+/// Such as "batch=1 seed 0", or "batch=1 seed 0 step 3".
+std::string describe(const CaseResult& one) {
+  const std::string name = one.name + " seed " + std::to_string(one.seed);
+  return one.step ? name + " step " + std::to_string(*one.step) : name;
+}
+
 void print_output(const CaseResult& one, const OutputParity& output) {
-  std::printf("%-8s  %s seed %lld  %s  max abs %s  max rel %s  rmse %s x eager  cosine %s%s%s\n",
-              to_string(output.verdict), one.name.c_str(), static_cast<long long>(one.seed),
-              output.output.c_str(), text(output.max_abs, "%.2g").c_str(),
-              text(output.max_rel, "%.2g").c_str(), text(output.rmse_ratio, "%.2f").c_str(),
-              text(output.cosine, "%.6f").c_str(), output.reason.empty() ? "" : ": ",
-              output.reason.c_str());
+  std::printf("%-8s  %s  %s  max abs %s  max rel %s  rmse %s x eager  cosine %s%s%s\n",
+              to_string(output.verdict), describe(one).c_str(), output.output.c_str(),
+              text(output.max_abs, "%.2g").c_str(), text(output.max_rel, "%.2g").c_str(),
+              text(output.rmse_ratio, "%.2f").c_str(), text(output.cosine, "%.6f").c_str(),
+              output.reason.empty() ? "" : ": ", output.reason.c_str());
 }
 
 /// Whether `one` is further from the reference than `other`.
@@ -55,8 +60,8 @@ void print_text(const std::vector<CaseResult>& cases, const Options& options) {
   print_outputs(cases, options.verbose);
   for (const CaseResult& one : cases) {
     if (!one.error.empty()) {
-      std::printf("%-8s  %s seed %lld: %s\n", to_string(Verdict::fail), one.name.c_str(),
-                  static_cast<long long>(one.seed), one.error.c_str());
+      std::printf("%-8s  %s: %s\n", to_string(Verdict::fail), describe(one).c_str(),
+                  one.error.c_str());
     }
     if (one.verdict() == Verdict::fail) ++failed;
   }
