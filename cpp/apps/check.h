@@ -17,10 +17,14 @@ struct CaseResult {
   std::string name;
   std::int64_t seed;
   std::optional<std::int64_t> step;
-  std::string error;  ///< why there are no outputs; empty when there are
+  std::string error;    ///< why there are no outputs; empty when there are
+  std::string refused;  ///< or what the contract says against the inputs
   std::vector<OutputParity> outputs;
+  /// Whether a size in the case's name is one that the contract does not promise, so that it is
+  /// right to refuse the case, and wrong to run it.
+  bool outside = false;
 
-  /// The worst over the outputs; fail when the case raised.
+  /// The worst over the outputs; fail when the case raised, or was refused without reason.
   Verdict verdict() const;
 };
 
@@ -32,7 +36,7 @@ Golden read_golden(const Options& options);
 std::vector<CaseResult> check(const Artifact& artifact, const Golden& golden,
                               const Tolerance& tolerance);
 
-/// The worst over the cases.
+/// The worst over the cases; fail where all of them were refused.
 Verdict verdict_of(const std::vector<CaseResult>& cases);
 
 /// Cases as in the answer to `check` (docs/formats.md).

@@ -18,6 +18,16 @@ constexpr std::int64_t kSchema = 2;  // the latest; the first is read too
 
 [[noreturn]] void malformed(const std::string& cause) { throw Error(ErrorKind::artifact, cause); }
 
+/// Throws for a step that is none, and where no size is left.
+void require_sizes(const Symbol& symbol) {
+  if (symbol.multiple_of < 1) malformed("multiple_of of " + symbol.name + " is not positive");
+  const bool none =
+      symbol.max < symbol.min ||
+      (symbol.max >= 0 && symbol.max / symbol.multiple_of * symbol.multiple_of < symbol.min);
+  if (symbol.choices.empty() && none)
+    malformed(symbol.name + " has no size: " + describe_range(symbol));
+}
+
 std::vector<Symbol> read_symbols(const json& node) {
   std::vector<Symbol> symbols;
   for (const auto& [name, range] : node.items()) {
@@ -25,7 +35,7 @@ std::vector<Symbol> read_symbols(const json& node) {
                        range.at("max").get<std::int64_t>(),
                        range.value("choices", std::vector<std::int64_t>()),
                        range.value("multiple_of", std::int64_t{1})});
-    if (symbols.back().multiple_of < 1) malformed("multiple_of of " + name + " is not positive");
+    require_sizes(symbols.back());
   }
   return symbols;
 }

@@ -252,6 +252,8 @@ void follows_steps() {
     EXPECT_ERROR(artifact, "f.pt: the contract cannot be read",
                  of_step(R"({"min": 1, "max": 90, "multiple_of": )" + step + "}"));
   }
+  EXPECT_ERROR(artifact, "width has no size: 33 to 47, multiples of 16",
+               of_step(R"({"min": 33, "max": 47, "multiple_of": 16})"));
   const Contract entries = of_step(R"({"min": 1, "max": 90, "choices": [16, 40]})");
   const std::vector<at::Tensor> given = {at::zeros({1, 3, 32}), at::zeros({16}), at::zeros({5})};
   EXPECT_ERROR(contract, "no width of 16 or 40 gives width//4 = 5", entries.check(given));

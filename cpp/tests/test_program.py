@@ -107,6 +107,28 @@ class Commands(unittest.TestCase):
         self.assertEqual(done.returncode, 1)
         self.assertIn("1 inputs given, the contract has 2", done.stdout)
 
+    def test_verify_expects_a_refusal_outside_the_contract(self) -> None:
+        golden = torch.load(FIXTURES / "golden.pt", weights_only=True)
+        beyond = [tensor.expand(9, -1) for tensor in golden["cases"][0]["inputs"]]
+        golden["cases"].append({**golden["cases"][0], "name": "batch=9", "inputs": beyond})
+        torch.save(golden, self.directory / "golden.pt")
+        words = [FIXTURES / "model.pt", "--golden", self.directory / "golden.pt"]
+        done = call("verify", *words)
+        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertIn("(4 cases, 0 failed, 1 refused as its contract says)", done.stdout)
+        (answer,) = [json.loads(line) for line in call("session", *words, stdin="check\n").stdout.splitlines()[1:]]
+        case = answer["cases"][-1]
+        self.assertEqual((case["error"], case["outputs"]), (case["refused"], []))
+        self.assertIn("batch is 9, the contract allows 1 to 8", case["refused"])
+        golden["cases"][-1]["inputs"] = golden["cases"][0]["inputs"]  # which it takes
+        torch.save(golden, self.directory / "golden.pt")
+        done = call("verify", *words)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("batch=9 seed 1: its contract does not allow that, and it was not refused", done.stdout)
+        golden["cases"][-1]["inputs"] = beyond
+        torch.save(golden | {"cases": golden["cases"][-1:]}, self.directory / "golden.pt")
+        self.assertEqual(call("verify", *words).returncode, 1)
+
     def test_verify_refuses_a_truncated_golden(self) -> None:
         (self.directory / "golden.pt").write_bytes((FIXTURES / "golden.pt").read_bytes()[:2000])
         done = call("verify", FIXTURES / "model.pt", "--golden", self.directory / "golden.pt")
@@ -229,16 +251,24 @@ class Commands(unittest.TestCase):
             verdicts = [[output["verdict"] == "FAIL" for output in case["outputs"]] for case in cases]
             self.assertEqual(verdicts, [[False, True, False]] * 6)
 
-    def test_verify_ends_a_sequence_whose_step_failed(self) -> None:
+    def test_verify_ends_a_sequence_that_is_refused(self) -> None:
         for model, name in STATEFUL.items():
             golden = torch.load(FIXTURES / name, weights_only=True)
             golden["cases"][1]["inputs"][0] = golden["cases"][1]["inputs"][0].double()
             torch.save(golden, self.directory / "golden.pt")
             words = [FIXTURES / model, "--golden", self.directory / "golden.pt", "--json"]
-            cases = json.loads(call("verify", *words).stdout)["cases"]
-            errors = [case["error"] for case in cases]
-            self.assertIn("dtype float64", errors[1])
-            self.assertEqual([errors[0], *errors[2:]], ["", "the step before failed", "", "", ""])
+            refused = [case.get("refused", "") for case in json.loads(call("verify", *words).stdout)["cases"]]
+            self.assertEqual(["dtype float64" in text for text in refused], [False, True, True, False, False, False])
+
+    def test_verify_ends_a_sequence_whose_step_raised(self) -> None:
+        first = torch.load(FIXTURES / "golden_carry.pt", weights_only=True)["cases"][0]
+        golden = torch.load(FIXTURES / "golden_carry.pt", weights_only=True)
+        golden["cases"] = [{**first, "name": f"step {step}", "step": step} for step in range(22)] + [first]
+        torch.save(golden, self.directory / "golden.pt")
+        words = [FIXTURES / "carry.pt", "--golden", self.directory / "golden.pt", "--json"]
+        errors = [case["error"] for case in json.loads(call("verify", *words).stdout)["cases"]]
+        self.assertEqual(errors[:20] + errors[21:], [""] * 20 + ["the step before failed", ""])
+        self.assertIn("the cache is full", errors[20])  # which holds 20 calls
 
     def test_verify_refuses_steps_out_of_order(self) -> None:
         for steps in ((1, 2, 3), (0, 2, 3), (0, 1, -1)):
