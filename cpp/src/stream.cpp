@@ -1,3 +1,4 @@
+#include <ATen/MemoryOverlap.h>
 #include <exporter/error.h>
 #include <exporter/stream.h>
 
@@ -11,7 +12,7 @@ namespace {
 /// With memory that is none of the others': the caller may write to what was passed or returned.
 at::Tensor apart(const at::Tensor& tensor, const std::vector<at::Tensor>& others) {
   const bool shares = std::any_of(others.begin(), others.end(), [&](const at::Tensor& other) {
-    return tensor.is_alias_of(other);
+    return at::get_overlap_status(tensor, other) != at::MemOverlapStatus::No;
   });
   return shares ? tensor.clone() : tensor;
 }
