@@ -1,4 +1,5 @@
 #include <ATen/Parallel.h>
+#include <exporter/error.h>
 #include <exporter/golden.h>
 
 #include <algorithm>
@@ -88,6 +89,14 @@ nlohmann::ordered_json to_json(const Options& options, const Artifact& artifact,
           {"windows_ms", windows}};
 }
 
+/// Whoever calls while another is between two calls would change what that one finds.
+void require_callers(const Artifact& artifact, const Options& options) {
+  if (options.callers == 1 || !artifact.contract().keeps_state()) return;
+  throw Error(ErrorKind::usage, options.artifact.string() +
+                                    " keeps its state, which serves one caller: leave out " +
+                                    "--callers, or export it with --state inputs");
+}
+
 int bench_load(const Options& options, const Artifact& artifact,
                const std::vector<at::Tensor>& inputs, const ColdStart& cold) {
   const int runs = options.windows * options.runs;
@@ -133,6 +142,7 @@ int bench(const Options& options) {
   const auto start = std::chrono::steady_clock::now();
   const Artifact artifact = Artifact::open(options.artifact, options.open);
   const std::chrono::duration<double> load = std::chrono::steady_clock::now() - start;
+  require_callers(artifact, options);
   const GoldenCase& example = golden.cases.front();
   const auto inputs = place(artifact, example.inputs);
   const ColdStart cold{load.count(), time_runs(artifact, inputs, 1).front()};

@@ -1,7 +1,11 @@
 #include "check.h"
 
+#include <exporter/error.h>
+
 #include <algorithm>
+#include <charconv>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "measure.h"
 
@@ -25,19 +29,85 @@ void compare_outputs(const std::vector<at::Tensor>& outputs, const GoldenCase& g
   }
 }
 
-CaseResult check_case(const Artifact& artifact, const GoldenCase& golden,
-                      const Tolerance& tolerance) {
-  CaseResult result{golden.name, golden.seed, "", {}};
-  try {
-    const auto outputs = artifact.run(place(artifact, golden.inputs));
-    artifact.synchronize();
-    compare_outputs(outputs, golden, artifact.contract(), tolerance, result);
-  } catch (const std::exception& error) {  // the other cases still have an answer
-    result.error = error.what();
-    result.outputs.clear();
+/// Whether a case's name, such as "batch=9 sequence=14", has a size that the contract leaves out.
+bool is_outside(const std::string& name, const Contract& contract) {
+  std::istringstream words(name);
+  for (std::string word; words >> word;) {
+    const auto equals = word.find('=');
+    if (equals == std::string::npos) continue;
+    const auto symbol = std::ranges::find(contract.symbols, word.substr(0, equals), &Symbol::name);
+    std::int64_t size = 0;
+    const char* const end = word.data() + word.size();
+    const auto read = std::from_chars(word.data() + equals + 1, end, size);
+    const bool is_size = read.ec == std::errc{} && read.ptr == end;
+    if (symbol != contract.symbols.end() && is_size && !symbol->allows(size)) return true;
   }
-  return result;
+  return false;
 }
+
+/// The cases in their order: what one step leaves behind is there for the next.
+class Judge {
+ public:
+  Judge(const Artifact& artifact, const Tolerance& tolerance)
+      : artifact_(artifact), tolerance_(tolerance) {}
+
+  CaseResult check(const GoldenCase& golden) {
+    CaseResult result{golden.name, golden.seed, golden.step, "", "", {}, false};
+    result.outside = is_outside(golden.name, artifact_.contract());
+    const bool begins = golden.step.value_or(0) == 0;
+    if (begins) refused_.clear();
+    if (!begins && failed_) {
+      result.refused = refused_;
+      if (refused_.empty()) result.error = "the step before failed";
+      return result;
+    }
+    failed_ = true;
+    try {
+      if (begins) begin();
+      const auto outputs = artifact_.run(with_state(golden.inputs));
+      artifact_.synchronize();
+      keep_state(outputs);
+      compare_outputs(outputs, golden, artifact_.contract(), tolerance_, result);
+      failed_ = !result.error.empty();
+    } catch (const Error& error) {  // the other cases still have an answer
+      const bool refuses = error.kind() == ErrorKind::contract;
+      (refuses ? result.refused : result.error) = error.what();
+      refused_ = result.refused;
+      result.outputs.clear();
+    } catch (const std::exception& error) {
+      result.error = error.what();
+      result.outputs.clear();
+    }
+    return result;
+  }
+
+ private:
+  void begin() {
+    artifact_.reset();
+    state_.clear();
+  }
+
+  /// A later step has only the caller's own inputs; the state is what the artifact itself gave.
+  std::vector<at::Tensor> with_state(const std::vector<at::Tensor>& given) const {
+    auto inputs = place(artifact_, given);
+    if (inputs.size() == artifact_.contract().own_inputs()) {
+      inputs.insert(inputs.end(), state_.begin(), state_.end());
+    }
+    return inputs;
+  }
+
+  void keep_state(const std::vector<at::Tensor>& outputs) {
+    const std::size_t own = artifact_.contract().own_outputs();
+    state_.clear();
+    for (std::size_t i = own; i < outputs.size(); ++i) state_.push_back(outputs[i].clone());
+  }
+
+  const Artifact& artifact_;
+  const Tolerance& tolerance_;
+  std::vector<at::Tensor> state_;
+  std::string refused_;  // what the contract says against the sequence
+  bool failed_ = false;
+};
 
 ordered_json number(const std::optional<double>& value) {
   return value ? ordered_json(*value) : ordered_json(nullptr);  // NaN and Inf become null too
@@ -59,6 +129,7 @@ ordered_json to_json(const OutputParity& output) {
 }  // namespace
 
 Verdict CaseResult::verdict() const {
+  if (outside) return refused.empty() ? Verdict::fail : Verdict::exact;
   Verdict worst = error.empty() && !outputs.empty() ? Verdict::exact : Verdict::fail;
   for (const OutputParity& output : outputs) worst = std::max(worst, output.verdict);
   return worst;
@@ -71,14 +142,15 @@ Golden read_golden(const Options& options) {
 std::vector<CaseResult> check(const Artifact& artifact, const Golden& golden,
                               const Tolerance& tolerance) {
   std::vector<CaseResult> results;
-  for (const GoldenCase& one : golden.cases) {
-    results.push_back(check_case(artifact, one, tolerance));
-  }
+  Judge judge(artifact, tolerance);
+  for (const GoldenCase& one : golden.cases) results.push_back(judge.check(one));
   return results;
 }
 
 Verdict verdict_of(const std::vector<CaseResult>& cases) {
-  Verdict worst = Verdict::exact;
+  const bool all_refused =
+      std::ranges::all_of(cases, [](const CaseResult& one) { return !one.refused.empty(); });
+  Verdict worst = all_refused ? Verdict::fail : Verdict::exact;
   for (const CaseResult& one : cases) worst = std::max(worst, one.verdict());
   return worst;
 }
@@ -88,8 +160,10 @@ ordered_json to_json(const std::vector<CaseResult>& cases) {
   for (const CaseResult& one : cases) {
     ordered_json outputs = ordered_json::array();
     for (const OutputParity& output : one.outputs) outputs.push_back(to_json(output));
+    const std::string& error = one.error.empty() ? one.refused : one.error;
     list.push_back(
-        {{"case", one.name}, {"seed", one.seed}, {"error", one.error}, {"outputs", outputs}});
+        {{"case", one.name}, {"seed", one.seed}, {"error", error}, {"outputs", outputs}});
+    if (!one.refused.empty()) list.back()["refused"] = one.refused;
   }
   return list;
 }

@@ -13,7 +13,7 @@ Commands:
   info      show what an artifact is and which tensors it takes
   verify    compare an artifact's outputs with its golden
   bench     time an artifact
-  run       run an artifact once, on tensors from a file
+  run       run an artifact once, or in a stream, on tensors from files
   session   serve check and time requests on standard input
 
 ARTIFACT is a .pt (TorchScript) or .pt2 (AOTInductor) file of an exporter bundle.
@@ -79,12 +79,15 @@ of single, synchronised calls.
   --json                    print JSON, with every sample
 )";
 
-constexpr const char* kRun = R"(Run an artifact once.
+constexpr const char* kRun = R"(Run an artifact once, or in a stream.
 
 Usage: exporter-run run ARTIFACT --inputs FILE --outputs FILE [OPTIONS]
 
-  --inputs FILE             what torch.save wrote: a dict of name to tensor, or a list in order
-  --outputs FILE            written: a dict of name to tensor, for torch.load
+  --inputs FILE             what torch.save wrote: a dict of name to tensor, or a list in order;
+                            state.NAME that is left out is the initial state. May be repeated where
+                            the artifact has a state: the calls of a stream, without state.NAME
+  --outputs FILE            written: a dict of name to tensor, for torch.load; of a stream, 0.NAME,
+                            1.NAME and so on
 )";
 
 constexpr const char* kSession = R"(Serve requests on standard input, one JSON answer a line.

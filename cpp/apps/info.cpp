@@ -44,8 +44,17 @@ void print_text(const ArtifactInfo& info, const std::filesystem::path& path) {
   print_specs("outputs", contract.outputs, contract);
   if (!contract.symbols.empty()) std::printf("symbols\n");
   for (const Symbol& symbol : contract.symbols) {
-    std::printf("  %-24s %lld..%lld\n", symbol.name.c_str(), static_cast<long long>(symbol.min),
-                static_cast<long long>(symbol.max));
+    std::printf("  %-24s %s\n", symbol.name.c_str(), describe_range(symbol).c_str());
+  }
+  if (contract.keeps_state()) {
+    std::vector<TensorSpec> specs;
+    for (const auto& tensor : contract.state->tensors) specs.push_back(tensor.spec);
+    print_specs("state, kept inside", specs, contract);
+  } else if (contract.state) {
+    std::printf(
+        "state, kept by the caller: of each call, the last %zu outputs are the last inputs "
+        "of the next\n",
+        contract.state->tensors.size());
   }
   if (!contract.operators.empty()) std::printf("operators\n");
   for (const std::string& name : contract.operators) {

@@ -13,6 +13,7 @@ std::vector<double> time_runs(const Artifact& artifact, const std::vector<at::Te
   samples.reserve(static_cast<std::size_t>(runs));
   artifact.synchronize();
   for (int i = 0; i < runs; ++i) {
+    artifact.reset();
     const auto start = Clock::now();
     const auto outputs = artifact.run(inputs);
     artifact.synchronize();

@@ -7,7 +7,8 @@
 namespace exporter::app {
 
 /// Calls the artifact `runs` times and returns each call's wall time in milliseconds. The device is
-/// synchronised before the clock is read. `inputs` should be on the artifact's device already.
+/// synchronised before the clock is read. `inputs` should be on the artifact's device already. An
+/// artifact that keeps its state is reset before each call, outside the clock.
 std::vector<double> time_runs(const Artifact& artifact, const std::vector<at::Tensor>& inputs,
                               int runs);
 

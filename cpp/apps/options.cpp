@@ -125,7 +125,7 @@ void apply(int id, const std::string& value, Options& options) {
       options.runs = parse_count("--runs", value, 1, 1'000'000);
       break;
     case kInputs:
-      options.inputs = value;
+      options.inputs.emplace_back(value);
       break;
     case kOutputs:
       options.outputs = value;

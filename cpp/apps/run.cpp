@@ -1,12 +1,48 @@
 #include <exporter/golden.h>
+#include <exporter/stream.h>
 
 #include "commands.h"
 
 namespace exporter::app {
+namespace {
+
+/// Of a caller who leaves the state to a stream.
+Contract without_state(Contract contract) {
+  contract.inputs.resize(contract.own_inputs());
+  contract.outputs.resize(contract.own_outputs());
+  contract.state.reset();
+  return contract;
+}
+
+/// Each file is a call. Writes the outputs of all calls, with the number of the call before each
+/// name.
+void run_stream(const Artifact& artifact, const Options& options) {
+  const Contract one = without_state(artifact.contract());
+  Stream stream = artifact.stream();
+  Contract all = one;
+  all.outputs.clear();
+  std::vector<at::Tensor> results;
+  for (std::size_t call = 0; call < options.inputs.size(); ++call) {
+    for (at::Tensor& output : stream.run(read_inputs(options.inputs[call], one))) {
+      results.push_back(std::move(output));
+    }
+    for (TensorSpec spec : one.outputs) {
+      spec.name = std::to_string(call) + "." + spec.name;
+      all.outputs.push_back(std::move(spec));
+    }
+  }
+  write_outputs(options.outputs, results, all);
+}
+
+}  // namespace
 
 int run(const Options& options) {
   const Artifact artifact = Artifact::open(options.artifact, options.open);
-  auto inputs = read_inputs(options.inputs, artifact.contract());
+  if (options.inputs.size() > 1) {
+    run_stream(artifact, options);
+    return 0;
+  }
+  auto inputs = read_inputs(options.inputs.front(), artifact.contract());
   write_outputs(options.outputs, artifact.run(std::move(inputs)), artifact.contract());
   return 0;
 }

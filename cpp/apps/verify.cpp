@@ -16,13 +16,18 @@ std::string text(const std::optional<double>& value, const char* format) {
   return buffer;
 }
 
+/// Such as "batch=1 seed 0", or "batch=1 seed 0 step 3".
+std::string describe(const CaseResult& one) {
+  const std::string name = one.name + " seed " + std::to_string(one.seed);
+  return one.step ? name + " step " + std::to_string(*one.step) : name;
+}
+
 void print_output(const CaseResult& one, const OutputParity& output) {
-  std::printf("%-8s  %s seed %lld  %s  max abs %s  max rel %s  rmse %s x eager  cosine %s%s%s\n",
-              to_string(output.verdict), one.name.c_str(), static_cast<long long>(one.seed),
-              output.output.c_str(), text(output.max_abs, "%.2g").c_str(),
-              text(output.max_rel, "%.2g").c_str(), text(output.rmse_ratio, "%.2f").c_str(),
-              text(output.cosine, "%.6f").c_str(), output.reason.empty() ? "" : ": ",
-              output.reason.c_str());
+  std::printf("%-8s  %s  %s  max abs %s  max rel %s  rmse %s x eager  cosine %s%s%s\n",
+              to_string(output.verdict), describe(one).c_str(), output.output.c_str(),
+              text(output.max_abs, "%.2g").c_str(), text(output.max_rel, "%.2g").c_str(),
+              text(output.rmse_ratio, "%.2f").c_str(), text(output.cosine, "%.6f").c_str(),
+              output.reason.empty() ? "" : ": ", output.reason.c_str());
 }
 
 /// Whether `one` is further from the reference than `other`.
@@ -52,16 +57,24 @@ void print_outputs(const std::vector<CaseResult>& cases, bool verbose) {
 
 void print_text(const std::vector<CaseResult>& cases, const Options& options) {
   int failed = 0;
+  int outside = 0;
   print_outputs(cases, options.verbose);
   for (const CaseResult& one : cases) {
-    if (!one.error.empty()) {
-      std::printf("%-8s  %s seed %lld: %s\n", to_string(Verdict::fail), one.name.c_str(),
-                  static_cast<long long>(one.seed), one.error.c_str());
+    const bool is_fail = one.verdict() == Verdict::fail;
+    const std::string& cause = one.error.empty() ? one.refused : one.error;
+    if (is_fail && one.outside) {
+      std::printf("%-8s  %s: its contract does not allow that, and it was not refused\n",
+                  to_string(Verdict::fail), describe(one).c_str());
+    } else if (is_fail && !cause.empty()) {
+      std::printf("%-8s  %s: %s\n", to_string(Verdict::fail), describe(one).c_str(), cause.c_str());
     }
-    if (one.verdict() == Verdict::fail) ++failed;
+    failed += is_fail ? 1 : 0;
+    outside += !is_fail && one.outside ? 1 : 0;
   }
-  std::printf("%s: %s (%zu cases, %d failed)\n", options.artifact.c_str(),
-              to_string(verdict_of(cases)), cases.size(), failed);
+  const std::string refused =
+      outside == 0 ? "" : ", " + std::to_string(outside) + " refused as its contract says";
+  std::printf("%s: %s (%zu cases, %d failed%s)\n", options.artifact.c_str(),
+              to_string(verdict_of(cases)), cases.size(), failed, refused.c_str());
 }
 
 }  // namespace

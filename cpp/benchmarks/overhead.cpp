@@ -39,22 +39,40 @@ constexpr std::chrono::milliseconds kBudget{20'000};
 
 using Clock = std::chrono::steady_clock;
 
+/// A call, and what comes before each one and is not timed: a state that is kept begins anew.
+struct Timed {
+  Call call;
+  Call before = [] {};
+};
+
 /// torch's own call of the same file on the CPU, with what it needs to stay alive.
-Call bare_forward(const fs::path& path, const Tensors& inputs) {
+Timed bare_forward(const fs::path& path, const Tensors& inputs, bool keeps_state) {
   auto module = torch::jit::load(path.string());
   if (module.hasattr("training")) module.eval();
-  return [module, inputs]() mutable { module.forward({inputs.begin(), inputs.end()}); };
+  Timed timed{[module, inputs]() mutable { module.forward({inputs.begin(), inputs.end()}); }};
+  if (keeps_state) timed.before = [module]() mutable { module.run_method("reset"); };
+  return timed;
 }
 
-Call bare_run(const fs::path& path, const Tensors& inputs) {
+Timed bare_run(const fs::path& path, const Tensors& inputs, bool keeps_state) {
   const auto loader =
       std::make_shared<torch::inductor::AOTIModelPackageLoader>(path.string(), "model");
-  return [loader, inputs] { loader->run(inputs); };
+  Timed timed{[loader, inputs] { loader->run(inputs); }};
+  if (!keeps_state) return timed;
+  std::vector<std::pair<at::Tensor, at::Tensor>> state;
+  for (const auto& [name, constant] : loader->get_runner()->extract_constants_map(false)) {
+    state.emplace_back(constant, constant.clone());
+  }
+  timed.before = [state] {
+    for (const auto& [constant, initial] : state) constant.copy_(initial);
+  };
+  return timed;
 }
 
-double microseconds(const Call& call) {
+double microseconds(const Timed& timed) {
+  timed.before();
   const auto start = Clock::now();
-  call();
+  timed.call();
   return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
 }
 
@@ -83,10 +101,10 @@ struct Difference {
 };
 
 /// Both calls in turn, each first in every other pair.
-Difference compare(const Call& ours, const Call& bare, Clock::duration budget) {
+Difference compare(const Timed& ours, const Timed& bare, Clock::duration budget) {
   for (int i = 0; i < kWarmUpRuns; ++i) {
-    ours();
-    bare();
+    microseconds(ours);
+    microseconds(bare);
   }
   std::vector<double> differences;
   std::vector<double> alone;
@@ -119,8 +137,10 @@ bool compare_on_cpu(const fs::path& path) {
   const Tensors inputs = first_inputs(path, at::kCPU);
   const bool is_script = artifact.info().kind == ArtifactKind::torchscript;
   const c10::InferenceMode no_gradients;
-  const auto bare = (is_script ? bare_forward : bare_run)(path, inputs);
-  const auto found = compare([&] { artifact.run(inputs); }, bare, kBudget);
+  const bool keeps_state = artifact.contract().keeps_state();
+  const auto bare = (is_script ? bare_forward : bare_run)(path, inputs, keeps_state);
+  const Timed ours{[&] { artifact.run(inputs); }, [&] { artifact.reset(); }};
+  const auto found = compare(ours, bare, kBudget);
   const bool kept = within(kLimitOnCpu, path.string() + " on cpu", found.added, found.bare);
   std::printf("; %zu pairs\n", found.pairs);
   return kept;
@@ -140,6 +160,9 @@ class CapturedModel final : public exporter::Runner {
 
 bool compare_on_gpu(const fs::path& path, const std::string& device) {
   const auto info = exporter::inspect(path);
+  if (info.contract.keeps_state()) {
+    throw std::runtime_error(path.string() + " keeps its state, so no CUDA graph is made of it");
+  }
   const auto where =
       exporter::prepare_device(exporter::parse_device(device), info.contract.precision == "tf32");
   const Tensors inputs = first_inputs(path, where);
@@ -154,14 +177,14 @@ bool compare_on_gpu(const fs::path& path, const std::string& device) {
         path, info, where, exporter::capture_graphs(std::make_unique<CapturedModel>(graph), 1)));
     artifact.run(inputs);
     if (artifact.note() != "CUDA graph") throw std::runtime_error(name + ": " + artifact.note());
-    const auto ours = [&] {
+    const Timed ours{[&] {
       artifact.run(inputs);
       exporter::synchronize(where);
-    };
-    const auto alone = [&] {
+    }};
+    const Timed alone{[&] {
       graph.replay();
       exporter::synchronize(where);
-    };
+    }};
     const auto found = compare(ours, alone, kBudget / kCaptures);
     added.push_back(found.added.middle);
     bare.push_back(found.bare.middle);

@@ -5,6 +5,7 @@
 #include <exporter/error.h>
 
 #include <algorithm>
+#include <span>
 #include <vector>
 
 namespace {
@@ -21,10 +22,31 @@ std::vector<at::Tensor> tensors_for(const Contract& contract) {
   return tensors;
 }
 
+/// Whether the state fits into memory, at sizes that `tensors_for` may give.
+bool is_small(const Contract& contract) {
+  if (!contract.state) return true;
+  for (const auto& tensor : contract.state->tensors) {
+    std::int64_t count = 1;
+    for (const auto& dimension : tensor.spec.shape) {
+      const auto* fixed = std::get_if<std::int64_t>(&dimension);
+      const auto* expression = std::get_if<exporter::Expression>(&dimension);
+      const std::int64_t size = fixed ? *fixed : expression ? 1 << 20 : 2;
+      if (size > 1000 || (count *= std::max<std::int64_t>(size, 1)) > 1'000'000) return false;
+    }
+  }
+  return true;
+}
+
 void use(const Contract& contract) {
   for (const auto& spec : contract.inputs) exporter::describe_shape(spec, contract);
   for (const auto& spec : contract.outputs) exporter::describe_shape(spec, contract);
-  contract.check(tensors_for(contract));
+  for (const auto& symbol : contract.symbols) exporter::describe_range(symbol);
+  const auto tensors = tensors_for(contract);
+  if (is_small(contract)) {
+    const auto own = std::span(tensors).first(contract.own_inputs());
+    for (const at::Tensor& tensor : contract.initial_state(own)) tensor.clone();
+  }
+  contract.check(tensors);
 }
 
 }  // namespace

@@ -4,9 +4,12 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <semaphore>
 
+#include "device.h"
 #include "runner.h"
+#include "state.h"
 
 namespace exporter {
 namespace {
@@ -35,6 +38,9 @@ class Loader {
     return loader_.boxed_run(std::move(inputs));
   }
 
+  /// The constants that the code itself reads and writes, by their names in the model.
+  auto constants() { return loader_.get_runner()->extract_constants_map(/*use_inactive=*/false); }
+
  private:
   using Runners = std::counting_semaphore<>;
 
@@ -55,16 +61,70 @@ struct Loading {
   }
 };
 
+/// The constants of a package that its calls change: of a module that was compiled with its state
+/// in the buffers state_0, state_1, and so on, in the contract's order.
+class CarriedState {
+ public:
+  CarriedState(Loader& loader, const Contract& contract) {
+    const auto constants = loader.constants();
+    for (std::size_t i = 0; i < contract.state->tensors.size(); ++i) {
+      const State::Tensor& tensor = contract.state->tensors[i];
+      const auto found = constants.find("state_" + std::to_string(i));
+      TORCH_CHECK(found != constants.end(), "state ", tensor.spec.name,
+                  " is not among the constants of the package: the compiler has folded it");
+      parts_.push_back({found->second, initial_of(contract, tensor)});
+      const auto& [constant, initial] = parts_.back();
+      TORCH_CHECK(
+          constant.scalar_type() == initial.scalar_type() && constant.sizes() == initial.sizes(),
+          "state ", tensor.spec.name, " is ", dtype_name(constant.scalar_type()), " ",
+          constant.sizes(), " in the package, and ", dtype_name(initial.scalar_type()), " ",
+          initial.sizes(), " in its contract");
+    }
+  }
+
+  /// Writes through to the constants. Calls on a GPU may still be running, on any stream.
+  void reset(at::Device device) {
+    synchronize(device);
+    for (auto& [constant, initial] : parts_) constant.copy_(initial);
+    synchronize(device);
+  }
+
+ private:
+  struct Part {
+    at::Tensor constant;
+    at::Tensor initial;
+  };
+
+  static at::Tensor initial_of(const Contract& contract, const State::Tensor& tensor) {
+    for (const Dimension& dimension : tensor.spec.shape) {
+      TORCH_CHECK(std::holds_alternative<std::int64_t>(dimension), "state ", tensor.spec.name,
+                  " varies in size, which a package cannot keep");
+    }
+    return initial_tensor(contract, tensor, {});
+  }
+
+  std::vector<Part> parts_;
+};
+
 class AotInductorRunner final : public Runner {
  public:
-  explicit AotInductorRunner(std::unique_ptr<Loader> loader) : loader_(std::move(loader)) {}
+  AotInductorRunner(std::unique_ptr<Loader> loader, at::Device device, const Contract& contract)
+      : loader_(std::move(loader)), device_(device) {
+    if (contract.keeps_state()) state_.emplace(*loader_, contract);
+  }
 
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) override {
     return loader_->run(std::move(inputs));
   }
 
+  void reset() override {
+    if (state_) state_->reset(device_);
+  }
+
  private:
   std::unique_ptr<Loader> loader_;
+  at::Device device_;
+  std::optional<CarriedState> state_;
 };
 
 /// A package with a model for each size of one symbol. The contract has seen to it that there is
@@ -112,9 +172,11 @@ std::unique_ptr<Runner> load_aotinductor(const std::filesystem::path& path, at::
   const Loading package{path, device, serial, runners};
   for (std::size_t symbol = 0; symbol < contract.symbols.size(); ++symbol) {
     if (contract.symbols[symbol].choices.empty()) continue;
+    TORCH_CHECK(!contract.keeps_state(), "a package with entries cannot keep a state: each entry ",
+                "would have its own");
     return std::make_unique<EntriesRunner>(package, contract, symbol);
   }
-  return std::make_unique<AotInductorRunner>(package.load("model"));
+  return std::make_unique<AotInductorRunner>(package.load("model"), device, contract);
 }
 
 }  // namespace exporter

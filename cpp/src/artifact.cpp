@@ -4,6 +4,7 @@
 #include <caffe2/serialize/inline_container.h>
 #include <exporter/artifact.h>
 #include <exporter/operators.h>
+#include <exporter/stream.h>
 
 #include <algorithm>
 #include <thread>
@@ -14,6 +15,7 @@
 #include "guard.h"
 #include "machine.h"
 #include "runner.h"
+#include "stateful.h"
 
 namespace exporter {
 namespace {
@@ -94,9 +96,24 @@ ArtifactInfo inspect(const std::filesystem::path& path) {
 
 std::unique_ptr<Runner> load_runner(const std::filesystem::path& path, const ArtifactInfo& info,
                                     at::Device device, bool serial, int runners) {
-  if (info.kind == ArtifactKind::torchscript) return load_torchscript(path, device);
+  if (info.kind == ArtifactKind::torchscript) {
+    return load_torchscript(path, device, info.contract.keeps_state());
+  }
   return load_aotinductor(path, device, info.contract, serial, runners);
 }
+
+namespace {
+
+/// A model that keeps its state, in its initial one. A capture would run it several times over.
+std::unique_ptr<Runner> load_stateful(const std::filesystem::path& path, const ArtifactInfo& info,
+                                      at::Device device, bool wants_graphs) {
+  auto loaded = load_runner(path, info, device, /*serial=*/false, /*runners=*/1);
+  loaded->reset();
+  return serialize_calls(std::move(loaded), info.contract,
+                         wants_graphs ? "no CUDA graph: the artifact keeps its state" : "");
+}
+
+}  // namespace
 
 Artifact artifact_of(std::filesystem::path path, ArtifactInfo info, at::Device device,
                      std::unique_ptr<Runner> runner) {
@@ -119,6 +136,7 @@ Artifact Artifact::open(const std::filesystem::path& path, const OpenOptions& op
     require_device(info.contract, device, path.string());
     const c10::InferenceMode no_gradients;
     const int graphs = graphs_of(options, device);
+    if (info.contract.keeps_state()) return load_stateful(path, info, device, graphs > 0);
     auto loaded = load_runner(path, info, device, graphs > 0, runners);
     return graphs > 0 ? capture_graphs(std::move(loaded), graphs) : std::move(loaded);
   });
@@ -149,6 +167,22 @@ std::vector<at::Tensor> Artifact::run(std::vector<at::Tensor> inputs) const {
     }
     return runner_->run(std::move(inputs));
   });
+}
+
+void Artifact::reset() const {
+  guarded(ErrorKind::runtime, path_.native() + ": its state cannot be reset", [&] {
+    const c10::InferenceMode no_gradients;
+    c10::OptionalDeviceGuard current;
+    if (!device_.is_cpu()) current.reset_device(device_);
+    runner_->reset();
+  });
+}
+
+Stream Artifact::stream() const& {
+  if (!contract().state) {
+    throw Error(ErrorKind::usage, path_.string() + " has no state: call run for each input");
+  }
+  return Stream(*this);
 }
 
 std::string Artifact::note() const { return runner_->note(); }

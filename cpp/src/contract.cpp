@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "expression.h"
+#include "state.h"
 
 namespace exporter {
 namespace {
@@ -24,11 +25,11 @@ std::string at_dimension(const TensorSpec& spec, std::size_t dimension) {
   return spec.name + " dim " + std::to_string(dimension);
 }
 
-[[noreturn]] void refuse_count(const Contract& contract, std::size_t given) {
+[[noreturn]] void refuse_count(const Contract& contract, std::size_t given, std::size_t wanted) {
   std::string names;
-  for (const TensorSpec& spec : contract.inputs) names += (names.empty() ? "" : ", ") + spec.name;
-  refuse(std::to_string(given) + " inputs given, the contract has " +
-         std::to_string(contract.inputs.size()) + ": " + names);
+  for (std::size_t i = 0; i < wanted; ++i) names += (i == 0 ? "" : ", ") + contract.inputs[i].name;
+  refuse(std::to_string(given) + " inputs given, the contract has " + std::to_string(wanted) +
+         (wanted < contract.inputs.size() ? " beside its state: " : ": ") + names);
 }
 
 void check_fixed(const TensorSpec& spec, std::size_t dimension, std::int64_t want,
@@ -45,24 +46,24 @@ std::string describe_binding(const Contract& contract, const Symbol& symbol,
          contract.inputs[binding.input].name + ")";
 }
 
-std::string describe_range(const Symbol& symbol) {
-  if (!symbol.choices.empty()) {
-    std::string text;
-    for (const std::int64_t size : symbol.choices) {
-      text += (text.empty() ? "" : ", ") + std::to_string(size);
-    }
-    return text;
+/// Whether the symbol may have one of these sizes.
+bool allows_any(const Symbol& symbol, Interval sizes) {
+  const auto& choices = symbol.choices;
+  if (!choices.empty()) {
+    return std::any_of(choices.begin(), choices.end(), [&](std::int64_t size) {
+      return sizes.min <= size && size <= sizes.max && symbol.allows(size);
+    });
   }
-  return std::to_string(symbol.min) + ".." + std::to_string(symbol.max);
+  const __int128 least = std::max(sizes.min, symbol.min);
+  const __int128 most = std::min(sizes.max, symbol.max);
+  const __int128 rest = (most % symbol.multiple_of + symbol.multiple_of) % symbol.multiple_of;
+  return most - rest >= least;
 }
 
 void bind(const Contract& contract, std::size_t input, std::size_t dimension, std::size_t index,
           std::int64_t size, Bindings& bindings) {
   const Symbol& symbol = contract.symbols[index];
-  const auto& choices = symbol.choices;
-  const bool chosen =
-      choices.empty() || std::find(choices.begin(), choices.end(), size) != choices.end();
-  if (size < symbol.min || size > symbol.max || !chosen) {
+  if (!symbol.allows(size)) {
     refuse(at_dimension(contract.inputs[input], dimension) + ": " + symbol.name + " is " +
            std::to_string(size) + ", the contract allows " + describe_range(symbol));
   }
@@ -104,9 +105,8 @@ void check_expression(const Contract& contract, std::size_t input, std::size_t d
     refuse(where() + ", not " + to_string(expression, symbol.name) + " = " + std::to_string(want) +
            ", for " + describe_binding(contract, symbol, binding));
   }
-  const Interval sizes = solve(expression, got);
-  if (std::max(sizes.min, symbol.min) > std::min(sizes.max, symbol.max)) {
-    refuse(where() + ": no " + symbol.name + " in " + describe_range(symbol) + " gives " +
+  if (!allows_any(symbol, solve(expression, got))) {
+    refuse(where() + ": no " + symbol.name + " of " + describe_range(symbol) + " gives " +
            to_string(expression, symbol.name) + " = " + std::to_string(got));
   }
 }
@@ -146,16 +146,51 @@ void check_input(const Contract& contract, std::size_t input, const at::Tensor& 
   }
 }
 
+/// Checks the first `wanted` inputs, which are all that there are.
+Bindings check_inputs(const Contract& contract, std::span<const at::Tensor> given,
+                      std::size_t wanted) {
+  if (given.size() != wanted) refuse_count(contract, given.size(), wanted);
+  Bindings bindings(contract.symbols.size());
+  for (std::size_t i = 0; i < given.size(); ++i) check_input(contract, i, given[i], bindings);
+  for_each_expression(contract, given,
+                      [&](const auto&... where) { bind_solved(contract, where..., bindings); });
+  for_each_expression(contract, given, [&](const auto&... where) {
+    check_expression(contract, where..., bindings);
+  });
+  return bindings;
+}
+
 }  // namespace
 
+bool Symbol::allows(std::int64_t size) const {
+  if (size < min || size > max || size % multiple_of != 0) return false;
+  return choices.empty() || std::find(choices.begin(), choices.end(), size) != choices.end();
+}
+
 void Contract::check(std::span<const at::Tensor> given) const {
-  if (given.size() != inputs.size()) refuse_count(*this, given.size());
-  Bindings bindings(symbols.size());
-  for (std::size_t i = 0; i < given.size(); ++i) check_input(*this, i, given[i], bindings);
-  for_each_expression(*this, given,
-                      [&](const auto&... where) { bind_solved(*this, where..., bindings); });
-  for_each_expression(*this, given,
-                      [&](const auto&... where) { check_expression(*this, where..., bindings); });
+  check_inputs(*this, given, inputs.size());
+}
+
+Sizes sizes_of(const Contract& contract, std::span<const at::Tensor> own_inputs) {
+  Sizes sizes;
+  for (const Binding& found : check_inputs(contract, own_inputs, contract.own_inputs())) {
+    sizes.push_back(found.input == kUnset ? std::nullopt : std::optional(found.size));
+  }
+  return sizes;
+}
+
+std::string describe_range(const Symbol& symbol) {
+  if (symbol.choices.empty()) {
+    const std::string range = std::to_string(symbol.min) + " to " + std::to_string(symbol.max);
+    if (symbol.multiple_of == 1) return range;
+    return range + ", multiples of " + std::to_string(symbol.multiple_of);
+  }
+  std::string text;
+  for (std::size_t i = 0; i < symbol.choices.size(); ++i) {
+    if (i > 0) text += i + 1 == symbol.choices.size() ? " or " : ", ";
+    text += std::to_string(symbol.choices[i]);
+  }
+  return text;
 }
 
 std::string describe_shape(const TensorSpec& spec, const Contract& contract) {

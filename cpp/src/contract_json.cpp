@@ -7,22 +7,35 @@
 
 #include "expression.h"
 #include "guard.h"
+#include "state_json.h"
 
 namespace exporter {
 namespace {
 
 using nlohmann::json;
 
-constexpr std::int64_t kSchema = 1;
+constexpr std::int64_t kSchema = 2;  // the latest; the first is read too
 
 [[noreturn]] void malformed(const std::string& cause) { throw Error(ErrorKind::artifact, cause); }
+
+/// Throws for a step that is none, and where no size is left.
+void require_sizes(const Symbol& symbol) {
+  if (symbol.multiple_of < 1) malformed("multiple_of of " + symbol.name + " is not positive");
+  const bool none =
+      symbol.max < symbol.min ||
+      (symbol.max >= 0 && symbol.max / symbol.multiple_of * symbol.multiple_of < symbol.min);
+  if (symbol.choices.empty() && none)
+    malformed(symbol.name + " has no size: " + describe_range(symbol));
+}
 
 std::vector<Symbol> read_symbols(const json& node) {
   std::vector<Symbol> symbols;
   for (const auto& [name, range] : node.items()) {
     symbols.push_back({name, range.at("min").get<std::int64_t>(),
                        range.at("max").get<std::int64_t>(),
-                       range.value("choices", std::vector<std::int64_t>())});
+                       range.value("choices", std::vector<std::int64_t>()),
+                       range.value("multiple_of", std::int64_t{1})});
+    require_sizes(symbols.back());
   }
   return symbols;
 }
@@ -58,6 +71,12 @@ std::vector<TensorSpec> read_specs(const json& node, const std::vector<Symbol>& 
   return specs;
 }
 
+std::optional<State> read_state(const json& root, const std::vector<Symbol>& symbols) {
+  const auto node = root.find("state");
+  if (node == root.end() || node->is_null()) return std::nullopt;
+  return read_state(*node, read_specs(node->at("tensors"), symbols));
+}
+
 std::optional<Build> read_build(const json& root) {
   const auto node = root.find("build");
   if (node == root.end() || node->is_null()) return std::nullopt;
@@ -68,8 +87,8 @@ std::optional<Build> read_build(const json& root) {
 Contract read_contract(std::string_view text) {
   const json root = json::parse(text);
   const auto schema = root.at("schema").get<std::int64_t>();
-  if (schema != kSchema) {
-    malformed("schema " + std::to_string(schema) + " is not known, only " +
+  if (schema < 1 || schema > kSchema) {
+    malformed("schema " + std::to_string(schema) + " is not known, only 1 to " +
               std::to_string(kSchema));
   }
   Contract contract;
@@ -83,6 +102,8 @@ Contract read_contract(std::string_view text) {
   contract.outputs = read_specs(root.at("outputs"), contract.symbols);
   contract.operators = root.value("ops", std::vector<std::string>{});
   contract.build = read_build(root);
+  contract.state = read_state(root, contract.symbols);
+  require_places(contract);
   if (contract.device != "cpu" && contract.device != "cuda") {
     malformed("device " + contract.device + " is neither cpu nor cuda");
   }

@@ -1,5 +1,7 @@
 #include <exporter/golden.h>
 
+#include <set>
+
 #include "guard.h"
 #include "tensor_file.h"
 
@@ -8,7 +10,7 @@ namespace {
 
 using Dict = c10::impl::GenericDict;
 
-constexpr std::int64_t kSchema = 1;
+constexpr std::int64_t kSchema = 2;  // the latest; the first is read too
 
 c10::IValue field(const Dict& dict, const char* name) {
   const auto found = dict.find(name);
@@ -53,11 +55,35 @@ void require_references(const GoldenCase& one) {
 }
 
 GoldenCase read_case(const Dict& dict) {
-  GoldenCase one{field(dict, "name").toStringRef(), field(dict, "seed").toInt(),
-                 read_tensors(field(dict, "inputs")), read_tensors(field(dict, "eager")),
-                 read_tensors(field(dict, "reference"))};
+  GoldenCase one{field(dict, "name").toStringRef(),      field(dict, "seed").toInt(),
+                 read_tensors(field(dict, "inputs")),    read_tensors(field(dict, "eager")),
+                 read_tensors(field(dict, "reference")), std::nullopt};
+  const auto step = dict.find("step");
+  if (step != dict.end()) one.step = step->value().toInt();
   require_references(one);
   return one;
+}
+
+/// Steps of a sequence stand one after another, from 0 on.
+void require_sequences(const std::vector<GoldenCase>& cases) {
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    const auto step = cases[i].step.value_or(0);
+    const bool follows = i > 0 && cases[i - 1].step == step - 1;
+    TORCH_CHECK(step == 0 || (step > 0 && follows), "case ", cases[i].name, ", step ", step,
+                ", does not follow step ", step - 1);
+  }
+}
+
+/// Leaves out the cases of these names, and of their sequences what comes after them: a step is
+/// right only where the steps before it were made.
+void leave_out(std::vector<GoldenCase>& cases, const c10::IValue& names) {
+  std::set<std::string> left_out;
+  for (const c10::IValue& name : names.toListRef()) left_out.insert(name.toStringRef());
+  bool broken = false;
+  std::erase_if(cases, [&](const GoldenCase& one) {
+    broken = (broken && one.step.value_or(0) > 0) || left_out.contains(one.name);
+    return broken;
+  });
 }
 
 void take_eager(Golden& golden, const c10::IValue& eager, const std::string& precision) {
@@ -81,9 +107,7 @@ void take_precision(Golden& golden, const Dict& root, const std::string& precisi
   const Dict own = found->value().toGenericDict();
   golden.tolerance = read_tolerance(field(own, "tolerance").toGenericDict());
   take_eager(golden, field(own, "eager"), precision);
-  for (const c10::IValue& name : field(own, "without").toListRef()) {
-    std::erase_if(golden.cases, [&](const auto& one) { return one.name == name.toStringRef(); });
-  }
+  leave_out(golden.cases, field(own, "without"));
   TORCH_CHECK(!golden.cases.empty(), "it has no case for ", precision);
 }
 
@@ -91,13 +115,15 @@ Golden read_golden(const c10::IValue& value, const std::string& precision) {
   TORCH_CHECK(value.isGenericDict(), "it holds no dict");
   const Dict root = value.toGenericDict();
   const auto schema = field(root, "schema").toInt();
-  TORCH_CHECK(schema == kSchema, "schema ", schema, " is not known, only ", kSchema);
+  TORCH_CHECK(schema >= 1 && schema <= kSchema, "schema ", schema, " is not known, only 1 to ",
+              kSchema);
   Golden golden{read_tolerance(field(root, "tolerance").toGenericDict()), {}};
   const c10::IValue cases = field(root, "cases");
   for (const c10::IValue& item : cases.toListRef()) {
     golden.cases.push_back(read_case(item.toGenericDict()));
   }
   TORCH_CHECK(!golden.cases.empty(), "it has no case");
+  require_sequences(golden.cases);
   if (precision != "fp32") take_precision(golden, root, precision);
   return golden;
 }

@@ -17,11 +17,16 @@ class Runner {
   virtual ~Runner() = default;
   virtual std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) = 0;
 
+  /// Restores the initial state of a model that keeps one.
+  virtual void reset() {}
+
   /// How it runs, where that is worth a word.
   virtual std::string note() const { return {}; }
 };
 
-std::unique_ptr<Runner> load_torchscript(const std::filesystem::path& path, at::Device device);
+/// `keeps_state` modules have a method `reset`.
+std::unique_ptr<Runner> load_torchscript(const std::filesystem::path& path, at::Device device,
+                                         bool keeps_state);
 
 /// `serial` packages serve one call at a time, and can be captured into CUDA graphs.
 std::unique_ptr<Runner> load_aotinductor(const std::filesystem::path& path, at::Device device,

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <map>
+#include <span>
 #include <string_view>
 
 #include "archive.h"
@@ -28,22 +29,41 @@ std::vector<at::Tensor> in_order(const c10::IValue& value) {
   return tensors;
 }
 
+/// What the file leaves out of the state is no tensor.
 std::vector<at::Tensor> by_name(const c10::impl::GenericDict& dict, const Contract& contract,
                                 const std::string& file) {
   std::vector<at::Tensor> tensors;
+  std::size_t known = 0;
   for (const TensorSpec& spec : contract.inputs) {
     const auto found = dict.find(spec.name);
-    if (found == dict.end()) {
+    const bool is_there = found != dict.end();
+    if (!is_there && tensors.size() < contract.own_inputs()) {
       throw Error(ErrorKind::contract, file + ": input " + spec.name + " is missing");
     }
-    tensors.push_back(found->value().toTensor());
+    known += is_there ? 1 : 0;
+    tensors.push_back(is_there ? found->value().toTensor() : at::Tensor());
   }
-  if (dict.size() != tensors.size()) {
+  if (dict.size() != known) {
     throw Error(ErrorKind::contract, file + ": " + std::to_string(dict.size()) +
                                          " inputs given, the contract has " +
                                          std::to_string(tensors.size()));
   }
   return tensors;
+}
+
+/// Puts the initial state where the inputs have none of it.
+std::vector<at::Tensor> with_state(std::vector<at::Tensor> inputs, const Contract& contract) {
+  const std::size_t own = contract.own_inputs();
+  if (own == contract.inputs.size() || inputs.size() < own) return inputs;
+  if (inputs.size() == own) inputs.resize(contract.inputs.size());
+  const bool has_all = std::all_of(inputs.begin(), inputs.end(),
+                                   [](const at::Tensor& input) { return input.defined(); });
+  if (has_all || inputs.size() != contract.inputs.size()) return inputs;
+  const auto initial = contract.initial_state(std::span(inputs).first(own));
+  for (std::size_t i = 0; i < initial.size(); ++i) {
+    if (!inputs[own + i].defined()) inputs[own + i] = initial[i];
+  }
+  return inputs;
 }
 
 /// On the CPU, with a storage of its own: a view would carry its whole storage along, and two views
@@ -153,9 +173,11 @@ c10::IValue read_tensor_file(const std::filesystem::path& path) {
 std::vector<at::Tensor> read_inputs(const std::filesystem::path& path, const Contract& contract) {
   const c10::IValue value = read_tensor_file(path);
   return guarded(ErrorKind::golden, path.string() + " cannot be read as inputs", [&] {
-    if (value.isGenericDict()) return by_name(value.toGenericDict(), contract, path.string());
+    if (value.isGenericDict()) {
+      return with_state(by_name(value.toGenericDict(), contract, path.string()), contract);
+    }
     TORCH_CHECK(value.isTuple() || value.isList(), "it holds neither a dict nor a list of tensors");
-    return in_order(value);
+    return with_state(in_order(value), contract);
   });
 }
 

@@ -23,10 +23,13 @@ void flatten(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
 
 class TorchScriptRunner final : public Runner {
  public:
-  TorchScriptRunner(const std::filesystem::path& path, at::Device device)
+  TorchScriptRunner(const std::filesystem::path& path, at::Device device, bool keeps_state)
       : module_(torch::jit::load(path.string(), device, /*load_debug_files=*/false)) {
     // A frozen module has no `training` to change.
     if (module_.hasattr("training")) module_.eval();
+    if (keeps_state) reset_ = module_.find_method("reset");
+    TORCH_CHECK(reset_ || !keeps_state, "it keeps its state, but has no method reset");
+    TORCH_CHECK(!reset_ || reset_->num_inputs() == 1, "its method reset takes arguments");
   }
 
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) override {
@@ -37,14 +40,20 @@ class TorchScriptRunner final : public Runner {
     return outputs;
   }
 
+  void reset() override {
+    if (reset_) (*reset_)({});
+  }
+
  private:
   torch::jit::Module module_;
+  std::optional<torch::jit::Method> reset_;
 };
 
 }  // namespace
 
-std::unique_ptr<Runner> load_torchscript(const std::filesystem::path& path, at::Device device) {
-  return std::make_unique<TorchScriptRunner>(path, device);
+std::unique_ptr<Runner> load_torchscript(const std::filesystem::path& path, at::Device device,
+                                         bool keeps_state) {
+  return std::make_unique<TorchScriptRunner>(path, device, keeps_state);
 }
 
 }  // namespace exporter

@@ -4,10 +4,15 @@ A small model with a dynamic batch, as `model.pt` and `model.pt2`, with its `gol
 ExportedProgram; `bare.pt`, without a contract; `custom.pt` and `custom.pt2`, `meet.pt` and `meet.pt2`, which call
 operators of the library OPERATORS; `deep.pt`, tuples in one another. Does nothing when they are there already, made by
 the same torch and by this file.
+
+Models with state: `stream.pt` and `stream.pt2`, whose caller has it, with `golden_stream.pt`, and `last.pt`;
+`carry.pt`, `carry.pt2` and `carry_frozen.pt2`, which keep it, with `golden_carry.pt`; `carry_batch.pt`, whose state
+follows the batch; `folded.pt2` and `no_reset.pt`, which do not keep what their contracts say.
 """
 
 from __future__ import annotations
 
+import base64
 import functools
 import hashlib
 import json
@@ -120,11 +125,13 @@ def save_packages(model: Model, directory: Path) -> None:
     save_package(program, directory / "model.pt2", contract("compile"))
 
 
-def save_package(program: torch.export.ExportedProgram, package: Path, its_contract: dict[str, Any]) -> None:
+def save_package(
+    program: torch.export.ExportedProgram, package: Path, its_contract: dict[str, Any], **options: bool
+) -> None:
     torch._inductor.aoti_compile_and_package(
         program,
         package_path=str(package),
-        inductor_configs={"cpp.dynamic_threads": True, "aot_inductor.link_libtorch": False},
+        inductor_configs={"cpp.dynamic_threads": True, "aot_inductor.link_libtorch": False, **options},
     )
     with zipfile.ZipFile(package, "a", zipfile.ZIP_STORED) as archive:
         top = archive.namelist()[0].split("/")[0]
@@ -150,6 +157,174 @@ def save_custom(name: str, model: torch.nn.Module, directory: Path) -> None:
     save_package(program, directory / f"{name}.pt2", custom_contract("compile"))
 
 
+CONTEXT = torch.arange(8.0).reshape(1, 8) / 8
+COUNT = 3
+WEIGHTS = torch.arange(1.0, 13.0) / 12
+
+
+class Pure(torch.nn.Module):
+    """A streaming model as a function: what it has seen last, and how many calls there were."""
+
+    def forward(
+        self, x: torch.Tensor, context: torch.Tensor, count: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        joined = torch.cat([context, x], 1)
+        return (joined * WEIGHTS.to(x.dtype)).sum(1) + count, joined[:, 4:].clone(), count + 1
+
+
+class Carrying(torch.nn.Module):
+    """The same, which keeps its state as packages do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weights", WEIGHTS.clone())
+        self.register_buffer("state_0", CONTEXT.clone())
+        self.register_buffer("state_1", torch.tensor(COUNT))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        joined = torch.cat([self.state_0, x], 1)
+        y: torch.Tensor = (joined * self.weights).sum(1) + self.state_1
+        self.state_0.copy_(joined[:, 4:])
+        self.state_1.add_(1)
+        return y
+
+
+class Uncounted(torch.nn.Module):
+    """As Carrying, without a count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weights", WEIGHTS.clone())
+        self.register_buffer("state_0", CONTEXT.clone())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        joined = torch.cat([self.state_0, x], 1)
+        self.state_0.copy_(joined[:, 4:])
+        return (joined * self.weights).sum(1)
+
+
+class Scripted(torch.nn.Module):
+    """The same in TorchScript, which can be reset; its context takes the batch of the first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weights", WEIGHTS.clone())
+        self.register_buffer("initial", CONTEXT.clone())
+        self.context = torch.full((1, 8), 99.0)  # as a call before left it
+        self.count = 99
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.count >= 23:  # after 20 calls
+            raise RuntimeError("the cache is full")
+        joined = torch.cat([self.context.expand(x.size(0), 8), x], 1)
+        y: torch.Tensor = (joined * self.weights).sum(1) + self.count
+        self.context = joined[:, 4:]
+        self.count += 1
+        return y
+
+    @torch.jit.export
+    def reset(self) -> None:
+        self.context = self.initial.clone()
+        self.count = 3
+
+
+class Last(torch.nn.Module):
+    """Gives what it took at the call before: its state is the very tensor that was passed."""
+
+    def forward(self, x: torch.Tensor, last: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return last + 1, x
+
+
+def spec(name: str, dtype: str, *shape: int | str) -> dict[str, Any]:
+    return {"name": name, "dtype": dtype, "shape": list(shape)}
+
+
+def stream_contract(target: str, kept: str, batch: int | str, counts: bool = True) -> dict[str, Any]:
+    data = base64.b64encode(CONTEXT.numpy().tobytes()).decode()
+    tensors = [spec("context", "float32", batch, 8) | {"initial": {"shape": [1, 8], "data": data}}]
+    tensors += [spec("count", "int64") | {"initial": COUNT}] if counts else []
+    outside = [spec(f"state.{t['name']}", t["dtype"], *t["shape"]) for t in tensors] if kept == "outside" else []
+    return {
+        "schema": 2,
+        "model": "streaming",
+        "target": target,
+        "device": "cpu",
+        "inputs": [spec("x", "float32", batch, 4), *outside],
+        "outputs": [spec("y", "float32", batch), *outside],
+        "symbols": {"batch": {"min": 1, "max": 8}} if batch == "batch" else {},
+        "state": {"kept": kept, "tensors": tensors},
+        "torch": torch.__version__,
+    }
+
+
+def save_script(module: Any, path: Path, its_contract: dict[str, Any]) -> None:
+    torch.jit.save(torch.jit.script(module), path, _extra_files={"contract.json": json.dumps(its_contract)})
+
+
+def sequence(batch: int, seed: int, outside: bool) -> list[dict[str, Any]]:
+    """Three calls from the initial state, in float32 and in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    initial = [CONTEXT.expand(batch, 8).clone(), torch.tensor(COUNT)]
+    eager, reference = list(initial), [initial[0].double(), initial[1]]
+    cases = []
+    for step in range(3):
+        x = torch.rand(batch, 4, generator=generator)
+        y, *eager = Pure()(x, *eager)
+        exact, *reference = Pure()(x.double(), *reference)
+        cases.append(
+            {
+                "name": f"batch={batch} step {step}",
+                "seed": seed,
+                "step": step,
+                "inputs": [x, *(initial if outside and step == 0 else [])],
+                "eager": [y, *(eager if outside else [])],
+                "reference": [exact, *(reference if outside else [])],
+            }
+        )
+    return cases
+
+
+def save_stream_golden(path: Path, cases: list[dict[str, Any]]) -> None:
+    usual = {"rtol": 1e-4, "atol": 1e-5, "k": 2.0}
+    precisions = {"bf16": {"tolerance": usual, "eager": [], "without": [cases[4]["name"]]}}
+    torch.save({"schema": 2, "tolerance": usual, "cases": cases, "precisions": precisions}, path)
+
+
+def save_streams(directory: Path) -> None:
+    save_stream_golden(directory / "golden_stream.pt", sequence(1, 0, True) + sequence(2, 1, True))
+    save_stream_golden(directory / "golden_carry.pt", sequence(1, 0, False) + sequence(1, 1, False))
+    x, context, count = torch.rand(2, 4), CONTEXT.expand(2, 8).clone(), torch.tensor(COUNT)
+    traced = torch.jit.trace(Pure(), (x, context, count))
+    extra = {"contract.json": json.dumps(stream_contract("trace", "outside", "batch"))}
+    torch.jit.save(traced, directory / "stream.pt", _extra_files=extra)
+    dynamic = torch.export.Dim.DYNAMIC
+    program = torch.export.export(Pure(), (x, context, count), dynamic_shapes=({0: dynamic}, {0: dynamic}, None))
+    save_package(program, directory / "stream.pt2", stream_contract("compile", "outside", "batch"))
+    save_script(Scripted(), directory / "carry.pt", stream_contract("script", "inside", 1))
+    save_script(Scripted(), directory / "carry_batch.pt", stream_contract("script", "inside", "batch"))
+    save_script(torch.nn.Identity(), directory / "no_reset.pt", stream_contract("script", "inside", 1))
+    last = stream_contract("script", "outside", 1, counts=False)
+    last["state"]["tensors"] = [spec("last", "float32", 1, 4) | {"initial": 0}]
+    last["inputs"][1] = last["outputs"][1] = spec("state.last", "float32", 1, 4)
+    save_script(Last(), directory / "last.pt", last)
+    save_carrying(directory)
+
+
+def save_carrying(directory: Path) -> None:
+    """Packages that keep their state. inductor takes what has one element for a constant, unless it is told not to."""
+    x, kept = torch.rand(1, 4), {"joint_graph_constant_folding": False}
+    program = torch.export.export(Carrying(), (x,))
+    save_package(program, directory / "carry.pt2", stream_contract("compile", "inside", 1), **kept)
+    # Without the counter, which freezing folds.
+    program = torch.export.export(Uncounted(), (x,))
+    package = directory / "carry_frozen.pt2"
+    save_package(program, package, stream_contract("compile", "inside", 1, counts=False), freezing=True)
+    with zipfile.ZipFile(package) as archive, zipfile.ZipFile(directory / "folded.pt2", "w") as folded:
+        for name in archive.namelist():
+            promised = json.dumps(stream_contract("compile", "inside", 1))
+            folded.writestr(name, promised if name.endswith("contract.json") else archive.read(name))
+
+
 def main(directory: Path, operators: Path) -> None:
     stamp = directory / "complete"
     made_by = f"{torch.__version__} {hashlib.sha256(Path(__file__).read_bytes()).hexdigest()}"
@@ -167,6 +342,7 @@ def main(directory: Path, operators: Path) -> None:
         save_packages(model, directory)
         save_custom("custom", Custom().eval(), directory)
         save_custom("meet", Meet().eval(), directory)
+        save_streams(directory)
     torch.save({"tokens": inputs(3, 7)[0], "scale": inputs(3, 7)[1]}, directory / "inputs.pt")
     torch.save(list(inputs(3, 7)), directory / "inputs_list.pt")
     torch.save(functools.reduce(lambda inner, _: (inner,), range(150), ()), directory / "deep.pt")

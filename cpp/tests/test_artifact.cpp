@@ -85,7 +85,7 @@ void enforces_contract(const fs::path& fixtures, const std::string& name) {
   const auto artifact = Artifact::open(fixtures / name);
   const auto run = [&](std::vector<at::Tensor> inputs) { artifact.run(std::move(inputs)); };
   const at::Tensor tokens = at::zeros({9, 6}, at::kLong);
-  EXPECT_ERROR(contract, "batch is 9, the contract allows 1..8", run({tokens, at::ones({9, 4})}));
+  EXPECT_ERROR(contract, "batch is 9, the contract allows 1 to 8", run({tokens, at::ones({9, 4})}));
   EXPECT_ERROR(contract, "tokens: dtype int32", run({tokens.to(at::kInt), at::ones({9, 4})}));
   EXPECT_ERROR(contract, "1 inputs given", run({tokens}));
   EXPECT_ERROR(contract, "scale dim 0 is 2 but batch is 8",
@@ -220,7 +220,7 @@ void runs_operators(const fs::path& fixtures, const fs::path& operators) {
       const at::Tensor x = at::rand({batch, 2 * batch + 1});
       EXPECT(at::allclose(artifact.run({x})[0], (x * 2.0 - 1.0).sum(1)));
     }
-    EXPECT_ERROR(contract, "x dim 1 is 4: no length in 1..64 gives 2*length+1 = 4",
+    EXPECT_ERROR(contract, "x dim 1 is 4: no length of 1 to 64 gives 2*length+1 = 4",
                  artifact.run({at::rand({2, 4})}));
   }
 }

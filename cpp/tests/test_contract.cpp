@@ -2,6 +2,8 @@
 #include <exporter/artifact.h>
 #include <exporter/contract.h>
 
+#include <array>
+
 #include "testing.h"
 
 using exporter::Contract;
@@ -47,8 +49,10 @@ void refuses_bad_json() {
   const auto parse = [](const std::string& text) { return Contract::parse(text, "f.pt"); };
   EXPECT_ERROR(artifact, "f.pt: the contract cannot be read", parse("{"));
   EXPECT_ERROR(artifact, "f.pt", parse("[]"));
-  EXPECT_ERROR(artifact, "schema 2 is not known",
-               parse(replaced("\"schema\": 1", "\"schema\": 2")));
+  for (const std::string schema : {"0", "3", "-1"}) {
+    EXPECT_ERROR(artifact, "schema " + schema + " is not known, only 1 to 2",
+                 parse(replaced("\"schema\": 1", "\"schema\": " + schema)));
+  }
   EXPECT_ERROR(artifact, "unknown dtype, int65", parse(replaced("int64", "int65")));
   EXPECT_ERROR(artifact, "symbol sequence has no range",
                parse(replaced("\"sequence\": {", "\"x\": {")));
@@ -72,9 +76,9 @@ void refuses_number() {
 void refuses_tensors() {
   refuses(0, at::zeros({2, 14}), "ids: dtype float32, the contract wants int64");
   refuses(0, at::zeros({14}, at::kLong), "ids: 1 dimensions, the contract wants 2");
-  refuses(0, at::zeros({65, 14}, at::kLong), "batch is 65, the contract allows 1..64");
-  refuses(0, at::zeros({0, 14}, at::kLong), "batch is 0, the contract allows 1..64");
-  refuses(0, at::zeros({2, 1}, at::kLong), "sequence is 1, the contract allows 2..512");
+  refuses(0, at::zeros({65, 14}, at::kLong), "batch is 65, the contract allows 1 to 64");
+  refuses(0, at::zeros({0, 14}, at::kLong), "batch is 0, the contract allows 1 to 64");
+  refuses(0, at::zeros({2, 1}, at::kLong), "sequence is 1, the contract allows 2 to 512");
   refuses(1, at::zeros({2, 13}, at::kLong), "mask dim 1 is 13 but sequence is 14 (from ids)");
   refuses(2, at::zeros({2, 4, 9}), "image dim 1 is 4, the contract wants 3");
   refuses(2, at::zeros({3, 3, 9}), "image dim 0 is 3 but batch is 2 (from ids)");
@@ -137,7 +141,8 @@ void follows_a_known_symbol() {
                check_sizes(c, 12, 3, 5));
   EXPECT_ERROR(contract, "y dim 0 is 2, not (n+1)//2 = 3, for n is 5 (from z)",
                check_sizes(c, 11, 2, 5));
-  EXPECT_ERROR(contract, "z dim 0: n is 21, the contract allows 2..20", check_sizes(c, 43, 11, 21));
+  EXPECT_ERROR(contract, "z dim 0: n is 21, the contract allows 2 to 20",
+               check_sizes(c, 43, 11, 21));
 }
 
 void solves_for_a_symbol() {
@@ -145,18 +150,22 @@ void solves_for_a_symbol() {
   check_sizes(c, 2, 14, 1);
   EXPECT_ERROR(contract, "x dim 0 is 3, not n//2 = 2, for n is 5 (from y)",
                check_sizes(c, 3, 14, 1));
-  EXPECT_ERROR(contract, "y dim 0 is 15: no n in 2..20 gives 3*n-1 = 15", check_sizes(c, 2, 15, 1));
-  EXPECT_ERROR(contract, "y dim 0: n is 21, the contract allows 2..20", check_sizes(c, 10, 62, 1));
-  EXPECT_ERROR(contract, "y dim 0: n is 1, the contract allows 2..20", check_sizes(c, 0, 2, 1));
+  EXPECT_ERROR(contract, "y dim 0 is 15: no n of 2 to 20 gives 3*n-1 = 15",
+               check_sizes(c, 2, 15, 1));
+  EXPECT_ERROR(contract, "y dim 0: n is 21, the contract allows 2 to 20",
+               check_sizes(c, 10, 62, 1));
+  EXPECT_ERROR(contract, "y dim 0: n is 1, the contract allows 2 to 20", check_sizes(c, 0, 2, 1));
 }
 
 void bounds_an_unknown_symbol() {
   const Contract c = of_sizes("n//4", "(3*n)//2", "m");
   check_sizes(c, 0, 3, 1);
   check_sizes(c, 5, 30, 1);
-  EXPECT_ERROR(contract, "x dim 0 is 6: no n in 2..20 gives n//4 = 6", check_sizes(c, 6, 30, 1));
-  EXPECT_ERROR(contract, "y dim 0 is 2: no n in 2..20 gives (3*n)//2 = 2", check_sizes(c, 0, 2, 1));
-  EXPECT_ERROR(contract, "y dim 0 is 5: no n in 2..20 gives (3*n)//2 = 5", check_sizes(c, 0, 5, 1));
+  EXPECT_ERROR(contract, "x dim 0 is 6: no n of 2 to 20 gives n//4 = 6", check_sizes(c, 6, 30, 1));
+  EXPECT_ERROR(contract, "y dim 0 is 2: no n of 2 to 20 gives (3*n)//2 = 2",
+               check_sizes(c, 0, 2, 1));
+  EXPECT_ERROR(contract, "y dim 0 is 5: no n of 2 to 20 gives (3*n)//2 = 5",
+               check_sizes(c, 0, 5, 1));
 }
 
 void reads_operators() {
@@ -208,7 +217,168 @@ void knows_entries() {
                                    at::zeros({8, 3, 9})};
   c.check(given);
   given[0] = at::zeros({9, 14}, at::kLong);
-  EXPECT_ERROR(contract, "batch is 9, the contract allows 1, 8, 64", c.check(given));
+  EXPECT_ERROR(contract, "batch is 9, the contract allows 1, 8 or 64", c.check(given));
+}
+
+void follows_steps() {
+  const auto of_step = [](const std::string& symbol) {
+    return Contract::parse(
+        R"({"schema": 2, "model": "m", "target": "trace", "device": "cpu", "outputs": [],
+            "inputs": [{"name": "image", "dtype": "float32", "shape": [1, 3, "height"]},
+                       {"name": "half", "dtype": "float32", "shape": ["(height+1)//2"]},
+                       {"name": "other", "dtype": "float32", "shape": ["width//4"]}],
+            "symbols": {"height": {"min": 32, "max": 512, "multiple_of": 2},
+                        "width": )" +
+            symbol + "}}",
+        "f.pt");
+  };
+  const Contract c = of_step(R"({"min": 1, "max": 90, "multiple_of": 16})");
+  const auto check = [&](std::int64_t height, std::int64_t half, std::int64_t quarter) {
+    c.check(std::vector<at::Tensor>{at::zeros({1, 3, height}), at::zeros({half}),
+                                    at::zeros({quarter})});
+  };
+  for (const std::int64_t width : {16, 32, 80}) check(32, 16, width / 4);
+  check(512, 256, 4);
+  EXPECT_ERROR(contract, "image dim 2: height is 33, the contract allows 32 to 512, multiples of 2",
+               check(33, 17, 4));
+  EXPECT_ERROR(contract, "height is 514, the contract allows 32 to 512", check(514, 257, 4));
+  EXPECT_ERROR(contract, "half dim 0 is 18, not (height+1)//2 = 17, for height is 34",
+               check(34, 18, 4));
+  for (const std::int64_t quarter : {0, 3, 5, 24}) {
+    EXPECT_ERROR(contract, "no width of 1 to 90, multiples of 16 gives width//4",
+                 check(32, 16, quarter));
+  }
+  for (const std::string step : {"0", "-2", "\"2\"", "null"}) {
+    EXPECT_ERROR(artifact, "f.pt: the contract cannot be read",
+                 of_step(R"({"min": 1, "max": 90, "multiple_of": )" + step + "}"));
+  }
+  EXPECT_ERROR(artifact, "width has no size: 33 to 47, multiples of 16",
+               of_step(R"({"min": 33, "max": 47, "multiple_of": 16})"));
+  const Contract entries = of_step(R"({"min": 1, "max": 90, "choices": [16, 40]})");
+  const std::vector<at::Tensor> given = {at::zeros({1, 3, 32}), at::zeros({16}), at::zeros({5})};
+  EXPECT_ERROR(contract, "no width of 16 or 40 gives width//4 = 5", entries.check(given));
+}
+
+const std::string kContext =
+    R"({"name": "context", "dtype": "float32", "shape": ["batch", 2], "initial": 0.5})";
+const std::string kPlaces =
+    R"({"name": "state.context", "dtype": "float32", "shape": ["batch", 2]})";
+
+/// A contract with a state; where the caller has it, `places` are the last inputs and outputs.
+Contract of_state(const std::string& kept, const std::string& tensors, const std::string& places) {
+  const std::string rest = places.empty() ? "" : ", " + places;
+  return Contract::parse(
+      R"({"schema": 2, "model": "m", "target": "trace", "device": "cpu",
+          "inputs": [{"name": "x", "dtype": "float32", "shape": ["batch", "(n+1)//2"]})" +
+          rest + R"(], "outputs": [{"name": "y", "dtype": "float32", "shape": []})" + rest +
+          R"(], "symbols": {"batch": {"min": 1, "max": 8}, "n": {"min": 1, "max": 8}},
+          "state": {"kept": ")" +
+          kept + R"(", "tensors": [)" + tensors + "]}}",
+      "f.pt");
+}
+
+/// A state of the artifact's own with one tensor of this dtype, shape and initial value.
+Contract of_initial(const std::string& dtype, const std::string& shape,
+                    const std::string& initial) {
+  return of_state("inside",
+                  R"({"name": "s", "dtype": ")" + dtype + R"(", "shape": )" + shape +
+                      R"(, "initial": )" + initial + "}",
+                  "");
+}
+
+void reads_states() {
+  EXPECT(!contract().state && !contract().keeps_state());
+  EXPECT(contract().initial_state(inputs()).empty());
+  const Contract c = of_state("outside", kContext, kPlaces);
+  EXPECT(!c.keeps_state());
+  EXPECT_EQUAL(c.own_inputs(), 1u);
+  EXPECT_EQUAL(c.own_outputs(), 1u);
+  const std::vector<at::Tensor> given = {at::zeros({3, 1})};
+  const auto initial = c.initial_state(given);
+  EXPECT_EQUAL(initial.size(), 1u);
+  EXPECT(at::equal(initial[0], at::full({3, 2}, 0.5)));
+  initial[0].fill_(9);
+  EXPECT(at::equal(c.initial_state(given)[0], at::full({3, 2}, 0.5)));
+  EXPECT_ERROR(contract, "2 inputs given, the contract has 1 beside its state: x",
+               c.initial_state(std::vector<at::Tensor>{given[0], given[0]}));
+  EXPECT_ERROR(contract, "batch is 9", c.initial_state(std::vector<at::Tensor>{at::zeros({9, 1})}));
+  const Contract inside = of_state("inside", kContext, "");
+  EXPECT(inside.keeps_state());
+  EXPECT_EQUAL(inside.own_inputs(), inside.inputs.size());
+  const Contract unknown = of_initial("int64", R"(["n"])", "1");  // (n+1)//2 does not tell n
+  EXPECT_ERROR(contract, "state.s cannot be made: the inputs do not tell n",
+               unknown.initial_state(given));
+}
+
+void reads_initial_values() {
+  const std::vector<at::Tensor> given = {at::zeros({2, 1})};
+  const auto read = [&](const std::string& dtype, const std::string& shape,
+                        const std::string& initial) {
+    return of_initial(dtype, shape, initial).initial_state(given)[0];
+  };
+  EXPECT(at::equal(read("int64", "[]", "9007199254740993"),
+                   at::scalar_tensor(9007199254740993, at::kLong)));
+  EXPECT_EQUAL(read("uint64", "[1]", "18446744073709551615").const_data_ptr<std::uint64_t>()[0],
+               18446744073709551615u);
+  EXPECT(at::equal(read("bool", "[2]", "1"), at::ones({2}, at::kBool)));
+  EXPECT(at::equal(read("float16", "[1]", "-0.5"), at::full({1}, -0.5, at::kHalf)));
+  const at::Tensor numbers = at::tensor({1.0f, -2.0f});  // 0000803f 000000c0
+  EXPECT(at::equal(read("float32", "[2]", R"({"shape": [2], "data": "AACAPwAAAMA="})"), numbers));
+  EXPECT(
+      at::equal(read("float32", R"(["batch", 2])", R"({"shape": [1, 2], "data": "AACAPwAAAMA="})"),
+                numbers.expand({2, 2})));
+  EXPECT_EQUAL(read("float32", R"(["batch", null])", R"({"shape": [1, 0], "data": ""})").numel(),
+               0);
+  EXPECT(at::equal(read("bool", "[3]", R"({"shape": [3], "data": "AQAB"})"),
+                   at::tensor({1, 0, 1}).to(at::kBool)));
+}
+
+void refuses_states() {
+  const std::string two_names = kContext + ", " + kContext;
+  EXPECT_ERROR(artifact, "state kept nowhere is neither", of_state("nowhere", kContext, ""));
+  EXPECT_ERROR(artifact, "the state has no tensors", of_state("inside", "", ""));
+  EXPECT_ERROR(artifact, "the name stands twice", of_state("inside", two_names, ""));
+  EXPECT_ERROR(artifact, "input x stands where state.context should",
+               of_state("outside", kContext, ""));
+  EXPECT_ERROR(artifact, "stands where state.context should",
+               of_state("outside", kContext,
+                        kPlaces + ", " + kPlaces.substr(0, 10) + "y" + kPlaces.substr(10)));
+  const auto places = [](const std::string& rest) {
+    return R"({"name": "state.context", )" + rest + "}";
+  };
+  EXPECT_ERROR(artifact, "differs from its state in dtype or rank",
+               of_state("outside", kContext, places(R"("dtype": "int64", "shape": ["batch", 2])")));
+  EXPECT_ERROR(
+      artifact, "differs from its state in shape",
+      of_state("outside", kContext, places(R"("dtype": "float32", "shape": ["batch", 3])")));
+  const std::vector<std::array<std::string, 3>> hostile = {
+      {"float33", "[]", "0"},
+      {"float32", "[]", "null"},
+      {"float32", "[]", "\"0\""},
+      {"float32", "[]", "[0]"},
+      {"bool", "[]", "2"},
+      {"int64", "[]", "0.5"},
+      {"uint8", "[]", "300"},
+      {"float32", "[-1]", "0"},
+      {"float32", "[null]", "0"},
+      {"float32", R"(["k"])", "0"},
+      {"float32", "[2]", R"({"shape": [2]})"},
+      {"float32", "[2]", R"({"shape": [2], "data": 3})"},
+      {"float32", "[2]", R"({"shape": [2], "data": "AACAPwAAAMA"})"},
+      {"float32", "[2]", R"({"shape": [2], "data": "AACAPwAA*MA="})"},
+      {"float32", "[2]", R"({"shape": [2], "data": "AACAPw=="})"},
+      {"float32", "[2]", R"({"shape": [-2], "data": "AACAPwAAAMA="})"},
+      {"float32", "[2]", R"({"shape": [4611686018427387904, 4], "data": ""})"},
+      {"float32", "[3]", R"({"shape": [2], "data": "AACAPwAAAMA="})"},
+      {"float32", R"(["batch"])", R"({"shape": [2], "data": "AACAPwAAAMA="})"},
+      {"float32", "[2]", R"({"shape": [1, 2], "data": "AACAPwAAAMA="})"},
+      {"bool", "[3]", R"({"shape": [3], "data": "AQAC"})"}};
+  for (const auto& [dtype, shape, initial] : hostile) {
+    EXPECT_ERROR(artifact, "f.pt: the contract cannot be read", of_initial(dtype, shape, initial));
+  }
+  const Contract huge = of_initial("float32", "[4611686018427387904, 4]", "0");
+  EXPECT_ERROR(runtime, "state.s cannot be made",
+               huge.initial_state(std::vector<at::Tensor>{at::zeros({1, 1})}));
 }
 
 }  // namespace
@@ -228,5 +398,9 @@ int main() {
                        {"reads builds", reads_builds},
                        {"knows where kernels run", knows_where_kernels_run},
                        {"names what the CPU lacks", names_what_the_cpu_lacks},
-                       {"knows entries", knows_entries}});
+                       {"knows entries", knows_entries},
+                       {"follows steps", follows_steps},
+                       {"reads states", reads_states},
+                       {"reads initial values", reads_initial_values},
+                       {"refuses states", refuses_states}});
 }

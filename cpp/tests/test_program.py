@@ -22,6 +22,8 @@ FIXTURES = Path(sys.argv[2])
 OPERATORS, OPERATORS_LINKED_TO_PYTHON = sys.argv[3:5]
 MODELS = ("model.pt", "model.pt2")
 CUSTOM = ("custom.pt", "custom.pt2")
+STREAMS = ("stream.pt", "stream.pt2")
+STATEFUL = dict.fromkeys(STREAMS, "golden_stream.pt") | dict.fromkeys(("carry.pt", "carry.pt2"), "golden_carry.pt")
 
 
 def call(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -105,6 +107,28 @@ class Commands(unittest.TestCase):
         self.assertEqual(done.returncode, 1)
         self.assertIn("1 inputs given, the contract has 2", done.stdout)
 
+    def test_verify_expects_a_refusal_outside_the_contract(self) -> None:
+        golden = torch.load(FIXTURES / "golden.pt", weights_only=True)
+        beyond = [tensor.expand(9, -1) for tensor in golden["cases"][0]["inputs"]]
+        golden["cases"].append({**golden["cases"][0], "name": "batch=9", "inputs": beyond})
+        torch.save(golden, self.directory / "golden.pt")
+        words = [FIXTURES / "model.pt", "--golden", self.directory / "golden.pt"]
+        done = call("verify", *words)
+        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertIn("(4 cases, 0 failed, 1 refused as its contract says)", done.stdout)
+        (answer,) = [json.loads(line) for line in call("session", *words, stdin="check\n").stdout.splitlines()[1:]]
+        case = answer["cases"][-1]
+        self.assertEqual((case["error"], case["outputs"]), (case["refused"], []))
+        self.assertIn("batch is 9, the contract allows 1 to 8", case["refused"])
+        golden["cases"][-1]["inputs"] = golden["cases"][0]["inputs"]  # which it takes
+        torch.save(golden, self.directory / "golden.pt")
+        done = call("verify", *words)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("batch=9 seed 1: its contract does not allow that, and it was not refused", done.stdout)
+        golden["cases"][-1]["inputs"] = beyond
+        torch.save(golden | {"cases": golden["cases"][-1:]}, self.directory / "golden.pt")
+        self.assertEqual(call("verify", *words).returncode, 1)
+
     def test_verify_refuses_a_truncated_golden(self) -> None:
         (self.directory / "golden.pt").write_bytes((FIXTURES / "golden.pt").read_bytes()[:2000])
         done = call("verify", FIXTURES / "model.pt", "--golden", self.directory / "golden.pt")
@@ -162,6 +186,114 @@ class Commands(unittest.TestCase):
                 self.assertEqual(list(written), ["probabilities", "label"])
                 torch.testing.assert_close(tuple(written.values()), expected)
         self.assertEqual([p.name for p in self.directory.iterdir()], ["outputs.pt"])
+
+    def test_run_begins_from_the_initial_state(self) -> None:
+        golden = torch.load(FIXTURES / "golden_stream.pt", weights_only=True)["cases"]
+        example = golden[3]
+        x, context, count = example["inputs"]
+        inputs, outputs = self.directory / "inputs.pt", self.directory / "outputs.pt"
+        for model in STREAMS:
+            for given in ({"x": x}, [x], {"x": x, "state.context": context}, example["inputs"]):
+                torch.save(given, inputs)
+                done = call("run", FIXTURES / model, "--inputs", inputs, "--outputs", outputs)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                written = torch.load(outputs, weights_only=True)
+                self.assertEqual(list(written), ["y", "state.context", "state.count"])
+                torch.testing.assert_close(list(written.values()), example["eager"])
+            torch.save({"x": x, "state.count": count + 2}, inputs)
+            call("run", FIXTURES / model, "--inputs", inputs, "--outputs", outputs)
+            torch.testing.assert_close(torch.load(outputs, weights_only=True)["y"], example["eager"][0] + 2)
+            torch.save({"x": x, "state.other": count}, inputs)
+            done = call("run", FIXTURES / model, "--inputs", inputs, "--outputs", outputs)
+            self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1))
+
+    def test_run_streams(self) -> None:
+        outputs = self.directory / "outputs.pt"
+        for model, golden in STATEFUL.items():
+            cases = torch.load(FIXTURES / golden, weights_only=True)["cases"][:3]
+            words = []
+            for case in cases:
+                torch.save({"x": case["inputs"][0]}, self.directory / f"{case['step']}.pt")
+                words += ["--inputs", self.directory / f"{case['step']}.pt"]
+            done = call("run", FIXTURES / model, *words, "--outputs", outputs)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            written = torch.load(outputs, weights_only=True)
+            self.assertEqual(list(written), ["0.y", "1.y", "2.y"])
+            torch.testing.assert_close(list(written.values()), [case["eager"][0] for case in cases])
+        given = ["--inputs", FIXTURES / "inputs.pt"] * 2
+        done = call("run", FIXTURES / "model.pt", *given, "--outputs", outputs)
+        self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1))
+        self.assertIn("model.pt has no state", done.stderr)
+
+    def test_info_shows_the_state(self) -> None:
+        self.assertIn("1 to 8", call("info", FIXTURES / "model.pt").stdout)
+        inside, outside = (call("info", FIXTURES / model).stdout for model in ("carry.pt", "stream.pt"))
+        self.assertIn("state, kept inside", inside)
+        self.assertRegex(inside, r"context +float32 +\[1, 8\]\n +count +int64 +\[\]")
+        self.assertIn("the last 2 outputs are the last inputs of the next", outside)
+
+    def test_verify_follows_sequences(self) -> None:
+        for model, golden in STATEFUL.items():
+            done = call("verify", FIXTURES / model, "--golden", FIXTURES / golden, "--verbose")
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            self.assertIn("seed 0 step 2", done.stdout)
+            self.assertIn("(6 cases, 0 failed)", done.stdout)
+
+    def test_verify_uses_the_state_of_the_artifact_itself(self) -> None:
+        golden = torch.load(FIXTURES / "golden_stream.pt", weights_only=True)
+        for case in golden["cases"]:
+            for tensors in (case["eager"], case["reference"]):
+                tensors[1] += 1  # the context alone is another
+        torch.save(golden, self.directory / "golden.pt")
+        for model in STREAMS:
+            words = [FIXTURES / model, "--golden", self.directory / "golden.pt", "--json"]
+            cases = json.loads(call("verify", *words).stdout)["cases"]
+            verdicts = [[output["verdict"] == "FAIL" for output in case["outputs"]] for case in cases]
+            self.assertEqual(verdicts, [[False, True, False]] * 6)
+
+    def test_verify_ends_a_sequence_that_is_refused(self) -> None:
+        for model, name in STATEFUL.items():
+            golden = torch.load(FIXTURES / name, weights_only=True)
+            golden["cases"][1]["inputs"][0] = golden["cases"][1]["inputs"][0].double()
+            torch.save(golden, self.directory / "golden.pt")
+            words = [FIXTURES / model, "--golden", self.directory / "golden.pt", "--json"]
+            refused = [case.get("refused", "") for case in json.loads(call("verify", *words).stdout)["cases"]]
+            self.assertEqual(["dtype float64" in text for text in refused], [False, True, True, False, False, False])
+
+    def test_verify_ends_a_sequence_whose_step_raised(self) -> None:
+        first = torch.load(FIXTURES / "golden_carry.pt", weights_only=True)["cases"][0]
+        golden = torch.load(FIXTURES / "golden_carry.pt", weights_only=True)
+        golden["cases"] = [{**first, "name": f"step {step}", "step": step} for step in range(22)] + [first]
+        torch.save(golden, self.directory / "golden.pt")
+        words = [FIXTURES / "carry.pt", "--golden", self.directory / "golden.pt", "--json"]
+        errors = [case["error"] for case in json.loads(call("verify", *words).stdout)["cases"]]
+        self.assertEqual(errors[:20] + errors[21:], [""] * 20 + ["the step before failed", ""])
+        self.assertIn("the cache is full", errors[20])  # which holds 20 calls
+
+    def test_verify_refuses_steps_out_of_order(self) -> None:
+        for steps in ((1, 2, 3), (0, 2, 3), (0, 1, -1)):
+            golden = torch.load(FIXTURES / "golden_stream.pt", weights_only=True)
+            for case, step in zip(golden["cases"], steps, strict=False):
+                case["step"] = step
+            torch.save(golden, self.directory / "golden.pt")
+            done = call("verify", FIXTURES / "stream.pt", "--golden", self.directory / "golden.pt")
+            self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1))
+            self.assertIn("does not follow step", done.stderr)
+
+    def test_what_is_timed_begins_anew(self) -> None:
+        given = [FIXTURES / "carry.pt", "--golden", FIXTURES / "golden_carry.pt"]
+        done = call("bench", *given, "--windows", 2, "--runs", 40)  # its cache holds 20 calls
+        self.assertEqual(done.returncode, 0, done.stderr)
+        done = call("bench", *given, "--callers", 2)
+        self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1))
+        self.assertIn("keeps its state, which serves one caller", done.stderr)
+        done = call("session", *given, stdin="time 40\ncheck\ntime 40\ncheck\n")
+        answers = [json.loads(line) for line in done.stdout.splitlines()]
+        self.assertEqual([a["event"] for a in answers], ["ready", "time", "check", "time", "check"])
+        for check in answers[2::2]:
+            self.assertEqual(
+                {o["verdict"] for c in check["cases"] for o in c["outputs"]} - {"exact", "rounding"}, set()
+            )
 
     def test_a_gpu_is_looked_for_in_libtorch(self) -> None:
         done = call("verify", FIXTURES / "model.pt", "--device", "cuda:77")

@@ -6,6 +6,12 @@
 
 #include <iostream>
 
+/// The smallest size that a symbol may have.
+std::int64_t smallest(const exporter::Symbol& symbol) {
+  if (!symbol.choices.empty()) return symbol.choices.front();
+  return (symbol.min + symbol.multiple_of - 1) / symbol.multiple_of * symbol.multiple_of;
+}
+
 /// Zeros, with every dimension that may vary at its smallest size.
 at::Tensor example(const exporter::TensorSpec& spec, const exporter::Contract& contract) {
   std::vector<std::int64_t> sizes;
@@ -14,8 +20,8 @@ at::Tensor example(const exporter::TensorSpec& spec, const exporter::Contract& c
     const auto* symbol = std::get_if<std::size_t>(&dimension);
     const auto* derived = std::get_if<exporter::Expression>(&dimension);
     sizes.push_back(fixed     ? *fixed
-                    : symbol  ? contract.symbols[*symbol].min
-                    : derived ? derived->at(contract.symbols[derived->symbol].min)
+                    : symbol  ? smallest(contract.symbols[*symbol])
+                    : derived ? derived->at(smallest(contract.symbols[derived->symbol]))
                               : 1);
   }
   return at::zeros(sizes, spec.dtype);

@@ -43,17 +43,20 @@ struct OpenOptions {
   int threads = 0;
   /// Calls that a compiled package serves at the same time, each with a runner of its own; they
   /// share the weights. Further calls wait. Unless given, as many as there are cores on the CPU,
-  /// and 1 on a GPU, where each runner loads the kernels anew.
+  /// and 1 on a GPU, where each runner loads the kernels anew. A package that keeps its state has
+  /// one, whatever is given.
   std::optional<int> runners = std::nullopt;
   /// On a GPU: how many shapes are captured into CUDA graphs, each when it is met first; other
   /// shapes run as they are. 0 captures none; unless given, it is 8 where this build can capture. A
-  /// captured package serves one call of a shape at a time.
+  /// captured package serves one call of a shape at a time. An artifact that keeps its state is not
+  /// captured.
   std::optional<int> cuda_graphs = std::nullopt;
   /// Libraries of operators outside torch's own, loaded first; see `load_operators`.
   std::vector<std::filesystem::path> operators = {};
 };
 
 class Runner;
+class Stream;
 
 /// A loaded model with its contract.
 ///
@@ -80,8 +83,19 @@ class Artifact {
   /// the contract's order, on `device()`. On a GPU the work may still be running: see
   /// `synchronize`. Throws Error(contract) before anything runs, Error(runtime) when the model
   /// fails. May be called from several threads; a compiled package serves as many at a time as it
-  /// has runners.
+  /// has runners. An artifact that keeps its state serves one at a time, and throws Error(contract)
+  /// for a size that its state was not made for; what one call leaves, the next call finds, whoever
+  /// makes it.
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) const;
+
+  /// Restores the initial state of an artifact that keeps one, as it was opened; does nothing for
+  /// others. Waits for calls in progress. Throws Error(runtime) when the model fails.
+  void reset() const;
+
+  /// A sequence of calls that feeds the state of each to the next, from the initial state on; see
+  /// exporter/stream.h. Throws Error(usage) for an artifact without state.
+  Stream stream() const&;
+  Stream stream() && = delete;
 
   /// How the model runs, where that is worth a word: "CUDA graph", or why there is none. Empty
   /// otherwise.

@@ -20,6 +20,10 @@ struct Symbol {
   std::int64_t max;
   /// The sizes that alone it may have, one entry of the artifact for each; empty: all of the range.
   std::vector<std::int64_t> choices = {};
+  /// Its step: only multiples of this are allowed.
+  std::int64_t multiple_of = 1;
+
+  bool allows(std::int64_t size) const;
 };
 
 /// A size that follows from a symbol's: (factor * size + offset) / divisor, rounded down.
@@ -31,6 +35,8 @@ struct Expression {
 
   /// Its value where the symbol has this size.
   std::int64_t at(std::int64_t size) const;
+
+  bool operator==(const Expression&) const = default;
 };
 
 /// A dimension: std::int64_t, a fixed size; std::size_t, an index into Contract::symbols;
@@ -42,6 +48,22 @@ struct TensorSpec {
   std::string name;
   at::ScalarType dtype;
   std::vector<Dimension> shape;
+};
+
+/// What one call leaves behind for the next.
+struct State {
+  /// Who has it between calls: the artifact, or the caller, who passes it as the last inputs and
+  /// gets it back as the last outputs, both named `state.NAME`.
+  enum class Kept { inside, outside };
+
+  struct Tensor {
+    TensorSpec spec;  ///< its name is without `state.`
+    at::Tensor
+        initial;  ///< on the CPU; broadcasts to the shape, with 1 where that follows a symbol
+  };
+
+  Kept kept;
+  std::vector<Tensor> tensors;
 };
 
 /// What the machine code in an artifact was built for, and with.
@@ -57,7 +79,7 @@ struct Build {
   bool runs_on(int major, int minor) const;
 };
 
-/// Names, dtypes and shapes of an artifact's inputs and outputs (docs/formats.md, schema 1).
+/// Names, dtypes and shapes of an artifact's inputs and outputs (docs/formats.md, schema 2).
 struct Contract {
   std::string model;
   std::string target;  ///< the route that made the artifact, such as "trace"
@@ -72,13 +94,27 @@ struct Contract {
   std::vector<std::string> operators;
   /// Where the artifact holds machine code, and was made since that is recorded.
   std::optional<Build> build;
+  /// Where a call changes what the next gives.
+  std::optional<State> state;
 
   /// Reads a contract from JSON. Throws Error(artifact), with `where` as its first words, when the
   /// text is not a contract or has another schema.
   static Contract parse(std::string_view json, std::string_view where);
 
+  /// Whether the artifact itself has a state, so that the same inputs give other outputs next time.
+  bool keeps_state() const { return state && state->kept == State::Kept::inside; }
+
+  /// How many inputs, and outputs, there are without the state's, which are the last.
+  std::size_t own_inputs() const;
+  std::size_t own_outputs() const;
+
+  /// The state before the first call, for the sizes of these inputs, which are those without the
+  /// state's: new tensors on the CPU, none where there is no state. Throws Error(contract) when the
+  /// inputs do not fit, or do not tell a size that the state has.
+  std::vector<at::Tensor> initial_state(std::span<const at::Tensor> inputs) const;
+
   /// Throws Error(contract) unless `inputs` fit: their number; then dtype, rank, fixed sizes,
-  /// ranges and equal symbols of each; then what follows from symbols. Takes well under a
+  /// ranges, steps and equal symbols of each; then what follows from symbols. Takes well under a
   /// microsecond a tensor; the values are not looked at.
   void check(std::span<const at::Tensor> inputs) const;
 };
@@ -91,5 +127,9 @@ std::optional<at::ScalarType> dtype_from_name(std::string_view name);
 
 /// A shape as text, such as "[batch, 2*sequence+1, 768]"; `?` stands for anything.
 std::string describe_shape(const TensorSpec& spec, const Contract& contract);
+
+/// The sizes that a symbol may have, such as "1 to 64", "1, 8 or 32" or "32 to 512, multiples of
+/// 2".
+std::string describe_range(const Symbol& symbol);
 
 }  // namespace exporter

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,9 +19,13 @@ struct GoldenCase {
   std::vector<at::Tensor> inputs;
   std::vector<at::Tensor> eager;      ///< in eager's own dtype, computed in the precision read for
   std::vector<at::Tensor> reference;  ///< float64 where eager is floating, else as in eager
+  /// Which call of a sequence it is: 0 begins from the initial state, others go on from the case
+  /// before. Where the caller has the state, others have the inputs without it. Without a step, the
+  /// case stands alone.
+  std::optional<std::int64_t> step;
 };
 
-/// Cases, with the tolerance that was fixed for them (docs/formats.md, schema 1). The first case is
+/// Cases, with the tolerance that was fixed for them (docs/formats.md, schema 2). The first case is
 /// the example: the one that is timed. There is at least one.
 struct Golden {
   Tolerance tolerance;
@@ -33,8 +38,9 @@ struct Golden {
 };
 
 /// Reads what `torch.save` wrote: a dict of name to tensor with the contract's names, or a list or
-/// tuple in its order. Returns the tensors in the contract's order. Throws Error(golden) when the
-/// file cannot be read, Error(contract) for missing or unknown names.
+/// tuple in its order. Returns the tensors in the contract's order; `state.NAME` that the file
+/// leaves out is the initial state. Throws Error(golden) when the file cannot be read,
+/// Error(contract) for missing or unknown names.
 std::vector<at::Tensor> read_inputs(const std::filesystem::path& path, const Contract& contract);
 
 /// Writes a dict of name to tensor that `torch.load(path, weights_only=True)` reads. The file is

@@ -1,0 +1,98 @@
+#include "state.h"
+
+#include <ATen/ops/empty.h>
+#include <exporter/error.h>
+
+#include "guard.h"
+
+namespace exporter {
+namespace {
+
+/// The symbol that a dimension follows; none where it is fixed or may be anything.
+std::optional<std::size_t> symbol_of(const Dimension& dimension) {
+  if (const auto* symbol = std::get_if<std::size_t>(&dimension)) return *symbol;
+  if (const auto* expression = std::get_if<Expression>(&dimension)) return expression->symbol;
+  return std::nullopt;
+}
+
+std::int64_t size_of(const Contract& contract, const State::Tensor& tensor, std::size_t index,
+                     const Sizes& sizes) {
+  const Dimension& dimension = tensor.spec.shape[index];
+  if (const auto* fixed = std::get_if<std::int64_t>(&dimension)) return *fixed;
+  const auto symbol = symbol_of(dimension);
+  // What may be anything begins with the size that `initial` has there.
+  if (!symbol) {
+    const auto missing = static_cast<std::int64_t>(tensor.spec.shape.size()) - tensor.initial.dim();
+    return tensor.initial.size(static_cast<std::int64_t>(index) - missing);
+  }
+  if (!sizes[*symbol]) {
+    throw Error(ErrorKind::contract, "state." + tensor.spec.name +
+                                         " cannot be made: the inputs do not tell " +
+                                         contract.symbols[*symbol].name);
+  }
+  const auto* expression = std::get_if<Expression>(&dimension);
+  const std::int64_t size = expression ? expression->at(*sizes[*symbol]) : *sizes[*symbol];
+  if (size >= 0) return size;
+  throw Error(ErrorKind::contract, "state." + tensor.spec.name + " dim " + std::to_string(index) +
+                                       " is " + std::to_string(size) + " at " +
+                                       contract.symbols[*symbol].name + " " +
+                                       std::to_string(*sizes[*symbol]));
+}
+
+}  // namespace
+
+std::size_t Contract::own_inputs() const {
+  return inputs.size() - (state && !keeps_state() ? state->tensors.size() : 0);
+}
+
+std::size_t Contract::own_outputs() const {
+  return outputs.size() - (state && !keeps_state() ? state->tensors.size() : 0);
+}
+
+std::vector<at::Tensor> Contract::initial_state(std::span<const at::Tensor> given) const {
+  std::vector<at::Tensor> made;
+  if (!state) return made;
+  const Sizes sizes = sizes_of(*this, given);
+  for (const State::Tensor& tensor : state->tensors) {
+    made.push_back(initial_tensor(*this, tensor, sizes));
+  }
+  return made;
+}
+
+at::Tensor initial_tensor(const Contract& contract, const State::Tensor& tensor,
+                          const Sizes& sizes) {
+  std::vector<std::int64_t> shape;
+  for (std::size_t i = 0; i < tensor.spec.shape.size(); ++i) {
+    shape.push_back(size_of(contract, tensor, i, sizes));
+  }
+  return guarded(ErrorKind::runtime, "state." + tensor.spec.name + " cannot be made", [&] {
+    at::Tensor made = at::empty(shape, tensor.initial.options());
+    made.copy_(tensor.initial);
+    return made;
+  });
+}
+
+void StateSizes::require(const Contract& contract, std::span<const at::Tensor> own_inputs) {
+  bool follows = false;
+  for (const State::Tensor& tensor : contract.state->tensors) {
+    for (const Dimension& dimension : tensor.spec.shape)
+      follows |= symbol_of(dimension).has_value();
+  }
+  if (!follows) return;
+  Sizes sizes = sizes_of(contract, own_inputs);
+  for (const State::Tensor& tensor : contract.state->tensors) {
+    for (const Dimension& dimension : tensor.spec.shape) {
+      const auto symbol = symbol_of(dimension);
+      if (known_.empty() || !symbol || known_[*symbol] == sizes[*symbol]) continue;
+      const auto text = [&](const Sizes& all) {
+        return all[*symbol] ? std::to_string(*all[*symbol]) : "unknown";
+      };
+      throw Error(ErrorKind::contract, contract.symbols[*symbol].name + " is " + text(sizes) +
+                                           ", but state." + tensor.spec.name + " was made for " +
+                                           text(known_) + ": call reset() before another size");
+    }
+  }
+  if (known_.empty()) known_ = std::move(sizes);
+}
+
+}  // namespace exporter

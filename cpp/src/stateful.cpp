@@ -1,0 +1,51 @@
+#include "stateful.h"
+
+#include <mutex>
+
+#include "state.h"
+
+namespace exporter {
+namespace {
+
+/// A state may be a tensor that was passed or returned: what the caller does with that later must
+/// not change it, nor may a later call change what this one returned.
+std::vector<at::Tensor> clones(std::vector<at::Tensor> tensors) {
+  for (at::Tensor& tensor : tensors) tensor = tensor.clone();
+  return tensors;
+}
+
+class StatefulRunner final : public Runner {
+ public:
+  StatefulRunner(std::unique_ptr<Runner> inner, Contract contract, std::string note)
+      : inner_(std::move(inner)), contract_(std::move(contract)), note_(std::move(note)) {}
+
+  std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) override {
+    const std::lock_guard lock(mutex_);
+    sizes_.require(contract_, inputs);
+    return clones(inner_->run(clones(inputs)));
+  }
+
+  void reset() override {
+    const std::lock_guard lock(mutex_);
+    inner_->reset();
+    sizes_.forget();
+  }
+
+  std::string note() const override { return note_; }
+
+ private:
+  std::mutex mutex_;
+  std::unique_ptr<Runner> inner_;
+  Contract contract_;
+  StateSizes sizes_;
+  std::string note_;
+};
+
+}  // namespace
+
+std::unique_ptr<Runner> serialize_calls(std::unique_ptr<Runner> inner, Contract contract,
+                                        std::string note) {
+  return std::make_unique<StatefulRunner>(std::move(inner), std::move(contract), std::move(note));
+}
+
+}  // namespace exporter

@@ -1,0 +1,12 @@
+#pragma once
+
+#include "runner.h"
+
+namespace exporter {
+
+/// Wraps the runner of an artifact that keeps its state: one call at a time, and none at sizes that
+/// the state was not made for. `note` says how it runs.
+std::unique_ptr<Runner> serialize_calls(std::unique_ptr<Runner> inner, Contract contract,
+                                        std::string note);
+
+}  // namespace exporter

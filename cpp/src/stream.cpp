@@ -1,0 +1,59 @@
+#include <ATen/MemoryOverlap.h>
+#include <exporter/error.h>
+#include <exporter/stream.h>
+
+#include <algorithm>
+
+#include "state.h"
+
+namespace exporter {
+namespace {
+
+/// With memory that is none of the others': the caller may write to what was passed or returned.
+at::Tensor apart(const at::Tensor& tensor, const std::vector<at::Tensor>& others) {
+  const bool shares = std::any_of(others.begin(), others.end(), [&](const at::Tensor& other) {
+    return at::get_overlap_status(tensor, other) != at::MemOverlapStatus::No;
+  });
+  return shares ? tensor.clone() : tensor;
+}
+
+}  // namespace
+
+Stream::Stream(const Artifact& artifact)
+    : artifact_(&artifact), sizes_(std::make_unique<StateSizes>()) {
+  reset();
+}
+
+Stream::Stream(Stream&&) noexcept = default;
+Stream& Stream::operator=(Stream&&) noexcept = default;
+Stream::~Stream() = default;
+
+std::vector<at::Tensor> Stream::run(std::vector<at::Tensor> inputs) {
+  const Contract& contract = artifact_->contract();
+  if (contract.keeps_state()) return artifact_->run(std::move(inputs));
+  const bool first = state_.empty();
+  if (first) sizes_->forget();
+  sizes_->require(contract, inputs);
+  auto all = inputs;
+  const auto state = first ? contract.initial_state(inputs) : state_;
+  all.insert(all.end(), state.begin(), state.end());
+  auto outputs = artifact_->run(std::move(all));
+  if (outputs.size() != contract.outputs.size()) {
+    throw Error(ErrorKind::runtime, "the model gave " + std::to_string(outputs.size()) +
+                                        " outputs, the contract has " +
+                                        std::to_string(contract.outputs.size()));
+  }
+  const auto own = outputs.begin() + static_cast<std::ptrdiff_t>(contract.own_outputs());
+  std::vector<at::Tensor> next(own, outputs.end());
+  outputs.erase(own, outputs.end());
+  for (at::Tensor& tensor : next) tensor = apart(apart(tensor, inputs), outputs);
+  state_ = std::move(next);
+  return outputs;
+}
+
+void Stream::reset() {
+  state_.clear();
+  artifact_->reset();
+}
+
+}  // namespace exporter
