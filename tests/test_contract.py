@@ -196,7 +196,7 @@ def test_files_without_a_contract(tmp_path: Path) -> None:
         contract.read_zip(tmp_path / "b.pt")
 
 
-@pytest.mark.parametrize("text", ["{}", "[1", to_json(dataclasses.replace(CONTRACT, schema=2))])
+@pytest.mark.parametrize("text", ["{}", "[1", to_json(dataclasses.replace(CONTRACT, schema=3))])
 def test_broken_contracts(tmp_path: Path, text: str) -> None:
     path = archive(tmp_path / "a.pt", model__version="3")
     contract.append_to_zip(path, text)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from exporter import golden
+from exporter import diagnosis, golden
+from exporter.records import Contract
 
 
 def warm_up(channel: socket.socket, golden_path: str, folder: str, one_row: bool) -> list[list[int]]:
@@ -24,9 +25,10 @@ def warm_up(channel: socket.socket, golden_path: str, folder: str, one_row: bool
     return [list(tensor.shape[one_row:]) for tensor in inputs]
 
 
-def arrays(channel: socket.socket, golden_path: str, path: str, precision: str) -> list[tuple[str, int]]:
-    """Write the golden of a precision as NumPy's `.npz`, CASE.KIND.INDEX by number; returns names and seeds."""
-    cases = golden.read(Path(golden_path)).of(precision).cases
+def arrays(channel: socket.socket, golden_path: str, path: str, promised: Contract) -> list[tuple[str, int]]:
+    """Write what a contract allows of its golden as NumPy's `.npz`, CASE.KIND.INDEX by number; returns names, seeds."""
+    found = golden.read(Path(golden_path)).of(promised.precision).cases
+    cases = [case for case in found if not diagnosis.outside(case.name, promised)]
     named = {
         f"{number}.{kind}.{index}": tensor.numpy()
         for number, case in enumerate(cases)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from exporter.capture import Program
     from exporter.flattening import Tensors
+    from exporter.records import Contract
 
 artifact = "script.pt"
 variants = ("",)
@@ -28,6 +29,7 @@ precisions = ("fp32", "tf32", "bf16", "fp16")
 requires = ("torch",)
 native = True
 needs_program = True
+assumes = ("graph",)
 cost = 2
 read_contract = contract.read_zip
 
@@ -43,12 +45,13 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of deprecation, and of what torchvision's detectors return when scripted
         try:
-            way, (ops, frozen) = "scripted natively", _native(program, path)
+            whole, way, (ops, frozen) = True, "scripted natively", _native(program, path)
         except Exception as error:  # the compiler of TorchScript raises whatever it meets
             path.unlink(missing_ok=True)
-            ops, frozen = _bridged(program, path, error)
+            whole, (ops, frozen) = False, _bridged(program, path, error)
             way = f"through the exported graph; torch.jit.script alone fails: {_first_line(error)}"
-    return Exported(notes=(way,) if frozen else (way, "not frozen, for the frozen module is wrong or fails"), ops=ops)
+    notes = (way,) if frozen else (way, "not frozen, for the frozen module is wrong or fails")
+    return Exported(notes, ops=ops, whole=whole)
 
 
 def _native(program: Program, path: Path) -> tuple[tuple[str, ...], bool]:
@@ -76,7 +79,7 @@ def _native(program: Program, path: Path) -> tuple[tuple[str, ...], bool]:
         different = [name for name, got, want in zip(names, outputs, wanted, strict=True) if not _agree(got, want)]
         return f"{', '.join(different)} at the example is not what eager gives" if different else ""
 
-    return _write(scripted, program, path, differences)
+    return _write(scripted, program, path, program.whole or program.contract, differences)
 
 
 def _inputs(program: Program) -> Tensors:
@@ -111,7 +114,11 @@ def _agree(got: torch.Tensor, want: torch.Tensor) -> bool:
 
 
 def _write(
-    module: torch.jit.ScriptModule, program: Program, path: Path, differences: Callable[[Tensors], str] = lambda _: ""
+    module: torch.jit.ScriptModule,
+    program: Program,
+    path: Path,
+    promised: Contract,
+    differences: Callable[[Tensors], str] = lambda _: "",
 ) -> tuple[tuple[str, ...], bool]:
     """Write the module, frozen where that runs and gives the right outputs at the example, else as it is.
 
@@ -122,7 +129,7 @@ def _write(
 
     def write(made: torch.jit.ScriptModule) -> tuple[str, ...]:
         ops = operators.of_script(made)
-        promise = to_json(replace(program.contract, ops=ops))
+        promise = to_json(replace(promised, ops=ops))
         torch.jit.save(made, str(path), _extra_files={"contract.json": promise})
         with _seeded():
             wrong = differences(torchscript.load(path, program.device)(_inputs(program)))
@@ -143,8 +150,8 @@ def _bridged(program: Program, path: Path, why: Exception) -> tuple[tuple[str, .
     try:
         if program.entries:
             parts = {size: bridge.from_exported(entry.exported) for size, entry in program.entries.items()}
-            return _write(entries.script_module(parts, program.contract), program, path)
-        return _write(bridge.from_exported(program.exported), program, path)
+            return _write(entries.script_module(parts, program.contract), program, path, program.contract)
+        return _write(bridge.from_exported(program.exported), program, path, program.contract)
     except (ExportError, RuntimeError) as error:
         path.unlink(missing_ok=True)
         remedy = error.remedy if isinstance(error, ExportError) else ""
