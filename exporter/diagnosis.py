@@ -11,6 +11,7 @@ from exporter.records import Contract
 
 Cases = Sequence[Mapping[str, Any]]
 _SIZE = re.compile(r"(\S+)=(\d+)")
+_ASKED = re.compile(r"torch\.export takes (\S+) only as ")
 VALUES = "depends on values"
 UNSTEADY = "eager gives other values at a second run"
 
@@ -94,6 +95,14 @@ def with_place(reason: str, warnings: Iterable[str]) -> str:
         return reason.replace(VALUES, f"branch {VALUES} ({branch})", 1)
     if " is fixed at " in reason and warned:
         return f"{reason} (perhaps by {', '.join(list(dict.fromkeys(place for place, _ in warned))[:2])})"
+    return _asked(reason, warnings)
+
+
+def _asked(reason: str, warnings: Sequence[str]) -> str:
+    """The reason with the rule for a size that torch.export asked for and no contract can say, where it may be that."""
+    for warning in warnings:
+        if (match := _ASKED.match(warning)) and f"{match[1]}=" in reason:
+            return f"{reason} (perhaps because {warning}; a contract says multiples alone: give such an example)"
     return reason
 
 
