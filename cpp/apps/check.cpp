@@ -1,5 +1,7 @@
 #include "check.h"
 
+#include <exporter/error.h>
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -27,7 +29,13 @@ void compare_outputs(const std::vector<at::Tensor>& outputs, const GoldenCase& g
 
 CaseResult check_case(const Artifact& artifact, const GoldenCase& golden,
                       const Tolerance& tolerance) {
-  CaseResult result{golden.name, golden.seed, "", {}};
+  CaseResult result{golden.name, golden.seed, "", {}, ""};
+  try {
+    artifact.contract().check(golden.inputs);
+  } catch (const Error& error) {  // the golden may hold sizes that this route does not promise
+    result.refused = error.what();
+    return result;
+  }
   try {
     const auto outputs = artifact.run(place(artifact, golden.inputs));
     artifact.synchronize();
@@ -59,6 +67,7 @@ ordered_json to_json(const OutputParity& output) {
 }  // namespace
 
 Verdict CaseResult::verdict() const {
+  if (!refused.empty()) return Verdict::exact;
   Verdict worst = error.empty() && !outputs.empty() ? Verdict::exact : Verdict::fail;
   for (const OutputParity& output : outputs) worst = std::max(worst, output.verdict);
   return worst;
@@ -78,6 +87,9 @@ std::vector<CaseResult> check(const Artifact& artifact, const Golden& golden,
 }
 
 Verdict verdict_of(const std::vector<CaseResult>& cases) {
+  if (std::ranges::all_of(cases, [](const CaseResult& one) { return !one.refused.empty(); })) {
+    return Verdict::fail;
+  }
   Verdict worst = Verdict::exact;
   for (const CaseResult& one : cases) worst = std::max(worst, one.verdict());
   return worst;
@@ -90,6 +102,7 @@ ordered_json to_json(const std::vector<CaseResult>& cases) {
     for (const OutputParity& output : one.outputs) outputs.push_back(to_json(output));
     list.push_back(
         {{"case", one.name}, {"seed", one.seed}, {"error", one.error}, {"outputs", outputs}});
+    if (!one.refused.empty()) list.back()["refused"] = one.refused;
   }
   return list;
 }

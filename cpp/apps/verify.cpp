@@ -54,6 +54,10 @@ void print_text(const std::vector<CaseResult>& cases, const Options& options) {
   int failed = 0;
   print_outputs(cases, options.verbose);
   for (const CaseResult& one : cases) {
+    if (!one.refused.empty()) {
+      std::printf("%-8s  %s seed %lld: %s\n", "refused", one.name.c_str(),
+                  static_cast<long long>(one.seed), one.refused.c_str());
+    }
     if (!one.error.empty()) {
       std::printf("%-8s  %s seed %lld: %s\n", to_string(Verdict::fail), one.name.c_str(),
                   static_cast<long long>(one.seed), one.error.c_str());
