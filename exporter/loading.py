@@ -27,6 +27,7 @@ class Loaded:
     base: dict[str, int]
     symbols: dict[str, Range]
     warnings: list[str] = field(default_factory=list)
+    narrowed: list[str] = field(default_factory=list)  # what the model itself does not take; among the warnings too
 
     def inputs(self, sizes: dict[str, int], seed: int) -> flattening.Tensors:
         """Flat CPU inputs; the same for the same sizes and seed."""
@@ -144,7 +145,7 @@ def _taken(loaded: Loaded, name: str, bounds: Range, probe: Callable[[dict[str, 
     found = ranges.taken(takes, base, bounds)
     if found is None or len(found.sizes) < 2:
         return bounds
-    loaded.warnings.append(f"{name} is promised only at {contract.left_of(bounds, found)}: {raised[0]}")
+    loaded.narrowed.append(f"{name} is promised only at {contract.left_of(bounds, found)}: {raised[0]}")
     return found
 
 
@@ -166,6 +167,7 @@ def find_contract(job: Job, loaded: Loaded) -> Contract:
 
     for name, bounds in loaded.symbols.items():
         loaded.symbols[name] = _taken(loaded, name, bounds, probe_outputs)
+    loaded.warnings += loaded.narrowed
     inputs = contract.probe_shapes(probe, loaded.base, loaded.symbols, to_the_ends=True)
     outputs = contract.probe_shapes(probe_outputs, loaded.base, loaded.symbols)
     loaded.warnings += [

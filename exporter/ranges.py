@@ -31,7 +31,7 @@ def taken(takes: Takes, base: int, bounds: Range) -> Range | None:
             return _from(takes, base, multiples)
     for step in _steps(base, bounds):  # no size far above is taken, whatever the step
         multiples = bounds.within(bounds.min, base, step)
-        if len(multiples.sizes) > 2 and all(map(takes, _multiples(base, multiples))):
+        if len(multiples.sizes) > 1 and all(map(takes, _multiples(base, multiples))):
             most = _furthest(takes, base, bounds.within(base, bounds.max, step))
             return _from(takes, base, bounds.within(bounds.min, most, step))
     return None

@@ -32,6 +32,7 @@ def examine(subject: Subject) -> list[Finding]:
     findings = [Finding("ok", f"torch.export takes it; promised: {promised}")]
     if captured.narrowings:
         findings = [Finding("note", f"torch.export takes it, but not all that is promised: {promised}")]
+    findings += [Finding("note", places.without(said), places.place(said)) for said in subject.loaded.narrowed]
     findings += [_narrowed(one, symbols) for one in captured.narrowings]
     findings += [Finding("bad", places.without(note), places.place(note)) for note in captured.notes]
     return [*findings, *_conditions(captured.guards, _names(captured.program, subject))]
