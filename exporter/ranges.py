@@ -30,10 +30,12 @@ def taken(takes: Takes, base: int, bounds: Range) -> Range | None:
         if tried and all(map(takes, tried)):
             return _from(takes, base, multiples)
     for step in _steps(base, bounds):  # no size far above is taken, whatever the step
-        multiples = bounds.within(bounds.min, base, step)
-        if len(multiples.sizes) > 1 and all(map(takes, _multiples(base, multiples))):
-            most = _furthest(takes, base, bounds.within(base, bounds.max, step))
-            return _from(takes, base, bounds.within(bounds.min, most, step))
+        multiples = bounds.within(bounds.min, bounds.max, step)
+        if any(multiples.allows(size) and takes(size) for size in (base - step, base + step)):
+            ends = _furthest(takes, base, multiples, -1), _furthest(takes, base, multiples)
+            found = multiples.within(*ends)
+            if all(map(takes, found.sizes[:: -(-len(found.sizes) // TRIED)])):
+                return found
     return None
 
 
