@@ -10,12 +10,17 @@ from exporter.records import Range
 
 Takes = Callable[[int], bool]
 TRIED = 4  # other multiples that a step is believed by
+SMALL = 16  # a size up to this one is cheap, whatever the example's is
 FAR = 4  # times the example's size: beyond, a try may cost more than it tells
 
 
 def refused(takes: Takes, base: int, bounds: Range) -> int | None:
-    """The first size that is not taken, of the example's neighbours and the smallest; None where all are."""
-    tried = dict.fromkeys((*probes(base, bounds), bounds.sizes[0]))
+    """The first size that is not taken, of the example's neighbours and the ends; None where all are.
+
+    The largest counts where it is no more than FAR times the example's, or small by itself.
+    """
+    last = bounds.sizes[-1]
+    tried = dict.fromkeys((*probes(base, bounds), bounds.sizes[0], *([last] if _is_near(last, base) else [])))
     return next((size for size in tried if not takes(size)), None)
 
 
@@ -49,16 +54,23 @@ def _multiples(base: int, bounds: Range) -> list[int]:
     """Other sizes of the range, those above the example's first: below, a model may have a least size too."""
     step = bounds.multiple_of
     above = list(itertools.islice(range(base + step, bounds.sizes[-1] + 1, step), TRIED - 1))
-    far = [size for size in (2 * base + step, 3 * base) if bounds.allows(size) and size not in above]
+    last = bounds.sizes[-1]
+    ends = (last,) if _is_near(last, base) and last > base else ()
+    far = [size for size in (*ends, 2 * base + step, 3 * base) if bounds.allows(size) and size not in above]
     below = range(base - step, bounds.sizes[0] - 1, -step)
     return (above + far)[:TRIED] or list(below[: TRIED - 1])
+
+
+def _is_near(size: int, base: int) -> bool:
+    """Whether a try at this size costs little."""
+    return size <= max(FAR * base, SMALL)
 
 
 def _from(takes: Takes, base: int, bounds: Range) -> Range:
     """The range from the least size on that is taken; up to the most where trying that costs little."""
     least = _furthest(takes, base, bounds, -1)
     most = bounds.sizes[-1]
-    if most <= FAR * base:
+    if _is_near(most, base):
         most = _furthest(takes, base, bounds)
     return bounds.within(least, most)
 

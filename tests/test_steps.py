@@ -50,6 +50,7 @@ def line_of(model: type[torch.nn.Module], text: str) -> str:
         (lambda n: n <= 77, 64, Range(1, 256), Range(1, 77)),
         (lambda n: n <= 4, 2, Range(1, 9), Range(1, 4)),
         (lambda n: 2 <= n <= 4, 2, Range(1, 9), Range(2, 4)),
+        (lambda n: n <= 4, 1, Range(1, 9), Range(1, 4)),
         (lambda n: n in (8, 11, 13, 17), 8, Range(2, 64), None),
         (lambda n: n % 8 == 1, 33, Range(1, 256), None),  # a contract has no words for it
     ],
