@@ -179,7 +179,7 @@ def test_one_route_alone_is_narrowed(zygote: Zygote, lent_zygote: None, tmp_path
     assert narrowed.parity.refused >= 2
     assert narrowed.parity.cases > 8
     for form in ("table", "md", "html"):
-        assert "height: multiples of 2" in report.render(manifest, form)  # type: ignore[arg-type]
+        assert "height: multiples of 2" in report.render_all([(manifest, place)], form)
 
 
 @needs_compiler
