@@ -48,7 +48,7 @@ def export(
     model: torch.nn.Module | str,
     inputs: Any = None,
     *,
-    sizes: Mapping[str, tuple[int, int]] | None = None,
+    sizes: Mapping[str, tuple[int, ...]] | None = None,
     example_sizes: Mapping[str, int] | None = None,
     targets: str | Sequence[str] = "trace,script,compile,onnx",
     precision: str | Sequence[str] = "fp32",
@@ -67,7 +67,8 @@ def export(
             (`.pt`, `.pt2`).
         inputs: for a module: a dict of tensors by argument name, a tuple or a tensor; or a function of sizes that
             makes them (`def inputs(batch=1, sequence=14)`), without which no dimension can stay dynamic.
-        sizes: for a module: the range of each size, `{"batch": (1, 64)}`.
+        sizes: for a module: the range of each size, `{"batch": (1, 64)}`, on wish with the step that sizes are
+            multiples of, `{"height": (32, 512, 16)}`.
         example_sizes: the example's sizes where they are not the defaults of its inputs, `{"sequence": 128}`.
         targets: a list, or its items between commas; a target may name its precision, as `trace@int8`.
         precision: a list, or its items between commas, of what the other targets compute in: fp32, tf32, bf16, fp16,
@@ -136,7 +137,7 @@ def _refuse_contradictions(
 
 
 def _pickle(
-    model: torch.nn.Module, inputs: Any, sizes: Mapping[str, tuple[int, int]] | None, folder: Path, name: str | None
+    model: torch.nn.Module, inputs: Any, sizes: Mapping[str, tuple[int, ...]] | None, folder: Path, name: str | None
 ) -> recipes.Source:
     import sys
 

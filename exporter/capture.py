@@ -17,7 +17,8 @@ from exporter import contract as contracts
 from exporter.errors import ExportError
 from exporter.expressions import Expression
 from exporter.flattening import Tensors
-from exporter.records import Contract
+from exporter.records import Contract, Range
+from exporter.specialization import Rule
 
 UNSAVED = "torch.export.save: "  # begins the reason where a program was made and only its file was not
 Made = TypeVar("Made")
@@ -38,6 +39,7 @@ class Program:
     exported_file: Path | None
     entries: dict[int, Program] = field(default_factory=dict)  # by the size that each was specialised for
     make_samples: Callable[[], list[Tensors]] = list
+    whole: Contract | None = None  # what the module itself takes, where the exported program takes less
     loading_s: float = 0.0
     used_capture: bool = False
 
@@ -114,20 +116,38 @@ def load_program(file: Path) -> torch.export.ExportedProgram:
     return program
 
 
+@dataclass(frozen=True)
+class Captured:
+    """What torch.export gave: the program, what it fixed or narrowed, and the steps that it asked for, with lines."""
+
+    program: torch.export.ExportedProgram
+    fixed: tuple[str, ...]
+    bounds: dict[str, Range]  # of the symbols that it allows less than was promised
+    rules: dict[str, Rule]
+    relaxed: bool  # whether not all that was promised could be asked for
+    place: Callable[[str, int, int], str]  # of the condition on a symbol that a size breaks, or that gives a step
+
+
 def export_program(
-    module: torch.nn.Module, example: Tensors, contract: Contract, notes: list[str] | None = None, strict: bool = False
+    module: torch.nn.Module, example: Tensors, contract: Contract, strict: bool = False
 ) -> torch.export.ExportedProgram:
-    """torch.export with the contract's dimensions dynamic; `notes` is told what it fixed or narrowed all the same.
+    """torch.export with the contract's dimensions dynamic. ExportError names what is in the way."""
+    return capture(module, example, contract, strict).program
+
+
+def capture(module: torch.nn.Module, example: Tensors, contract: Contract, strict: bool = False) -> Captured:
+    """torch.export with the contract's dimensions dynamic, and what it fixed or narrowed all the same.
 
     Where some guard of the graph forbids part of the promised range, the range is left to torch.export: such guards (a
-    length of 1 that takes another kernel, say) are often needless, and the golden tells whether this one was.
-    ExportError names what is in the way.
+    length of 1 that takes another kernel, say) are often needless; `exporter.narrowing` finds out. ExportError names
+    what is in the way.
     """
-    with specialization.watch(_export_somehow.__name__) as fixed:
-        program = _export_somehow(functools.partial(_export, strict=strict), module, example, contract, fixed)
-    if notes is not None:
-        notes += [*fixed.describe(contract), *narrowed(program, contract)]
-    return program
+    with specialization.watch(_export_somehow.__name__) as found:
+        program = _export_somehow(functools.partial(_export, strict=strict), module, example, contract, found)
+    place = functools.partial(found.place, contract)
+    return Captured(
+        program, tuple(found.describe(contract)), _allowed(program, contract), found.rules, found.relaxed, place
+    )
 
 
 def _export_somehow(
@@ -135,22 +155,32 @@ def _export_somehow(
     module: torch.nn.Module,
     example: Tensors,
     contract: Contract,
-    fixed: specialization.Specializations,
+    found: specialization.Specializations,
 ) -> torch.export.ExportedProgram:
-    named: dict[str, Any] = {
-        n: torch.export.Dim(n, min=r.min, max=r.max) for n, r in contract.symbols.items() if r.min < r.max
-    }
+    moving = {n: r for n, r in contract.symbols.items() if len(r.sizes) > 1}
+    named = {n: _named(n, r) for n, r in moving.items()}
     try:
         return export(module, example, contract, named)
     except Exception as error:
         if "Constraints violated" not in str(error):
             raise ExportError(f"torch.export: {places.summary(error)}") from error
         violated = error
-    free = {n: torch.export.Dim.AUTO(min=contract.symbols[n].min, max=contract.symbols[n].max) for n in named}
-    for unnamed in (fixed.symbols(contract), set(named)):  # those that it fixed, or else all
+    found.relaxed = True
+    asked = specialization.rules(str(violated))
+    found.rules = {n: rule for n, rule in asked.items() if n in moving and moving[n].multiple_of % rule.multiple}
+    free = {n: torch.export.Dim.AUTO(min=r.min, max=r.max) for n, r in moving.items()}
+    for unnamed in (found.symbols(contract), set(named)):  # those that it fixed, or else all
         with contextlib.suppress(Exception):
             return export(module, example, contract, {n: free[n] if n in unnamed else named[n] for n in named})
     raise ExportError(f"torch.export: {places.summary(violated)}") from violated
+
+
+def _named(name: str, bounds: Range) -> Any:
+    """A symbol as torch.export calls it; one with a step is a multiple of another, as its own advice has it."""
+    step, sizes = bounds.multiple_of, bounds.sizes
+    if step == 1:
+        return torch.export.Dim(name, min=bounds.min, max=bounds.max)
+    return step * torch.export.Dim(f"_{name}", min=sizes[0] // step, max=sizes[-1] // step)
 
 
 def _export(
@@ -177,17 +207,15 @@ def _dim(dim: str | None, dims: dict[str, Any]) -> Any:
     return expression.factor * symbol + expression.offset
 
 
-def narrowed(program: torch.export.ExportedProgram, contract: Contract) -> tuple[str, ...]:
-    """Which symbols torch.export allows a smaller range than promised."""
+def _allowed(program: torch.export.ExportedProgram, contract: Contract) -> dict[str, Range]:
+    """What torch.export allows of the symbols that it allows a smaller range than promised."""
     nodes = [node for node in program.graph.nodes if node.op == "placeholder"][-len(contract.inputs) :]
-    notes: dict[str, None] = {}
+    found: dict[str, Range] = {}
     for node, spec in zip(nodes, contract.inputs, strict=True):
         for dim, size in zip(spec.shape, node.meta["val"].shape, strict=True):
-            if not isinstance(dim, str) or dim not in contract.symbols:
-                continue
-            if isinstance(size, int):
+            if not isinstance(dim, str) or dim not in contract.symbols or isinstance(size, int):
                 continue
             bounds, promised = program.range_constraints.get(size.node.expr), contract.symbols[dim]
-            if bounds is not None and (bounds.lower > promised.min or bounds.upper < promised.max):
-                notes[f"torch.export allows {dim} only {bounds.lower} to {bounds.upper}; checked beyond that"] = None
-    return tuple(notes)
+            if bounds is not None and (bounds.lower > promised.sizes[0] or bounds.upper < promised.sizes[-1]):
+                found[dim] = Range(max(int(bounds.lower), promised.min), int(min(bounds.upper, promised.max)))
+    return found

@@ -183,7 +183,9 @@ def _shrink(
 
 def _halved(size: int, least: int, bounds: Range) -> int:
     lower = [choice for choice in bounds.choices if least <= choice < size]
-    return max(lower, default=size) if bounds.choices else min(size, max(least, size // 2))
+    if bounds.choices:
+        return max(lower, default=size)
+    return min(size, max(least, size // 2 // bounds.multiple_of * bounds.multiple_of))
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -30,9 +30,8 @@ def openers(
         "target": record.target,
         "path": str(path),
         "golden_path": str(golden),
-        "outputs": tuple(spec.name for spec in record.contract.outputs),
+        "promised": record.contract,
         "options": options,
-        "ops": record.contract.ops,
     }
     yield (
         "python",
@@ -57,8 +56,14 @@ def _ops_libs(contract: Contract, options: targets.Options) -> Iterator[str]:
         yield from ("--ops-lib", str(file))
 
 
-def check(kind: str, open_session: Opener, unsteady: str = "", quantized: bool = False) -> Judged:
-    """Start a session, time its first call, judge its outputs.
+def check(
+    kind: str,
+    open_session: Opener,
+    unsteady: str = "",
+    quantized: bool = False,
+    promised: Contract | None = None,
+) -> Judged:
+    """Start a session, time its first call, judge its outputs at all that is `promised`, and the refusal of the rest.
 
     Where the artifact is `quantized`, some values are harder than others, and that tells nothing of a branch.
     `unsteady` says that eager itself is not repeatable: then that is why an artifact differs.
@@ -79,7 +84,8 @@ def check(kind: str, open_session: Opener, unsteady: str = "", quantized: bool =
         if session is not None:
             session.close()
         raise
-    found = parity.summarize(cases)
+    given, cases = len(cases), diagnosis.judged(cases, promised)
+    found = replace(parity.summarize(cases), refused=given - len(cases))
     if found.verdict == "FAIL":
         found = replace(found, reason=_why(found.reason, cases, unsteady, quantized))
     record = replace(record, parity=found)

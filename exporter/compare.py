@@ -184,8 +184,8 @@ def _time(
             continue
         with contextlib.ExitStack() as stack:
             sessions: dict[str, Session] = {}
-            for side, opener in zip(SIDES, openers, strict=True):
-                result, session = checks.check(kind, opener[kind])
+            for side, opener, (_, record) in zip(SIDES, openers, sides, strict=True):
+                result, session = checks.check(kind, opener[kind], promised=record.contract)
                 if session is not None:
                     stack.callback(session.close)
                 if session is None or result.status == "failed":

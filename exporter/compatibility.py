@@ -130,7 +130,9 @@ def _sizes(contract: Contract, dim: Dim) -> Sizes:
     if bounds.choices:
         return tuple(sorted(expression.at(size) for size in bounds.choices))
     if expression.divisor == 1:
-        return range(expression.at(bounds.min), expression.at(bounds.max) + 1, expression.factor)
+        sizes = bounds.sizes
+        step = expression.factor * bounds.multiple_of
+        return range(expression.at(sizes[0]), expression.at(sizes[-1]) + 1, step)
     return f"{Expression('n', expression.factor, expression.offset, expression.divisor)} for n from {bounds}"
 
 
@@ -191,7 +193,7 @@ def _ties(old: Contract, new: Contract) -> dict[str, list[_Tie]]:
 def _tried(contract: Contract, symbol: str) -> Sequence[int]:
     """Sizes of a symbol: all, or of many the ends."""
     bounds = contract.symbols[symbol]
-    sizes = bounds.choices or range(bounds.min, bounds.max + 1)
+    sizes = bounds.sizes
     return sizes if len(sizes) <= 2 * ENDS else (*sizes[:ENDS], *sizes[-ENDS:])
 
 

@@ -10,6 +10,7 @@ import itertools
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 from exporter.errors import ArtifactError, ContractError, UsageError
 from exporter.expressions import Expression, fit
@@ -71,30 +72,37 @@ def probe_shapes(
     """Specs of the tensors that `probe` gives, found by moving one size at a time, on wish to its range's ends."""
     observed = [(base, probe(base))]
     for name, bounds in symbols.items():
-        sizes = _probes(base[name], bounds) + ([bounds.min, bounds.max] if to_the_ends else [])
+        sizes = probes(base[name], bounds) + ([bounds.sizes[0], bounds.sizes[-1]] if to_the_ends else [])
         observed += [(moved, probe(moved)) for size in dict.fromkeys(sizes) for moved in ({**base, name: size},)]
     return infer_shapes(observed, symbols)
 
 
-def _probes(base: int, bounds: Range) -> list[int]:
+def probes(base: int, bounds: Range) -> list[int]:
     """Up to four other sizes, neighbours and distant ones, which tell a formula from its likes."""
     if bounds.choices:
         return [size for size in bounds.choices if size != base]
-    wanted = (base + 1, base + 2, 2 * base + 1, base + base // 2 + 3, base - 1, base - 2, base // 2)
-    return list(dict.fromkeys(size for size in wanted if bounds.min <= size <= bounds.max and size != base))[:4]
+    step = bounds.multiple_of
+    at = base // step
+    wanted = (at + 1, at + 2, 2 * at + 1, at + at // 2 + 3, at - 1, at - 2, at // 2)
+    sizes = dict.fromkeys(step * multiple for multiple in wanted)
+    return [size for size in sizes if bounds.allows(size) and size != base][:4]
 
 
 def capture_sizes(base: Sizes, symbols: Mapping[str, Range]) -> Sizes:
-    """Sizes at which to capture: none is 1 (torch.export would fix it), no two are alike (it might unite them)."""
+    """Sizes at which to capture: none is 1 (torch.export would fix it), no two are alike (it might unite them).
+
+    The first multiple of a step is none of them either, where there is another: what is divided by the step is 1 there.
+    """
     sizes = dict(base)
     taken: set[int] = set()
     for name, bounds in symbols.items():
         if bounds.choices:
             continue
-        wanted = max(sizes[name], 2)
-        while wanted in taken and wanted < bounds.max:
-            wanted += 1
-        sizes[name] = min(wanted, bounds.max)
+        allowed, step = bounds.sizes, bounds.multiple_of
+        wanted = max(sizes[name], 2 * step)
+        while wanted in taken and wanted < allowed[-1]:
+            wanted += step
+        sizes[name] = min(wanted, allowed[-1])
         taken.add(sizes[name])
     return sizes
 
@@ -110,6 +118,8 @@ def sweep_points(base: Sizes, symbols: Mapping[str, Range], sweep: Mapping[str, 
         for size in sizes:
             if not symbols[name].allows(size):
                 more = f"--size {name}={min(sizes)}..{max(sizes)}"
+                if symbols[name].multiple_of > 1:
+                    more = f"--size {name}={symbols[name].min}..{max(*sizes, symbols[name].max)}"
                 if symbols[name].choices:
                     more = f"--specialize {name}={','.join(map(str, sorted({*sizes, *symbols[name].choices})))}"
                 remedy = f"{more} promises more"
@@ -122,15 +132,16 @@ def sweep_points(base: Sizes, symbols: Mapping[str, Range], sweep: Mapping[str, 
 def probe_plan(base: Sizes, symbols: Mapping[str, Range], points: Iterable[Sizes] = ()) -> list[tuple[Sizes, int]]:
     """(sizes, seed) of the golden's cases; the example first, twice.
 
-    Every symbol is tried alone at its minimum, 2, an odd size and its maximum, and all together at odd sizes; then
-    come the points of a sweep.
+    Every symbol is tried alone at its minimum, 2, an odd size and its maximum, and all together at odd sizes, counted
+    in steps where it has one; then come the points of a sweep.
     """
     plan = [(base, 0), (base, 1)]
     for name, bounds in symbols.items():
-        for value in bounds.choices or (bounds.min, 2, 3, _odd(base[name], bounds), bounds.max):
+        step, last = bounds.multiple_of, bounds.sizes[-1]
+        for value in bounds.choices or (bounds.sizes[0], 2 * step, 3 * step, _odd(base[name], bounds), last):
             if bounds.allows(value):
                 plan.append(({**base, name: value}, 0))
-    together = {name: nearest(2 * i + 3, bounds) for i, (name, bounds) in enumerate(symbols.items())}
+    together = {name: nearest((2 * i + 3) * b.multiple_of, b) for i, (name, b) in enumerate(symbols.items())}
     plan.append(({**base, **together}, 0))
     plan += [({**base, **point}, 0) for point in points]
     unique = {(describe(sizes), seed): (sizes, seed) for sizes, seed in plan}
@@ -139,7 +150,46 @@ def probe_plan(base: Sizes, symbols: Mapping[str, Range], points: Iterable[Sizes
 
 def nearest(size: int, bounds: Range) -> int:
     """The size nearest to this one that a symbol may have."""
-    return min(bounds.choices or (max(bounds.min, min(size, bounds.max)),), key=lambda choice: abs(choice - size))
+    if bounds.choices:
+        return min(bounds.choices, key=lambda choice: abs(choice - size))
+    step, allowed = bounds.multiple_of, bounds.sizes
+    below = size // step * step
+    return max(allowed[0], min(below if 2 * (size - below) <= step else below + step, allowed[-1]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Narrowing:
+    """What is left of a symbol's range where the artifact comes from an exported program, and the line that says so.
+
+    It holds for the `graph`, and so for all that is made from it; or, where that is right outside too, for the program
+    that checks its own `guards`; or for the code of a compiler, which builds on them: `code`.
+    """
+
+    symbol: str
+    bounds: Range
+    place: str = ""
+    of: Literal["graph", "guards", "code"] = "graph"
+
+    def told(self, promised: Range) -> str:
+        """`height: multiples of 2 (model.py:12)`: what differs from what the model promises."""
+        return f"{self.symbol}: {left_of(promised, self.bounds)}{f' ({self.place})' if self.place else ''}"
+
+
+def left_of(promised: Range, bounds: Range) -> str:
+    """What is left of a range, in words: `multiples of 2` where nothing but its step is another."""
+    step = bounds.multiple_of
+    alone = step > promised.multiple_of and promised.within(promised.min, promised.max, step) == bounds
+    return f"multiples of {step}" if alone else str(bounds)
+
+
+def narrow(contract: Contract, narrowings: Iterable[Narrowing]) -> Contract:
+    """The contract where its symbols have no other sizes than these leave."""
+    symbols = dict(contract.symbols)
+    for one in narrowings:
+        if one.symbol in symbols:  # an entry has not all of them
+            bounds = one.bounds
+            symbols[one.symbol] = symbols[one.symbol].within(bounds.min, bounds.max, bounds.multiple_of)
+    return dataclasses.replace(contract, symbols=symbols)
 
 
 def specialized(contract: Contract) -> str:
@@ -210,8 +260,9 @@ def selector(contract: Contract) -> tuple[int, int]:
 
 
 def _odd(size: int, bounds: Range) -> int:
-    """An odd size above the example's, where the range has one."""
-    return min(size + 1 + size % 2, bounds.max)
+    """An odd size above the example's, or an odd multiple of the step, where the range has one."""
+    multiple = size // bounds.multiple_of
+    return min((multiple + 1 + multiple % 2) * bounds.multiple_of, bounds.sizes[-1])
 
 
 def describe(sizes: Sizes) -> str:
@@ -253,7 +304,7 @@ def check_sizes(sizes: Sizes, symbols: Mapping[str, Range]) -> None:
         if not bounds.allows(size):
             raise UsageError(
                 f"{name} is {size}, which is outside its range, {bounds}",
-                f"choose another --size {name}=N, or a range that holds it: --size {name}=MIN..MAX",
+                f"choose another --size {name}=N, or a range that holds it: --size {name}=MIN..MAX or MIN..MAX..STEP",
             )
 
 

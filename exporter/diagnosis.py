@@ -7,8 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from exporter import places
+from exporter.records import Contract
 
 Cases = Sequence[Mapping[str, Any]]
+_SIZE = re.compile(r"(\S+)=(\d+)")
+_ASKED = re.compile(r"torch\.export takes (\S+) only as ")
 VALUES = "depends on values"
 UNSTEADY = "eager gives other values at a second run"
 
@@ -23,11 +26,30 @@ def fails(case: Mapping[str, Any]) -> bool:
     return bool(case["error"]) or any(output["verdict"] == "FAIL" for output in case["outputs"])
 
 
+def outside(case: str, promised: Contract | None) -> str:
+    """The first size of a case, by its name, that a contract does not allow: `height is 25`; "" where it allows all."""
+    symbols = promised.symbols if promised else {}
+    sizes = [(name, int(size)) for name, size in _SIZE.findall(case) if name in symbols]
+    return next((f"{name} is {size}" for name, size in sizes if not symbols[name].allows(size)), "")
+
+
+def judged(cases: Cases, promised: Contract | None) -> list[dict[str, Any]]:
+    """The cases that the contract allows, and as failures those that it was to refuse or to take and did not."""
+    found = []
+    for case in cases:
+        refused, beyond = str(case.get("refused", "")), outside(case["case"], promised)
+        if not beyond:
+            found.append({**case, "error": case["error"] or refused})
+        elif not refused:
+            found.append({**case, "error": f"{beyond}: its contract does not allow that, and it was not refused"})
+    return found
+
+
 def fixed_sizes(cases: Cases) -> list[str]:
     """`batch is fixed at 2` for each size that alone tells the cases that pass from those that do not."""
     seen: dict[str, tuple[set[str], set[str]]] = {}
     for case in cases:
-        for name, size in re.findall(r"(\S+)=(\d+)", case["case"]):
+        for name, size in _SIZE.findall(case["case"]):
             seen.setdefault(name, (set(), set()))[fails(case)].add(size)
     if not any(map(fails, cases)):
         return []
@@ -60,7 +82,7 @@ def value_dependence(cases: Cases) -> str:
 
 
 def _sizes(case: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    return tuple(re.findall(r"(\S+)=(\d+)", case["case"]))
+    return tuple(_SIZE.findall(case["case"]))
 
 
 def _name(case: Mapping[str, Any]) -> str:
@@ -82,6 +104,14 @@ def with_place(reason: str, warnings: Iterable[str]) -> str:
         return reason.replace(VALUES, f"branch {VALUES} ({branch})", 1)
     if " is fixed at " in reason and warned:
         return f"{reason} (perhaps by {', '.join(list(dict.fromkeys(place for place, _ in warned))[:2])})"
+    return _asked(reason, warnings)
+
+
+def _asked(reason: str, warnings: Sequence[str]) -> str:
+    """The reason with the rule for a size that torch.export asked for and no contract can say, where it may be that."""
+    for warning in warnings:
+        if (match := _ASKED.match(warning)) and f"{match[1]}=" in reason:
+            return f"{reason} (perhaps because {warning}; a contract says multiples alone: give such an example)"
     return reason
 
 

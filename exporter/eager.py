@@ -94,5 +94,5 @@ def naming(sizes: str) -> Iterator[None]:
             "name the inputs as the arguments of the model's forward"
             if misnamed
             else "mend it or its inputs, or promise only the sizes that it takes: `sizes` of the recipe, "
-            "--size NAME=MIN..MAX",
+            "--size NAME=MIN..MAX or MIN..MAX..STEP",
         ) from error

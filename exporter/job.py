@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from exporter.contract import specialized
+from exporter.contract import Narrowing, specialized
 from exporter.recipes import Source
 from exporter.records import Contract, Range, Tolerance
 from exporter.targets import Options
@@ -62,6 +62,7 @@ class Prepared:
     points: dict[str, dict[str, int]] = field(default_factory=dict)  # what is timed, by the golden's case
     origin: str = ""  # of pretrained weights, as in ModelRecord
     licence: str = ""
+    narrowings: tuple[Narrowing, ...] = ()  # what is left of symbols in what comes from the exported program
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,9 @@ class Judging:
 
     def _judge(self, record: VariantRecord, kind: str, open_session: checks.Opener) -> checks.Judged:
         unsteady = diagnosis.unsteady(self.draft.manifest.warnings)
-        return checks.check(kind, functools.partial(self._open, open_session), unsteady, record.quantized)
+        return checks.check(
+            kind, functools.partial(self._open, open_session), unsteady, record.quantized, record.contract
+        )
 
     def _open(self, open_session: checks.Opener) -> Session:
         """Open a session that `stop` will find, whichever thread it is in."""

@@ -91,14 +91,14 @@ def measure(
                 raise
             warnings.append(f"nothing was timed at {point}: {' '.join(baseline)}: {error}")
             continue
-        left = {key: session for key, session in left.items() if not found[point][key].error}
+        left = {key: session for key, session in left.items() if key not in found[point] or not found[point][key].error}
     return Measured(baseline, found, tuple(warnings))
 
 
 def _rotate(
     sessions: Mapping[Key, Session], point: str, budget_s: float, baseline: Key, progress: Callable[[str, str], None]
 ) -> dict[Key, benchmark.Series]:
-    keys = {" ".join(key): key for key in sessions}
+    keys = {" ".join(key): key for key, session in sessions.items() if point not in session.refused}
     stage = f"time {point}".rstrip()
     series = benchmark.measure(
         {name: At(sessions[key], point) for name, key in keys.items()},

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from exporter import checkpoint, contract, eager, flattening, places, recipes
+from exporter import checkpoint, contract, eager, flattening, places, ranges, recipes
 from exporter import state as states
 from exporter.errors import ExportError, RecipeError
 from exporter.expressions import Expression
@@ -31,6 +31,7 @@ class Loaded:
     symbols: dict[str, Range]
     held: Snapshot
     warnings: list[str] = field(default_factory=list)
+    narrowed: list[str] = field(default_factory=list)  # what the model itself does not take; among the warnings too
 
     @property
     def state(self) -> State | None:
@@ -127,7 +128,7 @@ def find_state(job: Job, loaded: Loaded) -> None:
 
     ExportError, with names and lines, where it cannot be taken out of the model.
     """
-    sizes = contract.capture_sizes(loaded.base, loaded.symbols)
+    sizes = loaded.base
     given = [loaded.inputs(sizes, seed) for seed in range(states.CALLS)]
 
     def step(number: int) -> flattening.Tensors:
@@ -175,15 +176,70 @@ def _kept_state(job: Job, state: State, specs: Sequence[TensorSpec]) -> KeptStat
     )
 
 
+def _remembered(probe: Callable[[dict[str, int]], Any]) -> Callable[[dict[str, int]], Any]:
+    """The probe, which answers the same question once; what it raised is raised again."""
+    answers: dict[tuple[tuple[str, int], ...], Any] = {}
+
+    def ask(sizes: dict[str, int]) -> Any:
+        key = tuple(sizes.items())
+        if key not in answers:
+            try:
+                answers[key] = probe(sizes)
+            except ExportError as error:
+                answers[key] = error
+        if isinstance(answers[key], ExportError):
+            raise answers[key]
+        return answers[key]
+
+    return ask
+
+
+def _taken(loaded: Loaded, name: str, bounds: Range, probe: Callable[[dict[str, int]], Any]) -> Range:
+    """What the model itself takes of a promised range, with a warning where that is less.
+
+    Where no rule tells the sizes that it takes from the others, the range is left as it is: it is the caller who will
+    hear what the model raises.
+    """
+    base, raised = loaded.base[name], []
+
+    def takes(size: int) -> bool:
+        try:
+            probe({**loaded.base, name: size})
+        except ExportError as error:
+            if _out_of_memory(error):
+                raise
+            raised.append(error)
+            return False
+        return True
+
+    if bounds.choices or not takes(base) or ranges.refused(takes, base, bounds) is None:
+        return bounds
+    found = ranges.taken(takes, base, bounds)
+    if found is None or len(found.sizes) < 2:
+        return bounds
+    loaded.narrowed.append(f"{name} is promised only at {contract.left_of(bounds, found)}: {raised[0]}")
+    return found
+
+
+def _out_of_memory(error: ExportError) -> bool:
+    """Whether the machine, not the model, refuses a size."""
+    cause = error.__cause__
+    return isinstance(cause, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(cause)
+
+
 def find_contract(job: Job, loaded: Loaded) -> Contract:
     """What the inputs and outputs are like at every size, found by trying some. RecipeError for an idle symbol."""
 
     def probe(sizes: dict[str, int]) -> Any:
         return flattening.specs(loaded.names, loaded.inputs(sizes, 0))
 
+    @_remembered
     def probe_outputs(sizes: dict[str, int]) -> Any:
         return flattening.specs(*loaded.run(sizes, job.options.device))
 
+    for name, bounds in loaded.symbols.items():
+        loaded.symbols[name] = _taken(loaded, name, bounds, probe_outputs)
+    loaded.warnings += loaded.narrowed
     inputs = contract.probe_shapes(probe, loaded.base, loaded.symbols, to_the_ends=True)
     outputs = contract.probe_shapes(probe_outputs, loaded.base, loaded.symbols)
     count = len(loaded.state.paths) if loaded.state else 0

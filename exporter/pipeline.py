@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from exporter import bundle, causes, disk, environment, latency, proof, provenance, publishing, targets
+from exporter import bundle, causes, contract, disk, environment, latency, proof, provenance, publishing, targets
 from exporter.draft import Draft
 from exporter.errors import ExporterError, JobError, UsageError
 from exporter.isolate import BACKGROUND, EXPORTING, SIDE_BY_SIDE, Child, Zygote, Zygotes
@@ -187,13 +187,16 @@ class _Run:
             if self.judging.stopping:
                 raise
             return self.draft.keep(_failed(record, "export", error))
+        narrowings = () if exported.whole else targets.narrowings(targets.get(target), prepared.narrowings)
+        said = tuple(one.told(prepared.contract.symbols[one.symbol]) for one in narrowings)
+        promised = contract.narrow(promised, narrowings)
         return self.draft.keep(
             replace(
                 record,
                 artifact=bundle.record(path),
                 companions=tuple(bundle.record(path.with_name(name)) for name in exported.companions),
                 contract=replace(promised, target=target, ops=exported.ops, build=exported.build),
-                notes=exported.notes,
+                notes=tuple(dict.fromkeys((*said, *exported.notes))),
                 warnings=exported.warnings + (_about_export(prepared) if targets.get(target).needs_program else ()),
                 lifecycle=Lifecycle(export_s=seconds),
             )

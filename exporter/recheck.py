@@ -105,7 +105,7 @@ class _Recheck:
         results: list[SessionRecord] = []
         place = self.evidence.place
         for kind, open_session in checks.openers(self.zygote, place, record, self.options, log, self.how.timeout):
-            judge = functools.partial(checks.check, kind, open_session, unsteady, record.quantized)
+            judge = functools.partial(checks.check, kind, open_session, unsteady, record.quantized, record.contract)
             result, session = checks.watch_gpu_memory(watched, judge)
             results.append(result)
             if session is not None and self.how.time_budget and result.status == "passed":

@@ -34,7 +34,7 @@ ENTRY_POINTS = "exporter.models"
 class Recipe(Protocol):
     """What a recipe offers: a module, a class or any object with these."""
 
-    sizes: Mapping[str, tuple[int, int]]
+    sizes: Mapping[str, tuple[int, ...]]  # (min, max) or (min, max, step)
 
     def load(self, weights: str) -> torch.nn.Module:
         """The model in eval mode; `weights` is auto, pretrained or random."""
@@ -199,7 +199,7 @@ class FunctionRecipe:
         self,
         load: Callable[[str], Any],
         inputs: Callable[..., Any],
-        sizes: Mapping[str, tuple[int, int]] | None = None,
+        sizes: Mapping[str, tuple[int, ...]] | None = None,
         chooses_weights: bool = True,
     ) -> None:
         self.load, self.inputs, self.chooses_weights = load, inputs, chooses_weights
@@ -263,7 +263,7 @@ def example_sizes(inputs: Callable[..., Any]) -> dict[str, int]:
 
 
 def ranges(recipe: Recipe) -> dict[str, Range]:
-    """The recipe's `sizes`, validated. A number stands for 1 up to it."""
+    """The recipe's `sizes`, validated. A number stands for 1 up to it; a third one is the step."""
     known = example_sizes(recipe.inputs)
     result = {}
     for name, bounds in recipe.sizes.items():
@@ -277,11 +277,14 @@ def ranges(recipe: Recipe) -> dict[str, Range]:
 
 
 def _range(name: str, bounds: Any) -> Range:
-    remedy = "write (min, max) with 1 <= min <= max"
-    pair = (1, bounds) if isinstance(bounds, int) else bounds
-    if not isinstance(pair, (tuple, list)) or [type(bound) for bound in pair] != [int, int]:
+    remedy = "write (min, max) or (min, max, step) with 1 <= min <= max"
+    given = (1, bounds) if isinstance(bounds, int) else bounds
+    if not isinstance(given, (tuple, list)) or [type(bound) for bound in given] not in ([int, int], [int, int, int]):
         raise RecipeError(f"sizes gives {name} {bounds!r}, which is no range", remedy)
-    low, high = pair
+    low, high, *step = given
     if not 1 <= low <= high:
         raise RecipeError(f"sizes gives {name} the range {low} to {high}", remedy)
-    return Range(low, high)
+    try:
+        return Range(low, high).within(low, high, *step)
+    except ValueError as error:
+        raise RecipeError(f"sizes gives {name} {bounds!r}: {error}", remedy) from error

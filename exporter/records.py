@@ -6,12 +6,14 @@ bytes). `manifest.schema.json` beside this file describes the same for other too
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
 from exporter.expressions import Expression
 
-SCHEMA = 1
+SCHEMA = 1  # of the manifest, and of whatever has no number of its own
+CONTRACT_SCHEMAS = (1, 2)  # that are read; the last is what is written
 
 Verdict = Literal["exact", "rounding", "drift", "quantized", "FAIL"]
 EAGER = "eager"  # the baseline's name, and its target's
@@ -41,20 +43,47 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Range:
-    """Inclusive bounds of a symbol; or the sizes, one entry of the artifact for each, that alone it may have."""
+    """Inclusive bounds of a symbol, and the step that its size is a multiple of; or the sizes that alone it may have.
+
+    Each of those `choices` has an entry of its own in the artifact.
+    """
 
     min: int
     max: int
     choices: tuple[int, ...] = ()
+    multiple_of: int = 1
+
+    def __post_init__(self) -> None:
+        """ValueError for bounds or a step that leave no size."""
+        if self.multiple_of < 1:
+            raise ValueError(f"a step of {self.multiple_of} is none")
+        if not self.sizes:
+            of = f" multiple of {self.multiple_of}" if self.multiple_of > 1 else " size"
+            raise ValueError(f"no{of} lies in {self.min} to {self.max}")
+
+    @property
+    def sizes(self) -> range | tuple[int, ...]:
+        """Every size that the symbol may have, the smallest first."""
+        step = self.multiple_of
+        return self.choices or range(-(-self.min // step) * step, self.max + 1, step)
+
+    def within(self, low: int, high: int, step: int = 1) -> Range:
+        """What is left of it where sizes go from `low` to `high` in steps. ValueError when nothing is."""
+        step = math.lcm(step, self.multiple_of)
+        left = Range(max(low, self.min), min(high, self.max), multiple_of=step).sizes
+        return Range(left[0], left[-1], multiple_of=step)
 
     def allows(self, size: int) -> bool:
         """Whether the symbol may have this size."""
-        return size in self.choices if self.choices else self.min <= size <= self.max
+        return size in self.sizes
 
     def __str__(self) -> str:
-        """`1 to 64`, or `1, 8 or 32`."""
-        *others, last = map(str, self.choices or (self.max,))
-        return f"{', '.join(others)} or {last}" if others else last if self.choices else f"{self.min} to {last}"
+        """`1 to 64`, `32 to 512, multiples of 2`, or `1, 8 or 32`."""
+        if not self.choices:
+            step = f", multiples of {self.multiple_of}" if self.multiple_of > 1 else ""
+            return f"{self.min} to {self.max}{step}"
+        *others, last = map(str, self.choices)
+        return f"{', '.join(others)} or {last}" if others else last
 
 
 @dataclass(frozen=True)
@@ -129,7 +158,7 @@ class Contract:
     precision: str = FP32
     build: Build | None = None
     state: KeptState | None = None
-    schema: int = SCHEMA
+    schema: int = CONTRACT_SCHEMAS[-1]
 
     def __post_init__(self) -> None:
         """ValueError for a dimension whose symbol has no range."""
@@ -168,7 +197,10 @@ class CaseParity:
 
 @dataclass(frozen=True)
 class Parity:
-    """The worst over all outputs and cases, each number by itself; a session's has the parts too."""
+    """The worst over all outputs and cases, each number by itself; a session's has the parts too.
+
+    `refused` are cases beside those compared: of sizes that the artifact does not promise, and its contract refuses.
+    """
 
     verdict: Verdict
     max_abs: float | None
@@ -179,6 +211,7 @@ class Parity:
     reason: str = ""
     cases: int = 0
     parts: tuple[CaseParity, ...] = ()
+    refused: int = 0
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,8 @@ class Request:
             if bounds.choices:
                 words += ["--specialize", f"{size}={','.join(map(str, bounds.choices))}"]
             else:
-                words += ["--size", f"{size}={bounds.min}..{bounds.max}"]
+                step = f"..{bounds.multiple_of}" if bounds.multiple_of > 1 else ""
+                words += ["--size", f"{size}={bounds.min}..{bounds.max}{step}"]
         words += ["--dynamic", self.dynamic] if self.dynamic != "all" else []
         words += ["--state", self.state] if self.state != "carry" else []
         words += ["--task", self.source.task] if self.source.task else []

@@ -10,9 +10,10 @@ from typing import Any, Literal, TypeVar
 
 from exporter import places
 from exporter.errors import ArtifactError
-from exporter.records import SCHEMA
+from exporter.records import CONTRACT_SCHEMAS, SCHEMA, Contract
 
 Record = TypeVar("Record")
+SCHEMAS: dict[type, tuple[int, ...]] = {Contract: CONTRACT_SCHEMAS}  # of other records, SCHEMA alone
 LARGEST = 1e100  # so that sums, ratios and other units of what is recorded are finite too
 
 
@@ -45,10 +46,6 @@ def from_json(kind: type[Record], text: str | bytes) -> Record:
         data = json.loads(text)
         if not isinstance(data, dict):
             raise TypeError("not an object")
-        if data.get("schema", SCHEMA) != SCHEMA:
-            raise ArtifactError(
-                f"schema {data['schema']!r} is not known, only {SCHEMA}", "use the exporter release that wrote it"
-            )
         return typing.cast(Record, _decode(kind, data, kind.__name__))
     except (TypeError, KeyError, ValueError, OverflowError, RecursionError) as error:
         raise ArtifactError(f"not a valid {kind.__name__}: {error}") from error
@@ -81,11 +78,21 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
 
 def _decode_record(kind: type, value: Any, where: str) -> Any:
     _expect(dict, value, where)
+    _expect_schema(kind, value)
     hints = typing.get_type_hints(kind)
     unknown = value.keys() - hints.keys()
     if unknown:
         raise TypeError(f"{where} has no field {sorted(unknown)[0]!r}")
     return kind(**{name: _decode(hints[name], item, f"{where}.{name}") for name, item in value.items()})
+
+
+def _expect_schema(kind: type, value: dict[str, Any]) -> None:
+    known = SCHEMAS.get(kind, (SCHEMA,))
+    if value.get("schema", known[-1]) not in known:
+        only = " and ".join(map(str, known))
+        raise ArtifactError(
+            f"schema {value['schema']!r} is not known, only {only}", "use the exporter release that wrote it"
+        )
 
 
 def _decode_union(options: tuple[Any, ...], value: Any, where: str) -> Any:

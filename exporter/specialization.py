@@ -1,11 +1,12 @@
-"""Where torch.export gives up a dynamic dimension: it says so only in its log, and never says on which line."""
+"""Which sizes torch.export gives up: it says so in its log and in an error, and never says on which line."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from exporter import places
@@ -13,8 +14,42 @@ from exporter.expressions import Expression
 from exporter.records import Contract
 
 LOGGER = "torch.fx.experimental.symbolic_shapes"
-_CREATED = re.compile(r"create_symbol (\w+) = \d+ for L\['(?:\w+)'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
+_CREATED = re.compile(r"create_symbol (\w+) = (\d+) for L\['(?:\w+)'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
+_GUARD = re.compile(r"eval (?:\[guard suppressed\] )?(.+?) \[guard added\]")
+_STEP = re.compile(r"^\s*(\w+) = (\d+)\*_\1(?: ([+-]) (\d+))?$", re.MULTILINE)  # of the fixes that an error suggests
 _FIXED = re.compile(r"set_replacement (\w+) = (\d+) ")
+
+
+# What torch's conditions on sizes are written with.
+_WORDS: dict[str, Callable[..., int]] = {
+    "Eq": operator.eq,
+    "Ne": operator.ne,
+    "Mod": operator.mod,
+    "PythonMod": operator.mod,
+    "FloorDiv": operator.floordiv,
+    "Max": max,
+    "Min": min,
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The sizes that torch.export takes: `multiple * n + offset`."""
+
+    multiple: int
+    offset: int = 0
+
+    def __str__(self) -> str:
+        """As a formula in n."""
+        return f"{self.multiple}*n{self.offset:+d}" if self.offset else f"{self.multiple}*n"
+
+
+def rules(error: str) -> dict[str, Rule]:
+    """The steps, by symbol, that torch.export suggests where a range that was asked for violates its conditions."""
+    found = {}
+    for name, multiple, sign, offset in _STEP.findall(error):
+        found[name] = Rule(int(multiple), int(f"{sign}{offset}") if offset else 0)
+    return found
 
 
 @dataclass
@@ -26,7 +61,11 @@ class Specializations(logging.Handler):
 
     within: str
     dimensions: dict[tuple[int, int], tuple[int, str]] = field(default_factory=dict)
+    rules: dict[str, Rule] = field(default_factory=dict)  # the steps that were asked for
+    relaxed: bool = False  # whether the dimensions were then left to torch.export
     _symbols: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _sizes: dict[str, int] = field(default_factory=dict)  # at which torch.export looks, by its symbols
+    _guards: dict[str, str] = field(default_factory=dict)  # conditions on sizes, each with its line
 
     def __post_init__(self) -> None:
         """Hear everything."""
@@ -40,7 +79,9 @@ class Specializations(logging.Handler):
         """Remember which symbol stands for which dimension, and where one became a number."""
         message = record.getMessage()
         if match := _CREATED.match(message):
-            self._symbols[match[1]] = (int(match[2]), int(match[3]))
+            self._symbols[match[1]], self._sizes[match[1]] = (int(match[3]), int(match[4])), int(match[2])
+        elif match := _GUARD.match(message):
+            self._guards.setdefault(match[1], places.here(self.within))
         elif (match := _FIXED.match(message)) and match[1] in self._symbols:
             self.dimensions.setdefault(self._symbols[match[1]], (int(match[2]), places.here(self.within)))
 
@@ -48,6 +89,24 @@ class Specializations(logging.Handler):
         """The symbols that were fixed."""
         dims = [contract.inputs[index].shape[axis] for index, axis in self.dimensions]
         return {Expression.parse(dim).name for dim in dims if isinstance(dim, str)}
+
+    def place(self, contract: Contract, name: str, refused: int, step: int = 1) -> str:
+        """The line with the first condition that does not hold where this symbol has the refused size; "" for none.
+
+        torch.export may also ask for a step because of what it cannot decide: that has a division by the step in it.
+        """
+        follows = {
+            symbol: Expression.parse(dim)
+            for symbol, (index, axis) in self._symbols.items()
+            if isinstance(dim := contract.inputs[index].shape[axis], str)
+        }
+        own = {symbol: e for symbol, e in follows.items() if e.name == name}
+        sizes = self._sizes | {symbol: e.at(refused) for symbol, e in own.items()}
+        divided = re.compile(rf"\b(?:{'|'.join(own) or '!'})\b.*//{step}\)")
+        lines = [(condition, line) for condition, line in self._guards.items() if line]
+        broken = [line for condition, line in lines if not _holds(condition, sizes)]
+        undecided = [line for condition, line in lines if step > 1 and divided.search(condition)]
+        return next(iter((*broken, *undecided)), "")
 
     def describe(self, contract: Contract) -> list[str]:
         """`torch.export fixed sequence at 7 (model.py:12)` for each dimension that was promised to move."""
@@ -57,6 +116,14 @@ class Specializations(logging.Handler):
             if isinstance(dim, str):
                 said[f"torch.export fixed {dim} at {size}{f' ({place})' if place else ''}"] = None
         return list(said)
+
+
+def _holds(condition: str, sizes: dict[str, int]) -> bool:
+    """Whether a condition of torch's log is true; one that is written with other words is taken to be."""
+    try:
+        return bool(eval(condition, {"__builtins__": {}}, {**_WORDS, **sizes}))
+    except Exception:  # whatever other words, or a division by zero, come to
+        return True
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import functools
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ from exporter import (
     contract,
     flattening,
     golden,
+    narrowing,
     operators,
     places,
     precision,
@@ -30,7 +31,7 @@ from exporter.isolate import BACKGROUND, stand_back
 from exporter.job import Findings, Job, Prepared
 from exporter.loading import Loaded, find_contract, find_state, load_model
 from exporter.parity import PRECISIONS, TOLERANCES
-from exporter.records import EAGER, Contract, Tolerance
+from exporter.records import EAGER, Contract, Range, Tolerance
 from exporter.session import server
 from exporter.state import StatefulModule
 from exporter.zygote import tell
@@ -49,33 +50,37 @@ def prepare(
     """Find the contract, capture the program once for all, say so; then make the golden with the same loaded model."""
     loaded = load_model(job)
     device = job.options.device
-    points = contract.sweep_points(loaded.base, loaded.symbols, job.sweep)
     find_state(job, loaded)
     if isinstance(loaded.module, StatefulModule):
         states.save(loaded.module.state, job.state_file)
     found = find_contract(job, loaded)
+    points = contract.sweep_points(loaded.base, loaded.symbols, job.sweep)
     tell(channel, "loaded", None)
     weights = _weights_used(job.weights, loaded)
     published = loaded.module.model if weights == "pretrained" else None
     sizes = contract.capture_sizes(loaded.base, loaded.symbols)
     started = time.perf_counter()
-    ops = _capture(job, loaded, found, sizes) if capture_program else ()
+    captured = _capture(job, loaded, found, sizes) if capture_program else _Captures(sizes)
     prepared = Prepared(
         contract=found,
         base=loaded.base,
-        capture_sizes=sizes,
+        capture_sizes=captured.sizes,
         weights=weights,
         parameters=sum(p.numel() for p in loaded.module.parameters()),
         capture_s=time.perf_counter() - started if capture_program else 0.0,
         warnings=tuple(dict.fromkeys(loaded.warnings)),
-        ops=ops,
+        ops=tuple(captured.ops),
         points=points,
         origin=str(getattr(published, "exporter_origin", "")),
         licence=str(getattr(published, "exporter_licence", "")),
+        narrowings=tuple(captured.narrowings),
     )
     tell(channel, "prepared", prepared)
     stand_back(BACKGROUND)  # the exports have waited for this; from here on they run beside it
     plan = contract.probe_plan(loaded.base, loaded.symbols, points.values())
+    for narrowed in captured.narrowings:
+        symbols = contract.narrow(found, [narrowed]).symbols
+        plan += [case for case in contract.probe_plan(loaded.base, symbols) if case not in plan]
     usual = _tolerance(found, *tolerance)
     tolerances = {name: _asked(PRECISIONS[name], *tolerance) for name in precisions}
     make = _make_sequences if loaded.state else _make_cases
@@ -131,31 +136,64 @@ def _asked(usual: Tolerance, rtol: float | None, atol: float | None) -> Toleranc
     return replace(usual, rtol=usual.rtol if rtol is None else rtol, atol=usual.atol if atol is None else atol)
 
 
-def _capture(job: Job, loaded: Loaded, found: Contract, sizes: dict[str, int]) -> tuple[str, ...]:
+@dataclass
+class _Captures:
+    """What capturing showed: the sizes that it was done at, what is left of symbols, namespaces of operators."""
+
+    sizes: dict[str, int]
+    narrowings: list[contract.Narrowing] = field(default_factory=list)
+    ops: dict[str, None] = field(default_factory=dict)
+
+
+def _capture(job: Job, loaded: Loaded, found: Contract, sizes: dict[str, int]) -> _Captures:
     """Save the exported program, or why there is none, for the jobs that need it, and warn of what was narrowed.
 
-    Returns the namespaces of operators outside torch's own that it calls.
+    The operators are those outside torch's own that it calls.
     """
     found = contract.as_function(found)
+    made = _Captures(sizes)
     name = contract.specialized(found)
-    captures = [(sizes | {name: size}, contract.entry(found, size), job.entry_file(size)) for size in _entries(found)]
-    notes: list[str] = []
-    ops: dict[str, None] = {}
-    for at, promised, file in captures or [(sizes, found, job.exported_file)]:
-        example = tuple(t.to(job.options.device) for t in loaded.arguments(found, at, 0))
+    captures = [({name: size}, contract.entry(found, size), job.entry_file(size)) for size in _entries(found)]
+    for own, promised, file in captures or [({}, found, job.exported_file)]:
         try:
-            program = capture.export_program(loaded.module, example, promised, notes)
+            captured = _capture_one(job, loaded, promised, own, made)
         except ExportError as error:
             file.with_suffix(".txt").write_text(str(error))
             continue
         try:
-            torch.export.save(program, file)
+            torch.export.save(captured.program, file)
         except Exception as error:  # its serializer does not know every node that a graph may have
             file.unlink(missing_ok=True)
             file.with_suffix(".txt").write_text(f"{capture.UNSAVED}{places.summary(error)}")
-        ops |= dict.fromkeys(operators.of_exported(program))
-    loaded.warnings += notes
-    return tuple(ops)
+        made.ops |= dict.fromkeys(operators.of_exported(captured.program))
+    return made
+
+
+def _capture_one(
+    job: Job, loaded: Loaded, promised: Contract, own: dict[str, int], made: _Captures
+) -> capture.Captured:
+    """One program, captured at multiples of the steps that torch.export asks for; `own` is its entry's size."""
+
+    def inputs(at: dict[str, int]) -> flattening.Tensors:
+        return tuple(t.to(job.options.device) for t in loaded.arguments(promised, at, 0))
+
+    base = loaded.base | own
+    captured = capture.capture(loaded.module, inputs(made.sizes | own), promised)
+    stepped = _stepped(captured, promised, base)
+    if any(not stepped[name].allows(size) for name, size in made.sizes.items() if name in stepped):
+        made.sizes = contract.capture_sizes(loaded.base, loaded.symbols | stepped)
+        captured = capture.capture(loaded.module, inputs(made.sizes | own), promised)
+    found = narrowing.find(captured, loaded.module, inputs, base, promised, job.options.device)
+    loaded.warnings += [*captured.fixed, *narrowing.remarks(captured, found, base)]
+    made.narrowings += found
+    return captured
+
+
+def _stepped(captured: capture.Captured, promised: Contract, base: dict[str, int]) -> dict[str, Range]:
+    """The ranges with the steps that torch.export asks for, of symbols whose example is a multiple of theirs."""
+    steps = {name: rule.multiple for name, rule in captured.rules.items() if base[name] % rule.multiple == 0}
+    ranges = promised.symbols
+    return {name: ranges[name].within(ranges[name].min, ranges[name].max, step) for name, step in steps.items()}
 
 
 def _entries(promised: Contract) -> tuple[int, ...]:
@@ -190,9 +228,11 @@ def _program(job: Job, prepared: Prepared, target: str) -> capture.Program:
             make_samples=lambda: [make(seed) for seed in SAMPLES],
         )
 
-    stamped = replace(prepared.contract, target=target, precision=chosen)
+    whole = replace(prepared.contract, target=target, precision=chosen)
+    stamped = contract.narrow(whole, targets.narrowings(targets.get(target), prepared.narrowings))
     name, sizes = contract.specialized(stamped), prepared.capture_sizes
     program = made(stamped, sizes, job.exported_file)
+    program.whole = whole
     program.entries = {
         size: made(contract.entry(stamped, size), sizes | {name: size}, job.entry_file(size))
         for size in _entries(stamped)

@@ -148,3 +148,11 @@ def test_a_step_that_still_allows_all_is_wider() -> None:
 
     assert not any(c.breaking for c in changes(stepped("4*batch", 4), stepped("2*batch", 8)) if "input" in c.what)
     assert any(c.breaking for c in changes(stepped("2*batch", 8), stepped("4*batch", 4)))
+
+
+def test_a_step_that_grew_breaks_callers() -> None:
+    even, fourth = (symbols(sequence=Range(8, 512, multiple_of=step)) for step in (2, 4))
+    (change,) = changes(changed(symbols=even), changed(symbols=fourth))[:1]
+    assert change.breaking
+    assert "(8 to 512, multiples of 2), is sequence (8 to 512, multiples of 4)" in change.what
+    assert not any(change.breaking for change in changes(changed(symbols=fourth), changed(symbols=even)))

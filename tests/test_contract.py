@@ -13,7 +13,7 @@ from manifests import CONTRACT
 from exporter import contract
 from exporter.errors import ArtifactError, ContractError, UsageError
 from exporter.records import Contract, Dim, Range, TensorSpec
-from exporter.serialization import to_json
+from exporter.serialization import from_json, to_json
 
 SYMBOLS = {"batch": Range(1, 8), "sequence": Range(1, 16)}
 
@@ -196,7 +196,7 @@ def test_files_without_a_contract(tmp_path: Path) -> None:
         contract.read_zip(tmp_path / "b.pt")
 
 
-@pytest.mark.parametrize("text", ["{}", "[1", to_json(dataclasses.replace(CONTRACT, schema=2))])
+@pytest.mark.parametrize("text", ["{}", "[1", to_json(dataclasses.replace(CONTRACT, schema=3))])
 def test_broken_contracts(tmp_path: Path, text: str) -> None:
     path = archive(tmp_path / "a.pt", model__version="3")
     contract.append_to_zip(path, text)
@@ -289,3 +289,47 @@ def test_the_user_chooses_sizes() -> None:
 def test_sizes_that_cannot_be(asked, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         choose(**asked)
+
+
+STEPPED = {"height": Range(32, 512, multiple_of=16)}
+
+
+def test_sizes_of_goldens_keep_to_the_step() -> None:
+    sizes = {at["height"] for at, _ in contract.probe_plan({"height": 64}, STEPPED)}
+    assert sizes == {32, 48, 64, 80, 512}
+    both = {name: Range(16, 64, multiple_of=16) for name in ("height", "width")}
+    assert contract.capture_sizes({"height": 16, "width": 16}, both) == {"height": 32, "width": 48}
+    assert [contract.nearest(size, STEPPED["height"]) for size in (1, 39, 41, 1000)] == [32, 32, 48, 512]
+    assert all(size % 16 == 0 for size in contract.probes(64, STEPPED["height"]))
+
+
+def test_a_step_is_enforced_and_said() -> None:
+    promised = Contract("m", (TensorSpec("x", "float32", ("height", "2*height")),), (), STEPPED)
+    contract.enforce(promised, [TensorSpec("x", "float32", (48, 96))])
+    with pytest.raises(ContractError, match="height is 40, the contract allows 32 to 512, multiples of 16"):
+        contract.enforce(promised, [TensorSpec("x", "float32", (40, 80))])
+
+
+@pytest.mark.parametrize(("schema", "read"), [(1, True), (2, True), (3, False)])
+def test_schemas_that_are_read(schema: int, read: bool) -> None:
+    text = to_json(dataclasses.replace(CONTRACT, schema=schema))
+    if read:
+        assert from_json(Contract, text).schema == schema
+    else:
+        with pytest.raises(ArtifactError, match="schema 3 is not known, only 1 and 2"):
+            from_json(Contract, text)
+
+
+def test_a_contract_of_before_has_no_step() -> None:
+    data = json.loads(to_json(dataclasses.replace(CONTRACT, schema=1)))
+    for bounds in data["symbols"].values():
+        del bounds["multiple_of"]
+    assert all(bounds.multiple_of == 1 for bounds in from_json(Contract, json.dumps(data)).symbols.values())
+
+
+@pytest.mark.parametrize(("low", "high", "step"), [(1, 8, 9), (1, 8, 0), (9, 8, 1)])
+def test_ranges_without_a_size_are_none(low: int, high: int, step: int) -> None:
+    data = json.loads(to_json(CONTRACT))
+    data["symbols"] = {name: {"min": low, "max": high, "multiple_of": step} for name in data["symbols"]}
+    with pytest.raises(ArtifactError, match="not a valid Contract"):
+        from_json(Contract, json.dumps(data))

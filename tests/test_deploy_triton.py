@@ -95,6 +95,7 @@ def contract(first: tuple[Any, ...] = ("batch", 4), bounds: Range | None = None,
         (contract((4, "batch")), 0, [4, -1]),  # the batch stands elsewhere
         (contract(bounds=Range(2, 8)), 0, [-1, 4]),  # Triton would send one
         (contract(bounds=Range(1, 8, (1, 8))), 0, [-1, 4]),  # or three
+        (contract(bounds=Range(2, 8, multiple_of=2)), 0, [-1, 4]),  # or three again
         (contract(bounds=Range(1, 1)), 1, [4]),
     ],
 )
@@ -102,6 +103,12 @@ def test_when_batches_are_formed(given: Contract, batch: int, dims: list[int]) -
     config = triton.configuration("toy", given, triton.TORCHSCRIPT)
     assert (config.max_batch_size, list(config.input[0].dims)) == (batch, dims)
     assert config.HasField("dynamic_batching") == (batch > 1)
+
+
+def test_a_step_is_said_for_triton_does_not_check_it() -> None:
+    given = contract(bounds=Range(16, 64, multiple_of=16))
+    config = triton.configuration("toy", given, triton.TORCHSCRIPT)
+    assert "# batch is 16 to 64, multiples of 16\n" in triton._text(config, given)
 
 
 def test_packages_and_gpus() -> None:

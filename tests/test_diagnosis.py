@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from exporter import diagnosis
+from exporter.records import Contract, Range, TensorSpec
 
 
 def case(name: str, good: bool, seed: int = 0, error: str = "") -> dict[str, Any]:
@@ -23,6 +24,29 @@ def test_a_size_that_was_fixed() -> None:
     ]
     assert diagnosis.fixed_sizes(cases) == ["batch is fixed at 2"]
     assert diagnosis.value_dependence(cases) == ""
+
+
+SYMBOLS = {"s": Range(2, 64, multiple_of=2)}
+PROMISED = Contract("m", (TensorSpec("x", "float32", ("s",)),), (), SYMBOLS)
+
+
+def test_what_is_judged_and_what_is_refused() -> None:
+    """Inside its contract an artifact may refuse nothing, and outside it has to."""
+    refused = {"refused": "x dim 0: s is 5, the contract allows 2 to 64, multiples of 2"}
+    cases = [case("batch=1 s=4", True), case("batch=1 s=5", True) | refused]
+    assert diagnosis.judged(cases, PROMISED) == cases[:1]
+    (taken,) = diagnosis.judged([case("batch=1 s=5", True)], PROMISED)
+    assert taken["error"] == "s is 5: its contract does not allow that, and it was not refused"
+    (other,) = diagnosis.judged([case("batch=1 s=6", True) | refused], PROMISED)
+    assert other["error"] == refused["refused"]
+    assert diagnosis.judged([case("batch=1 s=5", False)], None) == [case("batch=1 s=5", False)]
+
+
+def test_a_rule_that_no_contract_can_say() -> None:
+    warning = "torch.export takes s only as 2*n+1 (model.py:3)"
+    said = diagnosis.with_place("output at batch=1 s=4: shape [1], expected [2]", [warning])
+    assert said.endswith(f"(perhaps because {warning}; a contract says multiples alone: give such an example)")
+    assert diagnosis.with_place("output at batch=1: wrong", [warning]) == "output at batch=1: wrong"
 
 
 def test_all_wrong_is_no_pattern() -> None:

@@ -132,7 +132,7 @@ def test_a_size_that_the_model_does_not_take_is_named() -> None:
         ExportError, match=r"the model fails at batch=5: RuntimeError: .*\(.*test_golden.py:\d+\)"
     ) as raised:
         make(Short(), (2, 0), (5, 0))
-    assert "--size NAME=MIN..MAX" in raised.value.remedy
+    assert "--size NAME=MIN..MAX or MIN..MAX..STEP" in raised.value.remedy
 
 
 class Integers(torch.nn.Module):

@@ -179,7 +179,12 @@ def test_broken_sizes(name: str, message: str) -> None:
         recipes.ranges(recipe)
 
 
-@pytest.mark.parametrize("bounds", [(1,), "1-8", None, (1.5, 8), ("a", "b")])
+def test_a_third_number_is_the_step() -> None:
+    recipe = FunctionRecipe(lambda weights: None, lambda height=64: None, {"height": (30, 500, 16)})
+    assert recipes.ranges(recipe) == {"height": Range(32, 496, multiple_of=16)}
+
+
+@pytest.mark.parametrize("bounds", [(1,), "1-8", None, (1.5, 8), ("a", "b"), (1, 8, 9), (1, 8, 0), (1, 8, 2, 2)])
 def test_ranges_that_are_none(bounds: Any) -> None:
     recipe = FunctionRecipe(lambda weights: None, lambda batch=1: None, {"batch": bounds})
     with pytest.raises(RecipeError, match="batch"):

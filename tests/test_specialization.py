@@ -31,8 +31,8 @@ def export(module: torch.nn.Module) -> tuple[torch.export.ExportedProgram, list[
     example = (torch.randn(2, 7, 8),)
     flat = flattening.FlatModule(module, flattening.flatten_inputs(module, example)).eval()
     contract = Contract("m", (TensorSpec("x", "float32", ("batch", "sequence", 8)),), (), SYMBOLS)
-    notes: list[str] = []
-    return capture.export_program(flat, example, contract, notes), notes
+    captured = capture.capture(flat, example, contract)
+    return captured.program, list(captured.fixed)
 
 
 def line_of(module: type[torch.nn.Module], text: str) -> str:

@@ -47,23 +47,27 @@ def read_batch(ctx: click.Context, param: click.Parameter, given: str | None) ->
 
 
 def read_sizes(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> Sizes:
-    """The last sizes and the last range of each name: a range under `NAME..`."""
+    """The last sizes and the last range of each name: a range, with its step, under `NAME..`."""
     sizes: Sizes = {}
     for item in given:
         name, _, value = item.partition("=")
-        low, dots, high = value.partition("..")
+        low, dots, rest = value.partition("..")
+        high, _, step = rest.partition("..")
         if param.name == "specialize":
             sizes[name] = tuple(sorted(_list(value)))
             if len(sizes[name]) < 2 or sizes[name][0] < 1:
                 raise click.BadParameter(f"{item!r} is not NAME=N,N,..., for example batch=1,8,32")
         elif not dots and _list(value):
             sizes[name] = _list(value)
-        elif not dots or not low.isdigit() or not high.isdigit():
-            raise click.BadParameter(f"{item!r} is not NAME=N, NAME=N,N,... or NAME=MIN..MAX, as sequence=128")
+        elif not dots or not all(map(str.isdigit, (low, high, step or "1"))) or rest.endswith(".."):
+            known = "NAME=N, NAME=N,N,..., NAME=MIN..MAX or NAME=MIN..MAX..STEP"
+            raise click.BadParameter(f"{item!r} is not {known}, as sequence=128")
         elif not 1 <= int(low) <= int(high):
             raise click.BadParameter(f"{item!r} is an empty range; a size is 1 at least")
+        elif int(step or 1) < 1 or int(high) // int(step or 1) * int(step or 1) < int(low):
+            raise click.BadParameter(f"{item!r} is an empty range; no multiple of {step} lies in {low} to {high}")
         else:
-            sizes[f"{name}.."] = (int(low), int(high))
+            sizes[f"{name}.."] = (int(low), int(high), int(step or 1))
     return sizes
 
 
@@ -83,9 +87,10 @@ model_options = _options.together(
         "sizes",
         multiple=True,
         callback=read_sizes,
-        metavar="NAME=N[,N,...]|MIN..MAX",
+        metavar="NAME=N[,N,...]|MIN..MAX[..STEP]",
         help="A size that the recipe's inputs() takes: of the example, as sequence=128; with others to be timed too, "
-        "as sequence=16,128; or the range that the artifacts promise, as sequence=1..512; may be repeated.",
+        "as sequence=16,128; or the range that the artifacts promise, as sequence=1..512, with a step that sizes are "
+        "multiples of as height=32..512..16; may be repeated.",
     ),
     click.option(
         "--dynamic",
@@ -143,7 +148,8 @@ def ranges(given: Sizes) -> dict[str, Range]:
     """The ranges among them."""
     from exporter.records import Range
 
-    return {name[:-2]: Range(bounds[0], bounds[1]) for name, bounds in given.items() if name.endswith("..")}
+    found = {name[:-2]: bounds for name, bounds in given.items() if name.endswith("..")}
+    return {name: Range(low, high).within(low, high, step) for name, (low, high, step) in found.items()}
 
 
 def choose_device(asked: str | None) -> str:

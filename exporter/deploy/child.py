@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from exporter import golden
+from exporter import diagnosis, golden
+from exporter.records import Contract
 
 
 def warm_up(channel: socket.socket, golden_path: str, folder: str, one_row: bool) -> list[list[int]]:
@@ -24,12 +25,13 @@ def warm_up(channel: socket.socket, golden_path: str, folder: str, one_row: bool
     return [list(tensor.shape[one_row:]) for tensor in inputs]
 
 
-def arrays(channel: socket.socket, golden_path: str, path: str, precision: str) -> list[tuple[str, int]]:
-    """Write the golden of a precision as NumPy's `.npz`, CASE.KIND.INDEX by number; returns names and seeds.
+def arrays(channel: socket.socket, golden_path: str, path: str, promised: Contract) -> list[tuple[str, int]]:
+    """Write what a contract allows of its golden as NumPy's `.npz`, CASE.KIND.INDEX by number; returns names, seeds.
 
     Of a sequence of calls the first: later ones go on from what the artifact gave.
     """
-    cases = [case for case in golden.read(Path(golden_path)).of(precision).cases if not case.step]
+    found = golden.read(Path(golden_path)).of(promised.precision).cases
+    cases = [case for case in found if not case.step and not diagnosis.outside(case.name, promised)]
     named = {
         f"{number}.{kind}.{index}": tensor.numpy()
         for number, case in enumerate(cases)

@@ -181,7 +181,7 @@ def _judge(root: Path, variant: VariantRecord, artifact: str, start: Start) -> P
         def open_session() -> Session:
             return NativeSession(variant.name, words, Path(scratch) / "log", TIMEOUT_S, variables)
 
-        record, session = checks.check("native", open_session, quantized=variant.quantized)
+        record, session = checks.check("native", open_session, quantized=variant.quantized, promised=variant.contract)
         outside: list[str] = []
         if session is not None:
             with contextlib.closing(session):

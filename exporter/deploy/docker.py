@@ -21,7 +21,7 @@ from exporter.deploy import Deployment, choose, cpp, golden, publish, staged, ta
 from exporter.deploy.triton import TYPES
 from exporter.errors import JobError
 from exporter.isolate import Zygote
-from exporter.records import Manifest, Parity, VariantRecord
+from exporter.records import Contract, Manifest, Parity, VariantRecord
 from exporter.serialization import from_json
 
 KIND = "docker"
@@ -96,7 +96,7 @@ def _with_onnxruntime(root: Path, place: Path, manifest: Manifest, variant: Vari
     assert variant.contract is not None
     for file in variant.files:
         take(place, file, model / file.path)
-    _write_golden(model, place, manifest, variant.artifact.path, variant.contract.precision)
+    _write_golden(model, place, manifest, variant.artifact.path, variant.contract)
     here = Path(__file__).parent
     shutil.copyfile(here / "replay.py", model / "check.py")
     (model / "exporter").mkdir()
@@ -112,12 +112,12 @@ def _with_onnxruntime(root: Path, place: Path, manifest: Manifest, variant: Vari
     return text, replay(model)
 
 
-def _write_golden(model: Path, place: Path, manifest: Manifest, artifact: str, precision: str) -> None:
+def _write_golden(model: Path, place: Path, manifest: Manifest, artifact: str, promised: Contract) -> None:
     recorded = golden(place, manifest)
     bundle.verify(place, recorded)
     assert manifest.golden is not None
-    tolerance = manifest.golden.tolerances.get(precision, manifest.golden.tolerance)
-    arguments = {"path": str(model / "golden.npz"), "golden_path": str(place / recorded.path), "precision": precision}
+    tolerance = manifest.golden.tolerances.get(promised.precision, manifest.golden.tolerance)
+    arguments = {"path": str(model / "golden.npz"), "golden_path": str(place / recorded.path), "promised": promised}
     with Zygote() as zygote, tempfile.TemporaryDirectory(prefix="exporter-") as logs:
         cases = zygote.run("golden", "exporter.deploy.child:arrays", arguments, Path(logs) / "log", TIMEOUT_S)
     told = {"model": artifact, "tolerance": asdict(tolerance), "cases": cases}

@@ -141,7 +141,8 @@ def max_batch(contract: Contract) -> int:
     """The largest batch that Triton may form; 0 where not every tensor begins with `batch`, or not every size goes."""
     bounds = contract.symbols.get(BATCH)
     first = {spec.shape[:1] for spec in (*contract.inputs, *contract.outputs)}
-    return bounds.max if bounds and bounds.min == 1 and not bounds.choices and first == {(BATCH,)} else 0
+    every = bounds is not None and bounds.min == bounds.multiple_of == 1 and not bounds.choices
+    return bounds.max if bounds and every and first == {(BATCH,)} else 0
 
 
 def _warm_up(config: Any, folder: Path, golden_file: Path) -> None:
@@ -189,11 +190,12 @@ def _differing(config: Any, text: str) -> str:
 
 
 def _text(config: Any, contract: Contract) -> str:
-    """config.pbtxt, which says first what tensors without a name are called in the contract."""
+    """config.pbtxt, which says first what tensors are called in the contract, and which steps Triton does not check."""
     from google.protobuf import text_format
 
     pairs = zip((*config.input, *config.output), (*contract.inputs, *contract.outputs), strict=True)
     names = [f"# {tensor.name} is {spec.name}\n" for tensor, spec in pairs if tensor.name != spec.name]
+    names += [f"# {name} is {bounds}\n" for name, bounds in contract.symbols.items() if bounds.multiple_of > 1]
     return "".join(names) + str(text_format.MessageToString(config))
 
 

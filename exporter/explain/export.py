@@ -7,11 +7,18 @@ import re
 from typing import Any
 
 from exporter import places, snapshot
+from exporter.contract import Narrowing
 from exporter.errors import ExportError
 from exporter.explain import Finding, failure
 from exporter.explain.subject import Subject
+from exporter.records import Range
 
 _SYMBOL = re.compile(r"\b[su]\d+\b")
+WHOSE = {
+    "graph": "what is made from its graph (compile, export, onnx; script where it cannot read the code)",
+    "guards": "the target export, which checks its own conditions,",
+    "code": "the target compile, which builds on its conditions,",
+}
 SHOWN = 8  # lines with conditions that are named
 
 
@@ -37,8 +44,18 @@ def _taken(subject: Subject) -> list[Finding]:
     symbols = subject.contract.symbols
     promised = ", ".join(f"{name} {bounds}" for name, bounds in symbols.items()) or "all sizes fixed"
     findings = [Finding("ok", f"torch.export takes it; promised: {promised}")]
+    if captured.narrowings:
+        findings = [Finding("note", f"torch.export takes it, but not all that is promised: {promised}")]
+    findings += [Finding("note", places.without(said), places.place(said)) for said in subject.loaded.narrowed]
+    findings += [_narrowed(one, symbols) for one in captured.narrowings]
     findings += [Finding("bad", places.without(note), places.place(note)) for note in captured.notes]
     return [*findings, *_conditions(captured.guards, _names(captured.program, subject))]
+
+
+def _narrowed(one: Narrowing, symbols: dict[str, Range]) -> Finding:
+    """Which artifacts promise less, and by which line."""
+    said = places.without(one.told(symbols[one.symbol]))
+    return Finding("bad", f"{WHOSE[one.of]} takes only {said}", one.place)
 
 
 def _names(program: Any, subject: Subject) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from exporter import capture, contract, eager, flattening, values
+from exporter import capture, contract, eager, flattening, narrowing, values
 from exporter.errors import ExportError
 from exporter.explain.guards import Guards
 from exporter.job import Job
@@ -27,6 +27,7 @@ class Captured:
     program: torch.export.ExportedProgram | None
     error: ExportError | None
     notes: tuple[str, ...]
+    narrowings: tuple[contract.Narrowing, ...]
     guards: tuple[tuple[str, str], ...]  # conditions on sizes, each with its line
 
     def require(self) -> torch.export.ExportedProgram:
@@ -75,14 +76,21 @@ class Subject:
     @cached_property
     def captured(self) -> Captured:
         """torch.export, tried once for all sections."""
-        notes: list[str] = []
-        program, failed = None, None
+        loaded, failed = self.loaded, None
+        notes: tuple[str, ...] = ()
+        found: list[contract.Narrowing] = []
+        program = None
         with Guards() as guards:
             try:
-                program = capture.export_program(self.module, self.example, self.function, notes)
+                captured = capture.capture(self.module, self.example, self.function)
             except ExportError as error:
                 failed = error
-        return Captured(program, failed, tuple(notes), tuple(guards.found))
+            else:
+                program = captured.program
+                device = self.job.options.device
+                found = narrowing.find(captured, self.module, self.inputs, loaded.base, self.function, device)
+                notes = (*captured.fixed, *narrowing.remarks(captured, found, loaded.base))
+        return Captured(program, failed, notes, tuple(found), tuple(guards.found))
 
     def sizes(self) -> list[dict[str, int]]:
         """The golden's sizes that are not expensive."""

@@ -116,9 +116,11 @@ class _Model:
         variants = self._or_error("targets", targets.parse, self.targets, self.precisions)
         lines = {key: self.file.line(self.place("gates", key)) for key in vars(self.gates)}
         self._require_timing()
-        for size, (low, high) in self.all.get("ranges", {}).items():
-            if low > high:
-                raise self.file.error(self.place("ranges", size), f"the range {low} to {high} is empty", "[min, max]")
+        for size, (low, high, *step) in self.all.get("ranges", {}).items():
+            if low > high or (step and not high // step[0] * step[0] >= low):
+                of = f" in multiples of {step[0]}" if step else ""
+                cause = f"the range {low} to {high}{of} is empty"
+                raise self.file.error(self.place("ranges", size), cause, "[min, max] or [min, max, step]")
         choices = itertools.product(self.all.get("devices", ("cpu",)), self.all.get("sizes", ({},)), variants)
         for device, sizes, variant in choices:
             at = (",".join(f"{name}={size}" for name, size in sizes.items()),) if sizes else ()
@@ -169,7 +171,10 @@ class _Model:
             out=out,
             device=device,
             sizes=sizes,
-            ranges={name: Range(low, high) for name, (low, high) in self.all.get("ranges", {}).items()},
+            ranges={
+                name: Range(low, high).within(low, high, *step)
+                for name, (low, high, *step) in self.all.get("ranges", {}).items()
+            },
             portable=packaged and self.all.get("portable", False),
             ops_libs=tuple(str(Path(file).absolute()) for file in self.all.get("ops_libs", ())),
             command=shlex.join(("exporter", "release", str(self.file.path))),

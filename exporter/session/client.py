@@ -28,6 +28,7 @@ class Session(ABC):
         self.ready: dict[str, Any] = {}
         self.peak_rss_mb: float | None = None
         self.notes: tuple[str, ...] = ()  # what the check had to say beside its cases
+        self.refused: frozenset[str] = frozenset()  # the golden's cases that the contract refused in the check
 
     def start(self) -> None:
         """Wait until the artifact is loaded."""
@@ -38,6 +39,7 @@ class Session(ABC):
         answer = self._ask("check")
         self.notes = tuple(answer.get("notes", ()))
         cases: list[dict[str, Any]] = answer["cases"]
+        self.refused = frozenset(case["case"] for case in cases if case.get("refused"))
         return cases
 
     def time(self, runs: int, case: str = "") -> list[float]:

@@ -16,12 +16,13 @@ from typing import Any, TextIO
 
 import torch
 
+from exporter import contract, operators, parity, places, targets
 from exporter import golden as goldens
-from exporter import operators, parity, places, targets
 from exporter.errors import ArtifactError, ContractError, ExporterError, UsageError
-from exporter.flattening import Tensors, dtype_name
+from exporter.flattening import Tensors, dtype_name, specs
 from exporter.isolate import stand_back
 from exporter.precision import use_tf32
+from exporter.records import Contract
 from exporter.serialization import to_json
 
 PROTOCOL = 1
@@ -33,18 +34,17 @@ def serve_artifact(
     target: str,
     path: str,
     golden_path: str,
-    outputs: tuple[str, ...],
+    promised: Contract,
     options: targets.Options,
-    ops: tuple[str, ...] = (),
 ) -> None:
-    """A session of an artifact: no recipe and no model code is imported. `ops` is what its contract says."""
+    """A session of an artifact: no recipe and no model code is imported. `promised` is the contract that it carries."""
     configure(options)
 
     def load() -> targets.Loaded:
-        operators.require(ops)
+        operators.require(promised.ops)
         return targets.get(target).load(Path(path), options)
 
-    serve(channel, load, golden_path, outputs, options)
+    serve(channel, load, golden_path, tuple(spec.name for spec in promised.outputs), options, promised)
 
 
 def configure(options: targets.Options) -> None:
@@ -73,15 +73,16 @@ def serve(
     golden_path: str,
     outputs: tuple[str, ...],
     options: targets.Options,
+    promised: Contract | None = None,
 ) -> None:
-    """Load, say so, and answer requests until `quit` or the end of input."""
+    """Load, say so, and answer requests until `quit` or the end of input. What `promised` refuses is not run."""
     with channel.makefile("r", encoding="utf-8") as requests, channel.makefile("w", encoding="utf-8") as answers:
         try:
             started = time.perf_counter()
             loaded = load()
             _synchronize(options.device)
             load_s = time.perf_counter() - started
-            judge = Judge(goldens.read(Path(golden_path)).of(options.precision), outputs)
+            judge = Judge(goldens.read(Path(golden_path)).of(options.precision), outputs, promised)
         except ExporterError as error:
             _say(answers, _error(error))
             raise
@@ -133,6 +134,7 @@ def _answer(words: list[str], loaded: targets.Loaded, judge: Judge, device: str)
             }
         case ["time", runs, *name] if runs.isdigit():
             case = _find(judge.golden.cases, " ".join(name))
+            judge.enforce(case)
             return {
                 "event": "time",
                 "samples_ms": _time(loaded, case.inputs, int(runs), device),
@@ -156,6 +158,13 @@ class Judge:
 
     golden: goldens.Golden
     outputs: tuple[str, ...]
+    promised: Contract | None = None
+
+    def enforce(self, case: goldens.Case) -> None:
+        """ContractError where the contract refuses the case's inputs."""
+        if self.promised is not None:
+            names = tuple(spec.name for spec in self.promised.inputs)
+            contract.enforce(self.promised, specs(names, case.inputs))
 
     def check_all(self, loaded: targets.Loaded, device: str) -> list[dict[str, Any]]:
         """The cases of the `check` answer. A step goes on from what the artifact gave at the one before."""
@@ -163,8 +172,12 @@ class Judge:
         return [self.check(sequence.at(case), case, device) for case in self.golden.cases]
 
     def check(self, run: targets.Run, case: goldens.Case, device: str) -> dict[str, Any]:
-        """One case of the `check` answer."""
+        """One case of the `check` answer; of what the contract refuses, what it says."""
         answer: dict[str, Any] = {"case": case.name, "seed": case.seed, "error": "", "outputs": []}
+        try:
+            self.enforce(case)
+        except ContractError as error:
+            return answer | {"refused": str(error)}
         try:
             outputs = run(_place(case.inputs, device))
             answer["outputs"] = [json.loads(to_json(o)) for o in self.compare(outputs, case)]

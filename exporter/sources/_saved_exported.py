@@ -48,7 +48,7 @@ def recipe(path: Path, contract: Contract | None, inputs_file: str) -> Recipe:
     ]
     inputs = Inputs(leaves, model.by_name, {s.name: s.size for s in symbols.values()})
     return FunctionRecipe(
-        lambda weights: said(model, weights), inputs, {s.name: (s.min, s.max) for s in symbols.values()}
+        lambda weights: said(model, weights), inputs, {s.name: (s.min, s.max, s.step) for s in symbols.values()}
     )
 
 
@@ -185,6 +185,7 @@ class _Symbol:
     size: int
     min: int
     max: int
+    step: int = 1
 
 
 def _moving(value: Any) -> list[tuple[int, Any]]:
@@ -206,10 +207,11 @@ def _symbols(
                 promised = contract.inputs[index].shape[axis] if contract and expression == symbol else None
                 name = promised if isinstance(promised, str) else _name(symbol, one.name, axis, found)
                 low, high = _bounds(program, symbol, LARGEST if axis else LARGEST_BATCH)
-                if contract and name in contract.symbols:
-                    low, high = max(low, contract.symbols[name].min), min(high, contract.symbols[name].max)
+                known = contract.symbols.get(name) if contract else None
+                if known is not None:
+                    low, high = max(low, known.min), min(high, known.max)
                 size = _solve(expression, symbol, value.shape[axis], low, high)
-                found[symbol] = _Symbol(name, size, low, max(high, size))
+                found[symbol] = _Symbol(name, size, low, max(high, size), known.multiple_of if known else 1)
     return found
 
 

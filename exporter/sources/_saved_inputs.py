@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from exporter.contract import enforce
+from exporter.contract import enforce, nearest
 from exporter.errors import ContractError, RecipeError
 from exporter.expressions import Expression
 from exporter.flattening import specs
@@ -18,7 +18,7 @@ from exporter.records import Contract, TensorSpec
 from exporter.sources import _saved_files
 
 Dim = Callable[[Mapping[str, int]], int]
-Bounds = dict[str, tuple[int, int]]
+Bounds = dict[str, tuple[int, int, int]]  # (min, max, step)
 GOLDEN = "golden.pt"
 FEW = 2  # a floating tensor of so few values is a mask
 
@@ -91,7 +91,11 @@ def from_contract(contract: Contract, example: Sequence[torch.Tensor]) -> tuple[
             if found is not None:
                 sizes.setdefault(expression.name, found)
     known = {name: bounds for name, bounds in contract.symbols.items() if name in sizes}
-    return leaves, {name: sizes[name] for name in known}, {name: (b.min, b.max) for name, b in known.items()}
+    return (
+        leaves,
+        {name: sizes[name] for name in known},
+        {name: (b.min, b.max, b.multiple_of) for name, b in known.items()},
+    )
 
 
 def _follow(expression: Expression) -> Dim:
@@ -146,5 +150,5 @@ def _made_up(spec: TensorSpec, contract: Contract) -> torch.Tensor:
     for dim in spec.shape:
         expression = Expression.parse(dim) if isinstance(dim, str) else None
         bounds = contract.symbols[expression.name] if expression else None
-        shape.append(expression.at(min(max(2, bounds.min), bounds.max)) if expression and bounds else dim or 1)
+        shape.append(expression.at(nearest(2, bounds)) if expression and bounds else dim or 1)
     return torch.randn([int(size) for size in shape]).to(getattr(torch, spec.dtype))

@@ -10,13 +10,14 @@ import difflib
 import importlib
 import pkgutil
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast, runtime_checkable
 
 from exporter import environment
+from exporter.contract import Narrowing
 from exporter.errors import MissingDependency, UsageError
 from exporter.records import FP32, PRECISIONS, Build, Contract
 
@@ -85,6 +86,7 @@ class Exported:
     companions: tuple[str, ...] = ()  # names of files beside the artifact that belong to it
     ops: tuple[str, ...] = ()  # namespaces of operators outside torch's own that it calls, as in its contract
     build: Build | None = None  # of the machine code in it, as in its contract
+    whole: bool = False  # whether it takes all that the model takes, whatever the exported program does
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,7 @@ class Target(Protocol):
     requires: tuple[str, ...]  # distributions, alternatives separated by |
     native: bool  # whether exporter-run takes the artifact
     needs_program: bool  # whether it starts from program.exported
+    assumes: tuple[str, ...]  # which narrowings of the exported program hold for its artifacts: graph, guards, code
     cost: int  # how long its export takes, roughly, against trace: the costliest starts first
 
     def export(self, program: Program, path: Path, options: Options) -> Exported:
@@ -214,6 +217,12 @@ def live(name: str) -> LiveTarget:
     if not isinstance(target, LiveTarget):
         raise TypeError(f"{name} has no live variants")
     return target
+
+
+def narrowings(target: Target, found: Iterable[Narrowing]) -> tuple[Narrowing, ...]:
+    """Those that hold for what this target makes; all, where it does not say which."""
+    assumed = getattr(target, "assumes", ("graph", "guards", "code"))
+    return tuple(one for one in found if one.of in assumed)
 
 
 def require(target: Target) -> None:

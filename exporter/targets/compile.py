@@ -35,6 +35,7 @@ precisions = PRECISIONS
 requires = ("torch",)
 native = True
 needs_program = True
+assumes = ("graph", "code")
 cost = 10
 read_contract = contract.read_zip
 _loading = threading.Lock()  # loaders that are constructed at the same time race (pytorch/pytorch#194128)
@@ -280,7 +281,7 @@ def _open_axes(spec: TensorSpec, promised: Contract) -> list[int]:
     """The dimensions that follow a symbol with a range; those of its `choices` are compiled one by one."""
     names = {axis: Expression.parse(dim).name for axis, dim in enumerate(spec.shape) if isinstance(dim, str)}
     ranges = {axis: promised.symbols[name] for axis, name in names.items()}
-    return [axis for axis, bounds in ranges.items() if bounds.min < bounds.max and not bounds.choices]
+    return [axis for axis, bounds in ranges.items() if len(bounds.sizes) > 1 and not bounds.choices]
 
 
 def _backend_and_mode(setting: str) -> tuple[str, str | None]:

@@ -24,6 +24,7 @@ precisions = ("fp32", "tf32", "bf16", "fp16")
 requires = ("torch",)
 native = False
 needs_program = True
+assumes = ("graph", "guards")
 cost = 1
 read_contract = contract.read_zip
 

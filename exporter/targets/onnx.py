@@ -28,6 +28,7 @@ precisions = PRECISIONS
 requires = ("onnx", "onnxscript", "onnxruntime-gpu|onnxruntime")
 native = False
 needs_program = True
+assumes = ("graph",)
 cost = 4
 PROPERTY = "exporter.contract"
 ONE_FILE_BYTES = 1.5e9  # protobuf ends at 2 GB

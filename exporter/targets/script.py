@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from exporter.capture import Program
     from exporter.flattening import Tensors
+    from exporter.records import Contract
 
 artifact = "script.pt"
 variants = ("",)
@@ -28,6 +29,7 @@ precisions = ("fp32", "tf32", "bf16", "fp16")
 requires = ("torch",)
 native = True
 needs_program = True
+assumes = ("graph",)
 cost = 2
 read_contract = contract.read_zip
 
@@ -45,12 +47,12 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of deprecation, and of what torchvision's detectors return when scripted
         try:
-            way, (ops, frozen) = "scripted natively", _native(program, path)
+            whole, way, (ops, frozen) = True, "scripted natively", _native(program, path)
         except Exception as error:  # the compiler of TorchScript raises whatever it meets
             path.unlink(missing_ok=True)
-            ops, frozen = _bridged(program, path, error)
+            whole, (ops, frozen) = False, _bridged(program, path, error)
             way = f"through the exported graph; torch.jit.script alone fails: {_first_line(error)}"
-    return Exported((way, *_unfrozen(frozen)), ops=ops)
+    return Exported((way, *_unfrozen(frozen)), ops=ops, whole=whole)
 
 
 def _unfrozen(frozen: bool) -> tuple[str, ...]:
@@ -83,7 +85,7 @@ def _native(program: Program, path: Path) -> tuple[tuple[str, ...], bool]:
         different = [name for name, got, want in triples if not carrying.agree(got, want)]
         return f"{', '.join(different)} at the example is not what eager gives" if different else ""
 
-    return _write(scripted, program, path, differences)
+    return _write(scripted, program, path, program.whole or program.contract, differences)
 
 
 def _inputs(program: Program) -> Tensors:
@@ -103,7 +105,11 @@ def _seeded() -> Iterator[None]:
 
 
 def _write(
-    module: torch.jit.ScriptModule, program: Program, path: Path, differences: Callable[[Tensors], str] = lambda _: ""
+    module: torch.jit.ScriptModule,
+    program: Program,
+    path: Path,
+    promised: Contract,
+    differences: Callable[[Tensors], str] = lambda _: "",
 ) -> tuple[tuple[str, ...], bool]:
     """Write the module, frozen where that runs and gives the right outputs at the example, else as it is.
 
@@ -116,7 +122,7 @@ def _write(
         if program.keeps_state:
             made = carrying.script_module(made, program.contract, program.device)
         ops = operators.of_script(made)
-        promise = to_json(replace(program.contract, ops=ops))
+        promise = to_json(replace(promised, ops=ops))
         torch.jit.save(made, str(path), _extra_files={"contract.json": promise})
         with _seeded():
             inputs = _inputs(program)[: len(program.contract.inputs)]
@@ -138,8 +144,8 @@ def _bridged(program: Program, path: Path, why: Exception) -> tuple[tuple[str, .
     try:
         if program.entries:
             parts = {size: bridge.from_exported(entry.exported) for size, entry in program.entries.items()}
-            return _write(entries.script_module(parts, program.function), program, path)
-        return _write(bridge.from_exported(program.exported), program, path)
+            return _write(entries.script_module(parts, program.function), program, path, program.contract)
+        return _write(bridge.from_exported(program.exported), program, path, program.contract)
     except (ExportError, RuntimeError) as error:
         path.unlink(missing_ok=True)
         remedy = error.remedy if isinstance(error, ExportError) else ""

@@ -25,6 +25,7 @@ precisions = PRECISIONS
 requires = ("torch",)
 native = True
 needs_program = False
+assumes: tuple[str, ...] = ()
 cost = 1
 read_contract = contract.read_zip
 

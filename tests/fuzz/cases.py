@@ -11,8 +11,9 @@ from pathlib import Path
 
 import torch
 
-from exporter import api, causes, contract, eager, flattening, pipeline, recipes, targets
+from exporter import api, causes, contract, diagnosis, eager, flattening, pipeline, recipes, targets
 from exporter import cases as goldens
+from exporter.errors import ContractError
 from exporter.records import Manifest, Range, Tolerance, VariantRecord
 from exporter.request import Request
 from exporter.session.server import Judge
@@ -46,8 +47,9 @@ class Case:
 
     @cached_property
     def symbols(self) -> dict[str, Range]:
-        """The ranges of its sizes."""
-        return recipes.ranges(self.recipe)
+        """The ranges of its sizes, with the steps that it was drawn with, whether its recipe says so or not."""
+        steps = getattr(self.recipe, "steps", {})
+        return {n: r.within(r.min, r.max, steps.get(n, 1)) for n, r in recipes.ranges(self.recipe).items()}
 
     @cached_property
     def base(self) -> dict[str, int]:
@@ -81,7 +83,7 @@ class Case:
     def fresh(self) -> list[tuple[dict[str, int], int]]:
         """Sizes and seeds that no golden has."""
         known = [sizes for sizes, _ in self.plan]
-        every = itertools.product(*(range(r.min, r.max + 1) for r in self.symbols.values()))
+        every = itertools.product(*(r.sizes for r in self.symbols.values()))
         others = [sizes for one in every if (sizes := dict(zip(self.symbols, one, strict=True))) not in known]
         chosen = others[:: max(len(others) // FRESH_SIZES, 1)][:FRESH_SIZES]
         return [(sizes, FRESH_SEED + i) for i, sizes in enumerate([*chosen, self.base])]
@@ -108,6 +110,9 @@ def run(case: Case, names: str, out: Path) -> tuple[Manifest, Path]:
 
 def untrue(case: Case, manifest: Manifest, place: Path) -> Iterator[str]:
     """What is wrong with a run: an artifact that passed and should not have, a refusal that tells nobody anything."""
+    for name, bounds in manifest.contract.symbols.items() if manifest.contract else ():
+        if left_out := [size for size in case.symbols[name].sizes if not bounds.allows(size)]:
+            yield f"{name} is {bounds}, which leaves out {left_out[0]}: eager takes it"
     for row in manifest.variants:
         if row.status == "passed":
             yield from (f"{row.name} passed and is wrong: {what}" for what in _wrong(case, row, manifest, place))
@@ -140,9 +145,14 @@ def _wrong(case: Case, row: VariantRecord, manifest: Manifest, place: Path) -> I
     )
     judge = Judge(made, names)
     for one in made.cases:
+        outside = diagnosis.outside(one.name, artifact.contract)
         try:
             judged = judge.compare(tuple(artifact(*one.inputs).values()), one)
+        except ContractError as error:
+            if not outside:
+                yield f"at {one.name} it is refused: {error}"
         except Exception as error:  # whatever an artifact raises is a finding
             yield f"at {one.name} it raises {type(error).__name__}: {str(error)[:300]}"
         else:
+            yield from [f"at {one.name} it is taken: {outside}, which the contract does not allow"] if outside else []
             yield from (f"{o.output} at {one.name}: {o.reason}" for o in judged if o.verdict == "FAIL")

@@ -20,7 +20,9 @@ MOST_STATEMENTS = 6
 ATTEMPTS = 4
 PART = 64  # bytes of a statement: two a choice
 DTYPES = ("float32",) * 8 + ("float64",) * 2 + ("bfloat16", "float16")
-BATCH, LENGTH = (1, 9), 12
+BATCH, LENGTH = (1, 9, 1), 12
+STEPPED = 24  # the largest length where it goes in steps
+Bounds = tuple[int, int, int]  # of a size: least, most, step
 KINDS = ("float",) * 4 + ("ids", "bool")
 
 SOURCE = '''"""Drawn by hypothesis."""
@@ -49,6 +51,7 @@ class Model(nn.Module):
 
 class drawn:
     sizes = {sizes}
+    steps = {steps}  # of what the module takes, whatever its sizes say
 
     @staticmethod
     def load(weights):
@@ -114,8 +117,11 @@ def make(data: bytes) -> Drawn:
     choose, answer = parts[0], parts[-1]
     statements = parts[1 : 2 + choose(*range(MOST_STATEMENTS))]
     dtype = choose(*DTYPES)
-    symbols = choose({"batch": BATCH}, *({"batch": BATCH, "length": (low, LENGTH)} for low in (1, 2, 3)))
+    lengths = [*((low, LENGTH, 1) for low in (1, 2, 3)), *((step, STEPPED, step) for step in (2, 4))]
+    symbols: dict[str, Bounds] = choose({"batch": BATCH}, *({"batch": BATCH, "length": one} for one in lengths))
     base = {name: choose(2, 1, 3, 4) if name == "batch" else choose(5, 3, 4, 8) for name in symbols}
+    base |= {name: 2 * step + step * (size % 2) for name, size in base.items() if (step := symbols[name][2]) > 1}
+    stated = choose(False, True)
     parameters = _parameters(choose, list(symbols), dtype)
     sketch = Sketch(choose, getattr(torch, dtype), lambda: [_arguments(parameters, s) for s in _tries(symbols)])
     sketch.add([])
@@ -123,7 +129,7 @@ def make(data: bytes) -> Drawn:
         sketch.choose = part
         _add_one(sketch)
     sketch.choose = answer
-    return Drawn(_source(sketch, parameters, symbols, base, dtype), data)
+    return Drawn(_source(sketch, parameters, symbols, base, dtype, stated), data)
 
 
 def _add_one(sketch: Sketch) -> None:
@@ -137,9 +143,9 @@ def _add_one(sketch: Sketch) -> None:
             return
 
 
-def _tries(symbols: dict[str, tuple[int, int]]) -> list[dict[str, int]]:
+def _tries(symbols: dict[str, Bounds]) -> list[dict[str, int]]:
     """Sizes at which a line must run: in the middle, at each end, and each symbol at its end alone."""
-    middle = {name: low + 3 + i for i, (name, (low, _)) in enumerate(symbols.items())}
+    middle = {name: low + (3 + i) * step for i, (name, (low, _, step)) in enumerate(symbols.items())}
     ends = [{name: bounds[which] for name, bounds in symbols.items()} for which in (0, 1)]
     alone = [{**middle, name: bounds[0]} for name, bounds in symbols.items()]
     return [middle, *ends, *alone]
@@ -197,13 +203,19 @@ def _example(choose: Choices, kind: str, symbols: list[str], dtype: str) -> str:
 
 
 def _source(
-    sketch: Sketch, parameters: list[Parameter], symbols: dict[str, tuple[int, int]], base: dict[str, int], dtype: str
+    sketch: Sketch,
+    parameters: list[Parameter],
+    symbols: dict[str, Bounds],
+    base: dict[str, int],
+    dtype: str,
+    stated: bool,
 ) -> str:
     return SOURCE.format(
         layers=_indented(sketch.layers or ["self.nothing = nn.Identity()"]),
         parameters=", ".join(f"{p.name}: {p.annotation}" for p in parameters),
         lines=_indented([*sketch.lines, f"return {_answer(sketch)}"]),
-        sizes=symbols,
+        sizes={name: bounds if stated and bounds[2] > 1 else bounds[:2] for name, bounds in symbols.items()},
+        steps={name: step for name, (_, _, step) in symbols.items() if step > 1},
         dtype=f"torch.{dtype}",
         defaults=", ".join(f"{name}={size}" for name, size in base.items()),
         inputs=_call(sketch, parameters),

@@ -177,7 +177,50 @@ def windows(sketch: Sketch) -> None:
     sketch.add(lines)
 
 
+def pieces(sketch: Sketch) -> None:
+    """A dimension that moves, cut into pieces of one length: only multiples of that can be."""
+    value = sketch.pick(lambda v: v.tensor and v.rank >= 2)
+    factor = sketch.choose(2, 4)
+    axis = next((a for a in range(value.rank - 1, 0, -1) if not value.static(a) and _divides(value, a, factor)), 0)
+    if not axis:
+        raise DoesNotRun
+    whole = [f"{value}.shape[{a}]" for a in range(value.rank)]
+    cut = ", ".join([*whole[:axis], "-1", str(factor), *whole[axis + 1 :]])
+    counted = ", ".join([*whole[:axis], f"{whole[axis]} // {factor}", str(factor), *whole[axis + 1 :]])
+    forms = (
+        f"{value}.unflatten({axis}, (-1, {factor}))",
+        f"{value}.reshape({cut})",
+        f"{value}.contiguous().view({counted})",
+        f"{value}.unflatten({axis}, (-1, {factor})).sum({axis + 1})",
+    )
+    sketch.let(sketch.choose(*forms))
+
+
+def _divides(value: Value, axis: int, factor: int) -> bool:
+    return all(tensor.shape[axis] % factor == 0 for tensor in value.held)
+
+
+def halved_and_joined(sketch: Sketch) -> None:
+    """Halvings of the last dimension, each doubled again and joined with what it came from."""
+    value = sketch.pick(lambda v: v.floating and v.rank == 3 and not v.static(-1))
+    low, up = sketch.new(), sketch.new()
+    times = sketch.choose(1, 2)
+    pool = sketch.choose("F.avg_pool1d({}, {})", "F.max_pool1d({}, {})").format(value, 2**times)
+    double = sketch.choose("{}.repeat_interleave({}, -1)", 'F.interpolate({}, scale_factor={}.0, mode="nearest")')
+    join = sketch.choose("torch.cat([{}, {}], 1)", "{} + {}").format(value, up)
+    sketch.add([f"{low} = {pool}", f"{up} = {double.format(low, 2**times)}", f"{sketch.new()} = {join}"])
+
+
+def pooled_to_the_ceiling(sketch: Sketch) -> None:
+    """Ceil-mode pooling of a dimension that moves, and something that reads its size."""
+    value = sketch.pick(lambda v: v.floating and v.rank == 3 and not v.static(-1))
+    pooled = sketch.new()
+    form = sketch.choose("{0}.mean(-1)", "{0}[..., : {0}.shape[-1] // 2 + 1]", "F.pad({0}, (1, 1))", "{0}.flatten(1)")
+    sketch.add([f"{pooled} = F.max_pool1d({value}, 2, ceil_mode=True)", f"{sketch.new()} = {form.format(pooled)}"])
+
+
 SHAPES = (
     *(reshape, transpose, join, split, index, repeat, made_to_a_size, number_of_a_size, cut_to_a_number, gather),
     *(divided_by_a_size, positions, windows),
+    *(pieces, halved_and_joined, pooled_to_the_ceiling) * 4,
 )

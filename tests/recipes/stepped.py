@@ -1,0 +1,161 @@
+"""Models whose sizes go in steps, each the smallest of its kind."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class Pool(nn.Module):
+    """Ceil-mode pooling after a convolution, as in MTCNN's first network: eager takes every size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3)
+        self.pool = nn.MaxPool2d(2, 2, ceil_mode=True)
+        self.second = nn.Conv2d(4, 2, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.pool(torch.relu(self.first(x))))
+
+
+class View(nn.Module):
+    """A row cut into pieces of 16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.view(x.shape[0], -1, 16)).mean(1)
+
+
+class Patch(nn.Module):
+    """An image cut into patches of 8 by 8, each embedded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3 * 64, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, channels, height, width = x.shape
+        patches = x.reshape(batch, channels, height // 8, 8, width // 8, 8).permute(0, 2, 4, 1, 3, 5)
+        return self.layer(patches.flatten(3).flatten(1, 2))
+
+
+class UNet(nn.Module):
+    """Four halvings, each joined again with what it came from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(nn.Conv2d(4 if i else 3, 4, 3, padding=1) for i in range(4))
+        self.up = nn.ModuleList(nn.ConvTranspose2d(4, 4, 2, stride=2) for _ in range(4))
+        self.join = nn.ModuleList(nn.Conv2d(8, 4, 3, padding=1) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        skips = []
+        for layer in self.down:
+            x = torch.relu(layer(x))
+            skips.append(x)
+            x = functional.max_pool2d(x, 2)
+        for up, join in zip(self.up, self.join, strict=True):
+            x = torch.relu(join(torch.cat([up(x), skips.pop()], dim=1)))
+        return x
+
+
+class Hop(nn.Module):
+    """Audio in frames of 40 samples, through a recurrent layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(40, 8, batch_first=True)
+
+    def forward(self, audio: torch.Tensor) -> torch.Tensor:
+        return self.layer(audio.unflatten(-1, (-1, 40)))[0]
+
+
+class Branch(nn.Module):
+    """Another computation from 33 on."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sum(1) if x.shape[1] > 32 else x.mean(1)
+
+
+class Least(nn.Module):
+    """A kernel of 7, without padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv1d(1, 2, 7)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x[:, None])
+
+
+class Primes(nn.Module):
+    """Sizes that no step tells."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[1] not in (8, 11, 13, 17, 19, 23, 29, 31):
+            raise ValueError(f"{x.shape[1]} will not do")
+        return x * 2
+
+
+class _Image:
+    sizes = {"batch": (1, 4), "height": (8, 96), "width": (8, 96)}
+
+    @staticmethod
+    def inputs(batch: int = 1, height: int = 32, width: int = 48) -> dict[str, torch.Tensor]:
+        return {"x": torch.randn(batch, 3, height, width)}
+
+
+class _Row:
+    sizes = {"batch": (1, 4), "length": (1, 256)}
+
+    @staticmethod
+    def inputs(batch: int = 2, length: int = 64) -> dict[str, torch.Tensor]:
+        return {"x": torch.randn(batch, length)}
+
+
+class pool(_Image):
+    sizes = {"batch": (1, 4), "height": (12, 64), "width": (12, 64)}
+    load = staticmethod(lambda weights: Pool())
+
+
+class view(_Row):
+    load = staticmethod(lambda weights: View())
+
+
+class patch(_Image):
+    load = staticmethod(lambda weights: Patch())
+
+
+class unet(_Image):
+    load = staticmethod(lambda weights: UNet())
+
+
+class hop(_Row):
+    sizes = {"batch": (1, 4), "samples": (1, 800)}
+    load = staticmethod(lambda weights: Hop())
+
+    @staticmethod
+    def inputs(batch: int = 1, samples: int = 400) -> dict[str, torch.Tensor]:
+        return {"audio": torch.randn(batch, samples)}
+
+
+class branch(_Row):
+    sizes = {"batch": (1, 4), "length": (2, 64)}
+    load = staticmethod(lambda weights: Branch())
+
+    @staticmethod
+    def inputs(batch: int = 2, length: int = 8) -> dict[str, torch.Tensor]:
+        return {"x": torch.randn(batch, length)}
+
+
+class least(_Row):
+    load = staticmethod(lambda weights: Least())
+
+
+class primes(branch):
+    load = staticmethod(lambda weights: Primes())
