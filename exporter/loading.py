@@ -30,9 +30,10 @@ class Loaded:
     def inputs(self, sizes: dict[str, int], seed: int) -> flattening.Tensors:
         """Flat CPU inputs; the same for the same sizes and seed."""
         flat, example = _flat_inputs(self.recipe, self.module.model, sizes, seed), self.module.example
-        if flat.constants != example.constants or flat.spec != example.spec:
+        if different := flat.difference(example):
             raise RecipeError(
-                f"inputs() at {contract.describe(sizes)} differs from the example in more than tensors' sizes",
+                f"inputs() at {contract.describe(sizes)} differs from the example in more than tensors' sizes: in "
+                f"{different}",
                 "what changes with a size must be a tensor's dimension; everything else is a constant",
             )
         return flat.tensors
