@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from exporter import places, recurrent, specialization
+from exporter import experts, places, recurrent, specialization
 from exporter.errors import ExportError
 from exporter.expressions import Expression
 from exporter.flattening import Tensors
@@ -137,7 +137,7 @@ def _export(
         {axis: _dim(dim, dims) for axis, dim in enumerate(spec.shape) if not isinstance(dim, int)}
         for spec in contract.inputs
     )
-    with torch.no_grad(), recurrent.kept():
+    with torch.no_grad(), recurrent.kept(), experts.dense(module):
         return torch.export.export(module, example, dynamic_shapes=(dynamic,), strict=strict)
 
 

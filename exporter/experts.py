@@ -59,7 +59,7 @@ def _forward(
     share = (top_k_weights.unsqueeze(0) * chosen).sum(2).to(given.dtype).unsqueeze(2)
     # What was not chosen may be infinite, of which no part is zero.
     weighted = torch.where(chosen.any(2).unsqueeze(2), given * share, torch.zeros_like(given))
-    return weighted.sum(0).to(hidden_states.dtype)
+    return torch.sum(weighted, 0).to(hidden_states.dtype)
 
 
 def _linear(experts: Any, inputs: torch.Tensor, name: str) -> torch.Tensor:
@@ -71,5 +71,5 @@ def _linear(experts: Any, inputs: torch.Tensor, name: str) -> torch.Tensor:
 
 def _by_token(function: Any, values: torch.Tensor) -> torch.Tensor:
     """A function of (tokens, features), as transformers calls it, for all experts at once."""
-    made: torch.Tensor = function(values.flatten(0, 1))
-    return made.unflatten(0, values.shape[:2])
+    made: torch.Tensor = function(values.flatten(0, 1)).unflatten(0, values.shape[:2])
+    return made

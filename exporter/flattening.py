@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from exporter import structure
-from exporter.errors import ExportError, RecipeError
+from exporter.errors import ExportError, RecipeError, UsageError
 from exporter.records import TensorSpec
 from exporter.serialization import LARGEST
 
@@ -104,7 +104,7 @@ def _equal(one: Any, other: Any) -> bool:
     """Whether two constants are alike; of objects that know no equality, whether they are of one class."""
     if type(one) is not type(other):
         return False
-    return bool(one == other) if type(one).__eq__ is not object.__eq__ else True
+    return "__eq__" not in {name for cls in type(one).__mro__[:-1] for name in vars(cls)} or bool(one == other)
 
 
 def constants(flat: FlatInputs) -> dict[str, bool | int | float | str]:
@@ -159,8 +159,31 @@ def _outputs(
         items = [(key, item) for key, item in structure.attributes(value) if key[0] != "_"]
         items = [(key, item) for key, item in items if structure.holds_tensors(item)]
     for key, item in items:
-        inner = f"{name}.{key}" if name else f"output{key}" if key[:1].isdigit() else key
-        yield from _outputs(item, inner, leave_out, (*inside, value))
+        yield from _outputs(item, output_name(name, key), leave_out, (*inside, value))
+
+
+def output_name(name: str, key: str) -> str:
+    """The name of an item of the output of this name; the output itself has none."""
+    return f"{name}.{key}" if name else f"output{key}" if key[:1].isdigit() else key
+
+
+def require_named(output: Any, leave_out: Collection[str]) -> None:
+    """UsageError for a name that nothing in the output has."""
+    if unknown := set(leave_out) - set(_names(output, "")):
+        top = structure.contained(output) or structure.attributes(output)
+        raise UsageError(
+            f"--leave-out {min(unknown)}: the model gives no output of that name",
+            f"it gives {', '.join(output_name('', key) for key, item in top if item is not None) or 'one tensor'}",
+        )
+
+
+def _names(value: Any, name: str, inside: tuple[Any, ...] = ()) -> Iterator[str]:
+    """The name of every item, of those too that hold others."""
+    yield name
+    if not structure.holds_itself(value, inside):
+        items = structure.contained(value)
+        for key, item in structure.attributes(value) if items is None else items:
+            yield from _names(item, output_name(name, key), (*inside, value))
 
 
 def _refuse_data(value: Any, name: str) -> None:
@@ -198,7 +221,11 @@ class FlatModule(torch.nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> Tensors:
         args, kwargs = self.example.rebuild(tensors)
-        return output_leaves(self.model(*args, **kwargs), self.leave_out)[1]
+        return output_leaves(self.answer(*args, **kwargs), self.leave_out)[1]
+
+    def answer(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model itself gives. Errors that come from here are the model's, and no others."""
+        return self.model(*args, **kwargs)
 
 
 def specs(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> tuple[TensorSpec, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from exporter import checkpoint, contract, eager, flattening, places, recipes
+from exporter import checkpoint, contract, eager, examples, flattening, interpreter, places, recipes
 from exporter.errors import RecipeError
 from exporter.expressions import Expression
 from exporter.job import Job
@@ -43,7 +43,9 @@ class Loaded:
         flat = _flat_inputs(self.recipe, self.module.model, sizes, 0)
         args, kwargs = flat.rebuild([t.to(device) for t in flat.tensors])
         with torch.no_grad(), eager.naming(contract.describe(sizes)):
-            names, tensors = flattening.output_leaves(self.module.model(*args, **kwargs))
+            output = self.module.answer(*args, **kwargs)
+            flattening.require_named(output, self.module.leave_out)
+            names, tensors = flattening.output_leaves(output, self.module.leave_out)
         return tuple(f"output.{name}" if name in self.names else name for name in names), tensors
 
 
@@ -66,9 +68,9 @@ def load_model(job: Job) -> Loaded:
     """Load recipe and model as the job says, in eval mode, on its device. RecipeError when the recipe is at fault."""
     server.configure(job.options)
     recipe = recipes.load(job.source)
-    base, symbols = contract.choose_sizes(
-        recipes.example_sizes(recipe.inputs), recipes.ranges(recipe), job.sizes, job.ranges, job.dynamic
-    )
+    named = job.source.dims if job.source.place != "saved" else ()  # a saved program has named them itself
+    if not named:
+        _choose_sizes(recipe, job)  # before the model takes its time
     torch.manual_seed(job.seed)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -82,8 +84,18 @@ def load_model(job: Job) -> Loaded:
     model = model.eval().to(job.options.device)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
+    if named:
+        recipe = examples.with_dims(recipe, model, named)
+    base, symbols = _choose_sizes(recipe, job)
     example = _flat_inputs(recipe, model, base, 0)
-    return Loaded(recipe, flattening.FlatModule(model, example).eval(), example.names, base, symbols, said)
+    flat = flattening.FlatModule(model, example, job.source.leave_out).eval()
+    return Loaded(recipe, flat, example.names, base, symbols, said)
+
+
+def _choose_sizes(recipe: recipes.Recipe, job: Job) -> tuple[dict[str, int], dict[str, Range]]:
+    return contract.choose_sizes(
+        recipes.example_sizes(recipe.inputs), recipes.ranges(recipe), job.sizes, job.ranges, job.dynamic
+    )
 
 
 def _load_weights(recipe: recipes.Recipe, weights: str) -> torch.nn.Module:
@@ -100,7 +112,7 @@ def _load_weights(recipe: recipes.Recipe, weights: str) -> torch.nn.Module:
         raise RecipeError(f"loading the model fails: {places.named(error)}", remedy) from error
     if not isinstance(model, torch.nn.Module):
         raise RecipeError(f"the recipe's model is of type {type(model).__name__}", "return a torch.nn.Module")
-    return model
+    return interpreter.taken_over(model)
 
 
 def find_contract(job: Job, loaded: Loaded) -> Contract:

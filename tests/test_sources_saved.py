@@ -14,10 +14,10 @@ import torch
 from conftest import request_for
 from torch import Tensor, nn
 
-from exporter import flattening, golden, pipeline, recipes
+from exporter import examples, flattening, golden, pipeline, recipes
 from exporter.errors import RecipeError
 from exporter.records import Manifest
-from exporter.sources import _saved_exported, _saved_inputs, saved
+from exporter.sources import _saved_exported, saved
 
 # torch.jit.script complains of an annotation in torch.fx.GraphModule, which is not ours.
 pytestmark = pytest.mark.filterwarnings("ignore:The TorchScript type system:UserWarning")
@@ -308,20 +308,20 @@ class Weighted(Rows):
 
 def test_integers_and_masks_are_repeated() -> None:
     ids = torch.tensor([[5, 9, 2]])
-    assert _saved_inputs.like(ids, [2, 5]).tolist() == [[5, 9, 2, 5, 9]] * 2
-    assert _saved_inputs.like(ids, [1, 2]).tolist() == [[5, 9]]
+    assert examples.like(ids, [2, 5]).tolist() == [[5, 9, 2, 5, 9]] * 2
+    assert examples.like(ids, [1, 2]).tolist() == [[5, 9]]
     mask = torch.tensor([[0.0, -math.inf]])
-    assert _saved_inputs.like(mask, [1, 3]).tolist() == [[0.0, -math.inf, 0.0]]
-    assert _saved_inputs.like(torch.tensor([True, False]), [3]).tolist() == [True, False, True]
+    assert examples.like(mask, [1, 3]).tolist() == [[0.0, -math.inf, 0.0]]
+    assert examples.like(torch.tensor([True, False]), [3]).tolist() == [True, False, True]
 
 
 def test_floating_tensors_are_drawn_anew_like_the_example() -> None:
     example = torch.rand(64, 64) + 3
     torch.manual_seed(0)
-    first = _saved_inputs.like(example, [64, 128])
+    first = examples.like(example, [64, 128])
     torch.manual_seed(0)
-    assert torch.equal(first, _saved_inputs.like(example, [64, 128]))
-    assert not torch.equal(first, _saved_inputs.like(example, [64, 128]))
+    assert torch.equal(first, examples.like(example, [64, 128]))
+    assert not torch.equal(first, examples.like(example, [64, 128]))
     assert first.dtype == torch.float32
     assert abs(float(first.mean() - example.mean())) < 0.02
     assert abs(float(first.std() - example.std())) < 0.05
@@ -329,8 +329,8 @@ def test_floating_tensors_are_drawn_anew_like_the_example() -> None:
 
 
 def test_sizes_that_have_no_elements() -> None:
-    assert _saved_inputs.like(torch.empty(0, 3), [2, 3]).shape == (2, 3)
-    assert _saved_inputs.like(torch.ones(2, dtype=torch.int64), [0]).shape == (0,)
+    assert examples.like(torch.empty(0, 3), [2, 3]).shape == (2, 3)
+    assert examples.like(torch.ones(2, dtype=torch.int64), [0]).shape == (0,)
 
 
 # Files that are no programs.

@@ -114,7 +114,8 @@ class Interpreter(torch.nn.Module):
         self._unknown: list[str] = []
         self._block = _compile(lifted.graph, self._unknown)
         self._function = None if self._stateful else _function(lifted.graph)
-        self._original = (scripted,) if self._stateful else ()  # a tuple keeps it out of the module tree
+        self._program = (scripted,)  # a tuple keeps it out of the module tree
+        self._original = self._program if self._stateful else ()
         self._names: tuple[str, ...] = ()
         for name, value in lifted.state.items():
             _register(self, name, value.clone() if isinstance(value, torch.Tensor) else value, False)
@@ -142,9 +143,27 @@ class Interpreter(torch.nn.Module):
         made = type(self).__new__(type(self))
         memo[id(self)] = made
         shared = {name: vars(self)[name] for name in ("arguments", "_block", "_function")}
+        if not self._stateful:
+            shared["_program"] = self._program
         made.__dict__ |= {name: copy.deepcopy(value, memo) for name, value in vars(self).items() if name not in shared}
         made.__dict__ |= shared
         return made
+
+    def __getattr__(self, name: str) -> Any:
+        """What this module lacks, as the program has it: for code that asks for more than an answer."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            program = self.__dict__.get("_program")
+            if program is None or name.startswith("_") or not hasattr(program[0], name):
+                raise
+        found = getattr(program[0], name)
+        if callable(found) and torch.compiler.is_compiling():
+            raise ExportError(
+                f"the code calls {name} of a TorchScript module, of which only forward can be followed",
+                "ship trace or script, or export the module that it was made from",
+            )
+        return found
 
     def _named(self, result: Any) -> Any:
         if not self.outputs:
@@ -204,6 +223,26 @@ class Interpreter(torch.nn.Module):
             dtype = self._weights()[self._witness].dtype if self._witness is not None else torch.get_default_dtype()
             followed.append(graphs.DOUBLE if dtype == torch.float64 else graphs.SINGLE)
         return followed
+
+
+def taken_over(model: torch.nn.Module) -> torch.nn.Module:
+    """The model with every TorchScript module, itself or within it, as an Interpreter."""
+    if isinstance(model, torch.jit.ScriptModule):
+        return Interpreter(_at_rest(model))
+    known: dict[int, Interpreter] = {}
+    for parent in list(model.modules()):
+        for name, child in () if isinstance(parent, torch.jit.ScriptModule) else list(parent.named_children()):
+            if isinstance(child, torch.jit.ScriptModule):
+                if id(child) not in known:
+                    known[id(child)] = Interpreter(_at_rest(child))
+                parent._modules[name] = known[id(child)]
+    return model
+
+
+def _at_rest(scripted: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
+    for parameter in scripted.parameters():
+        parameter.requires_grad_(False)
+    return scripted.eval()
 
 
 def _function(graph: Any) -> Any:

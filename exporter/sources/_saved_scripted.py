@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,24 +12,26 @@ import torch
 from torch.utils import _pytree as pytree
 
 from exporter.errors import RecipeError
+from exporter.examples import Dim, Inputs, Leaf, with_dims
 from exporter.flattening import output_leaves
 from exporter.interpreter import Interpreter
-from exporter.recipes import FunctionRecipe, Recipe
+from exporter.recipes import FunctionRecipe, Recipe, Source
 from exporter.records import Contract
 from exporter.sources import _saved_files
-from exporter.sources._saved_inputs import Dim, Inputs, Leaf, example_for, from_contract
+from exporter.sources._saved_inputs import example_for, from_contract, renamed
 
 BATCHES = (1, 64)
 
 
-def recipe(path: Path, contract: Contract | None, inputs_file: str) -> Recipe:
+def recipe(path: Path, contract: Contract | None, source: Source) -> Recipe:
     """The recipe of a `.pt`. RecipeError when neither a contract nor --inputs tells what the program takes."""
     program = _saved_files.load_scripted(path)
     if contract is None:
-        return _from_inputs(path, Interpreter(program), inputs_file)
+        return _from_inputs(path, Interpreter(program), source)
+    contract = renamed(contract, source.dims)
     names = [spec.name for spec in contract.inputs]
     model = Interpreter(program, names, [spec.name for spec in contract.outputs])
-    leaves, sizes, bounds = from_contract(contract, example_for(contract, path, inputs_file))
+    leaves, sizes, bounds = from_contract(contract, example_for(contract, path, source.inputs_file))
     inputs = Inputs(leaves, lambda tensors: dict(zip(names, tensors, strict=True)), sizes)
     return FunctionRecipe(lambda weights: said(model, weights), inputs, bounds)
 
@@ -41,13 +44,16 @@ def said(model: torch.nn.Module, weights: str) -> torch.nn.Module:
     return model
 
 
-def _from_inputs(path: Path, model: Interpreter, inputs_file: str) -> Recipe:
+def _from_inputs(path: Path, model: Interpreter, source: Source) -> Recipe:
+    inputs_file = source.inputs_file
     taken = ", ".join(argument.name for argument in model.arguments)
     if not inputs_file:
         raise RecipeError(
             f"{path} does not say what its inputs are like, only their names: {taken}", _saved_files.HOW_TO_SAVE
         )
     given = _by_name(model, _saved_files.load_tensors(Path(inputs_file)), taken)
+    if source.dims:
+        return with_dims(FunctionRecipe(functools.partial(said, model), lambda: given, {}), model, source.dims)
     example, spec = pytree.tree_flatten(given)
     grown, reason = _grown(model, example, spec)
     dims: dict[int, Dim] = {0: lambda sizes: sizes["batch"]}

@@ -67,8 +67,8 @@ def _native(program: Program, path: Path) -> tuple[tuple[str, ...], bool]:
     args, kwargs = flat.example.rebuild(_inputs(program))
     with _seeded():
         output = eager(*args, **kwargs)
-    scripted = shell.wrap(scripted, flat.example.rebuild, len(program.contract.inputs), output)
-    names, wanted = output_leaves(output)
+    scripted = shell.wrap(scripted, flat.example.rebuild, len(program.contract.inputs), output, flat.leave_out)
+    names, wanted = output_leaves(output, flat.leave_out)
 
     def differences(outputs: Tensors) -> str:
         if len(outputs) != len(wanted):
