@@ -88,6 +88,8 @@ def naming(sizes: str) -> Iterator[None]:
     except ExporterError:
         raise
     except Exception as error:
+        if own := places.own(error):
+            raise ExportError(own) from error
         misnamed = isinstance(error, TypeError) and _MISNAMED.search(str(error))
         raise ExportError(
             f"the model fails at {sizes or 'its example'}: {places.summary(error)}",

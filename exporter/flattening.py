@@ -156,7 +156,8 @@ def _outputs(
     items = structure.contained(value)
     if items is None:
         _refuse_data(value, name)
-        items = [(key, item) for key, item in structure.attributes(value) if key[0] != "_"]
+        whole = any(map(structure.is_cache, (*inside, value)))  # a quantized cache keeps what it holds to itself
+        items = [(key, item) for key, item in structure.attributes(value) if whole or key[0] != "_"]
         items = [(key, item) for key, item in items if structure.holds_tensors(item)]
     for key, item in items:
         yield from _outputs(item, output_name(name, key), leave_out, (*inside, value))

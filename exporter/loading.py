@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from exporter import checkpoint, contract, eager, examples, flattening, interpreter, places, recipes
-from exporter.errors import RecipeError
+from exporter.errors import ExportError, RecipeError
 from exporter.expressions import Expression
 from exporter.job import Job
 from exporter.records import Contract, Range
@@ -58,6 +58,8 @@ def _flat_inputs(
     except RecipeError:
         raise
     except Exception as error:
+        if own := places.own(error):
+            raise ExportError(own) from error
         raise RecipeError(
             f"inputs() fails at {contract.describe(sizes)}: {type(error).__name__}: {error}", "mend the recipe"
         ) from error
@@ -104,6 +106,8 @@ def _load_weights(recipe: recipes.Recipe, weights: str) -> torch.nn.Module:
     except RecipeError:
         raise
     except Exception as error:
+        if own := places.own(error):
+            raise ExportError(own) from error
         remedy = (
             "give --weights random, or fetch the weights first"
             if weights == "pretrained"

@@ -139,8 +139,14 @@ def _registered(value: Any) -> Any:
 
 def _attribute_names(value: Any) -> list[str]:
     slots = [name for cls in type(value).__mro__ for name in _slots(cls) if hasattr(value, name)]
-    names = dict.fromkeys([*getattr(value, "__dict__", {}), *slots])
+    names = [name for name in dict.fromkeys([*getattr(value, "__dict__", {}), *slots]) if not _is_setting(value, name)]
     return [*(name for name in names if name in SHORT), *(name for name in names if name not in SHORT)]
+
+
+def _is_setting(value: Any, name: str) -> bool:
+    """Whether an attribute is a single number of the object's own, in a tensor: a window's width."""
+    item = getattr(value, name)
+    return name[0] == "_" and isinstance(item, torch.Tensor) and item.dim() == 0
 
 
 def _slots(cls: type) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         except Exception as error:  # the compiler of TorchScript raises whatever it meets
             path.unlink(missing_ok=True)
             ops, frozen = _bridged(program, path, error)
-            way = f"through the exported graph; torch.jit.script alone fails: {_first_line(error)}"
+            way = f"through the exported graph; {places.own(error) or _said(error)}"
     return Exported(notes=(way,) if frozen else (way, "not frozen, for the frozen module is wrong or fails"), ops=ops)
 
 
@@ -148,8 +148,13 @@ def _bridged(program: Program, path: Path, why: Exception) -> tuple[tuple[str, .
     except (ExportError, RuntimeError) as error:
         path.unlink(missing_ok=True)
         remedy = error.remedy if isinstance(error, ExportError) else ""
-        both = f"{places.message(error)}; torch.jit.script: {places.located(_first_line(why), why)}"
+        script = places.own(why) or f"torch.jit.script: {places.located(_first_line(why), why)}"
+        both = f"{places.message(error)}; {script}"
         raise ExportError(both, remedy) from error
+
+
+def _said(error: Exception) -> str:
+    return f"torch.jit.script alone fails: {_first_line(error)}"
 
 
 def _first_line(error: Exception) -> str:
