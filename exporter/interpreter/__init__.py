@@ -114,12 +114,12 @@ class Interpreter(torch.nn.Module):
         self._unknown: list[str] = []
         self._block = _compile(lifted.graph, self._unknown)
         self._function = None if self._stateful else _function(lifted.graph)
-        self._program = (scripted,)  # a tuple keeps it out of the module tree
-        self._original = self._program if self._stateful else ()
+        self._original = (scripted,) if self._stateful else ()  # a tuple keeps it out of the module tree
         self._names: tuple[str, ...] = ()
         for name, value in lifted.state.items():
             _register(self, name, value.clone() if isinstance(value, torch.Tensor) else value, False)
         self._names = tuple(_register(self, name, t, name in lifted.parameters) for name, t in lifted.tensors.items())
+        self._program = (scripted,)  # now that names are given: it answers for what is not found here
         self.eval()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
