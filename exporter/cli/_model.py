@@ -112,8 +112,8 @@ model_options = _options.together(
         "--inputs",
         "inputs_file",
         type=click.Path(exists=True, dir_okay=False),
-        help="Dict of tensors from torch.save, instead of the recipe's inputs: every size is then fixed. Of a saved "
-        "program (.pt, .pt2) it is the example: what the program leaves dynamic stays so.",
+        help="Dict of tensors from torch.save, instead of the recipe's inputs: every size is then fixed but for those "
+        "of --dim. Of a saved program it is the example: what the program leaves dynamic stays so.",
     ),
     click.option(
         "--dim",
