@@ -189,6 +189,19 @@ def test_torchscript_is_taken_over_wherever_it_stands() -> None:
         assert torch.equal(copy.deepcopy(model)(x), model(x))
 
 
+def test_the_program_as_it_came_has_the_weights_of_now() -> None:
+    model = taken_over(torch.jit.script(Scaled()))
+    model.get_parameter("linear.weight").data.mul_(2)
+    copied = copy.deepcopy(model)
+    copied.get_parameter("linear.bias").data.zero_()
+    x = torch.randn(5, 4)
+    for one in (model, copied):
+        torch.testing.assert_close(one.program()(x), one(x))
+        assert torch.jit.script(one).code == one.program().code
+    assert not model.renamed
+    assert Interpreter(torch.jit.script(Scaled()), ["y"]).renamed
+
+
 class Counting(nn.Module):
     """Changes a buffer in place."""
 

@@ -123,9 +123,10 @@ def saved_carries(folder: Path) -> tuple[str, str]:
 
 
 def test_a_batch_that_stands_elsewhere_is_not_said_to_be_fixed_by_the_program(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="with dimension 0 of x as the batch,") as caught:
-        recipes.load(recipes.find(*saved_carries(tmp_path))).load("auto")
-    assert "where the batch stands elsewhere, --dim batch=INPUT:AXIS names it" in str(caught[0].message)
+    recipe = recipes.load(recipes.find(*saved_carries(tmp_path)))
+    said = "with dimension 0 of x as the batch, .* where the batch stands elsewhere, --dim batch=INPUT:AXIS names it"
+    with pytest.warns(UserWarning, match=said):
+        recipe.load("auto")
 
 
 def test_dimensions_of_torchscript_by_name(tmp_path: Path) -> None:

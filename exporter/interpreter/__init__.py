@@ -149,6 +149,21 @@ class Interpreter(torch.nn.Module):
         made.__dict__ |= shared
         return made
 
+    @property
+    def renamed(self) -> bool:
+        """Whether the program's arguments or outputs have other names here."""
+        schema: Any = self._program[0]._c._get_method("forward").schema
+        return bool(self.outputs) or [a.name for a in schema.arguments[1:]] != [a.name for a in self.arguments]
+
+    def program(self) -> torch.jit.ScriptModule:
+        """The program as it came, with the weights that this module has."""
+        scripted = self._program[0]
+        if not self._stateful:
+            device = next((tensor.device for tensor in self.state_dict().values()), torch.device("cpu"))
+            scripted = copy.deepcopy(scripted).to(device)
+            scripted.load_state_dict(self.state_dict(), strict=False)
+        return scripted
+
     def __getattr__(self, name: str) -> Any:
         """What this module lacks, as the program has it: for code that asks for more than an answer."""
         try:
@@ -171,7 +186,9 @@ class Interpreter(torch.nn.Module):
         return dict(zip(self.outputs, (result,) if self._single else result, strict=True))
 
     def __prepare_scriptable__(self) -> torch.nn.Module:
-        """What torch.jit.script takes in place of this module: a shell around the program itself."""
+        """What torch.jit.script takes in place of this module: the program itself, in a shell where names differ."""
+        if not self.renamed:
+            return self.program()
         shell = torch.fx.Graph()
         given = [self._parameter(shell, argument) for argument in self.arguments]
         if self._function is None:

@@ -43,7 +43,8 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of deprecation, and of what torchvision's detectors return when scripted
         try:
-            way, (ops, frozen) = "scripted natively", _native(program, path)
+            ops, frozen = _native(program, path)
+            way = "TorchScript already" if _is_torchscript(program) else "scripted natively"
         except Exception as error:  # the compiler of TorchScript raises whatever it meets
             path.unlink(missing_ok=True)
             ops, frozen = _bridged(program, path, error)
@@ -62,8 +63,8 @@ def _native(program: Program, path: Path) -> tuple[tuple[str, ...], bool]:
     from exporter.flattening import output_leaves
 
     flat: Any = program.module
-    scripted = torch.jit.script(flat.model)
-    eager = copy.deepcopy(flat.model, {id(p): p for p in flat.model.parameters()})  # a run may change buffers
+    eager, own = (_copied(flat.model) for _ in range(2))  # a run may change buffers, and scripting submodules
+    scripted = own.program() if _is_torchscript(program) else torch.jit.script(own)
     args, kwargs = flat.example.rebuild(_inputs(program))
     with _seeded():
         output = eager(*args, **kwargs)
@@ -77,6 +78,18 @@ def _native(program: Program, path: Path) -> tuple[tuple[str, ...], bool]:
         return f"{', '.join(different)} at the example is not what eager gives" if different else ""
 
     return _write(scripted, program, path, differences)
+
+
+def _is_torchscript(program: Program) -> bool:
+    """Whether the model is a TorchScript program under its own names: there is nothing to script."""
+    from exporter.interpreter import Interpreter
+
+    flat: Any = program.module
+    return isinstance(flat.model, Interpreter) and not flat.model.renamed
+
+
+def _copied(model: Any) -> Any:
+    return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
 
 
 def _inputs(program: Program) -> Tensors:
