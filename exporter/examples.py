@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from exporter import dimensions
+from exporter.contract import nearest
 from exporter.dimensions import NamedDim
 from exporter.errors import RecipeError
 from exporter.flattening import FlatInputs, flatten_inputs
@@ -85,8 +86,9 @@ def with_dims(recipe: Recipe, model: torch.nn.Module, dims: Sequence[NamedDim]) 
         )
     flat = flatten_inputs(model, recipe.inputs())
     leaves, sizes = named(dict(zip(flat.names, flat.tensors, strict=True)), dims)
-    inputs = Inputs(leaves, lambda tensors: _as_given(flat, tensors), sizes)
     ranges = {name: dimensions.bounds(dims, name, size) for name, size in sizes.items()}
+    sizes = {name: nearest(size, Range(*ranges[name])) for name, size in sizes.items()}  # else out of its own range
+    inputs = Inputs(leaves, lambda tensors: _as_given(flat, tensors), sizes)
     return FunctionRecipe(recipe.load, inputs, ranges, getattr(recipe, "chooses_weights", True))
 
 

@@ -197,7 +197,6 @@ def test_the_program_as_it_came_has_the_weights_of_now() -> None:
     x = torch.randn(5, 4)
     for one in (model, copied):
         torch.testing.assert_close(one.program()(x), one(x))
-        assert torch.jit.script(one).code == one.program().code
     assert not model.renamed
     assert Interpreter(torch.jit.script(Scaled()), ["y"]).renamed
 

@@ -117,6 +117,9 @@ def test_named_dimensions_move_together() -> None:
     fixed = recipes.FunctionRecipe(lambda _: torch.nn.Identity(), lambda: example, {})
     dims = dimensions.parse_all(["batch=x:0", "batch=state:1", "width=state:2:3..7"])
     recipe = examples.with_dims(fixed, Takes(), dims)
+    moved = examples.with_dims(fixed, Takes(), dimensions.parse_all(["width=x:1:5..9"]))
+    assert recipes.example_sizes(moved.inputs) == {"width": 5}
+    assert moved.inputs()["x"].shape == (2, 5)
     assert recipes.example_sizes(recipe.inputs) == {"batch": 2, "width": 3}
     assert recipes.ranges(recipe) == {"batch": Range(1, 64), "width": Range(3, 7)}
     made = recipe.inputs(batch=5, width=4)

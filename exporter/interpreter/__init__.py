@@ -186,9 +186,7 @@ class Interpreter(torch.nn.Module):
         return dict(zip(self.outputs, (result,) if self._single else result, strict=True))
 
     def __prepare_scriptable__(self) -> torch.nn.Module:
-        """What torch.jit.script takes in place of this module: the program itself, in a shell where names differ."""
-        if not self.renamed:
-            return self.program()
+        """What torch.jit.script takes in place of this module: a shell around the program itself."""
         shell = torch.fx.Graph()
         given = [self._parameter(shell, argument) for argument in self.arguments]
         if self._function is None:

@@ -15,6 +15,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 
 from exporter import bridge, examples
+from exporter.contract import nearest
 from exporter.dimensions import LARGEST, LARGEST_BATCH, NamedDim
 from exporter.errors import ExportError, RecipeError
 from exporter.examples import Dim, Inputs, Leaf
@@ -263,7 +264,7 @@ def _named(symbols: dict[Any, _Symbol], shapes: dict[str, list[Any]], dims: Sequ
             raise examples.one_size(symbols[size].name, dim.name, names[size])
         one = found[size]
         bounds = examples.within(dim, Range(one.min, one.max)) if dim.bounds else Range(one.min, one.max)
-        found[size] = _Symbol(dim.name, one.size, bounds.min, bounds.max)
+        found[size] = _Symbol(dim.name, nearest(one.size, bounds), bounds.min, bounds.max)
     examples.require_distinct([one.name for one in found.values()])
     return found
 

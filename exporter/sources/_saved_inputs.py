@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from exporter import examples
-from exporter.contract import enforce
+from exporter.contract import enforce, nearest
 from exporter.dimensions import NamedDim
 from exporter.errors import ContractError, RecipeError
 from exporter.examples import Dim, Leaf
@@ -68,7 +68,11 @@ def from_contract(contract: Contract, example: Sequence[torch.Tensor]) -> tuple[
             if found is not None:
                 sizes.setdefault(expression.name, found)
     known = {name: bounds for name, bounds in contract.symbols.items() if name in sizes}
-    return leaves, {name: sizes[name] for name in known}, {name: (b.min, b.max) for name, b in known.items()}
+    return (
+        leaves,
+        {name: nearest(sizes[name], bounds) for name, bounds in known.items()},
+        {name: (b.min, b.max) for name, b in known.items()},
+    )
 
 
 def _follow(expression: Expression) -> Dim:

@@ -26,10 +26,10 @@ def recipe(path: Path, contract: Contract | None, source: Source) -> Recipe:
     program = _saved_files.load_scripted(path)
     if contract is None:
         return _from_inputs(path, Interpreter(program), source)
-    contract = renamed(contract, source.dims)
     names = [spec.name for spec in contract.inputs]
     model = Interpreter(program, names, [spec.name for spec in contract.outputs])
-    leaves, sizes, bounds = from_contract(contract, example_for(contract, path, source.inputs_file))
+    example = example_for(contract, path, source.inputs_file)
+    leaves, sizes, bounds = from_contract(renamed(contract, source.dims), example)
     inputs = Inputs(leaves, lambda tensors: dict(zip(names, tensors, strict=True)), sizes)
     return FunctionRecipe(lambda weights: said(model, weights), inputs, bounds)
 
