@@ -72,8 +72,11 @@ def blamed(who: str, error: BaseException) -> str:
 def own(error: BaseException) -> str:
     """What to say of an error that exporter's own code raised; "" where the model, or a library, did.
 
-    Errors of memory, of files and of torch's kernels are never its own, whoever called.
+    Errors of memory, of files and of torch's kernels are never its own, whoever called; nor is what exporter raises on
+    purpose, which has a remedy.
     """
+    if hasattr(error, "remedy"):
+        return ""
     beyond = (RuntimeError, OSError, MemoryError, ImportError)
     if isinstance(error, beyond) and not isinstance(error, (RecursionError, NotImplementedError)):
         return ""

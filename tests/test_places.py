@@ -79,6 +79,7 @@ def test_an_error_of_exporter_itself_has_no_place() -> None:
     with pytest.raises(ExportError) as caught:
         flattening.output_leaves("text")
     assert places.place_of(caught.value) == ""
+    assert places.own(caught.value) == ""  # it is said on purpose
     assert places.located("as it is", caught.value) == "as it is"
 
 
