@@ -57,6 +57,8 @@ def export(
     checkpoint: str | PathLike[str] | None = None,
     allow_partial: bool = False,
     task: str = "",
+    dims: Sequence[str] = (),
+    leave_out: Sequence[str] = (),
     **options: Any,
 ) -> Bundle:
     """Export a model to a bundle.
@@ -78,6 +80,9 @@ def export(
         checkpoint: a file of weights, as the command line's `--checkpoint`.
         allow_partial: load of the checkpoint what fits, and warn of the rest.
         task: for `hf:ID`: the task whose model class is taken.
+        dims: for a saved program, and a module whose inputs are no function: dimensions that are dynamic, by name, as
+            `["batch=x:0", "samples=x:1:256..16000"]`.
+        leave_out: names of outputs that no artifact is to give, as `["past_key_values"]`.
         options: as the command line's, by their names in `exporter.request.Request`: device (`cpu` when none is given,
             unlike the command line's), ranges, sweep, dynamic, state, weights, seed, threads, time_budget, timeout,
             bench, memory_limit_gb, rtol, atol, opset, allow_cpu_fallback, cuda_graphs, fullgraph, portable, ops_libs.
@@ -97,6 +102,7 @@ def export(
             source = recipes.find(model, task=task)
         else:
             source = _pickle(model, inputs, sizes, Path(folder), name)
+        source = replace(recipes.with_dims(source, dims), leave_out=tuple(leave_out))
         if checkpoint is not None:
             source = replace(source, checkpoint=str(Path(checkpoint).absolute()), allow_partial=allow_partial)
         label = name or source.label

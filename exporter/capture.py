@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from exporter import carrying, places, recurrent, specialization
+from exporter import carrying, experts, places, recurrent, specialization
 from exporter import contract as contracts
 from exporter.errors import ExportError
 from exporter.expressions import Expression
@@ -163,7 +163,7 @@ def _export_somehow(
         return export(module, example, contract, named)
     except Exception as error:
         if "Constraints violated" not in str(error):
-            raise ExportError(f"torch.export: {places.summary(error)}") from error
+            raise ExportError(places.blamed("torch.export", error)) from error
         violated = error
     found.relaxed = True
     asked = specialization.rules(str(violated))
@@ -172,7 +172,7 @@ def _export_somehow(
     for unnamed in (found.symbols(contract), set(named)):  # those that it fixed, or else all
         with contextlib.suppress(Exception):
             return export(module, example, contract, {n: free[n] if n in unnamed else named[n] for n in named})
-    raise ExportError(f"torch.export: {places.summary(violated)}") from violated
+    raise ExportError(places.blamed("torch.export", violated)) from violated
 
 
 def _named(name: str, bounds: Range) -> Any:
@@ -190,7 +190,7 @@ def _export(
         {axis: _dim(dim, dims) for axis, dim in enumerate(spec.shape) if not isinstance(dim, int)}
         for spec in contract.inputs
     )
-    with torch.no_grad(), recurrent.kept():
+    with torch.no_grad(), recurrent.kept(), experts.dense(module):
         return torch.export.export(module, example, dynamic_shapes=(dynamic,), strict=strict)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from exporter import places, values
+from exporter import experts, places, values
 from exporter.errors import ExporterError, ExportError
 from exporter.records import Tolerance
 from exporter.values import Tensors
@@ -30,7 +30,7 @@ def references(
 ) -> tuple[list[Tensors], str]:
     """The references for the inputs `data`, and what they are; `eager` are the outputs in the model's own precision."""
     try:
-        with in_float64(module):
+        with in_float64(module), experts.dense(module):
             return [
                 widen(run(module, _to_float64(one), "cpu"), e) for one, e in zip(data, eager, strict=True)
             ], "float64"
@@ -88,6 +88,8 @@ def naming(sizes: str) -> Iterator[None]:
     except ExporterError:
         raise
     except Exception as error:
+        if own := places.own(error):
+            raise ExportError(own) from error
         misnamed = isinstance(error, TypeError) and _MISNAMED.search(str(error))
         raise ExportError(
             f"the model fails at {sizes or 'its example'}: {places.summary(error)}",

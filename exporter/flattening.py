@@ -7,15 +7,14 @@ that no target has to know of them.
 from __future__ import annotations
 
 import inspect
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
-from exporter.errors import ExportError, RecipeError
+from exporter import structure
+from exporter.errors import ExportError, RecipeError, UsageError
 from exporter.records import TensorSpec
 from exporter.serialization import LARGEST
 
@@ -24,38 +23,88 @@ Tensors = tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True)
 class FlatInputs:
-    """Inputs taken apart: tensors with their names, constants with theirs, and how to put them together again."""
+    """Inputs taken apart: tensors with their names, constants with theirs, and how to put them together again.
+
+    `settings` are constants too: those inside objects, which no contract lists.
+    """
 
     names: tuple[str, ...]
     tensors: Tensors
     constants: dict[str, Any]
-    leaves: tuple[Any, ...]
-    spec: pytree.TreeSpec
+    settings: dict[str, Any]
+    call: tuple[tuple[Any, ...], dict[str, Any]]
 
     def rebuild(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """(args, kwargs) with these tensors in place of the example's."""
         given = iter(tensors)
-        leaves = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
-        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
-        return tuple(args), dict(kwargs)
+        args, kwargs = self.call
+        return tuple(_filled(value, given) for value in args), {k: _filled(value, given) for k, value in kwargs.items()}
+
+    def difference(self, other: FlatInputs) -> str:
+        """The first name under which the other has another constant, or only one of the two has anything; else ""."""
+        if self.names != other.names:
+            return next(iter(sorted({*self.names} ^ {*other.names})), "the order of the inputs")
+        mine, theirs = (one.constants | one.settings for one in (self, other))
+        return next((name for name in mine | theirs if not _equal(mine.get(name, _ABSENT), theirs.get(name))), "")
+
+
+_ABSENT = object()
 
 
 def flatten_inputs(model: torch.nn.Module, inputs: Any) -> FlatInputs:
     """Take apart what a recipe's inputs() gave. RecipeError when there is no tensor in it."""
     args, kwargs = as_call(inputs)
-    _register_caches()
     parameters = [p.name for p in inspect.signature(model.forward).parameters.values()]
-    paths, spec = pytree.tree_flatten_with_path((args, kwargs))
-    names = [_input_name(path, parameters) for path, _ in paths]
-    leaves = tuple(leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for _, leaf in paths)
-    named = [(name, leaf) for name, leaf in zip(names, leaves, strict=True) if isinstance(leaf, torch.Tensor)]
-    if not named:
+    named = [(parameters[i] if i < len(parameters) else f"input{i}", value) for i, value in enumerate(args)]
+    tensors: dict[str, torch.Tensor] = {}
+    constants: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+    for name, value in (*named, *((str(key), value) for key, value in kwargs.items())):
+        for path, leaf, in_object in _leaves(value, name):
+            if isinstance(leaf, torch.Tensor):
+                tensors[path] = leaf.detach()
+            else:
+                (settings if in_object else constants)[path] = leaf
+    if not tensors:
         raise RecipeError(
             f"the recipe's inputs are of type {type(inputs).__name__}, with no tensor in it",
             "return a dict of tensors by argument name",
         )
-    constants = {name: leaf for name, leaf in zip(names, leaves, strict=True) if not isinstance(leaf, torch.Tensor)}
-    return FlatInputs(tuple(n for n, _ in named), tuple(t for _, t in named), constants, leaves, spec)
+    return FlatInputs(tuple(tensors), tuple(tensors.values()), constants, settings, (args, kwargs))
+
+
+def _leaves(
+    value: Any, name: str, in_object: bool = False, inside: tuple[Any, ...] = ()
+) -> Iterator[tuple[str, Any, bool]]:
+    """Every leaf with its name, and whether an object that is no container holds it."""
+    if structure.holds_itself(value, inside):
+        raise RecipeError(f"the recipe's input {name} holds itself", "give tensors, or a structure of them")
+    items = structure.contained(value)
+    if items is None and structure.holds_tensors(value) and not isinstance(value, torch.Tensor):
+        items, in_object = structure.attributes(value), True
+    if items is None:
+        yield name, value, in_object
+    for key, item in items or ():
+        yield from _leaves(item, f"{name}.{key}", in_object, (*inside, value))
+
+
+def _filled(value: Any, given: Iterator[Any]) -> Any:
+    """The value with the next of what is given in the place of each tensor, in new containers and objects."""
+    if isinstance(value, torch.Tensor):
+        return next(given)
+    items = structure.contained(value)
+    if items is not None:
+        return structure.with_items(value, [_filled(item, given) for _, item in items])
+    if not structure.holds_tensors(value):
+        return value
+    return structure.with_attributes(value, [_filled(item, given) for _, item in structure.attributes(value)])
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two constants are alike; of objects that know no equality, whether they are of one class."""
+    if type(one) is not type(other):
+        return False
+    return "__eq__" not in {name for cls in type(one).__mro__[:-1] for name in vars(cls)} or bool(one == other)
 
 
 def constants(flat: FlatInputs) -> dict[str, bool | int | float | str]:
@@ -67,31 +116,6 @@ def constants(flat: FlatInputs) -> dict[str, bool | int | float | str]:
         for name, leaf in flat.constants.items()
         if leaf is not None
     }
-
-
-def _register_caches() -> None:
-    """Let pytree take apart transformers' cache of keys and values, where that is loaded and has not done so itself."""
-    module = sys.modules.get("transformers.cache_utils")
-    if module is None or module.DynamicCache in pytree.SUPPORTED_NODES:
-        return
-
-    def take_apart(cache: Any) -> tuple[list[Any], None]:
-        return [{"key": layer.keys, "value": layer.values} for layer in cache.layers], None
-
-    def with_keys(cache: Any) -> tuple[list[tuple[Any, Any]], None]:
-        layers, context = take_apart(cache)
-        return [(pytree.SequenceKey(i), layer) for i, layer in enumerate(layers)], context
-
-    def put_together(layers: Any, context: None) -> Any:
-        cache = module.DynamicCache()
-        for i, layer in enumerate(layers):
-            cache.update(layer["key"], layer["value"], i)
-        return cache
-
-    name = "exporter.DynamicCache"
-    pytree.register_pytree_node(
-        module.DynamicCache, take_apart, put_together, serialized_type_name=name, flatten_with_keys_fn=with_keys
-    )
 
 
 def as_call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -108,44 +132,70 @@ def as_call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     )
 
 
-def _input_name(path: Sequence[Any], parameters: Sequence[str]) -> str:
-    which, first, *rest = path
-    if which.idx == 0:
-        name = parameters[first.idx] if first.idx < len(parameters) else f"input{first.idx}"
-    else:
-        name = str(first.key)
-    return ".".join([name, *map(_key_name, rest)])
+def output_leaves(output: Any, leave_out: Collection[str] = ()) -> tuple[tuple[str, ...], Tensors]:
+    """Names and tensors of a model's output, without those that are named in `leave_out` or lie within them.
 
-
-def _key_name(key: Any) -> str:
-    for attribute in ("key", "idx", "name"):
-        if hasattr(key, attribute):
-            return str(getattr(key, attribute))
-    return str(key)
-
-
-def output_leaves(output: Any) -> tuple[tuple[str, ...], Tensors]:
-    """Names and tensors of a model's output. ExportError when there are none.
-
-    Numbers become tensors without dimensions; None and text are left out.
+    Numbers become tensors without dimensions; None and text are left out. ExportError when nothing remains, and for
+    data that no artifact can give.
     """
-    _register_caches()
-    named = list(_named_tensors(output, ()))
+    named = list(_outputs(output, "", frozenset(leave_out)))
     if not named:
         raise ExportError("the model's output holds no tensor", "return tensors, or a structure of them")
-    names = tuple("output" if not n else f"output{n}" if n[0].isdigit() else n for n, _ in named)
-    return names, tuple(tensor for _, tensor in named)
+    return tuple(name or "output" for name, _ in named), tuple(tensor for _, tensor in named)
 
 
-def _named_tensors(value: Any, prefix: tuple[str, ...]) -> Iterator[tuple[str, torch.Tensor]]:
-    for path, leaf in pytree.tree_flatten_with_path(value)[0]:
-        name = (*prefix, *map(_key_name, path))
-        tensor = _as_tensor(leaf)
-        if tensor is not None:
-            yield ".".join(name), tensor
-        else:
-            for key, part in _parts(leaf).items():
-                yield from _named_tensors(part, (*name, key))
+def _outputs(
+    value: Any, name: str, leave_out: Collection[str], inside: tuple[Any, ...] = ()
+) -> Iterator[tuple[str, torch.Tensor]]:
+    if name in leave_out or structure.holds_itself(value, inside):
+        return
+    tensor = _as_tensor(value)
+    if tensor is not None:
+        yield name, tensor
+        return
+    items = structure.contained(value)
+    if items is None:
+        _refuse_data(value, name)
+        whole = any(map(structure.is_cache, (*inside, value)))  # a quantized cache keeps what it holds to itself
+        items = [(key, item) for key, item in structure.attributes(value) if whole or key[0] != "_"]
+        items = [(key, item) for key, item in items if structure.holds_tensors(item)]
+    for key, item in items:
+        yield from _outputs(item, output_name(name, key), leave_out, (*inside, value))
+
+
+def output_name(name: str, key: str) -> str:
+    """The name of an item of the output of this name; the output itself has none."""
+    return f"{name}.{key}" if name else f"output{key}" if key[:1].isdigit() else key
+
+
+def require_named(output: Any, leave_out: Collection[str]) -> None:
+    """UsageError for a name that nothing in the output has."""
+    if unknown := set(leave_out) - set(_names(output, "")):
+        top = structure.contained(output) or structure.attributes(output)
+        raise UsageError(
+            f"--leave-out {min(unknown)}: the model gives no output of that name",
+            f"it gives {', '.join(output_name('', key) for key, item in top if item is not None) or 'one tensor'}",
+        )
+
+
+def _names(value: Any, name: str, inside: tuple[Any, ...] = ()) -> Iterator[str]:
+    """The name of every item, of those too that hold others."""
+    yield name
+    if not structure.holds_itself(value, inside):
+        items = structure.contained(value)
+        for key, item in structure.attributes(value) if items is None else items:
+            yield from _names(item, output_name(name, key), (*inside, value))
+
+
+def _refuse_data(value: Any, name: str) -> None:
+    """ExportError for data outside of tensors, which would be missing from every artifact."""
+    numbers = isinstance(value, (complex, Iterator)) or hasattr(value, "__array__")
+    if numbers or (isinstance(value, Set) and any(_as_tensor(item) is not None for item in value)):
+        what = f"the model's output {name}".rstrip()
+        raise ExportError(
+            f"{what} is of type {type(value).__name__}, which no artifact can give",
+            f"return tensors, or lists and dicts of them; or leave it out: --leave-out {name or 'NAME'}",
+        )
 
 
 def _as_tensor(leaf: Any) -> torch.Tensor | None:
@@ -161,34 +211,22 @@ def _as_tensor(leaf: Any) -> torch.Tensor | None:
     return None
 
 
-def _parts(leaf: Any) -> dict[str, Any]:
-    """The tensors that an object of no known structure holds: a cache, a plain class of somebody's."""
-    if isinstance(leaf, (type, str, torch.nn.Module)) or not hasattr(leaf, "__dict__"):
-        return {}
-    layers = getattr(leaf, "layers", None)
-    if isinstance(layers, list):  # a cache of transformers
-        return {str(i): _parts(layer) for i, layer in enumerate(layers)}
-    held = {name.removesuffix("s"): part for name, part in vars(leaf).items() if name in ("keys", "values")}
-    rest = {name: part for name, part in vars(leaf).items() if name not in ("keys", "values") and name[0] != "_"}
-    return {n: part for n, part in (held | rest).items() if _holds_tensors(part)}
-
-
-def _holds_tensors(part: Any) -> bool:
-    leaves = pytree.tree_leaves(part)
-    return any(isinstance(leaf, torch.Tensor) or bool(_parts(leaf)) for leaf in leaves)
-
-
 class FlatModule(torch.nn.Module):
     """The model, called with the contract's tensors in order and giving a tuple of tensors."""
 
-    def __init__(self, model: torch.nn.Module, example: FlatInputs) -> None:
+    def __init__(self, model: torch.nn.Module, example: FlatInputs, leave_out: Collection[str] = ()) -> None:
         super().__init__()
         self.model = model
         self.example = example
+        self.leave_out = tuple(leave_out)
 
     def forward(self, *tensors: torch.Tensor) -> Tensors:
         args, kwargs = self.example.rebuild(tensors)
-        return output_leaves(self.model(*args, **kwargs))[1]
+        return output_leaves(self.answer(*args, **kwargs), self.leave_out)[1]
+
+    def answer(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model itself gives. Errors that come from here are the model's, and no others."""
+        return self.model(*args, **kwargs)
 
 
 def specs(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> tuple[TensorSpec, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from exporter import checkpoint, contract, eager, flattening, places, ranges, recipes
+from exporter import checkpoint, contract, eager, examples, flattening, interpreter, places, ranges, recipes
 from exporter import state as states
 from exporter.errors import ExportError, RecipeError
 from exporter.expressions import Expression
@@ -40,7 +40,7 @@ class Loaded:
 
     def carry(self, state: State) -> None:
         """Make the module a function of the inputs and of this state."""
-        self.module = StatefulModule(self.module.model, self.module.example, state).eval()
+        self.module = StatefulModule(self.module.model, self.module.example, state, self.module.leave_out).eval()
 
     def arguments(self, found: Contract, sizes: dict[str, int], seed: int) -> flattening.Tensors:
         """What the module takes: the inputs, and the initial state where there is one."""
@@ -56,9 +56,10 @@ class Loaded:
     def inputs(self, sizes: dict[str, int], seed: int) -> flattening.Tensors:
         """Flat CPU inputs; the same for the same sizes and seed."""
         flat, example = _flat_inputs(self.recipe, self.module.model, sizes, seed), self.module.example
-        if flat.constants != example.constants or flat.spec != example.spec:
+        if different := flat.difference(example):
             raise RecipeError(
-                f"inputs() at {contract.describe(sizes)} differs from the example in more than tensors' sizes",
+                f"inputs() at {contract.describe(sizes)} differs from the example in more than tensors' sizes: in "
+                f"{different}",
                 "what changes with a size must be a tensor's dimension; everything else is a constant",
             )
         return flat.tensors
@@ -72,7 +73,9 @@ class Loaded:
         args, kwargs = flat.rebuild([t.to(device) for t in flat.tensors])
         self.held.restore()
         with torch.no_grad(), eager.naming(contract.describe(sizes)):
-            names, tensors = flattening.output_leaves(self.module.model(*args, **kwargs))
+            output = self.module.answer(*args, **kwargs)
+            flattening.require_named(output, self.module.leave_out)
+            names, tensors = flattening.output_leaves(output, self.module.leave_out)
         names = tuple(f"output.{name}" if name in self.names else name for name in names)
         if self.state is not None:
             names, tensors = names + self.state.names, tensors + self.state.now(self.module.model)
@@ -89,6 +92,8 @@ def _flat_inputs(
     except RecipeError:
         raise
     except Exception as error:
+        if own := places.own(error):
+            raise ExportError(own) from error
         raise RecipeError(
             f"inputs() fails at {contract.describe(sizes)}: {type(error).__name__}: {error}", "mend the recipe"
         ) from error
@@ -99,9 +104,9 @@ def load_model(job: Job) -> Loaded:
     """Load recipe and model as the job says, in eval mode, on its device. RecipeError when the recipe is at fault."""
     server.configure(job.options)
     recipe = recipes.load(job.source)
-    base, symbols = contract.choose_sizes(
-        recipes.example_sizes(recipe.inputs), recipes.ranges(recipe), job.sizes, job.ranges, job.dynamic
-    )
+    named = job.source.dims if job.source.place != "saved" else ()  # a saved program has named them itself
+    if not named:
+        _choose_sizes(recipe, job)  # before the model takes its time
     torch.manual_seed(job.seed)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -115,12 +120,21 @@ def load_model(job: Job) -> Loaded:
     model = model.eval().to(job.options.device)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
+    if named:
+        recipe = examples.with_dims(recipe, model, named)
+    base, symbols = _choose_sizes(recipe, job)
     example = _flat_inputs(recipe, model, base, 0)
-    held = Snapshot(model)
-    loaded = Loaded(recipe, flattening.FlatModule(model, example).eval(), example.names, base, symbols, held, said)
+    flat = flattening.FlatModule(model, example, job.source.leave_out).eval()
+    loaded = Loaded(recipe, flat, example.names, base, symbols, Snapshot(model), said)
     if job.state_file.is_file():
         loaded.carry(states.load(job.state_file))
     return loaded
+
+
+def _choose_sizes(recipe: recipes.Recipe, job: Job) -> tuple[dict[str, int], dict[str, Range]]:
+    return contract.choose_sizes(
+        recipes.example_sizes(recipe.inputs), recipes.ranges(recipe), job.sizes, job.ranges, job.dynamic
+    )
 
 
 def find_state(job: Job, loaded: Loaded) -> None:
@@ -150,6 +164,8 @@ def _load_weights(recipe: recipes.Recipe, weights: str) -> torch.nn.Module:
     except RecipeError:
         raise
     except Exception as error:
+        if own := places.own(error):
+            raise ExportError(own) from error
         remedy = (
             "give --weights random, or fetch the weights first"
             if weights == "pretrained"
@@ -158,7 +174,7 @@ def _load_weights(recipe: recipes.Recipe, weights: str) -> torch.nn.Module:
         raise RecipeError(f"loading the model fails: {places.named(error)}", remedy) from error
     if not isinstance(model, torch.nn.Module):
         raise RecipeError(f"the recipe's model is of type {type(model).__name__}", "return a torch.nn.Module")
-    return model
+    return interpreter.taken_over(model)
 
 
 def _kept_state(job: Job, state: State, specs: Sequence[TensorSpec]) -> KeptState:

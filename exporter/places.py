@@ -15,6 +15,7 @@ from pathlib import Path
 
 HERE = "<--- HERE"  # how TorchScript's compiler points at a line
 
+OWN = "exporter itself failed"  # begins what is said of a failure that is no model's
 MESSAGE = 1000  # characters of a message that are kept
 # Control characters but for tabs and the ends of lines; what turns the direction of text; halves of characters.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -30,6 +31,8 @@ _NO_PLACE = re.compile(r"(?:Caused by: \(|registered at )\S+")  # cut off at the
 _PACKAGE = re.compile(r".*/(?:site|dist)-packages/(?=([^/]+))")
 _STANDARD = re.compile(r"(?:.*/lib/python3\.\d+/|<|code/__torch__|torch/|functorch/)")
 _LAYER = re.compile(r"torch/nn/modules/(?!module\.py)")
+_HELPERS = re.compile(r"/lib/python3\.\d+/(?!(?:site|dist)-packages/)|/torch/utils/_pytree\.py$")
+_FOR_THE_MODEL = ("interpreter", "recurrent.py", "experts.py")  # what runs in the place of the model's own code
 _COMPILERS = {"exporter", "functorch", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "torch", "torchgen", "triton"}
 _LIBRARIES = frozenset(_COMPILERS | {"cloudpickle", "ml_dtypes", "mpmath", "numpy", "safetensors", "sympy"})
 
@@ -59,6 +62,31 @@ def named(error: BaseException) -> str:
 def summary(error: BaseException) -> str:
     """`Type: message (file:line)`, in one line."""
     return located(named(error), error)
+
+
+def blamed(who: str, error: BaseException) -> str:
+    """`who: Type: message (file:line)`; of an error of exporter's own, that it is one, and where."""
+    return own(error) or f"{who}: {summary(error)}"
+
+
+def own(error: BaseException) -> str:
+    """What to say of an error that exporter's own code raised; "" where the model, or a library, did.
+
+    Errors of memory, of files and of torch's kernels are never its own, whoever called; nor is what exporter raises on
+    purpose, which has a remedy.
+    """
+    if hasattr(error, "remedy"):
+        return ""
+    beyond = (RuntimeError, OSError, MemoryError, ImportError)
+    if isinstance(error, beyond) and not isinstance(error, (RecursionError, NotImplementedError)):
+        return ""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _HELPERS.search(f.filename)]
+    if not frames or not _is_ours(frames[-1].filename):
+        return ""
+    file = Path(frames[-1].filename).relative_to(Path(__file__).parent.parent)
+    if any(part in file.parts for part in _FOR_THE_MODEL):
+        return ""
+    return f"{OWN} ({file}:{frames[-1].lineno}): {named(error)}"
 
 
 def located(text: str, error: BaseException) -> str:

@@ -6,6 +6,7 @@ run only when the user names them.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import importlib
 import importlib.util
@@ -13,12 +14,13 @@ import inspect
 import pickle
 import pkgutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from exporter import places
+from exporter import dimensions, places
+from exporter.dimensions import NamedDim
 from exporter.errors import RecipeError, UsageError
 from exporter.records import Range
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     import torch
 
 WEIGHTS = ("auto", "pretrained", "random")
-SAVED = (".pt", ".pt2")  # programs that were saved: TorchScript, an ExportedProgram
+SAVED = (".pt", ".pt2", ".pth", ".jit", ".ts", ".torchscript")  # usual names of saved programs; any other will do
 BUILT_IN = "exporter_models"
 ENTRY_POINTS = "exporter.models"
 
@@ -61,6 +63,8 @@ class Source:
     task: str = ""
     checkpoint: str = ""
     allow_partial: bool = False
+    dims: tuple[NamedDim, ...] = ()  # of saved inputs, which the user has named
+    leave_out: tuple[str, ...] = ()  # names of outputs that no artifact gives
 
     @property
     def label(self) -> str:
@@ -89,17 +93,19 @@ def sources() -> list[str]:
 def find(name: str, inputs_file: str = "", task: str = "") -> Source:
     """What `name` means: an installed recipe, `path/to/file.py:attribute`, `source:name`, or a saved program.
 
-    UsageError when nothing.
+    Any file that is no Python is taken for a program: its content tells what it is. UsageError when nothing.
     """
     prefix, _, rest = name.partition(":")
     if rest and prefix in sources():
         return Source("source", prefix, rest, inputs_file, task=task)
     if task:
         raise UsageError(f"--task says nothing of {name}", "leave it out: it is for hf:ID")
-    if Path(name).suffix in SAVED:
-        if not Path(name).is_file():
+    known = available()
+    saved = Path(name)
+    if name not in known and saved.suffix != ".py" and (saved.is_file() or saved.suffix in SAVED):
+        if not saved.is_file():
             raise UsageError(f"there is no file {name}", "check the path")
-        return Source("source", "saved", str(Path(name).resolve()), inputs_file)
+        return Source("source", "saved", str(saved.resolve()), inputs_file)
     path, colon, attribute = name.rpartition(":")
     if name.removesuffix(":").endswith(".py"):
         raise UsageError(
@@ -110,7 +116,6 @@ def find(name: str, inputs_file: str = "", task: str = "") -> Source:
         if not Path(path).is_file():
             raise UsageError(f"there is no file {path}", "check the path")
         return Source("file", str(Path(path).resolve()), attribute, inputs_file)
-    known = available()
     if name not in known:
         close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(close)}? " if close else ""
@@ -121,6 +126,16 @@ def find(name: str, inputs_file: str = "", task: str = "") -> Source:
         )
     module, _, attribute = known[name].partition(":")
     return Source("name", module, attribute or "", inputs_file)
+
+
+def with_dims(source: Source, dims: Sequence[str]) -> Source:
+    """The source with dimensions that the user named. UsageError where its inputs are not saved ones."""
+    if dims and not (source.place == "saved" or source.inputs_file or source.kind == "memory"):
+        raise UsageError(
+            f"--dim says nothing of {source.label}, whose inputs() names its sizes",
+            "give --size NAME=MIN..MAX; --dim is for saved programs and --inputs",
+        )
+    return dataclasses.replace(source, dims=dimensions.parse_all(dims))
 
 
 def load(source: Source) -> Recipe:

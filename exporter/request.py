@@ -126,6 +126,8 @@ class Request:
         words += ["--allow-partial"] if self.source.allow_partial else []
         if self.source.inputs_file:
             words += ["--inputs", self.source.inputs_file]
+        words += [word for dim in self.source.dims for word in ("--dim", str(dim))]
+        words += [word for name in self.source.leave_out for word in ("--leave-out", name)]
         for option, given in (("--rtol", self.rtol), ("--atol", self.atol), ("--opset", self.opset)):
             words += [] if given is None else [option, str(given)]
         words += ["--allow-cpu-fallback"] if self.allow_cpu_fallback else []

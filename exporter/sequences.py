@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from exporter import cases, diagnosis, eager, places, precision, values
+from exporter import cases, diagnosis, eager, experts, places, precision, values
 from exporter.cases import Inputs
 from exporter.contract import Sizes, describe
 from exporter.flattening import FlatModule, Tensors
@@ -42,7 +42,7 @@ class Calls:
     @property
     def plain(self) -> FlatModule:
         """The model as it is: tensors in, tensors out, the state inside."""
-        return FlatModule(self.module.model, self.module.example).eval()
+        return FlatModule(self.module.model, self.module.example, self.module.leave_out).eval()
 
     def run(self, given: Sequence[Tensors], device: str, form: Form | None = None) -> Run:
         """Outputs of each call, on the CPU, from the initial state on; the model is left in it."""
@@ -65,7 +65,7 @@ class Calls:
         wide = [tuple(t.double() if t.is_floating_point() else t for t in data) for data in given]
         device = str(next(iter(self.module.model.parameters()), torch.empty(0)).device)
         try:
-            with eager.in_float64(self.module):
+            with eager.in_float64(self.module), experts.dense(self.module):
                 found = self.run(wide, "cpu", Form(torch.float64, "cpu"))
             return [eager.widen(f, o) for f, o in zip(found, outputs, strict=True)], True
         except Exception:  # whatever a model does that was not written for float64

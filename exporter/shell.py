@@ -6,7 +6,8 @@ takes from the answer, by its type, what eager's answer at the example holds, in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from exporter.errors import ExportError
+from exporter.flattening import output_name
+from exporter.structure import key_name
 from exporter.torchscript import define, literal, number_tensor
 
 Kind = Any  # torch._C.JitType and its subclasses
@@ -28,16 +31,18 @@ class _Given:
     name: str
 
 
-def wrap(scripted: Any, rebuild: Rebuild, inputs: int, output: Any) -> torch.jit.ScriptModule:
+def wrap(
+    scripted: Any, rebuild: Rebuild, inputs: int, output: Any, leave_out: Collection[str] = ()
+) -> torch.jit.ScriptModule:
     """A scripted model, as a module of `inputs` tensors that gives a tuple of the tensors and numbers in `output`.
 
-    `rebuild` makes the model's arguments of the tensors; `output` is what eager answers at the example. ExportError, or
-    whatever TorchScript's compiler raises, when types do not fit.
+    `rebuild` makes the model's arguments of the tensors; `output` is what eager answers at the example, of which
+    `leave_out` names what is not given. ExportError, or whatever TorchScript's compiler raises, when types do not fit.
     """
     names = [f"x{i}" for i in range(inputs)]
     args, kwargs = rebuild([_Given(name) for name in names])
     schema = scripted.forward.schema
-    unpacking = _Unpacking(output, schema.returns[0].type)
+    unpacking = _Unpacking(output, schema.returns[0].type, leave_out)
     leaves = unpacking.leaves()
     source = [
         f"def forward(self, {', '.join(f'{name}: Tensor' for name in names)}) -> "
@@ -65,15 +70,23 @@ def _given(value: Any, kind: Kind) -> str | None:
 class _Unpacking:
     """The way from a scripted model's answer to its leaves: expressions, and lines that must come before them."""
 
-    def __init__(self, output: Any, kind: Kind) -> None:
+    def __init__(self, output: Any, kind: Kind, leave_out: Collection[str]) -> None:
         self.lines: list[str] = []
-        self._output = output
+        self._output, self._leave_out = output, leave_out
         self._root, self._kind = _matching(output, kind)
 
     def leaves(self) -> list[str]:
         """Expressions for the tensors of the output, in pytree's order. Numbers become tensors; None is left out."""
         paths, _ = pytree.tree_flatten_with_path(self._output)
-        return [self._leaf(path, leaf) for path, leaf in paths if isinstance(leaf, (torch.Tensor, *NUMBERS))]
+        return [
+            self._leaf(path, leaf)
+            for path, leaf in paths
+            if isinstance(leaf, (torch.Tensor, *NUMBERS)) and not self._is_left_out(path)
+        ]
+
+    def _is_left_out(self, path: Sequence[Any]) -> bool:
+        names = itertools.accumulate(map(key_name, path), output_name, initial="")
+        return any(name in self._leave_out for name in names)
 
     def _leaf(self, path: Sequence[Any], leaf: Any) -> str:
         expression, kind, value = self._root, self._kind, self._output

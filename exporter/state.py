@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,8 +68,10 @@ class State:
 class StatefulModule(FlatModule):
     """The model as a function: the contract's tensors and the state in, outputs and the next state out."""
 
-    def __init__(self, model: torch.nn.Module, example: FlatInputs, state: State) -> None:
-        super().__init__(model, example)
+    def __init__(
+        self, model: torch.nn.Module, example: FlatInputs, state: State, leave_out: Collection[str] = ()
+    ) -> None:
+        super().__init__(model, example, leave_out)
         self.state = state
 
     def forward(self, *tensors: torch.Tensor) -> Tensors:

@@ -116,7 +116,7 @@ def _answer(channel: socket.socket, function: Any, arguments: dict[str, Any]) ->
         answer = ("error", error)
     except Exception as error:
         traceback.print_exc()
-        answer = ("crash", places.summary(error))
+        answer = ("crash", places.own(error) or places.summary(error))
     tell(channel, *answer)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -45,7 +46,8 @@ def _no_outside_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("HF_HUB_OFFLINE", "1")
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent))  # children run functions of jobs.py
+        here = Path(__file__).parent
+        patch.setenv("PYTHONPATH", f"{here}{os.pathsep}{here.parent}")  # jobs.py, and this tree
         patch.delenv("COLUMNS", raising=False)
         handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
         yield

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from exporter import bridge, capture, causes, flattening, places
+from exporter.errors import ExportError
 from exporter.records import Contract, TensorSpec
 from exporter.targets import Options, onnx
 
@@ -348,6 +349,13 @@ def export_bare(model: nn.Module) -> None:
     torch.export.export(model, (X,), strict=False)
 
 
+def fail_in_exporter() -> None:
+    try:
+        flattening.specs(["x"], [3])  # type: ignore[list-item]
+    except AttributeError as error:
+        raise ExportError(places.own(error)) from error
+
+
 class Case(NamedTuple):
     """A cause, the target that meets it, what springs it; and whether the model's line is known."""
 
@@ -412,6 +420,7 @@ SPRUNG = [
     Case("cannot-be-copied", "trace", lambda _: copy.deepcopy(locked())),
     Case("cannot-be-copied", "trace", lambda _: pickle.dumps(Calls(lambda x: x))),
     Case("cannot-be-copied", "trace", lambda _: copy.deepcopy(LEAF * 2)),
+    Case("exporter-itself", "trace", lambda _: fail_in_exporter()),
     Case("no-compiler", "compile", lambda _: find_no_compiler()),
     Case("out-of-memory", "trace", lambda _: torch.empty(1 << 50)),
     Case("shared-library", "trace", lambda _: torch.ops.load_library("/nowhere/libnone.so")),

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 from exporter import flattening
-from exporter.errors import ExportError, RecipeError
+from exporter.errors import ExportError, RecipeError, UsageError
 from exporter.flattening import flatten_inputs, output_leaves
 from exporter.records import Contract, TensorSpec
 from exporter.serialization import from_json, to_json
@@ -98,6 +102,63 @@ def test_objects_that_hold_tensors() -> None:
     assert [t is w for t, w in zip(tensors, (TWO, ONE, TWO), strict=True)] == [True] * 3
 
 
+def all_tensors(value: Any, seen: set[int]) -> set[int]:
+    """The tensors that anything reachable holds, found without the code under test."""
+    if isinstance(value, torch.Tensor):
+        return {id(value)}
+    if id(value) in seen:
+        return set()
+    seen.add(id(value))
+    inner = list(value.values()) if isinstance(value, dict) else list(getattr(value, "__dict__", {}).values())
+    inner += value if isinstance(value, (list, tuple)) else []
+    return {found for item in inner for found in all_tensors(item, seen)}
+
+
+def test_nothing_of_any_layer_of_transformers_caches_is_lost() -> None:
+    from transformers import cache_utils
+
+    kinds = {**cache_utils.DYNAMIC_LAYER_TYPE_MAPPING, "fp8": cache_utils.Fp8QuantizedLayer}
+    kinds.pop("dummy")
+    static = {f"static {name}": kind for name, kind in cache_utils.STATIC_LAYER_TYPE_MAPPING.items()}
+    states = torch.ones(2, 1, 3, 4)
+    static.pop("static dummy")
+    for name, kind in (kinds | static).items():
+        layer: Any = kind() if name == "fp8" else kind(max_cache_len=8, sliding_window=2)
+        if hasattr(layer, "keys"):
+            layer.update(states, states + 1)
+        if hasattr(layer, "update_conv_state"):
+            layer.update_conv_state(states[0])
+            layer.update_recurrent_state(states)
+        if hasattr(layer, "update_indexer") and not name.startswith("static"):
+            layer.update_indexer(states[0])
+        cache = cache_utils.Cache(layers=[layer, cache_utils.DummyLayer()])
+        names, tensors = output_leaves({"logits": ONE, "past": cache})
+        window = {id(getattr(layer, "_sliding_window_tensor", None))}
+        assert {id(t) for t in tensors} == (all_tensors(cache, set()) | {id(ONE)}) - window, (name, names)
+        given = flatten_inputs(Takes(), {"past": cache})
+        assert set(given.names) == set(names[1:])
+        again = given.rebuild([t.float() + 1 for t in given.tensors])[1]["past"]
+        assert type(again.layers[0]) is type(layer)
+        assert again.layers[0] is not layer
+        pairs = zip(output_leaves(again)[1], tensors[1:], strict=True)
+        assert all(torch.equal(new, old.float() + 1) for new, old in pairs)
+
+
+def test_a_cache_that_is_given_keeps_its_window() -> None:
+    from transformers.cache_utils import Cache, DynamicSlidingWindowLayer
+
+    def past(length: int) -> Any:
+        layer: Any = DynamicSlidingWindowLayer(sliding_window=4)
+        layer.update(torch.ones(1, 1, length, 2), torch.ones(1, 1, length, 2))
+        return {"past": Cache(layers=[layer])}
+
+    short, long = (flatten_inputs(Takes(), past(length)) for length in (6, 9))
+    assert short.rebuild(short.tensors)[1]["past"].get_seq_length() == 6
+    assert short.tensors[0].shape == long.tensors[0].shape
+    assert "cumulative_length" in long.difference(short)
+    assert not short.difference(flatten_inputs(Takes(), past(6)))
+
+
 def test_caches_of_transformers() -> None:
     from transformers import DynamicCache
     from transformers.cache_utils import EncoderDecoderCache
@@ -116,6 +177,100 @@ def test_caches_of_transformers() -> None:
 
 class Takes(torch.nn.Module):
     def forward(self, past: Any) -> torch.Tensor: ...
+
+
+class Registered:
+    def __init__(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        self.hidden = (a, b)
+
+
+@pytest.fixture
+def _registered() -> Iterator[None]:
+    pytree.register_pytree_node(Registered, lambda r: (list(r.hidden), None), lambda parts, _: Registered(*parts))
+    yield
+    pytree.SUPPORTED_NODES.pop(Registered)
+
+
+@pytest.mark.usefixtures("_registered")
+def test_a_registered_pytree_without_keys() -> None:
+    names, tensors = output_leaves({"pair": Registered(ONE, TWO)})
+    assert (names, tensors) == (("pair.0", "pair.1"), (ONE, TWO))
+    given = flatten_inputs(Takes(), {"past": Registered(ONE, TWO)})
+    assert given.names == ("past.0", "past.1")
+    assert given.rebuild((TWO, ONE))[1]["past"].hidden == (TWO, ONE)
+
+
+@dataclass(frozen=True)
+class Frozen:
+    x: torch.Tensor
+    mode: str = "plain"
+
+
+class Slotted:
+    __slots__ = ("x",)
+
+
+def test_objects_among_the_inputs() -> None:
+    slotted = Slotted()
+    slotted.x = ONE
+    flat = flatten_inputs(Takes(), {"past": [Frozen(TWO), slotted], "mode": Odd()})
+    assert flat.names == ("past.0.x", "past.1.x")
+    assert flat.settings == {"past.0.mode": "plain"}
+    assert list(flat.constants) == ["mode"]
+    (frozen, other), mode = flat.rebuild((ONE, TWO))[1].values()
+    assert (frozen, other.x, type(mode)) == (Frozen(ONE), TWO, Odd)
+    assert slotted.x is ONE
+    other_mode = flatten_inputs(Takes(), {"past": [Frozen(TWO, "odd"), slotted], "mode": Odd()})
+    assert flat.difference(other_mode) == "past.0.mode"
+
+
+def test_objects_that_hold_themselves() -> None:
+    knot: Any = Cache()
+    knot.me = {"again": knot}
+    assert output_leaves({"a": knot})[0] == ("a.ssm_states.0", "a.ssm_states.1")
+    with pytest.raises(RecipeError, match=r"past\.me\.again holds itself"):
+        flatten_inputs(Takes(), {"past": knot})
+
+
+@pytest.mark.parametrize("data", [numpy.zeros(2), {1, 2}, iter([ONE]), 1j])
+def test_data_that_no_artifact_can_give_is_refused_by_name(data: Any) -> None:
+    with pytest.raises(ExportError, match=f"output extra.0 is of type {type(data).__name__}") as raised:
+        output_leaves({"logits": ONE, "extra": [data]})
+    assert "--leave-out extra.0" in raised.value.remedy
+    assert output_leaves({"logits": ONE, "extra": [data]}, ["extra"])[0] == ("logits",)
+
+
+@pytest.mark.parametrize(
+    ("leave_out", "names"),
+    [
+        (["hidden"], ("logits", "cache.ssm_states.0", "cache.ssm_states.1")),
+        (["hidden.1", "cache"], ("logits", "hidden.0")),
+        (["cache.ssm_states.0"], ("logits", "hidden.0", "hidden.1", "cache.ssm_states.1")),
+    ],
+)
+def test_outputs_that_are_left_out(leave_out: list[str], names: tuple[str, ...]) -> None:
+    output = {"logits": ONE, "hidden": (ONE, TWO), "cache": Cache()}
+    flattening.require_named(output, leave_out)
+    assert output_leaves(output, leave_out)[0] == names
+    assert output_leaves((ONE, TWO), ["output1"])[0] == ("output0",)
+
+
+def test_what_is_left_out_must_be_there() -> None:
+    with pytest.raises(UsageError, match="--leave-out past: the model gives no output of that name") as raised:
+        flattening.require_named({"logits": ONE, "loss": None, "cache": Cache()}, ["cache", "past"])
+    assert raised.value.remedy == "it gives logits, cache"
+
+
+class Gives(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return {"y": x + 1, "pair": (x, [2 * x]), "cache": Frozen(x)}
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_torch_export_follows_the_walk(strict: bool) -> None:
+    flat = flattening.FlatModule(Gives(), flatten_inputs(Gives(), TWO), ["pair.0"]).eval()
+    program = torch.export.export(flat, (TWO,), strict=strict)
+    assert [t.tolist() for t in program.module()(ONE + TWO)] == [[3, 3], [4, 4], [2, 2]]
 
 
 def test_numbers_are_tensors_without_dimensions() -> None:

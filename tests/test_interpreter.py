@@ -15,7 +15,7 @@ from torch.jit._trace import TracerWarning
 from torch.utils import _pytree as pytree
 
 from exporter.errors import ExportError
-from exporter.interpreter import Interpreter
+from exporter.interpreter import Interpreter, taken_over
 from exporter.interpreter.numbers import NUMBERS, Number
 
 # torch.jit.script complains of an annotation in torch.fx.GraphModule, which is not ours.
@@ -141,6 +141,64 @@ class Streaming(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.hidden = self.hidden * 0.5 + x.mean(0)
         return x + self.hidden
+
+
+class Around(nn.Module):
+    """Python around TorchScript, of which it asks for more than an answer."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.twice = inner, nn.ModuleList([inner])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.twice[0](self.inner(x)) * self.inner.scale
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.scale = nn.Linear(4, 4), 2.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) if x.shape[0] > 2 else -self.linear(x)
+
+    @torch.jit.export
+    def other(self, x: Tensor) -> Tensor:
+        return x + 1
+
+
+def test_torchscript_is_taken_over_wherever_it_stands() -> None:
+    scripted = torch.jit.script(Scaled())
+    wanted = Around(scripted)
+    model = taken_over(Around(scripted))
+    assert isinstance(model.inner, Interpreter)
+    assert model.inner is model.twice[0]
+    assert isinstance(taken_over(scripted), Interpreter)
+    assert not any(parameter.requires_grad for parameter in scripted.parameters())
+    plain = nn.Linear(2, 2)
+    assert taken_over(plain) is plain
+    program = torch.export.export(model, (torch.randn(5, 4),), dynamic_shapes=({0: torch.export.Dim.DYNAMIC(min=3)},))
+    with torch.no_grad():
+        for rows in (2, 3, 7):
+            x = torch.randn(rows, 4)
+            torch.testing.assert_close(model(x), wanted(x))
+            if rows > 2:
+                torch.testing.assert_close(program.module()(x), wanted(x))
+        torch.testing.assert_close(model.inner.other(x), x + 1)
+        assert not hasattr(model.inner, "missing")
+        assert torch.equal(copy.deepcopy(model)(x), model(x))
+
+
+def test_the_program_as_it_came_has_the_weights_of_now() -> None:
+    model = taken_over(torch.jit.script(Scaled()))
+    model.get_parameter("linear.weight").data.mul_(2)
+    copied = copy.deepcopy(model)
+    copied.get_parameter("linear.bias").data.zero_()
+    x = torch.randn(5, 4)
+    for one in (model, copied):
+        torch.testing.assert_close(one.program()(x), one(x))
+    assert not model.renamed
+    assert Interpreter(torch.jit.script(Scaled()), ["y"]).renamed
 
 
 class Counting(nn.Module):

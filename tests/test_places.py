@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import linecache
+import re
 from pathlib import Path
 
 import pytest
 import sympy
 import torch
 
-from exporter import flattening, places
+from exporter import causes, eager, flattening, places, structure
 from exporter.errors import ExportError
 
 SITE = "/usr/lib/python3.12/site-packages"
@@ -78,7 +79,30 @@ def test_an_error_of_exporter_itself_has_no_place() -> None:
     with pytest.raises(ExportError) as caught:
         flattening.output_leaves("text")
     assert places.place_of(caught.value) == ""
+    assert places.own(caught.value) == ""  # it is said on purpose
     assert places.located("as it is", caught.value) == "as it is"
+
+
+def test_errors_of_exporters_own_code_are_told_from_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    flat = flattening.FlatModule(Raises(), flattening.flatten_inputs(Raises(), torch.ones(2)))
+    monkeypatch.setattr(structure, "SHORT", None)
+    with pytest.raises(ExportError) as said, eager.naming("batch=2"):
+        flattening.output_leaves(Holds())
+    assert re.match(rf"{places.OWN} \(exporter/structure\.py:\d+\): TypeError: ", str(said.value))
+    assert "the model" not in str(said.value)
+    reason, remedy = causes.describe(str(said.value))
+    assert reason.startswith("This is a bug of exporter's, and nothing that the model does wrong")
+    assert "report it" in remedy
+    monkeypatch.undo()
+    with pytest.raises(ExportError, match=r"the model fails at batch=2: ValueError"), eager.naming("batch=2"):
+        flat(torch.ones(2))
+    with pytest.raises(ExportError, match="the model fails at batch=2: TypeError"), eager.naming("batch=2"):
+        flat.answer(y=3)
+
+
+class Holds:
+    def __init__(self) -> None:
+        self.x = torch.ones(1)
 
 
 class Compares(torch.nn.Module):

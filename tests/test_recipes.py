@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import RECIPES, recipe_path
 
-from exporter import recipes
+from exporter import dimensions, examples, recipes
 from exporter.errors import RecipeError, UsageError
 from exporter.recipes import FunctionRecipe, Source
 from exporter.records import Range
@@ -69,6 +69,76 @@ def test_did_you_mean(mistyped: str) -> None:
 def test_names_that_mean_nothing(name: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         recipes.find(name)
+
+
+@pytest.mark.parametrize("name", ["model", "model.bin", "silero.jit", "v1.2", "m.pth", "onnx.onnx"])
+def test_any_file_may_hold_a_program(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    source = recipes.find(str(tmp_path / name))
+    assert (source.kind, source.place, source.attribute) == ("source", "saved", str(tmp_path / name))
+
+
+def test_a_recipes_name_comes_before_a_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bert").touch()
+    monkeypatch.chdir(tmp_path)
+    assert recipes.find("bert").kind == "name"
+    assert recipes.find("./bert").place == "saved"
+    with pytest.raises(UsageError, match=r"there is no file other\.jit"):
+        recipes.find("other.jit")
+
+
+def test_dimensions_are_named_of_saved_inputs_alone(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--dim says nothing of mlp, whose inputs"):
+        recipes.with_dims(recipes.find(recipe_path("tiny:mlp")), ["batch=x:0"])
+    torch.save({"x": torch.ones(5, 4)}, tmp_path / "inputs.pt")
+    source = recipes.find(recipe_path("tiny:lonely"), str(tmp_path / "inputs.pt"))
+    assert [str(dim) for dim in recipes.with_dims(source, ["batch=x:0:2..9"]).dims] == ["batch=x:0:2..9"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["batch"], "is not NAME=INPUT:AXIS"),
+        (["batch=x"], "is not NAME=INPUT:AXIS"),
+        (["batch=x:-1"], "is not NAME=INPUT:AXIS"),
+        (["b=x:0:9..2"], "has an empty range"),
+        (["b=x:0:0..2"], "has an empty range"),
+        (["b=x:0", "c=x:0"], "dimension 0 of x has two names"),
+        (["b=x:0:1..2", "b=y:0:1..3"], "b has two ranges, 1 to 2 and 1 to 3"),
+    ],
+)
+def test_dimensions_that_make_no_sense(texts: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        dimensions.parse_all(texts)
+
+
+def test_named_dimensions_move_together() -> None:
+    example = {"x": torch.arange(6).reshape(2, 3), "state": torch.randn(4, 2, 3), "flag": True}
+    fixed = recipes.FunctionRecipe(lambda _: torch.nn.Identity(), lambda: example, {})
+    dims = dimensions.parse_all(["batch=x:0", "batch=state:1", "width=state:2:3..7"])
+    recipe = examples.with_dims(fixed, Takes(), dims)
+    moved = examples.with_dims(fixed, Takes(), dimensions.parse_all(["width=x:1:5..9"]))
+    assert recipes.example_sizes(moved.inputs) == {"width": 5}
+    assert moved.inputs()["x"].shape == (2, 5)
+    assert recipes.example_sizes(recipe.inputs) == {"batch": 2, "width": 3}
+    assert recipes.ranges(recipe) == {"batch": Range(1, 64), "width": Range(3, 7)}
+    made = recipe.inputs(batch=5, width=4)
+    assert {name: getattr(value, "shape", value) for name, value in made.items()} == {
+        "x": (5, 3),
+        "state": (4, 5, 4),
+        "flag": True,
+    }
+    for wrong, message in (
+        ("batch=state:0", "batch is 2 in dimension 0 of x, and 4 in 0 of state"),
+        ("b=x:2", "no input has that dimension"),
+        ("b=y:0", "no input has that dimension"),
+    ):
+        with pytest.raises(RecipeError, match=message):
+            examples.with_dims(fixed, Takes(), [*dims[:1], dimensions.parse(wrong)])
+
+
+class Takes(torch.nn.Module):
+    def forward(self, x: Any, state: Any, flag: Any) -> None: ...
 
 
 def test_a_class_is_a_recipe() -> None:

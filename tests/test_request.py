@@ -10,6 +10,7 @@ import pytest
 from conftest import recipe_path, request_for
 
 from exporter.cli.export import _request, command
+from exporter.dimensions import parse_all
 from exporter.errors import UsageError
 from exporter.records import Range
 from exporter.request import Request
@@ -70,7 +71,13 @@ def test_reproduce_names_where_the_model_comes_from(tmp_path: Path) -> None:
     weights, inputs = tmp_path / "weights.pt", tmp_path / "inputs.pt"
     weights.touch(), inputs.touch()
     request = request_for("tiny:pair", tmp_path / "toy")
-    given = {"checkpoint": str(weights), "inputs_file": str(inputs), "allow_partial": True}
+    given = {
+        "checkpoint": str(weights),
+        "inputs_file": str(inputs),
+        "allow_partial": True,
+        "dims": parse_all(["batch=x:0", "batch=s.0:1:2..8"]),
+        "leave_out": ("past_key_values", "hidden.1"),
+    }
     request = dataclasses.replace(request, source=dataclasses.replace(request.source, **given), bench=False)
     assert parsed(request.reproduce("trace")).source == request.source
     assert recipe_path("tiny:pair") in shlex.split(request.reproduce("trace"))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from exporter import capture, flattening
+from exporter import capture, flattening, interpreter
 from exporter.capture import Program
 from exporter.errors import ExportError
 from exporter.flattening import FlatModule, flatten_inputs, output_leaves
@@ -56,6 +56,20 @@ def check(model: nn.Module, make: Make, folder: Path, captured: bool = False) ->
         assert [(g.shape, g.dtype) for g in got] == [(w.shape, w.dtype) for w in wanted]
         assert all(torch.equal(g, w) for g, w in zip(got, wanted, strict=True))
     return "; ".join(notes), script.load(path, OPTIONS).run
+
+
+class Gate(nn.Module):
+    def forward(self, x: torch.Tensor, scale: float = 2.0) -> tuple[torch.Tensor, torch.Tensor]:
+        return (x * scale, x.sum(1)) if bool(x.sum() > 0) else (-x, x.sum(1))
+
+
+def test_torchscript_needs_no_scripting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.jit.save(torch.jit.script(Gate()), str(tmp_path / "gate.jit"))
+    model = interpreter.taken_over(torch.jit.load(str(tmp_path / "gate.jit")))
+    monkeypatch.setattr(interpreter.Interpreter, "__prepare_scriptable__", None)
+    note, run = check(model, lambda batch: {"x": torch.randn(batch, 4)}, tmp_path)
+    assert note == "TorchScript already"
+    assert torch.equal(run((-torch.ones(3, 4),))[0], torch.ones(3, 4))
 
 
 class Pair(NamedTuple):

@@ -14,10 +14,11 @@ import torch
 from conftest import request_for
 from torch import Tensor, nn
 
-from exporter import flattening, golden, pipeline, recipes
+from exporter import examples, flattening, golden, pipeline, recipes
+from exporter.dimensions import LARGEST_BATCH
 from exporter.errors import RecipeError
 from exporter.records import Manifest
-from exporter.sources import _saved_exported, _saved_inputs, saved
+from exporter.sources import saved
 
 # torch.jit.script complains of an annotation in torch.fx.GraphModule, which is not ours.
 pytestmark = pytest.mark.filterwarnings("ignore:The TorchScript type system:UserWarning")
@@ -106,6 +107,71 @@ def test_a_batch_that_the_program_fixes(tmp_path: Path, module: nn.Module, reaso
     assert recipe.inputs()["x"].shape == (3, 4)
     with pytest.warns(UserWarning, match=reason):
         recipe.load("auto")
+
+
+class Carries(nn.Module):
+    """Its batch is the second dimension of the state."""
+
+    def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = torch.tanh(x.mean(1, keepdim=True) + state[0])
+        return hidden, torch.stack([hidden, state[1]])
+
+
+def saved_carries(folder: Path) -> tuple[str, str]:
+    path, inputs = save_scripted(Carries(), folder, {"x": torch.randn(1, 8), "state": torch.randn(2, 1, 3)})
+    return str(path.rename(folder / "vad.jit")), str(inputs)
+
+
+def test_a_batch_that_stands_elsewhere_is_not_said_to_be_fixed_by_the_program(tmp_path: Path) -> None:
+    recipe = recipes.load(recipes.find(*saved_carries(tmp_path)))
+    said = "with dimension 0 of x as the batch, .* where the batch stands elsewhere, --dim batch=INPUT:AXIS names it"
+    with pytest.warns(UserWarning, match=said):
+        recipe.load("auto")
+
+
+def test_dimensions_of_torchscript_by_name(tmp_path: Path) -> None:
+    source = recipes.find(*saved_carries(tmp_path))
+    recipe = recipes.load(recipes.with_dims(source, ["batch=state:1", "batch=x:0", "samples=x:1:4..160"]))
+    assert recipe.sizes == {"samples": (4, 160), "batch": (1, 64)}
+    made = recipe.inputs(batch=3, samples=5)
+    assert (made["x"].shape, made["state"].shape) == ((3, 5), (2, 3, 3))
+    with torch.no_grad():
+        assert recipe.load("auto")(**made)[1].shape == (2, 3, 3)
+    with pytest.raises(RecipeError, match="no input has that dimension") as raised:
+        recipes.load(recipes.with_dims(source, ["batch=hidden:0"]))
+    assert "x with 2, state with 3" in raised.value.remedy
+
+
+def test_dimensions_of_an_exported_program_by_name(tmp_path: Path) -> None:
+    batch = Dim("batch", min=1, max=9)
+    path = save_exported(
+        tmp_path / "m.pt2", Tokens(), (*ids_and_mask().values(),), ({0: batch, 1: Dim.AUTO}, {0: batch, 1: Dim.AUTO})
+    )
+    source = recipes.find(str(path))
+    recipe = recipes.load(recipes.with_dims(source, ["length=mask:1:3..20", "rows=ids:0"]))
+    assert recipe.sizes == {"rows": (1, 9), "length": (3, 20)}
+    assert recipe.inputs(rows=2, length=6)["ids"].shape == (2, 6)
+    for dim, message in (
+        ("rows=ids:0:1..10", "the program takes 1 to 9 there"),
+        ("rows=x:0", "no input has that dimension"),
+    ):
+        with pytest.raises(RecipeError, match=message):
+            recipes.load(recipes.with_dims(source, [dim]))
+    with pytest.raises(RecipeError, match="two sizes of the program would be batch"):
+        recipes.load(recipes.with_dims(source, ["batch=ids:1"]))
+    fixed = save_exported(tmp_path / "fixed.pt2", Constant(), (torch.randn(3, 4),), None)
+    with pytest.raises(RecipeError, match="dimension 0 of x is fixed at 3 there"):
+        recipes.load(recipes.with_dims(recipes.find(str(fixed)), ["batch=x:0"]))
+
+
+def test_dimensions_of_a_contract_by_another_name(made_bundle: Path) -> None:
+    source = recipes.find(str(made_bundle / "trace.pt"))
+    recipe = recipes.load(recipes.with_dims(source, ["rows=mask:0:2..3"]))
+    assert recipe.sizes == {"rows": (2, 3), "sequence": (1, 6)}
+    assert recipes.example_sizes(recipe.inputs)["rows"] in (2, 3)
+    assert recipe.inputs(rows=3)["ids"].shape[0] == 3
+    with pytest.raises(RecipeError, match="the program takes 1 to 4 there"):
+        recipes.load(recipes.with_dims(source, ["rows=mask:0:2..5"]))
 
 
 @pytest.mark.parametrize(
@@ -221,7 +287,7 @@ def test_ranges_and_names_of_an_exported_program(tmp_path: Path) -> None:
 
 def test_an_unbounded_batch_is_capped(tmp_path: Path) -> None:
     path = save_exported(tmp_path / "m.pt2", Constant(), (torch.randn(3, 4),), ({0: Dim("batch", min=1)},))
-    assert load(path).sizes == {"batch": (1, _saved_exported.LARGEST_BATCH)}
+    assert load(path).sizes == {"batch": (1, LARGEST_BATCH)}
 
 
 class Nested(nn.Module):
@@ -308,20 +374,20 @@ class Weighted(Rows):
 
 def test_integers_and_masks_are_repeated() -> None:
     ids = torch.tensor([[5, 9, 2]])
-    assert _saved_inputs.like(ids, [2, 5]).tolist() == [[5, 9, 2, 5, 9]] * 2
-    assert _saved_inputs.like(ids, [1, 2]).tolist() == [[5, 9]]
+    assert examples.like(ids, [2, 5]).tolist() == [[5, 9, 2, 5, 9]] * 2
+    assert examples.like(ids, [1, 2]).tolist() == [[5, 9]]
     mask = torch.tensor([[0.0, -math.inf]])
-    assert _saved_inputs.like(mask, [1, 3]).tolist() == [[0.0, -math.inf, 0.0]]
-    assert _saved_inputs.like(torch.tensor([True, False]), [3]).tolist() == [True, False, True]
+    assert examples.like(mask, [1, 3]).tolist() == [[0.0, -math.inf, 0.0]]
+    assert examples.like(torch.tensor([True, False]), [3]).tolist() == [True, False, True]
 
 
 def test_floating_tensors_are_drawn_anew_like_the_example() -> None:
     example = torch.rand(64, 64) + 3
     torch.manual_seed(0)
-    first = _saved_inputs.like(example, [64, 128])
+    first = examples.like(example, [64, 128])
     torch.manual_seed(0)
-    assert torch.equal(first, _saved_inputs.like(example, [64, 128]))
-    assert not torch.equal(first, _saved_inputs.like(example, [64, 128]))
+    assert torch.equal(first, examples.like(example, [64, 128]))
+    assert not torch.equal(first, examples.like(example, [64, 128]))
     assert first.dtype == torch.float32
     assert abs(float(first.mean() - example.mean())) < 0.02
     assert abs(float(first.std() - example.std())) < 0.05
@@ -329,8 +395,8 @@ def test_floating_tensors_are_drawn_anew_like_the_example() -> None:
 
 
 def test_sizes_that_have_no_elements() -> None:
-    assert _saved_inputs.like(torch.empty(0, 3), [2, 3]).shape == (2, 3)
-    assert _saved_inputs.like(torch.ones(2, dtype=torch.int64), [0]).shape == (0,)
+    assert examples.like(torch.empty(0, 3), [2, 3]).shape == (2, 3)
+    assert examples.like(torch.ones(2, dtype=torch.int64), [0]).shape == (0,)
 
 
 # Files that are no programs.

@@ -6,6 +6,12 @@ from exporter.causes._cause import Cause
 
 CAUSES = (
     Cause(
+        "exporter-itself",
+        (r"exporter itself failed",),
+        "This is a bug of exporter's, and nothing that the model does wrong",
+        "report it, with the log; another target may do meanwhile",
+    ),
+    Cause(
         "no-compiler",
         (r"InvalidCxxCompiler|No working C\+\+ compiler", r"there is no C\+\+ compiler"),
         "There is no C++ compiler, which compile needs",

@@ -117,8 +117,22 @@ model_options = _options.together(
         "--inputs",
         "inputs_file",
         type=click.Path(exists=True, dir_okay=False),
-        help="Dict of tensors from torch.save, instead of the recipe's inputs: every size is then fixed. Of a saved "
-        "program (.pt, .pt2) it is the example: what the program leaves dynamic stays so.",
+        help="Dict of tensors from torch.save, instead of the recipe's inputs: every size is then fixed but for those "
+        "of --dim. Of a saved program it is the example: what the program leaves dynamic stays so.",
+    ),
+    click.option(
+        "--dim",
+        "dims",
+        multiple=True,
+        metavar="NAME=INPUT:AXIS[:MIN..MAX]",
+        help="Name a dimension of a saved program or of --inputs, as batch=state:1 or samples=x:1:256..16000: it is "
+        "dynamic then, and moves with all others of that name; may be repeated.",
+    ),
+    click.option(
+        "--leave-out",
+        multiple=True,
+        metavar="OUTPUT",
+        help="Output that no artifact is to give, with all in it, as past_key_values; may be repeated.",
     ),
     click.option("--task", default="", help="For hf:ID: the task whose model class is taken, as fill-mask."),
     click.option("--seed", type=int, default=0, show_default=True, help="Seed of random weights."),
@@ -175,6 +189,8 @@ def choose_source(model: str, options: dict[str, Any]) -> Source:
 
     inputs_file = str(Path(options["inputs_file"]).resolve()) if options["inputs_file"] else ""
     source = recipes.find(model, inputs_file, options["task"])
+    source = recipes.with_dims(source, options["dims"])
+    source = dataclasses.replace(source, leave_out=tuple(options["leave_out"]))
     if not options["checkpoint"]:
         if options["allow_partial"]:
             raise UsageError("--allow-partial says nothing without --checkpoint", "leave it out, or give a checkpoint")

@@ -119,7 +119,7 @@ def command(model: str, targets_text: str, device: str | None, out: Path | None,
     """Export MODEL to every target, check parity, measure latency, and print the table.
 
     MODEL is a recipe's name (see `exporter models`), path/to/file.py:NAME, hf:ID[@REVISION] or hf:FOLDER,
-    torchvision:NAME, timm:NAME, or a saved program: TorchScript (.pt) or an ExportedProgram (.pt2).
+    torchvision:NAME, timm:NAME, or a saved program under any name: TorchScript or an ExportedProgram.
 
     Exit codes: 0 all passed, 1 a variant failed or lost parity, 2 cannot be done as asked, 130 interrupted.
     """

@@ -28,5 +28,5 @@ def _findings(name: str, subject: Subject) -> list[Finding]:
         findings: list[Finding] = importlib.import_module(f"exporter.explain.{name}").examine(subject)
     except Exception as error:  # torch raises whatever it meets; that is what the section has to say
         traceback.print_exc()
-        return [failure(places.summary(error), name)]
+        return [failure(places.own(error) or places.summary(error), name)]
     return findings

@@ -16,7 +16,7 @@ import torch
 from torch.jit._trace import TracerWarning
 from torch.overrides import TorchFunctionMode
 
-from exporter import places
+from exporter import experts, places
 from exporter.explain import Finding
 from exporter.explain.subject import Subject
 from exporter.flattening import Tensors
@@ -95,7 +95,7 @@ def trace(module: torch.nn.Module, inputs: Tensors) -> Traced:
         if issubclass(category, TracerWarning):
             traced.warned.setdefault(places.here(), str(message).partition(". ")[0].partition(" might cause")[0])
 
-    with warnings.catch_warnings(), torch.no_grad(), _Conversions(traced.numbers):
+    with warnings.catch_warnings(), torch.no_grad(), _Conversions(traced.numbers), experts.dense(module):
         warnings.simplefilter("always")
         warnings.showwarning = hear
         traced.module = torch.jit.trace(module, inputs, strict=False, check_trace=False)

@@ -119,6 +119,7 @@ class Interpreter(torch.nn.Module):
         for name, value in lifted.state.items():
             _register(self, name, value.clone() if isinstance(value, torch.Tensor) else value, False)
         self._names = tuple(_register(self, name, t, name in lifted.parameters) for name, t in lifted.tensors.items())
+        self._program = (scripted,)  # now that names are given: it answers for what is not found here
         self.eval()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -142,9 +143,42 @@ class Interpreter(torch.nn.Module):
         made = type(self).__new__(type(self))
         memo[id(self)] = made
         shared = {name: vars(self)[name] for name in ("arguments", "_block", "_function")}
+        if not self._stateful:
+            shared["_program"] = self._program
         made.__dict__ |= {name: copy.deepcopy(value, memo) for name, value in vars(self).items() if name not in shared}
         made.__dict__ |= shared
         return made
+
+    @property
+    def renamed(self) -> bool:
+        """Whether the program's arguments or outputs have other names here."""
+        schema: Any = self._program[0]._c._get_method("forward").schema
+        return bool(self.outputs) or [a.name for a in schema.arguments[1:]] != [a.name for a in self.arguments]
+
+    def program(self) -> torch.jit.ScriptModule:
+        """The program as it came, with the weights that this module has."""
+        scripted = self._program[0]
+        if not self._stateful:
+            device = next((tensor.device for tensor in self.state_dict().values()), torch.device("cpu"))
+            scripted = copy.deepcopy(scripted).to(device)
+            scripted.load_state_dict(self.state_dict(), strict=False)
+        return scripted
+
+    def __getattr__(self, name: str) -> Any:
+        """What this module lacks, as the program has it: for code that asks for more than an answer."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            program = self.__dict__.get("_program")
+            if program is None or name.startswith("_") or not hasattr(program[0], name):
+                raise
+        found = getattr(program[0], name)
+        if callable(found) and torch.compiler.is_compiling():
+            raise ExportError(
+                f"the code calls {name} of a TorchScript module, of which only forward can be followed",
+                "ship trace or script, or export the module that it was made from",
+            )
+        return found
 
     def _named(self, result: Any) -> Any:
         if not self.outputs:
@@ -204,6 +238,26 @@ class Interpreter(torch.nn.Module):
             dtype = self._weights()[self._witness].dtype if self._witness is not None else torch.get_default_dtype()
             followed.append(graphs.DOUBLE if dtype == torch.float64 else graphs.SINGLE)
         return followed
+
+
+def taken_over(model: torch.nn.Module) -> torch.nn.Module:
+    """The model with every TorchScript module, itself or within it, as an Interpreter."""
+    if isinstance(model, torch.jit.ScriptModule):
+        return Interpreter(_at_rest(model))
+    known: dict[int, Interpreter] = {}
+    for parent in list(model.modules()):
+        for name, child in () if isinstance(parent, torch.jit.ScriptModule) else list(parent.named_children()):
+            if isinstance(child, torch.jit.ScriptModule):
+                if id(child) not in known:
+                    known[id(child)] = Interpreter(_at_rest(child))
+                parent._modules[name] = known[id(child)]
+    return model
+
+
+def _at_rest(scripted: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
+    for parameter in scripted.parameters():
+        parameter.requires_grad_(False)
+    return scripted.eval()
 
 
 def _function(graph: Any) -> Any:

@@ -35,7 +35,10 @@ def key(request: Request) -> str:
     source = request.source
     facts = {
         "request": {k: v for k, v in dataclasses.asdict(request).items() if k not in LEFT_OUT},
-        "source": [*_named(source), source.task, source.allow_partial],
+        "source": [
+            *(*_named(source), source.task, source.allow_partial),
+            *(sorted(map(str, source.dims)), sorted(source.leave_out)),
+        ],
         "files": [[_hash(path) for path in files] for files in _files(request)],
         "environment": _environment(),
     }

@@ -142,6 +142,8 @@ class _Model:
         source: recipes.Source = self._or_error(
             "model", recipes.find, self.own["model"], inputs, self.own.get("task", "")
         )
+        source = self._or_error("dims", recipes.with_dims, source, self.own.get("dims", ()))
+        source = replace(source, leave_out=tuple(self.own.get("leave_out", ())))
         if not (checkpoint := self._file("checkpoint")):
             return source
         if self.all.get("weights") == "pretrained":

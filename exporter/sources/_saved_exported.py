@@ -14,22 +14,23 @@ import torch
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 
-from exporter import bridge
+from exporter import bridge, examples
+from exporter.contract import nearest
+from exporter.dimensions import LARGEST, LARGEST_BATCH, NamedDim
 from exporter.errors import ExportError, RecipeError
-from exporter.flattening import output_leaves
+from exporter.examples import Dim, Inputs, Leaf
+from exporter.flattening import flatten_inputs, output_leaves
 from exporter.interpreter import Interpreter
-from exporter.recipes import FunctionRecipe, Recipe
-from exporter.records import Contract
+from exporter.recipes import FunctionRecipe, Recipe, Source
+from exporter.records import Contract, Range
 from exporter.sources import _saved_files
-from exporter.sources._saved_inputs import Dim, Inputs, Leaf, of_golden
+from exporter.sources._saved_inputs import of_golden
 from exporter.sources._saved_scripted import said
 
 UNBOUNDED = 2**31
-LARGEST_BATCH = 64  # where a first dimension has no upper bound
-LARGEST = 512  # where any other has none
 
 
-def recipe(path: Path, contract: Contract | None, inputs_file: str) -> Recipe:
+def recipe(path: Path, contract: Contract | None, source: Source) -> Recipe:
     """The recipe of a `.pt2`. A contract gives names and may narrow ranges; all else is in the program.
 
     RecipeError when torch cannot read it, and when --inputs are not what it takes.
@@ -37,11 +38,11 @@ def recipe(path: Path, contract: Contract | None, inputs_file: str) -> Recipe:
     program = _saved_files.load_exported(path)
     taken = _taken(program)
     model = _Exported(program, contract)
-    if inputs_file:
-        given = _given(model, taken, inputs_file)
+    if source.inputs_file:
+        given = _given(model, taken, source.inputs_file)
     else:
         given = (of_golden(contract, path) if contract else None) or _example(program, taken)
-    symbols = _symbols(program, taken, given, contract)
+    symbols = _named(_symbols(program, taken, given, contract), _dims(model, taken), source.dims)
     leaves = [
         Leaf(value, {axis: _follow(expression, symbols) for axis, expression in _moving(one.value)})
         for one, value in zip(taken, given, strict=True)
@@ -239,6 +240,35 @@ def _solve(expression: Any, symbol: Any, value: int, low: int, high: int) -> int
     if expression.free_symbols != {symbol}:
         return low
     return next((size for size in range(low, high + 1) if int(expression.subs(symbol, size)) == value), low)
+
+
+def _dims(model: _Exported, taken: Sequence[_Taken]) -> dict[str, list[Any]]:
+    """What each dimension of each tensor is, a number or an expression, by the names that the inputs have."""
+    leaves = [one.value if isinstance(one.value, torch.Tensor) else None for one in taken]
+    flat = flatten_inputs(model, model.by_name(leaves))
+    return {
+        name: [size if isinstance(size, int) else size.node.expr for size in tensor.shape]
+        for name, tensor in zip(flat.names, flat.tensors, strict=True)
+    }
+
+
+def _named(symbols: dict[Any, _Symbol], shapes: dict[str, list[Any]], dims: Sequence[NamedDim]) -> dict[Any, _Symbol]:
+    """The symbols with the names and ranges that the user gave."""
+    names: dict[Any, str] = {}
+    found = dict(symbols)
+    for dim in dims:
+        if dim.axis >= len(shapes.get(dim.input, ())):
+            raise examples.no_such(dim, {name: len(shape) for name, shape in shapes.items()})
+        size = shapes[dim.input][dim.axis]
+        if size not in found:
+            raise examples.not_free(dim, size if isinstance(size, int) else str(size))
+        if names.setdefault(size, dim.name) != dim.name:
+            raise examples.one_size(symbols[size].name, dim.name, names[size])
+        one = found[size]
+        bounds = examples.within(dim, Range(one.min, one.max)) if dim.bounds else Range(one.min, one.max)
+        found[size] = _Symbol(dim.name, nearest(one.size, bounds), bounds.min, bounds.max)
+    examples.require_distinct([one.name for one in found.values()])
+    return found
 
 
 def _follow(expression: Any, symbols: dict[Any, _Symbol]) -> Dim:

@@ -1,83 +1,60 @@
-"""Example inputs at any size, made from one example of which it is known how its dimensions follow the sizes."""
+"""Example inputs of a saved program that carries a contract."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from exporter import examples
 from exporter.contract import enforce, nearest
+from exporter.dimensions import NamedDim
 from exporter.errors import ContractError, RecipeError
+from exporter.examples import Dim, Leaf
 from exporter.expressions import Expression
 from exporter.flattening import specs
 from exporter.records import Contract, TensorSpec
 from exporter.sources import _saved_files
 
-Dim = Callable[[Mapping[str, int]], int]
 Bounds = dict[str, tuple[int, int, int]]  # (min, max, step)
 GOLDEN = "golden.pt"
-FEW = 2  # a floating tensor of so few values is a mask
 
 
-@dataclass(frozen=True)
-class Leaf:
-    """One of the inputs: a tensor, with the dimensions that follow sizes by their axis; or a constant."""
+def renamed(contract: Contract, dims: Sequence[NamedDim]) -> Contract:
+    """The contract with the user's names and ranges of dimensions. RecipeError for one that it does not leave free."""
+    names: dict[str, str] = {}
+    symbols = dict(contract.symbols)
+    for dim in dims:
+        spec = next((spec for spec in contract.inputs if spec.name == dim.input), None)
+        if spec is None or dim.axis >= len(spec.shape):
+            raise examples.no_such(dim, {spec.name: len(spec.shape) for spec in contract.inputs})
+        symbol = spec.shape[dim.axis]
+        if not isinstance(symbol, str) or symbol not in symbols:
+            raise examples.not_free(dim, symbol)
+        if names.setdefault(symbol, dim.name) != dim.name:
+            raise examples.one_size(symbol, dim.name, names[symbol])
+        if dim.bounds:
+            symbols[symbol] = examples.within(dim, symbols[symbol])
+    examples.require_distinct([names.get(name, name) for name in symbols])
 
-    example: Any
-    dims: Mapping[int, Dim] = field(default_factory=dict)
+    def rename(spec: TensorSpec) -> TensorSpec:
+        shape = []
+        for size in spec.shape:
+            expression = Expression.parse(size) if isinstance(size, str) else None
+            if expression is not None and expression.name in names:
+                size = str(dataclasses.replace(expression, name=names[expression.name]))
+            shape.append(size)
+        return dataclasses.replace(spec, shape=tuple(shape))
 
-    def at(self, sizes: Mapping[str, int]) -> Any:
-        """The example at other sizes."""
-        if not isinstance(self.example, torch.Tensor):
-            return self.example
-        shape = list(self.example.shape)
-        for axis, dim in self.dims.items():
-            shape[axis] = dim(sizes)
-        return like(self.example, shape)
-
-
-class Inputs:
-    """A recipe's `inputs`: takes every size as a keyword, with the example's own as its default."""
-
-    def __init__(self, leaves: Sequence[Leaf], rebuild: Callable[[list[Any]], Any], sizes: Mapping[str, int]) -> None:
-        self._leaves, self._rebuild, self._sizes = tuple(leaves), rebuild, dict(sizes)
-        self.__signature__ = inspect.Signature(
-            [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=size) for name, size in sizes.items()]
-        )
-
-    def __call__(self, **sizes: int) -> Any:
-        wanted = self._sizes | sizes
-        return self._rebuild([leaf.at(wanted) for leaf in self._leaves])
-
-
-def like(example: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """A tensor of another shape that is as valid an input as the example.
-
-    Integers, booleans and masks are the example's own, repeated or cut, so that indices stay inside what they index.
-    Other floating tensors are drawn anew, under the global seed, with the example's mean, spread and bounds.
-    """
-    if not example.is_floating_point() or _is_mask(example):
-        return _repeated(example, shape)
-    values = example.double()
-    drawn = torch.randn(tuple(shape), dtype=torch.float64) * values.std(correction=0) + values.mean()
-    return drawn.clamp(values.min(), values.max()).to(example.dtype)
-
-
-def _is_mask(example: torch.Tensor) -> bool:
-    return not bool(example.isfinite().all()) or example.unique().numel() <= FEW
-
-
-def _repeated(example: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    if not example.numel():
-        return torch.zeros(tuple(shape), dtype=example.dtype)
-    for axis, (size, old) in enumerate(zip(shape, example.shape, strict=True)):
-        if size != old:
-            example = example.index_select(axis, torch.arange(size) % old)
-    return example.clone()
+    return dataclasses.replace(
+        contract,
+        inputs=tuple(map(rename, contract.inputs)),
+        outputs=tuple(map(rename, contract.outputs)),
+        symbols={names.get(name, name): bounds for name, bounds in symbols.items()},
+    )
 
 
 def from_contract(contract: Contract, example: Sequence[torch.Tensor]) -> tuple[list[Leaf], dict[str, int], Bounds]:
@@ -93,7 +70,7 @@ def from_contract(contract: Contract, example: Sequence[torch.Tensor]) -> tuple[
     known = {name: bounds for name, bounds in contract.symbols.items() if name in sizes}
     return (
         leaves,
-        {name: sizes[name] for name in known},
+        {name: nearest(sizes[name], bounds) for name, bounds in known.items()},
         {name: (b.min, b.max, b.multiple_of) for name, b in known.items()},
     )
 

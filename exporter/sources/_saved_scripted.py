@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from exporter.dimensions import NamedDim
 from exporter.errors import RecipeError
-from exporter.flattening import output_leaves
+from exporter.examples import Inputs, with_dims
+from exporter.flattening import flatten_inputs, output_leaves
 from exporter.interpreter import Interpreter
-from exporter.recipes import FunctionRecipe, Recipe
+from exporter.recipes import FunctionRecipe, Recipe, Source, example_sizes
 from exporter.records import Contract
 from exporter.sources import _saved_files
-from exporter.sources._saved_inputs import Dim, Inputs, Leaf, example_for, from_contract
-
-BATCHES = (1, 64)
+from exporter.sources._saved_inputs import example_for, from_contract, renamed
 
 
-def recipe(path: Path, contract: Contract | None, inputs_file: str) -> Recipe:
+def recipe(path: Path, contract: Contract | None, source: Source) -> Recipe:
     """The recipe of a `.pt`. RecipeError when neither a contract nor --inputs tells what the program takes."""
     program = _saved_files.load_scripted(path)
     if contract is None:
-        return _from_inputs(path, Interpreter(program), inputs_file)
+        return _from_inputs(path, Interpreter(program), source)
     names = [spec.name for spec in contract.inputs]
     model = Interpreter(program, names, [spec.name for spec in contract.outputs])
-    leaves, sizes, bounds = from_contract(contract, example_for(contract, path, inputs_file))
+    example = example_for(contract, path, source.inputs_file)
+    leaves, sizes, bounds = from_contract(renamed(contract, source.dims), example)
     inputs = Inputs(leaves, lambda tensors: dict(zip(names, tensors, strict=True)), sizes)
     return FunctionRecipe(lambda weights: said(model, weights), inputs, bounds)
 
@@ -41,26 +42,28 @@ def said(model: torch.nn.Module, weights: str) -> torch.nn.Module:
     return model
 
 
-def _from_inputs(path: Path, model: Interpreter, inputs_file: str) -> Recipe:
+def _from_inputs(path: Path, model: Interpreter, source: Source) -> Recipe:
+    inputs_file = source.inputs_file
     taken = ", ".join(argument.name for argument in model.arguments)
     if not inputs_file:
         raise RecipeError(
             f"{path} does not say what its inputs are like, only their names: {taken}", _saved_files.HOW_TO_SAVE
         )
     given = _by_name(model, _saved_files.load_tensors(Path(inputs_file)), taken)
-    example, spec = pytree.tree_flatten(given)
-    grown, reason = _grown(model, example, spec)
-    dims: dict[int, Dim] = {0: lambda sizes: sizes["batch"]}
-    leaves = [Leaf(leaf, dims if grown and _is_batched(leaf, example) else {}) for leaf in example]
-    sizes = {"batch": grown - 1} if grown else {}
-    inputs = Inputs(leaves, lambda values: pytree.tree_unflatten(values, spec), sizes)
+    fixed = FunctionRecipe(functools.partial(said, model), lambda: given, {})
+    if source.dims:
+        return with_dims(fixed, model, source.dims)
+    guess = _first_dimensions(model, given)
+    recipe = with_dims(fixed, model, guess) if guess else fixed
+    reason = _why_fixed(model, given, recipe, guess)
+    if not reason:
+        return recipe
 
     def load(weights: str) -> torch.nn.Module:
-        if not grown:
-            warnings.warn(f"every size is fixed: {reason}", stacklevel=2)
+        warnings.warn(f"every size is fixed: {reason}", stacklevel=2)
         return said(model, weights)
 
-    return FunctionRecipe(load, inputs, {"batch": BATCHES} if grown else {})
+    return FunctionRecipe(load, lambda: given, {})
 
 
 def _by_name(model: Interpreter, given: Any, taken: str) -> dict[str, Any]:
@@ -77,31 +80,36 @@ def _by_name(model: Interpreter, given: Any, taken: str) -> dict[str, Any]:
     return named
 
 
-def _is_batched(leaf: Any, example: Sequence[Any]) -> bool:
-    """Whether its first dimension is as large as the first tensor's."""
-    first = next((other for other in example if isinstance(other, torch.Tensor) and other.dim()), None)
-    return isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and first is not None and len(leaf) == len(first)
+def _first_dimensions(model: Interpreter, given: Any) -> list[NamedDim]:
+    """The batch, where most programs have it: every first dimension that is as large as the first tensor's."""
+    flat = flatten_inputs(model, given)
+    sizes = {name: len(t) for name, t in zip(flat.names, flat.tensors, strict=True) if t.dim()}
+    return [NamedDim("batch", name, 0) for name, size in sizes.items() if size == next(iter(sizes.values()))]
 
 
-def _grown(model: Interpreter, example: Sequence[Any], spec: Any) -> tuple[int, str]:
-    """The batch after the example's, where the program takes it and its outputs follow; else 0, and why."""
-    batched = [leaf for leaf in example if _is_batched(leaf, example)]
-    if not batched:
-        return 0, "no input has a first dimension"
-    size = len(batched[0])
-    larger = [torch.cat([leaf, leaf[:1]]) if _is_batched(leaf, example) else leaf for leaf in example]
+def _why_fixed(model: Interpreter, given: Mapping[str, Any], recipe: Recipe, guess: Sequence[NamedDim]) -> str:
+    """Why the batch that was guessed is none; "" where the program takes the next one and its outputs follow."""
+    size = example_sizes(recipe.inputs).get("batch", 0)
+    tried = f"with dimension 0 of {' and '.join(dim.input for dim in guess)} as the batch,"
+    elsewhere = "where the batch stands elsewhere, --dim batch=INPUT:AXIS names it"
     with torch.no_grad():
         try:
-            before = [t.shape for t in output_leaves(model(**pytree.tree_unflatten(list(example), spec)))[1]]
+            before = model(**given)
         except Exception as error:
             raise RecipeError(f"the program does not run on --inputs: {_first_line(error)}", "save others") from error
+        if not guess:
+            return "no input has a dimension"
         try:
-            after = [t.shape for t in output_leaves(model(**pytree.tree_unflatten(larger, spec)))[1]]
+            after = model(**recipe.inputs(batch=size + 1))
         except Exception as error:  # whatever a program raises at a size that it was not made for
-            return 0, f"the program does not run at batch {size + 1}: {_first_line(error)}"
-    if before == after:
-        return 0, f"its outputs at batch {size + 1} are as large as at {size}"
-    return size + 1, ""
+            return f"{tried} the program does not run at batch {size + 1} ({_first_line(error)}); {elsewhere}"
+    if _shapes(before) == _shapes(after):
+        return f"{tried} its outputs at batch {size + 1} are as large as at {size}; {elsewhere}"
+    return ""
+
+
+def _shapes(output: Any) -> list[torch.Size]:
+    return [tensor.shape for tensor in output_leaves(output)[1]]
 
 
 def _first_line(error: Exception) -> str:

@@ -1,7 +1,8 @@
 """A program that was saved, as a model to export again: TorchScript (`.pt`) or an ExportedProgram (`.pt2`).
 
-What a file is, its content tells. Names, sizes and ranges are those of exporter's own contract where the file carries
-one; else an ExportedProgram's range constraints, or the batch that the tensors of --inputs have in common.
+What a file is, its content tells, whatever its name. Names, sizes and ranges are those of exporter's own contract where
+the file carries one; else an ExportedProgram's range constraints, or the batch that the tensors of --inputs have in
+common. --dim names them otherwise.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from exporter.recipes import Recipe, Source
 from exporter.records import Contract
 from exporter.sources import _saved_exported, _saved_files, _saved_scripted
 
-summary = "path/to/model.pt (TorchScript) or path/to/program.pt2 (ExportedProgram)"
+summary = "path/to/model.pt (TorchScript, under any name) or path/to/program.pt2 (ExportedProgram)"
 
 
 def recipe(name: str, source: Source) -> Recipe:
@@ -23,8 +24,8 @@ def recipe(name: str, source: Source) -> Recipe:
     kind = _saved_files.kind(path)
     contract = _contract(path)
     if kind == _saved_files.EXPORTED:
-        return _saved_exported.recipe(path, contract, source.inputs_file)
-    return _saved_scripted.recipe(path, contract, source.inputs_file)
+        return _saved_exported.recipe(path, contract, source)
+    return _saved_scripted.recipe(path, contract, source)
 
 
 def _contract(path: Path) -> Contract | None:

@@ -47,11 +47,12 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of deprecation, and of what torchvision's detectors return when scripted
         try:
-            whole, way, (ops, frozen) = True, "scripted natively", _native(program, path)
+            whole, (ops, frozen) = True, _native(program, path)
+            way = "TorchScript already" if _is_torchscript(program) else "scripted natively"
         except Exception as error:  # the compiler of TorchScript raises whatever it meets
             path.unlink(missing_ok=True)
             whole, (ops, frozen) = False, _bridged(program, path, error)
-            way = f"through the exported graph; torch.jit.script alone fails: {_first_line(error)}"
+            way = f"through the exported graph; {places.own(error) or _said(error)}"
     return Exported((way, *_unfrozen(frozen)), ops=ops, whole=whole)
 
 
@@ -70,13 +71,13 @@ def _native(program: Program, path: Path) -> tuple[tuple[str, ...], bool]:
     from exporter.flattening import output_leaves
 
     flat: Any = program.module
-    scripted = torch.jit.script(flat.model)
-    eager = copy.deepcopy(flat.model, {id(p): p for p in flat.model.parameters()})  # a run may change buffers
+    eager, own = (_copied(flat.model) for _ in range(2))  # a run may change buffers, and scripting submodules
+    scripted = own.program() if _is_torchscript(program) else torch.jit.script(own)
     args, kwargs = flat.example.rebuild(_inputs(program))
     with _seeded():
         output = eager(*args, **kwargs)
-    scripted = shell.wrap(scripted, flat.example.rebuild, len(program.contract.inputs), output)
-    names, wanted = output_leaves(output)
+    scripted = shell.wrap(scripted, flat.example.rebuild, len(program.contract.inputs), output, flat.leave_out)
+    names, wanted = output_leaves(output, flat.leave_out)
 
     def differences(outputs: Tensors) -> str:
         if len(outputs) != len(wanted):
@@ -86,6 +87,18 @@ def _native(program: Program, path: Path) -> tuple[tuple[str, ...], bool]:
         return f"{', '.join(different)} at the example is not what eager gives" if different else ""
 
     return _write(scripted, program, path, program.whole or program.contract, differences)
+
+
+def _is_torchscript(program: Program) -> bool:
+    """Whether the model is a TorchScript program under its own names: there is nothing to script."""
+    from exporter.interpreter import Interpreter
+
+    flat: Any = program.module
+    return isinstance(flat.model, Interpreter) and not flat.model.renamed
+
+
+def _copied(model: Any) -> Any:
+    return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
 
 
 def _inputs(program: Program) -> Tensors:
@@ -149,8 +162,13 @@ def _bridged(program: Program, path: Path, why: Exception) -> tuple[tuple[str, .
     except (ExportError, RuntimeError) as error:
         path.unlink(missing_ok=True)
         remedy = error.remedy if isinstance(error, ExportError) else ""
-        both = f"{places.message(error)}; torch.jit.script: {places.located(_first_line(why), why)}"
+        script = places.own(why) or f"torch.jit.script: {places.located(_first_line(why), why)}"
+        both = f"{places.message(error)}; {script}"
         raise ExportError(both, remedy) from error
+
+
+def _said(error: Exception) -> str:
+    return f"torch.jit.script alone fails: {_first_line(error)}"
 
 
 def _first_line(error: Exception) -> str:

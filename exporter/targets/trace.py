@@ -59,7 +59,9 @@ def _module(program: Program, options: Options) -> tuple[torch.nn.Module, tuple[
 def _trace(program: Program, module: torch.nn.Module) -> torch.jit.ScriptModule:
     import torch
 
-    with _forward_alone():
+    from exporter import experts
+
+    with _forward_alone(), experts.dense(module):
         traced: torch.jit.ScriptModule = torch.jit.trace(module, program.example, strict=False, check_trace=False)
     return traced
 
