@@ -121,13 +121,19 @@ def _export_somehow(
         return export(module, example, contract, named)
     except Exception as error:
         if "Constraints violated" not in str(error):
-            raise ExportError(f"torch.export: {places.summary(error)}") from error
+            raise ExportError(f"torch.export: {_checked(error)}{places.summary(error)}") from error
         violated = error
     free = {n: torch.export.Dim.AUTO(min=contract.symbols[n].min, max=contract.symbols[n].max) for n in named}
     for unnamed in (fixed.symbols(contract), set(named)):  # those that it fixed, or else all
         with contextlib.suppress(Exception):
             return export(module, example, contract, {n: free[n] if n in unnamed else named[n] for n in named})
     raise ExportError(f"torch.export: {places.summary(violated)}") from violated
+
+
+def _checked(error: BaseException) -> str:
+    """What asked for values of tensors, where the model does so only to raise."""
+    check = places.check_of(error) if "data-dependent" in str(error) else ""
+    return f"{check} on the values of tensors: " if check else ""
 
 
 def _export(

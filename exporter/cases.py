@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 from exporter import diagnosis, eager, places, precision, values
@@ -18,6 +19,7 @@ from exporter.records import Range, Tolerance
 CASE_OPERATIONS = 300e9  # floating-point operations of one case: some seconds in float64 on two cores
 CASE_BYTES = 100e6  # of one case's inputs
 RANDOM = "random numbers"
+PLAIN = (bool, int, float, str)
 
 Inputs = Callable[[Sizes, int], Tensors]  # at these sizes, from this seed
 
@@ -113,12 +115,27 @@ def _unsteady(module: torch.nn.Module, data: Tensors, outputs: Tensors, device: 
 
 
 def _state(module: torch.nn.Module) -> dict[str, tuple[int, int]]:
-    """What tells whether a buffer was changed or replaced, and whether random numbers were drawn."""
+    """What tells whether a buffer or attribute was changed or replaced, and whether random numbers were drawn."""
     state = {
         f"buffer {name.removeprefix('model.')}": (id(buffer), buffer._version)
         for name, buffer in module.named_buffers()
     }
-    return state | {RANDOM: (0, hash(torch.get_rng_state().numpy().tobytes()))}
+    attributes = {
+        f"attribute {f'{name}.'.removeprefix('model.').removeprefix('.')}{key}": (id(value), _print(value))
+        for name, inner in module.named_modules()
+        for key, value in vars(inner).items()
+        if not key.startswith("_") and not isinstance(value, torch.nn.Module)
+    }
+    return state | attributes | {RANDOM: (0, hash(torch.get_rng_state().numpy().tobytes()))}
+
+
+def _print(value: object) -> int:
+    """What changes with what a list or a dict holds: its numbers and texts, and which tensors of which version."""
+    leaves = (
+        (id(leaf), leaf._version if isinstance(leaf, torch.Tensor) else 0, leaf if isinstance(leaf, PLAIN) else None)
+        for leaf in pytree.tree_leaves(value)
+    )
+    return hash(tuple(leaves))
 
 
 def _why_unsteady(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]) -> str:
@@ -127,7 +144,7 @@ def _why_unsteady(before: dict[str, tuple[int, int]], after: dict[str, tuple[int
         return "the model draws random numbers"
     if changed:
         return f"the model changes its {', '.join(changed[:3])} at each call"
-    return "its kernels do not repeat themselves"
+    return "perhaps its kernels do not repeat themselves"
 
 
 class _Limit:

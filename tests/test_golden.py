@@ -122,6 +122,23 @@ def test_a_model_that_changes_with_each_call_is_told() -> None:
     assert findings.notes == (f"{diagnosis.UNSTEADY}: the model changes its buffer count at each call",)
 
 
+def test_a_model_that_remembers_in_attributes_is_told_by_their_names() -> None:
+    class Remembers(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.steps, self.history, self.scale = 0, [], 2.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.steps += 1
+            self.history.append(x.mean())
+            return x * self.scale + torch.stack(self.history).sum()
+
+    plan, tolerance = [({"batch": 2}, 0)], Tolerance(1e-4, 1e-5, 2.0)
+    _, findings = cases.make(Remembers(), lambda sizes, seed: (torch.ones(2, 3),), plan, {}, tolerance, "cpu")
+    told = "the model changes its attribute steps, attribute history at each call"
+    assert findings.notes == (f"{diagnosis.UNSTEADY}: {told}",)
+
+
 class Short(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + torch.ones(4, 4)[: x.shape[0]]

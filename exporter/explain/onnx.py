@@ -21,7 +21,9 @@ def examine(subject: Subject) -> list[Finding]:
     """Each operator that is missing, once, with the first line that uses it; and whether the older exporter stands in."""
     findings = _by_dynamo(subject)
     if findings[0].level == "bad" and _is_translated_by_the_older(subject):
-        stands_in = "torch's older exporter translates a trace of it; the golden tells whether it is right at other sizes"
+        stands_in = (
+            "torch's older exporter translates a trace of it; the golden tells whether it is right at other sizes"
+        )
         return [Finding("ok", stands_in), *(replace(one, level="note", remedy="") for one in findings)]
     return findings
 
