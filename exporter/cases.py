@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch.utils import _pytree as pytree
@@ -58,6 +59,25 @@ def make(
     names = tuple(f"{case.name} seed {case.seed}" if case.seed else case.name for case in cases)
     findings = Findings(names, kind, tolerance, _noise(cases[:planned]), not unsteady, tuple(dict.fromkeys(notes)))
     return Golden(cases, tolerance), findings
+
+
+def add_samples(
+    made: Golden, findings: Findings, module: torch.nn.Module, samples: Mapping[str, Tensors], device: str
+) -> tuple[Golden, Findings]:
+    """The golden with the recipe's own samples, by name, after the drawn cases; they are neither cut down nor tried."""
+    outputs = []
+    for name, data in samples.items():
+        with eager.naming(name):
+            outputs.append(eager.run(module, data, device))
+    references, kind = eager.references(module, list(samples.values()), outputs, device)
+    cases = tuple(
+        Case(name, 0, data, given, reference)
+        for (name, data), given, reference in zip(samples.items(), outputs, references, strict=True)
+    )
+    kind = findings.reference if not cases or kind == findings.reference else "eager"
+    return replace(made, cases=made.cases + cases), replace(
+        findings, cases=findings.cases + tuple(samples), samples=len(cases), reference=kind
+    )
 
 
 def _fitting(

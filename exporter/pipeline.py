@@ -15,12 +15,12 @@ from pathlib import Path
 
 from exporter import bundle, causes, disk, environment, latency, proof, provenance, publishing, targets
 from exporter.draft import Draft
-from exporter.errors import ExporterError, JobError, UsageError
+from exporter.errors import ExporterError, JobError, RecipeError, UsageError
 from exporter.isolate import BACKGROUND, EXPORTING, SIDE_BY_SIDE, Child, Zygote, Zygotes
 from exporter.job import Findings, Prepared
 from exporter.judging import Judging
 from exporter.listener import Listener
-from exporter.records import EAGER, GoldenRecord, Lifecycle, Manifest, VariantRecord
+from exporter.records import EAGER, GoldenRecord, Lifecycle, Manifest, MetricRecord, VariantRecord
 from exporter.request import Request
 
 
@@ -153,8 +153,24 @@ class _Run:
             findings.repeatable,
             findings.tolerances,
         )
-        self.draft.update(golden=golden, warnings=self.draft.manifest.warnings + findings.notes)
+        self.draft.update(
+            golden=golden,
+            warnings=self.draft.manifest.warnings + findings.notes,
+            metric=self._metric(findings),
+        )
         self.listener.stage(EAGER, "waiting")
+
+    def _metric(self, findings: Findings) -> MetricRecord | None:
+        """Eager's metric with the bounds asked for. RecipeError for bounds of what the recipe does not have."""
+        least, most_loss = self.request.min_metric, self.request.max_metric_loss
+        if findings.metric is not None:
+            return MetricRecord(findings.metric, findings.samples, least, most_loss)
+        if least is not None or most_loss is not None:
+            raise RecipeError(
+                "--min-metric and --max-metric-loss bound a metric, and the recipe has none",
+                "write metric(outputs, sample) and samples() in the recipe, or leave the bounds out",
+            )
+        return None
 
     def _export_and_maybe_check(self, variant: targets.Variant, prepared: Prepared, golden: Future[None]) -> None:
         record = self._export(variant, prepared)

@@ -117,9 +117,9 @@ def _kind_of_check(file: str, line: int) -> str:
     for node in ast.walk(tree):
         if isinstance(node, ast.Assert) and node.lineno <= line <= (node.end_lineno or 0):
             return "an assert"
-        if isinstance(node, ast.If) and node.test.lineno <= line <= (node.test.end_lineno or 0) and not node.orelse:
-            if all(isinstance(inner, ast.Raise) for inner in node.body):
-                return "a check that raises"
+        if isinstance(node, ast.If) and node.test.lineno <= line <= (node.test.end_lineno or 0):
+            raises = not node.orelse and all(isinstance(inner, ast.Raise) for inner in node.body)
+            return "a check that raises" if raises else ""
     return ""
 
 

@@ -11,7 +11,19 @@ from pathlib import Path
 
 import torch
 
-from exporter import capture, cases, contract, flattening, golden, operators, places, precision, targets
+from exporter import (
+    capture,
+    cases,
+    contract,
+    flattening,
+    golden,
+    operators,
+    places,
+    precision,
+    recipes,
+    samples,
+    targets,
+)
 from exporter.errors import ExportError
 from exporter.isolate import BACKGROUND, stand_back
 from exporter.job import Findings, Job, Prepared
@@ -62,11 +74,26 @@ def prepare(
     made, findings = cases.make(
         loaded.module, loaded.inputs, plan, loaded.symbols, _tolerance(found, *tolerance), device, points
     )
+    own = {one.name: one.inputs for one in _samples(loaded, found)}
+    made, findings = cases.add_samples(made, findings, loaded.module, own, device)
+    names = [spec.name for spec in found.outputs]
+    metric = samples.evaluate(loaded.recipe, [case.eager for case in golden.samples(made)], names)
     outputs = tuple(spec.dtype for spec in found.outputs)
     tolerances = {name: _asked(PRECISIONS[name], *tolerance) for name in precisions}
     others, notes = cases.in_precisions(made, loaded.module, tolerances, outputs, device)
     golden.save(replace(made, precisions=others), golden_path)
-    return replace(findings, notes=findings.notes + notes, tolerances=tolerances)
+    return replace(findings, notes=findings.notes + notes, tolerances=tolerances, metric=metric)
+
+
+def _samples(loaded: Loaded, found: Contract) -> list[samples.Sample]:
+    """The recipe's own inputs."""
+    return samples.read(loaded.recipe, loaded.module.example, loaded.module.model, found)
+
+
+def measure(channel: socket.socket, job: Job, outputs: Path, names: tuple[str, ...]) -> float | None:
+    """The recipe's metric of what a session gave for its samples, from the file that it wrote them to."""
+    server.configure(job.options)
+    return samples.evaluate(recipes.load(job.source), [tuple(one) for one in torch.load(outputs)], names)
 
 
 def _weights_used(asked: str, loaded: Loaded) -> str:
@@ -131,6 +158,11 @@ def _program(job: Job, prepared: Prepared, target: str) -> capture.Program:
     def make_module() -> torch.nn.Module:
         return precision.cast(loaded().module, chosen, tuple(spec.dtype for spec in prepared.contract.outputs))
 
+    def calibrating(sizes: dict[str, int], make: Callable[[int], flattening.Tensors]) -> list[flattening.Tensors]:
+        real = [one.inputs for one in _samples(loaded(), prepared.contract) if _fits(one, sizes, name)]
+        # Drawn ones too: the golden that judges has both.
+        return [tuple(t.to(job.options.device) for t in one) for one in real] + [make(seed) for seed in SAMPLES]
+
     def made(promised: Contract, sizes: dict[str, int], file: Path) -> capture.Program:
         def make(seed: int) -> flattening.Tensors:
             return tuple(t.to(job.options.device) for t in loaded().inputs(sizes, seed))
@@ -142,7 +174,7 @@ def _program(job: Job, prepared: Prepared, target: str) -> capture.Program:
             make_module,
             functools.partial(make, 0),
             shared,
-            make_samples=lambda: [make(seed) for seed in SAMPLES],
+            make_samples=lambda: calibrating(sizes, make),
         )
 
     stamped = replace(prepared.contract, target=target, precision=chosen)
@@ -153,6 +185,11 @@ def _program(job: Job, prepared: Prepared, target: str) -> capture.Program:
         for size in _entries(stamped)
     }
     return program
+
+
+def _fits(sample: samples.Sample, sizes: dict[str, int], specialized: str) -> bool:
+    """Whether an entry's own graph, or the only one, takes a sample."""
+    return not specialized or sample.sizes.get(specialized) == sizes[specialized]
 
 
 def export_variant(

@@ -121,9 +121,8 @@ class Chooses(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if (x < -9).any():  # here
-            raise ValueError("too small")
-        else:
-            return -x
+            x = x * 2
+        return -x
 
 
 class Rows(nn.Module):

@@ -29,7 +29,7 @@ def make(model: torch.nn.Module, *plan: tuple[int, int], whole: tuple[str, ...] 
     return cases.make(module, inputs, sizes, SYMBOLS, TOLERANCE, "cpu", whole)
 
 
-VALUES = tuple(f"batch=2 {change}" for change in ("zeros", "ones", "negative", "large"))
+VALUES = tuple(f"batch=2 {change}" for change in ("zeros", "ones", "negative", "large", "tiny"))
 
 
 def test_cases_hold_eager_and_its_float64() -> None:

@@ -66,7 +66,7 @@ CAUSES = (
         "too-coarse",
         (r"cosine -?[\d.]+, the least is", r"\d+ rows have lost their clear first"),
         "int8 is too coarse for this model, or was calibrated with inputs unlike the golden's",
-        "give real inputs (samples() of the recipe), or ship bf16 or fp16",
+        "give more real inputs (samples() of the recipe), or ship bf16 or fp16",
     ),
     # Dimensions that do not move as promised.
     Cause(

@@ -18,7 +18,7 @@ from exporter.explain.subject import Subject
 
 
 def examine(subject: Subject) -> list[Finding]:
-    """Each operator that is missing, once, with the first line that uses it; and whether the older exporter stands in."""
+    """Each operator that is missing, once, with its first line; and whether torch's older exporter stands in."""
     findings = _by_dynamo(subject)
     if findings[0].level == "bad" and _is_translated_by_the_older(subject):
         stands_in = (

@@ -78,10 +78,8 @@ def inputs(batch: int = 1) -> dict[str, torch.Tensor]:
 
 
 asserts, mixed, stars, eigenvalues, custom, narrow, breaks = Asserts, Mixed, Stars, Eigenvalues, Custom, Narrow, Breaks
-distances = Distances
-asserts_inputs = mixed_inputs = eigenvalues_inputs = distances_inputs = custom_inputs = narrow_inputs = (
-    breaks_inputs
-) = inputs
+distances, distances_inputs = Distances, inputs
+asserts_inputs = mixed_inputs = eigenvalues_inputs = custom_inputs = narrow_inputs = breaks_inputs = inputs
 
 
 def stars_inputs(batch: int = 1) -> tuple[torch.Tensor]:
