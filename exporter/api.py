@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 # Fields of Request that `export` takes as they are; of the others it has arguments of its own, or sets them.
 OPTIONS = frozenset((
     "device", "ranges", "sweep", "dynamic", "state", "weights", "seed", "threads", "time_budget", "timeout", "bench",
-    "memory_limit_gb", "rtol", "atol", "opset", "allow_cpu_fallback", "cuda_graphs", "fullgraph", "portable",
-    "ops_libs",
+    "memory_limit_gb", "rtol", "atol", "min_metric", "max_metric_loss", "opset", "allow_cpu_fallback", "cuda_graphs",
+    "fullgraph", "portable", "ops_libs",
 ))  # fmt: skip
 
 
@@ -85,7 +85,8 @@ def export(
         leave_out: names of outputs that no artifact is to give, as `["past_key_values"]`.
         options: as the command line's, by their names in `exporter.request.Request`: device (`cpu` when none is given,
             unlike the command line's), ranges, sweep, dynamic, state, weights, seed, threads, time_budget, timeout,
-            bench, memory_limit_gb, rtol, atol, opset, allow_cpu_fallback, cuda_graphs, fullgraph, portable, ops_libs.
+            bench, memory_limit_gb, rtol, atol, min_metric, max_metric_loss, opset, allow_cpu_fallback, cuda_graphs,
+            fullgraph, portable, ops_libs.
 
     Raises:
         UsageError: the request cannot be met; nothing was written.

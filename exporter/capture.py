@@ -163,7 +163,8 @@ def _export_somehow(
         return export(module, example, contract, named)
     except Exception as error:
         if "Constraints violated" not in str(error):
-            raise ExportError(places.blamed("torch.export", error)) from error
+            said = f"torch.export: {_checked(error)}"
+            raise ExportError(places.blamed(said.removesuffix(": "), error)) from error
         violated = error
     found.relaxed = True
     asked = specialization.rules(str(violated))
@@ -181,6 +182,12 @@ def _named(name: str, bounds: Range) -> Any:
     if step == 1:
         return torch.export.Dim(name, min=bounds.min, max=bounds.max)
     return step * torch.export.Dim(f"_{name}", min=sizes[0] // step, max=sizes[-1] // step)
+
+
+def _checked(error: BaseException) -> str:
+    """What asked for values of tensors, where the model does so only to raise."""
+    check = places.check_of(error) if "data-dependent" in str(error) else ""
+    return f"{check} on the values of tensors: " if check else ""
 
 
 def _export(

@@ -10,16 +10,17 @@ from dataclasses import replace
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from exporter import diagnosis, eager, places, precision, values
+from exporter import diagnosis, eager, places, precision, snapshot, values
 from exporter.contract import Sizes, describe
 from exporter.golden import Case, Golden, Precision, Tensors
 from exporter.job import Findings
 from exporter.records import Range, Tolerance
+from exporter.snapshot import Snapshot
 from exporter.state import alike
 
 CASE_OPERATIONS = 300e9  # floating-point operations of one case: some seconds in float64 on two cores
 CASE_BYTES = 100e6  # of one case's inputs
-NOT_TO_THE_BIT = "its kernels do not repeat themselves"
+NOT_TO_THE_BIT = "perhaps its kernels do not repeat themselves"
 HIDDEN = "perhaps it keeps state where none can be found: in a global, a closure, or an object of C++"
 
 Inputs = Callable[[Sizes, int], Tensors]  # at these sizes, from this seed
@@ -61,6 +62,25 @@ def make(
     names = tuple(f"{case.name} seed {case.seed}" if case.seed else case.name for case in cases)
     findings = Findings(names, kind, tolerance, noise(cases[:planned]), not unsteady, tuple(dict.fromkeys(notes)))
     return Golden(cases, tolerance), findings
+
+
+def add_samples(
+    made: Golden, findings: Findings, module: torch.nn.Module, samples: Mapping[str, Tensors], device: str
+) -> tuple[Golden, Findings]:
+    """The golden with the recipe's own samples, by name, after the drawn cases; they are neither cut down nor tried."""
+    outputs = []
+    for name, data in samples.items():
+        with eager.naming(name):
+            outputs.append(eager.run(module, data, device))
+    references, kind = eager.references(module, list(samples.values()), outputs, device)
+    cases = tuple(
+        Case(name, 0, data, given, reference)
+        for (name, data), given, reference in zip(samples.items(), outputs, references, strict=True)
+    )
+    kind = findings.reference if not cases or kind == findings.reference else "eager"
+    return replace(made, cases=made.cases + cases), replace(
+        findings, cases=findings.cases + tuple(samples), samples=len(cases), reference=kind
+    )
 
 
 def _fitting(
@@ -137,12 +157,14 @@ def in_precisions(
 
 def _unsteady(module: torch.nn.Module, data: Tensors, outputs: Tensors, device: str) -> str:
     """Why eager gives other outputs at a second call; "" when it repeats itself."""
-    numbers = torch.get_rng_state()
+    numbers, held = torch.get_rng_state(), Snapshot(module)
     again = eager.run(module, data, device)
     if all(_same(a, b) for a, b in zip(again, outputs, strict=True)):
         return ""
     if not torch.equal(numbers, torch.get_rng_state()):
         return "the model draws random numbers"
+    if changed := [snapshot.name(path).removeprefix("model.") for path in held.changes()]:
+        return f"the model changes its {', '.join(changed[:3])} at each call"
     return NOT_TO_THE_BIT if alike(again, outputs) else HIDDEN
 
 

@@ -148,12 +148,13 @@ def conclude(record: VariantRecord, sessions: tuple[SessionRecord, ...]) -> Vari
         )
     worst = max(judged, key=lambda p: (VERDICTS.index(p.verdict), p.max_abs or 0.0), default=None)
     reason = f"{diagnosis.with_place(failed.reason, record.warnings)} ({failed.session})" if failed else ""
+    int8 = causes.INT8 if record.quantized else ""
     return replace(
         record,
         status="failed" if failed else "passed",
         stage=failed.stage if failed else "done",
         reason=reason,
-        remedy=(failed.remedy or causes.remedy(reason, record.target)) if failed else "",
+        remedy=(failed.remedy or causes.remedy(reason, record.target) or int8) if failed else "",
         fixed=tuple(part for p in judged for part in p.reason.split("; ") if " is fixed at " in part)[:4],
         parity=replace(worst, parts=()) if worst else None,
         lifecycle=lifecycle,

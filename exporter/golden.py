@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -65,6 +66,11 @@ class Precision:
     tolerance: Tolerance
     eager: tuple[Tensors, ...] = ()
     without: tuple[str, ...] = ()
+
+
+def samples(golden: Golden) -> tuple[Case, ...]:
+    """The cases that are the recipe's own samples, in their order."""
+    return tuple(case for case in golden.cases if re.search(r" sample \d+$", case.name))
 
 
 def save(golden: Golden, path: Path) -> None:

@@ -76,3 +76,5 @@ class Findings:
     repeatable: bool
     notes: tuple[str, ...]
     tolerances: dict[str, Tolerance] = field(default_factory=dict)  # of other precisions than fp32
+    samples: int = 0  # how many of the recipe's own are among the cases, at their end
+    metric: float | None = None  # of eager's outputs for them

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from exporter import checks, diagnosis, latency
+from exporter import bundle, checks, diagnosis, latency, metrics
 from exporter.draft import Draft
-from exporter.errors import JobError
+from exporter.errors import ExporterError, JobError
 from exporter.isolate import BACKGROUND, Zygote
 from exporter.job import Job, Prepared
 from exporter.just_in_time import Live
@@ -48,6 +48,8 @@ class Judging:
             result, session = checks.watch_gpu_memory(watched, functools.partial(judge, open_session))
             if session is not None:
                 record = replace(record, notes=record.notes + session.notes)
+                if kind == "python" and self.draft.manifest.metric is not None:
+                    record = self._measure(record, session)
             if result.status == "passed" and record.artifact is None:
                 record = replace(record, companions=live.pack())
                 if record.companions and self.request.bench:
@@ -60,7 +62,25 @@ class Judging:
                 self.sessions[record.name, kind] = session
             elif session is not None:
                 session.close()
-        return self.draft.keep(checks.conclude(record, tuple(results)))
+        concluded = checks.conclude(record, tuple(results))
+        if self.draft.manifest.metric is not None:
+            concluded = metrics.hold(concluded, self.draft.manifest.metric)
+        return self.draft.keep(concluded)
+
+    def _measure(self, record: VariantRecord, session: Session) -> VariantRecord:
+        """With the recipe's metric of what the session gives for its samples; a note where that cannot be had."""
+        file = self.job.work / f"outputs-{bundle.stem(record.name)}.pt"
+        names = tuple(spec.name for spec in record.contract.outputs) if record.contract else ()
+        arguments = {"job": self.job, "outputs": file, "names": names}
+        log = self.folder / record.log
+        try:
+            session.outputs(file)
+            metric = self.zygote.run("metric", "exporter.steps:measure", arguments, log, self.request.timeout)
+        except ExporterError as error:
+            return replace(record, notes=(*record.notes, f"its metric is not known: {error}"))
+        finally:
+            file.unlink(missing_ok=True)
+        return replace(record, metric=metric)
 
     def _live(self, record: VariantRecord, prepared: Prepared) -> Live:
         variant = next((v for v in self.request.variants if v.name == record.name), None)

@@ -15,12 +15,12 @@ from pathlib import Path
 
 from exporter import bundle, causes, contract, disk, environment, latency, proof, provenance, publishing, targets
 from exporter.draft import Draft
-from exporter.errors import ExporterError, JobError, UsageError
+from exporter.errors import ExporterError, JobError, RecipeError, UsageError
 from exporter.isolate import BACKGROUND, EXPORTING, SIDE_BY_SIDE, Child, Zygote, Zygotes
 from exporter.job import Findings, Prepared
 from exporter.judging import Judging
 from exporter.listener import Listener
-from exporter.records import EAGER, GoldenRecord, Lifecycle, Manifest, VariantRecord
+from exporter.records import EAGER, GoldenRecord, Lifecycle, Manifest, MetricRecord, VariantRecord
 from exporter.request import Request
 
 
@@ -106,7 +106,7 @@ class _Run:
             prepared = self._prepared(child)
             for file in self.job.captures(prepared.contract):
                 file.unlink(missing_ok=True)
-                file.with_suffix(".txt").write_text(f"torch.export: {error}: see logs/prepare.log")
+                file.with_suffix(".txt").write_text(f"torch.export: {error}{_last_words(error)}")
             return child, prepared
 
     def _begin_to_prepare(self, capture_program: bool) -> Child:
@@ -153,8 +153,24 @@ class _Run:
             findings.repeatable,
             findings.tolerances,
         )
-        self.draft.update(golden=golden, warnings=self.draft.manifest.warnings + findings.notes)
+        self.draft.update(
+            golden=golden,
+            warnings=self.draft.manifest.warnings + findings.notes,
+            metric=self._metric(findings),
+        )
         self.listener.stage(EAGER, "waiting")
+
+    def _metric(self, findings: Findings) -> MetricRecord | None:
+        """Eager's metric with the bounds asked for. RecipeError for bounds of what the recipe does not have."""
+        least, most_loss = self.request.min_metric, self.request.max_metric_loss
+        if findings.metric is not None:
+            return MetricRecord(findings.metric, findings.samples, least, most_loss)
+        if least is not None or most_loss is not None:
+            raise RecipeError(
+                "--min-metric and --max-metric-loss bound a metric, and the recipe has none",
+                "write metric(outputs, sample) and samples() in the recipe, or leave the bounds out",
+            )
+        return None
 
     def _export_and_maybe_check(self, variant: targets.Variant, prepared: Prepared, golden: Future[None]) -> None:
         record = self._export(variant, prepared)
@@ -262,6 +278,12 @@ class _Run:
         return finished
 
 
+def _last_words(error: JobError) -> str:
+    """The last line that a job printed before it ended without a result."""
+    lines = [line.strip() for line in error.log.splitlines() if line.strip()]
+    return f", after it said: {causes.shorten(lines[-1])}" if lines else ", without a word (logs/prepare.log)"
+
+
 def _about_export(prepared: Prepared) -> tuple[str, ...]:
     return tuple(warning for warning in prepared.warnings if warning.startswith("torch.export "))
 
@@ -273,4 +295,5 @@ def _cost(variant: targets.Variant) -> int:
 
 def _failed(record: VariantRecord, stage: str, error: ExporterError) -> VariantRecord:
     reason, remedy = causes.describe(str(error), error.remedy, record.target)
+    remedy = remedy or (causes.INT8 if record.quantized or record.name.endswith("@int8") else "")
     return replace(record, status="failed", stage=stage, reason=reason, remedy=remedy)

@@ -5,8 +5,10 @@ A place is in the user's code, or in the library that the model comes from; neve
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib.util
+import linecache
 import re
 import sys
 import traceback
@@ -125,6 +127,30 @@ def place_of(error: BaseException) -> str:
     return ""
 
 
+def check_of(error: BaseException) -> str:
+    """`an assert` or `a check that raises`, where that is the statement in the model that an error comes from."""
+    for one in reversed(list(_chain(error))):
+        frames = _called(one)
+        if frames:
+            return _kind_of_check(frames[-1].filename, frames[-1].lineno or 0)
+    return ""
+
+
+def _kind_of_check(file: str, line: int) -> str:
+    """Of the statement that asks, at this line of a file that can be read."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError, RecursionError):
+        return ""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert) and node.lineno <= line <= (node.end_lineno or 0):
+            return "an assert"
+        if isinstance(node, ast.If) and node.test.lineno <= line <= (node.test.end_lineno or 0):
+            raises = not node.orelse and all(isinstance(inner, ast.Raise) for inner in node.body)
+            return "a check that raises" if raises else ""
+    return ""
+
+
 def here(within: str = "") -> str:
     """The innermost line of the running stack outside torch and exporter, that a function called `within` led to.
 
@@ -150,11 +176,15 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _last_frame(error: BaseException) -> str:
+    frames = _called(error)
+    return shown(frames[-1].filename, str(frames[-1].lineno)) if frames else ""
+
+
+def _called(error: BaseException) -> list[traceback.FrameSummary]:
+    """The frames in the model that an error went through, of what exporter called."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [i for i, frame in enumerate(frames) if _is_ours(frame.filename)]
-    called = frames[ours[-1] + 1 :] if ours else frames
-    places = [shown(f.filename, str(f.lineno)) for f in called if not _is_library(f.filename)]
-    return places[-1] if places else ""
+    return [f for f in (frames[ours[-1] + 1 :] if ours else frames) if not _is_library(f.filename)]
 
 
 def _place_of_node(error: BaseException) -> str:

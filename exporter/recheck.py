@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from exporter import bundle, checks, diagnosis, environment, latency, proof, targets
+from exporter import bundle, checks, diagnosis, environment, latency, metrics, proof, targets
 from exporter.errors import ArtifactError
 from exporter.isolate import Zygote
 from exporter.listener import Listener
@@ -92,11 +92,12 @@ class _Recheck:
             if not self._waits(record):
                 self.listener.done(checked[-1])
         warnings = (*self.evidence.notes, *_ahead(self.manifest.created, datetime.now(UTC)))
+        warnings += (metrics.NOT_AGAIN,) if self.manifest.metric else ()
         manifest = replace(self.manifest, variants=tuple(checked), warnings=warnings)
         return self._time(manifest, recorded) if self.how.time_budget else manifest
 
     def _check(self, record: VariantRecord, log: Path) -> VariantRecord:
-        record = replace(record, timings={}, sweep={}, notes=(), reason="", remedy="")
+        record = replace(record, timings={}, sweep={}, notes=(), reason="", remedy="", metric=None)
         if error := _altered(self.evidence, record):
             failed = replace(record, status="failed", stage="hash", sessions=(), parity=None)
             return replace(failed, reason=str(error), remedy=error.remedy)

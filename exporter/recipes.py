@@ -14,7 +14,7 @@ import inspect
 import pickle
 import pkgutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -30,11 +30,16 @@ if TYPE_CHECKING:
 WEIGHTS = ("auto", "pretrained", "random")
 SAVED = (".pt", ".pt2", ".pth", ".jit", ".ts", ".torchscript")  # usual names of saved programs; any other will do
 BUILT_IN = "exporter_models"
+OPTIONAL = ("samples", "metric")  # what a recipe may have
 ENTRY_POINTS = "exporter.models"
 
 
 class Recipe(Protocol):
-    """What a recipe offers: a module, a class or any object with these."""
+    """What a recipe offers: a module, a class or any object with these.
+
+    It may also have `samples()`, an iterable of real inputs in the form of inputs(), and `metric(outputs, sample)`, a
+    number (higher is better) for a dict of outputs by name and what samples() gave (`exporter.samples`).
+    """
 
     sizes: Mapping[str, tuple[int, ...]]  # (min, max) or (min, max, step)
 
@@ -183,7 +188,10 @@ def _as_recipe(found: Any, module: Any, source: Source) -> Recipe:
         except Exception as error:
             raise RecipeError(f"{source.attribute}() fails: {error}", "give an instance, or no arguments") from error
     if hasattr(found, "load") and hasattr(found, "inputs"):
-        return _with_inputs(found if hasattr(found, "sizes") else FunctionRecipe(found.load, found.inputs), source)
+        own: dict[str, Any] = {name: getattr(found, name, None) for name in OPTIONAL}
+        return _with_inputs(
+            found if hasattr(found, "sizes") else FunctionRecipe(found.load, found.inputs, **own), source
+        )
     if source.attribute and callable(found) and not hasattr(found, "load"):
         inputs = (
             _saved_inputs(Path(source.inputs_file))
@@ -196,7 +204,8 @@ def _as_recipe(found: Any, module: Any, source: Source) -> Recipe:
                 f"write {source.attribute}_inputs(batch=1, ...) beside it, or save a dict of tensors for --inputs",
             )
         sizes = None if source.inputs_file else getattr(module, f"{source.attribute}_sizes", None)
-        return FunctionRecipe(lambda weights: found(), inputs, sizes, chooses_weights=False)
+        own = {name: getattr(module, f"{source.attribute}_{name}", None) for name in OPTIONAL}
+        return FunctionRecipe(lambda weights: found(), inputs, sizes, chooses_weights=False, **own)
     missing = "inputs()" if hasattr(found, "load") else "load() and inputs()"
     raise RecipeError(
         f"{source.attribute or source.place} has no {missing}",
@@ -207,7 +216,8 @@ def _as_recipe(found: Any, module: Any, source: Source) -> Recipe:
 class FunctionRecipe:
     """A recipe made of functions. Without `sizes`, batch may go from 1 to 64, or to the example's, where there is one.
 
-    `chooses_weights` says whether `load` heeds what it is given.
+    `chooses_weights` says whether `load` heeds what it is given. `samples` and `metric` are there where the user has
+    them.
     """
 
     def __init__(
@@ -216,7 +226,10 @@ class FunctionRecipe:
         inputs: Callable[..., Any],
         sizes: Mapping[str, tuple[int, ...]] | None = None,
         chooses_weights: bool = True,
+        samples: Callable[[], Iterable[Any]] | None = None,
+        metric: Callable[[dict[str, torch.Tensor], Any], float] | None = None,
     ) -> None:
+        self.samples, self.metric = samples, metric
         self.load, self.inputs, self.chooses_weights = load, inputs, chooses_weights
         example = example_sizes(inputs).get("batch")
         defaults = {"batch": (1, max(64, example))} if example else {}
@@ -227,7 +240,8 @@ def _with_inputs(recipe: Recipe, source: Source) -> Recipe:
     """The recipe, with the inputs of the user's file where one is named: every size is fixed then."""
     if not source.inputs_file:
         return recipe
-    return FunctionRecipe(recipe.load, _saved_inputs(Path(source.inputs_file)), {})
+    own: dict[str, Any] = {name: getattr(recipe, name, None) for name in OPTIONAL}
+    return FunctionRecipe(recipe.load, _saved_inputs(Path(source.inputs_file)), {}, **own)
 
 
 def _saved_inputs(path: Path) -> Callable[[], Any]:

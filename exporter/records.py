@@ -296,6 +296,7 @@ class VariantRecord:
     sessions: tuple[SessionRecord, ...] = ()
     timings: dict[str, Timing] = field(default_factory=dict)
     sweep: dict[str, dict[str, Timing]] = field(default_factory=dict)  # timings by the point of the sweep
+    metric: float | None = None  # of its Python session
 
     @property
     def quantized(self) -> bool:
@@ -340,6 +341,16 @@ class GoldenRecord:
 
 
 @dataclass(frozen=True)
+class MetricRecord:
+    """The recipe's metric, higher is better: the mean over its samples of eager's outputs, and the bounds asked for."""
+
+    eager: float
+    samples: int
+    least: float | None = None
+    most_loss: float | None = None  # below eager's
+
+
+@dataclass(frozen=True)
 class Goal:
     """What the recommendation looks for, and the bounds that it keeps: p99 latency, size of all files, worst cosine."""
 
@@ -373,6 +384,7 @@ class Manifest:
     goal: Goal = field(default_factory=Goal)
     points: dict[str, dict[str, int]] = field(default_factory=dict)  # of a sweep, the example first
     baseline: str = EAGER
+    metric: MetricRecord | None = None
     schema: int = SCHEMA
 
     @property

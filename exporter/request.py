@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +40,8 @@ class Request:
     memory_limit_gb: float = 0.0
     rtol: float | None = None
     atol: float | None = None
+    min_metric: float | None = None
+    max_metric_loss: float | None = None
     opset: int | None = None
     allow_cpu_fallback: bool = False
     cuda_graphs: bool = False
@@ -64,6 +67,8 @@ class Request:
         """UsageError where it cannot be met."""
         if not all(tolerance is None or 0 <= tolerance <= LARGEST for tolerance in (self.rtol, self.atol)):
             raise UsageError("a tolerance is no finite number from 0 on", "give --rtol and --atol such, as 1e-3")
+        if not all(bound is None or math.isfinite(bound) for bound in (self.min_metric, self.max_metric_loss)):
+            raise UsageError("a bound of the metric is no finite number", "give --min-metric 0.9, as the metric counts")
         if "tf32" in self.precisions and self.device == "cpu":
             raise UsageError("tf32 is computed by NVIDIA's GPUs alone", "leave it out, or give --device cuda")
         if self.fullgraph and not any(map(targets.is_live, self.variants)):
@@ -128,7 +133,8 @@ class Request:
             words += ["--inputs", self.source.inputs_file]
         words += [word for dim in self.source.dims for word in ("--dim", str(dim))]
         words += [word for name in self.source.leave_out for word in ("--leave-out", name)]
-        for option, given in (("--rtol", self.rtol), ("--atol", self.atol), ("--opset", self.opset)):
+        metric = (("--min-metric", self.min_metric), ("--max-metric-loss", self.max_metric_loss))
+        for option, given in (("--rtol", self.rtol), ("--atol", self.atol), *metric, ("--opset", self.opset)):
             words += [] if given is None else [option, str(given)]
         words += ["--allow-cpu-fallback"] if self.allow_cpu_fallback else []
         words += ["--cuda-graphs"] if self.cuda_graphs else []

@@ -22,6 +22,8 @@ from exporter import (
     operators,
     places,
     precision,
+    recipes,
+    samples,
     sequences,
     targets,
 )
@@ -97,11 +99,15 @@ Tolerances = dict[str, Tolerance]
 def _make_cases(
     loaded: Loaded, found: Contract, plan: Plan, usual: Tolerance, others: Tolerances, device: str, whole: Points
 ) -> tuple[golden.Golden, Findings]:
-    """The golden of a model that keeps no state: a call for each case."""
+    """The golden of a model that keeps no state: a call for each case, and for each of the recipe's own samples."""
     made, findings = cases.make(loaded.module, loaded.inputs, plan, loaded.symbols, usual, device, whole)
+    own = {one.name: one.inputs for one in _samples(loaded, found)}
+    made, findings = cases.add_samples(made, findings, loaded.module, own, device)
+    names = [spec.name for spec in found.outputs]
+    metric = samples.evaluate(loaded.recipe, [case.eager for case in golden.samples(made)], names)
     outputs = tuple(spec.dtype for spec in found.outputs)
     precisions, notes = cases.in_precisions(made, loaded.module, others, outputs, device)
-    return replace(made, precisions=precisions), replace(findings, notes=findings.notes + notes)
+    return replace(made, precisions=precisions), replace(findings, notes=findings.notes + notes, metric=metric)
 
 
 def _make_sequences(
@@ -114,7 +120,22 @@ def _make_sequences(
     made, findings = sequences.make(calls, loaded.inputs, plan, loaded.symbols, usual, device, whole)
     outputs = tuple(spec.dtype for spec in found.outputs if not (outside and spec.name in loaded.module.state.names))
     precisions, notes = sequences.in_precisions(made, calls, others, outputs, device)
+    if getattr(loaded.recipe, "samples", None) is not None:
+        notes += ("samples() and metric() of the recipe are left out: they are for models that keep no state",)
     return replace(made, precisions=precisions), replace(findings, notes=findings.notes + notes)
+
+
+def _samples(loaded: Loaded, found: Contract) -> list[samples.Sample]:
+    """The recipe's own inputs; none for a model with state, whose calls are sequences."""
+    if found.state is not None:
+        return []
+    return samples.read(loaded.recipe, loaded.module.example, loaded.module.model, found)
+
+
+def measure(channel: socket.socket, job: Job, outputs: Path, names: tuple[str, ...]) -> float | None:
+    """The recipe's metric of what a session gave for its samples, from the file that it wrote them to."""
+    server.configure(job.options)
+    return samples.evaluate(recipes.load(job.source), [tuple(one) for one in torch.load(outputs)], names)
 
 
 def _weights_used(asked: str, loaded: Loaded) -> str:
@@ -214,6 +235,11 @@ def _program(job: Job, prepared: Prepared, target: str) -> capture.Program:
         outputs = contract.as_function(prepared.contract).outputs
         return precision.cast(loaded().module, chosen, tuple(spec.dtype for spec in outputs))
 
+    def calibrating(sizes: dict[str, int], make: Callable[[int], flattening.Tensors]) -> list[flattening.Tensors]:
+        real = [one.inputs for one in _samples(loaded(), prepared.contract) if _fits(one, sizes, name)]
+        # Drawn ones too: the golden that judges has both.
+        return [tuple(t.to(job.options.device) for t in one) for one in real] + [make(seed) for seed in SAMPLES]
+
     def made(promised: Contract, sizes: dict[str, int], file: Path) -> capture.Program:
         def make(seed: int) -> flattening.Tensors:
             return tuple(t.to(job.options.device) for t in loaded().arguments(prepared.contract, sizes, seed))
@@ -225,7 +251,7 @@ def _program(job: Job, prepared: Prepared, target: str) -> capture.Program:
             make_module,
             functools.partial(make, 0),
             shared,
-            make_samples=lambda: [make(seed) for seed in SAMPLES],
+            make_samples=lambda: calibrating(sizes, make),
         )
 
     whole = replace(prepared.contract, target=target, precision=chosen)
@@ -238,6 +264,11 @@ def _program(job: Job, prepared: Prepared, target: str) -> capture.Program:
         for size in _entries(stamped)
     }
     return program
+
+
+def _fits(sample: samples.Sample, sizes: dict[str, int], specialized: str) -> bool:
+    """Whether an entry's own graph, or the only one, takes a sample."""
+    return not specialized or sample.sizes.get(specialized) == sizes[specialized]
 
 
 def export_variant(

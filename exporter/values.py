@@ -18,6 +18,7 @@ CHANGES: dict[str, tuple[Change, Change]] = {
     "ones": (torch.ones_like, lambda t: t.amax().expand_as(t).clone() if t.numel() else t),
     "negative": (lambda t: -t.abs(), lambda t: t.flip(-1) if t.dim() else t),
     LARGE: (lambda t: t * 100, lambda t: t),
+    "tiny": (lambda t: t.clamp(-1, 1) * (torch.finfo(t.dtype).tiny / 2), lambda t: t),  # below the normal numbers
 }
 PERTURBATION, ROUNDINGS = 1e-6, 8  # relative: at most, and in units of the dtype's own rounding
 

@@ -73,6 +73,14 @@ def to_onnx(model: nn.Module, folder: Path) -> Path:
     return path
 
 
+def translated(model: nn.Module) -> None:
+    """By torch.onnx.export alone; its own reason is raised."""
+    try:
+        torch.onnx.export(torch.export.export(model, (X,), strict=False), (), dynamo=True, verbose=False)
+    except Exception as error:
+        raise onnx._cause(error) from None
+
+
 def traced(model: nn.Module, *example: torch.Tensor, **options: Any) -> torch.jit.ScriptModule:
     return torch.jit.trace(model, example or (X,), check_trace=False, **options)
 
@@ -94,6 +102,46 @@ def save_what_cannot_be_saved(folder: Path) -> None:
 class Branch(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x if x.sum() > 0 else -x  # here
+
+
+class Asserts(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert (x > -9).all(), "too small"  # here
+        return x
+
+
+class Raises(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if (x < -9).any():  # here
+            raise ValueError("too small")
+        return x
+
+
+class Chooses(nn.Module):
+    """Not a check: the branch has another side."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if (x < -9).any():  # here
+            x = x * 2
+        return -x
+
+
+class Rows(nn.Module):
+    """No number stands here."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([row * 2 for row in x])
+
+
+class Rolls(nn.Module):
+    """As PESTO does, by what a buffer says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.tensor(1.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.roll(-round(self.shift.item() * 2), -1)
 
 
 class Loop(nn.Module):
@@ -369,10 +417,14 @@ LEAF = torch.ones(4, requires_grad=True)
 SPRUNG = [
     Case("branch-on-values", "compile", lambda _: exported(Branch()), True),
     Case("branch-on-values", "compile", lambda _: torch.compile(Branch(), backend="eager", fullgraph=True)(X), True),
+    Case("branch-on-values", "compile", lambda _: exported(Chooses()), True),
+    Case("check-on-values", "compile", lambda _: exported(Asserts()), True),
+    Case("check-on-values", "onnx", lambda _: exported(Raises()), True),
     Case("number-from-values", "compile", lambda _: exported(Loop()), True),
     Case("size-from-values", "compile", lambda _: exported(Select()), True),
     Case("size-from-values", "onnx", lambda _: exported(Lengths(), torch.ones(2, 3, 4), torch.tensor([3, 2])), True),
     Case("dimension-fixed", "compile", lambda _: constrained(Fixed(), torch.ones(3, 4), batch=(1, 8))),
+    Case("dimension-fixed", "onnx", lambda _: constrained(Rows(), torch.ones(2, 4), batch=(1, 8))),
     Case("dimension-narrowed", "onnx", lambda _: constrained(Narrow(), torch.ones(3, 4), batch=(1, 8))),
     Case("dimensions-tied", "onnx", lambda _: constrained(Add(), X, X * 2, rows=(1, 8), lines=(1, 9))),
     Case("complex-numbers", "onnx", lambda folder: to_onnx(ComplexLogarithm(), folder), True),
@@ -381,6 +433,9 @@ SPRUNG = [
     Case("custom-operator-onnx", "onnx", lambda folder: to_onnx(CallsCustom(), folder), True),
     Case("custom-operator-onnx", "onnx", lambda _: load_onnx(small_onnx("Strange", "mine"))),
     Case("operator-not-in-opset", "onnx", lambda folder: to_onnx(Eigenvalues(), folder), True),
+    Case("mixed-dtypes-onnx", "onnx", lambda _: translated(Calls(lambda x: x.clamp(50, 8000.0)))),  # PyanNet
+    Case("mixed-dtypes-onnx", "onnx", lambda _: translated(Calls(lambda x: 1.0 - (x > 0).long()))),  # XLNet
+    Case("python-number-onnx", "onnx", lambda _: translated(Rolls())),
     Case("opset-too-new", "onnx", lambda _: load_onnx(small_onnx("Relu", opset=99))),
     Case("no-onnxruntime-kernel", "onnx", float64_convolution),
     Case("custom-operator-not-registered", "trace", load_without_the_operator),
@@ -449,8 +504,12 @@ RECORDED = [
     ("custom-operator-not-registered", "trace.pt calls operators of torchvision, which are not registered; load"),
     # torch 2.11 on CUDA, of an LSTM.
     ("recurrent-on-gpu", "RuntimeError: cond_fn might be aliasing the input or the output!"),
+    # AOTInductor of PESTO's torch.view_as_complex; it takes long to get there.
+    ("complex-view", "RuntimeError: Tensor must have a last dimension with stride 1 (pesto/data.py:65)"),
     # Our own golden and parity.
     ("unsteady", "eager gives other values at a second run: the model draws random numbers; output at batch=2: 1.0"),
+    ("too-coarse", "output at batch=2: cosine 0.9771, the least is 0.995 (python)"),
+    ("too-coarse", "logits at batch=2: 3 rows have lost their clear first (native)"),
     ("not-a-number", "output at batch=2: NaN at [0, 0]: eager itself gives it (python)"),
     # torch.jit.trace of torch.cond; torch 2.11 is not itself afterwards.
     (
@@ -516,6 +575,24 @@ def test_every_cause_has_a_test() -> None:
     names = [cause.name for cause in causes.CAUSES]
     assert len(set(names)) == len(names)
     assert set(names) == {case.name for case in SPRUNG} | {name for name, _ in RECORDED}
+
+
+def test_a_cause_that_is_not_sure_says_perhaps(tmp_path: Path) -> None:
+    """Where torch tells that a dimension was fixed, and not by what."""
+    text = places.summary(spring(lambda _: constrained(Rows(), torch.ones(2, 4), batch=(1, 8)), tmp_path))
+    for cause in (causes.find(text, "onnx"), causes.find("batch is fixed at 2 (python)", "trace")):
+        assert cause is not None
+        assert " at 2, perhaps because" in cause.sentence
+
+
+@pytest.mark.parametrize("target", ["compile", "onnx", "export"])
+def test_what_torchscript_cannot_read_is_no_cause_elsewhere(target: str) -> None:
+    """torch's own operators say the same of a call that they do not take."""
+    text = "aten::sub() Expected a value of type 'Tensor' for argument 'self' but instead found type 'float'"
+    assert causes.find(text, target) is None
+    cause = causes.find(text, "script")
+    assert cause is not None
+    assert cause.name == "types"
 
 
 def test_an_unknown_message_has_no_cause() -> None:

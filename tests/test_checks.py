@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from exporter import checks, environment
-from exporter.records import SessionRecord
+from exporter import causes, checks, environment
+from exporter.records import Contract, SessionRecord, VariantRecord
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,16 @@ def test_memory_of_the_gpu(
     record, _ = checks.watch_gpu_memory(device, lambda: (SessionRecord("python", "passed"), None))
     assert record.gpu_mb == grown
     assert asked == [device] * len(said)
+
+
+@pytest.mark.parametrize(
+    ("reason", "remedy"),
+    [
+        ("y at batch=2: cosine 0.9, the least is 0.995", "samples() of the recipe"),
+        ("something that nobody has seen", causes.INT8),
+    ],
+)
+def test_a_quantized_variant_has_a_remedy(reason: str, remedy: str) -> None:
+    record = VariantRecord("onnx@int8", "onnx", "passed", contract=Contract("m", (), (), {}, precision="int8"))
+    found = checks.conclude(record, (SessionRecord("python", "failed", "check", reason),))
+    assert remedy in found.remedy

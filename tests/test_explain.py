@@ -154,6 +154,14 @@ def test_an_operator_that_onnx_lacks(say: Say) -> None:
     assert found.remedy
 
 
+def test_an_operator_that_the_older_exporter_has(say: Say) -> None:
+    stands_in, missing = say("onnx", "explained:distances")
+    assert (stands_in.level, missing.level) == ("ok", "note")
+    assert "older exporter" in stands_in.text
+    assert "_cdist_forward" in missing.text
+    assert "# older" in line(missing)
+
+
 def test_onnx_needs_the_exported_graph(say: Say) -> None:
     (found,) = say("onnx", "defects:branch")
     assert (found.level, found.text) == ("bad", "there is no exported graph to translate: see export")

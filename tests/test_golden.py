@@ -29,7 +29,7 @@ def make(model: torch.nn.Module, *plan: tuple[int, int], whole: tuple[str, ...] 
     return cases.make(module, inputs, sizes, SYMBOLS, TOLERANCE, "cpu", whole)
 
 
-VALUES = tuple(f"batch=2 {change}" for change in ("zeros", "ones", "negative", "large"))
+VALUES = tuple(f"batch=2 {change}" for change in ("zeros", "ones", "negative", "large", "tiny"))
 
 
 def test_cases_hold_eager_and_its_float64() -> None:
@@ -120,6 +120,23 @@ class Counter(torch.nn.Module):
 def test_a_model_that_changes_with_each_call_is_told() -> None:
     findings = make(Counter())[1]
     assert findings.notes == (f"{diagnosis.UNSTEADY}: the model changes its buffer count at each call",)
+
+
+def test_a_model_that_remembers_in_attributes_is_told_by_their_names() -> None:
+    class Remembers(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.steps, self.history, self.scale = 0, [], 2.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.steps += 1
+            self.history.append(x.mean())
+            return x * self.scale + torch.stack(self.history).sum()
+
+    plan, tolerance = [({"batch": 2}, 0)], Tolerance(1e-4, 1e-5, 2.0)
+    _, findings = cases.make(Remembers(), lambda sizes, seed: (torch.ones(2, 3),), plan, {}, tolerance, "cpu")
+    told = "the model changes its steps, history.0 at each call"
+    assert findings.notes == (f"{diagnosis.UNSTEADY}: {told}",)
 
 
 class Short(torch.nn.Module):

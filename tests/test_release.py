@@ -30,7 +30,7 @@ from test_pipeline import children, gone, wait_for
 from exporter import disk, environment, proof
 from exporter.errors import ArtifactError, BundleError, UsageError
 from exporter.listener import Listener
-from exporter.records import ArtifactRecord, Manifest, Parity, SessionRecord
+from exporter.records import ArtifactRecord, Manifest, MetricRecord, Parity, SessionRecord
 from exporter.release import executor, file, formats, gates, junit, keys, plan, run
 from exporter.release.plan import Gates, Step
 from exporter.request import Request
@@ -193,13 +193,17 @@ EXACT, NATIVE = Parity("exact", 0, 0, 1, 1, ""), SessionRecord("native", "passed
         (Gates(max_mb=1.2), False, 1.234567),
         (Gates(max_mb=1.3), True, 1.234567),
         (Gates(cpp=True), True, True),
+        (Gates(min_metric=0.95), True, 0.95),
+        (Gates(min_metric=0.96), False, 0.95),
+        (Gates(max_metric_loss=0.02), True, 0.01),
+        (Gates(max_metric_loss=0.005), False, 0.01),
     ],
 )
 def test_gates(wanted: Gates, passed: bool, measured: Any) -> None:
     """Of the faster session, but for what must run in C++; the speed-up by the lower end of its interval."""
-    record = variant(sessions=(NATIVE,), timings={"python": timing(4.0), "native": timing(5.0)})
+    record = variant(sessions=(NATIVE,), timings={"python": timing(4.0), "native": timing(5.0)}, metric=0.95)
     over = gates.measure(variant("onnx", 5.0))
-    first = gates.check(wanted, gates.measure(record, wanted.cpp), over)[0]
+    first = gates.check(wanted, gates.measure(record, wanted.cpp, MetricRecord(0.96, 3)), over)[0]
     assert (first.passed, first.measured) == (passed, pytest.approx(measured))
 
 
@@ -210,7 +214,17 @@ def test_the_parity_gate_allows_what_is_better(verdict: Any) -> None:
     assert one.passed == (verdict in ("exact", "rounding", "drift"))
 
 
-@pytest.mark.parametrize("wanted", [Gates(max_p99_ms=9), Gates(min_speedup=0.1), Gates(cpp=True), Gates("quantized")])
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        Gates(max_p99_ms=9),
+        Gates(min_speedup=0.1),
+        Gates(cpp=True),
+        Gates("quantized"),
+        Gates(min_metric=0.0),
+        Gates(max_metric_loss=9.0),
+    ],
+)
 def test_what_was_not_measured_does_not_pass(wanted: Gates) -> None:
     (one,) = gates.check(wanted, gates.measure(variant(median=None, parity=None)))
     assert not one.passed

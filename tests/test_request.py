@@ -45,6 +45,8 @@ def test_reproduce_asks_for_the_same_again(tmp_path: Path) -> None:
         memory_limit_gb=1.5,
         rtol=0.5,
         atol=0.25,
+        min_metric=0.9,
+        max_metric_loss=0.01,
         opset=18,
         allow_cpu_fallback=True,
         cuda_graphs=True,

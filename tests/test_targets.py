@@ -246,13 +246,91 @@ def test_onnx_where_the_optimiser_of_the_graph_fails(tmp_path: Path, monkeypatch
     target = targets.get("onnx")
     with monkeypatch.context() as bare:
         bare.setattr("exporter.targets.onnx._is_optimizers", lambda error: False)
-        with pytest.raises(ExportError, match="no attribute 'ndim'"):
-            target.export(program, tmp_path / "m.onnx", OPTIONS)
-    target.export(program, tmp_path / "m.onnx", OPTIONS)
+        (note,) = target.export(program, tmp_path / "m.onnx", OPTIONS).notes
+        assert "older exporter" in note
+        assert "no attribute 'ndim'" in note
+    (note,) = target.export(program, tmp_path / "m.onnx", OPTIONS).notes
+    assert note.endswith(", by torch's exporter of exported programs")
     run = target.load(tmp_path / "m.onnx", OPTIONS).run
     for size in (3, 6, 9):
         y = torch.randn(size, 2)
         assert torch.equal(run((y,))[0], model(y))
+
+
+class Distances(torch.nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.cdist(x[::2], y)
+
+
+class Guesses(torch.nn.Module):
+    """A branch on values that no capture follows."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.cdist(x[::2], y) if x.sum() > 0 else x[::2] @ y.T
+
+
+class Scripted(torch.nn.Module):
+    """TorchScript inside a module: torch.export takes none, and a trace keeps its branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.jit.script(Chooses())
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.inner(x[::2]) @ y.T
+
+
+class Chooses(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if bool(x.sum() > 0) else -x
+
+
+def _of_two(model: torch.nn.Module) -> Program:
+    """A program of two inputs, not captured for all, whose output's first dimension is an expression."""
+    torch.manual_seed(0)
+    example = (torch.rand(4, 3), torch.rand(5, 3))
+    module = FlatModule(model.eval(), flatten_inputs(model, example)).eval()
+    contract = Contract(
+        "of_two",
+        (TensorSpec("x", "float32", ("rows", 3)), TensorSpec("y", "float32", ("columns", 3))),
+        (TensorSpec("distances", "float32", ("(rows+1)//2", "columns")),),
+        {"rows": Range(2, 9), "columns": Range(2, 9)},
+    )
+    return Program(contract, "cpu", lambda: module, lambda: example, None)
+
+
+@pytest.mark.parametrize("model", [Distances(), Scripted()], ids=["not translated", "not captured"])
+def test_onnx_by_the_older_exporter_where_the_other_fails(model: torch.nn.Module, tmp_path: Path) -> None:
+    import onnx
+
+    target, program = targets.get("onnx"), _of_two(model)
+    note, *_ = target.export(program, tmp_path / "m.onnx", OPTIONS).notes
+    why = "torch.export: " if isinstance(model, Scripted) else "No ONNX function found"
+    assert re.match(rf"opset \d+, by torch's older exporter, from a trace, for the other fails: .*{why}", note)
+    run = target.load(tmp_path / "m.onnx", OPTIONS).run
+    for rows, columns, sign in ((2, 7, 1), (9, 2, 1), (5, 5, -1)):
+        x, y = sign * torch.rand(rows, 3), torch.rand(columns, 3)
+        with torch.no_grad():
+            torch.testing.assert_close(run((x, y))[0], model(x, y))
+    assert target.read_contract(tmp_path / "m.onnx") == program.contract
+    shape = onnx.load(str(tmp_path / "m.onnx")).graph.input[0].type.tensor_type.shape
+    assert [dim.dim_param or dim.dim_value for dim in shape.dim] == ["rows", 3]
+
+
+def test_onnx_takes_no_trace_that_values_decided(tmp_path: Path) -> None:
+    """torch.export's reason is the row's, with its line; the trace would be right on one side of the branch alone."""
+    with pytest.raises(ExportError, match=r"^torch\.export: .*data-dependent.*test_targets\.py:\d+"):
+        targets.get("onnx").export(_of_two(Guesses()), tmp_path / "m.onnx", OPTIONS)
+
+
+def test_onnx_that_both_exporters_refuse_names_the_first_reason_first(tmp_path: Path) -> None:
+    class Inverts(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x[::2] @ torch.linalg.inv(y.T @ y) @ y.T
+
+    refused = r"^torch\.onnx\.export: .*linalg_inv_ex.*; torch's older exporter: .*aten::linalg_inv' to ONNX"
+    with pytest.raises(ExportError, match=refused):
+        targets.get("onnx").export(_of_two(Inverts()), tmp_path / "m.onnx", OPTIONS)
 
 
 class Mixed(torch.nn.Module):

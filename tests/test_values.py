@@ -12,11 +12,14 @@ from exporter.records import Range, Tolerance
 def test_floats_change_and_indices_stay_within_what_they_held() -> None:
     ids, x, mask = torch.tensor([[3, 5, 4]]), torch.tensor([[-1.0, 2.0]]), torch.tensor([True, False])
     made = values.changed((ids, x, mask))
-    assert list(made) == ["zeros", "ones", "negative", "large"]
+    assert list(made) == ["zeros", "ones", "negative", "large", "tiny"]
     assert [t.tolist() for t in made["zeros"]] == [[[3, 3, 3]], [[0.0, 0.0]], [False, False]]
     assert [t.tolist() for t in made["ones"]] == [[[5, 5, 5]], [[1.0, 1.0]], [True, True]]
     assert [t.tolist() for t in made["negative"]] == [[[4, 5, 3]], [[-1.0, -2.0]], [False, True]]
     assert [t.tolist() for t in made["large"]] == [[[3, 5, 4]], [[-100.0, 200.0]], [True, False]]
+    assert made["tiny"][0].tolist() == [[3, 5, 4]]
+    assert [0 < abs(v) < torch.finfo(torch.float32).tiny for v in made["tiny"][1].flatten().tolist()] == [True, True]
+    assert made["tiny"][1].sign().tolist() == [[-1.0, 1.0]]
     assert {t.dtype for data in made.values() for t in data} == {torch.int64, torch.float32, torch.bool}
 
 

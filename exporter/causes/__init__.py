@@ -16,6 +16,7 @@ from exporter.causes import _code, _machine, _operators, _torchscript, _values
 from exporter.causes._cause import Cause
 from exporter.places import place
 
+INT8 = "ship bf16 or fp16, or int8 by another target"  # where nothing better is known of a quantized variant
 REASON = 320  # characters of a raw message that a reason keeps
 CAUSES: tuple[Cause, ...] = (
     *_values.CAUSES,
@@ -34,7 +35,8 @@ def find(text: str, target: str = "", python: tuple[int, ...] = sys.version_info
 
     On a Python that TorchScript does not support, what else is unknown there is laid to that.
     """
-    found = [(match.start(), cause, match) for cause, pattern in _COMPILED if (match := pattern.search(text))]
+    meant = [(cause, pattern) for cause, pattern in _COMPILED if not (target and cause.only) or target in cause.only]
+    found = [(match.start(), cause, match) for cause, pattern in meant if (match := pattern.search(text))]
     if found:
         _, cause, match = min(found, key=lambda one: one[0])
         words = {name: word or "" for name, word in match.groupdict().items()}

@@ -7,10 +7,14 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Cause:
-    """One cause. `sentence` says what in the model is in the way, `remedy` what to do; `remedies` are by target."""
+    """One cause. `sentence` says what in the model is in the way, `remedy` what to do; `remedies` are by target.
+
+    Where `only` names targets, it is none of another target's failures: words may be alike.
+    """
 
     name: str
     patterns: tuple[str, ...]
     sentence: str
     remedy: str
     remedies: dict[str, str] = field(default_factory=dict)
+    only: tuple[str, ...] = ()

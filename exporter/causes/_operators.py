@@ -52,6 +52,12 @@ CAUSES = (
         "write it with torch's own operators, or ship trace, script or compile and load its library (--ops-lib)",
     ),
     Cause(
+        "python-number-onnx",
+        (NO_ONNX + r"<(?:built-in )?function (?P<op>\w+)",),
+        "ONNX has no translation for Python's {op}() of a number that a call computes",
+        "make it when the module is built, or compute it with tensor operations; of sizes take // and %",
+    ),
+    Cause(
         "operator-not-in-opset",
         (
             NO_ONNX + r"<OpOverload\(op='(?P<op>[\w.]+)'",
@@ -59,6 +65,12 @@ CAUSES = (
         ),
         "ONNX has no translation for the operator {op} in this opset",
         "try a later --opset, write it with other operators, or ship another target",
+    ),
+    Cause(
+        "mixed-dtypes-onnx",
+        (r"Cannot find a compatible OpOverload for (?P<op>[\w.]+)",),
+        "torch's ONNX exporter has no {op} for this mixture of numbers, tensors and dtypes",
+        "give them one dtype there: x.float(), 50.0 instead of 50",
     ),
     Cause(
         "opset-too-new",
@@ -74,6 +86,12 @@ CAUSES = (
         ),
         "onnxruntime has no kernel for {op} with this dtype",
         "use float32 there, or ship another target",
+    ),
+    Cause(
+        "complex-view",
+        (r"Tensor must have a last dimension with stride 1",),
+        "The code views as complex numbers a tensor that a compiled graph lays out otherwise",
+        "write torch.complex(x[..., 0], x[..., 1]) instead of torch.view_as_complex(x)",
     ),
     Cause(
         "torchvision-mismatch",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from exporter.causes._cause import Cause
 
+BOTH = ("trace", "script")
+
 CAUSES = (
     Cause(
         "python-3.14",
@@ -26,6 +28,7 @@ CAUSES = (
         ),
         "TorchScript does not know the annotation {type}",
         "use Optional, Union, List, Dict and Tuple of typing, with tensors and plain types in them",
+        only=BOTH,
     ),
     Cause(
         "autograd-function",
@@ -57,6 +60,7 @@ CAUSES = (
         ),
         "TorchScript takes no *args, **kwargs or keyword-only arguments with defaults",
         "name every argument",
+        only=BOTH,
     ),
     Cause(
         "syntax",
@@ -68,6 +72,7 @@ CAUSES = (
         ),
         "TorchScript has no words for this Python ({what})",
         "write it more plainly, or move it out of forward",
+        only=BOTH,
     ),
     Cause(
         "attribute",
@@ -78,6 +83,7 @@ CAUSES = (
         ),
         "TorchScript cannot take {what} over from Python",
         "keep tensors, numbers and strings on the module, annotated, and no objects",
+        only=BOTH,
     ),
     Cause(
         "types",
@@ -90,6 +96,7 @@ CAUSES = (
         ),
         "TorchScript needs one type for each value, and here are two",
         "annotate what is not a Tensor; check Optional with `is not None` before use",
+        only=BOTH,
     ),
     Cause(
         "script-module",

@@ -32,6 +32,12 @@ CAUSES = (
         "keep it a tensor, or compute it from shapes",
     ),
     Cause(
+        "check-on-values",
+        (r"(?P<what>an assert|a check that raises) on the values of tensors: ",),
+        "The code has {what} on the values of tensors, which a graph cannot stop at",
+        "delete it, or check the inputs before the call",
+    ),
+    Cause(
         "branch-on-values",
         (
             GUARD,
@@ -56,11 +62,17 @@ CAUSES = (
         "Eager itself gives NaN, so that nothing tells what is right",
         "give inputs that the model is made for, or mend the model",
     ),
+    Cause(
+        "too-coarse",
+        (r"cosine -?[\d.]+, the least is", r"\d+ rows have lost their clear first"),
+        "int8 is too coarse for this model, or was calibrated with inputs unlike the golden's",
+        "give more real inputs (samples() of the recipe), or ship bf16 or fp16",
+    ),
     # Dimensions that do not move as promised.
     Cause(
         "dimension-baked",
         (r"(?<!export )\b(?P<dim>\w+) is fixed at (?P<size>\d+)",),
-        "The artifact holds {dim} at {size}: a loop or a number in Python followed the example",
+        "The artifact holds {dim} at {size}, perhaps because a loop or a number in Python followed the example",
         "write it with operations on whole tensors and sizes from x.shape, or ship a target that passes",
     ),
     Cause(
@@ -70,8 +82,8 @@ CAUSES = (
             r"\((?P<size>\d+)\)",
             CONSTRAINTS + r"because (?P<dim>\S+) was inferred to be a constant \((?P<size>\d+)\)",
         ),
-        "The code fixes {dim} at {size}",
-        "take the size from x.shape where the code has a number, or leave {dim} out of what is dynamic",
+        "torch.export holds {dim} at {size}, perhaps because of a loop over it, a number, or a size that stays",
+        "work on the whole tensor, take sizes from x.shape, or leave {dim} out of what is dynamic (--dynamic)",
     ),
     Cause(
         "dimensions-tied",
@@ -82,7 +94,7 @@ CAUSES = (
     Cause(
         "dimension-narrowed",
         (r"Constraints violated(?: \((?P<dim>[^)]*)\))?",),
-        "The code does not take every promised size of {dim}",
+        "torch.export finds that the code does not take every promised size of {dim}",
         "promise less (the constraint says how much), or change what the code asks of that size",
     ),
     Cause(

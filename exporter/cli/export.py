@@ -97,6 +97,12 @@ class TargetList(click.ParamType[str]):
 @click.option("--no-bench", is_flag=True, help="Export and check, but time nothing.")
 @click.option("--rtol", type=click.FloatRange(0), help="Relative tolerance of parity.  [default: by precision]")
 @click.option("--atol", type=click.FloatRange(0), help="Absolute tolerance of parity.  [default: by precision]")
+@click.option(
+    "--min-metric", type=float, help="Fail a variant whose metric, by the recipe's metric(outputs, sample), is less."
+)
+@click.option(
+    "--max-metric-loss", type=click.FloatRange(0), help="Fail a variant whose metric is less than eager's by more."
+)
 @click.option("--opset", type=click.IntRange(18), help="ONNX opset.  [default: torch's]")
 @click.option("--allow-cpu-fallback", is_flag=True, help="Let onnxruntime run on the CPU where CUDA was asked for.")
 @click.option(
@@ -183,6 +189,8 @@ def _request(model: str, targets_text: str, device: str | None, out: Path | None
         bench=not options["no_bench"],
         rtol=options["rtol"],
         atol=options["atol"],
+        min_metric=options["min_metric"],
+        max_metric_loss=options["max_metric_loss"],
         opset=options["opset"],
         allow_cpu_fallback=options["allow_cpu_fallback"],
         cuda_graphs=options["cuda_graphs"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from exporter.records import EAGER, VERDICTS, Timing, VariantRecord
+from exporter.records import EAGER, VERDICTS, MetricRecord, Timing, VariantRecord
 from exporter.release.plan import Gates
 from exporter.report.rows import number, size_of
 
@@ -23,6 +23,8 @@ class Measured:
     speedup_ci95: tuple[float, float] | None = None
     bytes: int = 0
     cpp: bool = False
+    metric: float | None = None
+    metric_loss: float | None = None  # against eager's
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,9 @@ class Check:
     text: str
 
 
-def measure(record: VariantRecord, cpp: bool = False) -> Measured:
-    """What gates look at of a variant; with `cpp`, of its C++ session alone."""
+def measure(record: VariantRecord, cpp: bool = False, metric: MetricRecord | None = None) -> Measured:
+    """What gates look at of a variant; with `cpp`, of its C++ session alone. `metric` is eager's."""
+    loss = metric.eager - record.metric if metric is not None and record.metric is not None else None
     session, timing = _fastest(record, cpp)
     return Measured(
         parity=record.parity.verdict if record.parity else "",
@@ -47,6 +50,8 @@ def measure(record: VariantRecord, cpp: bool = False) -> Measured:
         speedup_ci95=timing.speedup_ci95 if timing else None,
         bytes=sum(file.bytes for file in record.files),
         cpp=any(s.session == "native" and s.status == "passed" for s in record.sessions),
+        metric=record.metric,
+        metric_loss=loss,
     )
 
 
@@ -81,6 +86,13 @@ def check(gates: Gates, found: Measured, over: Measured | None = None) -> tuple[
     if gates.cpp:
         wanted = "it must run in C++ (exporter-run, which `make cpp` builds, runs .pt and .pt2)"
         checks.append(_check("cpp", True, found.cpp, found.cpp, wanted))
+    if gates.min_metric is not None:
+        kept = found.metric is not None and found.metric >= gates.min_metric
+        checks.append(_check("min_metric", gates.min_metric, found.metric, kept, f"at least {gates.min_metric:g}"))
+    if gates.max_metric_loss is not None:
+        kept = found.metric_loss is not None and found.metric_loss <= gates.max_metric_loss
+        wanted = f"at most {gates.max_metric_loss:g} less than eager's"
+        checks.append(_check("max_metric_loss", gates.max_metric_loss, found.metric_loss, kept, wanted))
     return tuple(checks)
 
 
@@ -102,5 +114,7 @@ def _said(gate: str, measured: str | float | bool | None) -> str:
         return "runs in C++" if measured else "does not run in C++"
     if isinstance(measured, str):
         return measured
+    if gate in ("min_metric", "max_metric_loss"):
+        return f"{measured:.4g}"
     units = {"max_p99_ms": f"{number(measured)} ms", "max_mb": size_of(round(measured * 1e6))}
     return units.get(gate, f"{number(measured)}x")

@@ -34,6 +34,8 @@ class Gates:
     over: str = EAGER
     max_mb: float | None = None
     cpp: bool = False
+    min_metric: float | None = None
+    max_metric_loss: float | None = None
 
 
 @dataclass(frozen=True)

@@ -117,5 +117,5 @@ def _row(step: Step, done: dict[str, Manifest], outcome: Outcome | None) -> Row:
         return Row(step, place, False, f"failed at {record.stage}: {record.reason}", record.remedy)
     baseline = done.get(step.beside(step.gates.over))
     over = measure(next(r for r in baseline.variants if r.name == step.gates.over)) if baseline else None
-    measured = measure(record, step.gates.cpp)
+    measured = measure(record, step.gates.cpp, done[step.name].metric if step.name in done else None)
     return Row(step, place, outcome is None, measured=measured, checks=check(step.gates, measured, over))

@@ -24,12 +24,15 @@ class Payback(NamedTuple):
 def headings(manifest: Manifest) -> tuple[str, ...]:
     """Of the columns."""
     against = VS + manifest.baseline
-    return "variant", "session", "median", "min…max", "runs", against, "parity", "size", "build"
+    metric = ("metric",) if manifest.metric else ()
+    return "variant", "session", "median", "min…max", "runs", against, "parity", *metric, "size", "build"
 
 
 def rows(manifest: Manifest) -> list[tuple[str, ...]]:
     """The cells under `headings` for each variant and session; one row for a variant that came to no session."""
-    return [_row(variant, session) for variant in manifest.variants for session in variant.sessions or (None,)]
+    return [
+        _row(variant, session, manifest) for variant in manifest.variants for session in variant.sessions or (None,)
+    ]
 
 
 def others(manifest: Manifest) -> list[list[tuple[str, ...]]]:
@@ -111,11 +114,17 @@ def _rate(manifest: Manifest, point: str, timing: Timing | None) -> str:
     return f"{number(timing.median_ms)} ms{'' if timing.stable else ' ~'}, {number(rate)}/s"
 
 
-def _row(variant: VariantRecord, session: SessionRecord | None) -> tuple[str, ...]:
+def _row(variant: VariantRecord, session: SessionRecord | None, manifest: Manifest) -> tuple[str, ...]:
     timing = variant.timings.get(session.session) if session else None
     name = variant.name + (f" [{session.provider}]" if session and session.provider else "")
     language = session.session if session else "-"
-    return name, language, *_latency(timing), _parity(variant, session), *_cost(variant)
+    metric = (_metric(variant, language),) if manifest.metric else ()
+    return name, language, *_latency(timing), _parity(variant, session), *metric, *_cost(variant)
+
+
+def _metric(variant: VariantRecord, session: str) -> str:
+    """Of the Python session, which is the one that it is computed for."""
+    return "-" if variant.metric is None or session != "python" else f"{variant.metric:.4g}"
 
 
 def _latency(timing: Timing | None) -> tuple[str, str, str, str]:
@@ -225,6 +234,10 @@ def heading(manifest: Manifest) -> list[str]:
             "eager in float64" if golden.reference == "float64" else "eager itself, which does not run in float64"
         )
         lines.append(f"parity over {len(golden.cases)} cases against {reference}, {tolerance}{noise}")
+    if metric := manifest.metric:
+        bounds = (("at least", metric.least), ("lost at most", metric.most_loss))
+        said = "".join(f", {words} {bound:g}" for words, bound in bounds if bound is not None)
+        lines.append(f"metric of eager {metric.eager:.4g} over {metric.samples} samples, higher is better{said}")
     return lines
 
 

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from exporter.errors import ArtifactError, ExporterError, JobError
 from exporter.isolate import LOG_LINES, Child, describe_exit, stand_back
@@ -46,6 +47,10 @@ class Session(ABC):
         """Milliseconds of each of `runs` calls of a golden case, or of the example."""
         samples: list[float] = self._ask(f"time {runs} {case}".rstrip())["samples_ms"]
         return samples
+
+    def outputs(self, file: Path) -> None:
+        """Let the session write its outputs for the golden's samples there: a list of tensors for each (torch.save)."""
+        self._ask(f"outputs {quote(str(file))}")
 
     def _ask(self, request: str) -> dict[str, Any]:
         try:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
+from urllib.parse import unquote
 
 import torch
 
@@ -141,6 +142,10 @@ def _answer(words: list[str], loaded: targets.Loaded, judge: Judge, device: str)
                 "provider": loaded.provider(),
                 "peak_rss_mb": peak_rss_mb(),
             }
+        case ["outputs", file]:
+            given = [loaded.run(_place(case.inputs, device)) for case in goldens.samples(judge.golden)]
+            torch.save([[t.detach().cpu().contiguous() for t in outputs] for outputs in given], unquote(file))
+            return {"event": "outputs", "provider": loaded.provider(), "peak_rss_mb": peak_rss_mb()}
     return {"event": "error", "kind": "usage", "message": f"not a request: {' '.join(words)}"}
 
 

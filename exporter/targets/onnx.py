@@ -6,6 +6,8 @@ import logging
 import os
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +34,8 @@ assumes = ("graph",)
 cost = 4
 PROPERTY = "exporter.contract"
 ONE_FILE_BYTES = 1.5e9  # protobuf ends at 2 GB
+DYNAMO = "torch's exporter of exported programs"
+OLDER = "torch's older exporter, from a trace, for the other fails"
 
 
 def export(program: Program, path: Path, options: Options) -> Exported:
@@ -50,15 +54,17 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         if options.precision == "int8":
             raise ExportError("a quantized ONNX model has one entry", "leave out --specialize, or choose compile@int8")
         return _export_entries(program, path, options)
-    made, size = _translate(program, options)
+    translated = _translate((program,), options)
+    made = translated.programs[0]
+    size = _weights(made)
     made.model.metadata_props[PROPERTY] = to_json(program.contract, indent=None)
     companion = path.name + ".data"
     made.save(str(path), external_data=size > ONE_FILE_BYTES)
     notes = (_quantize(program, path, size),) if options.precision == "int8" else ()
     onnx.checker.check_model(str(path))
     companions = (companion,) if (path.parent / companion).is_file() else ()
-    opset = f"opset {made.model.opset_imports.get('', '?')}"
-    return Exported((opset, *notes), tuple(_fixed(made.model.graph, program.contract)), companions)
+    fixed = tuple(_fixed(made.model.graph, program.contract))
+    return Exported((translated.note, *notes), (*translated.warnings, *fixed), companions)
 
 
 def _quantize(program: Program, path: Path, size: int) -> str:
@@ -74,28 +80,65 @@ def _export_entries(program: Program, path: Path, options: Options) -> Exported:
     """One model that branches to the entry of its input's size."""
     import onnx
 
-    models = {size: _translate(entry, options)[0].model_proto for size, entry in program.entries.items()}
+    translated = _translate(tuple(program.entries.values()), options)
+    models = {size: one.model_proto for size, one in zip(program.entries, translated.programs, strict=True)}
     made = entries.onnx_model(models, program.contract)
     onnx.helper.set_model_props(made, {PROPERTY: to_json(program.contract, indent=None)})
     external = sum(len(weight.raw_data) for weight in made.graph.initializer) > ONE_FILE_BYTES
     companion = path.name + ".data"
     onnx.save(made, str(path), save_as_external_data=external, location=companion)
     onnx.checker.check_model(str(path))
-    return Exported((f"opset {made.opset_import[0].version}",), companions=(companion,) if external else ())
+    return Exported((translated.note,), translated.warnings, (companion,) if external else ())
 
 
-def _translate(program: Program, options: Options) -> tuple[Any, int]:
-    """torch's ONNX program, and the bytes of its weights. ExportError names what ONNX cannot take."""
+@dataclass(frozen=True)
+class _Translated:
+    """torch's ONNX programs, all by one exporter; what it is called and what it warned of."""
+
+    programs: tuple[Any, ...]
+    exporter: str
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def note(self) -> str:
+        """What the row says of it."""
+        return f"opset {self.programs[0].model.opset_imports.get('', '?')}, by {self.exporter}"
+
+
+def _translate(programs: tuple[Program, ...], options: Options) -> _Translated:
+    """By torch's exporter of exported programs, else by its older one. ExportError names what ONNX cannot take."""
+    captured = False
+    try:
+        exported = [program.exported for program in programs]
+        captured = True
+        return _Translated(tuple(map(partial(_by_dynamo, options=options), programs, exported)), DYNAMO)
+    except ExportError as error:
+        failed = error
+    from exporter import onnx_tracing
+
+    try:
+        made = [onnx_tracing.export(program, options.opset, captured) for program in programs]
+    except ExportError as error:
+        if not captured:  # the trace is not to be trusted, or fails of the same
+            raise failed from None
+        raise ExportError(f"{failed}; torch's older exporter: {causes.shorten(str(error))}") from failed
+    for one, _ in made:
+        _free_names(one.model.graph)
+    warned = dict.fromkeys(warning for _, warnings in made for warning in warnings)
+    return _Translated(tuple(one for one, _ in made), f"{OLDER}: {causes.shorten(str(failed))}", tuple(warned))
+
+
+def _by_dynamo(program: Program, exported: torch.export.ExportedProgram, options: Options) -> Any:
+    """torch's ONNX program of the exported one. ExportError names what it does not translate."""
     import torch
 
-    from exporter import recurrent
+    from exporter import promotion, recurrent
 
-    exported = program.exported
+    promotion.make_explicit(exported)
     names: dict[str, Any] = {
         "input_names": [s.name for s in program.contract.inputs],
         "output_names": contract.output_names(program.contract),
     }
-    size = sum(t.numel() * t.element_size() for t in exported.state_dict.values())
     logging.getLogger("onnxscript").setLevel(logging.ERROR)
 
     def translate(optimize: bool) -> Any:
@@ -116,7 +159,12 @@ def _translate(program: Program, options: Options) -> tuple[Any, int]:
     if made is None:
         raise ExportError("torch.onnx.export gave no program")
     _free_names(made.model.graph)
-    return made, size
+    return made
+
+
+def _weights(made: Any) -> int:
+    """Bytes of the weights that the graph holds."""
+    return sum(value.const_value.nbytes for value in made.model.graph.initializers.values() if value.const_value)
 
 
 def _fixed(graph: Any, promised: Contract) -> Iterator[str]:

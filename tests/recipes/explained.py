@@ -43,6 +43,13 @@ class Eigenvalues(torch.nn.Module):
         return torch.linalg.eigvalsh(x.transpose(-1, -2) @ x)  # missing
 
 
+class Distances(torch.nn.Module):
+    """Only torch's older exporter has a translation."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cdist(x, 1 - x.clamp(0, 1.0))  # older
+
+
 class Custom(torch.nn.Module):
     """An operator of its own."""
 
@@ -71,6 +78,7 @@ def inputs(batch: int = 1) -> dict[str, torch.Tensor]:
 
 
 asserts, mixed, stars, eigenvalues, custom, narrow, breaks = Asserts, Mixed, Stars, Eigenvalues, Custom, Narrow, Breaks
+distances, distances_inputs = Distances, inputs
 asserts_inputs = mixed_inputs = eigenvalues_inputs = custom_inputs = narrow_inputs = breaks_inputs = inputs
 
 

@@ -1,0 +1,78 @@
+"""ONNX by torch's older exporter, which translates a trace: for what its newer one does not translate.
+
+A trace holds what Python made of the example's values. Where torch.export takes the model no branch depends on values;
+where it does not, only a trace that took no number out of a tensor is right for other values too.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from exporter import places, torchscript
+from exporter.errors import ExportError
+
+if TYPE_CHECKING:
+    from exporter.capture import Program
+    from exporter.records import TensorSpec
+
+
+def export(program: Program, opset: int | None, captured: bool) -> tuple[torch.onnx.ONNXProgram, tuple[str, ...]]:
+    """The ONNX program with every dimension of the contract dynamic, and what the tracer warned of.
+
+    `captured` says whether torch.export took the model. ExportError where the exporter fails, gives other inputs or
+    outputs than the contract has, or nothing vouches for what it traced.
+    """
+    import onnx
+    import onnx_ir
+
+    promised = program.contract
+    names = [spec.name for spec in promised.inputs], [spec.name for spec in promised.outputs]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.onnx")
+        warned = _translate(program, path, names, opset)
+        if warned and not captured:
+            raise ExportError(f"the trace depends on values: {warned[0]}")
+        model = onnx.load(str(path))
+    found = [[value.name for value in values] for values in (model.graph.input, model.graph.output)]
+    if found != [*names]:
+        raise ExportError(f"the trace takes {', '.join(found[0])} and gives {', '.join(found[1])}")
+    return torch.onnx.ONNXProgram(onnx_ir.from_proto(model), None), warned
+
+
+def _translate(program: Program, path: Path, names: tuple[list[str], list[str]], opset: int | None) -> tuple[str, ...]:
+    promised = program.contract
+    with warnings.catch_warnings(record=True) as caught, torch.no_grad():
+        warnings.simplefilter("always")
+        try:
+            torch.onnx.export(
+                _traceable(program),
+                program.example,
+                str(path),
+                dynamo=False,
+                opset_version=opset,
+                input_names=names[0],
+                output_names=names[1],
+                dynamic_axes={spec.name: _axes(spec) for spec in (*promised.inputs, *promised.outputs)},
+            )
+        except Exception as error:  # whatever a trace or a translation raises
+            raise ExportError(places.named(error)) from error
+    return torchscript.tracer_warnings(caught)
+
+
+def _traceable(program: Program) -> torch.nn.Module:
+    """The module; its trace where it holds TorchScript, which the exporter's own tracing does not go into."""
+    if not any(isinstance(inner, torch.jit.ScriptModule) for inner in program.module.modules()):
+        return program.module
+    traced: torch.nn.Module = torch.jit.trace(program.module, program.example, strict=False, check_trace=False)
+    return traced
+
+
+def _axes(spec: TensorSpec) -> dict[int, str]:
+    """Names of the dimensions that move; one that moves in no known way has a name of its own."""
+    named: dict[int, Any] = {axis: dim for axis, dim in enumerate(spec.shape) if not isinstance(dim, int)}
+    return {axis: dim or f"{spec.name}.{axis}" for axis, dim in named.items()}

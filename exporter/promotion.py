@@ -1,0 +1,71 @@
+"""Numbers beside tensors of another dtype, made explicit.
+
+torch.onnx.export makes a tensor of each number whose dtype is not that of the result, and leaves the others as they
+are; of `clamp(x, 0, 8000.0)` and of `1.0 - n` no overload takes both kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+ELEMENTWISE = frozenset((
+    torch.ops.aten.clamp.default,
+    torch.ops.aten.floor_divide.default,
+    torch.ops.aten.rsub.Scalar,
+))  # fmt: skip
+
+
+def make_explicit(program: torch.export.ExportedProgram) -> None:
+    """In place: tensors and numbers of these operations get the dtype that the result has."""
+    for module in program.graph_module.modules():
+        if isinstance(module, fx.GraphModule):
+            for node in [node for node in module.graph.nodes if node.target in ELEMENTWISE]:
+                _promote(node)
+            module.recompile()
+
+
+def _promote(node: fx.Node) -> None:
+    dtype = node.meta["val"].dtype
+    node.args = tuple(_promoted(node, arg, dtype) for arg in node.args)
+    node.kwargs = {name: _promoted(node, arg, dtype) if name != "alpha" else arg for name, arg in node.kwargs.items()}
+    if node.target is torch.ops.aten.clamp.default and any(map(_is_symbolic, _bounds(node))):
+        node.target = torch.ops.aten.clamp.Tensor
+        node.args = (node.args[0], *(_as_tensor(node, bound, dtype) for bound in node.args[1:]))
+        node.kwargs = {name: _as_tensor(node, bound, dtype) for name, bound in node.kwargs.items()}
+
+
+def _bounds(node: fx.Node) -> Iterator[Any]:
+    yield from node.args[1:]
+    yield from node.kwargs.values()
+
+
+def _is_symbolic(arg: Any) -> bool:
+    """Whether it is a number that only a call tells: a size, or what is computed from one."""
+    return isinstance(arg, fx.Node) and not isinstance(arg.meta.get("val"), torch.Tensor)
+
+
+def _promoted(node: fx.Node, arg: Any, dtype: torch.dtype) -> Any:
+    """An argument in the dtype, where it is a tensor; a number of the kind that the dtype has."""
+    if isinstance(arg, (bool, int, float)):
+        return float(arg) if dtype.is_floating_point else arg
+    if not isinstance(arg, fx.Node) or _is_symbolic(arg) or arg.meta["val"].dtype == dtype:
+        return arg
+    return _insert(node, torch.ops.aten._to_copy.default, arg, dtype, arg.meta["val"].to(dtype))
+
+
+def _as_tensor(node: fx.Node, arg: Any, dtype: torch.dtype) -> Any:
+    if arg is None:
+        return None
+    return _insert(node, torch.ops.aten.scalar_tensor.default, arg, dtype, node.meta["val"].new_empty((), dtype=dtype))
+
+
+def _insert(node: fx.Node, target: Any, arg: Any, dtype: torch.dtype, value: torch.Tensor) -> fx.Node:
+    """A call before the node, of the same line of the model."""
+    with node.graph.inserting_before(node):
+        made = node.graph.call_function(target, (arg,), {"dtype": dtype})
+    made.meta = {**node.meta, "val": value}
+    return made

@@ -1,0 +1,77 @@
+"""A model with real inputs of its own, and a metric of its own; and what may be wrong with these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class Classifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.convolution = nn.Conv1d(1, 4, 3, padding=1)
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"scores": self.linear(self.convolution(x[:, None]).relu().amax(-1))}
+
+
+class measured:
+    """Samples of several lengths; the metric is the mean score of the first class."""
+
+    sizes = {"batch": (1, 8), "length": (4, 64)}
+    load = staticmethod(lambda weights: Classifier().eval())
+
+    @staticmethod
+    def inputs(batch: int = 2, length: int = 16) -> dict[str, torch.Tensor]:
+        return {"x": torch.randn(batch, length)}
+
+    @staticmethod
+    def samples() -> Iterator[dict[str, torch.Tensor]]:
+        for length in (8, 16, 31):
+            yield {"x": torch.linspace(-1, 1, length).repeat(1, 1)}
+
+    @staticmethod
+    def metric(outputs: dict[str, torch.Tensor], sample: dict[str, torch.Tensor]) -> float:
+        assert set(outputs) == {"scores"}
+        return float(outputs["scores"][:, 0].mean()) + sample["x"].shape[1]
+
+
+class metric_raises(measured):
+    @staticmethod
+    def metric(outputs: dict[str, torch.Tensor], sample: Any) -> float:
+        return float(outputs["logits"].mean())  # there are none
+
+
+class metric_returns_text(measured):
+    @staticmethod
+    def metric(outputs: dict[str, torch.Tensor], sample: Any) -> Any:
+        return "good"
+
+
+class metric_alone(measured):
+    samples = None  # type: ignore[assignment]
+
+
+class sample_does_not_fit(measured):
+    @staticmethod
+    def samples() -> Iterator[dict[str, torch.Tensor]]:
+        yield {"x": torch.zeros(1, 65)}
+
+
+class samples_raise(measured):
+    @staticmethod
+    def samples() -> Iterator[dict[str, torch.Tensor]]:
+        raise FileNotFoundError("the recordings are gone")
+
+
+def fast() -> nn.Module:
+    """A function that makes the model, with its companions beside it."""
+    return Classifier().eval()
+
+
+fast_inputs, fast_samples, fast_metric = measured.inputs, measured.samples, measured.metric

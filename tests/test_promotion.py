@@ -1,0 +1,60 @@
+"""Numbers beside tensors of another dtype, as torch.onnx.export takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from exporter import promotion
+
+X, N = torch.tensor([[-1.0, 0.5, 9.0], [2.0, 0.0, -3.0]]), torch.tensor([[3, 1, 7], [0, 2, 5]])
+
+
+class Calls(torch.nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        return self.function(x, n)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        pytest.param(lambda x, n: x.abs().clamp(1, 8.0), id="the cutoffs of PyanNet's filters"),
+        pytest.param(lambda x, n: 1.0 - n, id="the mask of XLNet"),
+        pytest.param(lambda x, n: n.clamp(max=2, min=0.5), id="integers between a float and an integer"),
+        pytest.param(lambda x, n: n.clamp(0.5, n.shape[0]), id="a size is the bound of integers"),
+        pytest.param(lambda x, n: x.clamp(n.shape[0] - 1, 1.5), id="a size is one of two bounds"),
+        pytest.param(lambda x, n: torch.rsub(n, 2.5, alpha=3), id="a factor"),
+        pytest.param(lambda x, n: 7.0 // (n + 1), id="whole division of a number"),
+        pytest.param(lambda x, n: n.shape[0] / 2 - n, id="a size halved"),
+        pytest.param(
+            lambda x, n: torch.cond(x.sum() > 0, lambda v: 1.0 - v, lambda v: v + 0.5, (n,)), id="in a branch"
+        ),
+    ],
+)
+def test_torch_translates_it_and_gives_the_same(
+    function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> None:
+    from torch.onnx._internal.exporter import _core, _registration
+
+    model, registry = Calls(function), _registration.ONNXRegistry.from_torchlib()
+    rows = {0: torch.export.Dim.DYNAMIC}
+
+    def prepared(explicit: bool) -> torch.export.ExportedProgram:
+        program = torch.export.export(model, (X, N), dynamic_shapes=(rows, rows), strict=False)
+        if explicit:
+            promotion.make_explicit(program)
+        return _core._prepare_exported_program_for_export(program, registry=registry)
+
+    with pytest.raises(RuntimeError, match="Cannot find a compatible OpOverload"):  # else there is no need of it
+        prepared(False)
+    made = prepared(True).module()
+    for x, n in ((X, N), (X.repeat(2, 1), N.repeat(2, 1))):
+        got, want = made(x, n), model(x, n)
+        assert got.dtype == want.dtype
+        torch.testing.assert_close(got, want)
