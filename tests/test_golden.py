@@ -119,7 +119,7 @@ class Counter(torch.nn.Module):
 
 def test_a_model_that_changes_with_each_call_is_told() -> None:
     findings = make(Counter())[1]
-    assert findings.notes == (f"{diagnosis.UNSTEADY}: the model changes its buffer count at each call",)
+    assert findings.notes == (f"{diagnosis.UNSTEADY}: the model changes its count at each call",)
 
 
 def test_a_model_that_remembers_in_attributes_is_told_by_their_names() -> None:
