@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from exporter import places, values
+from exporter import places, values, widening
 from exporter.errors import ExporterError, ExportError
 from exporter.records import Tolerance
 from exporter.values import Tensors
@@ -30,21 +30,37 @@ def references(
 ) -> tuple[list[Tensors], str]:
     """The references for the inputs `data`, and what they are; `eager` are the outputs in the model's own precision."""
     try:
-        with _in_float64(module):
-            return [
-                _widen(run(module, _to_float64(one), "cpu"), e) for one, e in zip(data, eager, strict=True)
-            ], "float64"
+        return _in_double(module, data, eager), "float64"
     except Exception:  # whatever a model does that was not written for float64
         return [tuple(t.double() if t.is_floating_point() else t for t in one) for one in eager], "eager"
     finally:
         module.to(device)
 
 
-@contextlib.contextmanager
-def _in_float64(module: torch.nn.Module) -> Iterator[None]:
-    """Parameters and buffers in float64, and back to the very tensors they were."""
+def _in_double(module: torch.nn.Module, data: Sequence[Tensors], eager: Sequence[Tensors]) -> list[Tensors]:
     module.to("cpu")
-    tensors = [t for t in [*module.parameters(), *module.buffers()] if t.is_floating_point()]
+    tensors = _floating(module)
+    if not widening.fits(tensors):
+        try:
+            with widening.at_each_use(tensors) as others, _in_float64(others):
+                return _widened(module, data, eager)
+        except Exception:  # whatever goes wrong with weights that are not what they seem
+            widening.allow_all_where_they_fit(tensors)
+    with _in_float64(tensors):
+        return _widened(module, data, eager)
+
+
+def _widened(module: torch.nn.Module, data: Sequence[Tensors], eager: Sequence[Tensors]) -> list[Tensors]:
+    return [_widen(run(module, _to_float64(one), "cpu"), e) for one, e in zip(data, eager, strict=True)]
+
+
+def _floating(module: torch.nn.Module) -> list[torch.Tensor]:
+    return [t for t in [*module.parameters(), *module.buffers()] if t.is_floating_point()]
+
+
+@contextlib.contextmanager
+def _in_float64(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """These tensors in float64, and back to the very tensors they were."""
     kept = [t.data for t in tensors]
     default = torch.get_default_dtype()
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -61,9 +61,23 @@ def _flat_inputs(
     return flattening.flatten_inputs(model, inputs)
 
 
+_held: list[tuple[Job, Loaded]] = []  # what this process, or the one that it was forked from, has loaded for others
+
+
+def hold(job: Job) -> None:
+    """Load recipe and model for the jobs that will be forked from this process."""
+    _held[:] = [(job, load_model(job))]
+
+
 def load_model(job: Job) -> Loaded:
-    """Load recipe and model as the job says, in eval mode, on its device. RecipeError when the recipe is at fault."""
+    """Recipe and model as the job says, in eval mode, on its device: those that are held, or else load them.
+
+    RecipeError when the recipe is at fault.
+    """
     server.configure(job.options)
+    for held, loaded in _held:
+        if replace(held, options=job.options) == job and held.options.device == job.options.device:
+            return loaded
     recipe = recipes.load(job.source)
     base, symbols = contract.choose_sizes(
         recipes.example_sizes(recipe.inputs), recipes.ranges(recipe), job.sizes, job.ranges, job.dynamic

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from exporter import capture, cases, contract, flattening, golden, operators, places, precision, targets
+from exporter import capture, cases, contract, flattening, golden, operators, places, precision, targets, widening
 from exporter.errors import ExportError
 from exporter.isolate import BACKGROUND, stand_back
 from exporter.job import Findings, Job, Prepared
@@ -19,7 +19,7 @@ from exporter.loading import Loaded, find_contract, load_model
 from exporter.parity import PRECISIONS, TOLERANCES
 from exporter.records import EAGER, Contract, Tolerance
 from exporter.session import server
-from exporter.zygote import tell
+from exporter.zygote import hear, tell
 
 SAMPLES = range(7000, 7008)  # seeds of what is calibrated with: none of the golden's
 
@@ -49,6 +49,7 @@ def prepare(
         capture_sizes=sizes,
         weights=weights,
         parameters=sum(p.numel() for p in loaded.module.parameters()),
+        weight_bytes=_weight_bytes(loaded.module),
         capture_s=time.perf_counter() - started if capture_program else 0.0,
         warnings=tuple(dict.fromkeys(loaded.warnings)),
         ops=ops,
@@ -57,6 +58,7 @@ def prepare(
         licence=str(getattr(published, "exporter_licence", "")),
     )
     tell(channel, "prepared", prepared)
+    widening.allow(int(hear(channel)))  # the golden's turn has come, with as many bytes for float64 weights
     stand_back(BACKGROUND)  # the exports have waited for this; from here on they run beside it
     plan = contract.probe_plan(loaded.base, loaded.symbols, points.values())
     made, findings = cases.make(
@@ -67,6 +69,11 @@ def prepare(
     others, notes = cases.in_precisions(made, loaded.module, tolerances, outputs, device)
     golden.save(replace(made, precisions=others), golden_path)
     return replace(findings, notes=findings.notes + notes, tolerances=tolerances)
+
+
+def _weight_bytes(module: torch.nn.Module) -> int:
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in module.state_dict().values()}
+    return sum(storage.nbytes() for storage in storages.values())
 
 
 def _weights_used(asked: str, loaded: Loaded) -> str:

@@ -40,9 +40,14 @@ def serve(control: socket.socket, modules: Sequence[str]) -> None:
     for module in modules:
         with contextlib.suppress(Exception):
             importlib.import_module(module)
-    gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever started us may ignore it: who ended would be gone unasked
+    attend(control)
+
+
+def attend(control: socket.socket) -> None:
+    """Say that this process is ready, and fork for each request: for whoever has one thread, and something to share."""
+    gc.freeze()
     supervisors: list[int] = []
     control.sendall(b"ready")
     while True:
@@ -123,6 +128,14 @@ def _answer(channel: socket.socket, function: Any, arguments: dict[str, Any]) ->
 def tell(channel: socket.socket, kind: str, value: Any) -> None:
     """Send a message to the parent, as one line; the empty line before it ends one that was cut short."""
     channel.sendall(b"\n" + pickle.dumps((kind, value)).hex().encode() + b"\n")
+
+
+def hear(channel: socket.socket) -> str:
+    """The next line from the parent; EOFError where it has gone."""
+    with channel.makefile("r", encoding="utf-8") as lines:
+        if line := lines.readline():
+            return line
+    raise EOFError("the parent has gone")
 
 
 if __name__ == "__main__":

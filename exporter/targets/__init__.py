@@ -105,6 +105,7 @@ class Target(Protocol):
     requires: tuple[str, ...]  # distributions, alternatives separated by |
     native: bool  # whether exporter-run takes the artifact
     needs_program: bool  # whether it starts from program.exported
+    # needs_module: bool, where it starts from program.module too; the opposite of needs_program where it does not say
     cost: int  # how long its export takes, roughly, against trace: the costliest starts first
 
     def export(self, program: Program, path: Path, options: Options) -> Exported:

@@ -28,6 +28,7 @@ precisions = ("fp32", "tf32", "bf16", "fp16")
 requires = ("torch",)
 native = True
 needs_program = True
+needs_module = True
 cost = 2
 read_contract = contract.read_zip
 

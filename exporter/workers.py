@@ -1,0 +1,134 @@
+"""Which process each job of a run is forked from, and when: where memory is short, in order instead of side by side."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from exporter import memory, targets
+from exporter.isolate import Child, Holder, Zygote
+from exporter.job import Job, Prepared
+from exporter.records import FP32
+
+GOLDEN = "golden"
+
+
+class Workers:
+    """The workers of one run. Jobs that need the model are forked from a process that has loaded it, on the CPU.
+
+    That process ends once nobody needs it any more. Safe to use from several threads.
+    """
+
+    def __init__(self, zygote: Zygote, job: Job, variants: Sequence[targets.Variant], log: Path) -> None:
+        self.job, self.log = job, log
+        self._zygote = zygote
+        self._holder: Holder | None = None
+        self._exports = [variant for variant in variants if not targets.is_live(variant)]
+        self._users: set[targets.Variant | str] = {*variants, GOLDEN}
+        self._lock = threading.Lock()
+        self._weights = 0
+        self.room = memory.Room(memory.UNLIMITED)
+
+    def load(self, timeout: float) -> None:
+        """Load the model for all. Raises what loading it raised."""
+        if self.job.options.device != "cpu":
+            return
+        child = self._zygote.spawn("load", "exporter.holding:hold", {"job": self.job}, self.log)
+        if child.expect("loaded", timeout):
+            self._holder = Holder(child, self._zygote.environment)
+        else:
+            child.wait(timeout)
+
+    def prepare(self, arguments: dict[str, object]) -> Child:
+        """Start the job that prepares, and then makes the golden."""
+        return self.model.spawn("prepare", "exporter.steps:prepare", arguments, self.log)
+
+    @property
+    def model(self) -> Zygote:
+        """What jobs are forked from that need the model."""
+        return self._holder or self._zygote
+
+    def settle(self, prepared: Prepared) -> None:
+        """Plan with what is known now: the model is loaded and captured, and what is free now is there for the rest."""
+        self._weights = prepared.weight_bytes
+        self.room = memory.Room(memory.share(memory.free(), self._weights))
+        for user in [user for user in self._users if isinstance(user, targets.Variant)]:
+            if not _needs_model(user, prepared):
+                self._leave(user)
+
+    def in_order(self, variants: Sequence[targets.Variant]) -> list[targets.Variant]:
+        """What takes longest first; where not all fit beside each other, what shares the loaded model before that."""
+        longest = sorted(variants, key=cost, reverse=True)
+        needs = [self.need(memory.EXPORTS, v.target) for v in self._exports]
+        if sum(needs) + self.need(memory.OTHERS, GOLDEN) <= self.room.size:
+            return longest
+        return sorted(longest, key=lambda variant: variant not in self._users)
+
+    def need(self, table: dict[str, memory.Need], step: str) -> int:
+        """Bytes that a step takes, which is no more than the user allows it."""
+        need = table.get(step, table[""]).of(self._weights)
+        return min(need, self.job.options.memory_limit or need)
+
+    @contextmanager
+    def golden(self) -> Iterator[int]:
+        """The golden's turn; gives how many bytes of float64 weights it may hold."""
+        fixed = self.need(memory.OTHERS, GOLDEN)
+        beside = max((self.need(memory.EXPORTS, v.target) for v in self._exports), default=0)
+        widened = min(max(self.room.size - beside - fixed, 0), 2 * self._weights)
+        try:
+            with self.room.take(fixed + widened):
+                yield widened
+        finally:
+            self._leave(GOLDEN)
+
+    @contextmanager
+    def export(self, variant: targets.Variant) -> Iterator[Zygote]:
+        """A variant's turn to be exported; gives what its job is forked from."""
+        if targets.is_live(variant):  # nothing is made
+            self._leave(variant)
+            yield self._zygote
+            return
+        shares = variant in self._users
+        try:
+            with self.room.take(self.need(memory.EXPORTS, variant.target)):
+                yield self.model if shares else self._zygote
+        finally:
+            self._leave(variant)
+
+    @contextmanager
+    def check(self, variant: targets.Variant) -> Iterator[None]:
+        """The turn of a variant's sessions, which follow each other."""
+        with self.room.take(self.need(memory.SESSIONS, "" if targets.is_live(variant) else variant.target)):
+            yield
+
+    def close(self) -> None:
+        """End the process that holds the model, and let nobody wait any more."""
+        self.room.close()
+        if self._holder is not None:
+            self._holder.close()
+
+    def _leave(self, user: targets.Variant | str) -> None:
+        """Who was the last to need the model gives its memory back."""
+        with self._lock:
+            self._users.discard(user)
+            if self._users or self._holder is None:
+                return
+            holder, self._holder = self._holder, None
+        holder.close()
+        self.room.grow(self._weights)
+
+
+def cost(variant: targets.Variant) -> int:
+    """How long its export takes, against others'; nothing for what is not exported."""
+    return 0 if targets.is_live(variant) else targets.get(variant.target).cost
+
+
+def _needs_model(variant: targets.Variant, prepared: Prepared) -> bool:
+    """Whether its export starts from the module, and not from the exported program alone."""
+    if targets.is_live(variant):
+        return False
+    route = targets.get(variant.target)
+    by_itself: bool = getattr(route, "needs_module", not route.needs_program)
+    return by_itself or variant.precision != FP32 or bool(prepared.ops)
