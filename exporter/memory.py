@@ -6,7 +6,7 @@ What is free is read from /proc and the control groups; what a step needs was me
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,47 @@ from pathlib import Path
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 GB = 1e9
 UNLIMITED = 1 << 60  # version 1 writes a number near 2^63 where there is no limit
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """A step that failed as one does for want of memory: bytes that it was expected to need, and that were there.
+
+    `limit` is the user's, 0 for none; `killed` says that the kernel ended a process for want of memory meanwhile.
+    """
+
+    step: str
+    needed: int
+    there: int
+    limit: int = 0
+    killed: bool = False
+
+    @property
+    def sure(self) -> bool:
+        """Whether memory is known to be why, also where the process was ended from outside without a word."""
+        return self.killed or self.needed > min(self.there, self.limit or self.there)
+
+    def describe(self) -> str:
+        """Needed and there, in words."""
+        limit = f", and --memory-limit allows {_gb(self.limit)}" if self.limit else ""
+        return f"{self.step} needs about {_gb(self.needed)}, {_gb(self.there)} were free{limit}"
+
+    def remedies(self, alone: str = "", smaller: Mapping[str, int] | None = None) -> str:
+        """What works: a higher limit, a run of its own, another precision (`--targets` to bytes), another machine."""
+        found = []
+        if self.limit and self.limit < self.needed <= self.there:
+            found.append(f"give --memory-limit {self.needed / GB:.1f}")
+        if alone and self.needed <= self.there:
+            found.append(f"export it alone (--targets {alone})")
+        bound = min(self.there, self.limit or self.there)
+        fitting = {name: needed for name, needed in (smaller or {}).items() if needed <= bound}
+        found += [f"take a smaller precision (--targets {name} needs about {_gb(n)})" for name, n in fitting.items()]
+        machine = f"use a machine with {_gb(round(1.1 * self.needed))} free"
+        return ", or ".join([*found, machine] if not found or self.needed > self.there else found)
+
+
+def _gb(size: float) -> str:
+    return f"{size / GB:.1f} GB"
 
 
 @dataclass(frozen=True)

@@ -150,9 +150,9 @@ class _Run:
                 self.listener.stage(EAGER, "golden")
                 child.say(str(allowed))
                 findings: Findings = child.wait(self.request.timeout)
-        except ExporterError:
+        except ExporterError as error:
             disk.probe_space(self.staging.root)
-            raise
+            raise self.workers.explain_golden(error) from error
         golden = GoldenRecord(
             bundle.record(self.golden),
             findings.cases,
@@ -167,15 +167,19 @@ class _Run:
 
     def _export_and_maybe_check(self, variant: targets.Variant, prepared: Prepared, golden: Future[None]) -> None:
         with self.workers.export(variant) as zygote:
-            record = self._export(variant, prepared, zygote)
+            record = self._explained(self._export(variant, prepared, zygote))
         if record.status == "passed" and not self.request.bench:
             golden.result()
             with self.workers.check(variant):
-                record = self.judging.judge(record, prepared)
+                record = self._explained(self.judging.judge(record, prepared))
         if record.status == "failed" or not self.request.bench:
             self.listener.done(record)
         else:
             self.listener.stage(record.name, "waiting")
+
+    def _explained(self, record: VariantRecord) -> VariantRecord:
+        explained = self.workers.explain(record)
+        return self.draft.keep(explained) if explained != record else record
 
     def _begin(self, variant: targets.Variant, log: str = "") -> VariantRecord:
         name = variant.name
@@ -229,7 +233,11 @@ class _Run:
     def _check_in_turn(self, prepared: Prepared) -> None:
         eager = VariantRecord(EAGER, EAGER, "passed", contract=prepared.contract, log=f"{bundle.LOGS}/eager.log")
         for record in (eager, *(r for r in self.draft.manifest.variants if r.status == "passed")):
-            self.judging.judge(record, prepared)
+            keep = record.name == EAGER or self.workers.keeps(record)
+            if not keep:
+                note = "not timed: there is no memory for it beside the others; export it alone"
+                record = replace(record, notes=(*record.notes, note))
+            self._explained(self.judging.judge(record, prepared, keep))
 
     def _time(self, points: tuple[str, ...]) -> None:
         baseline = EAGER, "python"

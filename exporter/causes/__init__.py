@@ -16,6 +16,8 @@ from exporter.causes import _code, _machine, _operators, _torchscript, _values
 from exporter.causes._cause import Cause
 from exporter.places import place
 
+OUT_OF_MEMORY = "out-of-memory"
+ENDED = "was ended by SIGKILL"  # by whom, the text does not tell
 REASON = 320  # characters of a raw message that a reason keeps
 CAUSES: tuple[Cause, ...] = (
     *_values.CAUSES,
