@@ -39,23 +39,18 @@ def references(
 
 def _in_double(module: torch.nn.Module, data: Sequence[Tensors], eager: Sequence[Tensors]) -> list[Tensors]:
     module.to("cpu")
-    tensors = _floating(module)
-    if not widening.fits(tensors):
+    if not widening.fits(module):
         try:
-            with widening.at_each_use(tensors) as others, _in_float64(others):
+            with widening.at_each_use(module) as others, _in_float64(others):
                 return _widened(module, data, eager)
         except Exception:  # whatever goes wrong with weights that are not what they seem
-            widening.allow_all_where_they_fit(tensors)
-    with _in_float64(tensors):
+            widening.allow_all_where_they_fit(module)
+    with _in_float64(widening.floating(module)):
         return _widened(module, data, eager)
 
 
 def _widened(module: torch.nn.Module, data: Sequence[Tensors], eager: Sequence[Tensors]) -> list[Tensors]:
     return [_widen(run(module, _to_float64(one), "cpu"), e) for one, e in zip(data, eager, strict=True)]
-
-
-def _floating(module: torch.nn.Module) -> list[torch.Tensor]:
-    return [t for t in [*module.parameters(), *module.buffers()] if t.is_floating_point()]
 
 
 @contextlib.contextmanager

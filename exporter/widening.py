@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils import _pytree as pytree
@@ -40,27 +40,33 @@ def allow(size: int) -> None:
     _allowed.left = size
 
 
-def fits(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether all of them may be held in float64 at once."""
-    return sum(t.numel() * 8 for t in tensors) <= _allowed.left
+def floating(module: torch.nn.Module) -> list[torch.Tensor]:
+    """Parameters and buffers that hold floating numbers."""
+    return [t for t in [*module.parameters(), *module.buffers()] if t.is_floating_point()]
 
 
-def allow_all_where_they_fit(tensors: Sequence[torch.Tensor]) -> None:
+def fits(module: torch.nn.Module) -> bool:
+    """Whether all its weights may be held in float64 at once."""
+    return sum(t.numel() * 8 for t in floating(module)) <= _allowed.left
+
+
+def allow_all_where_they_fit(module: torch.nn.Module) -> None:
     """Where widening at each use has failed: all at once, if there is the memory. MemoryError names what it lacks."""
-    needed, there = sum(t.numel() * 8 for t in tensors), memory.free()
+    needed, there = sum(t.numel() * 8 for t in floating(module)), memory.free()
     if needed > there:
         raise MemoryError(f"weights in float64 need {needed / 1e9:.1f} GB, {there / 1e9:.1f} GB are free")
     allow(EVERYTHING)
 
 
 @contextlib.contextmanager
-def at_each_use(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """For a while the large ones among `tensors` are widened at each use; gives the others.
+def at_each_use(module: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
+    """For a while the large ones among a module's weights are widened at each use; gives the others.
 
     Afterwards all are the very tensors that they were. Unable where something else refers to a tensor, where one was
     written to, or where an operation took it apart.
     """
-    large = [t for t in tensors if t.untyped_storage().nbytes() >= SMALL and type(t.data) is torch.Tensor]
+    tensors = floating(module)
+    large = [t for t in tensors if t.untyped_storage().nbytes() >= SMALL]
     others = [t for t in tensors if not any(t is one for one in large)]
     room = _Room(_allowed.left - sum(t.numel() * 8 for t in others))
     swapped: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -68,21 +74,31 @@ def at_each_use(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]
         for tensor in large:
             stand_in: Any = _Wide(_Root(tensor.detach(), room))
             stand_in._is_param = isinstance(tensor, torch.nn.Parameter)
-            _swap(tensor, stand_in)
+            _exchange(tensor, stand_in)
             swapped.append((tensor, stand_in))
+        if sum(isinstance(t, _Wide) for t in floating(module)) != len(large):
+            raise Unable("TorchScript has its own hold on weights")
         yield others
     finally:
         for tensor, stand_in in swapped:
-            torch.utils.swap_tensors(tensor, stand_in)
+            _exchange(tensor, stand_in)
     if room.failure:
         raise Unable(room.failure)
 
 
-def _swap(tensor: torch.Tensor, stand_in: torch.Tensor) -> None:
+def _exchange(tensor: torch.Tensor, stand_in: torch.Tensor) -> None:
+    """Let each be what the other was, to all that refer to them. Unable where C++ refers to one of them.
+
+    As torch.utils.swap_tensors, which will have no weak references; those that torch.export and recurrent layers leave
+    behind see the stand-in meanwhile, as all others do.
+    """
     try:
-        torch.utils.swap_tensors(tensor, stand_in)
-    except RuntimeError as error:  # TorchScript, a view, or a weak reference holds it
+        torch._C._swap_tensor_impl(tensor, stand_in)
+    except RuntimeError as error:  # TorchScript's, or a view of it
         raise Unable(str(error)) from error
+    one, other = cast(Any, tensor), cast(Any, stand_in)
+    one.__class__, other.__class__ = other.__class__, one.__class__
+    one.__dict__, other.__dict__ = other.__dict__, one.__dict__
 
 
 class _Root:

@@ -94,7 +94,7 @@ class Convolutions(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Its weights have weak references to them."""
+    """Weak references and a list of its own refer to its weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,6 +129,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
     "functional": (Functional, numbers(5, 16)),
     "borrows": (Borrows, numbers(5, 16)),
     "encoder": (Encoder, numbers(2, 6, 16)),
+    "recurrent": (Recurrent, numbers(2, 5, 16)),
     "convolutions": (Convolutions, numbers(2, 3, 9, 9)),
 }
 
@@ -144,8 +145,7 @@ def reference(module: nn.Module, data: torch.Tensor) -> tuple[list[Tensors], str
 
 def is_widened_at_each_use(module: nn.Module, data: torch.Tensor) -> Tensors:
     """The outputs; Unable where it cannot be done."""
-    floating = [t for t in [*module.parameters(), *module.buffers()] if t.is_floating_point()]
-    with widening.at_each_use(floating) as others:
+    with widening.at_each_use(module) as others:
         assert others == []
         return eager.run(module, (data.double() if data.is_floating_point() else data,), "cpu")
 
@@ -168,7 +168,18 @@ def test_the_bits_are_those_of_the_whole_in_float64(case: str, room: int) -> Non
     assert all(torch.equal(a, b) for a, b in zip(again[0], whole[0], strict=True))
 
 
-@pytest.mark.parametrize(("make", "shape"), [(Recurrent, (2, 5, 16)), (Writes, (5, 16))])
+class Scripted(nn.Module):
+    """TorchScript refers to its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.jit.script(nn.Linear(16, 16))
+
+    def forward(self, x: torch.Tensor) -> Tensors:
+        return (self.inner(x),)
+
+
+@pytest.mark.parametrize(("make", "shape"), [(Scripted, (5, 16)), (Writes, (5, 16))])
 def test_what_cannot_be_is_widened_as_a_whole(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
     data = numbers(*shape)
     whole, _ = reference(module_of(make), data)
@@ -185,8 +196,18 @@ def test_what_cannot_be_is_widened_as_a_whole(make: Callable[[], nn.Module], sha
 def test_without_the_memory_for_the_whole_eager_is_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free", lambda: 10)
     widening.allow(0)
-    _, kind = reference(module_of(Recurrent), numbers(2, 5, 16))
+    _, kind = reference(module_of(Scripted), numbers(5, 16))
     assert kind == "eager"
+
+
+def test_it_works_on_a_module_that_torch_export_has_seen() -> None:
+    """It leaves weak references to weights behind."""
+    module, data = module_of(Functional), numbers(5, 16)
+    _ = torch.export.export(module, (data,))
+    whole, _ = reference(module, data)
+    widening.allow(0)
+    found = is_widened_at_each_use(module, data)
+    assert all(torch.equal(a, b) for a, b in zip(found, whole[0], strict=True))
 
 
 def test_only_one_weight_is_held_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
