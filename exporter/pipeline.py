@@ -22,7 +22,7 @@ from exporter.judging import Judging
 from exporter.listener import Listener
 from exporter.records import EAGER, GoldenRecord, Lifecycle, Manifest, VariantRecord
 from exporter.request import Request
-from exporter.workers import Workers, cost
+from exporter.turns import Turns, cost
 
 
 def run(
@@ -44,7 +44,7 @@ def run(
         alone = stack.enter_context(start()) if request.bench else zygote
         staging = stack.enter_context(publishing.stage(place or request.out))
         current = _Run(request, zygote, alone, staging, listener or Listener())
-        stack.callback(current.workers.close)
+        stack.callback(current.turns.close)
         try:
             current.execute()
         except OSError as error:
@@ -75,7 +75,7 @@ class _Run:
         self.draft = Draft(request, staging)
         self.judging = Judging(request, self.job, staging.root, alone, self.draft, listener)
         self.golden = staging.root / bundle.GOLDEN
-        self.workers = Workers(zygote, self.job, request.variants, staging.logs / "prepare.log")
+        self.turns = Turns(zygote, self.job, request.variants, staging.logs / "prepare.log")
         self.prepared = False
 
     def execute(self) -> None:
@@ -88,15 +88,15 @@ class _Run:
                 self.listener.done(self.draft.keep(_failed(self._begin(variant, "prepare"), "prepare", error)))
             return
         self.prepared = True
-        self.workers.settle(prepared)
+        self.turns.settle(prepared)
         slots = min(len(self.request.variants) or 1, max(2, environment.usable_cpus() // 4))
         with self._pool(slots) as pool:
             golden = pool.submit(self._finish_golden, preparing)
-            ordered = self.workers.in_order(self.request.variants)
+            ordered = self.turns.in_order(self.request.variants)
             done = [pool.submit(self._export_and_maybe_check, variant, prepared, golden) for variant in ordered]
             for future in [golden, *done]:
                 future.result()
-        self.workers.close()
+        self.turns.close()
         if self.request.bench:
             self._check_in_turn(prepared)
             self._time(tuple(prepared.points)[1:])
@@ -104,7 +104,7 @@ class _Run:
 
     def _prepare(self) -> tuple[Child, Prepared]:
         self.listener.stage(EAGER, "load model")
-        self.workers.load(self.request.timeout)
+        self.turns.load(self.request.timeout)
         child = self._begin_to_prepare(self.request.needs_program)
         try:
             return child, self._prepared(child)
@@ -126,7 +126,7 @@ class _Run:
             "precisions": self.request.precisions,
         }
         self.listener.stage(EAGER, "capture" if capture_program else "find contract")
-        child = self.workers.prepare(arguments)
+        child = self.turns.prepare(arguments)
         child.expect("loaded", self.request.timeout)
         return child
 
@@ -146,13 +146,13 @@ class _Run:
 
     def _finish_golden(self, child: Child) -> None:
         try:
-            with self.workers.golden() as allowed:
+            with self.turns.golden() as allowed:
                 self.listener.stage(EAGER, "golden")
                 child.say(str(allowed))
                 findings: Findings = child.wait(self.request.timeout)
         except ExporterError as error:
             disk.probe_space(self.staging.root)
-            raise self.workers.explain_golden(error) from error
+            raise self.turns.explain_golden(error) from error
         golden = GoldenRecord(
             bundle.record(self.golden),
             findings.cases,
@@ -166,11 +166,11 @@ class _Run:
         self.listener.stage(EAGER, "waiting")
 
     def _export_and_maybe_check(self, variant: targets.Variant, prepared: Prepared, golden: Future[None]) -> None:
-        with self.workers.export(variant) as zygote:
+        with self.turns.export(variant) as zygote:
             record = self._explained(self._export(variant, prepared, zygote))
         if record.status == "passed" and not self.request.bench:
             golden.result()
-            with self.workers.check(variant):
+            with self.turns.check(variant):
                 record = self._explained(self.judging.judge(record, prepared))
         if record.status == "failed" or not self.request.bench:
             self.listener.done(record)
@@ -178,7 +178,7 @@ class _Run:
             self.listener.stage(record.name, "waiting")
 
     def _explained(self, record: VariantRecord) -> VariantRecord:
-        explained = self.workers.explain(record)
+        explained = self.turns.explain(record)
         return self.draft.keep(explained) if explained != record else record
 
     def _begin(self, variant: targets.Variant, log: str = "") -> VariantRecord:
@@ -233,7 +233,7 @@ class _Run:
     def _check_in_turn(self, prepared: Prepared) -> None:
         eager = VariantRecord(EAGER, EAGER, "passed", contract=prepared.contract, log=f"{bundle.LOGS}/eager.log")
         for record in (eager, *(r for r in self.draft.manifest.variants if r.status == "passed")):
-            keep = record.name == EAGER or self.workers.keeps(record)
+            keep = record.name == EAGER or self.turns.keeps(record)
             if not keep:
                 note = "not timed: there is no memory for it beside the others; export it alone"
                 record = replace(record, notes=(*record.notes, note))
@@ -266,7 +266,7 @@ class _Run:
     def stop(self) -> None:
         """End every child; what they were about is not recorded as a failure."""
         self.judging.stop()
-        self.workers.close()
+        self.turns.close()
         self.zygote.close()
         self.alone.close()
         self.judging.close()

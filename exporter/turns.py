@@ -17,10 +17,10 @@ from exporter.records import FP32, VariantRecord
 GOLDEN = "golden"
 
 
-class Workers:
-    """The workers of one run. Jobs that need the model are forked from a process that has loaded it, on the CPU.
+class Turns:
+    """The jobs of one run, each when its turn comes.
 
-    That process ends once nobody needs it any more. Safe to use from several threads.
+    On the CPU, those that need the model are forked from a process that has loaded it. That process ends once nobody needs it any more. Safe to use from several threads.
     """
 
     def __init__(self, zygote: Zygote, job: Job, variants: Sequence[targets.Variant], log: Path) -> None:
@@ -30,9 +30,7 @@ class Workers:
         self._exports = [variant for variant in variants if not targets.is_live(variant)]
         self._users: set[targets.Variant | str] = {*variants, GOLDEN}
         self._lock = threading.Lock()
-        self._before: dict[
-            str, tuple[int, int]
-        ] = {}  # what was free when a step began, and the kernel's kills till then
+        self._before: dict[str, tuple[int, int]] = {}  # free when a step began, and the kernel's kills till then
         self._weights = 0
         self.room = memory.Room(memory.UNLIMITED)
 

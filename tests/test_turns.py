@@ -14,7 +14,7 @@ from exporter.isolate import Holder, Zygote
 from exporter.job import Prepared
 from exporter.memory import GB
 from exporter.records import VariantRecord
-from exporter.workers import Workers
+from exporter.turns import Turns
 
 
 @pytest.fixture(autouse=True)
@@ -62,54 +62,54 @@ class Held:
         self.closed = True
 
 
-def workers_for(names: str, weights: float, free: float, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Workers:
+def turns_for(names: str, weights: float, free: float, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Turns:
     monkeypatch.setattr(memory, "free", lambda: round(free * GB))
     monkeypatch.setattr(memory, "kills", lambda: 0)
     request = request_for("tiny:mlp", Path("out"), names, **settings)
-    made = Workers(cast(Zygote, object()), request.job(Path("work")), request.variants, Path("log"))
+    made = Turns(cast(Zygote, object()), request.job(Path("work")), request.variants, Path("log"))
     made._holder = cast(Holder, Held())
     made.settle(prepared(weights))
     return made
 
 
 def test_what_fits_begins_with_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
-    workers = workers_for("trace,onnx,compile", 0.1, 100, monkeypatch)
-    ordered = workers.in_order(targets.parse("trace,onnx,compile"))
+    turns = turns_for("trace,onnx,compile", 0.1, 100, monkeypatch)
+    ordered = turns.in_order(targets.parse("trace,onnx,compile"))
     assert [v.name for v in ordered] == ["compile", "onnx", "trace"]
 
 
 def test_where_not_all_fits_what_needs_the_loaded_model_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    workers = workers_for("trace,onnx,compile", 3.1, 20, monkeypatch)
-    ordered = workers.in_order(targets.parse("trace,onnx,compile"))
+    turns = turns_for("trace,onnx,compile", 3.1, 20, monkeypatch)
+    ordered = turns.in_order(targets.parse("trace,onnx,compile"))
     assert [v.name for v in ordered] == ["trace", "compile", "onnx"]
 
 
 def test_the_loaded_model_goes_with_the_last_who_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    workers = workers_for("trace,compile", 3.1, 20, monkeypatch)
-    held, before = cast(Any, workers._holder), workers.room.size
-    with workers.golden():
+    turns = turns_for("trace,compile", 3.1, 20, monkeypatch)
+    held, before = cast(Any, turns._holder), turns.room.size
+    with turns.golden():
         pass
     assert not held.closed, "the trace needs it"
-    with workers.export(targets.Variant("trace")) as zygote:
+    with turns.export(targets.Variant("trace")) as zygote:
         assert zygote is held
     assert held.closed
-    assert workers.room.size == before + round(3.1 * GB)
-    with workers.export(targets.Variant("compile")) as zygote:
+    assert turns.room.size == before + round(3.1 * GB)
+    with turns.export(targets.Variant("compile")) as zygote:
         assert zygote is not held
 
 
-@pytest.mark.parametrize(("free", "widened"), [(100, 0.2), (1.8, 0.0)])
+@pytest.mark.parametrize(("free", "widened"), [(100, 0.2), (1.5, 0.0)])
 def test_the_golden_holds_what_weights_there_is_room_for(
     free: float, widened: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workers = workers_for("trace", 0.1, free, monkeypatch)
-    with workers.golden() as allowed:
+    turns = turns_for("trace", 0.1, free, monkeypatch)
+    with turns.golden() as allowed:
         assert allowed == round(widened * GB)
 
 
 def test_a_job_counts_for_no_more_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    workers = workers_for("trace", 3.1, 20, monkeypatch, memory_limit_gb=1.0)
-    assert workers._share(memory.EXPORTS, "trace") == GB
+    turns = turns_for("trace", 3.1, 20, monkeypatch, memory_limit_gb=1.0)
+    assert turns._share(memory.EXPORTS, "trace") == GB
 
 
 def test_a_limit_that_is_too_low_is_explained(run: Run) -> None:
@@ -135,15 +135,15 @@ def test_a_kill_is_laid_to_memory_where_the_kernel_says_so(
     kills: list[int], reason: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, after = kills
-    usual = Workers.explain
+    usual = Turns.explain
     monkeypatch.setattr(memory, "free", lambda: round(90 * GB))
     monkeypatch.setattr(memory, "kills", lambda: before)
 
-    def explain(workers: Workers, record: VariantRecord) -> VariantRecord:
+    def explain(turns: Turns, record: VariantRecord) -> VariantRecord:
         monkeypatch.setattr(memory, "kills", lambda: after)
-        return usual(workers, record)
+        return usual(turns, record)
 
-    monkeypatch.setattr(Workers, "explain", explain)
+    monkeypatch.setattr(Turns, "explain", explain)
     manifest, _ = run("heavy:killed", "trace")
     (row,) = manifest.variants
     assert (row.status, row.stage) == ("failed", "export")
