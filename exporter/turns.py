@@ -12,7 +12,7 @@ from exporter import causes, memory, targets
 from exporter.errors import ExporterError, JobError
 from exporter.isolate import Child, Holder, Zygote
 from exporter.job import Job, Prepared
-from exporter.records import FP32, VariantRecord
+from exporter.records import EAGER, FP32, VariantRecord
 
 GOLDEN = "golden"
 
@@ -20,7 +20,8 @@ GOLDEN = "golden"
 class Turns:
     """The jobs of one run, each when its turn comes.
 
-    On the CPU, those that need the model are forked from a process that has loaded it. That process ends once nobody needs it any more. Safe to use from several threads.
+    On the CPU, those that need the model are forked from a process that has loaded it, and that ends once nobody needs
+    it any more. Safe to use from several threads.
     """
 
     def __init__(self, zygote: Zygote, job: Job, variants: Sequence[targets.Variant], log: Path) -> None:
@@ -155,10 +156,12 @@ class Turns:
         return memory.Shortage(step, needed, there, self.job.options.memory_limit, memory.kills() > kills)
 
     def _alone(self, record: VariantRecord) -> str:
-        return record.name if len(self._exports) > 1 else ""
+        return record.name if len(self._exports) > 1 and record.target != EAGER else ""
 
     def _smaller(self, record: VariantRecord, table: dict[str, memory.Need]) -> dict[str, int]:
         """Half precisions of the same target, and what the step needs in them."""
+        if record.target == EAGER:
+            return {}
         (variant,) = targets.parse(record.name)
         halves = [p for p in ("bf16", "fp16") if p in targets.get(record.target).precisions]
         needed = self.need(table, record.target, self._weights // 2)

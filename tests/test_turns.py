@@ -152,6 +152,16 @@ def test_a_kill_is_laid_to_memory_where_the_kernel_says_so(
     assert "SIGKILL" in row.reason
 
 
+def test_eagers_session_is_explained_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = turns_for("trace,onnx", 3.1, 5, monkeypatch)
+    failed = VariantRecord("eager", "eager", "failed", "load", reason="std::bad_alloc (python)")
+    found = turns.explain(failed)
+    assert found.reason.startswith(
+        "The memory did not suffice: a session of eager needs about 7.7 GB, 5.0 GB were free"
+    )
+    assert found.remedy == "use a machine with 8.5 GB free"
+
+
 def test_weights_of_a_saved_program_are_mapped(tmp_path: Path) -> None:
     class Model(torch.nn.Module):
         def __init__(self) -> None:
