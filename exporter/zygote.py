@@ -22,6 +22,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from exporter import places
@@ -96,6 +97,7 @@ def _run_job(request: bytes, channel_fd: int, log_fd: int) -> None:
         os.dup2(null, 0)
         os.dup2(log_fd, 1)
         os.dup2(log_fd, 2)
+        _be_killed_first()
         warnings.simplefilter("default")
         function, arguments = pickle.loads(request)
         module, _, name = function.partition(":")
@@ -109,6 +111,12 @@ def _run_job(request: bytes, channel_fd: int, log_fd: int) -> None:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
+
+
+def _be_killed_first() -> None:
+    """Where memory runs out, let the kernel end this job, and not our parent or who else is there."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")
 
 
 def _answer(channel: socket.socket, function: Any, arguments: dict[str, Any]) -> None:
