@@ -92,7 +92,7 @@ def _measure(words: Sequence[str]) -> dict[str, Any]:
         failed = said.strip().splitlines()[-1] if said.strip() else f"exit code {process.returncode}"
     ended = time.time() - started
     return {
-        "machine": environment.describe(),
+        "machine": {name: word for name, word in environment.describe().items() if name != "exporter-run"},
         "date": date.today().isoformat(),
         "command": " ".join(["python", "benchmarks/large.py", *sys.argv[1:]]),
         "transformers": version("transformers"),
@@ -102,8 +102,16 @@ def _measure(words: Sequence[str]) -> dict[str, Any]:
         "failed": failed,
         "steps": steps([event for event in events if "stage" in event], sampler.samples, started, ended),
         "parity": {event["variant"]: event["parity"] for event in events if "parity" in event},
-        "samples": [(round(at, 1), round(gb, 3)) for at, gb in sampler.samples],
+        "samples": peaks(sampler.samples),
     }
+
+
+def peaks(samples: Sequence[tuple[float, float]]) -> list[tuple[int, float]]:
+    """The most of each second."""
+    found: dict[int, float] = {}
+    for at, gb in samples:
+        found[int(at)] = max(round(gb, 3), found.get(int(at), 0.0))
+    return sorted(found.items())
 
 
 def steps(
