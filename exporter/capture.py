@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from exporter import carrying, experts, places, recurrent, specialization
+from exporter import carrying, experts, mapped, places, recurrent, specialization
 from exporter import contract as contracts
 from exporter.errors import ExportError
 from exporter.expressions import Expression
@@ -105,8 +105,11 @@ class Program:
 
 
 def load_program(file: Path) -> torch.export.ExportedProgram:
-    """A saved program, fit to be decomposed: torch loads ranges of derived dimensions among those of symbols."""
-    program = torch.export.load(file)
+    """A saved program with mapped weights, fit to be decomposed.
+
+    torch loads ranges of derived dimensions among those of symbols.
+    """
+    program = mapped.load(file)
     for node in program.graph.nodes:
         environment = getattr(getattr(node.meta.get("val"), "fake_mode", None), "shape_env", None)
         if environment is not None:

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 
-from exporter import experts, places, values
+from exporter import experts, places, values, widening
 from exporter.errors import ExporterError, ExportError
 from exporter.records import Tolerance
 from exporter.values import Tensors
+
+Made = TypeVar("Made")
 
 _MISNAMED = re.compile(r"unexpected keyword argument|missing \d+ required (positional|keyword-only) argument")
 
@@ -30,21 +33,35 @@ def references(
 ) -> tuple[list[Tensors], str]:
     """The references for the inputs `data`, and what they are; `eager` are the outputs in the model's own precision."""
     try:
-        with in_float64(module), experts.dense(module):
-            return [
-                widen(run(module, _to_float64(one), "cpu"), e) for one, e in zip(data, eager, strict=True)
-            ], "float64"
+        return in_double(module, lambda: _widened(module, data, eager)), "float64"
     except Exception:  # whatever a model does that was not written for float64
         return [tuple(t.double() if t.is_floating_point() else t for t in one) for one in eager], "eager"
     finally:
         module.to(device)
 
 
-@contextlib.contextmanager
-def in_float64(module: torch.nn.Module) -> Iterator[None]:
-    """Parameters and buffers in float64, and back to the very tensors they were."""
+def in_double(module: torch.nn.Module, compute: Callable[[], Made]) -> Made:
+    """What `compute` gives while the module is in float64 on the CPU, its weights widened at each use where all at once
+    are too large."""
     module.to("cpu")
-    tensors = [t for t in [*module.parameters(), *module.buffers()] if t.is_floating_point()]
+    with experts.dense(module):
+        if not widening.fits(module):
+            try:
+                with widening.at_each_use(module) as others, _in_float64(others):
+                    return compute()
+            except Exception:  # whatever goes wrong with weights that are not what they seem
+                widening.allow_all_where_they_fit(module)
+        with _in_float64(widening.floating(module)):
+            return compute()
+
+
+def _widened(module: torch.nn.Module, data: Sequence[Tensors], eager: Sequence[Tensors]) -> list[Tensors]:
+    return [widen(run(module, _to_float64(one), "cpu"), e) for one, e in zip(data, eager, strict=True)]
+
+
+@contextlib.contextmanager
+def _in_float64(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """These tensors in float64, and back to the very tensors they were."""
     kept = [t.data for t in tensors]
     default = torch.get_default_dtype()
     try:

@@ -75,6 +75,11 @@ class Child:
             line = self.readline(timeout)
         return self._outcome(outcome, None)
 
+    def say(self, text: str) -> None:
+        """Send the job a line; nothing where it has ended, which `wait` then tells."""
+        with contextlib.suppress(OSError):
+            self.channel.sendall(f"{text}\n".encode())
+
     def readline(self, timeout: float | None) -> str:
         """The next line that is not empty; "" at the end. TimeoutError after `timeout` seconds."""
         self.channel.settimeout(timeout)
@@ -262,6 +267,42 @@ class _Lent(Zygote):
         self._closed = True
         for child in self._children:
             child.kill()
+
+
+class Holder(Zygote):
+    """A zygote that was forked from another and has loaded something: jobs forked from it share that memory.
+
+    Closing it ends its jobs, and itself.
+    """
+
+    def __init__(self, child: Child, environment: dict[str, str]) -> None:
+        """`child` runs a job that goes on with `zygote.attend` of a socket that it receives on its channel."""
+        self.environment = environment
+        self._child = child
+        self._lock = threading.Lock()
+        self._ready = self._closed = False
+        self._children = []
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            socket.send_fds(child.channel, [b"\n"], [theirs.fileno()])
+
+    @property
+    def alive(self) -> bool:
+        return not self._closed and not self._child.finished
+
+    def close(self) -> None:
+        self._closed = True
+        for child in self._children:
+            child.kill()
+        self._control.close()
+        self._child.kill()
+
+    def _died(self) -> JobError:
+        try:
+            self._child.wait(None)
+        except JobError as error:
+            return error
+        return JobError(f"{self._child.name} ended early", "", self._child.tail())
 
 
 class Zygotes:

@@ -56,6 +56,7 @@ class Prepared:
     capture_sizes: dict[str, int]
     weights: str
     parameters: int
+    weight_bytes: int  # of parameters and buffers
     capture_s: float
     warnings: tuple[str, ...] = ()
     ops: tuple[str, ...] = ()  # namespaces of operators outside torch's own in the exported program

@@ -37,8 +37,11 @@ class Judging:
         self._opened: list[Session] = []
         self._lock = threading.Lock()
 
-    def judge(self, record: VariantRecord, prepared: Prepared) -> VariantRecord:
-        """The variant with what its sessions gave, put into the draft. JobError when the run is stopped."""
+    def judge(self, record: VariantRecord, prepared: Prepared, keep: bool = True) -> VariantRecord:
+        """The variant with what its sessions gave, put into the draft. JobError when the run is stopped.
+
+        Where the run is timed its sessions stay open, unless `keep` says that there is no memory for that.
+        """
         self.listener.stage(record.name, "check")
         live = self._live(record, prepared)
         results: list[SessionRecord] = []
@@ -58,7 +61,7 @@ class Judging:
             if self.stopping:
                 raise JobError("stopped")
             results.append(result)
-            if session is not None and self.request.bench:
+            if session is not None and self.request.bench and keep:
                 self.sessions[record.name, kind] = session
             elif session is not None:
                 session.close()

@@ -100,9 +100,23 @@ def _flat_inputs(
     return flattening.flatten_inputs(model, inputs)
 
 
+_held: list[tuple[Job, Loaded]] = []  # what this process, or the one that it was forked from, has loaded for others
+
+
+def hold(job: Job) -> None:
+    """Load recipe and model for the jobs that will be forked from this process."""
+    _held[:] = [(job, load_model(job))]
+
+
 def load_model(job: Job) -> Loaded:
-    """Load recipe and model as the job says, in eval mode, on its device. RecipeError when the recipe is at fault."""
+    """Recipe and model as the job says, in eval mode, on its device: those that are held, or else load them.
+
+    RecipeError when the recipe is at fault.
+    """
     server.configure(job.options)
+    for held, loaded in _held:
+        if replace(held, options=job.options) == job and held.options.device == job.options.device:
+            return _as_prepared(loaded, job)
     recipe = recipes.load(job.source)
     named = job.source.dims if job.source.place != "saved" else ()  # a saved program has named them itself
     if not named:
@@ -125,7 +139,11 @@ def load_model(job: Job) -> Loaded:
     base, symbols = _choose_sizes(recipe, job)
     example = _flat_inputs(recipe, model, base, 0)
     flat = flattening.FlatModule(model, example, job.source.leave_out).eval()
-    loaded = Loaded(recipe, flat, example.names, base, symbols, Snapshot(model), said)
+    return _as_prepared(Loaded(recipe, flat, example.names, base, symbols, Snapshot(model), said), job)
+
+
+def _as_prepared(loaded: Loaded, job: Job) -> Loaded:
+    """With the state that preparing has found, where that was and found any."""
     if job.state_file.is_file():
         loaded.carry(states.load(job.state_file))
     return loaded

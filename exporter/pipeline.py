@@ -22,6 +22,7 @@ from exporter.judging import Judging
 from exporter.listener import Listener
 from exporter.records import EAGER, GoldenRecord, Lifecycle, Manifest, MetricRecord, VariantRecord
 from exporter.request import Request
+from exporter.turns import Turns, cost
 
 
 def run(
@@ -43,6 +44,7 @@ def run(
         alone = stack.enter_context(start()) if request.bench else zygote
         staging = stack.enter_context(publishing.stage(place or request.out))
         current = _Run(request, zygote, alone, staging, listener or Listener())
+        stack.callback(current.turns.close)
         try:
             current.execute()
         except OSError as error:
@@ -73,6 +75,7 @@ class _Run:
         self.draft = Draft(request, staging)
         self.judging = Judging(request, self.job, staging.root, alone, self.draft, listener)
         self.golden = staging.root / bundle.GOLDEN
+        self.turns = Turns(zygote, self.job, request.variants, staging.logs / "prepare.log")
         self.prepared = False
 
     def execute(self) -> None:
@@ -85,19 +88,23 @@ class _Run:
                 self.listener.done(self.draft.keep(_failed(self._begin(variant, "prepare"), "prepare", error)))
             return
         self.prepared = True
+        self.turns.settle(prepared)
         slots = min(len(self.request.variants) or 1, max(2, environment.usable_cpus() // 4))
         with self._pool(slots) as pool:
             golden = pool.submit(self._finish_golden, preparing)
-            ordered = sorted(self.request.variants, key=_cost, reverse=True)
+            ordered = self.turns.in_order(self.request.variants)
             done = [pool.submit(self._export_and_maybe_check, variant, prepared, golden) for variant in ordered]
             for future in [golden, *done]:
                 future.result()
+        self.turns.close()
         if self.request.bench:
             self._check_in_turn(prepared)
             self._time(tuple(prepared.points)[1:])
         self.judging.close()
 
     def _prepare(self) -> tuple[Child, Prepared]:
+        self.listener.stage(EAGER, "load model")
+        self.turns.load(self.request.timeout)
         child = self._begin_to_prepare(self.request.needs_program)
         try:
             return child, self._prepared(child)
@@ -110,8 +117,7 @@ class _Run:
             return child, prepared
 
     def _begin_to_prepare(self, capture_program: bool) -> Child:
-        """A job that has loaded the model and found its contract."""
-        self.listener.stage(EAGER, "load model")
+        """A job that has the model and has found its contract."""
         arguments = {
             "job": self.job,
             "capture_program": capture_program,
@@ -119,7 +125,8 @@ class _Run:
             "golden_path": self.golden,
             "precisions": self.request.precisions,
         }
-        child = self.zygote.spawn("prepare", "exporter.steps:prepare", arguments, self.staging.logs / "prepare.log")
+        self.listener.stage(EAGER, "capture" if capture_program else "find contract")
+        child = self.turns.prepare(arguments)
         child.expect("loaded", self.request.timeout)
         return child
 
@@ -135,15 +142,17 @@ class _Run:
         )
         warnings = self.request.warnings + prepared.warnings
         self.draft.update(model=model, contract=prepared.contract, points=prepared.points, warnings=warnings)
-        self.listener.stage(EAGER, "golden")
         return prepared
 
     def _finish_golden(self, child: Child) -> None:
         try:
-            findings: Findings = child.wait(self.request.timeout)
-        except ExporterError:
+            with self.turns.golden() as allowed:
+                self.listener.stage(EAGER, "golden")
+                child.say(str(allowed))
+                findings: Findings = child.wait(self.request.timeout)
+        except ExporterError as error:
             disk.probe_space(self.staging.root)
-            raise
+            raise self.turns.explain_golden(error) from error
         golden = GoldenRecord(
             bundle.record(self.golden),
             findings.cases,
@@ -173,21 +182,27 @@ class _Run:
         return None
 
     def _export_and_maybe_check(self, variant: targets.Variant, prepared: Prepared, golden: Future[None]) -> None:
-        record = self._export(variant, prepared)
+        with self.turns.export(variant) as zygote:
+            record = self._explained(self._export(variant, prepared, zygote))
         if record.status == "passed" and not self.request.bench:
             golden.result()
-            record = self.judging.judge(record, prepared)
+            with self.turns.check(variant):
+                record = self._explained(self.judging.judge(record, prepared))
         if record.status == "failed" or not self.request.bench:
             self.listener.done(record)
         else:
             self.listener.stage(record.name, "waiting")
+
+    def _explained(self, record: VariantRecord) -> VariantRecord:
+        explained = self.turns.explain(record)
+        return self.draft.keep(explained) if explained != record else record
 
     def _begin(self, variant: targets.Variant, log: str = "") -> VariantRecord:
         name = variant.name
         log = f"{bundle.LOGS}/{bundle.stem(log or name)}.log"
         return VariantRecord(name, variant.target, "passed", "export", reproduce=self.request.reproduce(name), log=log)
 
-    def _export(self, variant: targets.Variant, prepared: Prepared) -> VariantRecord:
+    def _export(self, variant: targets.Variant, prepared: Prepared, zygote: Zygote) -> VariantRecord:
         record, target = self._begin(variant), variant.target
         promised = replace(prepared.contract, precision=variant.precision)
         if targets.is_live(variant):
@@ -195,7 +210,7 @@ class _Run:
         self.listener.stage(record.name, "export")
         path = self.staging.root / variant.artifact
         try:
-            exported, seconds = self._run_export(variant, prepared, path, self.staging.root / record.log)
+            exported, seconds = self._run_export(variant, prepared, path, self.staging.root / record.log, zygote)
         except ExporterError as error:
             disk.probe_space(self.staging.root)  # where the disk is full, that is what failed, and ends the run
             for left in self.staging.root.glob(f"{path.name}*"):
@@ -219,9 +234,9 @@ class _Run:
         )
 
     def _run_export(
-        self, variant: targets.Variant, prepared: Prepared, path: Path, log: Path
+        self, variant: targets.Variant, prepared: Prepared, path: Path, log: Path, zygote: Zygote
     ) -> tuple[targets.Exported, float]:
-        niceness = 0 if variant == max(self.request.variants, key=_cost) else BACKGROUND
+        niceness = 0 if variant == max(self.request.variants, key=cost) else BACKGROUND
         options = replace(self.job.options, variant=variant.setting, precision=variant.precision, niceness=niceness)
         arguments = {
             "job": replace(self.job, options=options),
@@ -229,7 +244,7 @@ class _Run:
             "target": variant.target,
             "path": path,
         }
-        exported: tuple[targets.Exported, float] = self.zygote.run(
+        exported: tuple[targets.Exported, float] = zygote.run(
             f"export to {variant.name}", "exporter.steps:export_variant", arguments, log, self.request.timeout
         )
         return exported
@@ -237,7 +252,11 @@ class _Run:
     def _check_in_turn(self, prepared: Prepared) -> None:
         eager = VariantRecord(EAGER, EAGER, "passed", contract=prepared.contract, log=f"{bundle.LOGS}/eager.log")
         for record in (eager, *(r for r in self.draft.manifest.variants if r.status == "passed")):
-            self.judging.judge(record, prepared)
+            keep = record.name == EAGER or self.turns.keeps(record)
+            if not keep:
+                note = "not timed: there is no memory for it beside the others; export it alone"
+                record = replace(record, notes=(*record.notes, note))
+            self._explained(self.judging.judge(record, prepared, keep))
 
     def _time(self, points: tuple[str, ...]) -> None:
         baseline = EAGER, "python"
@@ -266,6 +285,7 @@ class _Run:
     def stop(self) -> None:
         """End every child; what they were about is not recorded as a failure."""
         self.judging.stop()
+        self.turns.close()
         self.zygote.close()
         self.alone.close()
         self.judging.close()
@@ -286,11 +306,6 @@ def _last_words(error: JobError) -> str:
 
 def _about_export(prepared: Prepared) -> tuple[str, ...]:
     return tuple(warning for warning in prepared.warnings if warning.startswith("torch.export "))
-
-
-def _cost(variant: targets.Variant) -> int:
-    """How long its export takes, against others'; nothing for what is not exported."""
-    return 0 if targets.is_live(variant) else targets.get(variant.target).cost
 
 
 def _failed(record: VariantRecord, stage: str, error: ExporterError) -> VariantRecord:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from exporter import cases, diagnosis, eager, experts, places, precision, values
+from exporter import cases, diagnosis, eager, places, precision, values
 from exporter.cases import Inputs
 from exporter.contract import Sizes, describe
 from exporter.flattening import FlatModule, Tensors
@@ -60,19 +60,29 @@ class Calls:
         outputs = eager.run(flat, data, device)
         return outputs + tuple(t.cpu() for t in self.state.now(self.module.model)) if self.outside else outputs
 
-    def references(self, given: Sequence[Tensors], outputs: Run) -> tuple[Run, bool]:
-        """What float64 gives for one sequence, on the CPU; and whether it does, else what eager gives stands for it."""
-        wide = [tuple(t.double() if t.is_floating_point() else t for t in data) for data in given]
+    def references(self, given: Sequence[Run], outputs: Sequence[Run]) -> tuple[list[Run], bool]:
+        """What float64 gives for each sequence, on the CPU; and whether it does, else eager's own stands for it."""
+        wide = [[_to_float64(data) for data in sequence] for sequence in given]
         device = str(next(iter(self.module.model.parameters()), torch.empty(0)).device)
+
+        def run_all() -> list[Run]:
+            return [self.run(sequence, "cpu", Form(torch.float64, "cpu")) for sequence in wide]
+
         try:
-            with eager.in_float64(self.module), experts.dense(self.module):
-                found = self.run(wide, "cpu", Form(torch.float64, "cpu"))
-            return [eager.widen(f, o) for f, o in zip(found, outputs, strict=True)], True
+            return list(map(_widen, eager.in_double(self.module, run_all), outputs)), True
         except Exception:  # whatever a model does that was not written for float64
-            return [eager.widen(o, o) for o in outputs], False
+            return list(map(_widen, outputs, outputs)), False
         finally:
             self.module.to(device)
             self.held.restore()
+
+
+def _to_float64(data: Tensors) -> Tensors:
+    return tuple(t.double() if t.is_floating_point() else t for t in data)
+
+
+def _widen(found: Run, outputs: Run) -> Run:
+    return [eager.widen(f, o) for f, o in zip(found, outputs, strict=True)]
 
 
 def make(
@@ -96,14 +106,15 @@ def make(
         given = [data for data in changed if data is not None]
         if len(given) == STEPS and _is_settled(calls, given, device, tolerance):
             chosen[f"{describe(plan[0][0])} {change}", plan[0][1]] = given
-    made: list[list[Case]] = []
-    wide = True
-    for (name, seed), given in chosen.items():
+    outputs: list[Run] = []
+    for (name, _), given in chosen.items():
         with eager.naming(name):
-            outputs = calls.run(given, device)
-        references, is_wide = calls.references(given, outputs)
-        wide = wide and is_wide
-        made.append(list(_cases(calls, name, seed, given, outputs, references)))
+            outputs.append(calls.run(given, device))
+    references, wide = calls.references(list(chosen.values()), outputs)
+    made = [
+        list(_cases(calls, name, seed, given, got, reference))
+        for ((name, seed), given), got, reference in zip(chosen.items(), outputs, references, strict=True)
+    ]
     repeats = all(map(alike, calls.run(first, device), calls.run(first, device)))
     if not repeats:
         notes.append(f"{diagnosis.UNSTEADY}: the model draws random numbers")
@@ -153,7 +164,7 @@ def _is_settled(calls: Calls, given: Run, device: str, tolerance: Tolerance) -> 
     try:
         outputs = calls.run(given, device)
         others = [calls.run([values.perturbed(data, sign) for data in given], device) for sign in (1, -1)]
-        others.append(calls.references(given, outputs)[0])
+        others.append(calls.references([given], [outputs])[0][0])
     except Exception:  # whatever a model raises at values that it was not made for
         return False
     return all(values.settled(o, a, tolerance) for other in others for o, a in zip(outputs, other, strict=True))

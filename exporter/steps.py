@@ -26,6 +26,7 @@ from exporter import (
     samples,
     sequences,
     targets,
+    widening,
 )
 from exporter import state as states
 from exporter.errors import ExportError
@@ -36,7 +37,7 @@ from exporter.parity import PRECISIONS, TOLERANCES
 from exporter.records import EAGER, Contract, Range, Tolerance
 from exporter.session import server
 from exporter.state import StatefulModule
-from exporter.zygote import tell
+from exporter.zygote import hear, tell
 
 SAMPLES = range(7000, 7008)  # seeds of what is calibrated with: none of the golden's
 
@@ -69,6 +70,7 @@ def prepare(
         capture_sizes=captured.sizes,
         weights=weights,
         parameters=sum(p.numel() for p in loaded.module.parameters()),
+        weight_bytes=_weight_bytes(loaded.module),
         capture_s=time.perf_counter() - started if capture_program else 0.0,
         warnings=tuple(dict.fromkeys(loaded.warnings)),
         ops=tuple(captured.ops),
@@ -78,6 +80,7 @@ def prepare(
         narrowings=tuple(captured.narrowings),
     )
     tell(channel, "prepared", prepared)
+    widening.allow(int(hear(channel)))  # the golden's turn has come, with as many bytes for float64 weights
     stand_back(BACKGROUND)  # the exports have waited for this; from here on they run beside it
     plan = contract.probe_plan(loaded.base, loaded.symbols, points.values())
     for narrowed in captured.narrowings:
@@ -136,6 +139,11 @@ def measure(channel: socket.socket, job: Job, outputs: Path, names: tuple[str, .
     """The recipe's metric of what a session gave for its samples, from the file that it wrote them to."""
     server.configure(job.options)
     return samples.evaluate(recipes.load(job.source), [tuple(one) for one in torch.load(outputs)], names)
+
+
+def _weight_bytes(module: torch.nn.Module) -> int:
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in module.state_dict().values()}
+    return sum(storage.nbytes() for storage in storages.values())
 
 
 def _weights_used(asked: str, loaded: Loaded) -> str:

@@ -22,6 +22,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from exporter import places
@@ -40,9 +41,14 @@ def serve(control: socket.socket, modules: Sequence[str]) -> None:
     for module in modules:
         with contextlib.suppress(Exception):
             importlib.import_module(module)
-    gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever started us may ignore it: who ended would be gone unasked
+    attend(control)
+
+
+def attend(control: socket.socket) -> None:
+    """Say that this process is ready, and fork for each request: for whoever has one thread, and something to share."""
+    gc.freeze()
     supervisors: list[int] = []
     control.sendall(b"ready")
     while True:
@@ -91,6 +97,7 @@ def _run_job(request: bytes, channel_fd: int, log_fd: int) -> None:
         os.dup2(null, 0)
         os.dup2(log_fd, 1)
         os.dup2(log_fd, 2)
+        _be_killed_first()
         warnings.simplefilter("default")
         function, arguments = pickle.loads(request)
         module, _, name = function.partition(":")
@@ -104,6 +111,12 @@ def _run_job(request: bytes, channel_fd: int, log_fd: int) -> None:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
+
+
+def _be_killed_first() -> None:
+    """Where memory runs out, let the kernel end this job, and not our parent or who else is there."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")
 
 
 def _answer(channel: socket.socket, function: Any, arguments: dict[str, Any]) -> None:
@@ -123,6 +136,14 @@ def _answer(channel: socket.socket, function: Any, arguments: dict[str, Any]) ->
 def tell(channel: socket.socket, kind: str, value: Any) -> None:
     """Send a message to the parent, as one line; the empty line before it ends one that was cut short."""
     channel.sendall(b"\n" + pickle.dumps((kind, value)).hex().encode() + b"\n")
+
+
+def hear(channel: socket.socket) -> str:
+    """The next line from the parent; EOFError where it has gone."""
+    with channel.makefile("r", encoding="utf-8") as lines:
+        if line := lines.readline():
+            return line
+    raise EOFError("the parent has gone")
 
 
 if __name__ == "__main__":

@@ -59,6 +59,10 @@ def segfault(channel: socket.socket) -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
+def oom_score(channel: socket.socket) -> int:
+    return int(Path("/proc/self/oom_score_adj").read_text())
+
+
 def be_killed(channel: socket.socket) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -117,6 +117,11 @@ def test_a_job_that_hangs_takes_its_children_with_it(spawn, tmp_path: Path) -> N
         assert ends(lambda pid=pid: alive(pid))
 
 
+def test_the_kernel_kills_jobs_before_their_parent(spawn) -> None:
+    own = int(Path("/proc/self/oom_score_adj").read_text())
+    assert spawn("oom_score").wait(60) == 500 > own
+
+
 def test_a_job_that_is_killed_from_outside(spawn) -> None:
     child = spawn("ignore_the_channel_and_sleep")
     os.killpg(child.group, signal.SIGKILL)

@@ -289,7 +289,7 @@ def test_the_reference_carries_a_state_of_its_own_in_float64() -> None:
     calls = Calls(StatefulModule(model, example, kept), held, outside=True)
     given = [(stateful.reassigned.inputs(),) for _ in range(5)]
     outputs = calls.run(given, "cpu")
-    references, is_wide = calls.references(given, outputs)
+    (references,), is_wide = calls.references([given], [outputs])
     assert is_wide
     assert [t.dtype for t in references[-1]] == [torch.float64, torch.float64]
     assert [t.dtype for t in outputs[-1]] == [torch.float32, torch.float32]

@@ -17,6 +17,8 @@ from exporter.causes._cause import Cause
 from exporter.places import place
 
 INT8 = "ship bf16 or fp16, or int8 by another target"  # where nothing better is known of a quantized variant
+OUT_OF_MEMORY = "out-of-memory"
+ENDED = "was ended by SIGKILL"  # by whom, the text does not tell
 REASON = 320  # characters of a raw message that a reason keeps
 CAUSES: tuple[Cause, ...] = (
     *_values.CAUSES,

@@ -112,6 +112,7 @@ class Target(Protocol):
     native: bool  # whether exporter-run takes the artifact
     needs_program: bool  # whether it starts from program.exported
     assumes: tuple[str, ...]  # which narrowings of the exported program hold for its artifacts: graph, guards, code
+    # needs_module: bool, where it starts from program.module too; the opposite of needs_program where it does not say
     cost: int  # how long its export takes, roughly, against trace: the costliest starts first
 
     def export(self, program: Program, path: Path, options: Options) -> Exported:

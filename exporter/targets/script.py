@@ -30,6 +30,7 @@ requires = ("torch",)
 native = True
 needs_program = True
 assumes = ("graph",)
+needs_module = True
 cost = 2
 read_contract = contract.read_zip
 

@@ -1,0 +1,46 @@
+"""What a process and all that it started take of memory, sampled: pages that several share count once (PSS)."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from pathlib import Path
+
+INTERVAL_S = 0.2
+
+
+def memory_gb(root: int) -> float:
+    """Proportional set sizes of a process and its descendants, added up, in GB (10^9 bytes)."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry.name))
+    family, found = [root], 0.0
+    for process in family:  # grows meanwhile
+        family += children.get(process, [])
+        with contextlib.suppress(OSError):  # it has ended
+            lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+            found += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024 / 1e9
+    return found
+
+
+class Sampler(threading.Thread):
+    """Samples (seconds since `started`, GB) of a process and its descendants until `stop`."""
+
+    def __init__(self, root: int, started: float) -> None:
+        super().__init__(daemon=True)
+        self.samples: list[tuple[float, float]] = []
+        self._tree_root, self._since, self._stopping = root, started, threading.Event()
+
+    def run(self) -> None:
+        """Sample until told to stop."""
+        while not self._stopping.wait(INTERVAL_S):
+            self.samples.append((time.time() - self._since, memory_gb(self._tree_root)))
+
+    def stop(self) -> None:
+        """Sample no more."""
+        self._stopping.set()
+        self.join()

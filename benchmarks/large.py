@@ -1,0 +1,250 @@
+"""GPT-2 of 0.1, 0.4, 0.8 and 1.5 billion parameters through trace, compile and onnx: memory and time of each step.
+
+Memory is that of the whole process tree, by proportional set size (pages that processes share count once), sampled
+every 0.2 s. Beside exporter, torch's own calls for compile (load, torch.export, AOTInductor with frozen weights) run in
+one process. Writes `raw.json` and `large.md` into --out; exits with 1 when a variant failed or a limit is passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import _tree
+
+from exporter import environment
+from exporter.disk import write_atomic
+from exporter.listener import Listener
+from exporter.records import VariantRecord
+
+HERE = Path(__file__).parent
+SIZES = {"0.1": "Small", "0.4": "Medium", "0.8": "Large", "1.5": "XL"}  # of _gpt2.py
+TARGETS = "trace,compile,onnx"
+FACTOR, FIXED_GB, MARGIN = 3.5, 2.0, 1.1  # what is promised: of the weights, beside them, and over torch's own compile
+EVENT = "EVENT "
+
+
+def main() -> None:
+    """Measure what is asked for, and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", default=",".join(SIZES), help="in billions of parameters, between commas")
+    parser.add_argument("--targets", default=TARGETS)
+    parser.add_argument("--resume", action="store_true", help="measure only what raw.json lacks or has as failed")
+    parser.add_argument("--render", action="store_true", help="measure nothing: make the table of raw.json again")
+    parser.add_argument("--timeout", type=float, default=7200.0, help="seconds that one job may take")
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "large")
+    parser.add_argument("--export", nargs=2, metavar=("SIZE", "BUNDLE"), help=argparse.SUPPRESS)
+    parser.add_argument("--bare", metavar="SIZE", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.export:
+        return _export(*arguments.export, arguments.targets, arguments.timeout)
+    if arguments.bare:
+        return _compile_bare(arguments.bare)
+    raw = arguments.out / "raw.json"
+    kept = arguments.resume or arguments.render
+    found: dict[str, Any] = json.loads(raw.read_text()) if kept and raw.is_file() else {}
+    for size in [] if arguments.render else arguments.sizes.split(","):
+        for kind, command in (
+            ("exporter", ["--export", size, "BUNDLE", "--targets", arguments.targets]),
+            ("torch", ["--bare", size]),
+        ):
+            if kind == "torch" and "compile" not in arguments.targets:
+                continue
+            key = f"{size} {kind}"
+            if key in found and not found[key]["failed"]:
+                continue
+            found[key] = _measure([*command, "--timeout", str(arguments.timeout)])
+            print(f"{key}: {found[key]['peak_gb']:.2f} GB, {found[key]['seconds']:.0f} s {found[key]['failed']}")
+            arguments.out.mkdir(parents=True, exist_ok=True)
+            write_atomic(raw, json.dumps(found, indent=1) + "\n")
+    table, kept_promises = render(found)
+    (arguments.out / "large.md").write_text(table)
+    print(table)
+    sys.exit(0 if kept_promises else 1)
+
+
+def _measure(words: Sequence[str]) -> dict[str, Any]:
+    """Run this file in another process, with what it says of its steps, and what it and its children take meanwhile."""
+    with tempfile.TemporaryDirectory(prefix="large-") as folder:
+        words = [folder + "/bundle" if word == "BUNDLE" else word for word in words]
+        there = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": folder + "/cache"}
+        started = time.time()
+        with subprocess.Popen(
+            [sys.executable, __file__, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=there
+        ) as process:
+            sampler = _tree.Sampler(process.pid, started)
+            sampler.start()
+            said = process.communicate()[0]
+            sampler.stop()
+    events = [json.loads(line.removeprefix(EVENT)) for line in said.splitlines() if line.startswith(EVENT)]
+    failed = "; ".join(event["failed"] for event in events if event.get("failed"))
+    if process.returncode and not failed:
+        failed = said.strip().splitlines()[-1] if said.strip() else f"exit code {process.returncode}"
+    ended = time.time() - started
+    return {
+        "machine": {name: word for name, word in environment.describe().items() if name != "exporter-run"},
+        "date": date.today().isoformat(),
+        "command": " ".join(["python", "benchmarks/large.py", *sys.argv[1:]]),
+        "transformers": version("transformers"),
+        "weights_gb": next((event["weights_gb"] for event in events if "weights_gb" in event), None),
+        "seconds": ended,
+        "peak_gb": max((gb for _, gb in sampler.samples), default=0.0),
+        "failed": failed,
+        "steps": steps([event for event in events if "stage" in event], sampler.samples, started, ended),
+        "parity": {event["variant"]: event["parity"] for event in events if "parity" in event},
+        "samples": peaks(sampler.samples),
+    }
+
+
+def peaks(samples: Sequence[tuple[float, float]]) -> list[tuple[int, float]]:
+    """The most of each second."""
+    found: dict[int, float] = {}
+    for at, gb in samples:
+        found[int(at)] = max(round(gb, 3), found.get(int(at), 0.0))
+    return sorted(found.items())
+
+
+def steps(
+    events: Sequence[Mapping[str, Any]], samples: Sequence[tuple[float, float]], started: float, ended: float
+) -> dict[str, dict[str, float]]:
+    """Begin, seconds and the tree's peak of each step: from its event to the same variant's next, or to the end."""
+    found: dict[str, dict[str, float]] = {}
+    for place, event in enumerate(events):
+        if event["stage"] in ("waiting", "done"):
+            continue
+        begin = event["at"] - started
+        end = next((e["at"] - started for e in events[place + 1 :] if e["variant"] == event["variant"]), ended)
+        peak = max((gb for at, gb in samples if begin <= at <= end), default=0.0)
+        name = event["stage"] if event["variant"] == "eager" else f"{event['stage']} {event['variant']}"
+        found[name] = {"begin": round(begin, 1), "seconds": round(end - begin, 1), "peak_gb": round(peak, 2)}
+    return found
+
+
+def _say(**event: Any) -> None:
+    print(EVENT + json.dumps({"at": time.time(), **event}), flush=True)
+
+
+class _Speaker(Listener):
+    def stage(self, variant: str, stage: str) -> None:
+        _say(variant=variant, stage=stage)
+
+    def done(self, record: VariantRecord) -> None:
+        _say(variant=record.name, stage="done")
+
+
+def _export(size: str, out: str, names: str, timeout: float) -> None:
+    """What `exporter export --no-bench` does, and says."""
+    from exporter import pipeline, recipes, targets
+    from exporter.request import Request
+
+    source = recipes.find(f"{HERE / '_gpt2.py'}:{SIZES[size]}")
+    request = Request(
+        f"gpt2-{size}",
+        source,
+        tuple(targets.parse(names)),
+        Path(out),
+        threads=environment.usable_cpus(),
+        timeout=timeout,
+        bench=False,
+    )
+    manifest, _ = pipeline.run(request, _Speaker())
+    _say(weights_gb=manifest.model.parameters * 4 / 1e9)
+    for record in manifest.variants:
+        verdicts = {session.session: session.parity.verdict for session in record.sessions if session.parity}
+        failed = f"{record.name}: {record.stage}: {record.reason}" if record.status == "failed" else ""
+        _say(variant=record.name, parity=verdicts, failed=failed)
+
+
+def _compile_bare(size: str) -> None:
+    """torch's own calls, by the book: load, torch.export with dynamic sizes, AOTInductor with frozen weights."""
+    import _gpt2
+    import torch
+
+    torch.set_num_threads(environment.usable_cpus())
+    _say(variant="torch", stage="load")
+    recipe = _gpt2.RECIPES[size]
+    model = recipe.load("random").eval()
+    model.requires_grad_(False)
+    _say(variant="torch", stage="torch.export")
+    dims = {0: torch.export.Dim("batch", min=1, max=4), 1: torch.export.Dim("sequence", min=1, max=64)}
+    with torch.no_grad():
+        program = torch.export.export(model, (), recipe.inputs(2, 16), dynamic_shapes={"input_ids": dims}, strict=False)
+        _say(variant="torch", stage="compile")
+        with tempfile.TemporaryDirectory() as folder:
+            torch._inductor.aoti_compile_and_package(
+                program, package_path=f"{folder}/model.pt2", inductor_configs={"freezing": True}
+            )
+    _say(weights_gb=sum(p.numel() for p in model.parameters()) * 4 / 1e9)
+
+
+def render(found: Mapping[str, Any]) -> tuple[str, bool]:
+    """The table in Markdown, and whether all that was measured passed and kept within its limits."""
+    sizes = [size for size in SIZES if f"{size} exporter" in found]
+    runs = {size: found[f"{size} exporter"] for size in sizes}
+    names = list(dict.fromkeys(name for run in runs.values() for name in run["steps"]))
+    head = ["step", *(f"{size} B: GB" for size in sizes), *(f"{size} B: s" for size in sizes)]
+    rows = [head, ["---"] * len(head)]
+    for name in names:
+        at = [run["steps"].get(name) for run in runs.values()]
+        rows.append(
+            [name, *(f"{s['peak_gb']:.2f}" if s else "" for s in at), *(f"{s['seconds']:.0f}" if s else "" for s in at)]
+        )
+    rows.append(
+        [
+            "**all**",
+            *(f"**{r['peak_gb']:.2f}**" for r in runs.values()),
+            *(f"{r['seconds']:.0f}" for r in runs.values()),
+        ]
+    )
+    bare = [found.get(f"{size} torch") for size in sizes]
+    rows.append(
+        [
+            "torch's own compile",
+            *(f"{b['peak_gb']:.2f}" if b else "" for b in bare),
+            *(f"{b['seconds']:.0f}" if b else "" for b in bare),
+        ]
+    )
+    lines, kept = [], True
+    for size, run in runs.items():
+        claims = list(_claims(run, found.get(f"{size} torch")))
+        kept &= not run["failed"] and all(measured <= limit for _, measured, limit in claims)
+        parity = "; ".join(f"{n} {' '.join(f'{k}: {v}' for k, v in p.items())}" for n, p in run["parity"].items())
+        lines += [f"- {size} B, weights of {run['weights_gb'] or 0:.2f} GB: {run['failed'] or parity}"]
+        lines += [
+            f"  - {'ok' if m <= limit else 'OVER'}: {text}: {m:.2f} GB, at most {limit:.2f}"
+            for text, m, limit in claims
+        ]
+    stamps = {
+        f"{r['date']}, {r['machine'].get('cpu', '')}, torch {r['machine'].get('torch', '')}, transformers "
+        f"{r['transformers']}: `{r['command']}`"
+        for r in found.values()
+    }
+    table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    return "\n".join([*sorted(stamps), "", table, "", *lines, ""]), kept
+
+
+def _claims(run: Mapping[str, Any], bare: Mapping[str, Any] | None) -> list[tuple[str, float, float]]:
+    """(what, GB, the limit): the steps of compile against torch's own, all others against the weights."""
+    if not run["weights_gb"]:
+        return []
+    compiling = run["steps"].get("export compile")
+    window = (compiling["begin"], compiling["begin"] + compiling["seconds"]) if compiling else (0.0, 0.0)
+    rest = max((gb for at, gb in run["samples"] if not window[0] <= at <= window[1]), default=0.0)
+    claims = [("all but the export to compile", rest, FACTOR * run["weights_gb"] + FIXED_GB)]
+    if compiling and bare and not bare["failed"]:
+        claims.append(("the export to compile, against torch's own", compiling["peak_gb"], MARGIN * bare["peak_gb"]))
+    return claims
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""Weights that are float64 to whoever uses them, and are kept in the model's own precision: widened at each use.
+
+Such a weight reports float64, its size and its strides; views of it stay views. Every operation gets what
+`weight.double()` would have been: the same numbers in the same places, so the outputs have the same bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch.utils import _pytree as pytree
+
+from exporter import memory
+
+SMALL = 1 << 20  # bytes: what is smaller is never worth it
+EVERYTHING = 1 << 62
+
+
+class Unable(Exception):
+    """This model's weights cannot be widened at each use."""
+
+
+@dataclass
+class _Room:
+    """Bytes of widened weights that may be kept between uses; `failure` says why the weights' numbers are in doubt."""
+
+    left: int = EVERYTHING
+    failure: str = ""
+
+
+_allowed = _Room()
+
+
+def allow(size: int) -> None:
+    """Let float64 weights take this many bytes in this process; what does not fit there is widened at each use."""
+    _allowed.left = size
+
+
+def floating(module: torch.nn.Module) -> list[torch.Tensor]:
+    """Parameters and buffers that hold floating numbers."""
+    return [t for t in [*module.parameters(), *module.buffers()] if t.is_floating_point()]
+
+
+def fits(module: torch.nn.Module) -> bool:
+    """Whether all its weights may be held in float64 at once."""
+    return sum(t.numel() * 8 for t in floating(module)) <= _allowed.left
+
+
+def allow_all_where_they_fit(module: torch.nn.Module) -> None:
+    """Where widening at each use has failed: all at once, if there is the memory. MemoryError names what it lacks."""
+    needed, there = sum(t.numel() * 8 for t in floating(module)), memory.free()
+    if needed > there:
+        raise MemoryError(f"weights in float64 need {needed / 1e9:.1f} GB, {there / 1e9:.1f} GB are free")
+    allow(EVERYTHING)
+
+
+@contextlib.contextmanager
+def at_each_use(module: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
+    """For a while the large ones among a module's weights are widened at each use; gives the others.
+
+    Afterwards all are the very tensors that they were. Unable where something else refers to a tensor, where one was
+    written to, or where an operation took it apart.
+    """
+    tensors = floating(module)
+    large = [t for t in tensors if t.untyped_storage().nbytes() >= SMALL]
+    others = [t for t in tensors if not any(t is one for one in large)]
+    room = _Room(_allowed.left - sum(t.numel() * 8 for t in others))
+    swapped: list[tuple[torch.Tensor, torch.Tensor]] = []
+    try:
+        for tensor in large:
+            stand_in: Any = _Wide(_Root(tensor.detach(), room))
+            stand_in._is_param = isinstance(tensor, torch.nn.Parameter)
+            _exchange(tensor, stand_in)
+            swapped.append((tensor, stand_in))
+        if sum(isinstance(t, _Wide) for t in floating(module)) != len(large):
+            raise Unable("TorchScript has its own hold on weights")
+        yield others
+    finally:
+        for tensor, stand_in in swapped:
+            _exchange(tensor, stand_in)
+    if room.failure:
+        raise Unable(room.failure)
+
+
+def _exchange(tensor: torch.Tensor, stand_in: torch.Tensor) -> None:
+    """Let each be what the other was, to all that refer to them. Unable where C++ refers to one of them.
+
+    As torch.utils.swap_tensors, which will have no weak references; those that torch.export and recurrent layers leave
+    behind see the stand-in meanwhile, as all others do.
+    """
+    try:
+        torch._C._swap_tensor_impl(tensor, stand_in)
+    except RuntimeError as error:  # TorchScript's, or a view of it
+        raise Unable(str(error)) from error
+    one, other = cast(Any, tensor), cast(Any, stand_in)
+    one.__class__, other.__class__ = other.__class__, one.__class__
+    one.__dict__, other.__dict__ = other.__dict__, one.__dict__
+
+
+class _Root:
+    """A weight in its own precision, and in float64 as long as there is room."""
+
+    def __init__(self, narrow: torch.Tensor, room: _Room) -> None:
+        self.narrow, self.room = narrow, room
+        self._wide: torch.Tensor | None = None
+
+    def wide(self) -> torch.Tensor:
+        """As `tensor.data.double()` gives it."""
+        if self._wide is not None:
+            return self._wide
+        made = self.narrow.double()
+        size = made.untyped_storage().nbytes()
+        if size <= self.room.left:
+            self.room.left -= size
+            self._wide = made
+        return made
+
+
+class _Wide(torch.Tensor):
+    """What stands in for a weight, or for a view of it."""
+
+    _root: _Root
+    _geometry: torch.Tensor  # a float64 tensor without data
+    _is_param: bool
+
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, root: _Root, geometry: torch.Tensor | None = None) -> _Wide:
+        if geometry is None:
+            geometry = torch.empty_like(root.narrow, dtype=torch.float64, device="meta")
+        made: _Wide = torch.Tensor._make_wrapper_subclass(
+            cls,
+            geometry.size(),
+            strides=geometry.stride(),
+            storage_offset=geometry.storage_offset(),
+            dtype=torch.float64,
+            device=root.narrow.device,
+        )
+        made._root, made._geometry = root, geometry
+        return made
+
+    def __init__(self, *_: Any) -> None:
+        super().__init__()
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, _Wide)]
+        if function.is_view and isinstance(args[0], _Wide):
+            views = function(args[0]._geometry, *args[1:], **kwargs)
+            return pytree.tree_map_only(torch.Tensor, lambda view: cls(args[0]._root, view), views)
+        wide = {id(root): root.wide() for root in (one._root for one in given)}
+        if _writes(function, args, kwargs):
+            given[0]._root.room.failure = f"{function} writes to a weight"
+            raise Unable(given[0]._root.room.failure)
+
+        def widened(one: _Wide) -> torch.Tensor:
+            at = one._geometry
+            return wide[id(one._root)].as_strided(at.size(), at.stride(), at.storage_offset())
+
+        args, kwargs = pytree.tree_map_only(_Wide, widened, (tuple(args), kwargs))
+        return function(*args, **kwargs)
+
+
+def _writes(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether an operation changes a stand-in: what it would change is not the weight."""
+    for place, argument in enumerate(function._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = kwargs.get(argument.name, args[place] if place < len(args) else None)
+            if any(isinstance(leaf, _Wide) for leaf in pytree.tree_leaves(value)):
+                return True
+    return False

@@ -1,0 +1,64 @@
+"""Recipes for what is said and done about memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import torch
+from recipes_shared import Mlp, inputs
+
+
+class counted:
+    """Writes a line for each time that it is loaded."""
+
+    sizes = {"batch": (1, 8)}
+    inputs = staticmethod(inputs)
+
+    @staticmethod
+    def load(weights: str) -> torch.nn.Module:
+        with Path(os.environ["LOADED"]).open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        return Mlp()
+
+
+class threaded(counted):
+    """Leaves a thread behind, which a fork would lose."""
+
+    @staticmethod
+    def load(weights: str) -> torch.nn.Module:
+        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+        return counted.load(weights)
+
+
+class Greedy(Mlp):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.jit.is_tracing():
+            x = x + torch.zeros(10**9, dtype=torch.float64).sum()
+        return super().forward(x)
+
+
+class Killed(Mlp):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.jit.is_tracing():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(x)
+
+
+class greedy:
+    """Takes 8 GB while it is traced."""
+
+    sizes = {"batch": (1, 8)}
+    inputs = staticmethod(inputs)
+    load = staticmethod(lambda weights: Greedy())
+
+
+class killed:
+    """Is killed while it is traced."""
+
+    sizes = {"batch": (1, 8)}
+    inputs = staticmethod(inputs)
+    load = staticmethod(lambda weights: Killed())
