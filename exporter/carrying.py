@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from exporter import contract as contracts
-from exporter import state as states
 from exporter import torchscript
 from exporter.errors import ContractError, ExportError
 from exporter.expressions import Expression
@@ -29,6 +28,8 @@ def name(index: int) -> str:
 
 def fixed_initial(contract: Contract) -> list[torch.Tensor]:
     """The initial state at its sizes. ExportError where these follow the inputs': a buffer has one size."""
+    from exporter import state as states
+
     made = []
     for tensor in contract.state.tensors if contract.state else ():
         moving = [dim for dim in tensor.shape if isinstance(dim, str)]
@@ -70,6 +71,8 @@ def module(function: torch.nn.Module, contract: Contract, device: str) -> torch.
 def script_module(function: torch.jit.ScriptModule, contract: Contract, device: str) -> torch.jit.ScriptModule:
     """The function with its state in attributes, of any size, and a method `reset` that begins again from the start."""
     import torch
+
+    from exporter import state as states
 
     assert contract.state is not None
     shell = torch.nn.Module()
@@ -183,6 +186,8 @@ class Carried:
 
 def initial(contract: Contract, inputs: Tensors) -> Tensors:
     """The initial state at the sizes of these inputs, on their device."""
+    from exporter import state as states
+
     sizes = _symbols(contract, inputs)
     return tuple(
         states.initial(tensor).to(inputs[0].device).expand(contracts.shape_at(tensor.spec, sizes)).clone()

@@ -135,8 +135,8 @@ def test_a_model_that_remembers_in_attributes_is_told_by_their_names() -> None:
 
     plan, tolerance = [({"batch": 2}, 0)], Tolerance(1e-4, 1e-5, 2.0)
     _, findings = cases.make(Remembers(), lambda sizes, seed: (torch.ones(2, 3),), plan, {}, tolerance, "cpu")
-    told = "the model changes its steps, history.0 at each call"
-    assert findings.notes == (f"{diagnosis.UNSTEADY}: {told}",)
+    (note,) = findings.notes
+    assert note.startswith(f"{diagnosis.UNSTEADY}: the model changes its steps, history.")
 
 
 class Short(torch.nn.Module):
@@ -221,7 +221,7 @@ def written(path: Path, **changes: Any) -> Path:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"schema": 2}, {"cases": [{}]}, {"cases": 3}, {"tolerance": {}}, {"tolerance": None}]
+    "changes", [{"schema": 3}, {"cases": [{}]}, {"cases": 3}, {"tolerance": {}}, {"tolerance": None}]
 )
 def test_goldens_of_another_form(tmp_path: Path, changes: dict[str, Any]) -> None:
     with pytest.raises(ArtifactError, match=r"golden\.pt"):

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import stateful
 import torch
+from recipes import stateful
 from torch import nn
 
 from exporter import contract, eager, flattening, golden, snapshot, state
