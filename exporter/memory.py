@@ -69,10 +69,10 @@ class Need:
         return round(self.weights * weights + self.fixed)
 
 
-# Rounded up from what processes took beyond what they share with the one that loaded the model (proportional set size,
-# GPT-2 of 0.1 and 0.4 billion parameters, torch 2.14, 2 cores, benchmarks/large.py): at 0.4 (1.42 GB) trace 1.4 GB,
-# compile 6.2, onnx 3.5, the golden 1.4 beside float64 weights, sessions 2 to 3.5. script and export were not measured
-# at that size. "" stands for whatever is not named.
+# Rounded up from proportional set sizes with GPT-2 of 0.4 billion parameters (1.42 GB; torch 2.14, 2 cores, 2026-11-22): the
+# tree peaked at 7.1 GB in the export to compile and at 4.3 in onnx's, about 0.9 of it in processes that do not grow; a
+# trace's job took 1.9 GB, a session of it 3.0, the golden's job 2.7. script and export are guesses from those.
+# "" stands for whatever is not named.
 EXPORTS = {
     "trace": Need(1.2, 0.8 * GB),
     "script": Need(1.5, 1.0 * GB),
