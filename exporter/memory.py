@@ -69,8 +69,10 @@ class Need:
         return round(self.weights * weights + self.fixed)
 
 
-# Measured by benchmarks/large.py with GPT-2 of 0.1 to 0.8 billion parameters on 2 cores: the most that the process
-# took beyond what it shares with the one that loaded the model. "" stands for whatever is not named.
+# Rounded up from proportional set sizes with GPT-2 of 0.4 billion parameters (1.42 GB; torch 2.14, 2026-11-22): the
+# tree peaked at 7.1 GB in the export to compile and at 4.3 in onnx's, about 0.9 of it in processes that do not grow; a
+# trace's job took 1.9 GB, a session of it 3.0, the golden's job 2.7. script and export are guesses from those.
+# "" stands for whatever is not named.
 EXPORTS = {
     "trace": Need(1.2, 0.8 * GB),
     "script": Need(1.5, 1.0 * GB),

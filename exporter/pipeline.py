@@ -185,6 +185,7 @@ class _Run:
         with self.turns.export(variant) as zygote:
             record = self._explained(self._export(variant, prepared, zygote))
         if record.status == "passed" and not self.request.bench:
+            self.listener.stage(record.name, "waiting")
             golden.result()
             with self.turns.check(variant):
                 record = self._explained(self.judging.judge(record, prepared))
