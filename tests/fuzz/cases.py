@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import re
 from collections.abc import Iterator
@@ -11,19 +12,23 @@ from pathlib import Path
 
 import torch
 
-from exporter import api, causes, contract, diagnosis, eager, flattening, pipeline, recipes, targets
+from exporter import api, causes, contract, diagnosis, eager, flattening, pipeline, recipes, targets, values
 from exporter import cases as goldens
 from exporter.errors import ContractError
-from exporter.records import Manifest, Range, Tolerance, VariantRecord
-from exporter.request import Request
+from exporter.records import STATE, Manifest, Range, Tolerance, VariantRecord
+from exporter.request import STATES, Request
 from exporter.session.server import Judge
+from fuzz.states import PREFIX
 
 FRESH_SEED = 100  # no golden has it
 FRESH_SIZES = 3
+STEPS = 4  # calls in a row of a model with state
 LOOSE, LOOSE_HALF = Tolerance(1e-2, 1e-3, 2.0), Tolerance(5e-2, 5e-2, 3.0)  # what rounding may do to a sound module
 INTERNAL = re.compile(r"INTERNAL ASSERT|please report a bug|Traceback|object at 0x")  # nobody learns from these
 BARE = re.compile(r"\b(?:Attribute|Key|Index|Name|Type)Error\b|INTERNAL")  # of torch's own, not the model's
-PATTERN = re.compile(r" is fixed at |depends on |was ended by SIG|took longer than")
+PATTERN = re.compile(
+    r"carries no state from call|what this target keeps inside| is fixed at |depends on |was ended by SIG|took longer than"
+)
 LINE = re.compile(r"\.py:\d+")
 PLACEHOLDER = re.compile(r"\\{\w+\\}")
 SENTENCES = re.compile("|".join(PLACEHOLDER.sub(".*", re.escape(cause.sentence)) for cause in causes.CAUSES))
@@ -88,24 +93,50 @@ class Case:
         chosen = others[:: max(len(others) // FRESH_SIZES, 1)][:FRESH_SIZES]
         return [(sizes, FRESH_SEED + i) for i, sizes in enumerate([*chosen, self.base])]
 
+    @cached_property
+    def keeps_state(self) -> bool:
+        """Whether a call may leave something for the next."""
+        return f"self.{PREFIX}" in self.file.read_text()
+
+    def sequence(self, sizes: dict[str, int], seed: int) -> list[flattening.Tensors]:
+        """Inputs of calls in a row."""
+        return [self.inputs(sizes, 1000 * seed + step).tensors for step in range(STEPS)]
+
+    def calls(self, given: list[flattening.Tensors]) -> list[flattening.Tensors]:
+        """What a model in its initial state gives, call by call."""
+        flat = flattening.FlatModule(copy.deepcopy(self.model), self.module.example).eval()
+        return [eager.run(flat, data, "cpu") for data in given]
+
+    def _is_sound_in_sequence(self, given: list[flattening.Tensors]) -> bool:
+        loose = LOOSE_HALF if _half(given[0]) else LOOSE
+        outputs = self.calls(given)
+        others = [self.calls([values.perturbed(data, sign) for data in given]) for sign in (1, -1)]
+        return all(values.settled(o, a, loose) for other in others for o, a in zip(outputs, other, strict=True))
+
     def sound(self) -> bool:
         """Whether eager runs at all those sizes, repeats itself, and does not hang on rounding."""
+        if self.keeps_state:
+            sequences = (self.sequence(sizes, seed) for sizes, seed in [*self.plan, *self.fresh])
+            return all(map(self._is_sound_in_sequence, sequences))
         return all(self._is_sound(self.inputs(sizes, seed).tensors) for sizes, seed in [*self.plan, *self.fresh])
 
     def _is_sound(self, data: flattening.Tensors) -> bool:
-        half = any(t.is_floating_point() and t.element_size() == 2 for t in data)
-        if not eager.is_settled(self.module, data, "cpu", LOOSE_HALF if half else LOOSE):
+        if not eager.is_settled(self.module, data, "cpu", LOOSE_HALF if _half(data) else LOOSE):
             return False
         once, again = eager.run(self.module, data, "cpu"), eager.run(self.module, data, "cpu")
         return all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
 
 
+def _half(data: flattening.Tensors) -> bool:
+    return any(t.is_floating_point() and t.element_size() == 2 for t in data)
+
+
 def run(case: Case, names: str, out: Path) -> tuple[Manifest, Path]:
-    """The whole pipeline, without timing."""
-    request = Request(
-        "drawn", recipes.find(f"{case.file}:drawn"), tuple(targets.parse(names)), out, bench=False, timeout=300.0
-    )
-    return pipeline.run(request)
+    """The whole pipeline, without timing; state of every second module is the caller's."""
+    state = STATES[len(case.file.read_text()) % 2]
+    variants = tuple(targets.parse(names))
+    source = recipes.find(f"{case.file}:drawn")
+    return pipeline.run(Request("drawn", source, variants, out, state=state, bench=False, timeout=300.0))
 
 
 def untrue(case: Case, manifest: Manifest, place: Path) -> Iterator[str]:
@@ -136,9 +167,12 @@ def _wrong(case: Case, row: VariantRecord, manifest: Manifest, place: Path) -> I
     assert manifest.golden is not None
     tolerance = manifest.golden.tolerance
     artifact = api.open_artifact(place / row.artifact.path, threads=1)
-    names = tuple(spec.name for spec in artifact.contract.outputs)
+    names = tuple(spec.name for spec in artifact.contract.outputs if not spec.name.startswith(STATE))
     if names != (expected := case.output_names()):
         yield f"its outputs are {names}, eager's {expected}"
+        return
+    if case.keeps_state:
+        yield from _wrong_in_sequence(case, artifact)
         return
     made, _ = goldens.make(
         case.module, lambda *at: case.inputs(*at).tensors, case.fresh, case.symbols, tolerance, "cpu"
@@ -156,3 +190,26 @@ def _wrong(case: Case, row: VariantRecord, manifest: Manifest, place: Path) -> I
         else:
             yield from [f"at {one.name} it is taken: {outside}, which the contract does not allow"] if outside else []
             yield from (f"{o.output} at {one.name}: {o.reason}" for o in judged if o.verdict == "FAIL")
+
+
+def _wrong_in_sequence(case: Case, artifact: api.Artifact) -> Iterator[str]:
+    """How an artifact of a model with state differs from one that keeps it in its own way."""
+    stream = artifact.stream() if artifact.contract.state else artifact
+    for sizes, seed in case.fresh:
+        given = case.sequence(sizes, seed)
+        name = contract.describe(sizes)
+        outside = diagnosis.outside(name, artifact.contract)
+        loose = LOOSE_HALF if _half(given[0]) else LOOSE
+        stream.reset()
+        for step, (inputs, wanted) in enumerate(zip(given, case.calls(given), strict=True), 1):
+            try:
+                got = tuple(stream(*inputs).values())
+            except ContractError as error:
+                yield from [] if outside else [f"at {name} it is refused: {error}"]
+                break
+            except Exception as error:  # whatever an artifact raises is a finding
+                yield f"at {name} call {step} it raises {type(error).__name__}: {str(error)[:300]}"
+                break
+            if not values.settled(got, wanted, loose):
+                yield f"at {name} it differs at call {step}"
+                break

@@ -14,8 +14,9 @@ from fuzz.control import CONTROL
 from fuzz.layers import LAYERS
 from fuzz.shapes import SHAPES
 from fuzz.sketch import Choices, DoesNotRun, Sketch
+from fuzz.states import STATES
 
-STATEMENTS = LAYERS + SHAPES + ARITHMETIC + CONTROL
+STATEMENTS = LAYERS + SHAPES + ARITHMETIC + CONTROL + STATES
 MOST_STATEMENTS = 6
 ATTEMPTS = 4
 PART = 64  # bytes of a statement: two a choice
