@@ -27,6 +27,9 @@ LOOSE, LOOSE_HALF = Tolerance(1e-2, 1e-3, 2.0), Tolerance(5e-2, 5e-2, 3.0)  # wh
 INTERNAL = re.compile(r"INTERNAL ASSERT|please report a bug|Traceback|object at 0x")  # nobody learns from these
 BARE = re.compile(r"\b(?:Attribute|Key|Index|Name|Type)Error\b|INTERNAL")  # of torch's own, not the model's
 PATTERN = re.compile(
+    r" is fixed at |depends on |was ended by SIG|took longer than"
+    r"|carries no state from call to call|what this target keeps inside"
+)
     r"carries no state from call|what this target keeps inside| is fixed at |depends on |was ended by SIG|took longer than"
 )
 LINE = re.compile(r"\.py:\d+")
