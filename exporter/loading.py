@@ -145,8 +145,35 @@ def load_model(job: Job) -> Loaded:
 def _as_prepared(loaded: Loaded, job: Job) -> Loaded:
     """With the state that preparing has found, where that was and found any."""
     if job.state_file.is_file():
+        _interpret(loaded.module.model)
         loaded.carry(states.load(job.state_file))
     return loaded
+
+
+def _interpret(model: torch.nn.Module) -> list[interpreter.Interpreter]:
+    """Let programs of TorchScript that keep a state run where it can be taken out of them; returns them."""
+    programs = [m for m in model.modules() if isinstance(m, interpreter.Interpreter) and m.runs_program]
+    for program in programs:
+        program.interpret()
+    return programs
+
+
+def _follow_programs(loaded: Loaded, step: states.Step) -> None:
+    """Where the model is, or holds, TorchScript with a state of its own: run it node by node, so that it can be taken
+    out. ExportError where that gives something else than TorchScript does.
+    """
+    if not any(isinstance(m, interpreter.Interpreter) and m.runs_program for m in loaded.module.model.modules()):
+        return
+    calls = range(states.CALLS)
+    wanted = list(map(step, calls))
+    _interpret(loaded.module.model)
+    loaded.held = Snapshot(loaded.module.model)  # of what the program's own state was when it was loaded
+    if not all(map(states.alike, map(step, calls), wanted)):
+        raise ExportError(
+            "the state of the TorchScript program cannot be followed: run node by node it gives other outputs",
+            "export the module that it was made from",
+        )
+    loaded.held.restore()
 
 
 def _choose_sizes(recipe: recipes.Recipe, job: Job) -> tuple[dict[str, int], dict[str, Range]]:
@@ -168,6 +195,7 @@ def find_state(job: Job, loaded: Loaded) -> None:
         with eager.naming(contract.describe(sizes)):
             return eager.run(loaded.module, given[number], job.options.device)
 
+    _follow_programs(loaded, step)
     found = states.find(loaded.module.model, loaded.held, step)
     if found is None:
         return

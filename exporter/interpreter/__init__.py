@@ -90,7 +90,7 @@ class Interpreter(torch.nn.Module):
 
     Called as it is, TorchScript itself runs the program; under torch.export and torch.compile it is interpreted. A
     program that sets its own attributes, or has some that a graph cannot take as an input, keeps its state apart in
-    these two; and it is interpreted under torch.jit.trace too.
+    these two, until `interpret` is called; and it is interpreted under torch.jit.trace too.
     """
 
     def __init__(
@@ -150,6 +150,15 @@ class Interpreter(torch.nn.Module):
         return made
 
     @property
+    def runs_program(self) -> bool:
+        """Whether TorchScript runs a program that keeps its state apart from this module's."""
+        return bool(self._original)
+
+    def interpret(self) -> None:
+        """Run the program node by node from now on, its state in the attributes of this module."""
+        self._original = ()
+
+    @property
     def renamed(self) -> bool:
         """Whether the program's arguments or outputs have other names here."""
         schema: Any = self._program[0]._c._get_method("forward").schema
@@ -200,7 +209,7 @@ class Interpreter(torch.nn.Module):
                 for i, name in enumerate(self.outputs)
             }
         shell.output(answer)
-        return torch.fx.GraphModule({"program": self._original[0]} if self._original else self, shell)
+        return torch.fx.GraphModule({"program": self._program[0]} if self._stateful else self, shell)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Interpreter:
         for original in self._original:

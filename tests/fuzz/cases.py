@@ -30,8 +30,6 @@ PATTERN = re.compile(
     r" is fixed at |depends on |was ended by SIG|took longer than"
     r"|carries no state from call to call|what this target keeps inside"
 )
-    r"carries no state from call|what this target keeps inside| is fixed at |depends on |was ended by SIG|took longer than"
-)
 LINE = re.compile(r"\.py:\d+")
 PLACEHOLDER = re.compile(r"\\{\w+\\}")
 SENTENCES = re.compile("|".join(PLACEHOLDER.sub(".*", re.escape(cause.sentence)) for cause in causes.CAUSES))
