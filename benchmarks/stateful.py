@@ -4,7 +4,7 @@ Each artifact that passed runs three sequences of eight calls that no golden has
 Python through `Artifact.stream`, in C++ through `exporter-run verify`. What it gives is held against a new instance of
 the model, which keeps its state in its own way. Prints a table; exit code 1 when any answer is wrong.
 
-    python benchmarks/stateful.py [MODEL ...] [--targets trace,compile] [--out FOLDER]
+    python benchmarks/stateful.py [MODEL ...] [--targets trace,compile] [--device cuda] [--out FOLDER]
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def in_python(path: Path, sequences: list[list[tuple[Tensors, Tensors]]]) -> str
     for number, steps in enumerate(sequences):
         stream.reset()
         for step, (inputs, outputs) in enumerate(steps):
-            got = stream(*inputs).values()
+            got = [t.cpu() for t in stream(*inputs).values()]
             if not all(torch.allclose(a, b, NEAR.rtol, NEAR.atol) for a, b in zip(got, outputs, strict=True)):
                 return f"sequence {number + 1}, call {step + 1}"
     return ""
@@ -75,7 +75,7 @@ def in_cpp(path: Path, sequences: list[list[tuple[Tensors, Tensors]]], folder: P
         for step, (inputs, outputs) in enumerate(steps):
             if outside:
                 state(*inputs)  # what the state is after each call, eager does not say: Python's artifact does
-                carried = tuple(state.state.values())
+                carried = tuple(t.cpu() for t in state.state.values())
                 if step == 0:
                     first = tuple(t.clone() for t in initial(artifact, inputs))
                     inputs = (*inputs, *first)
@@ -122,8 +122,9 @@ def load_recipes() -> Any:
 @click.command()
 @click.argument("models", nargs=-1)
 @click.option("--targets", "named", default=",".join(TARGETS), show_default=True)
+@click.option("--device", default="cpu", show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), help="Where the bundles stay; nowhere without it.")
-def main(models: tuple[str, ...], named: str, out: Path | None) -> None:
+def main(models: tuple[str, ...], named: str, device: str, out: Path | None) -> None:
     """Export, judge, print."""
     module, wrong = load_recipes(), 0
     with tempfile.TemporaryDirectory() as temporary:
@@ -134,7 +135,7 @@ def main(models: tuple[str, ...], named: str, out: Path | None) -> None:
             for mode in MODES:
                 place = folder / f"{name}-{mode}"
                 made = exporter.export(
-                    f"{RECIPES}:{name}", targets=named, state=mode, bench=False, out=place, timeout=600.0
+                    f"{RECIPES}:{name}", targets=named, state=mode, device=device, bench=False, out=place, timeout=600.0
                 )
                 for variant in made.manifest.variants:
                     said = judge(variant, made.path, recipe, sizes, Path(temporary))

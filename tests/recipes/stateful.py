@@ -125,7 +125,7 @@ class cache(_Recipe):
             q, k, v = self.qkv(x).chunk(3, -1)
             self.k.index_copy_(1, self.position, k)
             self.v.index_copy_(1, self.position, v)
-            mask = torch.arange(self.size)[None, None] <= self.position
+            mask = torch.arange(self.size, device=x.device)[None, None] <= self.position
             self.position += 1
             return nn.functional.scaled_dot_product_attention(q, self.k, self.v, mask)
 
@@ -160,7 +160,7 @@ class of_batch(_Recipe):
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             if self.h is None or self.h.shape[0] != x.shape[0]:
-                self.h = torch.zeros(x.shape[0], 6, dtype=x.dtype)
+                self.h = torch.zeros(x.shape[0], 6, dtype=x.dtype, device=x.device)
             self.h = self.cell(x, self.h)
             return self.h
 
@@ -209,7 +209,7 @@ class randomness(_Recipe):
             self.register_buffer("seed", torch.full((4,), 12345, dtype=torch.int64))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.seed.copy_((self.seed * 1103515245 + torch.arange(4) + 12345) % 2147483648)
+            self.seed.copy_((self.seed * 1103515245 + torch.arange(4, device=x.device) + 12345) % 2147483648)
             return x + self.seed.to(x.dtype) / 2147483648
 
     sizes = {"batch": (1, 16)}

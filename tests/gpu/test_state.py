@@ -1,0 +1,34 @@
+"""Models that keep state on a GPU: reset, streams, and no graph of what a call changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Run
+from recipes import stateful
+
+from exporter import api
+
+
+@pytest.mark.parametrize("state", ["carry", "inputs"])
+def test_state_on_a_gpu(run: Run, tmp_path: Path, state: str) -> None:
+    manifest, place = run("stateful:nested", "trace,compile", device="cuda", state=state, timeout=600.0)
+    rows = {v.name: v for v in manifest.variants}
+    assert {name: row.reason for name, row in rows.items() if row.status == "failed"} == {}
+    for row in rows.values():
+        providers = {session.session: session.provider for session in row.sessions}
+        assert providers["native"] == (
+            "no CUDA graph: the artifact keeps its state" if state == "carry" else "CUDA graph"
+        )
+        assert row.artifact is not None
+        stream = api.open_artifact(place / row.artifact.path).stream()
+        for _ in range(2):
+            stream.reset()
+            own = stateful.nested.load("random").eval().cuda()
+            for seed in range(5):
+                torch.manual_seed(seed)
+                x = stateful.nested.inputs(samples=33)
+                with torch.no_grad():
+                    torch.testing.assert_close(stream(x)["output"], own(x.cuda()), rtol=1e-4, atol=1e-5)
