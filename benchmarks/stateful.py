@@ -19,7 +19,7 @@ import click
 import torch
 
 import exporter
-from exporter import environment, golden
+from exporter import environment, golden, precision
 from exporter.records import Tolerance, VariantRecord
 
 RECIPES = Path(__file__).parent.parent / "tests" / "recipes" / "stateful.py"
@@ -127,6 +127,7 @@ def load_recipes() -> Any:
 def main(models: tuple[str, ...], named: str, device: str, out: Path | None) -> None:
     """Export, judge, print."""
     module, wrong = load_recipes(), 0
+    precision.use_tf32(False)  # as in the sessions that judge
     with tempfile.TemporaryDirectory() as temporary:
         folder = out or Path(temporary)
         for name in models or MODELS:
