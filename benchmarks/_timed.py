@@ -25,10 +25,14 @@ class Call:
     run: Callable[[], object]
     device: str
 
+    def _call(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        self.run()
+        return ()
+
     def time(self, runs: int) -> list[float]:
         """Milliseconds of each of `runs` calls, the device synchronised."""
         try:
-            return server._time(lambda inputs: self.run(), (), runs, self.device)
+            return server._time(targets.Loaded(self._call), (), runs, self.device)
         except Exception as error:
             raise JobError(places.summary(error)) from error
 

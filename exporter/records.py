@@ -67,6 +67,11 @@ class Range:
         step = self.multiple_of
         return self.choices or range(-(-self.min // step) * step, self.max + 1, step)
 
+    @property
+    def written(self) -> tuple[int, ...]:
+        """As a recipe writes it: (min, max), or (min, max, step)."""
+        return (self.min, self.max) if self.multiple_of == 1 else (self.min, self.max, self.multiple_of)
+
     def within(self, low: int, high: int, step: int = 1) -> Range:
         """What is left of it where sizes go from `low` to `high` in steps. ValueError when nothing is."""
         step = math.lcm(step, self.multiple_of)

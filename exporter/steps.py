@@ -263,7 +263,8 @@ def _program(job: Job, prepared: Prepared, target: str) -> capture.Program:
         )
 
     whole = replace(prepared.contract, target=target, precision=chosen)
-    stamped = contract.narrow(whole, targets.narrowings(targets.get(target), prepared.narrowings))
+    held = targets.narrowings(targets.get(target), prepared.narrowings) if target != EAGER else ()
+    stamped = contract.narrow(whole, held)
     name, sizes = contract.specialized(stamped), prepared.capture_sizes
     program = made(stamped, sizes, job.exported_file)
     program.whole = whole

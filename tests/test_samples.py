@@ -146,6 +146,6 @@ def test_what_is_calibrated_with_has_the_samples(tmp_path: Path) -> None:
     source = recipes.find(recipe_path("measured:measured"))
     asked = job.Job("measured", source, "auto", 0, {}, tmp_path, Options(threads=1))
     sizes = {"batch": 2, "length": 16}
-    prepared = job.Prepared(CONTRACT, sizes, sizes, "random", 0, 0.0)
+    prepared = job.Prepared(CONTRACT, sizes, sizes, "random", 0, 0, 0.0)
     program = steps._program(asked, prepared, "onnx")
     assert [inputs[0].shape[1] for inputs in program.samples] == [8, 16, 31, *(16 for _ in steps.SAMPLES)]

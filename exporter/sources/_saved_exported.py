@@ -49,7 +49,7 @@ def recipe(path: Path, contract: Contract | None, source: Source) -> Recipe:
     ]
     inputs = Inputs(leaves, model.by_name, {s.name: s.size for s in symbols.values()})
     return FunctionRecipe(
-        lambda weights: said(model, weights), inputs, {s.name: (s.min, s.max, s.step) for s in symbols.values()}
+        lambda weights: said(model, weights), inputs, {s.name: s.bounds.written for s in symbols.values()}
     )
 
 
@@ -188,6 +188,11 @@ class _Symbol:
     max: int
     step: int = 1
 
+    @property
+    def bounds(self) -> Range:
+        """Its range."""
+        return Range(self.min, self.max, multiple_of=self.step)
+
 
 def _moving(value: Any) -> list[tuple[int, Any]]:
     """The axes of a tensor whose sizes are symbolic, with their expressions."""
@@ -265,8 +270,8 @@ def _named(symbols: dict[Any, _Symbol], shapes: dict[str, list[Any]], dims: Sequ
         if names.setdefault(size, dim.name) != dim.name:
             raise examples.one_size(symbols[size].name, dim.name, names[size])
         one = found[size]
-        bounds = examples.within(dim, Range(one.min, one.max)) if dim.bounds else Range(one.min, one.max)
-        found[size] = _Symbol(dim.name, nearest(one.size, bounds), bounds.min, bounds.max)
+        bounds = examples.within(dim, one.bounds) if dim.bounds else one.bounds
+        found[size] = _Symbol(dim.name, nearest(one.size, bounds), bounds.min, bounds.max, bounds.multiple_of)
     examples.require_distinct([one.name for one in found.values()])
     return found
 

@@ -19,7 +19,7 @@ from exporter.flattening import specs
 from exporter.records import Contract, TensorSpec
 from exporter.sources import _saved_files
 
-Bounds = dict[str, tuple[int, int, int]]  # (min, max, step)
+Bounds = dict[str, tuple[int, ...]]  # (min, max), or (min, max, step)
 GOLDEN = "golden.pt"
 
 
@@ -71,7 +71,7 @@ def from_contract(contract: Contract, example: Sequence[torch.Tensor]) -> tuple[
     return (
         leaves,
         {name: nearest(sizes[name], bounds) for name, bounds in known.items()},
-        {name: (b.min, b.max, b.multiple_of) for name, b in known.items()},
+        {name: bounds.written for name, bounds in known.items()},
     )
 
 
