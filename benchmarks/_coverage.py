@@ -11,7 +11,7 @@ import os
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,12 @@ import torch
 
 import exporter
 from exporter import bundle, flattening, recipes, steps, targets
+from exporter.flattening import Tensors
 from exporter.job import Job
+from exporter.records import Range
 
 SEED = 4321
+STEPS = 8  # of a stream
 TIMEOUT_S = 300
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 Runner = Callable[[tuple[Any, ...], dict[str, Any]], Any]
@@ -50,27 +53,48 @@ def main(model: str, place: Path, sizes: Mapping[str, int], bare: Sequence[str],
 
 
 class Subject:
-    """The model with its example, and what eager gives at two other sizes."""
+    """The model with its example, and what eager gives at sizes and seeds that no golden has."""
 
     def __init__(self, loaded: Any) -> None:
-        self.example: Call = self._call(loaded, loaded.base, 0)
-        self.further = []
-        for step in (3, 4):  # torchvision's batches of 4 and 5: goldens hold 1, 2, 3 and 6
-            sizes = {n: min(loaded.base[n] + step, r.max) for n, r in loaded.symbols.items()}
-            args, kwargs = self._call(loaded, loaded.base | sizes, SEED + step)
-            with torch.no_grad():
-                expected = flattening.output_leaves(loaded.module.model(*args, **kwargs))[1]
-            flat = loaded.inputs(loaded.base | sizes, SEED + step)
-            self.further.append((self._call(loaded, loaded.base | sizes, SEED + step), flat, expected))
+        self.loaded = loaded
+        self.example: Call = self._call(loaded.base, 0)
+        # Whether a call leaves something for the next is the artifact's to say; a bare call is told here.
+        self.streams = getattr(loaded.recipe, "streams", False)
 
-    @staticmethod
-    def _call(loaded: Any, sizes: Mapping[str, int], seed: int) -> Call:
+    def _call(self, sizes: Mapping[str, int], seed: int) -> Call:
         torch.manual_seed(seed)
-        return flattening.as_call(loaded.recipe.inputs(**sizes))
+        return flattening.as_call(self.loaded.recipe.inputs(**sizes))
+
+    def sizes(self, ranges: Mapping[str, Range], step: int) -> dict[str, int]:
+        """The example's, each that moves as many steps on as it may."""
+        further = {n: self.loaded.base[n] + step * r.multiple_of for n, r in ranges.items()}
+        moved = {n: max((s for s in r.sizes if s <= further[n]), default=r.sizes[0]) for n, r in ranges.items()}
+        return {**self.loaded.base, **moved}
+
+    def calls(self, ranges: Mapping[str, Range]) -> Iterator[tuple[Call, Tensors, Tensors]]:
+        """Inputs as the model takes them, the same flat, and what eager gives."""
+        for step in (3, 4):  # torchvision's batches of 4 and 5: goldens hold 1, 2, 3 and 6
+            sizes = self.sizes(ranges, step)
+            args, kwargs = self._call(sizes, SEED + step)
+            with torch.no_grad():
+                expected = flattening.output_leaves(self.loaded.module.model(*args, **kwargs))[1]
+            yield self._call(sizes, SEED + step), self.loaded.inputs(sizes, SEED + step), expected
+
+    def stream(self, ranges: Mapping[str, Range], seed: int) -> Iterator[tuple[Call, Tensors, Tensors]]:
+        """The same of calls in a row of a model that is made anew."""
+        model = self.loaded.recipe.load("auto").eval()
+        for step in range(STEPS):
+            sizes = self.sizes(ranges, step % 5)
+            args, kwargs = self._call(sizes, seed + step)
+            with torch.no_grad():
+                expected = flattening.output_leaves(model(*args, **kwargs))[1]
+            copies = tuple(t.clone() for t in expected)  # an output may be the state itself
+            yield self._call(sizes, seed + step), self.loaded.inputs(sizes, seed + step), copies
 
     def judge(self, run: Runner) -> str:
         """`right` or `wrong`; whatever `run` raises is the caller's."""
-        for (args, kwargs), _, expected in self.further:
+        ranges = self.loaded.symbols
+        for (args, kwargs), _, expected in self.stream(ranges, SEED) if self.streams else self.calls(ranges):
             with torch.no_grad():
                 outputs = flattening.output_leaves(run(args, kwargs))[1]
             if not agree(outputs, expected):
@@ -78,12 +102,29 @@ class Subject:
         return "right"
 
     def judge_artifact(self, path: Path) -> str:
-        """An artifact of exporter's."""
+        """An artifact of exporter's, at sizes that it promises: two sequences of calls where it has state."""
         artifact = exporter.open_artifact(path)
-        for _, flat, expected in self.further:
-            if not agree(tuple(artifact(*flat).values()), expected):
-                return "wrong"
-        return "right"
+        promised = artifact.contract.symbols
+        if self.streams and artifact.contract.state is None:
+            return "wrong: the state was not found"
+        if artifact.contract.state is None:
+            for _, flat, expected in self.calls(promised):
+                if not agree(tuple(artifact(*flat).values()), expected):
+                    return "wrong"
+            return self._right(promised)
+        stream = artifact.stream()
+        for seed in (SEED, SEED + 1000):
+            stream.reset()
+            for step, (_, flat, expected) in enumerate(self.stream(promised, seed)):
+                if not agree(tuple(stream(*flat).values()), expected):
+                    return f"wrong: call {step + 1} of a stream"
+        return self._right(promised)
+
+    def _right(self, promised: Mapping[str, Range]) -> str:
+        """With the sizes of which the artifact promises less than the recipe."""
+        asked = self.loaded.symbols
+        less = [f"{n} {promised.get(n, 'fixed')}" for n, r in asked.items() if promised.get(n) != r]
+        return f"right: only {'; '.join(less)}" if less else "right"
 
 
 def agree(outputs: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> bool:

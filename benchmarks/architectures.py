@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import torch
 from torch import Tensor, nn
+from zoo import recipes as zoo
 
 # fmt: off
 TORCHVISION = [
@@ -19,7 +22,7 @@ TORCHVISION = [
 TRANSFORMERS = [
     "bert", "distilbert", "albert", "deberta-v2", "mpnet", "gpt2", "llama",
     "qwen2", "gemma", "phi", "bloom", "mixtral", "t5", "bart", "vit", "swin", "convnext",
-    "segformer", "detr", "dinov2", "wav2vec2", "whisper", "clip", "siglip", "blip", "mamba",
+    "segformer", "detr", "dinov2", "wav2vec2", "whisper", "clip", "siglip", "blip", "mamba", "encodec", "mimi",
 ]
 # fmt: on
 OWN = ["lstm", "gru", "branch", "cond", "loop", "mask", "embedding_bag", "scatter", "rfft", "counter"]
@@ -47,7 +50,9 @@ SIZES["torchvision:raft_small"] += ["num_flow_updates=4"]
 _BRANCH = "a branch that depends on values, which a recording of one run cannot hold"
 _LOOP = "a Python loop over a size, which every recording unrolls"
 _DETECTION = "boxes are kept and dropped by their values, in Python; torch.export cannot hold that"
+_CARRIED = "an ONNX file keeps nothing from call to call"
 IMPOSSIBLE: dict[tuple[str, str], str] = {
+    **{(f"zoo:{name}", "onnx"): _CARRIED for name in zoo.STREAMS},
     **{("own:loop", target): _LOOP for target in ("trace", "compile", "onnx")},
     **{
         ("hf:mamba", target): _LOOP for target in ("trace", "script", "compile", "onnx")
@@ -65,9 +70,17 @@ IMPOSSIBLE: dict[tuple[str, str], str] = {
 
 
 def every() -> list[str]:
-    """All of them, as `SOURCE:NAME`."""
-    names = {"torchvision": TORCHVISION, "hf": TRANSFORMERS, "own": OWN}
+    """All of them, as `SOURCE:NAME`; those that keep state once more as `SOURCE:NAME@inputs`, with --state inputs."""
+    streams = [f"{name}@inputs" for name in zoo.STREAMS]
+    names = {"torchvision": TORCHVISION, "hf": TRANSFORMERS, "own": OWN, "zoo": [*zoo.NAMES, *streams]}
     return [f"{source}:{name}" for source, found in names.items() for name in found]
+
+
+def missing(name: str) -> list[str]:
+    """Packages that an architecture needs and that are not there."""
+    source, _, model = name.partition("@")[0].partition(":")
+    needs = getattr(zoo, model).needs if source == "zoo" else ()
+    return [package for package in needs if importlib.util.find_spec(package) is None]
 
 
 class _Recipe:

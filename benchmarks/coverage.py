@@ -24,7 +24,8 @@ import architectures
 from exporter import environment
 
 TARGETS = ("trace", "script", "compile", "onnx")
-HERE = Path(__file__).parent
+HERE = Path(__file__).absolute().parent
+FILES = {"own": "architectures.py", "zoo": "zoo/recipes.py"}
 JUDGES = multiprocessing.get_context("forkserver")  # whose server has imported these for them
 HEAVY = ("torch._inductor.compile_fx", "torch.onnx", "onnxscript", "onnxruntime", "torchvision", "exporter.steps")
 
@@ -39,7 +40,11 @@ def main() -> None:
     parser.add_argument("--no-bare", action="store_true", help="leave out the bare calls")
     parser.add_argument("--out", type=Path, default=Path("build/coverage"))
     arguments = parser.parse_args()
-    names = arguments.names or (architectures.QUICK if arguments.quick else architectures.every())
+    asked = arguments.names or (architectures.QUICK if arguments.quick else architectures.every())
+    absent = {name: packages for name in asked if (packages := architectures.missing(name))}
+    for name, packages in absent.items():
+        print(f"left out: {name} needs {', '.join(packages)} (benchmarks/README.md)")
+    names = [name for name in asked if name not in absent]
     targets = arguments.targets.split(",")
     arguments.out = arguments.out.absolute()
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -65,16 +70,19 @@ def main() -> None:
 
 def cover(name: str, targets: Sequence[str], bare: bool, out: Path) -> dict[str, Any]:
     """Export one architecture, then judge it in another process."""
-    model = name if not name.startswith("own:") else f"{HERE / 'architectures.py'}:{name.removeprefix('own:')}"
+    source, _, rest = name.partition(":")
+    own, _, state = rest.partition("@")
+    model = f"{HERE / FILES[source]}:{own}" if source in FILES else name
     started = time.perf_counter()
     sizes = architectures.SIZES.get(name, [])
     with tempfile.TemporaryDirectory(prefix="coverage-") as folder:
         bundle = f"{folder}/bundle"
         export = [sys.executable, "-m", "exporter", "export", model, "--targets", ",".join(targets), "--out", bundle]
-        export += ["--weights", "random", "--no-bench", "-q", "--threads", "1", "--device", "cpu", "--timeout", "600"]
+        export += ["--weights", "auto" if source == "zoo" else "random", "--state", state or "carry", "--no-bench"]
+        export += ["-q", "--threads", "1", "--device", "cpu", "--timeout", "600"]
         export += [word for size in sizes for word in ("--size", size)]
         exported = subprocess.run(export, capture_output=True, text=True, check=False)
-        log = out / f"{name.replace(':', '-')}.log"
+        log = out / f"{name.replace(':', '-').replace('@', '-')}.log"
         log.write_text(exported.stdout + exported.stderr)
         example = {name: int(size) for name, _, size in (s.partition("=") for s in sizes) if ".." not in size}
         words = judge(model, Path(bundle), example, targets if bare else (), log) or {"broken": str(log)}
@@ -99,6 +107,7 @@ def _coverage_main(*arguments: Any) -> None:
     """Imports torch only where it is needed: in the judges' server."""
     import _coverage
 
+    sys.path = [path for path in sys.path if Path(path).absolute() != HERE]  # coverage.py hides the package coverage
     _coverage.main(*arguments)
 
 

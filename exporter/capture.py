@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,6 +39,7 @@ class Program:
     exported_file: Path | None
     entries: dict[int, Program] = field(default_factory=dict)  # by the size that each was specialised for
     make_samples: Callable[[], list[Tensors]] = list
+    make_at: Callable[[dict[str, int]], Tensors] | None = None  # inputs like the example, but for these sizes
     whole: Contract | None = None  # what the module itself takes, where the exported program takes less
     loading_s: float = 0.0
     used_capture: bool = False
@@ -47,6 +48,18 @@ class Program:
     def function(self) -> Contract:
         """The contract of the module: the state among its inputs and outputs, though the artifact keeps it inside."""
         return contracts.as_function(self.contract)
+
+    def outside(self) -> Iterator[Tensors]:
+        """Inputs that the module takes, each of a size that the contract leaves out: those next to the example's."""
+        if self.whole is None or self.make_at is None:
+            return
+        for name, wide in self.whole.symbols.items():
+            narrow = self.contract.symbols.get(name, wide)
+            left_out = [size for size in wide.sizes if not narrow.allows(size)]
+            below, above = [s for s in left_out if s < narrow.sizes[0]], [s for s in left_out if s > narrow.sizes[-1]]
+            between = [s for s in left_out if narrow.sizes[0] < s < narrow.sizes[-1]]
+            for size in dict.fromkeys((*between[:2], *below[:1], *below[-1:], *above[:1])):
+                yield self.make_at({name: size})
 
     @property
     def keeps_state(self) -> bool:

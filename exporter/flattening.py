@@ -54,7 +54,8 @@ _ABSENT = object()
 def flatten_inputs(model: torch.nn.Module, inputs: Any) -> FlatInputs:
     """Take apart what a recipe's inputs() gave. RecipeError when there is no tensor in it."""
     args, kwargs = as_call(inputs)
-    parameters = [p.name for p in inspect.signature(model.forward).parameters.values()]
+    called = model if hasattr(model, "__signature__") else model.forward
+    parameters = [p.name for p in inspect.signature(called).parameters.values()]
     named = [(parameters[i] if i < len(parameters) else f"input{i}", value) for i, value in enumerate(args)]
     tensors: dict[str, torch.Tensor] = {}
     constants: dict[str, Any] = {}

@@ -249,8 +249,12 @@ def _program(job: Job, prepared: Prepared, target: str) -> capture.Program:
         return [tuple(t.to(job.options.device) for t in one) for one in real] + [make(seed) for seed in SAMPLES]
 
     def made(promised: Contract, sizes: dict[str, int], file: Path) -> capture.Program:
+        def make_at(own: dict[str, int], seed: int = 0) -> flattening.Tensors:
+            at = sizes | own
+            return tuple(t.to(job.options.device) for t in loaded().arguments(prepared.contract, at, seed))
+
         def make(seed: int) -> flattening.Tensors:
-            return tuple(t.to(job.options.device) for t in loaded().arguments(prepared.contract, sizes, seed))
+            return make_at({}, seed)
 
         shared = None if chosen in precision.DTYPES else file  # the graph that all share has the model's own weights
         return capture.Program(
@@ -260,6 +264,7 @@ def _program(job: Job, prepared: Prepared, target: str) -> capture.Program:
             functools.partial(make, 0),
             shared,
             make_samples=lambda: calibrating(sizes, make),
+            make_at=make_at,
         )
 
     whole = replace(prepared.contract, target=target, precision=chosen)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.jit._trace import TracerWarning
 from torch.utils import _pytree as pytree
 
+from exporter import flattening
 from exporter.errors import ExportError
 from exporter.interpreter import Interpreter, taken_over
 from exporter.interpreter.numbers import NUMBERS, Number
@@ -141,6 +142,13 @@ class Streaming(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.hidden = self.hidden * 0.5 + x.mean(0)
         return x + self.hidden
+
+
+class Times(nn.Module):
+    """Takes a number."""
+
+    def forward(self, x: Tensor, times: int) -> Tensor:
+        return x * times
 
 
 class Around(nn.Module):
@@ -578,6 +586,11 @@ def test_script_and_trace_keep_the_program(name: str) -> None:
         assert_same(scripted(*inputs), program(*inputs))
         if traced is not None:
             assert_same(traced(*inputs), program(*inputs))
+
+
+def test_inputs_of_a_program_have_the_names_of_its_arguments() -> None:
+    found = flattening.flatten_inputs(Interpreter(script(Times())), (torch.ones(2, 4), 3))
+    assert (found.names, found.constants) == (("x",), {"times": 3})
 
 
 @torch.no_grad()

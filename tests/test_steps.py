@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import inspect
 import re
@@ -14,11 +15,12 @@ import pytest
 import torch
 from conftest import RECIPES, Run, request_for
 
-from exporter import api, capture, environment, flattening, narrowing, pipeline, ranges, report
+from exporter import api, capture, environment, flattening, narrowing, pipeline, ranges, report, targets
 from exporter.contract import Narrowing
 from exporter.errors import ContractError
 from exporter.isolate import Zygote
 from exporter.records import Contract, Manifest, Range, TensorSpec, VariantRecord
+from exporter.targets import trace
 
 spec = importlib.util.spec_from_file_location("stepped", RECIPES / "stepped.py")
 assert spec is not None
@@ -191,14 +193,34 @@ def test_a_package_of_what_goes_in_steps(run: Run) -> None:
 
 def test_a_branch_on_a_size_narrows_the_exported_program(run: Run) -> None:
     """torch.jit.script keeps the branch, and promises all."""
-    manifest, place = run("stepped:branch", "script,export")
+    manifest, place = run("stepped:branch", "trace,script,export")
     made = variants(manifest)
     sizes = [(1, 2), (2, 32), (2, 33), (1, 64)]
     assert list(shown("branch", place, made["script"], sizes)) == sizes
-    assert list(shown("branch", place, made["export"], sizes)) == sizes[:2]
-    assert made["export"].notes[0] == f"length: 2 to 32 ({line_of(stepped.Branch, 'if x.shape')})"
     assert made["script"].parity.refused == 0  # type: ignore[union-attr]
-    assert made["export"].parity.refused > 0  # type: ignore[union-attr]
+    for name in ("trace", "export"):  # a trace took the same side
+        assert list(shown("branch", place, made[name], sizes)) == sizes[:2]
+        assert made[name].notes[0] == f"length: 2 to 32 ({line_of(stepped.Branch, 'if x.shape')})"
+        assert made[name].parity.refused > 0  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("model", "right"), [(stepped.Branch(), False), (torch.nn.ReLU(), True)])
+def test_a_trace_is_narrowed_where_it_is_wrong_itself(model: torch.nn.Module, right: bool, tmp_path: Path) -> None:
+    """The contract is that of an exported program that is wrong from 33 on."""
+
+    def make_at(sizes: dict[str, int]) -> tuple[torch.Tensor]:
+        return (torch.randn(2, sizes["length"]),)
+
+    flat = flattening.FlatModule(model, flattening.flatten_inputs(model, make_at({"length": 16}))).eval()
+    spec = TensorSpec("x", "float32", (2, "length"))
+    whole = Contract("m", (spec,), (), {"length": Range(1, 64)}, target="trace")
+    narrow = dataclasses.replace(whole, symbols={"length": Range(2, 32)})
+    program = capture.Program(narrow, "cpu", lambda: flat, lambda: make_at({"length": 16}), None, whole=whole)
+    program.make_at = make_at
+    assert [inputs[0].shape[1] for inputs in program.outside()] == [1, 33]
+    assert trace.export(program, tmp_path / "trace.pt", targets.Options()).whole is right
+    promised = trace.read_contract(tmp_path / "trace.pt").symbols
+    assert promised == (whole if right else narrow).symbols
 
 
 def test_a_least_size(run: Run) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import operator
 import typing
 from collections.abc import Callable, Sequence
@@ -104,6 +105,8 @@ class Interpreter(torch.nn.Module):
             Argument(name, a.type, not a.has_default_value(), a.default_value)
             for a, name in zip(arguments, inputs or [a.name for a in arguments], strict=True)
         )
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        self.__signature__ = inspect.Signature([inspect.Parameter(a.name, kind) for a in self.arguments])
         self.outputs = tuple(outputs)
         self._single = str(schema.returns[0].type) == "Tensor"
         lifted = graphs.lift(scripted)

@@ -25,7 +25,7 @@ precisions = PRECISIONS
 requires = ("torch",)
 native = True
 needs_program = False
-assumes: tuple[str, ...] = ()
+assumes = ("graph",)  # but where `export` says that the trace takes the whole contract
 cost = 1
 read_contract = contract.read_zip
 
@@ -40,12 +40,26 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         parts = {size: _trace(entry, module) for size, entry in program.entries.items()}
         traced = entries.script_module(parts, program.function) if parts else _trace(program, module)
         frozen = torch.jit.freeze(traced.eval())
+        whole = _is_right_outside(program, module, traced)
+        taken = (whole and program.whole) or program.contract
         if program.keeps_state:
-            frozen = carrying.script_module(frozen, program.contract, program.device)
+            frozen = carrying.script_module(frozen, taken, program.device)
         ops = operators.of_script(frozen)
-        promise = to_json(replace(program.contract, ops=ops))
+        promise = to_json(replace(taken, ops=ops))
         torch.jit.save(frozen, str(path), _extra_files={"contract.json": promise})
-    return Exported(notes, torchscript.tracer_warnings(caught), ops=ops)
+    return Exported(notes, torchscript.tracer_warnings(caught), ops=ops, whole=whole)
+
+
+def _is_right_outside(program: Program, module: torch.nn.Module, traced: torch.jit.ScriptModule) -> bool:
+    """Whether the trace gives what the module gives where the graph of the exported program is wrong."""
+    for inputs in program.outside():
+        try:
+            outputs = traced(*(t.clone() for t in inputs))
+        except Exception:  # whatever TorchScript raises at sizes that it was not made for
+            return False
+        if not all(map(carrying.agree, outputs, module(*inputs))):
+            return False
+    return True
 
 
 def _module(program: Program, options: Options) -> tuple[torch.nn.Module, tuple[str, ...]]:
