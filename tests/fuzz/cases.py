@@ -78,7 +78,7 @@ class Case:
         flat = self.inputs(self.base, 0)
         args, kwargs = flat.rebuild(flat.tensors)
         with torch.no_grad():
-            return flattening.output_leaves(self.model(*args, **kwargs))[0]
+            return flattening.output_leaves(copy.deepcopy(self.model)(*args, **kwargs))[0]
 
     @property
     def plan(self) -> list[tuple[dict[str, int], int]]:
