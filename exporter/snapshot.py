@@ -62,6 +62,7 @@ class Snapshot:
             if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
         }
         self._marks = {path: _mark(v) for path, v in self.initial.items() if isinstance(v, torch.Tensor)}
+        self.shared = _shared(module)
         self._containers = [one for one in _containers(module, {}).values() if one[1] is not None]
 
     def restore(self, form: Form | None = None) -> None:
@@ -120,6 +121,29 @@ def tensors(module: torch.nn.Module) -> dict[Place, tuple[torch.Tensor, tuple[An
 def written(module: torch.nn.Module, before: dict[Place, tuple[torch.Tensor, tuple[Any, ...]]]) -> set[Place]:
     """Places of tensors that were written to, or have another tensor, since `before`; with an equal value too."""
     return {path for path, (_, mark) in tensors(module).items() if path not in before or before[path][1] != mark}
+
+
+def _shared(module: torch.nn.Module) -> dict[Place, str]:
+    """Places whose tensor's memory another place has too, each with the name of such a place."""
+    held = tensors(module)
+    names: dict[int, list[str]] = {}
+    known = {name(path): value for path, (value, _) in held.items()}
+    for prefix, owner in module.named_modules():
+        known |= owner.named_buffers(prefix, recurse=False, remove_duplicate=False)
+    for other, tensor in known.items():
+        if address := _address(tensor):
+            names.setdefault(address, []).append(other)
+    found: dict[Place, str] = {}
+    for path, (value, _) in held.items():
+        others = [other for other in names.get(_address(value), []) if other != name(path)]
+        if others:
+            found[path] = others[0]
+    return found
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Where a tensor's memory begins; 0 for one without."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided and tensor.numel() else 0
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -287,6 +287,9 @@ class _Search:
             state = State(tuple(paths), candidates, settled, dropped)
             if self._is_same(state, after):
                 return state
+        for path in paths:
+            if other := self.held.shared.get(path):
+                raise self._refused([path], f"keeps state that shares its memory with {other}, in", "clone one of them")
         raise self._refused(
             paths, "is not the same at its first call as later, by", "give it its later form from the start"
         )

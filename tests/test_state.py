@@ -79,6 +79,26 @@ def test_what_nobody_reads_is_no_state() -> None:
     assert (kept.paths, [snapshot.name(path) for path in kept.dropped]) == ((), ["mean", "attention"])
 
 
+@pytest.mark.parametrize(("first", "last"), [(0, 4), (1, 3)])
+def test_state_that_shares_its_memory_is_refused_for_that(first: int, last: int) -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            whole = torch.zeros(4)
+            self.register_buffer("one", whole)
+            self.register_buffer("other", whole if first == 0 else whole[first:last])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.one.add_(x.mean())
+            return x.mean() + self.other
+
+    class recipe(stateful._Recipe):
+        model = Shared
+
+    with pytest.raises(ExportError, match="keeps state that shares its memory with other, in one"):
+        found(recipe)
+
+
 @pytest.mark.parametrize(
     ("recipe", "said", "code"),
     [
