@@ -23,9 +23,9 @@ _MISNAMED = re.compile(r"unexpected keyword argument|missing \d+ required (posit
 
 
 def run(module: torch.nn.Module, data: Tensors, device: str) -> Tensors:
-    """Outputs on the CPU. A model that changes its inputs in place changes copies."""
+    """Outputs on the CPU, copies like the inputs: this call may change these in place, a later one those."""
     with torch.no_grad():
-        return tuple(t.detach().cpu() for t in module(*(t.to(device, copy=True) for t in data)))
+        return tuple(t.detach().to("cpu", copy=True) for t in module(*(t.to(device, copy=True) for t in data)))
 
 
 def references(

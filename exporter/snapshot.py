@@ -62,6 +62,7 @@ class Snapshot:
             if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
         }
         self._marks = {path: _mark(v) for path, v in self.initial.items() if isinstance(v, torch.Tensor)}
+        self.shared = _shared(module)
         self._containers = [one for one in _containers(module, {}).values() if one[1] is not None]
 
     def restore(self, form: Form | None = None) -> None:
@@ -108,6 +109,43 @@ def _mark(tensor: torch.Tensor) -> tuple[Any, ...]:
     return () if tensor.is_inference() else (tensor.data_ptr(), tensor._version, tensor.shape, tensor.dtype)
 
 
+def tensors(module: torch.nn.Module) -> dict[Place, tuple[torch.Tensor, tuple[Any, ...]]]:
+    """Buffers and plain attributes that are tensors, each with what tells whether it is written to."""
+    return {
+        path: (value, _mark(value))
+        for path, value in leaves(module)
+        if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
+    }
+
+
+def written(module: torch.nn.Module, before: dict[Place, tuple[torch.Tensor, tuple[Any, ...]]]) -> set[Place]:
+    """Places of tensors that were written to, or have another tensor, since `before`; with an equal value too."""
+    return {path for path, (_, mark) in tensors(module).items() if path not in before or before[path][1] != mark}
+
+
+def _shared(module: torch.nn.Module) -> dict[Place, str]:
+    """Places whose tensor's memory another place has too, each with the name of such a place."""
+    held = tensors(module)
+    names: dict[int, list[str]] = {}
+    known = {name(path): value for path, (value, _) in held.items()}
+    for prefix, owner in module.named_modules():
+        known |= owner.named_buffers(prefix, recurse=False, remove_duplicate=False)
+    for other, tensor in known.items():
+        if address := _address(tensor):
+            names.setdefault(address, []).append(other)
+    found: dict[Place, str] = {}
+    for path, (value, _) in held.items():
+        others = [other for other in names.get(_address(value), []) if other != name(path)]
+        if others:
+            found[path] = others[0]
+    return found
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Where a tensor's memory begins; 0 for one without."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided and tensor.numel() else 0
+
+
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors are equal to the bit, in shape, dtype, place and values; NaN equals NaN."""
     if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
@@ -145,7 +183,7 @@ def _held(value: Any) -> Iterator[tuple[tuple[str, Any], Any]]:
             yield ("item", name), child
     elif isinstance(value, dict):
         for key, item in list(value.items()):
-            if isinstance(key, (str, int)):
+            if _is_plain(key):
                 yield ("item", key), item
     elif isinstance(value, (list, tuple, collections.deque)):
         for index, item in enumerate(value):
@@ -154,6 +192,10 @@ def _held(value: Any) -> Iterator[tuple[tuple[str, Any], Any]]:
         for name, item in list(vars(value).items()):
             if not (isinstance(value, torch.nn.Module) and name in _OWN):
                 yield ("vars", name), item
+
+
+def _is_plain(key: Any) -> bool:
+    return isinstance(key, (str, int)) or (isinstance(key, tuple) and all(map(_is_plain, key)))
 
 
 def _is_object(value: Any) -> bool:
@@ -247,7 +289,11 @@ def remove(module: torch.nn.Module, path: Place) -> None:
 
 def name(path: Place) -> str:
     """`encoder.context` for a buffer of the submodule `encoder`, `hidden.0` for the first of a tuple."""
-    return ".".join(str(key) for kind, key in path if not (kind == "vars" and key in _KEPT))
+    return ".".join(_key(key) for kind, key in path if not (kind == "vars" and key in _KEPT))
+
+
+def _key(key: Any) -> str:
+    return ".".join(map(_key, key)) if isinstance(key, tuple) else str(key)
 
 
 def place(module: torch.nn.Module, path: Place) -> str:

@@ -214,15 +214,23 @@ class _Search:
         self.module, self.held, self.step = module, held, step
         self.outputs: list[Tensors] = []
         self.left: list[dict[Place, Any]] = []
+        self.written: set[Place] = set()
 
     def state(self) -> State | None:
         self.held.restore()
         for number in range(CALLS):
+            before = snapshot.tensors(self.module)
             self.outputs.append(self.step(number))
             self.left.append(self.held.changes())
-            if number == 1 and not any(self.left):
+            written = snapshot.written(self.module, before)
+            self.written = self.written & written if number else written
+            if number == 1 and not any(self.left) and not self.written:
                 return None
         changed = list(dict.fromkeys(path for left in self.left for path in left))
+        live = self._live(changed)
+        changed += [path for path in live if path not in changed]
+        order = {path: index for index, (path, _) in enumerate(snapshot.leaves(self.module))}
+        changed.sort(key=lambda path: order.get(path, len(order)))
         if not changed:
             return None
         parameters = [path for path in changed if isinstance(self.held.initial.get(path), torch.nn.Parameter)]
@@ -231,17 +239,21 @@ class _Search:
         fresh = [self._afresh(number) for number in range(CALLS)]
         depends = not all(map(alike, fresh, self.outputs))
         always = [path for path in changed if _is_buffer(path) and self._always_changes(path)]
-        if not depends and not always:
+        if not depends and not always and not live:
             return State((), (), dropped=tuple(changed))
-        read = [path for path in changed if path in always or (depends and self._is_read(path))]
+        read = [path for path in changed if path in always or path in live or (depends and self._is_read(path))]
         if not read:
             raise self._refused(changed, "gives other outputs at a second call, and it changes", REMEDY)
         return self._taken_out(read, [path for path in changed if path not in read])
 
     def _taken_out(self, read: list[Place], dropped: list[Place]) -> State:
-        tensors = [path for path in read if any(isinstance(left.get(path), torch.Tensor) for left in self.left)]
+        tensors = [
+            path for path in read if any(isinstance(left.get(path), torch.Tensor) for left in self._settled_left(path))
+        ]
         plain = [path for path in read if path not in tensors]
         moving = [path for path in plain if not self._settles(path)]
+        if moving and all(map(alike, map(self._afresh, range(CALLS)), self.outputs)):
+            raise self._refused(moving, "gives other outputs when another number is in", REMEDY)
         if moving:
             values = ", ".join(repr(left.get(moving[0], self._first(moving[0]))) for left in self.left[:3])
             raise self._refused(moving, f"keeps state that is no tensor ({values}, …), in", REMEDY)
@@ -262,7 +274,7 @@ class _Search:
 
     def _settled_left(self, path: Place) -> list[dict[Place, Any]]:
         """What calls left, with the initial value where a call happened to leave just that."""
-        initial = self.held.initial.get(path)
+        initial = self._first(path)
         known = {path: initial} if isinstance(initial, torch.Tensor) else {}
         return [known | left for left in self.left]
 
@@ -275,6 +287,9 @@ class _Search:
             state = State(tuple(paths), candidates, settled, dropped)
             if self._is_same(state, after):
                 return state
+        for path in paths:
+            if other := self.held.shared.get(path):
+                raise self._refused([path], f"keeps state that shares its memory with {other}, in", "clone one of them")
         raise self._refused(
             paths, "is not the same at its first call as later, by", "give it its later form from the start"
         )
@@ -331,6 +346,48 @@ class _Search:
                     return True
         return False
 
+    def _live(self, changed: list[Place]) -> list[Place]:
+        """What every call writes and a later one passes on to its outputs, be it by way of other places.
+
+        Found by giving a call another value there: the calls made need not show it, for a delay may be longer than
+        they are, a counter lower than its limit, and a flag not yet raised.
+        """
+        candidates = [path for path, _ in snapshot.leaves(self.module) if path in self.written]
+        candidates += [path for path in changed if path not in candidates and self._counts(path)]
+        if not candidates or not any(self._reached(candidates)):
+            return []
+        reached = {path: self._reached([path]) for path in candidates}
+        live: list[Place] = []
+        while more := [p for p in candidates if p not in live and (None in reached[p] or reached[p] & set(live))]:
+            live += more
+        return live
+
+    def _counts(self, path: Place) -> bool:
+        held = [left.get(path) for left in self.left]
+        return all(type(value) in (int, float) for value in held) and self._always_changes(path)
+
+    def _reached(self, paths: list[Place]) -> set[Place | None]:
+        """Places where a call leaves something else if other values are at these paths; None is an output."""
+        found: set[Place | None] = set()
+        for number, change in itertools.product(TRIED[:2], (0, 1)):
+            self.held.restore()
+            for before in range(number):
+                self.step(before)
+            for path in paths:
+                with contextlib.suppress(*_MISSING):
+                    snapshot.put(self.module, path, _another(snapshot.take(self.module, path), change))
+            try:
+                outputs = self.step(number)
+            except Exception:  # whatever a model raises at a value that it was not made for
+                found.add(None)
+                continue
+            if not alike(outputs, self.outputs[number]):
+                found.add(None)
+            left = self.held.changes()
+            known = self.left[number]
+            found |= {p for p in left.keys() | known.keys() if not _equal(left.get(p), known.get(p))}
+        return found
+
     def _reset(self, path: Place) -> None:
         with contextlib.suppress(*_MISSING):
             if path in self.held.initial:
@@ -354,6 +411,17 @@ class _Search:
         named = [f"{snapshot.name(path)}{_line(self.module, path)}" for path in paths[:3]]
         more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
         return ExportError(f"the model {what} {', '.join(named)}{more}", remedy)
+
+
+def _another(value: Any, change: int) -> Any:
+    """Another value of the same form: a near one, or one that is large."""
+    if not isinstance(value, torch.Tensor):
+        return type(value)(value + (1000000 if change else 1)) if type(value) in (int, float) else value
+    if value.dtype == torch.bool:
+        return ~value
+    if value.is_floating_point() or value.is_complex():
+        return torch.nan_to_num(value, 0.0, 1.0, -1.0) * 2 + (1000 if change else 1)
+    return value + (min(torch.iinfo(value.dtype).max // 2, 1000000) if change else 1)
 
 
 def _line(module: torch.nn.Module, path: Place) -> str:

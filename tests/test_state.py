@@ -50,6 +50,11 @@ def found(recipe: Any) -> tuple[nn.Module, flattening.FlatInputs, Snapshot, Stat
         (stateful.in_a_list, ("state.past.0", "state.past.1"), [0.0, 0.0]),
         (stateful.randomness, ("state.seed",), [12345]),
         (stateful.nested, ("state.first.context", "state.second.mean", "state.second.square"), [0.0, 0.0, 1.0]),
+        (stateful.answers_its_state, ("state.sum",), [0.0]),
+        (stateful.long_echo, ("state.line",), [0.0]),
+        (stateful.long_queue, tuple(f"state.past.{index}" for index in range(12)), [0.0] * 12),
+        (stateful.rare_event, ("state.hit",), [False]),
+        (stateful.keyed_by_tuple, ("state.cache.0.k",), [0.0]),
     ],
 )
 def test_state_is_found_wherever_it_is_kept(recipe: Any, names: tuple[str, ...], initial: list[float]) -> None:
@@ -69,12 +74,36 @@ def test_what_nobody_reads_is_no_state() -> None:
     assert kept.paths == ()
     assert [snapshot.name(path) for path in kept.dropped] == ["calls", "last", "ramp"]
     assert "a call changes calls (" in state.unread(model, kept)
+    _, _, _, kept = found(stateful.averages_for_nobody)
+    assert kept is not None
+    assert (kept.paths, [snapshot.name(path) for path in kept.dropped]) == ((), ["mean", "attention"])
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 4), (1, 3)])
+def test_state_that_shares_its_memory_is_refused_for_that(first: int, last: int) -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            whole = torch.zeros(4)
+            self.register_buffer("one", whole)
+            self.register_buffer("other", whole if first == 0 else whole[first:last])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.one.add_(x.mean())
+            return x.mean() + self.other
+
+    class recipe(stateful._Recipe):
+        model = Shared
+
+    with pytest.raises(ExportError, match="keeps state that shares its memory with other, in one"):
+        found(recipe)
 
 
 @pytest.mark.parametrize(
     ("recipe", "said", "code"),
     [
         (stateful.counts_in_python, "state that is no tensor (1, 2, 3, …), in calls", "self.calls += 1"),
+        (stateful.late_switch, "gives other outputs when another number is in calls", "self.calls += 1"),
         (stateful.grows, "state that is not there after each call, in past.1", "self.past.append(x.mean())"),
         (stateful.changes_a_parameter, "changes its parameter gain", "self.gain.mul_(0.9)"),
     ],

@@ -284,3 +284,93 @@ class changes_a_parameter(_Recipe):
             with torch.no_grad():
                 self.gain.mul_(0.9)
             return x * self.gain
+
+
+class answers_its_state(_Recipe):
+    """An output that is the state itself, which the next call changes in place."""
+
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("sum", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.sum += x.mean(-1)
+            return self.sum
+
+
+class long_echo(_Recipe):
+    """A delay of more calls than are tried, in a plain attribute."""
+
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = torch.zeros(12)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x + self.line[0]
+            self.line = torch.cat([self.line[1:], x.mean().reshape(1)])
+            return y
+
+
+class long_queue(_Recipe):
+    """A delay of more calls than are tried, handed on from place to place."""
+
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.past = tuple(torch.zeros(1) for _ in range(12))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x + self.past[0]
+            self.past = (*self.past[1:], x.mean().reshape(1))
+            return y
+
+
+class rare_event(_Recipe):
+    """A flag that no call of those tried raises."""
+
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("hit", torch.zeros(1, dtype=torch.bool))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.hit |= x.max() > 50
+            return torch.where(self.hit, -x, x)
+
+
+class keyed_by_tuple(_Recipe):
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cache = {(0, "k"): torch.zeros(1)}
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.cache[0, "k"] = 0.5 * self.cache[0, "k"] + x.mean(-1)
+            return x + self.cache[0, "k"]
+
+
+class late_switch(_Recipe):
+    """A Python number that changes the outputs after more calls than are tried."""
+
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return -x if self.calls > 20 else x + 0
+
+
+class averages_for_nobody(_Recipe):
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mean, self.attention = torch.zeros(1), torch.zeros(1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.attention = x.softmax(-1)
+            self.mean = 0.9 * self.mean + x.mean(-1)
+            return x * self.attention
