@@ -188,7 +188,7 @@ def unread(module: torch.nn.Module, state: State) -> str:
     """What the user is told of values that change and that no later call reads."""
     named = [f"{snapshot.name(path)}{_line(module, path)}" for path in state.dropped[:3]]
     more = f" and {len(state.dropped) - 3} more" if len(state.dropped) > 3 else ""
-    return f"a call changes {', '.join(named)}{more}, on which no output of {CALLS} calls depended: left out"
+    return f"a call changes {', '.join(named)}{more}; later calls give the same without that, so it is no state"
 
 
 Step = Callable[[int], Tensors]  # the outputs of the call with the inputs of this number
