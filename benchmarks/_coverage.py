@@ -31,15 +31,22 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 Runner = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 
-def main(model: str, place: Path, sizes: Mapping[str, int], bare: Sequence[str], log: Path, answer: Connection) -> None:
-    """Send {"bare": {target: word}, "exporter": {target: word}}; what is printed goes to the end of the log."""
+def main(
+    model: str, place: Path, asked: Mapping[str, tuple[int, ...]], bare: Sequence[str], log: Path, answer: Connection
+) -> None:
+    """Send {"bare": {target: word}, "exporter": {target: word}}; what is printed goes to the end of the log.
+
+    `asked` are sizes of the example, (SIZE,), and ranges, (MIN, MAX), that the export was given.
+    """
     with log.open("a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        job = Job("m", recipes.find(model), "random", 0, dict(sizes), Path(folder), targets.Options())
+        sizes = {name: size[0] for name, size in asked.items() if len(size) == 1}
+        ranges = {name: Range(*size) for name, size in asked.items() if len(size) > 1}
+        job = Job("m", recipes.find(model), "random", 0, sizes, Path(folder), targets.Options(), ranges)
         loaded = steps.load_model(job)
         subject = Subject(loaded)
         words: dict[str, dict[str, str]] = {"exporter": judge_bundle(subject, place)}

@@ -53,6 +53,7 @@ _DETECTION = "boxes are kept and dropped by their values, in Python; torch.expor
 _CARRIED = "an ONNX file keeps nothing from call to call"
 IMPOSSIBLE: dict[tuple[str, str], str] = {
     **{(f"zoo:{name}", "onnx"): _CARRIED for name in zoo.STREAMS},
+    ("own:counter", "onnx"): _CARRIED,
     **{("own:loop", target): _LOOP for target in ("trace", "compile", "onnx")},
     **{
         ("hf:mamba", target): _LOOP for target in ("trace", "script", "compile", "onnx")

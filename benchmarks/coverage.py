@@ -84,8 +84,8 @@ def cover(name: str, targets: Sequence[str], bare: bool, out: Path) -> dict[str,
         exported = subprocess.run(export, capture_output=True, text=True, check=False)
         log = out / f"{name.replace(':', '-').replace('@', '-')}.log"
         log.write_text(exported.stdout + exported.stderr)
-        example = {name: int(size) for name, _, size in (s.partition("=") for s in sizes) if ".." not in size}
-        words = judge(model, Path(bundle), example, targets if bare else (), log) or {"broken": str(log)}
+        asked = {name: tuple(map(int, size.split(".."))) for name, _, size in (s.partition("=") for s in sizes)}
+        words = judge(model, Path(bundle), asked, targets if bare else (), log) or {"broken": str(log)}
     return {**words, "seconds": time.perf_counter() - started}
 
 
