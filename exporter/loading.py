@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from exporter import checkpoint, contract, eager, examples, flattening, interpreter, places, ranges, recipes
+from exporter import checkpoint, contract, eager, examples, flattening, interpreter, places, ranges, recipes, snapshot
 from exporter import state as states
 from exporter.errors import ExportError, RecipeError
 from exporter.expressions import Expression
@@ -187,21 +187,51 @@ def find_state(job: Job, loaded: Loaded) -> None:
 
     ExportError, with names and lines, where it cannot be taken out of the model.
     """
-    sizes = loaded.base
-    given = [loaded.inputs(sizes, seed) for seed in range(states.CALLS)]
+    given = [loaded.inputs(loaded.base, seed) for seed in range(states.CALLS)]
+    device = job.options.device
+    step = _step(loaded, loaded.module, given, device)
+    _follow_programs(loaded, step)
+    if not states.changes_anything(loaded.module.model, loaded.held, step):
+        return
+    searched = _copy_on_cpu(loaded, given) if device != "cpu" else None
+    found = states.find(*(searched or (loaded.module.model, loaded.held, step)))
+    if found is None:
+        return
+    loaded.carry(replace(found, initial=tuple(t.to(device) for t in found.initial)))
+    if found.dropped:
+        loaded.warnings.append(states.unread(loaded.module.model, found))
+
+
+def _step(
+    loaded: Loaded, module: flattening.FlatModule, given: Sequence[flattening.Tensors], device: str
+) -> states.Step:
+    """Calls of the module, which is loaded's own or a copy of it, with these inputs."""
 
     def step(number: int) -> flattening.Tensors:
         torch.manual_seed(number)  # what is drawn is no state
-        with eager.naming(contract.describe(sizes)):
-            return eager.run(loaded.module, given[number], job.options.device)
+        with eager.naming(contract.describe(loaded.base)):
+            return eager.run(module, given[number], device)
 
-    _follow_programs(loaded, step)
-    found = states.find(loaded.module.model, loaded.held, step)
-    if found is None:
-        return
-    loaded.carry(found)
-    if found.dropped:
-        loaded.warnings.append(states.unread(loaded.module.model, found))
+    return step
+
+
+def _copy_on_cpu(
+    loaded: Loaded, given: Sequence[flattening.Tensors]
+) -> tuple[torch.nn.Module, Snapshot, states.Step] | None:
+    """A copy of the model in which to search for its state; None where it runs on its own device alone.
+
+    The search gives calls values that they were not made for. An index out of range raises on the CPU; on a GPU it ends
+    every later call of the process.
+    """
+    try:
+        model = snapshot.copied(loaded.module.model, "cpu")
+        held = Snapshot(model)
+        module = flattening.FlatModule(model, loaded.module.example, loaded.module.leave_out).eval()
+        step = _step(loaded, module, given, "cpu")
+        step(0)
+    except Exception:  # whatever a model raises that was made for a GPU
+        return None
+    return model, held, step
 
 
 def _load_weights(recipe: recipes.Recipe, weights: str) -> torch.nn.Module:

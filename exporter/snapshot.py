@@ -7,6 +7,7 @@ A place is a path of steps from the module: ("vars", NAME) into an object's attr
 from __future__ import annotations
 
 import collections
+import copy
 import functools
 import inspect
 import re
@@ -73,12 +74,12 @@ class Snapshot:
         for path, value in self.initial.items():
             if path[-1][0] == "script" and not isinstance(value, torch.Tensor):
                 put(self.module, path, value)
-        for path, copy in self._copies.items():
+        for path, kept in self._copies.items():
             tensor = self.initial[path]
             if path[-1][0] == "script":
-                put(self.module, path, form.of(copy))
-            elif not form.is_own or _mark(tensor) != self._marks[path] or not same(tensor, copy):
-                tensor.data = form.of(copy)
+                put(self.module, path, form.of(kept))
+            elif not form.is_own or _mark(tensor) != self._marks[path] or not same(tensor, kept):
+                tensor.data = form.of(kept)
                 self._marks[path] = _mark(tensor) if form.is_own else ()
 
     def value(self, path: Place) -> Any:
@@ -248,6 +249,16 @@ def _refill(value: Any, content: Any) -> None:
     for name, item in content.items():
         if name not in held or held[name] is not item:
             held[name] = item
+
+
+def copied(module: torch.nn.Module, device: str) -> torch.nn.Module:
+    """A copy of a module on a device, with every tensor that hangs on it, wherever; what is one tensor stays one."""
+    memo: dict[int, Any] = {}
+    for _, value in leaves(module):
+        if isinstance(value, torch.Tensor):
+            moved = value.detach().to(device, copy=True)
+            memo[id(value)] = torch.nn.Parameter(moved, False) if isinstance(value, torch.nn.Parameter) else moved
+    return copy.deepcopy(module, memo).to(device)
 
 
 def take(module: torch.nn.Module, path: Place) -> Any:

@@ -194,8 +194,21 @@ def unread(module: torch.nn.Module, state: State) -> str:
 Step = Callable[[int], Tensors]  # the outputs of the call with the inputs of this number
 
 
+def changes_anything(module: torch.nn.Module, held: Snapshot, step: Step) -> bool:
+    """Whether the first two calls change or write anything that the model holds; else it keeps no state."""
+    held.restore()
+    before = snapshot.tensors(module)
+    step(0)
+    left = held.changes()
+    between = snapshot.tensors(module)
+    step(1)
+    found = bool(left or held.changes() or snapshot.written(module, before) & snapshot.written(module, between))
+    held.restore()
+    return found
+
+
 def find(module: torch.nn.Module, held: Snapshot, step: Step) -> State | None:
-    """The state of a model; None where it keeps none.
+    """The state of a model that changes something; None where it keeps none.
 
     `step(i)` calls the model with the i-th inputs of a sequence of CALLS, all of the same sizes. ExportError, with the
     names and their lines, for state that cannot be taken out: the model may be exported, but it would not be right.
@@ -224,8 +237,6 @@ class _Search:
             self.left.append(self.held.changes())
             written = snapshot.written(self.module, before)
             self.written = self.written & written if number else written
-            if number == 1 and not any(self.left) and not self.written:
-                return None
         changed = list(dict.fromkeys(path for left in self.left for path in left))
         live = self._live(changed)
         changed += [path for path in live if path not in changed]

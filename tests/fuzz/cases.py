@@ -172,7 +172,7 @@ def _wrong(case: Case, row: VariantRecord, manifest: Manifest, place: Path) -> I
     if names != (expected := case.output_names()):
         yield f"its outputs are {names}, eager's {expected}"
         return
-    if case.keeps_state:
+    if case.keeps_state or artifact.contract.state is not None:
         yield from _wrong_in_sequence(case, artifact)
         return
     made, _ = goldens.make(

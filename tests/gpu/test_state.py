@@ -32,3 +32,12 @@ def test_state_on_a_gpu(run: Run, tmp_path: Path, state: str) -> None:
                 x = stateful.nested.inputs(samples=33)
                 with torch.no_grad():
                     torch.testing.assert_close(stream(x)["output"], own(x.cuda()), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["ring", "cache"])
+def test_an_index_in_the_state_ends_no_other_call(run: Run, name: str) -> None:
+    """The search tries indices out of range, at which a GPU would fail every later call of the process."""
+    manifest, _ = run(f"stateful:{name}", "trace,export", device="cuda", timeout=600.0)
+    assert {v.name: v.reason for v in manifest.variants if v.status == "failed"} == {}
+    assert manifest.contract is not None
+    assert manifest.contract.state is not None
