@@ -1,0 +1,43 @@
+"""What a module holds, as it was, and copied to another place."""
+
+from __future__ import annotations
+
+import torch
+
+from exporter import snapshot
+
+
+class Holding(torch.nn.Module):
+    """Tensors in every place that a call may change, one of them twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.zeros(2))
+        self.first = torch.nn.Linear(2, 2)
+        self.tied = self.first
+        self.past = [self.kept, torch.zeros(3)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.kept += self.first(x)
+        self.past[1] += 1
+        return self.kept + self.past[1].sum()
+
+
+def test_a_copy_has_every_tensor_of_its_own() -> None:
+    module = Holding().eval()
+    copied = snapshot.copied(module, "meta")
+    assert {value.device.type for _, value in snapshot.leaves(copied) if isinstance(value, torch.Tensor)} == {"meta"}
+    assert {value.device.type for _, value in snapshot.leaves(module) if isinstance(value, torch.Tensor)} == {"cpu"}
+
+
+def test_a_copy_does_what_the_module_does_and_leaves_it_alone() -> None:
+    module = Holding().eval()
+    copied = snapshot.copied(module, "cpu")
+    assert copied.past[0] is copied.kept
+    assert copied.tied is copied.first
+    x = torch.ones(2)
+    with torch.no_grad():
+        outputs = [copied(x).clone() for _ in range(3)]
+        assert not module.past[1].any()
+        assert not module.kept.any()
+        torch.testing.assert_close(outputs, [module(x).clone() for _ in range(3)])
