@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from exporter import places, torchscript
+from exporter import contract, places, torchscript
 from exporter.errors import ExportError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def export(program: Program, opset: int | None, captured: bool) -> tuple[torch.o
     import onnx_ir
 
     promised = program.contract
-    names = [spec.name for spec in promised.inputs], [spec.name for spec in promised.outputs]
+    names = [spec.name for spec in promised.inputs], contract.output_names(promised)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.onnx")
         warned = _translate(program, path, names, opset)
@@ -57,7 +57,10 @@ def _translate(program: Program, path: Path, names: tuple[list[str], list[str]],
                 opset_version=opset,
                 input_names=names[0],
                 output_names=names[1],
-                dynamic_axes={spec.name: _axes(spec) for spec in (*promised.inputs, *promised.outputs)},
+                dynamic_axes={
+                    name: _axes(spec)
+                    for name, spec in zip([*names[0], *names[1]], (*promised.inputs, *promised.outputs), strict=True)
+                },
             )
         except Exception as error:  # whatever a trace or a translation raises
             raise ExportError(places.named(error)) from error
