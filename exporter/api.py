@@ -178,12 +178,14 @@ class Artifact:
     ) -> None:
         self.contract, self.device = contract, device
         self._run, self._reset = run, reset
+        self._shapes: carrying.Shapes | None = None  # of the state that the artifact keeps; None before a first call
         self._turn = threading.Lock() if contracts.keeps_state(contract) else contextlib.nullcontext()
 
     def reset(self) -> None:
         """Begin again from the initial state; nothing to do for an artifact that carries none."""
         with self._turn:
             self._reset()
+            self._shapes = None
 
     def stream(self) -> Stream:
         """A sequence of calls, each of which goes on from the state that the one before left.
@@ -197,31 +199,18 @@ class Artifact:
         """Run it. Inputs in the contract's order or by name; they are moved to the device and made contiguous.
 
         Raises:
-            ContractError: an input is missing or unknown, or its dtype, rank or size does not fit.
+            ContractError: an input is missing or unknown, or its dtype, rank or size does not fit the contract, or the
+                state that the artifact keeps by now.
         """
-        tensors = self._bind(args, kwargs)
         names = [spec.name for spec in self.contract.inputs]
+        tensors = _bound(names, args, kwargs)
         contracts.enforce(self.contract, flattening.specs(names, tensors))
         with self._turn:
+            inside = contracts.keeps_state(self.contract)
+            shapes = carrying.state_shapes(self.contract, tensors, self._shapes) if inside else None
             outputs = self._run(tuple(t.to(self.device).contiguous() for t in tensors))
+            self._shapes = shapes
         return {spec.name: tensor for spec, tensor in zip(self.contract.outputs, outputs, strict=True)}
-
-    def _bind(self, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-        names = [spec.name for spec in self.contract.inputs]
-        given = dict(zip(names, args, strict=False)) | kwargs
-        problem = ""
-        if len(args) > len(names):
-            problem = f"{len(args)} inputs given"
-        elif unknown := given.keys() - set(names):
-            problem = f"there is no input {sorted(unknown)[0]}"
-        elif missing := [n for n in names if n not in given]:
-            problem = f"input {missing[0]} is missing"
-        if problem or len(given) != len(args) + len(kwargs):
-            raise ContractError(f"{problem or 'an input is given twice'}: the contract has {', '.join(names)}")
-        for name in names:
-            if not isinstance(given[name], torch.Tensor):
-                raise ContractError(f"{name} is {type(given[name]).__name__}, not a tensor")
-        return [given[n] for n in names]
 
 
 class Stream:
@@ -250,13 +239,13 @@ class Stream:
         if self._inside:
             return self._artifact(*args, **kwargs)
         contract = self._artifact.contract
-        own = [spec.name for spec in contract.inputs if spec.name not in self._names]
-        given = dict(zip(own, args, strict=False)) | kwargs
-        if len(args) > len(own) or len(given) != len(args) + len(kwargs) or own != [n for n in own if n in given]:
-            raise ContractError(f"{', '.join(given) or 'nothing'} given: a call of the stream takes {', '.join(own)}")
-        inputs = tuple(given[name] for name in own)
+        own = tuple(spec for spec in contract.inputs if spec.name not in self._names)
+        names = [spec.name for spec in own]
+        inputs = tuple(_bound(names, args, kwargs))
+        contracts.enforce(replace(contract, inputs=own, state=None), flattening.specs(names, inputs))
         held = self.state or dict(zip(self._names, carrying.initial(contract, inputs), strict=True))
         carrying.require_sizes(contract, tuple(held.values()), inputs)
+        given = dict(zip(names, inputs, strict=True))
         outputs = self._artifact(**given, **held)
         self.state = {name: outputs[name] for name in self._names}
         return {name: tensor for name, tensor in outputs.items() if name not in self._names}
@@ -266,6 +255,24 @@ class Stream:
         self.state = {}
         if self._inside:
             self._artifact.reset()
+
+
+def _bound(names: Sequence[str], args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    """The inputs of a call in the order of their names. ContractError where they are others, or no tensors."""
+    given = dict(zip(names, args, strict=False)) | kwargs
+    problem = ""
+    if len(args) > len(names):
+        problem = f"{len(args)} inputs given"
+    elif unknown := given.keys() - set(names):
+        problem = f"there is no input {sorted(unknown)[0]}"
+    elif missing := [n for n in names if n not in given]:
+        problem = f"input {missing[0]} is missing"
+    if problem or len(given) != len(args) + len(kwargs):
+        raise ContractError(f"{problem or 'an input is given twice'}: the contract has {', '.join(names)}")
+    for name in names:
+        if not isinstance(given[name], torch.Tensor):
+            raise ContractError(f"{name} is {type(given[name]).__name__}, not a tensor")
+    return [given[n] for n in names]
 
 
 def open_artifact(
@@ -298,6 +305,7 @@ def open_artifact(
     options = routes.Options(device=where, threads=threads or torch.get_num_threads(), cuda_graphs=cuda_graphs)
     operators.require(contract.ops)
     loaded = routes.get(contract.target).load(file, options)
+    loaded.reset()  # whatever state the file holds
     return Artifact(contract, loaded.run, where, loaded.reset)
 
 

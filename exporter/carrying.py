@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from exporter import contract as contracts
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     Tensors = tuple[torch.Tensor, ...]
     Run = Callable[[Tensors], Tensors]
 
+Shapes = Sequence[Sequence[int]]
 BUFFER = "state_"  # begins the name of each buffer of state, with its number behind it
 
 
@@ -133,17 +134,26 @@ def _same_sizes(tensor: StateTensor, held: str, contract: Contract) -> list[str]
 
 
 def repeats(run: Run, graph: torch.export.ExportedProgram, example: Tensors, calls: int = 4) -> bool:
-    """Whether an artifact carries state as its program does, over some calls of the example; it is left where it is."""
+    """Whether an artifact carries state as its program does, over some calls of the example.
+
+    The artifact is left where these calls leave it, the program, whose module shares its buffers, in its initial state.
+    """
     import torch
 
+    held = {key: tensor for key, tensor in graph.state_dict.items() if key.startswith(BUFFER)}
+    kept = {key: tensor.clone() for key, tensor in held.items()}
     module, count = graph.module(check_guards=False), len(graph.graph_signature.user_inputs)
     inputs = example[:count]
-    with torch.no_grad():
-        return all(
-            agree(got, want)
-            for _ in range(calls)
-            for got, want in zip(run(tuple(t.clone() for t in inputs)), module(*inputs), strict=True)
-        )
+    try:
+        with torch.no_grad():
+            return all(
+                agree(got, want)
+                for _ in range(calls)
+                for got, want in zip(run(tuple(t.clone() for t in inputs)), module(*inputs), strict=True)
+            )
+    finally:
+        for key, tensor in kept.items():
+            held[key].copy_(tensor)
 
 
 def agree(got: torch.Tensor, want: torch.Tensor) -> bool:
@@ -184,7 +194,7 @@ class Carried:
         self._state = ()
 
 
-def initial(contract: Contract, inputs: Tensors) -> Tensors:
+def initial(contract: Contract, inputs: Sequence[torch.Tensor]) -> Tensors:
     """The initial state at the sizes of these inputs, on their device."""
     from exporter import state as states
 
@@ -195,24 +205,31 @@ def initial(contract: Contract, inputs: Tensors) -> Tensors:
     )
 
 
-def require_sizes(contract: Contract, state: Tensors, inputs: Tensors) -> None:
+def require_sizes(contract: Contract, state: Tensors, inputs: Sequence[torch.Tensor]) -> None:
     """ContractError where the sizes of these inputs are not those that the state has by now."""
+    state_shapes(contract, inputs, [tuple(held.shape) for held in state])
+
+
+def state_shapes(contract: Contract, inputs: Sequence[torch.Tensor], known: Shapes | None) -> Shapes:
+    """The shapes of the state at the sizes of these inputs. ContractError where it has others by now, the `known`."""
     if not any(isinstance(dim, str) for tensor in _tensors(contract) for dim in tensor.shape):
-        return
+        return []
     sizes = _symbols(contract, inputs)
-    for tensor, held in zip(_tensors(contract), state, strict=True):
-        for dim, got, wanted in zip(tensor.shape, held.shape, contracts.shape_at(tensor.spec, sizes), strict=True):
-            if got != wanted:
+    found: Shapes = [contracts.shape_at(tensor.spec, sizes) for tensor in _tensors(contract)]
+    for tensor, held, wanted in zip(_tensors(contract), found if known is None else known, found, strict=True):
+        for dim, got, size in zip(tensor.shape, held, wanted, strict=True):
+            if got != size:
                 raise ContractError(
-                    f"{tensor.spec.name} is of {dim} {got}, the inputs are of {wanted}: call reset() first"
+                    f"{tensor.spec.name} is of {dim} {got}, the inputs are of {size}: call reset() first"
                 )
+    return found
 
 
 def _tensors(contract: Contract) -> tuple[StateTensor, ...]:
     return contract.state.tensors if contract.state else ()
 
 
-def _symbols(contract: Contract, inputs: Tensors) -> contracts.Sizes:
+def _symbols(contract: Contract, inputs: Sequence[torch.Tensor]) -> contracts.Sizes:
     from exporter.flattening import dtype_name
 
     given = zip(contract.inputs, inputs, strict=False)

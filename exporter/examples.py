@@ -14,7 +14,7 @@ from exporter.contract import nearest
 from exporter.dimensions import NamedDim
 from exporter.errors import RecipeError
 from exporter.flattening import FlatInputs, flatten_inputs
-from exporter.recipes import FunctionRecipe, Recipe, example_sizes
+from exporter.recipes import OPTIONAL, FunctionRecipe, Recipe, example_sizes
 from exporter.records import Range
 
 Dim = Callable[[Mapping[str, int]], int]
@@ -89,7 +89,8 @@ def with_dims(recipe: Recipe, model: torch.nn.Module, dims: Sequence[NamedDim]) 
     ranges = {name: dimensions.bounds(dims, name, size) for name, size in sizes.items()}
     sizes = {name: nearest(size, Range(*ranges[name])) for name, size in sizes.items()}  # else out of its own range
     inputs = Inputs(leaves, lambda tensors: _as_given(flat, tensors), sizes)
-    return FunctionRecipe(recipe.load, inputs, ranges, getattr(recipe, "chooses_weights", True))
+    own: dict[str, Any] = {name: getattr(recipe, name, None) for name in OPTIONAL}
+    return FunctionRecipe(recipe.load, inputs, ranges, getattr(recipe, "chooses_weights", True), **own)
 
 
 def _as_given(flat: FlatInputs, tensors: list[Any]) -> Any:

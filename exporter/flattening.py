@@ -45,7 +45,9 @@ class FlatInputs:
         if self.names != other.names:
             return next(iter(sorted({*self.names} ^ {*other.names})), "the order of the inputs")
         mine, theirs = (one.constants | one.settings for one in (self, other))
-        return next((name for name in mine | theirs if not _equal(mine.get(name, _ABSENT), theirs.get(name))), "")
+        return next(
+            (name for name in mine | theirs if not _equal(mine.get(name, _ABSENT), theirs.get(name, _ABSENT))), ""
+        )
 
 
 _ABSENT = object()
@@ -105,7 +107,10 @@ def _equal(one: Any, other: Any) -> bool:
     """Whether two constants are alike; of objects that know no equality, whether they are of one class."""
     if type(one) is not type(other):
         return False
-    return "__eq__" not in {name for cls in type(one).__mro__[:-1] for name in vars(cls)} or bool(one == other)
+    if "__eq__" not in {name for cls in type(one).__mro__[:-1] for name in vars(cls)}:
+        return True
+    found = one == other
+    return bool(found.all()) if hasattr(found, "all") and hasattr(found, "shape") else bool(found)
 
 
 def constants(flat: FlatInputs) -> dict[str, bool | int | float | str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -52,8 +52,8 @@ class Golden:
             raise ArtifactError(f"the golden was made without {precision}", "export again")
         found = self.precisions[precision]
         eager = found.eager or [case.eager for case in self.cases]
-        cases = (replace(c, eager=e) for c, e in zip(self.cases, eager, strict=True))
-        return Golden(tuple(c for c in cases if c.name not in found.without), found.tolerance)
+        cases = [replace(c, eager=e) for c, e in zip(self.cases, eager, strict=True)]
+        return Golden(tuple(_without(cases, found.without)), found.tolerance)
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,15 @@ class Precision:
     tolerance: Tolerance
     eager: tuple[Tensors, ...] = ()
     without: tuple[str, ...] = ()
+
+
+def _without(cases: Sequence[Case], names: Collection[str]) -> Iterator[Case]:
+    """The cases that are not named; of a sequence, those before the first that is."""
+    whole = True
+    for case in cases:
+        whole = case.name not in names and (whole or not case.step)
+        if whole:
+            yield case
 
 
 def samples(golden: Golden) -> tuple[Case, ...]:

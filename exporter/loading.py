@@ -9,7 +9,19 @@ from typing import Any
 
 import torch
 
-from exporter import checkpoint, contract, eager, examples, flattening, interpreter, places, ranges, recipes, snapshot
+from exporter import (
+    checkpoint,
+    contract,
+    eager,
+    examples,
+    flattening,
+    interpreter,
+    memory,
+    places,
+    ranges,
+    recipes,
+    snapshot,
+)
 from exporter import state as states
 from exporter.errors import ExportError, RecipeError
 from exporter.expressions import Expression
@@ -298,7 +310,7 @@ def _taken(loaded: Loaded, name: str, bounds: Range, probe: Callable[[dict[str, 
         try:
             probe({**loaded.base, name: size})
         except ExportError as error:
-            if _out_of_memory(error):
+            if memory.ran_out(error.__cause__):
                 raise
             raised.append(error)
             return False
@@ -311,12 +323,6 @@ def _taken(loaded: Loaded, name: str, bounds: Range, probe: Callable[[dict[str, 
         return bounds
     loaded.narrowed.append(f"{name} is promised only at {contract.left_of(bounds, found)}: {raised[0]}")
     return found
-
-
-def _out_of_memory(error: ExportError) -> bool:
-    """Whether the machine, not the model, refuses a size."""
-    cause = error.__cause__
-    return isinstance(cause, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(cause)
 
 
 def find_contract(job: Job, loaded: Loaded) -> Contract:

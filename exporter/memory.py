@@ -155,6 +155,12 @@ def _fields(text: str) -> dict[str, int]:
     return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}
 
 
+def ran_out(error: BaseException | None) -> bool:
+    """Whether an error says that the machine, or its GPU, has no memory left; it says nothing of the model then."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}  # torch's own, which is not imported here
+    return bool(kinds & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(error)
+
+
 class Room:
     """Memory that steps share: each takes what it needs and waits until that is there.
 

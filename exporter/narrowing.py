@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from exporter import carrying, eager, ranges
+from exporter import carrying, eager, memory, ranges
 from exporter.capture import Captured
 from exporter.contract import Narrowing, Sizes, narrow
 from exporter.records import Contract, Range
@@ -17,7 +17,6 @@ TRIED = 4  # sizes outside a range that are tried
 FAR = 4  # times the example's size: beyond, a try may cost more than it tells
 
 Inputs = Callable[[Sizes], Tensors]
-Graph = Callable[..., Tensors]
 
 
 def find(
@@ -47,23 +46,30 @@ class _Trial:
     base: Sizes
     device: str
 
-    def right(self, graph: Graph, sizes: Sizes) -> bool:
-        """Whether the graph gives what eager gives, but for rounding; and whether it runs at all."""
-        data = self.inputs(sizes)
-        given = tuple(t.to(self.device, copy=True) for t in data)
-        try:
-            with torch.no_grad():
-                outputs = tuple(t.detach().cpu() for t in graph(*given))
-        except Exception:  # whatever a graph raises at sizes that it was not made for
-            return False
-        return all(map(carrying.agree, outputs, eager.run(self.module, data, self.device)))
+    def right(self, graph: torch.nn.Module, sizes: Sizes) -> bool:
+        """Whether the graph gives what eager gives, but for rounding; and whether it runs at all.
 
-    def wrong(self, graph: Graph, name: str, sizes: list[int]) -> list[int]:
+        True where eager itself does not run: nothing speaks against the graph then.
+        """
+        data = self.inputs(sizes)
+        try:
+            wanted = eager.run(self.module, data, self.device)
+        except Exception:  # whatever a model raises at sizes that it does not take, or that are too large here
+            return True
+        try:
+            outputs = eager.run(graph, data, self.device)
+        except Exception as error:  # whatever a graph raises at sizes that it was not made for
+            if memory.ran_out(error):
+                raise
+            return False
+        return all(map(carrying.agree, outputs, wanted))
+
+    def wrong(self, graph: torch.nn.Module, name: str, sizes: list[int]) -> list[int]:
         """The sizes of a symbol at which the graph is not right."""
         return [size for size in sizes if not self.right(graph, {**self.base, name: size})]
 
 
-def _steps(captured: Captured, graph: Graph, trial: _Trial, contract: Contract) -> Iterator[Narrowing]:
+def _steps(captured: Captured, graph: torch.nn.Module, trial: _Trial, contract: Contract) -> Iterator[Narrowing]:
     for name, rule in captured.rules.items():
         promised, size = contract.symbols[name], trial.base[name]
         if rule.offset or size % rule.multiple:
@@ -75,7 +81,7 @@ def _steps(captured: Captured, graph: Graph, trial: _Trial, contract: Contract) 
         yield Narrowing(name, bounds, place, "graph" if wrong else "code")
 
 
-def _bounds(captured: Captured, graph: Graph, trial: _Trial, contract: Contract) -> Iterator[Narrowing]:
+def _bounds(captured: Captured, graph: torch.nn.Module, trial: _Trial, contract: Contract) -> Iterator[Narrowing]:
     for name, bounds in captured.bounds.items():
         promised, size = contract.symbols[name], trial.base[name]
         if bounds.allows(size) and (wrong := trial.wrong(graph, name, _outside(size, promised, bounds))):

@@ -1,7 +1,8 @@
 """ONNX by torch's older exporter, which translates a trace: for what its newer one does not translate.
 
-A trace holds what Python made of the example's values. Where torch.export takes the model no branch depends on values;
-where it does not, only a trace that took no number out of a tensor is right for other values too.
+A trace holds what Python made of the example's values. Where torch.export takes the model no branch depends on values,
+and its program shows whether a number is taken out of a tensor; where it does not, or one is, only a trace without any
+warning is right for other values too.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 def export(program: Program, opset: int | None, captured: bool) -> tuple[torch.onnx.ONNXProgram, tuple[str, ...]]:
     """The ONNX program with every dimension of the contract dynamic, and what the tracer warned of.
 
-    `captured` says whether torch.export took the model. ExportError where the exporter fails, gives other inputs or
-    outputs than the contract has, or nothing vouches for what it traced.
+    `captured` says whether torch.export took the model, and no number out of a tensor. ExportError where the exporter
+    fails, gives other inputs or outputs than the contract has, or nothing vouches for what it traced.
     """
     import onnx
     import onnx_ir
@@ -42,6 +43,14 @@ def export(program: Program, opset: int | None, captured: bool) -> tuple[torch.o
     if found != [*names]:
         raise ExportError(f"the trace takes {', '.join(found[0])} and gives {', '.join(found[1])}")
     return torch.onnx.ONNXProgram(onnx_ir.from_proto(model), None), warned
+
+
+def takes_numbers(exported: torch.export.ExportedProgram) -> bool:
+    """Whether the program takes a number out of a tensor, for which a trace has the example's."""
+    graphs = (module.graph for module in exported.graph_module.modules() if isinstance(module, torch.fx.GraphModule))
+    return any(
+        "_local_scalar_dense" in str(node.target) or "aten.item" in str(node.target) for g in graphs for node in g.nodes
+    )
 
 
 def _translate(program: Program, path: Path, names: tuple[list[str], list[str]], opset: int | None) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ run only when the user names them.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import importlib
@@ -189,9 +190,8 @@ def _as_recipe(found: Any, module: Any, source: Source) -> Recipe:
             raise RecipeError(f"{source.attribute}() fails: {error}", "give an instance, or no arguments") from error
     if hasattr(found, "load") and hasattr(found, "inputs"):
         own: dict[str, Any] = {name: getattr(found, name, None) for name in OPTIONAL}
-        return _with_inputs(
-            found if hasattr(found, "sizes") else FunctionRecipe(found.load, found.inputs, **own), source
-        )
+        recipe = found if hasattr(found, "sizes") else FunctionRecipe(found.load, found.inputs, **own)
+        return _with_inputs(_checked(recipe), source)
     if source.attribute and callable(found) and not hasattr(found, "load"):
         inputs = (
             _saved_inputs(Path(source.inputs_file))
@@ -205,7 +205,8 @@ def _as_recipe(found: Any, module: Any, source: Source) -> Recipe:
             )
         sizes = None if source.inputs_file else getattr(module, f"{source.attribute}_sizes", None)
         own = {name: getattr(module, f"{source.attribute}_{name}", None) for name in OPTIONAL}
-        return FunctionRecipe(lambda weights: found(), inputs, sizes, chooses_weights=False, **own)
+        _require_takes(found, source.attribute)
+        return _checked(FunctionRecipe(lambda weights: found(), inputs, sizes, chooses_weights=False, **own))
     missing = "inputs()" if hasattr(found, "load") else "load() and inputs()"
     raise RecipeError(
         f"{source.attribute or source.place} has no {missing}",
@@ -234,6 +235,24 @@ class FunctionRecipe:
         example = example_sizes(inputs).get("batch")
         defaults = {"batch": (1, max(64, example))} if example else {}
         self.sizes = defaults if sizes is None else sizes
+
+
+def _require_takes(function: Callable[..., Any] | None, name: str, *arguments: str) -> None:
+    """RecipeError for a function of the user's that cannot be called with these arguments."""
+    with contextlib.suppress(ValueError):  # of what has no signature nobody knows
+        try:
+            inspect.signature(function or (lambda *_: None)).bind(*arguments)
+        except TypeError as error:
+            written = f"{name}({', '.join(arguments)})"
+            raise RecipeError(f"{name}() cannot be called as {written}: {error}", f"write def {written}") from error
+
+
+def _checked(recipe: Recipe) -> Recipe:
+    """The recipe. RecipeError where its functions take other arguments than they get."""
+    _require_takes(recipe.load, "load", "weights")
+    _require_takes(getattr(recipe, "samples", None), "samples")
+    _require_takes(getattr(recipe, "metric", None), "metric", "outputs", "sample")
+    return recipe
 
 
 def _with_inputs(recipe: Recipe, source: Source) -> Recipe:

@@ -98,7 +98,7 @@ class Snapshot:
     def _differs(self, path: Place, value: Any) -> bool:
         before = self.initial[path]
         if not isinstance(value, torch.Tensor) or not isinstance(before, torch.Tensor):
-            return type(value) is not type(before) or bool(value != before)
+            return not equal(value, before)
         if isinstance(before, torch.nn.Parameter):
             return value is not before or _mark(value) != self._marks[path]
         if value.numel() > COMPARED:
@@ -154,6 +154,11 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.is_floating_point() or one.is_complex():
         return bool(((one == other) | (one.isnan() & other.isnan())).all())
     return torch.equal(one, other)
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Whether two plain values are of one type and equal; NaN equals NaN."""
+    return type(one) is type(other) and (one is other or bool(one == other) or bool(one != one and other != other))
 
 
 def leaves(module: torch.nn.Module) -> Iterator[tuple[Place, Any]]:

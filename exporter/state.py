@@ -449,7 +449,7 @@ def _is_buffer(path: Place) -> bool:
 def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return snapshot.same(one, other)
-    return type(one) is type(other) and bool(one == other)
+    return snapshot.equal(one, other)
 
 
 def alike(one: Tensors, other: Tensors) -> bool:

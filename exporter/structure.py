@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import enum
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any
 
 import torch
@@ -55,9 +55,9 @@ def contained(value: Any) -> Children | None:
         return [(key_name(key), item) for key, item in node.flatten_with_keys_fn(value)[0]]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return list(zip(value._fields, value, strict=True))
-    if isinstance(value, Mapping):
+    if isinstance(value, MutableMapping):
         return [(str(key), item) for key, item in value.items()]
-    if isinstance(value, Sequence):
+    if isinstance(value, (tuple, MutableSequence)):
         return [(str(i), item) for i, item in enumerate(value)]
     return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -298,3 +299,24 @@ def test_constants_that_a_contract_can_hold() -> None:
     assert found == {"a": 2.5, "b": True, "d": "inf", "g": "-1.7e+308", "e": "torch.float16", "f": -7}
     contract = Contract("m", (), (), {}, constants=found)
     assert from_json(Contract, to_json(contract)) == contract
+
+
+@pytest.mark.parametrize(
+    "value", [range(3), types.MappingProxyType({"a": 1}), numpy.arange(4)], ids=["range", "proxy", "array"]
+)
+def test_what_cannot_be_put_together_again_is_a_constant(value: Any) -> None:
+    given = [flatten_inputs(Takes(), {"past": [ONE], "how": value}) for _ in range(2)]
+    assert list(given[0].constants) == ["how"]
+    assert given[0].rebuild(given[0].tensors)[1]["how"] is value
+    assert not given[0].difference(given[1])
+
+
+def test_arrays_are_compared_by_their_values() -> None:
+    one, other = (flatten_inputs(Takes(), {"past": [ONE], "how": numpy.arange(4) + n}) for n in (0, 1))
+    assert one.difference(other) == "how"
+
+
+def test_a_constant_that_is_missing_is_not_none() -> None:
+    one, other = flatten_inputs(Takes(), {"past": [ONE], "how": None}), flatten_inputs(Takes(), {"past": [ONE]})
+    assert one.difference(other) == "how"
+    assert other.difference(one) == "how"

@@ -245,3 +245,11 @@ def test_goldens_that_are_missing_or_cut_short(tmp_path: Path) -> None:
     (tmp_path / "golden.pt").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ArtifactError, match=r"export again|cannot be read"):
         golden.read(tmp_path / "golden.pt")
+
+
+def test_a_precision_without_a_step_is_without_the_later_ones() -> None:
+    x = torch.ones(1)
+    names = [("a", 0), ("a step 2", 1), ("a step 3", 2), ("b", 0), ("b step 2", 1), ("c", None)]
+    made = tuple(golden.Case(name, 0, (x,), (x,), (x.double(),), step) for name, step in names)
+    whole = golden.Golden(made, TOLERANCE, {"bf16": golden.Precision(TOLERANCE, (), ("a step 2", "c"))})
+    assert [case.name for case in whole.of("bf16").cases] == ["a", "b", "b step 2"]

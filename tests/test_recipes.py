@@ -112,6 +112,38 @@ def test_dimensions_that_make_no_sense(texts: list[str], message: str) -> None:
         dimensions.parse_all(texts)
 
 
+def test_named_dimensions_leave_samples_and_metric() -> None:
+    own: dict[str, Any] = {"samples": lambda: [1], "metric": lambda outputs, sample: 1.0}
+    fixed = recipes.FunctionRecipe(lambda _: torch.nn.Identity(), lambda: {"x": torch.ones(2, 3)}, {}, **own)
+    recipe = examples.with_dims(fixed, Takes(), dimensions.parse_all(["batch=x:0"]))
+    assert (recipe.samples, recipe.metric) == (own["samples"], own["metric"])
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            "class net:\n    load = inputs = staticmethod(lambda: None)",
+            r"load\(\) cannot be called as load\(weights\): too many",
+        ),
+        ("def net(size): ...\ndef net_inputs(): ...", r"net\(\) cannot be called as net\(\): missing a required"),
+        (
+            "def net(): ...\ndef net_inputs(): ...\ndef net_metric(outputs): ...",
+            r"metric\(\) cannot be called as metric\(outputs, sample\): too many",
+        ),
+        (
+            "def net(): ...\ndef net_inputs(): ...\ndef net_samples(n): ...",
+            r"samples\(\) cannot be called as samples\(\): missing a required",
+        ),
+    ],
+)
+def test_functions_that_take_other_arguments_are_the_users(source: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "odd_recipe.py").write_text(source)
+    with pytest.raises(RecipeError, match=message) as raised:
+        recipes.load(recipes.find(f"{tmp_path / 'odd_recipe.py'}:net"))
+    assert raised.value.remedy.startswith("write def ")
+
+
 def test_named_dimensions_move_together() -> None:
     example = {"x": torch.arange(6).reshape(2, 3), "state": torch.randn(4, 2, 3), "flag": True}
     fixed = recipes.FunctionRecipe(lambda _: torch.nn.Identity(), lambda: example, {})

@@ -23,6 +23,15 @@ class Holding(torch.nn.Module):
         return self.kept + self.past[1].sum()
 
 
+def test_nan_in_an_attribute_is_no_change() -> None:
+    module = Holding().eval()
+    module.fill = float("nan")
+    held = snapshot.Snapshot(module)
+    assert held.changes() == {}
+    module.fill = 0.0
+    assert list(map(snapshot.name, held.changes())) == ["fill"]
+
+
 def test_a_copy_has_every_tensor_of_its_own() -> None:
     module = Holding().eval()
     copied = snapshot.copied(module, "meta")

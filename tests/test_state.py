@@ -13,8 +13,8 @@ from conftest import Run
 from recipes import stateful
 from torch import nn
 
-from exporter import api, contract, eager, flattening, golden, snapshot, state
-from exporter.errors import ExportError
+from exporter import api, carrying, contract, eager, flattening, golden, snapshot, state
+from exporter.errors import ContractError, ExportError
 from exporter.records import Contract, KeptState, Range, StateTensor, TensorSpec, Values
 from exporter.sequences import Calls
 from exporter.snapshot import Form, Snapshot
@@ -354,3 +354,50 @@ def test_state_as_inputs_by_torchs_older_onnx_exporter(run: Run) -> None:
         x = stateful.cache.inputs()
         with torch.no_grad():
             torch.testing.assert_close(stream(x)["output"], own(x.clone()), rtol=1e-4, atol=1e-5)
+
+
+def test_a_trial_of_an_artifact_leaves_its_program_in_the_initial_state() -> None:
+    """What is packaged after it would else begin from where the trial ended."""
+    model, example, _, kept = found(stateful.counter)
+    assert kept is not None
+    promised = Contract(
+        "counter",
+        (TensorSpec("x", "float32", (2, 4)),),
+        (TensorSpec("output", "float32", (2, 4)),),
+        {},
+        state=KeptState("inside", (StateTensor("count", "int64", (1,), 0),)),
+    )
+    inside = carrying.module(StatefulModule(model, example, kept).eval(), promised, "cpu")
+    given = tuple(torch.ones(tuple(t.shape)) for t in example.tensors)
+    program = torch.export.export(inside, given)
+    before = {name: tensor.clone() for name, tensor in program.state_dict.items()}
+    assert not carrying.repeats(lambda inputs: (torch.zeros(1),), program, given)
+    calls = iter(range(9))
+    fresh = carrying.module(StatefulModule(model, example, kept).eval(), promised, "cpu")
+    assert carrying.repeats(lambda inputs: (next(calls), fresh(*inputs))[1], program, given)
+    assert next(calls) == 4
+    assert all(torch.equal(tensor, before[name]) for name, tensor in program.state_dict.items())
+
+
+def test_a_stream_refuses_what_does_not_fit_by_the_contract() -> None:
+    h = StateTensor("h", "float32", ("batch", 3), 0.0)
+    x = TensorSpec("x", "float32", ("batch", 3))
+    inside = Contract("m", (x,), (x,), {"batch": Range(1, 8)}, state=KeptState("inside", (h,)))
+    for promised in (inside, contract.as_function(inside)):
+        run = carrying.Carried(lambda given: (given[0] + given[1], given[1] + 1), promised)
+        stream = api.Artifact(promised, run, "cpu", run.reset).stream()
+        for wrong, said in (
+            (torch.ones(2), "x: 1 dimensions"),
+            (torch.ones(2, 3).double(), "float64"),
+            ([1.0], "x is list, not a tensor"),
+            (torch.ones(9, 3), "batch is 9"),
+        ):
+            with pytest.raises(ContractError, match=said):
+                stream(wrong)
+        for call in range(3):
+            assert float(stream(torch.ones(2, 3))["x"][0, 0]) == 1 + call
+        with pytest.raises(ContractError, match=r"state\.h is of batch 2, the inputs are of 3: call reset"):
+            stream(torch.ones(3, 3))
+        assert float(stream(torch.ones(2, 3))["x"][0, 0]) == 4, "what was refused changed nothing"
+        stream.reset()
+        assert stream(torch.ones(3, 3))["x"].shape == (3, 3)

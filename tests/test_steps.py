@@ -15,7 +15,7 @@ import pytest
 import torch
 from conftest import RECIPES, Run, request_for
 
-from exporter import api, capture, environment, flattening, narrowing, pipeline, ranges, report, targets
+from exporter import api, capture, eager, environment, flattening, narrowing, pipeline, ranges, report, targets
 from exporter.contract import Narrowing
 from exporter.errors import ContractError
 from exporter.isolate import Zygote
@@ -99,6 +99,34 @@ def test_a_step_with_an_offset_is_said_and_not_promised() -> None:
     assert [one for one in found if one.of != "guards"] == []
     (said,) = narrowing.remarks(made, found, {"height": 25})
     assert re.fullmatch(r"torch\.export takes height only as 2\*n[+-]\d+ \(.*stepped\.py:\d+\)", said)
+
+
+class Shy(torch.nn.Module):
+    """Fails in eager, and nowhere else, at sizes of which the graph says that it does not take them."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_exporting() and x.shape[1] > 16:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return x * 2 if x.shape[1] <= 16 else x * 3
+
+
+def test_where_eager_does_not_run_nothing_is_narrowed() -> None:
+    _, found = captured(Shy(), 2, "length", sizes={"length": 8}, length=Range(2, 64))
+    assert found == []
+
+
+def test_a_machine_without_memory_narrows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a graph that fails at a size it says nothing about the graph."""
+    run = eager.run
+
+    def full(module: Any, data: Any, device: str) -> Any:
+        if isinstance(module, torch.fx.GraphModule) and data[0].shape[1] > 16:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
+        return run(module, data, device)
+
+    monkeypatch.setattr(eager, "run", full)
+    with pytest.raises(RuntimeError, match="can't allocate"):
+        captured(stepped.Branch(), 2, "length", sizes={"length": 8}, length=Range(2, 64))
 
 
 def test_nothing_is_narrowed_where_torch_export_asks_for_nothing() -> None:

@@ -317,6 +317,21 @@ def test_onnx_by_the_older_exporter_where_the_other_fails(model: torch.nn.Module
     assert [dim.dim_param or dim.dim_value for dim in shape.dim] == ["rows", 3]
 
 
+class TakesANumber(torch.nn.Module):
+    """What ONNX does not translate, and a number that a trace has of the example alone."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.cdist(x[::2], y) * y.sum().item()
+
+
+def test_onnx_takes_no_trace_that_has_a_number_of_the_example(tmp_path: Path) -> None:
+    """torch.export takes it, by a symbol for the number."""
+    program = _of_two(TakesANumber())
+    assert program.exported.graph_module is not None
+    with pytest.raises(ExportError, match=r"^torch\.onnx\.export: .*No ONNX function found"):
+        targets.get("onnx").export(program, tmp_path / "m.onnx", OPTIONS)
+
+
 def test_onnx_takes_no_trace_that_values_decided(tmp_path: Path) -> None:
     """torch.export's reason is the row's, with its line; the trace would be right on one side of the branch alone."""
     with pytest.raises(ExportError, match=r"^torch\.export: .*data-dependent.*test_targets\.py:\d+"):

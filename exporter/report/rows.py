@@ -231,7 +231,7 @@ def heading(manifest: Manifest) -> list[str]:
         noise = "" if golden.eager_rmse is None else f"; eager's own error {golden.eager_rmse:.1e} RMSE"
         tolerance = f"rtol {golden.tolerance.rtol:g}, atol {golden.tolerance.atol:g}"
         reference = (
-            "eager in float64" if golden.reference == "float64" else "eager itself, which does not run in float64"
+            "eager in float64" if golden.reference == "float64" else "eager itself, which could not be run in float64"
         )
         lines.append(f"parity over {len(golden.cases)} cases against {reference}, {tolerance}{noise}")
     if metric := manifest.metric:

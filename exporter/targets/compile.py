@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-import functools
 import os
 import threading
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -207,7 +207,7 @@ def load(path: Path, options: Options) -> Loaded:
             "export it again on this machine",
         ) from error
     if not symbol:
-        reset = functools.partial(_reset, loaders[0], promise) if contract.keeps_state(promise) else tuple
+        reset = _resetting(loaders[0], promise, options.device) if contract.keeps_state(promise) else tuple
         return Loaded(lambda inputs: tuple(loaders[0].run(list(inputs))), reset=reset)
     which, axis = contract.selector(promise)
 
@@ -226,11 +226,19 @@ def _loader(path: Path, model: str, device: str) -> Any:
     return torch._C._aoti.AOTIModelPackageLoader(str(path), model, False, 1, int(device.partition(":")[2] or -1))
 
 
-def _reset(loader: Any, promise: Contract) -> None:
-    """Write the initial state over what the package holds by now."""
+def _resetting(loader: Any, promise: Contract, device: str) -> Callable[[], None]:
+    """What writes the initial state over what the package holds by then."""
+    import torch
+
     initial = enumerate(carrying.fixed_initial(promise))
-    constants = {carrying.name(index): tensor.to(promise.device) for index, tensor in initial}
-    loader.load_constants(constants, False, False)  # into those in use, and not all of them
+    constants = {carrying.name(index): tensor.to(device) for index, tensor in initial}
+
+    def reset() -> None:
+        if device != "cpu":
+            torch.cuda.synchronize(device)  # calls may still be running, on any stream
+        loader.load_constants(constants, False, False)  # copies them, into those in use, and not all of them
+
+    return reset
 
 
 def _check(promise: Contract, path: Path, device: str) -> None:

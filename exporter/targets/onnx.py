@@ -107,15 +107,15 @@ class _Translated:
 
 def _translate(programs: tuple[Program, ...], options: Options) -> _Translated:
     """By torch's exporter of exported programs, else by its older one. ExportError names what ONNX cannot take."""
+    from exporter import onnx_tracing
+
     captured = False
     try:
         exported = [program.exported for program in programs]
-        captured = True
+        captured = not any(map(onnx_tracing.takes_numbers, exported))
         return _Translated(tuple(map(partial(_by_dynamo, options=options), programs, exported)), DYNAMO)
     except ExportError as error:
         failed = error
-    from exporter import onnx_tracing
-
     try:
         made = [onnx_tracing.export(program, options.opset, captured) for program in programs]
     except ExportError as error:
