@@ -13,7 +13,6 @@ import torch
 
 from exporter import (
     capture,
-    carrying,
     cases,
     contract,
     flattening,
@@ -36,6 +35,7 @@ from exporter.loading import Loaded, find_contract, find_state, load_model
 from exporter.parity import PRECISIONS, TOLERANCES
 from exporter.records import EAGER, Contract, Range, Tolerance
 from exporter.session import server
+from exporter.snapshot import Snapshot
 from exporter.state import StatefulModule
 from exporter.zygote import hear, tell
 
@@ -310,18 +310,24 @@ def serve_live(channel: socket.socket, job: Job, prepared: Prepared, target: str
     def load() -> targets.Loaded:
         program = _program(job, prepared, target)
         if target == EAGER:
-            carried = carrying.Carried(_eager(program.module), program.contract)
-            return targets.Loaded(carried, reset=carried.reset)
+            return _eager(program)
         return targets.live(target).live(program, job.options)
 
     outputs = tuple(spec.name for spec in prepared.contract.outputs)
     server.serve(channel, load, golden_path, outputs, job.options)
 
 
-def _eager(module: torch.nn.Module) -> Callable[[flattening.Tensors], flattening.Tensors]:
+def _eager(program: capture.Program) -> targets.Loaded:
+    """The model in its own precision; one whose state its artifacts keep is called as it is, and keeps its own."""
+    module: torch.nn.Module = program.module
+    reset: Callable[[], object] = tuple
+    if isinstance(module, StatefulModule) and contract.keeps_state(program.contract):
+        reset = Snapshot(module.model).restore
+        module = flattening.FlatModule(module.model, module.example, module.leave_out).eval()
+
     def run(inputs: flattening.Tensors) -> flattening.Tensors:
         with torch.no_grad():
             outputs: flattening.Tensors = module(*inputs)
         return outputs
 
-    return run
+    return targets.Loaded(run, reset=reset)
