@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from exporter import carrying, experts, mapped, places, recurrent, specialization
+from exporter import carrying, experts, mapped, mutation, places, recurrent, specialization
 from exporter import contract as contracts
 from exporter.errors import ExportError
 from exporter.expressions import Expression
@@ -158,10 +158,11 @@ def capture(module: torch.nn.Module, example: Tensors, contract: Contract, stric
 
     Where some guard of the graph forbids part of the promised range, the range is left to torch.export: such guards (a
     length of 1 that takes another kernel, say) are often needless; `exporter.narrowing` finds out. ExportError names
-    what is in the way.
+    what is in the way, and what the program changes that is not known to be state.
     """
     with specialization.watch(_export_somehow.__name__) as found:
         program = _export_somehow(functools.partial(_export, strict=strict), module, example, contract, found)
+    mutation.require_known(program)
     place = functools.partial(found.place, contract)
     return Captured(
         program, tuple(found.describe(contract)), _allowed(program, contract), found.rules, found.relaxed, place

@@ -15,8 +15,8 @@ from exporter.contract import Sizes, describe
 from exporter.golden import Case, Golden, Precision, Tensors
 from exporter.job import Findings
 from exporter.records import Range, Tolerance
+from exporter.search import alike
 from exporter.snapshot import Snapshot
-from exporter.state import alike
 
 CASE_OPERATIONS = 300e9  # floating-point operations of one case: some seconds in float64 on two cores
 CASE_BYTES = 100e6  # of one case's inputs

@@ -35,7 +35,7 @@ def references(
     try:
         return in_double(module, lambda: _widened(module, data, eager)), "float64"
     except Exception:  # whatever a model does that was not written for float64
-        return [tuple(t.double() if t.is_floating_point() else t for t in one) for one in eager], "eager"
+        return [in_float64(one) for one in eager], "eager"
     finally:
         module.to(device)
 
@@ -56,7 +56,7 @@ def in_double(module: torch.nn.Module, compute: Callable[[], Made]) -> Made:
 
 
 def _widened(module: torch.nn.Module, data: Sequence[Tensors], eager: Sequence[Tensors]) -> list[Tensors]:
-    return [widen(run(module, _to_float64(one), "cpu"), e) for one, e in zip(data, eager, strict=True)]
+    return [widen(run(module, in_float64(one), "cpu"), e) for one, e in zip(data, eager, strict=True)]
 
 
 @contextlib.contextmanager
@@ -75,7 +75,8 @@ def _in_float64(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
             tensor.data = data
 
 
-def _to_float64(data: Tensors) -> Tensors:
+def in_float64(data: Tensors) -> Tensors:
+    """Floating tensors in float64."""
     return tuple(t.double() if t.is_floating_point() else t for t in data)
 
 

@@ -20,7 +20,6 @@ from exporter import (
     places,
     ranges,
     recipes,
-    snapshot,
 )
 from exporter import state as states
 from exporter.errors import ExportError, RecipeError
@@ -28,7 +27,7 @@ from exporter.expressions import Expression
 from exporter.job import Job
 from exporter.records import STATE, Contract, KeptState, Range, StateTensor, TensorSpec
 from exporter.session import server
-from exporter.snapshot import Snapshot
+from exporter.snapshot import Place, Snapshot
 from exporter.state import State, StatefulModule
 
 
@@ -44,11 +43,23 @@ class Loaded:
     held: Snapshot
     warnings: list[str] = field(default_factory=list)
     narrowed: list[str] = field(default_factory=list)  # what the model itself does not take; among the warnings too
+    elsewhere: dict[Place, dict[str, int]] = field(default_factory=dict)  # what changed and is not known to, and where
+    tried: list[dict[str, int]] = field(default_factory=list)  # sizes of the calls that showed the contract
 
     @property
     def state(self) -> State | None:
         """What the model carries from call to call; None where nothing it does shows in a later call."""
         return self.module.state if isinstance(self.module, StatefulModule) and self.module.state.paths else None
+
+    @property
+    def kept(self) -> State:
+        """All that is known of what the model keeps, be it read or not."""
+        return self.module.state if isinstance(self.module, StatefulModule) else State((), ())
+
+    def strange(self) -> list[Place]:
+        """Where the model is by now not as it was loaded, and not known to change."""
+        known = self.kept.known
+        return [path for path in self.held.changes() if path not in known]
 
     def carry(self, state: State) -> None:
         """Make the module a function of the inputs and of this state."""
@@ -91,6 +102,10 @@ class Loaded:
         names = tuple(f"output.{name}" if name in self.names else name for name in names)
         if self.state is not None:
             names, tensors = names + self.state.names, tensors + self.state.now(self.module.model)
+        if sizes not in self.tried:
+            self.tried.append(dict(sizes))
+        for path in self.strange():
+            self.elsewhere.setdefault(path, dict(sizes))
         self.held.restore()
         return names, tensors
 
@@ -157,12 +172,12 @@ def load_model(job: Job) -> Loaded:
 def _as_prepared(loaded: Loaded, job: Job) -> Loaded:
     """With the state that preparing has found, where that was and found any."""
     if job.state_file.is_file():
-        _interpret(loaded.module.model)
+        interpret(loaded.module.model)
         loaded.carry(states.load(job.state_file))
     return loaded
 
 
-def _interpret(model: torch.nn.Module) -> list[interpreter.Interpreter]:
+def interpret(model: torch.nn.Module) -> list[interpreter.Interpreter]:
     """Let programs of TorchScript that keep a state run where it can be taken out of them; returns them."""
     programs = [m for m in model.modules() if isinstance(m, interpreter.Interpreter) and m.runs_program]
     for program in programs:
@@ -170,80 +185,10 @@ def _interpret(model: torch.nn.Module) -> list[interpreter.Interpreter]:
     return programs
 
 
-def _follow_programs(loaded: Loaded, step: states.Step) -> None:
-    """Where the model is, or holds, TorchScript with a state of its own: run it node by node, so that it can be taken
-    out. ExportError where that gives something else than TorchScript does.
-    """
-    if not any(isinstance(m, interpreter.Interpreter) and m.runs_program for m in loaded.module.model.modules()):
-        return
-    calls = range(states.CALLS)
-    wanted = list(map(step, calls))
-    _interpret(loaded.module.model)
-    loaded.held = Snapshot(loaded.module.model)  # of what the program's own state was when it was loaded
-    if not all(map(states.alike, map(step, calls), wanted)):
-        raise ExportError(
-            "the state of the TorchScript program cannot be followed: run node by node it gives other outputs",
-            "export the module that it was made from",
-        )
-    loaded.held.restore()
-
-
 def _choose_sizes(recipe: recipes.Recipe, job: Job) -> tuple[dict[str, int], dict[str, Range]]:
     return contract.choose_sizes(
         recipes.example_sizes(recipe.inputs), recipes.ranges(recipe), job.sizes, job.ranges, job.dynamic
     )
-
-
-def find_state(job: Job, loaded: Loaded) -> None:
-    """Find out what the model carries from call to call, and make its module a function of it.
-
-    ExportError, with names and lines, where it cannot be taken out of the model.
-    """
-    given = [loaded.inputs(loaded.base, seed) for seed in range(states.CALLS)]
-    device = job.options.device
-    step = _step(loaded, loaded.module, given, device)
-    _follow_programs(loaded, step)
-    if not states.changes_anything(loaded.module.model, loaded.held, step):
-        return
-    searched = _copy_on_cpu(loaded, given) if device != "cpu" else None
-    found = states.find(*(searched or (loaded.module.model, loaded.held, step)))
-    if found is None:
-        return
-    loaded.carry(replace(found, initial=tuple(t.to(device) for t in found.initial)))
-    if found.dropped:
-        loaded.warnings.append(states.unread(loaded.module.model, found))
-
-
-def _step(
-    loaded: Loaded, module: flattening.FlatModule, given: Sequence[flattening.Tensors], device: str
-) -> states.Step:
-    """Calls of the module, which is loaded's own or a copy of it, with these inputs."""
-
-    def step(number: int) -> flattening.Tensors:
-        torch.manual_seed(number)  # what is drawn is no state
-        with eager.naming(contract.describe(loaded.base)):
-            return eager.run(module, given[number], device)
-
-    return step
-
-
-def _copy_on_cpu(
-    loaded: Loaded, given: Sequence[flattening.Tensors]
-) -> tuple[torch.nn.Module, Snapshot, states.Step] | None:
-    """A copy of the model in which to search for its state; None where it runs on its own device alone.
-
-    The search gives calls values that they were not made for. An index out of range raises on the CPU; on a GPU it ends
-    every later call of the process.
-    """
-    try:
-        model = snapshot.copied(loaded.module.model, "cpu")
-        held = Snapshot(model)
-        module = flattening.FlatModule(model, loaded.module.example, loaded.module.leave_out).eval()
-        step = _step(loaded, module, given, "cpu")
-        step(0)
-    except Exception:  # whatever a model raises that was made for a GPU
-        return None
-    return model, held, step
 
 
 def _load_weights(recipe: recipes.Recipe, weights: str) -> torch.nn.Module:

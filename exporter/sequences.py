@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -18,8 +18,9 @@ from exporter.flattening import FlatModule, Tensors
 from exporter.golden import Case, Golden, Precision
 from exporter.job import Findings
 from exporter.records import Range, Tolerance
-from exporter.snapshot import Form, Snapshot
-from exporter.state import State, StatefulModule, alike
+from exporter.search import alike
+from exporter.snapshot import Form, Place, Snapshot
+from exporter.state import State, StatefulModule
 
 STEPS = 8  # calls of a sequence
 SEQUENCES = 2  # at each size, the second after a reset
@@ -33,6 +34,7 @@ class Calls:
     module: StatefulModule
     held: Snapshot
     outside: bool
+    strange: set[Place] = field(default_factory=set)  # what changed by now and is not known to
 
     @property
     def state(self) -> State:
@@ -54,6 +56,8 @@ class Calls:
         try:
             return [self._call(flat, data, device) for data in given]
         finally:
+            if form is None:
+                self.strange.update(path for path in self.held.changes() if path not in self.state.known)
             self.held.restore()
 
     def _call(self, flat: torch.nn.Module, data: Tensors, device: str) -> Tensors:
@@ -62,7 +66,7 @@ class Calls:
 
     def references(self, given: Sequence[Run], outputs: Sequence[Run]) -> tuple[list[Run], bool]:
         """What float64 gives for each sequence, on the CPU; and whether it does, else eager's own stands for it."""
-        wide = [[_to_float64(data) for data in sequence] for sequence in given]
+        wide = [[eager.in_float64(data) for data in sequence] for sequence in given]
         device = str(next(iter(self.module.model.parameters()), torch.empty(0)).device)
 
         def run_all() -> list[Run]:
@@ -75,10 +79,6 @@ class Calls:
         finally:
             self.module.to(device)
             self.held.restore()
-
-
-def _to_float64(data: Tensors) -> Tensors:
-    return tuple(t.double() if t.is_floating_point() else t for t in data)
 
 
 def _widen(found: Run, outputs: Run) -> Run:

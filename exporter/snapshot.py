@@ -1,13 +1,15 @@
 """All that a module holds beside its parameters, as it was: buffers and plain attributes, wherever they hang.
 
-A place is a path of steps from the module: ("vars", NAME) into an object's attributes, ("item", KEY) into a container,
-("script", NAME) into a module of TorchScript.
+A place is a path of steps from the module: ("vars", NAME) into an object's attributes, ("slot", NAME) into those that
+stand in slots, ("item", KEY) into a container, ("script", NAME) into a module of TorchScript.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
+import enum
 import functools
 import inspect
 import re
@@ -21,6 +23,7 @@ from exporter import places
 
 Place = tuple[tuple[str, Any], ...]
 
+MISSING = (KeyError, IndexError, AttributeError)  # what `take`, `put` and `remove` raise where there is nothing
 COMPARED = 10_000_000  # elements of a tensor up to which values are compared; of a larger one, its version
 # What a module of torch has of its own, but for what it holds; and objects that hold no model's state.
 _OWN = frozenset(vars(torch.nn.Module())) - {"_parameters", "_buffers", "_modules", "training"}
@@ -195,13 +198,23 @@ def _held(value: Any) -> Iterator[tuple[tuple[str, Any], Any]]:
         for index, item in enumerate(value):
             yield ("item", index), item
     elif _is_object(value):
-        for name, item in list(vars(value).items()):
+        for name, item in list(getattr(value, "__dict__", {}).items()):
             if not (isinstance(value, torch.nn.Module) and name in _OWN):
                 yield ("vars", name), item
+        for name in _slots(value):
+            with contextlib.suppress(AttributeError):  # one that is empty
+                yield ("slot", name), getattr(value, name)
+
+
+def _slots(value: Any) -> Iterator[str]:
+    """Names of the attributes that an object has in slots."""
+    for base in type(value).__mro__:
+        names = vars(base).get("__slots__", ())
+        yield from (name for name in ([names] if isinstance(names, str) else names) if not name.startswith("__"))
 
 
 def _is_plain(key: Any) -> bool:
-    return isinstance(key, (str, int)) or (isinstance(key, tuple) and all(map(_is_plain, key)))
+    return isinstance(key, (*_SCALARS, enum.Enum)) or (isinstance(key, tuple) and all(map(_is_plain, key)))
 
 
 def _is_object(value: Any) -> bool:
@@ -209,7 +222,8 @@ def _is_object(value: Any) -> bool:
         return True
     if isinstance(value, (type, types.ModuleType, types.FunctionType, types.MethodType, functools.partial)):
         return False
-    return hasattr(value, "__dict__") and not _FOREIGN.match(type(value).__module__)
+    has_any = hasattr(value, "__dict__") or any(_slots(value))
+    return has_any and not _FOREIGN.match(type(value).__module__)
 
 
 def _script_names(module: torch.jit.ScriptModule) -> list[str]:
@@ -232,7 +246,7 @@ def _containers(value: Any, seen: dict[int, tuple[Any, Any]]) -> dict[int, tuple
     elif isinstance(value, dict):
         seen[id(value)] = value, dict(value)
     elif not isinstance(value, tuple) and _is_object(value) and not isinstance(value, torch.jit.ScriptModule):
-        seen[id(value)] = value, {name: item for (_, name), item in held}
+        seen[id(value)] = value, dict(held)
     else:
         seen[id(value)] = value, None
     for _, item in held:
@@ -247,7 +261,15 @@ def _refill(value: Any, content: Any) -> None:
             value.clear()
             value.extend(content)
         return
-    held = value if isinstance(value, dict) else vars(value)
+    if not isinstance(value, dict):
+        for (kind, name), item in content.items():
+            if kind == "slot" and getattr(value, name, content) is not item:
+                object.__setattr__(value, name, item)
+        for name in _slots(value):
+            if ("slot", name) not in content and hasattr(value, name):
+                object.__delattr__(value, name)
+        content = {name: item for (kind, name), item in content.items() if kind == "vars"}
+    held = value if isinstance(value, dict) else getattr(value, "__dict__", {})
     own = _OWN if isinstance(value, torch.nn.Module) else frozenset()
     for name in [name for name in held if name not in content and name not in own]:
         del held[name]
@@ -270,8 +292,16 @@ def take(module: torch.nn.Module, path: Place) -> Any:
     """What is at a path; KeyError, IndexError or AttributeError where there is nothing."""
     value: Any = module
     for kind, key in path:
-        value = vars(value)[key] if kind == "vars" else value._c.getattr(key) if kind == "script" else _item(value, key)
+        value = _follow(value, kind, key)
     return value
+
+
+def _follow(value: Any, kind: str, key: Any) -> Any:
+    if kind == "vars":
+        return vars(value)[key]
+    if kind == "slot":
+        return getattr(value, key)
+    return value._c.getattr(key) if kind == "script" else _item(value, key)
 
 
 def _item(value: Any, key: Any) -> Any:
@@ -287,6 +317,8 @@ def put(module: torch.nn.Module, path: Place, new: Any) -> None:
     elif isinstance(parent, tuple):
         items = [new if index == key else item for index, item in enumerate(parent)]
         put(module, tuple(above), type(parent)(*items) if hasattr(parent, "_fields") else tuple(items))
+    elif kind == "slot":
+        object.__setattr__(parent, key, new)  # frozen or not
     elif kind == "vars":
         vars(parent)[key] = new
     else:
@@ -299,6 +331,8 @@ def remove(module: torch.nn.Module, path: Place) -> None:
     parent = take(module, tuple(above))
     if kind == "vars":
         vars(parent).pop(key, None)
+    elif kind == "slot":
+        object.__delattr__(parent, key)
     elif isinstance(parent, (list, collections.deque, dict)):
         del parent[key]
 

@@ -1,4 +1,4 @@
-"""What one call of a model leaves behind for the next: found by calling it, and taken out so that it can be carried.
+"""What one call of a model leaves behind for the next, taken out of the model so that it can be carried.
 
 A model that keeps state is turned into a function of its inputs and its state, which gives its outputs and the state
 that comes next. Every target exports that; who carries the state is decided afterwards.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import itertools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,9 @@ from exporter.errors import ArtifactError, ExportError
 from exporter.flattening import FlatInputs, FlatModule, Tensors
 from exporter.records import STATE, Dim, StateTensor, Values
 from exporter.serialization import LARGEST
-from exporter.snapshot import Place, Snapshot
+from exporter.snapshot import MISSING, Place
 
-CALLS = 8  # of the model in a row, by which its state is found
 LARGEST_INITIAL = 16_000_000  # bytes of an initial value that is not uniform
-NOISE = 1e-6  # relative to the largest value: what two equal calls may differ by
-TRIED = (1, 3, CALLS - 1)  # calls before which one value is put back, to see who reads it
 
 REMEDY = (
     "keep it in a buffer of a fixed size and dtype from the start (register_buffer), or take and give it in forward"
@@ -38,13 +34,29 @@ class State:
     """Where a model keeps its state, and what it is before the first call.
 
     `initial` has one tensor for each of `paths`, of the size 1 where the state follows the sizes of a call. `settled`
-    are plain values as they are from the second call on; `dropped` are values that change and that nothing reads.
+    are plain values as they are from the second call on; `dropped` are values that change and that nothing reads;
+    `doubted` are those of `paths` that no call was seen to read, and that are not proven to be unread.
     """
 
     paths: tuple[Place, ...]
     initial: Tensors
     settled: tuple[tuple[Place, Any], ...] = ()
     dropped: tuple[Place, ...] = ()
+    doubted: tuple[Place, ...] = ()
+
+    @property
+    def known(self) -> frozenset[Place]:
+        """Every place that is known to change."""
+        return frozenset((*self.paths, *(path for path, _ in self.settled), *self.dropped))
+
+    def without(self, unread: Collection[Place]) -> State:
+        """The same, where nothing reads these places."""
+        kept = [(path, tensor) for path, tensor in zip(self.paths, self.initial, strict=True) if path not in unread]
+        dropped = self.dropped + tuple(path for path in unread if path not in self.dropped)
+        if not kept:
+            return State((), (), dropped=(*(path for path, _ in self.settled), *dropped))
+        paths, initial = zip(*kept, strict=True)
+        return State(paths, initial, self.settled, dropped)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -77,20 +89,20 @@ class StatefulModule(FlatModule):
     def forward(self, *tensors: torch.Tensor) -> Tensors:
         """What the model gives, called with this state; the model itself is left as it was."""
         count = len(self.example.names)
-        with _holding(self.model, self.state, tensors[count:]):
+        with holding(self.model, self.state, tensors[count:]):
             outputs = super().forward(*tensors[:count])
             following = tuple(snapshot.take(self.model, path).clone() for path in self.state.paths)
         return (*outputs, *following)
 
 
 @contextlib.contextmanager
-def _holding(module: torch.nn.Module, state: State, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+def holding(module: torch.nn.Module, state: State, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     """The model with this state in it; afterwards with what it held before, in the very objects that it was."""
     given = [*zip(state.paths, (t.clone() for t in tensors), strict=True), *state.settled]
     kept = _Kept(module, [path for path, _ in given] + list(state.dropped))
     try:
         for path in state.dropped:
-            with contextlib.suppress(*_MISSING):
+            with contextlib.suppress(*MISSING):
                 value = snapshot.take(module, path)
                 if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
                     snapshot.put(module, path, value.clone())
@@ -101,9 +113,6 @@ def _holding(module: torch.nn.Module, state: State, tensors: Sequence[torch.Tens
         kept.put_back()
 
 
-_MISSING = (KeyError, IndexError, AttributeError)
-
-
 class _Kept:
     """What stands at some paths of a module, or that nothing does."""
 
@@ -112,7 +121,7 @@ class _Kept:
         self.values: dict[Place, Any] = {}
         for path in paths:
             outer = _outermost_tuple(module, path)
-            with contextlib.suppress(*_MISSING):
+            with contextlib.suppress(*MISSING):
                 self.values[outer] = snapshot.take(module, outer)
             if outer not in self.values:
                 self.values[outer] = self
@@ -120,7 +129,7 @@ class _Kept:
     def put_back(self) -> None:
         """Each value where it was; what was not there is removed."""
         for path, value in self.values.items():
-            with contextlib.suppress(*_MISSING):
+            with contextlib.suppress(*MISSING):
                 if value is self:
                     snapshot.remove(self.module, path)
                 else:
@@ -130,7 +139,7 @@ class _Kept:
 def _outermost_tuple(module: torch.nn.Module, path: Place) -> Place:
     """The path of the tuple that a place is in, which changes as a whole; or the place's own."""
     for length in range(1, len(path)):
-        with contextlib.suppress(*_MISSING):
+        with contextlib.suppress(*MISSING):
             if isinstance(snapshot.take(module, path[:length]), tuple):
                 return path[:length]
     return path
@@ -158,7 +167,7 @@ def recorded(initial: torch.Tensor, shape: Sequence[Dim]) -> int | float | Value
     whole, initial = initial, _one_of(initial, shape)
     if initial.numel() == 0:
         return 0
-    if not _equal(initial.expand(whole.shape), whole):
+    if not snapshot.same(initial.expand(whole.shape), whole):
         raise ExportError("the initial state is not uniform where its size follows the inputs'", "start from zeros")
     first = initial.reshape(-1)[0]
     plain = not initial.is_complex() and bool((initial == first).all())  # NaN is not
@@ -182,286 +191,3 @@ def initial(tensor: StateTensor) -> torch.Tensor:
         return raw.reshape(tensor.initial.shape)
     except (ValueError, RuntimeError) as error:
         raise ArtifactError(f"the initial value of {STATE}{tensor.name} is broken: {error}", "export again") from error
-
-
-def unread(module: torch.nn.Module, state: State) -> str:
-    """What the user is told of values that change and that no later call reads."""
-    named = [f"{snapshot.name(path)}{_line(module, path)}" for path in state.dropped[:3]]
-    more = f" and {len(state.dropped) - 3} more" if len(state.dropped) > 3 else ""
-    return f"a call changes {', '.join(named)}{more}; later calls give the same without that, so it is no state"
-
-
-Step = Callable[[int], Tensors]  # the outputs of the call with the inputs of this number
-
-
-def changes_anything(module: torch.nn.Module, held: Snapshot, step: Step) -> bool:
-    """Whether the first two calls change or write anything that the model holds; else it keeps no state."""
-    held.restore()
-    before = snapshot.tensors(module)
-    step(0)
-    left = held.changes()
-    between = snapshot.tensors(module)
-    step(1)
-    found = bool(left or held.changes() or snapshot.written(module, before) & snapshot.written(module, between))
-    held.restore()
-    return found
-
-
-def find(module: torch.nn.Module, held: Snapshot, step: Step) -> State | None:
-    """The state of a model that changes something; None where it keeps none.
-
-    `step(i)` calls the model with the i-th inputs of a sequence of CALLS, all of the same sizes. ExportError, with the
-    names and their lines, for state that cannot be taken out: the model may be exported, but it would not be right.
-    """
-    search = _Search(module, held, step)
-    try:
-        return search.state()
-    finally:
-        held.restore()
-
-
-class _Search:
-    """A search in progress: what calls in a row gave and left, and what the same calls give each from the start."""
-
-    def __init__(self, module: torch.nn.Module, held: Snapshot, step: Step) -> None:
-        self.module, self.held, self.step = module, held, step
-        self.outputs: list[Tensors] = []
-        self.left: list[dict[Place, Any]] = []
-        self.written: set[Place] = set()
-
-    def state(self) -> State | None:
-        self.held.restore()
-        for number in range(CALLS):
-            before = snapshot.tensors(self.module)
-            self.outputs.append(self.step(number))
-            self.left.append(self.held.changes())
-            written = snapshot.written(self.module, before)
-            self.written = self.written & written if number else written
-        changed = list(dict.fromkeys(path for left in self.left for path in left))
-        live = self._live(changed)
-        changed += [path for path in live if path not in changed]
-        order = {path: index for index, (path, _) in enumerate(snapshot.leaves(self.module))}
-        changed.sort(key=lambda path: order.get(path, len(order)))
-        if not changed:
-            return None
-        parameters = [path for path in changed if isinstance(self.held.initial.get(path), torch.nn.Parameter)]
-        if parameters:
-            raise self._refused(parameters, "changes its parameter", "make it a buffer (register_buffer)")
-        fresh = [self._afresh(number) for number in range(CALLS)]
-        depends = not all(map(alike, fresh, self.outputs))
-        always = [path for path in changed if _is_buffer(path) and self._always_changes(path)]
-        if not depends and not always and not live:
-            return State((), (), dropped=tuple(changed))
-        read = [path for path in changed if path in always or path in live or (depends and self._is_read(path))]
-        if not read:
-            raise self._refused(changed, "gives other outputs at a second call, and it changes", REMEDY)
-        return self._taken_out(read, [path for path in changed if path not in read])
-
-    def _taken_out(self, read: list[Place], dropped: list[Place]) -> State:
-        tensors = [
-            path for path in read if any(isinstance(left.get(path), torch.Tensor) for left in self._settled_left(path))
-        ]
-        plain = [path for path in read if path not in tensors]
-        moving = [path for path in plain if not self._settles(path)]
-        if moving and all(map(alike, map(self._afresh, range(CALLS)), self.outputs)):
-            raise self._refused(moving, "gives other outputs when another number is in", REMEDY)
-        if moving:
-            values = ", ".join(repr(left.get(moving[0], self._first(moving[0]))) for left in self.left[:3])
-            raise self._refused(moving, f"keeps state that is no tensor ({values}, …), in", REMEDY)
-        for path in tensors:
-            held = [left[path] for left in self._settled_left(path) if isinstance(left.get(path), torch.Tensor)]
-            if len(held) < CALLS:
-                raise self._refused([path], "keeps state that is not there after each call, in", REMEDY)
-            shapes = [list(value.shape) for value in held]
-            if any(shape != shapes[0] for shape in shapes):
-                sizes = ", ".join(map(str, shapes[:3]))
-                raise self._refused(
-                    [path], f"keeps state whose size changes from call to call ({sizes}, …), in", REMEDY
-                )
-        if not tensors:
-            raise self._refused(read, "is not the same at its first call as later, by", REMEDY)
-        settled = tuple((path, self.left[-1].get(path, self._first(path))) for path in plain)
-        return self._with_initial(tensors, settled, tuple(dropped))
-
-    def _settled_left(self, path: Place) -> list[dict[Place, Any]]:
-        """What calls left, with the initial value where a call happened to leave just that."""
-        initial = self._first(path)
-        known = {path: initial} if isinstance(initial, torch.Tensor) else {}
-        return [known | left for left in self.left]
-
-    def _with_initial(
-        self, paths: list[Place], settled: tuple[tuple[Place, Any], ...], dropped: tuple[Place, ...]
-    ) -> State:
-        """The state with an initial value that has the same effect as the model's own, which may be of another form."""
-        after = [self._settled_left(path)[0][path] for path in paths]
-        for candidates in self._candidates(paths, after):
-            state = State(tuple(paths), candidates, settled, dropped)
-            if self._is_same(state, after):
-                return state
-        for path in paths:
-            if other := self.held.shared.get(path):
-                raise self._refused([path], f"keeps state that shares its memory with {other}, in", "clone one of them")
-        raise self._refused(
-            paths, "is not the same at its first call as later, by", "give it its later form from the start"
-        )
-
-    def _candidates(self, paths: list[Place], after: list[torch.Tensor]) -> Iterator[Tensors]:
-        own = [self._own(path, later) for path, later in zip(paths, after, strict=True)]
-        yield tuple(
-            torch.zeros_like(later) if first is None else first for first, later in zip(own, after, strict=True)
-        )
-        yield tuple(map(torch.zeros_like, after))
-
-    def _own(self, path: Place, later: torch.Tensor) -> torch.Tensor | None:
-        """The model's own initial value in the form of later ones; None where it has none that fits."""
-        first = self.held.value(path) if path in self.held.initial else None
-        if not isinstance(first, torch.Tensor) or first.dtype != later.dtype or first.dim() != later.dim():
-            return None
-        fits = all(a in (1, b) for a, b in zip(first.shape, later.shape, strict=True))
-        return first.expand(later.shape).clone() if fits else None
-
-    def _is_same(self, state: State, after: list[torch.Tensor]) -> bool:
-        """Whether a whole sequence from this initial state gives what the model gives."""
-        self.held.restore()
-        tensors = state.initial
-        for number in range(CALLS):
-            try:
-                with _holding(self.module, state, tensors):
-                    outputs = self.step(number)
-                    tensors = state.now(self.module)
-            except Exception:  # whatever a model raises at a state that it was not made for
-                return False
-            if not alike(outputs, self.outputs[number]):
-                return False
-            if number == 0 and not alike(tensors, tuple(after)):
-                return False
-        return True
-
-    def _afresh(self, number: int) -> Tensors:
-        self.held.restore()
-        return self.step(number)
-
-    def _is_read(self, path: Place) -> bool:
-        """Whether another value there changes what the model gives, or what else it leaves."""
-        for number in TRIED:
-            self.held.restore()
-            for before in range(number):
-                self.step(before)
-            self._reset(path)
-            for later in range(number, min(number + 2, CALLS)):
-                try:
-                    outputs = self.step(later)
-                except Exception:  # whatever a model raises where something is missing
-                    return True
-                if not alike(outputs, self.outputs[later]):
-                    return True
-        return False
-
-    def _live(self, changed: list[Place]) -> list[Place]:
-        """What every call writes and a later one passes on to its outputs, be it by way of other places.
-
-        Found by giving a call another value there: the calls made need not show it, for a delay may be longer than
-        they are, a counter lower than its limit, and a flag not yet raised.
-        """
-        candidates = [path for path, _ in snapshot.leaves(self.module) if path in self.written]
-        candidates += [path for path in changed if path not in candidates and self._counts(path)]
-        if not candidates or not any(self._reached(candidates)):
-            return []
-        reached = {path: self._reached([path]) for path in candidates}
-        live: list[Place] = []
-        while more := [p for p in candidates if p not in live and (None in reached[p] or reached[p] & set(live))]:
-            live += more
-        return live
-
-    def _counts(self, path: Place) -> bool:
-        held = [left.get(path) for left in self.left]
-        return all(type(value) in (int, float) for value in held) and self._always_changes(path)
-
-    def _reached(self, paths: list[Place]) -> set[Place | None]:
-        """Places where a call leaves something else if other values are at these paths; None is an output."""
-        found: set[Place | None] = set()
-        for number, change in itertools.product(TRIED[:2], (0, 1)):
-            self.held.restore()
-            for before in range(number):
-                self.step(before)
-            for path in paths:
-                with contextlib.suppress(*_MISSING):
-                    snapshot.put(self.module, path, _another(snapshot.take(self.module, path), change))
-            try:
-                outputs = self.step(number)
-            except Exception:  # whatever a model raises at a value that it was not made for
-                found.add(None)
-                continue
-            if not alike(outputs, self.outputs[number]):
-                found.add(None)
-            left = self.held.changes()
-            known = self.left[number]
-            found |= {p for p in left.keys() | known.keys() if not _equal(left.get(p), known.get(p))}
-        return found
-
-    def _reset(self, path: Place) -> None:
-        with contextlib.suppress(*_MISSING):
-            if path in self.held.initial:
-                snapshot.put(self.module, path, self.held.value(path))
-            else:
-                snapshot.put(self.module, path, None)
-
-    def _always_changes(self, path: Place) -> bool:
-        """Whether no call leaves what the call before left."""
-        values = [self._first(path), *(left.get(path, self._first(path)) for left in self.left)]
-        return not any(_equal(one, other) for one, other in itertools.pairwise(values))
-
-    def _settles(self, path: Place) -> bool:
-        values = [left.get(path, self._first(path)) for left in self.left]
-        return all(_equal(value, values[0]) for value in values)
-
-    def _first(self, path: Place) -> Any:
-        return self.held.value(path) if path in self.held.initial else None
-
-    def _refused(self, paths: Sequence[Place], what: str, remedy: str) -> ExportError:
-        named = [f"{snapshot.name(path)}{_line(self.module, path)}" for path in paths[:3]]
-        more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
-        return ExportError(f"the model {what} {', '.join(named)}{more}", remedy)
-
-
-def _another(value: Any, change: int) -> Any:
-    """Another value of the same form: a near one, or one that is large."""
-    if not isinstance(value, torch.Tensor):
-        return type(value)(value + (1000000 if change else 1)) if type(value) in (int, float) else value
-    if value.dtype == torch.bool:
-        return ~value
-    if value.is_floating_point() or value.is_complex():
-        return torch.nan_to_num(value, 0.0, 1.0, -1.0) * 2 + (1000 if change else 1)
-    return value + (min(torch.iinfo(value.dtype).max // 2, 1000000) if change else 1)
-
-
-def _line(module: torch.nn.Module, path: Place) -> str:
-    with contextlib.suppress(*_MISSING):
-        where = snapshot.place(module, path)
-        return f" ({where})" if where else ""
-    return ""
-
-
-def _is_buffer(path: Place) -> bool:
-    return (len(path) > 1 and path[-2] == ("vars", "_buffers")) or path[-1][0] == "script"
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return snapshot.same(one, other)
-    return snapshot.equal(one, other)
-
-
-def alike(one: Tensors, other: Tensors) -> bool:
-    """Whether two calls gave the same, but for the noise of kernels that do not repeat themselves to the bit."""
-    return len(one) == len(other) and all(map(_alike, one, other))
-
-
-def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    if not one.is_floating_point() and not one.is_complex():
-        return torch.equal(one, other)
-    finite = other[other.isfinite()]
-    bound = NOISE * float(finite.abs().max()) if finite.numel() else 0.0
-    return torch.allclose(one, other.to(one.device), rtol=0.0, atol=bound, equal_nan=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from exporter import (
     contract,
     flattening,
     golden,
+    keeping,
     narrowing,
     operators,
     places,
@@ -25,17 +26,18 @@ from exporter import (
     samples,
     sequences,
     targets,
+    values,
     widening,
 )
 from exporter import state as states
 from exporter.errors import ExportError
 from exporter.isolate import BACKGROUND, stand_back
 from exporter.job import Findings, Job, Prepared
-from exporter.loading import Loaded, find_contract, find_state, load_model
+from exporter.loading import Loaded, load_model
 from exporter.parity import PRECISIONS, TOLERANCES
 from exporter.records import EAGER, Contract, Range, Tolerance
 from exporter.session import server
-from exporter.snapshot import Snapshot
+from exporter.snapshot import Place, Snapshot
 from exporter.state import StatefulModule
 from exporter.zygote import hear, tell
 
@@ -53,10 +55,9 @@ def prepare(
     """Find the contract, capture the program once for all, say so; then make the golden with the same loaded model."""
     loaded = load_model(job)
     device = job.options.device
-    find_state(job, loaded)
+    found = keeping.find(job, loaded)
     if isinstance(loaded.module, StatefulModule):
         states.save(loaded.module.state, job.state_file)
-    found = find_contract(job, loaded)
     points = contract.sweep_points(loaded.base, loaded.symbols, job.sweep)
     tell(channel, "loaded", None)
     weights = _weights_used(job.weights, loaded)
@@ -106,6 +107,7 @@ def _make_cases(
     made, findings = cases.make(loaded.module, loaded.inputs, plan, loaded.symbols, usual, device, whole)
     own = {one.name: one.inputs for one in _samples(loaded, found)}
     made, findings = cases.add_samples(made, findings, loaded.module, own, device)
+    _require_known(loaded, made, device, loaded.strange())
     names = [spec.name for spec in found.outputs]
     metric = samples.evaluate(loaded.recipe, [case.eager for case in golden.samples(made)], names)
     outputs = tuple(spec.dtype for spec in found.outputs)
@@ -121,11 +123,21 @@ def _make_sequences(
     outside = not contract.keeps_state(found)
     calls = sequences.Calls(loaded.module, loaded.held, outside)
     made, findings = sequences.make(calls, loaded.inputs, plan, loaded.symbols, usual, device, whole)
+    _require_known(loaded, made, device, calls.strange)
     outputs = tuple(spec.dtype for spec in found.outputs if not (outside and spec.name in loaded.module.state.names))
     precisions, notes = sequences.in_precisions(made, calls, others, outputs, device)
     if getattr(loaded.recipe, "samples", None) is not None:
         notes += ("samples() and metric() of the recipe are left out: they are for models that keep no state",)
     return replace(made, precisions=precisions), replace(findings, notes=findings.notes + notes)
+
+
+def _require_known(loaded: Loaded, made: golden.Golden, device: str, strange: Collection[Place]) -> None:
+    """ExportError where the golden's calls changed what no call before did, and a later one shows it."""
+    if strange:
+        calls = [(case.name, case.inputs[: len(loaded.module.example.names)]) for case in made.cases]
+        name, data = calls[0]  # of which other values were tried, and are no case where they settle nothing
+        calls += [(f"{name} {change}", changed) for change, changed in values.changed(data).items()]
+        keeping.require_known(loaded, device, calls)
 
 
 def _samples(loaded: Loaded, found: Contract) -> list[samples.Sample]:

@@ -13,7 +13,7 @@ from conftest import Run
 from recipes import stateful
 from torch import nn
 
-from exporter import api, carrying, contract, eager, flattening, golden, snapshot, state
+from exporter import api, carrying, contract, eager, flattening, golden, search, snapshot, state
 from exporter.errors import ContractError, ExportError
 from exporter.records import Contract, KeptState, Range, StateTensor, TensorSpec, Values
 from exporter.sequences import Calls
@@ -26,7 +26,7 @@ def found(recipe: Any) -> tuple[nn.Module, flattening.FlatInputs, Snapshot, Stat
     example = flattening.flatten_inputs(model, recipe.inputs())
     flat, held = flattening.FlatModule(model, example), Snapshot(model)
     given = []
-    for seed in range(state.CALLS):
+    for seed in range(search.CALLS):
         torch.manual_seed(seed)
         given.append(flattening.flatten_inputs(model, recipe.inputs()).tensors)
 
@@ -34,7 +34,7 @@ def found(recipe: Any) -> tuple[nn.Module, flattening.FlatInputs, Snapshot, Stat
         torch.manual_seed(number)
         return eager.run(flat, given[number], "cpu")
 
-    return model, example, held, state.find(model, held, step)
+    return model, example, held, search.find(model, held, step)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_what_nobody_reads_is_no_state() -> None:
     assert kept is not None
     assert kept.paths == ()
     assert [snapshot.name(path) for path in kept.dropped] == ["calls", "last", "ramp"]
-    assert "a call changes calls (" in state.unread(model, kept)
+    assert "a call writes to calls (" in search.unread(model, kept)
     _, _, _, kept = found(stateful.averages_for_nobody)
     assert kept is not None
     assert (kept.paths, [snapshot.name(path) for path in kept.dropped]) == ((), ["mean", "attention"])

@@ -6,7 +6,7 @@ import importlib
 import socket
 import traceback
 
-from exporter import loading, places
+from exporter import keeping, loading, places
 from exporter.explain import Finding, Section, failure
 from exporter.explain.subject import Subject
 from exporter.job import Job
@@ -16,8 +16,7 @@ from exporter.zygote import tell
 def examine(channel: socket.socket, job: Job, sections: tuple[str, ...]) -> None:
     """Load the model, find its contract, and run the sections; a section that raises has its error as its finding."""
     loaded = loading.load_model(job)
-    loading.find_state(job, loaded)
-    subject = Subject(job, loaded, loading.find_contract(job, loaded))
+    subject = Subject(job, loaded, keeping.find(job, loaded))
     tell(channel, "subject", (loaded.base, subject.contract))
     for name in sections:
         tell(channel, "section", Section(name, tuple(_findings(name, subject))))

@@ -74,8 +74,9 @@ def _trace(program: Program, module: torch.nn.Module) -> torch.jit.ScriptModule:
     import torch
 
     from exporter import experts
+    from exporter.tracing import NumbersForFlags
 
-    with _forward_alone(), experts.dense(module):
+    with _forward_alone(), experts.dense(module), NumbersForFlags():
         traced: torch.jit.ScriptModule = torch.jit.trace(module, program.example, strict=False, check_trace=False)
     return traced
 

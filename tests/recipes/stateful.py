@@ -10,7 +10,7 @@ def frames(batch: int = 1, samples: int = 24) -> torch.Tensor:
     return torch.randn(batch, samples)
 
 
-class _Recipe:
+class Recipe:
     """A recipe whose model is `model`, of frames of audio."""
 
     model: type[nn.Module]
@@ -35,11 +35,11 @@ class Context(nn.Module):
         return torch.sigmoid(self.conv(whole[:, None]))
 
 
-class conv_streaming(_Recipe):
+class conv_streaming(Recipe):
     model = Context
 
 
-class average(_Recipe):
+class average(Recipe):
     class model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -51,7 +51,7 @@ class average(_Recipe):
             return y
 
 
-class lstm(_Recipe):
+class lstm(Recipe):
     class model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -69,7 +69,7 @@ class lstm(_Recipe):
     inputs = staticmethod(lambda length=5: torch.randn(1, length, 4))
 
 
-class gru(_Recipe):
+class gru(Recipe):
     class model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -84,7 +84,7 @@ class gru(_Recipe):
     inputs = staticmethod(lambda length=5: torch.randn(1, length, 4))
 
 
-class ring(_Recipe):
+class ring(Recipe):
     """A ring buffer with an index."""
 
     class model(nn.Module):
@@ -99,7 +99,7 @@ class ring(_Recipe):
             return self.ring.mean() + x
 
 
-class counter(_Recipe):
+class counter(Recipe):
     class model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -110,7 +110,7 @@ class counter(_Recipe):
             return x * self.count, self.count.clone()
 
 
-class cache(_Recipe):
+class cache(Recipe):
     """Keys and values in buffers, filled from a position on."""
 
     class model(nn.Module):
@@ -133,7 +133,7 @@ class cache(_Recipe):
     inputs = staticmethod(lambda: torch.randn(1, 1, 8))
 
 
-class statistics(_Recipe):
+class statistics(Recipe):
     class model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -149,7 +149,7 @@ class statistics(_Recipe):
     inputs = staticmethod(lambda batch=3: torch.randn(batch, 4))
 
 
-class of_batch(_Recipe):
+class of_batch(Recipe):
     """State that has the batch's size from the first call on."""
 
     class model(nn.Module):
@@ -168,7 +168,7 @@ class of_batch(_Recipe):
     inputs = staticmethod(lambda batch=3: torch.randn(batch, 4))
 
 
-class reassigned(_Recipe):
+class reassigned(Recipe):
     class model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -184,7 +184,7 @@ class reassigned(_Recipe):
     inputs = staticmethod(lambda batch=3: torch.randn(batch, 4))
 
 
-class in_a_list(_Recipe):
+class in_a_list(Recipe):
     class model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -200,7 +200,7 @@ class in_a_list(_Recipe):
     inputs = staticmethod(lambda batch=3: torch.randn(batch, 4))
 
 
-class randomness(_Recipe):
+class randomness(Recipe):
     """Random numbers of its own, from a state in a buffer."""
 
     class model(nn.Module):
@@ -216,7 +216,7 @@ class randomness(_Recipe):
     inputs = staticmethod(lambda batch=3: torch.randn(batch, 4))
 
 
-class nested(_Recipe):
+class nested(Recipe):
     class model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -226,7 +226,7 @@ class nested(_Recipe):
             return self.second(self.first(x).flatten(0, 1).transpose(0, 1))
 
 
-class draws(_Recipe):
+class draws(Recipe):
     """Random numbers of torch's."""
 
     class model(nn.Module):
@@ -234,7 +234,7 @@ class draws(_Recipe):
             return x + torch.randn_like(x)
 
 
-class counts_in_python(_Recipe):
+class counts_in_python(Recipe):
     class model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -245,7 +245,7 @@ class counts_in_python(_Recipe):
             return x * self.calls
 
 
-class grows(_Recipe):
+class grows(Recipe):
     class model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -256,7 +256,7 @@ class grows(_Recipe):
             return x + torch.stack(self.past).sum()
 
 
-class only_remembers(_Recipe):
+class only_remembers(Recipe):
     """What changes is read by nobody, or made again where it is missing."""
 
     class model(nn.Module):
@@ -274,7 +274,7 @@ class only_remembers(_Recipe):
             return x * self.ramp
 
 
-class changes_a_parameter(_Recipe):
+class changes_a_parameter(Recipe):
     class model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -286,7 +286,7 @@ class changes_a_parameter(_Recipe):
             return x * self.gain
 
 
-class answers_its_state(_Recipe):
+class answers_its_state(Recipe):
     """An output that is the state itself, which the next call changes in place."""
 
     class model(nn.Module):
@@ -299,7 +299,7 @@ class answers_its_state(_Recipe):
             return self.sum
 
 
-class long_echo(_Recipe):
+class long_echo(Recipe):
     """A delay of more calls than are tried, in a plain attribute."""
 
     class model(nn.Module):
@@ -313,7 +313,7 @@ class long_echo(_Recipe):
             return y
 
 
-class long_queue(_Recipe):
+class long_queue(Recipe):
     """A delay of more calls than are tried, handed on from place to place."""
 
     class model(nn.Module):
@@ -327,7 +327,7 @@ class long_queue(_Recipe):
             return y
 
 
-class rare_event(_Recipe):
+class rare_event(Recipe):
     """A flag that no call of those tried raises."""
 
     class model(nn.Module):
@@ -340,7 +340,7 @@ class rare_event(_Recipe):
             return torch.where(self.hit, -x, x)
 
 
-class keyed_by_tuple(_Recipe):
+class keyed_by_tuple(Recipe):
     class model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -351,7 +351,7 @@ class keyed_by_tuple(_Recipe):
             return x + self.cache[0, "k"]
 
 
-class late_switch(_Recipe):
+class late_switch(Recipe):
     """A Python number that changes the outputs after more calls than are tried."""
 
     class model(nn.Module):
@@ -364,7 +364,7 @@ class late_switch(_Recipe):
             return -x if self.calls > 20 else x + 0
 
 
-class averages_for_nobody(_Recipe):
+class averages_for_nobody(Recipe):
     class model(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -1,0 +1,51 @@
+"""Which state reaches no output: proven by the graph that torch.export makes of a model as a function of its state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import fx
+from torch.export.graph_signature import OutputKind
+
+from exporter import experts, recurrent
+from exporter.flattening import Tensors
+from exporter.snapshot import Place
+from exporter.state import State
+
+
+def unread(module: torch.nn.Module, example: Tensors, state: State) -> tuple[Place, ...]:
+    """Those of `state.doubted` that no output depends on, in this call or a later one; none where nothing proves it.
+
+    `example` are inputs and state.
+    """
+    try:
+        with torch.no_grad(), recurrent.kept(), experts.dense(module):
+            program = torch.export.export(module, example, strict=False).run_decompositions()
+    except Exception:  # whatever torch.export does not take proves nothing
+        return ()
+    kinds = {spec.kind for spec in program.graph_signature.output_specs}
+    if kinds != {OutputKind.USER_OUTPUT}:
+        return ()
+    count = len(state.paths)
+    inputs = [node for node in program.graph.nodes if node.op == "placeholder"][-count:]
+    (output,) = (node for node in program.graph.nodes if node.op == "output")
+    results = list(output.args[0])
+    following = dict(zip(inputs, results[len(results) - count :], strict=True))
+    asserted = (node for node in program.graph.nodes if node.op == "call_function" and node.is_impure())
+    reached = _origins((*results[: len(results) - count], *asserted))
+    while more := [node for node in following if node in reached and not _origins([following[node]]) <= reached]:
+        reached |= _origins(following[node] for node in more)
+    return tuple(p for p, node in zip(state.paths, inputs, strict=True) if p in state.doubted and node not in reached)
+
+
+def _origins(nodes: Iterable[object]) -> set[fx.Node]:
+    """All that these nodes are computed from, themselves among them."""
+    found: set[fx.Node] = set()
+    waiting = [node for node in nodes if isinstance(node, fx.Node)]
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += node.all_input_nodes
+    return found

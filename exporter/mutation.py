@@ -1,0 +1,78 @@
+"""What an exported program writes to, of the tensors that it holds: state, be it known or not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import torch
+from torch import fx
+from torch.export.graph_signature import InputKind
+
+from exporter import carrying, places
+from exporter.errors import ExportError
+
+_CONSTANT = re.compile(r"Constant (\S+) is mutated")
+
+
+def require_known(program: torch.export.ExportedProgram) -> None:
+    """ExportError for a program that changes a tensor of the model which is not known to be state."""
+    found = dict(_written(program))
+    if not found:
+        return
+    names = [name for name in _mutated(program) if not name.rpartition(".")[2].startswith(carrying.BUFFER)]
+    if names:
+        name = re.sub(r"^(function\.)?model\.", "", names[0])
+        place = next((line for target, line in found.items() if target == names[0]), "")
+        raise ExportError(
+            f"the exported program changes {name}{f' ({place})' if place else ''}, which no call changed of those by "
+            "which state is found: perhaps it changes at other sizes than the example's",
+            "let each call change it, or promise only sizes at which none does: --size NAME=MIN..MAX",
+        )
+
+
+def _mutated(program: torch.export.ExportedProgram) -> list[str]:
+    """Names of the tensors that are changed, by torch's own account."""
+    try:
+        signature = program.run_decompositions({}).graph_signature
+    except RuntimeError as error:
+        if constant := _CONSTANT.search(str(error)):
+            return [constant[1]]
+        raise
+    return [*signature.buffers_to_mutate.values(), *signature.parameters_to_mutate.values()]
+
+
+def _written(program: torch.export.ExportedProgram) -> Iterator[tuple[str, str]]:
+    """Tensors of the program that an operator perhaps writes to, each with the line of the code.
+
+    Perhaps: what operators like `to` give is the tensor itself or a copy.
+    """
+    held = {
+        spec.arg.name: spec.target
+        for spec in program.graph_signature.input_specs
+        if spec.kind in (InputKind.BUFFER, InputKind.PARAMETER, InputKind.CONSTANT_TENSOR) and spec.target
+    }
+    roots: dict[fx.Node, str] = {}
+    for node in program.graph.nodes:
+        if node.op == "placeholder" and node.name in held:
+            roots[node] = held[node.name]
+        for argument, writes in _aliased(node):
+            if argument in roots:
+                roots[node] = roots[argument]
+                if writes:
+                    yield roots[argument], places.place(node.meta.get("stack_trace") or "")
+
+
+def _aliased(node: fx.Node) -> Iterator[tuple[fx.Node, bool]]:
+    """Arguments whose memory a node's result may share, or which it writes to, each with whether it does."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:  # an item of a tuple, say
+        yield from ((argument, False) for argument in node.all_input_nodes)
+        return
+    given = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | node.kwargs
+    for argument in schema.arguments:
+        if argument.alias_info is not None:
+            value = given.get(argument.name)
+            for one in value if isinstance(value, (list, tuple)) else (value,):
+                if isinstance(one, fx.Node):
+                    yield one, argument.alias_info.is_write

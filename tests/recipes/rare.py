@@ -1,0 +1,125 @@
+"""Recipes of models whose state shows in few calls, or in none that exporter can follow."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import torch
+from torch import nn
+
+
+class _Rare:
+    model: type[nn.Module]
+    sizes = {"batch": (1, 16)}
+    inputs = staticmethod(lambda batch=3: torch.randn(batch, 4))
+
+    @classmethod
+    def load(cls, weights: str) -> nn.Module:
+        torch.manual_seed(0)
+        return cls.model()
+
+
+class _Keeping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(4, 4)
+        self.register_buffer("s", torch.zeros(4))
+
+
+class at_large_batches(_Rare):
+    class model(_Keeping):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.mix(x) + self.s
+            if x.shape[0] > 5:
+                self.s.copy_(0.5 * self.s + x.mean(0))
+            return y
+
+
+class at_large_values(_Rare):
+    class model(_Keeping):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.mix(x) + self.s
+            if float(x.max()) > 30:
+                self.s.copy_(0.5 * self.s + x.mean(0))
+            return y
+
+
+class of_two_modes(_Rare):
+    """Written at one size, read at another."""
+
+    class model(_Keeping):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.shape[0] == 1:
+                return self.mix(x) + self.s
+            if x.shape[0] > 5:
+                self.s.copy_(x.mean(0))
+            return self.mix(x)
+
+
+class table_that_grows(_Rare):
+    """A table that is made longer where it is too short, as positions are."""
+
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.arange(4.0)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if len(self.table) < x.shape[0]:
+                self.table = torch.arange(float(x.shape[0]))
+            return x + self.table[: x.shape[0], None].to(x)
+
+
+class alternating(_Rare):
+    """A state of two values in an iterator, which an even number of calls does not show."""
+
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.sign = itertools.cycle([1.0, -1.0])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * next(self.sign)
+
+
+class average_that_nobody_reads(_Rare):
+    class model(_Keeping):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.mix(x)
+            self.s.lerp_(y.mean(0), 0.1)
+            self.calls += 1
+            return y
+
+
+class scratch(_Rare):
+    """A buffer that each call fills anew before it reads it."""
+
+    class model(_Keeping):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.s.fill_(2.0)
+            return self.mix(x) * self.s
+
+
+class average_that_large_values_read(_Rare):
+    class model(_Keeping):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.mix(x)
+            self.s.lerp_(y.mean(0), 0.1)
+            return torch.where(x.max() > 1e4, self.s, y)
+
+
+class in_numpy(_Rare):
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = np.zeros(4, np.float32)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x + torch.from_numpy(self.last)
+            self.last = 0.5 * self.last + x.mean(0).numpy()
+            return y

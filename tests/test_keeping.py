@@ -1,0 +1,169 @@
+"""What a loaded model keeps: found wherever calls are made, proven where it is dropped, refused where it hides."""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from recipes import rare
+from torch import nn
+
+from exporter import cases, contract, flattening, keeping, loading, recipes, targets
+from exporter.capture import export_program
+from exporter.errors import ExportError
+from exporter.job import Job
+from exporter.records import Contract, TensorSpec
+from exporter.snapshot import Snapshot, name
+
+RARE = Path(rare.__file__)
+
+
+def prepared(recipe: str, folder: Path) -> tuple[loading.Loaded, Contract]:
+    source = recipes.find(f"{RARE}:{recipe}")
+    job = Job(source.label, source, "random", 0, {}, folder, targets.Options(threads=1))
+    loaded = loading.load_model(job)
+    return loaded, keeping.find(job, loaded)
+
+
+def test_state_that_changes_at_other_sizes_than_the_examples(tmp_path: Path) -> None:
+    loaded, found = prepared("at_large_batches", tmp_path)
+    assert loaded.kept.names == ("state.s",)
+    assert found.state is not None
+    assert [tensor.name for tensor in found.state.tensors] == ["s"]
+
+
+def test_state_that_one_size_writes_and_another_reads_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"reads s \(.*rare.py:\d+\) at batch=1, and not at its example, batch=3"):
+        prepared("of_two_modes", tmp_path)
+
+
+@pytest.mark.parametrize("recipe", ["table_that_grows", "average_that_nobody_reads", "scratch"])
+def test_what_changes_and_is_proven_to_reach_no_output_is_no_state(recipe: str, tmp_path: Path) -> None:
+    loaded, found = prepared(recipe, tmp_path)
+    assert found.state is None
+    (warning,) = loaded.warnings
+    assert re.search(r"rare.py:\d+.*so it is no state", warning)
+
+
+def test_an_average_whose_reading_depends_on_a_value_is_kept(tmp_path: Path) -> None:
+    loaded, _ = prepared("average_that_large_values_read", tmp_path)
+    assert loaded.kept.names == ("state.s",)
+
+
+@pytest.mark.parametrize("recipe", ["alternating", "in_numpy"])
+def test_state_that_hides_is_refused_though_an_even_number_of_calls_does_not_show_it(
+    recipe: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ExportError, match=r"other outputs to an equal call.*an iterator or an array of NumPy"):
+        prepared(recipe, tmp_path)
+
+
+def test_state_that_only_the_goldens_calls_show_is_refused(tmp_path: Path) -> None:
+    loaded, _ = prepared("at_large_values", tmp_path)
+    data = loaded.inputs({"batch": 3}, 0)
+    keeping.require_known(loaded, "cpu", [("batch=3", data)])
+    with pytest.raises(ExportError, match=r"changes s \(.*rare.py:\d+\) at batch=3 large, and not at its example"):
+        keeping.require_known(loaded, "cpu", [("batch=3 large", tuple(100 * t for t in data))])
+
+
+def exported(model: nn.Module, batch: int) -> Any:
+    x = torch.randn(batch, 4)
+    flat = flattening.FlatModule(model.eval().requires_grad_(False), flattening.flatten_inputs(model, x)).eval()
+    specs = (TensorSpec("x", "float32", (batch, 4)),)
+    return export_program(flat, (x,), Contract("m", specs, specs, {}))
+
+
+class Changing(nn.Module):
+    """A parameter that is changed by way of views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.gain.view(2, 2).chunk(2)[0].mul_(0.9)
+        return x * self.gain
+
+
+class ChangingAConstant(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = torch.ones(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last.copy_(x[0])
+        return x * self.last
+
+
+class ChangingACopy(nn.Module):
+    """In place, yet nothing that the model holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.ones(4, dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.mask.to(x.dtype).mul_(2)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (rare.at_large_batches.model, r"changes s \(.*rare.py:\d+\)"),
+        (Changing, r"changes gain \(.*test_keeping.py:\d+\)"),
+        (ChangingAConstant, r"changes last \(.*test_keeping.py:\d+\)"),
+    ],
+)
+def test_an_exported_program_that_changes_what_is_not_known_to_be_state_is_refused(
+    model: type[nn.Module], said: str
+) -> None:
+    with pytest.raises(ExportError, match=f"the exported program {said}"):
+        exported(model(), 6)
+
+
+def test_an_exported_program_that_changes_nothing_of_the_models() -> None:
+    exported(rare.at_large_batches.model(), 4)
+    exported(ChangingACopy(), 4)
+
+
+class Kind(enum.Enum):
+    KEYS = 1
+
+
+@dataclass(slots=True)
+class Slots:
+    kept: torch.Tensor
+
+
+@dataclass(slots=True, frozen=True)
+class Frozen:
+    kept: torch.Tensor
+
+
+def test_a_snapshot_sees_what_stands_in_slots_and_under_keys_of_any_kind() -> None:
+    model = nn.Module()
+    model.slots, model.frozen = Slots(torch.zeros(1)), Frozen(torch.zeros(1))  # type: ignore[assignment]
+    model.kept = {None: torch.zeros(1), torch.float32: torch.zeros(1), Kind.KEYS: torch.zeros(1)}  # type: ignore[assignment]
+    held = Snapshot(model)
+    model.slots.kept = torch.ones(1)  # type: ignore[assignment]
+    model.frozen.kept.add_(1)  # type: ignore[operator, union-attr]
+    for key in (None, torch.float32, Kind.KEYS):
+        model.kept[key] = torch.ones(1)  # type: ignore[index, operator]
+    assert [name(path) for path in held.changes()] == [
+        *("slots.kept", "frozen.kept", "kept.None", "kept.torch.float32", "kept.Kind.KEYS"),
+    ]
+    held.restore()
+    assert held.changes() == {}
+
+
+def test_the_golden_says_what_changed_first_in_it(tmp_path: Path) -> None:
+    loaded, _ = prepared("at_large_values", tmp_path)
+    plan = contract.probe_plan(loaded.base, {})
+    tolerance = cases.Tolerance(1e-4, 1e-5, 2.0)
+    cases.make(loaded.module, loaded.inputs, plan, {}, tolerance, "cpu")
+    assert [name(path) for path in loaded.strange()] == ["s"]

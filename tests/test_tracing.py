@@ -1,0 +1,44 @@
+"""Flags among numbers in a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from exporter.tracing import NumbersForFlags
+
+
+class Flagged(nn.Module):
+    def __init__(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.register_buffer("flag", torch.tensor([True, False, False]))
+        self.change = change
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.change(self.flag.clone()) ^ (x > 0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda flag: flag.fill_(True),
+        lambda flag: flag.masked_fill(flag, False),
+        lambda flag: flag.masked_fill_(~flag, value=True),
+        lambda flag: torch.full_like(flag, fill_value=True),
+        lambda flag: flag.new_full((3,), True),
+        lambda flag: flag == False,  # noqa: E712
+    ],
+)
+def test_a_flag_may_stand_for_a_number(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    model, x = Flagged(change).eval(), torch.tensor([1.0, -1.0, 1.0])
+    with torch.no_grad(), NumbersForFlags():
+        traced = torch.jit.freeze(torch.jit.trace(model, -x, check_trace=False).eval())
+    assert torch.equal(traced(x), model(x))
+
+
+def test_the_trace_of_a_flag_needs_it() -> None:
+    with pytest.raises(RuntimeError, match="aten::fill_"):
+        torch.jit.trace(Flagged(lambda flag: flag.fill_(True)).eval(), torch.ones(3), check_trace=False)
