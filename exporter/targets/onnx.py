@@ -73,7 +73,8 @@ def _quantize(program: Program, path: Path, size: int) -> str:
     from exporter import quantization
 
     how = quantization.onnx(path, [spec.name for spec in program.contract.inputs], program.samples)
-    return f"{how} int8 by onnxruntime"
+    found = program.calibration if how == "static" else "ranges found at each call"
+    return f"{how} int8 by onnxruntime, {found}"
 
 
 def _export_entries(program: Program, path: Path, options: Options) -> Exported:
