@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from exporter import carrying, experts, mapped, places, recurrent, specialization
+from exporter import carrying, experts, mapped, places, recurrent, specialization, unseen
 from exporter import contract as contracts
 from exporter.errors import ExportError
 from exporter.expressions import Expression
@@ -196,7 +196,7 @@ def _export_somehow(
     except Exception as error:
         if not any(said in str(error) for said in VIOLATED):
             said = f"torch.export: {_checked(error)}"
-            raise ExportError(places.blamed(said.removesuffix(": "), error)) from error
+            raise ExportError(_with_writes(places.blamed(said.removesuffix(": "), error), module)) from error
         violated = error
     found.relaxed = True
     asked = specialization.rules(str(violated))
@@ -206,6 +206,14 @@ def _export_somehow(
         with contextlib.suppress(Exception):
             return export(module, example, contract, {n: free[n] if n in unnamed else named[n] for n in named})
     raise ExportError(places.blamed("torch.export", violated)) from violated
+
+
+def _with_writes(said: str, module: torch.nn.Module) -> str:
+    """With the line that writes through `.data`, where that may be what torch.export says it lost."""
+    if "fake tensor in the exported program constant" not in said or places.place(said):
+        return said
+    lines = unseen.writes(type(inner) for inner in module.modules())
+    return f"{said} ({lines[0]})" if lines else said
 
 
 def _named(name: str, bounds: Range) -> Any:

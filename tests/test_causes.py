@@ -167,6 +167,29 @@ class Lengths(nn.Module):
         return nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True)[0]  # here
 
 
+class Keys(nn.Module):
+    """A mask by length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.masks: dict[int, torch.Tensor] = {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] not in self.masks:  # here
+            self.masks[x.shape[0]] = torch.ones(x.shape[0], 1)
+        return x * self.masks[x.shape[0]]
+
+
+class WritesData(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("s", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.s.data.mul_(0.5)  # here
+        return x + self.s
+
+
 class Fixed(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + torch.ones(3, 4)
@@ -451,6 +474,8 @@ SPRUNG = [
     Case("output-not-a-tensor", "trace", lambda _: flattening.output_leaves({"answer": "text"})),
     Case("mutated-input", "trace", lambda _: traced(InPlace()), True),
     Case("mutated-input", "trace", lambda _: traced(Weight()), True),
+    Case("size-as-a-key", "compile", lambda _: constrained(Keys(), X, batch=(1, 8)), True),
+    Case("written-through-data", "compile", lambda _: exported(WritesData())),
     Case("fixed-device", "compile", lambda _: exported(Device()), True),
     Case("fixed-device", "trace", lambda _: traced(Calls(lambda x: x + torch.ones(2, 4)))(X.to("meta"))),
     Case("depends-on-strides", "trace", lambda _: traced(View()), True),
@@ -499,6 +524,11 @@ RECORDED = [
     ("shared-library", "OSError: libcudart.so.13: cannot open shared object file: No such file or directory"),
     # Our own parity; the bridge, of what torch.vmap left and of what torch 2.11 scans on GPUs only; exporter-run.
     ("dimension-baked", "batch is fixed at 2 (python)"),
+    ("size-baked", "output at s=9: wrong (perhaps because torch.export fixed 32*ceil(s/32) at 224 (net.py:6)) (python)"),
+    (
+        "number-in-a-trace",
+        "the state is not carried, perhaps because the trace holds a number that it took from a tensor (net.py:7): …",
+    ),
     ("higher-order-operator", "TorchScript has no higher_order.associative_scan (net.py:9)"),
     ("vmap", "TorchScript has no torch._functorch.predispatch._add_batch_dim (net.py:6)"),
     ("custom-operator-not-registered", "trace.pt calls operators of torchvision, which are not registered; load"),
@@ -598,6 +628,13 @@ def test_what_torchscript_cannot_read_is_no_cause_elsewhere(target: str) -> None
 def test_an_unknown_message_has_no_cause() -> None:
     assert causes.find("ValueError: not to be traced", "compile") is None
     assert causes.find("", "compile") is None
+
+
+def test_the_line_that_writes_through_data(tmp_path: Path) -> None:
+    text = places.summary(spring(lambda _: exported(WritesData()), tmp_path))
+    path, _, line = places.place(text).rpartition(":")
+    assert path == __file__
+    assert MARK in linecache.getline(path, int(line))
 
 
 def test_what_a_message_names_first_is_the_cause() -> None:
