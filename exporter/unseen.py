@@ -13,7 +13,7 @@ SAID = ".data is written, which no trace records"
 
 
 def writes(classes: Iterable[type]) -> list[str]:
-    """`file:line` of each, in the order of the classes; those of libraries, and sources that cannot be read, have none."""
+    """`file:line` of each, in the order of the classes. Libraries, and sources that cannot be read, have none."""
     found: dict[str, None] = {}
     for one in classes:
         try:

@@ -524,7 +524,10 @@ RECORDED = [
     ("shared-library", "OSError: libcudart.so.13: cannot open shared object file: No such file or directory"),
     # Our own parity; the bridge, of what torch.vmap left and of what torch 2.11 scans on GPUs only; exporter-run.
     ("dimension-baked", "batch is fixed at 2 (python)"),
-    ("size-baked", "output at s=9: wrong (perhaps because torch.export fixed 32*ceil(s/32) at 224 (net.py:6)) (python)"),
+    (
+        "size-baked",
+        "output at s=9: wrong (perhaps because torch.export fixed 32*ceil(s/32) at 224 (net.py:6)) (python)",
+    ),
     (
         "number-in-a-trace",
         "the state is not carried, perhaps because the trace holds a number that it took from a tensor (net.py:7): …",
@@ -680,6 +683,22 @@ def test_the_reason_of_a_row() -> None:
         twice == f"A branch depends on the values of tensors (net.py:12): {raw}; torch.jit.script: neither (net.py:3)"
     )
     assert causes.describe("something else (net.py:1)", "", "onnx") == ("something else (net.py:1)", "")
+
+
+def test_each_exporter_to_onnx_has_its_cause() -> None:
+    """PESTO's: the one stops at round(), the other at complex numbers."""
+    newer = "torch.onnx.export: DispatchError: No ONNX function found for <built-in function round>. (pesto.py:259)"
+    operator = "Exporting the operator 'aten::view_as_complex' to ONNX opset version 20 is not supported"
+    reason, remedy = causes.describe(
+        f"{newer}; torch's older exporter: UnsupportedOperatorError: {operator}", "", "onnx"
+    )
+    assert reason.startswith(
+        "ONNX has no translation for Python's round() of a number that a call computes (pesto.py:259); "
+        "in torch's older exporter, complex numbers stand where this route takes only real ones: torch.onnx.export"
+    )
+    assert remedy.startswith("make it when the module is built")
+    twice, _ = causes.describe(f"{newer}; torch's older exporter: {newer}", "", "onnx")
+    assert "in torch's older exporter, " not in twice
 
 
 def test_the_raw_message_in_a_reason_is_short() -> None:

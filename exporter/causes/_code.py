@@ -62,7 +62,7 @@ CAUSES = (
     Cause(
         "size-as-a-key",
         (r"unhashable type: (?:non-nested )?Sym(?:Int|Float|Bool)",),
-        "A size is a key here, perhaps of a cache by length or of a function with lru_cache: no size that moves can be one",
+        "A size is a key here, perhaps of a cache by length or of lru_cache, and no size that moves can be one",
         "compute it in each call, or keep one of the greatest size as a buffer and cut it: self.mask[:n, :n]",
     ),
     Cause(

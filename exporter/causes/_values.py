@@ -71,7 +71,7 @@ CAUSES = (
     Cause(
         "number-in-a-trace",
         (r"is not carried, perhaps because the trace holds a number",),
-        "The trace holds a number that the code took from a tensor, perhaps from the state, as it was when it was traced",
+        "The trace holds a number that the code took from a tensor, perhaps of the state, as it was then",
         "keep it a tensor: index_select, torch.where; or ship script, where it can read the code",
     ),
     # Dimensions that do not move as promised.

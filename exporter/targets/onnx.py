@@ -122,7 +122,7 @@ def _translate(programs: tuple[Program, ...], options: Options) -> _Translated:
     except ExportError as error:
         if not captured:  # the trace is not to be trusted, or fails of the same
             raise failed from None
-        raise ExportError(f"{failed}; torch's older exporter: {causes.shorten(str(error))}") from failed
+        raise ExportError(f"{failed}{causes.OLDER}{causes.shorten(str(error))}") from failed
     for one, _ in made:
         _free_names(one.model.graph)
     warned = dict.fromkeys(warning for _, warnings in made for warning in warnings)
