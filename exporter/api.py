@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ import torch
 
 from exporter import bundle, carrying, environment, flattening, operators, pipeline, recipes
 from exporter import contract as contracts
+from exporter import samples as own_samples
 from exporter import targets as routes
 from exporter.errors import ContractError, UsageError
 from exporter.records import Contract, Manifest
@@ -59,6 +61,8 @@ def export(
     task: str = "",
     dims: Sequence[str] = (),
     leave_out: Sequence[str] = (),
+    samples: Callable[[], Iterable[Any]] | Iterable[Any] | None = None,
+    metric: Callable[[dict[str, torch.Tensor], Any], float] | None = None,
     **options: Any,
 ) -> Bundle:
     """Export a model to a bundle.
@@ -83,6 +87,11 @@ def export(
         dims: for a saved program, and a module whose inputs are no function: dimensions that are dynamic, by name, as
             `["batch=x:0", "samples=x:1:256..16000"]`.
         leave_out: names of outputs that no artifact is to give, as `["past_key_values"]`.
+        samples: for a module: real inputs in the form of `inputs`, or a function that gives them; the first 64 are
+            cases of the golden, and what int8 is calibrated with.
+        metric: for a module with samples: a function of the outputs by name and of the sample that they are for; higher
+            is better. Its mean is shown for eager and every variant, and held against `min_metric` and
+            `max_metric_loss`.
         options: as the command line's, by their names in `exporter.request.Request`: device (`cpu` when none is given,
             unlike the command line's), ranges, sweep, dynamic, state, weights, seed, threads, time_budget, timeout,
             bench, memory_limit_gb, rtol, atol, min_metric, max_metric_loss, opset, allow_cpu_fallback, cuda_graphs,
@@ -97,12 +106,13 @@ def export(
     targets, precision = (one if isinstance(one, str) else ",".join(one) for one in (targets, precision))
     if unknown := options.keys() - OPTIONS:
         raise UsageError(f"export() takes no {min(unknown)}", f"it takes {', '.join(sorted(OPTIONS))}")
-    _refuse_contradictions(model, inputs, sizes, checkpoint, allow_partial, task, options)
+    own = {"inputs": inputs, "sizes": sizes, "samples": samples, "metric": metric}
+    _refuse_contradictions(model, own, checkpoint, allow_partial, task, options)
     with tempfile.TemporaryDirectory(prefix="exporter-") as folder:
         if isinstance(model, str):
             source = recipes.find(model, task=task)
         else:
-            source = _pickle(model, inputs, sizes, Path(folder), name)
+            source = _pickle(model, own | {"samples": _listed(samples)}, Path(folder), name)
         source = replace(recipes.with_dims(source, dims), leave_out=tuple(leave_out))
         if checkpoint is not None:
             source = replace(source, checkpoint=str(Path(checkpoint).absolute()), allow_partial=allow_partial)
@@ -125,11 +135,15 @@ def export(
 
 
 def _refuse_contradictions(
-    model: Any, inputs: Any, sizes: Any, checkpoint: Any, allow_partial: bool, task: str, options: Mapping[str, Any]
+    model: Any, own: dict[str, Any], checkpoint: Any, allow_partial: bool, task: str, options: Mapping[str, Any]
 ) -> None:
     """UsageError for arguments that say nothing, or two things."""
-    if isinstance(model, str) and (inputs is not None or sizes is not None):
-        raise UsageError(f"{model} has inputs and sizes of its own", "leave out inputs and sizes")
+    given = [name for name, value in own.items() if value is not None]
+    if isinstance(model, str) and given:
+        remedy = f"leave out {' and '.join(given)}; a recipe has inputs(), sizes, samples() and metric()"
+        raise UsageError(f"{model} is a name, and {given[0]} is for a module in memory", remedy)
+    if own["metric"] is not None and own["samples"] is None:
+        raise UsageError("metric has no samples to judge by", "give samples: real inputs, in the form of inputs")
     if task and not isinstance(model, str):
         raise UsageError("task says nothing of a module", "leave it out: it is for hf:ID")
     if allow_partial and checkpoint is None:
@@ -143,23 +157,37 @@ def _refuse_contradictions(
         raise UsageError("weights='pretrained' and checkpoint are two sources of weights", "give one of them")
 
 
-def _pickle(
-    model: torch.nn.Module, inputs: Any, sizes: Mapping[str, tuple[int, ...]] | None, folder: Path, name: str | None
-) -> recipes.Source:
+def _listed(samples: Any) -> Any:
+    """Samples as they can be pickled: a function, or a list of the first that an iterable gives."""
+    if samples is None or callable(samples):
+        return samples
+    if isinstance(samples, (torch.Tensor, Mapping, str)) or not isinstance(samples, Iterable):
+        raise UsageError(f"samples is {type(samples).__name__}", "give a list of inputs, or a function that gives them")
+    return list(itertools.islice(samples, own_samples.MOST))
+
+
+def _name(model: torch.nn.Module) -> str:
+    """Its class in lower case; of TorchScript, the class that it was made from."""
+    own = getattr(model, "original_name", "") if isinstance(model, torch.jit.ScriptModule) else ""
+    return (own or type(model).__name__).lower()
+
+
+def _pickle(model: torch.nn.Module, own: dict[str, Any], folder: Path, name: str | None) -> recipes.Source:
+    """The module with what is given beside it, in a file for the processes that export it."""
     import sys
 
-    import cloudpickle  # classes and functions of a script travel by value
+    from exporter import pickling  # classes and functions of a script travel by value
 
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"model is {type(model).__name__}", "give a torch.nn.Module, a recipe's name or file.py:NAME")
-    if inputs is None:
+    if own["inputs"] is None:
         raise UsageError("inputs is missing", "give a dict of tensors, or a function of sizes that makes one")
     path = folder / "model.pt"
     try:
-        torch.save((model, inputs, sizes), path, pickle_module=cloudpickle)
+        pickling.save((model, own), path)
     except Exception as error:
         raise UsageError(f"the model cannot be pickled: {error}", "give a recipe file instead: file.py:NAME") from error
-    return recipes.Source("memory", str(path), name or type(model).__name__.lower(), search_path=tuple(sys.path))
+    return recipes.Source("memory", str(path), name or _name(model), search_path=tuple(sys.path))
 
 
 class Artifact:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from exporter import carrying, experts, mapped, mutation, places, recurrent, specialization
+from exporter import carrying, experts, mapped, mutation, places, recurrent, specialization, unseen
 from exporter import contract as contracts
 from exporter.errors import ExportError
 from exporter.expressions import Expression
@@ -24,6 +24,7 @@ from exporter.specialization import Rule
 VIOLATED = ("Constraints violated", "Cannot create Dim with inconsistent")
 UNSAVED = "torch.export.save: "  # begins the reason where a program was made and only its file was not
 Made = TypeVar("Made")
+Samples = tuple[list[Tensors], list[Tensors]]  # the recipe's own, and drawn ones
 
 
 @dataclass
@@ -40,7 +41,7 @@ class Program:
     make_example: Callable[[], Tensors]
     exported_file: Path | None
     entries: dict[int, Program] = field(default_factory=dict)  # by the size that each was specialised for
-    make_samples: Callable[[], list[Tensors]] = list
+    make_samples: Callable[[], Samples] = lambda: ([], [])
     make_at: Callable[[dict[str, int]], Tensors] | None = None  # inputs like the example, but for these sizes
     whole: Contract | None = None  # what the module itself takes, where the exported program takes less
     loading_s: float = 0.0
@@ -78,9 +79,22 @@ class Program:
         """Example inputs at the capture sizes, on the device."""
         return self._timed(self.make_example)
 
-    @functools.cached_property
+    @property
     def samples(self) -> list[Tensors]:
-        """Inputs to calibrate with, at the capture sizes; none of them is the golden's."""
+        """Inputs to calibrate with: the recipe's own, then drawn ones at the capture sizes, which no golden has."""
+        own, drawn = self._samples
+        return own + drawn
+
+    @property
+    def calibration(self) -> str:
+        """What is calibrated with, in words."""
+        own, drawn = map(len, self._samples)
+        if not own:
+            return f"calibrated with {drawn} drawn inputs alone: samples() would give real ones"
+        return f"calibrated with {own} of samples() and {drawn} drawn inputs"
+
+    @functools.cached_property
+    def _samples(self) -> Samples:
         return self._timed(self.make_samples)
 
     @functools.cached_property
@@ -183,7 +197,7 @@ def _export_somehow(
     except Exception as error:
         if not any(said in str(error) for said in VIOLATED):
             said = f"torch.export: {_checked(error)}"
-            raise ExportError(places.blamed(said.removesuffix(": "), error)) from error
+            raise ExportError(_with_writes(places.blamed(said.removesuffix(": "), error), module)) from error
         violated = error
     found.relaxed = True
     asked = specialization.rules(str(violated))
@@ -193,6 +207,14 @@ def _export_somehow(
         with contextlib.suppress(Exception):
             return export(module, example, contract, {n: free[n] if n in unnamed else named[n] for n in named})
     raise ExportError(places.blamed("torch.export", violated)) from violated
+
+
+def _with_writes(said: str, module: torch.nn.Module) -> str:
+    """With the line that writes through `.data`, where that may be what torch.export says it lost."""
+    if "fake tensor in the exported program constant" not in said or places.place(said):
+        return said
+    lines = unseen.writes(type(inner) for inner in module.modules())
+    return f"{said} ({lines[0]})" if lines else said
 
 
 def _named(name: str, bounds: Range) -> Any:

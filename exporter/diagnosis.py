@@ -6,13 +6,16 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from exporter import places
+from exporter import places, unseen
 from exporter.records import Contract
 
 Cases = Sequence[Mapping[str, Any]]
 _SIZE = re.compile(r"(\S+)=(\d+)")
+_HELD = re.compile(r"torch\.export fixed (?!\w+ at )(.+) at \d+ \(.+\)")  # no dimension itself: what follows from one
 _ASKED = re.compile(r"torch\.export takes (\S+) only as ")
 VALUES = "depends on values"
+NOT_CARRIED = "the state is not carried"
+KINDS = ("boolean", "Python number", "Python float")  # that a tensor became, the likeliest first
 UNSTEADY = "eager gives other values at a second run"
 
 
@@ -66,7 +69,7 @@ def carried_state(cases: Cases) -> str:
     wrong = [case for case in later if fails(case)]
     if not wrong or any(fails(case) for case in cases if case not in later):
         return ""
-    return f"the state is not carried: right at the first call, wrong at {_name(wrong[0])}"
+    return f"{NOT_CARRIED}: right at the first call, wrong at {_name(wrong[0])}"
 
 
 def value_dependence(cases: Cases) -> str:
@@ -104,12 +107,24 @@ def with_place(reason: str, warnings: Iterable[str]) -> str:
         return reason.replace(VALUES, f"branch {VALUES} ({branch})", 1)
     if " is fixed at " in reason and warned:
         return f"{reason} (perhaps by {', '.join(list(dict.fromkeys(place for place, _ in warned))[:2])})"
+    if NOT_CARRIED in reason and (why := _not_recorded(warned)):
+        return reason.replace(NOT_CARRIED, f"{NOT_CARRIED}, perhaps because {why}", 1)
     return _asked(reason, warnings)
+
+
+def _not_recorded(warned: Sequence[tuple[str, str]]) -> str:
+    """What a trace does not record of a call that changes state, with its line."""
+    if place := next((place for place, message in warned if message == unseen.SAID), ""):
+        return f"no trace records what is written through .data ({place})"
+    place = _branch(warned, (*KINDS, "Python integer", "Python index"))
+    return f"the trace holds a number that it took from a tensor ({place})" if place else ""
 
 
 def _asked(reason: str, warnings: Sequence[str]) -> str:
     """The reason with the rule for a size that torch.export asked for and no contract can say, where it may be that."""
     for warning in warnings:
+        if (match := _HELD.fullmatch(warning)) and any(f"{name}=" in reason for name in re.findall(r"\w+", match[1])):
+            return f"{reason} (perhaps because {warning})"
         if (match := _ASKED.match(warning)) and f"{match[1]}=" in reason:
             return f"{reason} (perhaps because {warning}; a contract says multiples alone: give such an example)"
     return reason
@@ -124,8 +139,8 @@ def _fixed_by(part: str, warnings: Iterable[str]) -> str:
     return part
 
 
-def _branch(warned: Sequence[tuple[str, str]]) -> str:
+def _branch(warned: Sequence[tuple[str, str]], kinds: Sequence[str] = KINDS) -> str:
     """Where a tensor became a boolean, or else a number: in the model if anywhere, not in torch's own checks."""
     ours = [(place, message) for place, message in warned if not places.of_library(place)]
-    kinds = [(group, kind) for group in (ours, warned) for kind in ("boolean", "Python number", "Python float")]
-    return next((place for group, kind in kinds for place, message in group if kind in message), "")
+    tried = [(group, kind) for group in (ours, warned) for kind in kinds]
+    return next((place for group, kind in tried for place, message in group if kind in message), "")

@@ -281,14 +281,19 @@ def _from_memory(path: Path) -> Recipe:
     import torch
 
     try:
-        model, inputs, sizes = torch.load(path, weights_only=False)
+        model, own = torch.load(path, weights_only=False)
     except (AttributeError, ModuleNotFoundError) as error:
         raise RecipeError(
             f"the model cannot be sent to another process: {error}", "define its class in a module, not in the script"
         ) from error
-    if not callable(inputs):
-        return FunctionRecipe(lambda weights: model, lambda: inputs, sizes)
-    return FunctionRecipe(lambda weights: model, inputs, sizes)
+    inputs, samples = own["inputs"], own["samples"]
+    return FunctionRecipe(
+        lambda weights: model,
+        inputs if callable(inputs) else lambda: inputs,
+        own["sizes"],
+        samples=samples if samples is None or callable(samples) else lambda: samples,
+        metric=own["metric"],
+    )
 
 
 def example_sizes(inputs: Callable[..., Any]) -> dict[str, int]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import operator
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from exporter import places
 from exporter.expressions import Expression
@@ -21,7 +23,7 @@ _FIXED = re.compile(r"set_replacement (\w+) = (\d+) ")
 
 
 # What torch's conditions on sizes are written with.
-_WORDS: dict[str, Callable[..., int]] = {
+_WORDS: dict[str, Callable[..., Any]] = {
     "Eq": operator.eq,
     "Ne": operator.ne,
     "Mod": operator.mod,
@@ -29,7 +31,15 @@ _WORDS: dict[str, Callable[..., int]] = {
     "FloorDiv": operator.floordiv,
     "Max": max,
     "Min": min,
+    "IntTrueDiv": operator.truediv,
+    "FloatTrueDiv": operator.truediv,
+    "CeilToInt": math.ceil,
+    "FloorToInt": math.floor,
+    "TruncToInt": math.trunc,
+    "RoundToInt": round,
 }
+_HELD = re.compile(r"Eq\((.+), (\d+)\)")  # a size that follows from another, and became a number
+_ROUNDED = re.compile(r"(Ceil|Floor|Round)ToInt\(IntTrueDiv\((\w+), (\w+)\)\)")
 
 
 @dataclass(frozen=True)
@@ -115,7 +125,28 @@ class Specializations(logging.Handler):
             dim = contract.inputs[index].shape[axis]
             if isinstance(dim, str):
                 said[f"torch.export fixed {dim} at {size}{f' ({place})' if place else ''}"] = None
+        said |= dict.fromkeys(self._held(contract))
         return list(said)
+
+    def _held(self, contract: Contract) -> Iterator[str]:
+        """The same of sizes that follow from those: an operator took a number where a size was meant."""
+        dims = {symbol: contract.inputs[index].shape[axis] for symbol, (index, axis) in self._symbols.items()}
+        follows = {symbol: Expression.parse(dim) for symbol, dim in dims.items() if isinstance(dim, str)}
+        named = {symbol: e for symbol, e in follows.items() if e.name in contract.symbols}
+        for condition, place in self._guards.items():
+            match = _HELD.fullmatch(condition)
+            used = set(re.findall(r"\w+", condition)) & named.keys()
+            if not match or not place or not used or match[1] in named or int(match[2]) < 2:
+                continue
+            if all(_holds(condition, self._at(named, contract, end)) for end in (0, -1)):
+                continue
+            words = re.sub(r"\w+", lambda word: str(named.get(word[0], word[0])), match[1])
+            rounded = _ROUNDED.sub(lambda m: f"{m[1].lower()}({m[2]}/{m[3]})", words)
+            yield f"torch.export fixed {rounded} at {match[2]} ({place})"
+
+    def _at(self, named: dict[str, Expression], contract: Contract, end: int) -> dict[str, int]:
+        """Every size at an end of what is promised."""
+        return self._sizes | {symbol: e.at(contract.symbols[e.name].sizes[end]) for symbol, e in named.items()}
 
 
 def _holds(condition: str, sizes: dict[str, int]) -> bool:

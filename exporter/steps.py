@@ -255,10 +255,10 @@ def _program(job: Job, prepared: Prepared, target: str) -> capture.Program:
         outputs = contract.as_function(prepared.contract).outputs
         return precision.cast(loaded().module, chosen, tuple(spec.dtype for spec in outputs))
 
-    def calibrating(sizes: dict[str, int], make: Callable[[int], flattening.Tensors]) -> list[flattening.Tensors]:
+    def calibrating(sizes: dict[str, int], make: Callable[[int], flattening.Tensors]) -> capture.Samples:
         real = [one.inputs for one in _samples(loaded(), prepared.contract) if _fits(one, sizes, name)]
         # Drawn ones too: the golden that judges has both.
-        return [tuple(t.to(job.options.device) for t in one) for one in real] + [make(seed) for seed in SAMPLES]
+        return [tuple(t.to(job.options.device) for t in one) for one in real], [make(seed) for seed in SAMPLES]
 
     def made(promised: Contract, sizes: dict[str, int], file: Path) -> capture.Program:
         def make_at(own: dict[str, int], seed: int = 0) -> flattening.Tensors:

@@ -104,12 +104,83 @@ def test_options_are_fields_of_the_request() -> None:
         (torch.nn.Linear(2, 2), {}, {}, "no tensor in it"),
         (torch.nn.Linear(2, 2), lambda batch=2: torch.ones(batch, 2), {"sizes": {"b": (1, 2)}}, "sizes names b"),
         ("bert", None, {"sweep": {"batch": ()}}, "sweep names no value of batch"),
+        ("bert", None, {"samples": [torch.ones(1, 2)]}, "samples is for a module in memory"),
+        (torch.nn.Linear(2, 2), torch.ones(1, 2), {"metric": print}, "metric has no samples to judge by"),
+        (torch.nn.Linear(2, 2), torch.ones(1, 2), {"samples": torch.ones(1, 2)}, "samples is Tensor"),
     ],
 )
 def test_what_cannot_be_done(toy, tmp_path: Path, model: Any, inputs: Any, settings: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         toy(model, inputs, **settings)
     assert not (tmp_path / "toy").exists()
+
+
+@pytest.mark.parametrize("form", ["a function", "a list", "a generator"])
+def test_samples_and_metric_of_a_module_in_memory(toy, form: str) -> None:
+    given = [{"x": torch.linspace(-1, 1, 4 * n).reshape(n, 4)} for n in (1, 3)]
+    samples = {"a function": lambda: given, "a list": given, "a generator": (one for one in given)}[form]
+    model = Local().eval()
+    made = toy(
+        model,
+        lambda batch=2: {"x": torch.randn(batch, 4)},
+        sizes={"batch": (1, 8)},
+        samples=samples,
+        metric=lambda outputs, sample: float(outputs["y"].sum() + len(sample["x"])),
+        max_metric_loss=1e-3,
+    )
+    assert made.failed == {}
+    metric = made.manifest.metric
+    assert metric is not None
+    assert metric.samples == 2
+    with torch.no_grad():
+        wanted = [float(model(**one)["y"].sum()) + len(one["x"]) for one in given]
+    assert metric.eager == pytest.approx(sum(wanted) / 2)
+    assert made.manifest.variants[0].metric == pytest.approx(metric.eager, abs=1e-3)
+
+
+class Around(torch.nn.Module):
+    """TorchScript inside a module."""
+
+    def __init__(self, inner: torch.jit.ScriptModule) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"y": self.inner(x) * 2}
+
+
+class Halves(torch.nn.Module):
+    """A branch on a size, which scripting keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).relu() if x.shape[0] > 100 else self.linear(x)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.jit.script(Halves().eval()),
+        lambda: torch.jit.trace(torch.nn.Linear(4, 2).eval(), torch.randn(2, 4)),
+        lambda: Around(torch.jit.script(Halves().eval())),
+    ],
+    ids=["scripted", "traced", "inside a module"],
+)
+def test_torchscript_in_memory(toy, make) -> None:
+    model = make()
+    made = toy(
+        model, lambda batch=2: {"x": torch.randn(batch, 4)}, sizes={"batch": (1, 8)}, targets="trace,script,onnx"
+    )
+    assert made.failed == {}
+    x = torch.randn(5, 4)
+    wanted = model(x)
+    wanted = wanted["y"] if isinstance(wanted, dict) else wanted
+    for variant in made.manifest.variants:
+        (given,) = exporter.open_artifact(made.path / variant.artifact.path)(x=x).values()
+        torch.testing.assert_close(given, wanted)
 
 
 def test_a_model_that_cannot_be_pickled(toy) -> None:

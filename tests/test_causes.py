@@ -167,6 +167,29 @@ class Lengths(nn.Module):
         return nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True)[0]  # here
 
 
+class Keys(nn.Module):
+    """A mask by length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.masks: dict[int, torch.Tensor] = {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] not in self.masks:  # here
+            self.masks[x.shape[0]] = torch.ones(x.shape[0], 1)
+        return x * self.masks[x.shape[0]]
+
+
+class WritesData(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("s", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.s.data.mul_(0.5)  # here
+        return x + self.s
+
+
 class Fixed(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + torch.ones(3, 4)
@@ -451,6 +474,8 @@ SPRUNG = [
     Case("output-not-a-tensor", "trace", lambda _: flattening.output_leaves({"answer": "text"})),
     Case("mutated-input", "trace", lambda _: traced(InPlace()), True),
     Case("mutated-input", "trace", lambda _: traced(Weight()), True),
+    Case("size-as-a-key", "compile", lambda _: constrained(Keys(), X, batch=(1, 8)), True),
+    Case("written-through-data", "compile", lambda _: exported(WritesData())),
     Case("fixed-device", "compile", lambda _: exported(Device()), True),
     Case("fixed-device", "trace", lambda _: traced(Calls(lambda x: x + torch.ones(2, 4)))(X.to("meta"))),
     Case("depends-on-strides", "trace", lambda _: traced(View()), True),
@@ -499,6 +524,14 @@ RECORDED = [
     ("shared-library", "OSError: libcudart.so.13: cannot open shared object file: No such file or directory"),
     # Our own parity; the bridge, of what torch.vmap left and of what torch 2.11 scans on GPUs only; exporter-run.
     ("dimension-baked", "batch is fixed at 2 (python)"),
+    (
+        "size-baked",
+        "output at s=9: wrong (perhaps because torch.export fixed 32*ceil(s/32) at 224 (net.py:6)) (python)",
+    ),
+    (
+        "number-in-a-trace",
+        "the state is not carried, perhaps because the trace holds a number that it took from a tensor (net.py:7): …",
+    ),
     ("higher-order-operator", "TorchScript has no higher_order.associative_scan (net.py:9)"),
     ("vmap", "TorchScript has no torch._functorch.predispatch._add_batch_dim (net.py:6)"),
     ("custom-operator-not-registered", "trace.pt calls operators of torchvision, which are not registered; load"),
@@ -600,6 +633,13 @@ def test_an_unknown_message_has_no_cause() -> None:
     assert causes.find("", "compile") is None
 
 
+def test_the_line_that_writes_through_data(tmp_path: Path) -> None:
+    text = places.summary(spring(lambda _: exported(WritesData()), tmp_path))
+    path, _, line = places.place(text).rpartition(":")
+    assert path == __file__
+    assert MARK in linecache.getline(path, int(line))
+
+
 def test_what_a_message_names_first_is_the_cause() -> None:
     branch, annotation = "Could not guard on data-dependent expression", "Unknown type name 'set[str]'"
     first = causes.find(f"torch.export: {branch} (a.py:1); torch.jit.script: {annotation} (b.py:2)", "script")
@@ -643,6 +683,22 @@ def test_the_reason_of_a_row() -> None:
         twice == f"A branch depends on the values of tensors (net.py:12): {raw}; torch.jit.script: neither (net.py:3)"
     )
     assert causes.describe("something else (net.py:1)", "", "onnx") == ("something else (net.py:1)", "")
+
+
+def test_each_exporter_to_onnx_has_its_cause() -> None:
+    """PESTO's: the one stops at round(), the other at complex numbers."""
+    newer = "torch.onnx.export: DispatchError: No ONNX function found for <built-in function round>. (pesto.py:259)"
+    operator = "Exporting the operator 'aten::view_as_complex' to ONNX opset version 20 is not supported"
+    reason, remedy = causes.describe(
+        f"{newer}; torch's older exporter: UnsupportedOperatorError: {operator}", "", "onnx"
+    )
+    assert reason.startswith(
+        "ONNX has no translation for Python's round() of a number that a call computes (pesto.py:259); "
+        "in torch's older exporter, complex numbers stand where this route takes only real ones: torch.onnx.export"
+    )
+    assert remedy.startswith("make it when the module is built")
+    twice, _ = causes.describe(f"{newer}; torch's older exporter: {newer}", "", "onnx")
+    assert "in torch's older exporter, " not in twice
 
 
 def test_the_raw_message_in_a_reason_is_short() -> None:

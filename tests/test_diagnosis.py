@@ -49,6 +49,14 @@ def test_a_rule_that_no_contract_can_say() -> None:
     assert diagnosis.with_place("output at batch=1: wrong", [warning]) == "output at batch=1: wrong"
 
 
+def test_a_size_that_an_operator_took_as_a_number() -> None:
+    warning = "torch.export fixed 32*ceil(s/32)+96 at 2112 (model.py:3)"
+    said = diagnosis.with_place("output at batch=1 s=4096: -0.02 where the reference is 0.02", [warning])
+    assert said.endswith(f"0.02 (perhaps because {warning})")
+    assert diagnosis.with_place("output at batch=4: wrong", [warning]) == "output at batch=4: wrong"
+    assert diagnosis.with_place("s is fixed at 2000", [warning]) == "s is fixed at 2000 by model.py:3"
+
+
 def test_all_wrong_is_no_pattern() -> None:
     cases = [case("batch=1", False), case("batch=2", False, error="no")]
     assert diagnosis.fixed_sizes(cases) == []

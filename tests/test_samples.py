@@ -149,3 +149,13 @@ def test_what_is_calibrated_with_has_the_samples(tmp_path: Path) -> None:
     prepared = job.Prepared(CONTRACT, sizes, sizes, "random", 0, 0, 0.0)
     program = steps._program(asked, prepared, "onnx")
     assert [inputs[0].shape[1] for inputs in program.samples] == [8, 16, 31, *(16 for _ in steps.SAMPLES)]
+    assert program.calibration == "calibrated with 3 of samples() and 8 drawn inputs"
+
+
+def test_an_int8_row_says_what_it_was_calibrated_with(run: Run, lent_zygote: None) -> None:
+    manifest, place = run("measured:measured", "compile@int8,onnx@int8,trace@int8")
+    said = {name: "; ".join(row.notes) for name, row in rows(manifest).items()}
+    for name in ("compile@int8", "onnx@int8"):
+        assert "calibrated with 3 of samples() and 8 drawn inputs" in said[name]
+    assert "calibrated" not in said["trace@int8"]
+    assert "calibrated with 3 of samples()" in report.render_all([(manifest, place)], "md")

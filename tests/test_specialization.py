@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 
 import pytest
 import torch
@@ -45,6 +46,26 @@ def test_the_line_of_a_loop_and_the_other_dimension_stays_dynamic() -> None:
     assert notes == [f"torch.export fixed sequence at 7 ({line_of(Loop, 'for i in')})"]
     assert program.module()(torch.ones(1, 7, 8))[0].shape == (1, 8)
     assert program.module()(torch.ones(16, 7, 8))[0].shape == (16, 8)
+
+
+class Resynthesizes(torch.nn.Module):
+    """As HTDemucs does: torch.istft takes no length that moves."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x[..., 0]
+        full = 32 * math.ceil(x.shape[1] / 32)
+        x = torch.nn.functional.pad(x, (0, full - x.shape[1]))
+        z = torch.stft(x, 16, 4, window=torch.ones(16), return_complex=True)
+        return torch.istft(z, 16, 4, window=torch.ones(16), length=full)
+
+
+def test_the_line_of_an_operator_that_takes_a_number_where_a_size_follows() -> None:
+    example = (torch.randn(2, 40, 1),)
+    flat = flattening.FlatModule(Resynthesizes(), flattening.flatten_inputs(Resynthesizes(), example)).eval()
+    symbols = {"batch": Range(2, 4), "samples": Range(33, 400)}
+    contract = Contract("m", (TensorSpec("x", "float32", ("batch", "samples", 1)),), (), symbols)
+    fixed = capture.capture(flat, example, contract).fixed
+    assert f"torch.export fixed 32*ceil(samples/32) at 64 ({line_of(Resynthesizes, 'istft(z')})" in fixed
 
 
 def test_the_line_of_a_number_made_of_a_size() -> None:

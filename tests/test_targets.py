@@ -210,7 +210,7 @@ def test_portable_int8_leaves_room_where_there_is_no_vnni(
         torch.export.save(exported, package_path)
 
     monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", keep)
-    program = dataclasses.replace(program, make_samples=lambda: [program.example])
+    program = dataclasses.replace(program, make_samples=lambda: ([], [program.example]))
     path = tmp_path / "compile.pt2"
     targets.get("compile").export(program, path, Options(precision="int8", portable=portable))
     graph = torch.export.load(path).graph

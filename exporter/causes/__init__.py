@@ -19,6 +19,7 @@ from exporter.places import place
 INT8 = "ship bf16 or fp16, or int8 by another target"  # where nothing better is known of a quantized variant
 OUT_OF_MEMORY = "out-of-memory"
 ENDED = "was ended by SIGKILL"  # by whom, the text does not tell
+OLDER = "; torch's older exporter: "  # parts what the two exporters to ONNX say
 REASON = 320  # characters of a raw message that a reason keeps
 CAUSES: tuple[Cause, ...] = (
     *_values.CAUSES,
@@ -67,7 +68,12 @@ def describe(text: str, remedy: str = "", target: str = "") -> tuple[str, str]:
         return text, remedy
     where = place(text)
     raw = shorten(text.replace(f" ({where})", ""))
-    return f"{cause.sentence}{f' ({where})' if where else ''}: {raw}", remedy or cause.remedy
+    said = f"{cause.sentence}{f' ({where})' if where else ''}"
+    _, older, rest = text.partition(OLDER)
+    other = find(rest, target) if older else None
+    if other is not None and other.name != cause.name:
+        said = f"{said}; in torch's older exporter, {other.sentence[0].lower()}{other.sentence[1:]}"
+    return f"{said}: {raw}", remedy or cause.remedy
 
 
 def remedy(text: str, target: str = "") -> str:

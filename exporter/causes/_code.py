@@ -60,6 +60,21 @@ CAUSES = (
         "clone() it first, or use the operation that is not in place",
     ),
     Cause(
+        "size-as-a-key",
+        (r"unhashable type: (?:non-nested )?Sym(?:Int|Float|Bool)",),
+        "A size is a key here, perhaps of a cache by length or of lru_cache, and no size that moves can be one",
+        "compute it in each call, or keep one of the greatest size as a buffer and cut it: self.mask[:n, :n]",
+    ),
+    Cause(
+        "written-through-data",
+        (
+            r"We found a fake tensor in the exported program constant's list",
+            r"no trace records what is written through \.data",
+        ),
+        "No graph has what is written through .data, perhaps by this code",
+        "change the tensor itself, under torch.no_grad() where need be: self.s.mul_(x), not self.s.data.mul_(x)",
+    ),
+    Cause(
         "fixed-device",
         (
             r"Expected all tensors to be on the same device",

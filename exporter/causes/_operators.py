@@ -12,6 +12,7 @@ CAUSES = (
         "complex-numbers",
         (
             NO_ONNX + r"<OpOverload\(op='[\w.]+'[^\n]{0,120}?complex-valued input",
+            r"Exporting the operator 'aten::(?:view_as_\w+|complex|fft_\w+|istft)' to ONNX",
             r"Numpy_type 1[456] can't be converted to MLDataType",
             r"(?:tensor\(complex|not implemented for 'Complex|code generation for complex operators)",
         ),

@@ -68,7 +68,19 @@ CAUSES = (
         "int8 is too coarse for this model, or was calibrated with inputs unlike the golden's",
         "give more real inputs (samples() of the recipe), or ship bf16 or fp16",
     ),
+    Cause(
+        "number-in-a-trace",
+        (r"is not carried, perhaps because the trace holds a number",),
+        "The trace holds a number that the code took from a tensor, perhaps of the state, as it was then",
+        "keep it a tensor: index_select, torch.where; or ship script, where it can read the code",
+    ),
     # Dimensions that do not move as promised.
+    Cause(
+        "size-baked",
+        (r"torch\.export fixed (?P<what>(?!\w+ at )[^;]+?) at (?P<size>\d+) \(",),
+        "{what} became the number {size}, perhaps because an operator takes no size there that moves",
+        "leave that argument out (of torch.istft length: cut its output instead), or hold the size (--dynamic)",
+    ),
     Cause(
         "dimension-baked",
         (r"(?<!export )\b(?P<dim>\w+) is fixed at (?P<size>\d+)",),

@@ -78,8 +78,16 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     ops = tuple(op for op in ops if op not in quantization.COMPILED)
     build = _build(options)
     contract.append_to_zip(path, to_json(replace(program.contract, ops=ops, build=build)))
-    notes = ("weights in int8, computed in bfloat16",) if _weights_alone(options) else ()
-    return Exported((*notes, *unfrozen, *_notes(build), *slow), ops=ops, build=build)
+    return Exported((*_quantized(program, options), *unfrozen, *_notes(build), *slow), ops=ops, build=build)
+
+
+def _quantized(program: Program, options: Options) -> tuple[str, ...]:
+    """What a row of int8 says."""
+    if options.precision != "int8":
+        return ()
+    if _weights_alone(options):
+        return ("weights in int8, computed in bfloat16",)
+    return tuple(dict.fromkeys(one.calibration for one in program.entries.values() or (program,)))
 
 
 def _settings(graph: torch.export.ExportedProgram, options: Options) -> dict[str, Any]:

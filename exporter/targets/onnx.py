@@ -73,7 +73,8 @@ def _quantize(program: Program, path: Path, size: int) -> str:
     from exporter import quantization
 
     how = quantization.onnx(path, [spec.name for spec in program.contract.inputs], program.samples)
-    return f"{how} int8 by onnxruntime"
+    found = program.calibration if how == "static" else "ranges found at each call"
+    return f"{how} int8 by onnxruntime, {found}"
 
 
 def _export_entries(program: Program, path: Path, options: Options) -> Exported:
@@ -121,7 +122,7 @@ def _translate(programs: tuple[Program, ...], options: Options) -> _Translated:
     except ExportError as error:
         if not captured:  # the trace is not to be trusted, or fails of the same
             raise failed from None
-        raise ExportError(f"{failed}; torch's older exporter: {causes.shorten(str(error))}") from failed
+        raise ExportError(f"{failed}{causes.OLDER}{causes.shorten(str(error))}") from failed
     for one, _ in made:
         _free_names(one.model.graph)
     warned = dict.fromkeys(warning for _, warnings in made for warning in warnings)

@@ -1,0 +1,30 @@
+"""A module in memory as a file for other processes: classes and functions by value, TorchScript as it saves itself."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import cloudpickle
+import torch
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, torch.jit.ScriptModule):
+            file = io.BytesIO()
+            torch.jit.save(value, file)  # type: ignore[no-untyped-call]
+            return _program, (file.getvalue(),)
+        return super().reducer_override(value)
+
+
+def _program(saved: bytes) -> torch.jit.ScriptModule:
+    program: torch.jit.ScriptModule = torch.jit.load(io.BytesIO(saved))  # type: ignore[no-untyped-call]
+    return program
+
+
+def save(value: Any, path: Path) -> None:
+    """For `torch.load`. Whatever pickling raises is raised."""
+    torch.save(value, path, pickle_module=SimpleNamespace(__name__=__name__, Pickler=_Pickler))

@@ -1,0 +1,46 @@
+"""Lines of a model's source that change a tensor through `.data`, which no trace and no graph records. Never torch."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import linecache
+from collections.abc import Iterable, Iterator
+
+from exporter import places
+
+SAID = ".data is written, which no trace records"
+
+
+def writes(classes: Iterable[type]) -> list[str]:
+    """`file:line` of each, in the order of the classes. Libraries, and sources that cannot be read, have none."""
+    found: dict[str, None] = {}
+    for one in classes:
+        try:
+            file = inspect.getsourcefile(one) or ""
+            tree = ast.parse("".join(linecache.getlines(file)))
+        except (TypeError, OSError, SyntaxError, ValueError, RecursionError):
+            continue
+        if not places.of_library(f"{file}:1"):
+            bodies = (n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == one.__name__)
+            found |= dict.fromkeys(places.shown(file, line) for body in bodies for line in _lines(body))
+    return list(found)
+
+
+def _lines(body: ast.ClassDef) -> Iterator[int]:
+    methods = (n for n in body.body if isinstance(n, ast.FunctionDef) and n.name != "__init__")
+    for node in (inner for method in methods for inner in ast.walk(method)):
+        if isinstance(node, ast.Assign):
+            written = node.targets
+        elif isinstance(node, ast.AugAssign):
+            written = [node.target]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _in_place(node.func.attr):
+            written = [node.func.value]
+        else:
+            continue
+        if any(isinstance(n, ast.Attribute) and n.attr == "data" for target in written for n in ast.walk(target)):
+            yield node.lineno
+
+
+def _in_place(name: str) -> bool:
+    return name.endswith("_") and not name.endswith("__")
