@@ -159,7 +159,7 @@ class Plan:
         return JobError(f"{said}: {found.describe()}: {error}", found.remedies(), getattr(error, "log", ""))
 
     def _shortage(self, step: str, needed: int, key: str) -> Shortage:
-        there, kills = self._before.get(key, (memory.free(), memory.kills()))
+        there, kills = self._before.get(key) or (memory.free(), memory.kills())
         return Shortage(step, needed, there, self.limit, memory.kills() > kills)
 
     def _smaller(self, record: VariantRecord, table: Table) -> dict[str, int]:
