@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from pathlib import Path
@@ -28,17 +29,23 @@ def memory_gb(root: int) -> float:
 
 
 class Sampler(threading.Thread):
-    """Samples (seconds since `started`, GB) of a process and its descendants until `stop`."""
+    """Samples (seconds since `started`, GB) of a process and its descendants until `stop`.
+
+    `loads` are the machine's least and greatest load averages meanwhile.
+    """
 
     def __init__(self, root: int, started: float) -> None:
         super().__init__(daemon=True)
         self.samples: list[tuple[float, float]] = []
+        self.loads: list[float] = []
         self._tree_root, self._since, self._stopping = root, started, threading.Event()
 
     def run(self) -> None:
         """Sample until told to stop."""
         while not self._stopping.wait(INTERVAL_S):
             self.samples.append((time.time() - self._since, memory_gb(self._tree_root)))
+            load = os.getloadavg()[0]
+            self.loads = [min([load, *self.loads]), max([load, *self.loads])]
 
     def stop(self) -> None:
         """Sample no more."""

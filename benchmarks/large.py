@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any
 
 import _tree
 
-from exporter import environment
+from exporter import environment, memory, needs
 from exporter.disk import write_atomic
 from exporter.listener import Listener
 from exporter.records import VariantRecord
@@ -44,9 +44,12 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=7200.0, help="seconds that one job may take")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "large")
     parser.add_argument("--export", nargs=2, metavar=("SIZE", "BUNDLE"), help=argparse.SUPPRESS)
+    parser.add_argument("--in-order", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--bare", metavar="SIZE", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.export:
+        if arguments.in_order:
+            needs.LARGE = 0
         return _export(*arguments.export, arguments.targets, arguments.timeout)
     if arguments.bare:
         return _compile_bare(arguments.bare)
@@ -54,14 +57,9 @@ def main() -> None:
     kept = arguments.resume or arguments.render
     found: dict[str, Any] = json.loads(raw.read_text()) if kept and raw.is_file() else {}
     for size in [] if arguments.render else arguments.sizes.split(","):
-        for kind, command in (
-            ("exporter", ["--export", size, "BUNDLE", "--targets", arguments.targets]),
-            ("torch", ["--bare", size]),
-        ):
-            if kind == "torch" and "compile" not in arguments.targets:
-                continue
+        for kind, command in _runs(size, arguments.targets):
             key = f"{size} {kind}"
-            if key in found and not found[key]["failed"]:
+            if key in found and not lacks(found[key], "" if kind == "torch" else arguments.targets):
                 continue
             found[key] = _measure([*command, "--timeout", str(arguments.timeout)])
             print(f"{key}: {found[key]['peak_gb']:.2f} GB, {found[key]['seconds']:.0f} s {found[key]['failed']}")
@@ -73,12 +71,30 @@ def main() -> None:
     sys.exit(0 if kept_promises else 1)
 
 
+def _runs(size: str, names: str) -> Iterator[tuple[str, list[str]]]:
+    """What is run for a size: exporter, torch's own compile, and exporter as it plans where memory is short.
+
+    The last only where the first would not: below `needs.LARGE` all runs side by side while there is memory.
+    """
+    export = ["--export", size, "BUNDLE", "--targets", names]
+    yield "exporter", export
+    if "compile" in names.split(","):
+        yield "torch", ["--bare", size]
+        if float(size) * 4e9 < needs.LARGE:
+            yield "in order", [*export, "--in-order"]
+
+
+def lacks(run: Mapping[str, Any], names: str) -> bool:
+    """Whether a run must be made again: it failed, or it was without one of these targets."""
+    return bool(run["failed"]) or not {name for name in names.split(",") if name} <= set(run["parity"])
+
+
 def _measure(words: Sequence[str]) -> dict[str, Any]:
     """Run this file in another process, with what it says of its steps, and what it and its children take meanwhile."""
     with tempfile.TemporaryDirectory(prefix="large-") as folder:
         words = [folder + "/bundle" if word == "BUNDLE" else word for word in words]
-        there = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": folder + "/cache"}
-        started = time.time()
+        started, there = time.time(), {**os.environ, "TORCHINDUCTOR_CACHE_DIR": folder + "/cache"}
+        free_gb = memory.free() / 1e9
         with subprocess.Popen(
             [sys.executable, __file__, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=there
         ) as process:
@@ -93,6 +109,8 @@ def _measure(words: Sequence[str]) -> dict[str, Any]:
     ended = time.time() - started
     return {
         "machine": {name: word for name, word in environment.describe().items() if name != "exporter-run"},
+        "load": [round(load, 1) for load in sampler.loads],
+        "free_gb": round(free_gb, 1),
         "date": date.today().isoformat(),
         "command": " ".join(["python", "benchmarks/large.py", *sys.argv[1:]]),
         "transformers": version("transformers"),
@@ -214,36 +232,64 @@ def render(found: Mapping[str, Any]) -> tuple[str, bool]:
             *(f"{b['seconds']:.0f}" if b else "" for b in bare),
         ]
     )
+    ordered = [found.get(f"{size} in order") for size in sizes]
+    if any(ordered):
+        label = "all, in order as where memory is short"
+        rows.append(
+            [
+                label,
+                *(f"{r['peak_gb']:.2f}" if r else "" for r in ordered),
+                *(f"{r['seconds']:.0f}" if r else "" for r in ordered),
+            ]
+        )
     lines, kept = [], True
     for size, run in runs.items():
-        claims = list(_claims(run, found.get(f"{size} torch")))
-        kept &= not run["failed"] and all(measured <= limit for _, measured, limit in claims)
+        claims = list(_claims(run, found.get(f"{size} torch"), found.get(f"{size} in order")))
+        failed = run["failed"] or (found.get(f"{size} in order") or {}).get("failed")
+        kept &= not failed and all(measured <= limit for _, measured, limit in claims)
         parity = "; ".join(f"{n} {' '.join(f'{k}: {v}' for k, v in p.items())}" for n, p in run["parity"].items())
-        lines += [f"- {size} B, weights of {run['weights_gb'] or 0:.2f} GB: {run['failed'] or parity}"]
+        lines += [f"- {size} B, weights of {run['weights_gb'] or 0:.2f} GB: {failed or parity}"]
         lines += [
             f"  - {'ok' if m <= limit else 'OVER'}: {text}: {m:.2f} GB, at most {limit:.2f}"
             for text, m, limit in claims
         ]
     stamps = {
-        f"{r['date']}, {r['machine'].get('cpu', '')}, torch {r['machine'].get('torch', '')}, transformers "
-        f"{r['transformers']}: `{r['command']}`"
+        f"{r['date']}, {r['machine'].get('cpus', '')} cores of {r['machine'].get('cpu', '')}{_crowd(r)}, torch "
+        f"{r['machine'].get('torch', '')}, transformers {r['transformers']}: `{r['command']}`"
         for r in found.values()
     }
     table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
     return "\n".join([*sorted(stamps), "", table, "", *lines, ""]), kept
 
 
-def _claims(run: Mapping[str, Any], bare: Mapping[str, Any] | None) -> list[tuple[str, float, float]]:
-    """(what, GB, the limit): the steps of compile against torch's own, all others against the weights."""
+def _crowd(run: Mapping[str, Any]) -> str:
+    """What others left of the machine, where it was noted."""
+    if not run.get("load"):
+        return ""
+    return f" (load {min(run['load'])} to {max(run['load'])}, {run['free_gb']} GB free at the start)"
+
+
+def _claims(
+    run: Mapping[str, Any], bare: Mapping[str, Any] | None, ordered: Mapping[str, Any] | None
+) -> Iterator[tuple[str, float, float]]:
+    """(what, GB, the limit): the export to compile against torch's own, all else against the weights.
+
+    What `ordered` is there for runs side by side as long as there is memory: compile is judged where it takes its turn.
+    """
     if not run["weights_gb"]:
-        return []
+        return
+    yield "all but the export to compile", _beside_compile(run), FACTOR * run["weights_gb"] + FIXED_GB
+    judged, how = (ordered, ", in order") if ordered else (run, "")
+    compiling = judged["steps"].get("export compile")
+    if compiling and bare and not bare["failed"]:
+        what = f"the export to compile{how}, against torch's own"
+        yield what, compiling["peak_gb"], MARGIN * bare["peak_gb"]
+
+
+def _beside_compile(run: Mapping[str, Any]) -> float:
     compiling = run["steps"].get("export compile")
     window = (compiling["begin"], compiling["begin"] + compiling["seconds"]) if compiling else (0.0, 0.0)
-    rest = max((gb for at, gb in run["samples"] if not window[0] <= at <= window[1]), default=0.0)
-    claims = [("all but the export to compile", rest, FACTOR * run["weights_gb"] + FIXED_GB)]
-    if compiling and bare and not bare["failed"]:
-        claims.append(("the export to compile, against torch's own", compiling["peak_gb"], MARGIN * bare["peak_gb"]))
-    return claims
+    return max((gb for at, gb in run["samples"] if not window[0] <= at <= window[1]), default=0.0)
 
 
 if __name__ == "__main__":

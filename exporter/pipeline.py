@@ -13,7 +13,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from exporter import bundle, causes, contract, disk, environment, latency, proof, provenance, publishing, targets
+from exporter import (
+    bundle,
+    causes,
+    contract,
+    disk,
+    environment,
+    latency,
+    needs,
+    proof,
+    provenance,
+    publishing,
+    targets,
+)
 from exporter.draft import Draft
 from exporter.errors import ExporterError, JobError, RecipeError, UsageError
 from exporter.isolate import BACKGROUND, EXPORTING, SIDE_BY_SIDE, Child, Zygote, Zygotes
@@ -83,7 +95,8 @@ class _Run:
             preparing, prepared = self._prepare()
         except UsageError:
             raise
-        except ExporterError as error:  # the model itself does not run: every row says so
+        except ExporterError as found:  # the model itself does not run: every row says so
+            error = self.turns.plan.explain_error(found, "loading and capturing the model", needs.LOAD)
             for variant in self.request.variants:
                 self.listener.done(self.draft.keep(_failed(self._begin(variant, "prepare"), "prepare", error)))
             return
@@ -152,7 +165,7 @@ class _Run:
                 findings: Findings = child.wait(self.request.timeout)
         except ExporterError as error:
             disk.probe_space(self.staging.root)
-            raise self.turns.explain_golden(error) from error
+            raise self.turns.plan.explain_error(error, "the golden", needs.GOLDEN) from error
         golden = GoldenRecord(
             bundle.record(self.golden),
             findings.cases,
@@ -195,7 +208,7 @@ class _Run:
             self.listener.stage(record.name, "waiting")
 
     def _explained(self, record: VariantRecord) -> VariantRecord:
-        explained = self.turns.explain(record)
+        explained = self.turns.plan.explain(record)
         return self.draft.keep(explained) if explained != record else record
 
     def _begin(self, variant: targets.Variant, log: str = "") -> VariantRecord:
@@ -253,7 +266,8 @@ class _Run:
     def _check_in_turn(self, prepared: Prepared) -> None:
         eager = VariantRecord(EAGER, EAGER, "passed", contract=prepared.contract, log=f"{bundle.LOGS}/eager.log")
         for record in (eager, *(r for r in self.draft.manifest.variants if r.status == "passed")):
-            keep = record.name == EAGER or self.turns.keeps(record)
+            self.turns.plan.begin(record.name)
+            keep = record.name == EAGER or self.turns.plan.keeps(record)
             if not keep:
                 note = "not timed: there is no memory for it beside the others; export it alone"
                 record = replace(record, notes=(*record.notes, note))
@@ -266,7 +280,7 @@ class _Run:
         found = latency.measure(self.judging.sessions, points, self.request.time_budget, baseline, self.listener.stage)
         for record in self.draft.manifest.variants:
             if record.sessions:  # else its export failed
-                self.listener.done(self.draft.keep(found.timed(record)))
+                self.listener.done(self.draft.keep(self.turns.plan.explain(found.timed(record))))
         disk.write_atomic(self.staging.root / bundle.SAMPLES, found.samples())
         samples = bundle.record(self.staging.root / bundle.SAMPLES)
         self.draft.update(samples=samples, warnings=self.draft.manifest.warnings + found.warnings)

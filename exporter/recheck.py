@@ -16,6 +16,7 @@ from exporter import bundle, checks, diagnosis, environment, latency, metrics, p
 from exporter.errors import ArtifactError
 from exporter.isolate import Zygote
 from exporter.listener import Listener
+from exporter.needs import Plan
 from exporter.records import Manifest, SessionRecord, VariantRecord
 from exporter.session.client import Session
 from exporter.signing import Trust
@@ -75,6 +76,7 @@ class _Recheck:
 
     def __post_init__(self) -> None:
         self.sessions: dict[latency.Key, Session] = {}
+        self.plans: dict[str, Plan] = {}  # by the variant's name
         self.options = targets.Options(
             device=self.manifest.device,
             threads=self.how.threads,
@@ -88,6 +90,7 @@ class _Recheck:
         checked: list[VariantRecord] = []
         for record in recorded:
             self.listener.stage(record.name, "check")
+            self.plans[record.name] = Plan(sum(file.bytes for file in record.files))
             checked.append(self._check(record, self.logs / f"{len(checked)}.log"))
             if not self._waits(record):
                 self.listener.done(checked[-1])
@@ -103,17 +106,22 @@ class _Recheck:
             return replace(failed, reason=str(error), remedy=error.remedy)
         unsteady = diagnosis.unsteady(self.manifest.warnings)
         watched = self.manifest.device if self.how.time_budget else "cpu"
+        plan = self.plans[record.name]
+        plan.begin(record.name)
+        keep = bool(self.how.time_budget) and plan.keeps(record)
+        if self.how.time_budget and not keep:
+            record = replace(record, notes=("not timed: there is no memory for it beside the others",))
         results: list[SessionRecord] = []
         place = self.evidence.place
         for kind, open_session in checks.openers(self.zygote, place, record, self.options, log, self.how.timeout):
             judge = functools.partial(checks.check, kind, open_session, unsteady, record.quantized, record.contract)
             result, session = checks.watch_gpu_memory(watched, judge)
             results.append(result)
-            if session is not None and self.how.time_budget and result.status == "passed":
+            if session is not None and keep and result.status == "passed":
                 self.sessions[record.name, kind] = session
             elif session is not None:
                 session.close()
-        return checks.conclude(record, tuple(results))
+        return plan.explain(checks.conclude(record, tuple(results)))
 
     def _time(self, manifest: Manifest, recorded: list[VariantRecord]) -> Manifest:
         """With timings of what passed; the first is what the others are compared with, for there is no eager."""
@@ -132,7 +140,8 @@ class _Recheck:
         timed = []
         for record, before in zip(manifest.variants, recorded, strict=True):
             if self._waits(record):
-                record = replace(found.timed(record), notes=self._before(before))
+                timed_again = self.plans[record.name].explain(found.timed(record))
+                record = replace(timed_again, notes=self._before(before))
                 self.listener.done(record)
             timed.append(record)
         return replace(

@@ -5,16 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
-from exporter import causes, memory, targets
-from exporter.errors import ExporterError, JobError
+from exporter import memory, needs, targets
 from exporter.isolate import Child, Holder, Zygote
 from exporter.job import Job, Prepared
-from exporter.records import EAGER, FP32, VariantRecord
-
-GOLDEN = "golden"
+from exporter.needs import GOLDEN, Plan
+from exporter.records import FP32
 
 
 class Turns:
@@ -31,12 +28,12 @@ class Turns:
         self._exports = [variant for variant in variants if not targets.is_live(variant)]
         self._users: set[targets.Variant | str] = {*variants, GOLDEN}
         self._lock = threading.Lock()
-        self._before: dict[str, tuple[int, int]] = {}  # free when a step began, and the kernel's kills till then
-        self._weights = 0
+        self.plan = Plan(0, job.options.memory_limit, len(self._exports) > 1)
         self.room = memory.Room(memory.UNLIMITED)
 
     def load(self, timeout: float) -> None:
         """Load the model for all. Raises what loading it raised."""
+        self.plan.begin(needs.LOAD)
         if self.job.options.device != "cpu":
             return
         child = self._zygote.spawn("load", "exporter.holding:hold", {"job": self.job}, self.log)
@@ -56,8 +53,8 @@ class Turns:
 
     def settle(self, prepared: Prepared) -> None:
         """Plan with what is known now: the model is loaded and captured, and what is free now is there for the rest."""
-        self._weights = prepared.weight_bytes
-        self.room = memory.Room(memory.share(memory.free(), self._weights))
+        self.plan.weights = prepared.weight_bytes
+        self.room = memory.Room(needs.share(memory.free(), self.plan.weights))
         for user in [user for user in self._users if isinstance(user, targets.Variant)]:
             if not _needs_model(user, prepared):
                 self._leave(user)
@@ -65,30 +62,21 @@ class Turns:
     def in_order(self, variants: Sequence[targets.Variant]) -> list[targets.Variant]:
         """What takes longest first; where not all fit beside each other, what shares the loaded model before that."""
         longest = sorted(variants, key=cost, reverse=True)
-        needs = [self._share(memory.EXPORTS, v.target) for v in self._exports]
-        if sum(needs) + self._share(memory.OTHERS, GOLDEN) <= self.room.size:
+        exports = [self.plan.share(needs.EXPORTS, v.target) for v in self._exports]
+        if sum(exports) + self.plan.share(needs.OTHERS, GOLDEN) <= self.room.size:
             return longest
         return sorted(longest, key=lambda variant: variant not in self._users)
-
-    def need(self, table: dict[str, memory.Need], step: str, weights: int) -> int:
-        """Bytes that a step is expected to take."""
-        return table.get(step, table[""]).of(weights)
-
-    def _share(self, table: dict[str, memory.Need], step: str) -> int:
-        """As `need`, and no more than the user allows a job."""
-        needed = self.need(table, step, self._weights)
-        return min(needed, self.job.options.memory_limit or needed)
 
     @contextmanager
     def golden(self) -> Iterator[int]:
         """The golden's turn; gives how many bytes of float64 weights it may hold."""
-        fixed = self._share(memory.OTHERS, GOLDEN)
-        needs = [self._share(memory.EXPORTS, v.target) for v in self._exports]
-        beside = max((need for need in needs if need + fixed <= self.room.size), default=0)
-        widened = min(max(self.room.size - beside - fixed, 0), 2 * self._weights)
+        fixed = self.plan.share(needs.OTHERS, GOLDEN)
+        exports = [self.plan.share(needs.EXPORTS, v.target) for v in self._exports]
+        beside = max((need for need in exports if need + fixed <= self.room.size), default=0)
+        widened = min(max(self.room.size - beside - fixed, 0), 2 * self.plan.weights)
         try:
             with self.room.take(fixed + widened):
-                self._begin(GOLDEN)
+                self.plan.begin(GOLDEN)
                 yield widened
         finally:
             self._leave(GOLDEN)
@@ -102,8 +90,8 @@ class Turns:
             return
         shares = variant in self._users
         try:
-            with self.room.take(self._share(memory.EXPORTS, variant.target)):
-                self._begin(variant.name)
+            with self.room.take(self.plan.share(needs.EXPORTS, variant.target)):
+                self.plan.begin(variant.name)
                 yield self.model if shares else self._zygote
         finally:
             self._leave(variant)
@@ -111,64 +99,9 @@ class Turns:
     @contextmanager
     def check(self, variant: targets.Variant) -> Iterator[None]:
         """The turn of a variant's sessions, which follow each other."""
-        with self.room.take(self._share(memory.SESSIONS, "" if targets.is_live(variant) else variant.target)):
-            self._begin(variant.name)
+        with self.room.take(self.plan.share(needs.SESSIONS, "" if targets.is_live(variant) else variant.target)):
+            self.plan.begin(variant.name)
             yield
-
-    def keeps(self, record: VariantRecord) -> bool:
-        """Whether a variant's sessions can stay open beside those that are, for they are timed in turn."""
-        if self._weights < memory.LARGE:
-            return True
-        sessions = 2 if targets.get(record.target).native else 1
-        return sessions * self.need(memory.SESSIONS, record.target, self._weights) <= memory.free()
-
-    def explain(self, record: VariantRecord) -> VariantRecord:
-        """A row that failed as one does for want of memory, with what was needed, what was there, and what works."""
-        cause = causes.find(record.reason)
-        if record.status != "failed" or cause is None or cause.name != causes.OUT_OF_MEMORY:
-            return record
-        table, what = (
-            (memory.EXPORTS, "the export to ") if record.stage == "export" else (memory.SESSIONS, "a session of ")
-        )
-        found = self._shortage(f"{what}{record.name}", self.need(table, record.target, self._weights), record.name)
-        raw = causes.shorten(record.reason.removeprefix(f"{cause.sentence}: "))
-        if not found.sure and causes.ENDED in record.reason:
-            reason = f"It was ended from outside, perhaps for want of memory: {found.describe()}: {raw}"
-            remedy = f"if nobody ended it on purpose: {found.remedies(self._alone(record))}"
-        else:
-            reason = f"{cause.sentence}: {found.describe()}: {raw}"
-            remedy = found.remedies(self._alone(record), self._smaller(record, table))
-        return replace(record, reason=reason, remedy=remedy)
-
-    def explain_golden(self, error: ExporterError) -> ExporterError:
-        """As `explain`, for what ended the golden."""
-        cause = causes.find(str(error))
-        if cause is None or cause.name != causes.OUT_OF_MEMORY:
-            return error
-        needed = self.need(memory.OTHERS, GOLDEN, self._weights)
-        found = self._shortage("the golden", needed, GOLDEN)
-        sure = found.sure or causes.ENDED not in str(error)
-        said = cause.sentence if sure else "It was ended from outside, perhaps for want of memory"
-        return JobError(f"{said}: {found.describe()}: {error}", found.remedies(), getattr(error, "log", ""))
-
-    def _shortage(self, step: str, needed: int, key: str) -> memory.Shortage:
-        there, kills = self._before.get(key, (memory.free(), memory.kills()))
-        return memory.Shortage(step, needed, there, self.job.options.memory_limit, memory.kills() > kills)
-
-    def _alone(self, record: VariantRecord) -> str:
-        return record.name if len(self._exports) > 1 and record.target != EAGER else ""
-
-    def _smaller(self, record: VariantRecord, table: dict[str, memory.Need]) -> dict[str, int]:
-        """Half precisions of the same target, and what the step needs in them."""
-        if record.target == EAGER:
-            return {}
-        (variant,) = targets.parse(record.name)
-        halves = [p for p in ("bf16", "fp16") if p in targets.get(record.target).precisions]
-        needed = self.need(table, record.target, self._weights // 2)
-        return {variant._replace(precision=p).name: needed for p in halves[:1] if variant.precision == FP32}
-
-    def _begin(self, key: str) -> None:
-        self._before[key] = memory.free(), memory.kills()
 
     def close(self) -> None:
         """End the process that holds the model, and let nobody wait any more."""
@@ -184,7 +117,7 @@ class Turns:
                 return
             holder, self._holder = self._holder, None
         holder.close()
-        self.room.grow(self._weights)
+        self.room.grow(self.plan.weights)
 
 
 def cost(variant: targets.Variant) -> int:

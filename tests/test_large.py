@@ -55,3 +55,28 @@ def test_a_failed_run_keeps_no_promise() -> None:
 
 def test_peaks_are_those_of_a_second() -> None:
     assert large.peaks([(0.1, 1.0), (0.9, 3.0), (1.2, 2.0)]) == [(0, 3.0), (1, 2.0)]
+
+
+def test_a_small_models_compile_is_judged_where_it_takes_its_turn() -> None:
+    def compiling(gb: float) -> dict[str, Any]:
+        return record(0.5, gb, {"export compile": {"begin": 5.0, "seconds": 2.0, "peak_gb": gb}}, [(1, 1.0), (6, gb)])
+
+    runs = {"0.1 exporter": compiling(4.9), "0.1 torch": record(0.5, 3.0, {}, [])}
+    assert not large.render(runs)[1], "as long as nothing shows what it takes in its turn"
+    assert large.render({**runs, "0.1 in order": compiling(3.2)})[1]
+    assert not large.render({**runs, "0.1 in order": compiling(3.4)})[1]
+    assert not large.render({**runs, "0.1 in order": {**compiling(3.2), "failed": "stopped"}})[1]
+
+
+def test_small_models_alone_are_run_in_order_too() -> None:
+    assert [kind for kind, _ in large._runs("0.1", "trace,compile")] == ["exporter", "torch", "in order"]
+    assert [kind for kind, _ in large._runs("0.4", "trace,compile")] == ["exporter", "torch"]
+    assert [kind for kind, _ in large._runs("0.1", "trace")] == ["exporter"]
+
+
+def test_a_run_that_lacks_a_target_is_made_again() -> None:
+    run = {**record(3.1, 1.0, {}, []), "parity": {"trace": {}, "onnx": {}}}
+    assert not large.lacks(run, "trace,onnx")
+    assert large.lacks(run, "trace,compile,onnx")
+    assert large.lacks({**run, "failed": "stopped"}, "trace")
+    assert not large.lacks(run, ""), "torch's own has no variants"

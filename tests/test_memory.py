@@ -1,4 +1,4 @@
-"""What is free, who may run beside whom, and what is said where it did not suffice."""
+"""What is free, and who may run beside whom."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from exporter import memory
-from exporter.memory import GB, Need, Room, Shortage
+from exporter.memory import Room
 
 
 @pytest.fixture
@@ -66,17 +66,6 @@ def test_the_kernels_kills_are_counted(proc: Path, tmp_path: Path) -> None:
     assert memory.kills(proc, groups) == 6
 
 
-def test_a_large_model_takes_a_share_of_the_machine() -> None:
-    assert memory.share(10**12, round(0.9 * GB)) == 10**12
-    weights = round(3.1 * GB)
-    assert weights + memory.share(10**12, weights) <= 3.5 * weights + 2 * GB, "as promised"
-    assert memory.share(123, weights) == 123, "no more than there is"
-
-
-def test_a_need_grows_with_the_weights() -> None:
-    assert Need(2.0, 0.5 * GB).of(round(3 * GB)) == round(6.5 * GB)
-
-
 def begins(room: Room, size: int, seconds: float = 0.2) -> bool:
     """Whether a step of that size would begin now."""
     begun = threading.Event()
@@ -126,38 +115,3 @@ def test_memory_that_is_given_back_wakes_who_waits() -> None:
         assert not begun.wait(0.1)
         room.grow(1)
         assert begun.wait(5)
-
-
-def test_a_shortage_says_what_was_needed_and_there() -> None:
-    found = Shortage("the export to compile", round(12.8 * GB), round(9.1 * GB), limit=round(2 * GB))
-    assert (
-        found.describe()
-        == "the export to compile needs about 12.8 GB, 9.1 GB were free, and --memory-limit allows 2.0 GB"
-    )
-
-
-@pytest.mark.parametrize(
-    ("found", "remedies"),
-    [
-        (
-            Shortage("x", 8 * 10**9, 20 * 10**9, limit=2 * 10**9),
-            "give --memory-limit 8.0, or export it alone (--targets a)",
-        ),
-        (Shortage("x", 8 * 10**9, 20 * 10**9), "export it alone (--targets a)"),
-        (
-            Shortage("x", 8 * 10**9, 5 * 10**9),
-            "take a smaller precision (--targets a@bf16 needs about 4.5 GB), or use a machine with 8.8 GB free",
-        ),
-        (Shortage("x", 20 * 10**9, 3 * 10**9), "use a machine with 22.0 GB free"),
-    ],
-)
-def test_what_works_fits(found: Shortage, remedies: str) -> None:
-    smaller = {"a@bf16": round(4.5 * GB)} if found.there < 20 * 10**9 else {}
-    assert found.remedies("a", smaller) == remedies
-
-
-def test_who_killed_is_known_from_the_kernel_or_from_the_figures() -> None:
-    assert Shortage("x", 5, 10, killed=True).sure
-    assert Shortage("x", 15, 10).sure
-    assert Shortage("x", 5, 10, limit=4).sure
-    assert not Shortage("x", 5, 10).sure, "somebody else may have sent the signal"

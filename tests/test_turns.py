@@ -9,10 +9,10 @@ import pytest
 import torch
 from conftest import Run, request_for
 
-from exporter import mapped, memory, targets
+from exporter import mapped, memory, needs, targets
 from exporter.isolate import Holder, Zygote
 from exporter.job import Prepared
-from exporter.memory import GB
+from exporter.needs import GB, Plan
 from exporter.records import VariantRecord
 from exporter.turns import Turns
 
@@ -109,7 +109,7 @@ def test_the_golden_holds_what_weights_there_is_room_for(
 
 def test_a_job_counts_for_no_more_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     turns = turns_for("trace", 3.1, 20, monkeypatch, memory_limit_gb=1.0)
-    assert turns._share(memory.EXPORTS, "trace") == GB
+    assert turns.plan.share(needs.EXPORTS, "trace") == GB
 
 
 def test_a_limit_that_is_too_low_is_explained(run: Run) -> None:
@@ -135,15 +135,15 @@ def test_a_kill_is_laid_to_memory_where_the_kernel_says_so(
     kills: list[int], reason: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, after = kills
-    usual = Turns.explain
+    usual = Plan.explain
     monkeypatch.setattr(memory, "free", lambda: round(90 * GB))
     monkeypatch.setattr(memory, "kills", lambda: before)
 
-    def explain(turns: Turns, record: VariantRecord) -> VariantRecord:
+    def explain(plan: Plan, record: VariantRecord) -> VariantRecord:
         monkeypatch.setattr(memory, "kills", lambda: after)
-        return usual(turns, record)
+        return usual(plan, record)
 
-    monkeypatch.setattr(Turns, "explain", explain)
+    monkeypatch.setattr(Plan, "explain", explain)
     manifest, _ = run("heavy:killed", "trace")
     (row,) = manifest.variants
     assert (row.status, row.stage) == ("failed", "export")
@@ -155,7 +155,7 @@ def test_a_kill_is_laid_to_memory_where_the_kernel_says_so(
 def test_eagers_session_is_explained_too(monkeypatch: pytest.MonkeyPatch) -> None:
     turns = turns_for("trace,onnx", 3.1, 5, monkeypatch)
     failed = VariantRecord("eager", "eager", "failed", "load", reason="std::bad_alloc (python)")
-    found = turns.explain(failed)
+    found = turns.plan.explain(failed)
     assert found.reason.startswith(
         "The memory did not suffice: a session of eager needs about 7.7 GB, 5.0 GB were free"
     )

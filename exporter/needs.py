@@ -1,0 +1,183 @@
+"""What each step of a run needs, by measurement, and what is said where that was not there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from exporter import causes, memory, targets
+from exporter.errors import ExporterError, JobError
+from exporter.records import EAGER, FP32, VariantRecord
+
+GB = 1e9
+GOLDEN, LOAD = "golden", "load"
+PERHAPS = "It was ended from outside, perhaps for want of memory"
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a step takes: so many times the weights, and so many bytes whatever the model."""
+
+    weights: float
+    fixed: float
+
+    def of(self, weights: int) -> int:
+        """Bytes, for a model whose weights take `weights` bytes."""
+        return round(self.weights * weights + self.fixed)
+
+
+Table = Mapping[str, Need]  # by target or step; "" stands for whatever is not named
+
+# Rounded up from proportional set sizes with GPT-2 of 0.4 billion parameters (1.42 GB; torch 2.14, 2026-11-22): the
+# tree peaked at 7.1 GB in the export to compile and at 4.3 in onnx's, about 0.9 of it in processes that do not grow; a
+# trace's job took 1.9 GB, a session of it 3.0, the golden's job 2.7. script and export are guesses from those.
+EXPORTS: Table = {
+    "trace": Need(1.2, 0.8 * GB),
+    "script": Need(1.5, 1.0 * GB),
+    "compile": Need(3.8, 1.0 * GB),
+    "onnx": Need(2.2, 0.8 * GB),
+    "export": Need(1.2, 0.6 * GB),
+    "": Need(3.8, 1.0 * GB),
+}
+SESSIONS: Table = {
+    "trace": Need(1.2, 1.5 * GB),
+    "script": Need(1.2, 1.5 * GB),
+    "compile": Need(1.5, 1.5 * GB),
+    "onnx": Need(2.2, 1.5 * GB),
+    "": Need(2.0, 1.5 * GB),
+}
+OTHERS: Table = {"golden": Need(0.3, 1.5 * GB), "": Need(1.0, 1.0 * GB)}
+LARGE = 1 * GB  # weights from which on a run takes a share of the machine, whatever is free
+SHARE = Need(2.5, 2 * GB)  # beyond the weights themselves, which all share
+
+
+def share(there: int, weights: int) -> int:
+    """What steps may take side by side of the bytes that are there, for a model whose weights take `weights` bytes."""
+    return there if weights < LARGE else min(there, SHARE.of(weights))
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """A step that failed as one does for want of memory.
+
+    It was expected to need so many bytes (0 where nobody knows), and so many were there. `limit` is the user's, 0 for
+    none; `killed` says that the kernel ended a process for want of memory meanwhile.
+    """
+
+    step: str
+    needed: int
+    there: int
+    limit: int = 0
+    killed: bool = False
+
+    @property
+    def sure(self) -> bool:
+        """Whether memory is known to be why, also where the process was ended from outside without a word."""
+        return self.killed or self.needed > min(self.there, self.limit or self.there)
+
+    def describe(self) -> str:
+        """Needed and there, in words."""
+        limit = f", and --memory-limit allows {_gb(self.limit)}" if self.limit else ""
+        if not self.needed:
+            return f"what {self.step} needs is not known before, {_gb(self.there)} were free{limit}"
+        return f"{self.step} needs about {_gb(self.needed)}, {_gb(self.there)} were free{limit}"
+
+    def remedies(self, alone: str = "", smaller: Mapping[str, int] | None = None) -> str:
+        """What works: a higher limit, a run of its own, another precision (`--targets` to bytes), another machine."""
+        if not self.needed:
+            higher = "raise --memory-limit, " if self.limit else ""
+            return f"{higher}free some memory, raise the container's limit, or use a larger machine"
+        found = []
+        if self.limit and self.limit < self.needed <= self.there:
+            found.append(f"give --memory-limit {self.needed / GB:.1f}")
+        if alone and self.needed <= self.there:
+            found.append(f"export it alone (--targets {alone})")
+        bound = min(self.there, self.limit or self.there)
+        fitting = {name: needed for name, needed in (smaller or {}).items() if needed <= bound}
+        found += [f"take a smaller precision (--targets {name} needs about {_gb(n)})" for name, n in fitting.items()]
+        machine = f"use a machine with {_gb(round(1.1 * self.needed))} free"
+        return ", or ".join([*found, machine] if not found or self.needed > self.there else found)
+
+
+def _gb(size: float) -> str:
+    return f"{size / GB:.1f} GB"
+
+
+@dataclass
+class Plan:
+    """What the steps for one model are expected to take, and what was free when each began.
+
+    `limit` is what the user allows a job, in bytes, or 0. `alone` says that a run of fewer variants is a remedy.
+    """
+
+    weights: int = 0
+    limit: int = 0
+    alone: bool = False
+    _before: dict[str, tuple[int, int]] = field(default_factory=dict)  # free, and the kernel's kills till then
+
+    def begin(self, key: str) -> None:
+        """A step begins: the export or the sessions of a variant, by its name, or another."""
+        self._before[key] = memory.free(), memory.kills()
+
+    def share(self, table: Table, step: str) -> int:
+        """Bytes that a step is expected to take, and no more than the user allows it."""
+        needed = need(table, step, self.weights)
+        return min(needed, self.limit or needed)
+
+    def keeps(self, record: VariantRecord) -> bool:
+        """Whether a variant's sessions can stay open beside those that are, for they are timed in turn."""
+        if self.weights < LARGE:
+            return True
+        sessions = 2 if targets.get(record.target).native else 1
+        return sessions * need(SESSIONS, record.target, self.weights) <= memory.free()
+
+    def explain(self, record: VariantRecord) -> VariantRecord:
+        """A row that failed as one does for want of memory, with what was needed, what was there, and what works."""
+        sentence = _out_of_memory(record.reason)
+        if record.status != "failed" or not sentence:
+            return record
+        table, what = (EXPORTS, "the export to ") if record.stage == "export" else (SESSIONS, "a session of ")
+        found = self._shortage(f"{what}{record.name}", need(table, record.target, self.weights), record.name)
+        raw = causes.shorten(record.reason.removeprefix(f"{sentence}: "))
+        alone = record.name if self.alone and record.target != EAGER else ""
+        if not found.sure and causes.ENDED in record.reason:
+            reason = f"{PERHAPS}: {found.describe()}: {raw}"
+            remedy = f"if nobody ended it on purpose: {found.remedies(alone)}"
+        else:
+            reason = f"{sentence}: {found.describe()}: {raw}"
+            remedy = found.remedies(alone, self._smaller(record, table))
+        return replace(record, reason=reason, remedy=remedy)
+
+    def explain_error(self, error: ExporterError, step: str, key: str) -> ExporterError:
+        """As `explain`, for what ended a step that all variants need."""
+        sentence = _out_of_memory(str(error))
+        if not sentence:
+            return error
+        needed = need(OTHERS, key, self.weights) if self.weights else 0
+        found = self._shortage(step, needed, key)
+        said = sentence if found.sure or causes.ENDED not in str(error) else PERHAPS
+        return JobError(f"{said}: {found.describe()}: {error}", found.remedies(), getattr(error, "log", ""))
+
+    def _shortage(self, step: str, needed: int, key: str) -> Shortage:
+        there, kills = self._before.get(key) or (memory.free(), memory.kills())
+        return Shortage(step, needed, there, self.limit, memory.kills() > kills)
+
+    def _smaller(self, record: VariantRecord, table: Table) -> dict[str, int]:
+        """Half precisions of the same target, and what the step needs in them."""
+        if record.target == EAGER:
+            return {}
+        (variant,) = targets.parse(record.name)
+        halves = [p for p in ("bf16", "fp16") if p in targets.get(record.target).precisions]
+        needed = need(table, record.target, self.weights // 2)
+        return {variant._replace(precision=p).name: needed for p in halves[:1] if variant.precision == FP32}
+
+
+def need(table: Table, step: str, weights: int) -> int:
+    """Bytes that a step is expected to take for a model whose weights take `weights` bytes."""
+    return table.get(step, table[""]).of(weights)
+
+
+def _out_of_memory(text: str) -> str:
+    """The sentence that says so, where a text says that memory ran out; "" elsewhere."""
+    cause = causes.find(text)
+    return cause.sentence if cause is not None and cause.name == causes.OUT_OF_MEMORY else ""
