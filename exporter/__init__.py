@@ -3,7 +3,8 @@
 `export` makes a bundle of artifacts with their proof; `open_artifact` runs one of them. Importing this imports no
 torch.
 
-It sets ORT_DISABLE_TELEMETRY, where that is not set: onnxruntime reads it when it is imported, and no call stops it later.
+It sets ORT_DISABLE_TELEMETRY, where that is not set: onnxruntime reads it when it is imported, and no call later stops
+what it sends.
 """
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ class Artifact:
         names = [spec.name for spec in self.contract.inputs]
         contracts.enforce(self.contract, flattening.specs(names, tensors))
         with self._turn:
-            outputs = self._run(tuple(t.to(self.device).contiguous() for t in tensors))
+            outputs = self._run(tuple(flattening.plain(t.to(self.device)).contiguous() for t in tensors))
         return {spec.name: tensor for spec, tensor in zip(self.contract.outputs, outputs, strict=True)}
 
     def _bind(self, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]) -> list[torch.Tensor]:

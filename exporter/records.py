@@ -205,6 +205,7 @@ class Parity:
     """The worst over all outputs and cases, each number by itself; a session's has the parts too.
 
     `refused` are cases beside those compared: of sizes that the artifact does not promise, and its contract refuses.
+    `unpropagated` says where NaN or infinity ends in the artifact and not in eager; None where that was not tried.
     """
 
     verdict: Verdict
@@ -217,6 +218,7 @@ class Parity:
     cases: int = 0
     parts: tuple[CaseParity, ...] = ()
     refused: int = 0
+    unpropagated: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,8 @@ def _make_cases(
     """The golden of a model that keeps no state: a call for each case, and for each of the recipe's own samples."""
     made, findings = cases.make(loaded.module, loaded.inputs, plan, loaded.symbols, usual, device, whole)
     own = {one.name: one.inputs for one in _samples(loaded, found)}
+    names = [spec.name for spec in found.inputs]
+    made = _with_nonfinite(made, findings, lambda: cases.nonfinite_of(loaded.module, made, names, device))
     made, findings = cases.add_samples(made, findings, loaded.module, own, device)
     names = [spec.name for spec in found.outputs]
     metric = samples.evaluate(loaded.recipe, [case.eager for case in golden.samples(made)], names)
@@ -121,11 +123,22 @@ def _make_sequences(
     outside = not contract.keeps_state(found)
     calls = sequences.Calls(loaded.module, loaded.held, outside)
     made, findings = sequences.make(calls, loaded.inputs, plan, loaded.symbols, usual, device, whole)
+    names = [spec.name for spec in found.inputs]
+    made = _with_nonfinite(made, findings, lambda: sequences.nonfinite_of(calls, made, names, device))
     outputs = tuple(spec.dtype for spec in found.outputs if not (outside and spec.name in loaded.module.state.names))
     precisions, notes = sequences.in_precisions(made, calls, others, outputs, device)
     if getattr(loaded.recipe, "samples", None) is not None:
         notes += ("samples() and metric() of the recipe are left out: they are for models that keep no state",)
     return replace(made, precisions=precisions), replace(findings, notes=findings.notes + notes)
+
+
+def _with_nonfinite(
+    made: golden.Golden, findings: Findings, find: Callable[[], tuple[golden.NonFinite, ...]]
+) -> golden.Golden:
+    """With what has to be propagated; without where eager does not repeat itself, or does not run in float64."""
+    if not findings.repeatable or findings.reference != "float64":
+        return made
+    return replace(made, nonfinite=find())
 
 
 def _samples(loaded: Loaded, found: Contract) -> list[samples.Sample]:

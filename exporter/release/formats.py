@@ -136,7 +136,8 @@ def _wanted(step: Step) -> str:
     """The gates that are set: `parity rounding, max_mb 5`."""
     gates = {name: value for name, value in vars(step.gates).items() if value and name != "over"}
     over = "" if step.gates.min_speedup is None else f" over {step.gates.over}"
-    words = {"min_speedup": f"min_speedup {step.gates.min_speedup}{over}", "cpp": "cpp"}
+    words = {name: name for name, value in gates.items() if value is True}
+    words["min_speedup"] = f"min_speedup {step.gates.min_speedup}{over}"
     return ", ".join(words.get(name, f"{name} {value}") for name, value in gates.items())
 
 

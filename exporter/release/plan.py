@@ -29,6 +29,7 @@ class Gates:
     """What a variant must keep. `over` is eager, or another variant of the same model, device and sizes."""
 
     parity: Literal["", "exact", "rounding", "drift", "quantized"] = ""
+    propagate_nan: bool = False
     max_p99_ms: float | None = None
     min_speedup: float | None = None
     over: str = EAGER
