@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 # Fields of Request that `export` takes as they are; of the others it has arguments of its own, or sets them.
 OPTIONS = frozenset((
-    "device", "ranges", "sweep", "dynamic", "state", "weights", "seed", "threads", "time_budget", "timeout", "bench",
-    "memory_limit_gb", "rtol", "atol", "min_metric", "max_metric_loss", "opset", "allow_cpu_fallback", "cuda_graphs",
-    "fullgraph", "portable", "ops_libs",
+    "device", "ranges", "sweep", "dynamic", "state", "weights", "seed", "threads", "time_budget", "wait_quiet",
+    "timeout", "bench", "memory_limit_gb", "rtol", "atol", "min_metric", "max_metric_loss", "opset",
+    "allow_cpu_fallback", "cuda_graphs", "fullgraph", "portable", "ops_libs",
 ))  # fmt: skip
 
 
@@ -84,9 +84,9 @@ def export(
             `["batch=x:0", "samples=x:1:256..16000"]`.
         leave_out: names of outputs that no artifact is to give, as `["past_key_values"]`.
         options: as the command line's, by their names in `exporter.request.Request`: device (`cpu` when none is given,
-            unlike the command line's), ranges, sweep, dynamic, state, weights, seed, threads, time_budget, timeout,
-            bench, memory_limit_gb, rtol, atol, min_metric, max_metric_loss, opset, allow_cpu_fallback, cuda_graphs,
-            fullgraph, portable, ops_libs.
+            unlike the command line's), ranges, sweep, dynamic, state, weights, seed, threads, time_budget, wait_quiet,
+            timeout, bench, memory_limit_gb, rtol, atol, min_metric, max_metric_loss, opset, allow_cpu_fallback,
+            cuda_graphs, fullgraph, portable, ops_libs.
 
     Raises:
         UsageError: the request cannot be met; nothing was written.

@@ -263,13 +263,24 @@ class _Run:
         baseline = EAGER, "python"
         if baseline not in self.judging.sessions:
             raise JobError("eager cannot be timed: its session failed", "see logs/eager.log")
-        found = latency.measure(self.judging.sessions, points, self.request.time_budget, baseline, self.listener.stage)
+        asked = self.request
+        found = latency.measure(
+            self.judging.sessions,
+            points,
+            asked.time_budget,
+            baseline,
+            self.listener.stage,
+            asked.least_runs,
+            asked.wait_quiet,
+        )
         for record in self.draft.manifest.variants:
             if record.sessions:  # else its export failed
                 self.listener.done(self.draft.keep(found.timed(record)))
         disk.write_atomic(self.staging.root / bundle.SAMPLES, found.samples())
         samples = bundle.record(self.staging.root / bundle.SAMPLES)
-        self.draft.update(samples=samples, warnings=self.draft.manifest.warnings + found.warnings)
+        self.draft.update(
+            samples=samples, machine=found.machine, warnings=self.draft.manifest.warnings + found.warnings
+        )
 
     @contextmanager
     def _pool(self, slots: int) -> Iterator[ThreadPoolExecutor]:

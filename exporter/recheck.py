@@ -33,6 +33,8 @@ class How:
     allow_cpu_fallback: bool = False
     cuda_graphs: bool = False
     time_budget: float = 0.0
+    wait_quiet: float = 0.0
+    least_runs: int = 0
     trust: Trust = field(default_factory=Trust)
 
 
@@ -120,6 +122,7 @@ class _Recheck:
         manifest = replace(
             manifest,
             samples=None,
+            machine=None,
             threads=self.how.threads,
             environment=environment.describe(),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -128,7 +131,8 @@ class _Recheck:
             return manifest
         baseline = next(iter(self.sessions))
         points = tuple(manifest.points)[1:]
-        found = latency.measure(self.sessions, points, self.how.time_budget, baseline, self.listener.stage)
+        how, hear = self.how, self.listener.stage
+        found = latency.measure(self.sessions, points, how.time_budget, baseline, hear, how.least_runs, how.wait_quiet)
         timed = []
         for record, before in zip(manifest.variants, recorded, strict=True):
             if self._waits(record):
@@ -136,7 +140,11 @@ class _Recheck:
                 self.listener.done(record)
             timed.append(record)
         return replace(
-            manifest, variants=tuple(timed), baseline=baseline[0], warnings=manifest.warnings + found.warnings
+            manifest,
+            variants=tuple(timed),
+            baseline=baseline[0],
+            warnings=manifest.warnings + found.warnings,
+            machine=found.machine,
         )
 
     def _waits(self, record: VariantRecord) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from exporter.records import EAGER, VERDICTS, MetricRecord, Timing, VariantRecord
+from exporter.records import EAGER, VERDICTS, MetricRecord, Timing, VariantRecord, runs_for
 from exporter.release.plan import Gates
 from exporter.report.rows import number, size_of
 
@@ -47,7 +47,7 @@ def measure(record: VariantRecord, cpp: bool = False, metric: MetricRecord | Non
     return Measured(
         parity=record.parity.verdict if record.parity else "",
         session=session,
-        p99_ms=timing.p99_ms if timing else None,
+        p99_ms=timing.p99_ms if timing and timing.runs >= runs_for(99) else None,
         speedup=timing.speedup if timing else None,
         speedup_ci95=timing.speedup_ci95 if timing else None,
         bytes=sum(file.bytes for file in record.files),
