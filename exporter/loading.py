@@ -9,7 +9,19 @@ from typing import Any
 
 import torch
 
-from exporter import checkpoint, contract, eager, examples, flattening, interpreter, places, ranges, recipes, snapshot
+from exporter import (
+    checkpoint,
+    contract,
+    eager,
+    examples,
+    flattening,
+    interpreter,
+    places,
+    ranges,
+    recipes,
+    snapshot,
+    zygote,
+)
 from exporter import state as states
 from exporter.errors import ExportError, RecipeError
 from exporter.expressions import Expression
@@ -89,6 +101,7 @@ def _flat_inputs(
     torch.manual_seed(seed)
     try:
         inputs = recipe.inputs(**sizes)
+        zygote.leave_if_copied()
     except RecipeError:
         raise
     except Exception as error:
@@ -118,6 +131,7 @@ def load_model(job: Job) -> Loaded:
         if replace(held, options=job.options) == job and held.options.device == job.options.device:
             return _as_prepared(loaded, job)
     recipe = recipes.load(job.source)
+    zygote.leave_if_copied()
     named = job.source.dims if job.source.place != "saved" else ()  # a saved program has named them itself
     if not named:
         _choose_sizes(recipe, job)  # before the model takes its time
@@ -237,6 +251,7 @@ def _copy_on_cpu(
 def _load_weights(recipe: recipes.Recipe, weights: str) -> torch.nn.Module:
     try:
         model = recipe.load(weights)
+        zygote.leave_if_copied()
     except RecipeError:
         raise
     except Exception as error:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from exporter import processes
 from exporter.records import MachineLoad
 
 PROC, CGROUP, CPUS = Path("/proc"), Path("/sys/fs/cgroup"), Path("/sys/devices/system/cpu")
@@ -126,11 +127,8 @@ def _own() -> float:
 
 def _processes() -> Iterator[tuple[int, int, int]]:
     """Each process: its number, its parent's, and its ticks and those of children that it has waited for."""
-    for entry in PROC.iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError, ValueError, IndexError):  # it ended meanwhile
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                yield int(entry.name), int(fields[1]), sum(map(int, fields[11:15]))
+    for pid, fields in processes.stats():
+        yield pid, int(fields[1]), sum(map(int, fields[11:15]))
 
 
 def _throttled() -> float:

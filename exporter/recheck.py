@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from exporter import bundle, checks, diagnosis, environment, latency, metrics, proof, targets
+from exporter import bundle, checks, diagnosis, disk, environment, latency, metrics, proof, targets
 from exporter.errors import ArtifactError
 from exporter.isolate import Zygote
 from exporter.listener import Listener
@@ -59,7 +59,8 @@ def run(place: Path, how: How, listener: Listener) -> Manifest:
     with contextlib.ExitStack() as stack:
         zygote = stack.enter_context(Zygote())
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="exporter-")))
-        current = _Recheck(evidence, manifest, how, listener, zygote, logs)
+        known = stack.enter_context(disk.plain(place.absolute()))
+        current = _Recheck(evidence, manifest, how, listener, zygote, logs, known)
         stack.callback(current.close)
         return current.execute(recorded)
 
@@ -74,6 +75,7 @@ class _Recheck:
     listener: Listener
     zygote: Zygote
     logs: Path
+    place: Path  # what sessions know the bundle by
 
     def __post_init__(self) -> None:
         self.sessions: dict[latency.Key, Session] = {}
@@ -106,8 +108,7 @@ class _Recheck:
         unsteady = diagnosis.unsteady(self.manifest.warnings)
         watched = self.manifest.device if self.how.time_budget else "cpu"
         results: list[SessionRecord] = []
-        place = self.evidence.place
-        for kind, open_session in checks.openers(self.zygote, place, record, self.options, log, self.how.timeout):
+        for kind, open_session in checks.openers(self.zygote, self.place, record, self.options, log, self.how.timeout):
             judge = functools.partial(checks.check, kind, open_session, unsteady, record.quantized, record.contract)
             result, session = checks.watch_gpu_memory(watched, judge)
             results.append(result)

@@ -26,6 +26,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., qu
     """A /proc of two CPUs with these ticks; each call is a reading one second later."""
     clock = iter(range(100))
     monkeypatch.setattr(quiet, "PROC", tmp_path)
+    monkeypatch.setattr(quiet.processes, "PROC", tmp_path)
     monkeypatch.setattr(quiet, "CGROUP", tmp_path / "cgroup")
     monkeypatch.setattr(quiet, "CPUS", tmp_path / "cpu")
     monkeypatch.setattr(quiet, "_usable", lambda: frozenset({0, 1}))
