@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
-import onnxruntime
 import torch
 from transformers import BertConfig, BertModel
 
@@ -68,6 +68,9 @@ def main(folder: Path) -> None:
         check(torch._inductor.aoti_load_package(str(folder / "compile.pt2"))(*inputs), expected)
 
     onnx(exported, folder / "model.onnx")
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    import onnxruntime
+
     session = onnxruntime.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
     feed = {i.name: t.numpy() for i, t in zip(session.get_inputs(), inputs, strict=True)}
     check(tuple(map(torch.from_numpy, session.run(None, feed))), expected)

@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import onnxruntime as ort
 import torch
 from _plain import Flat, onnx, program
 from _timed import rotate, settings
@@ -155,6 +154,8 @@ def compiled(module: torch.nn.Module, inputs: Tensors, path: Path, configuration
 
 def session(path: Path, inputs: Tensors, arguments: argparse.Namespace, level: str, threads: int) -> Run:
     """onnxruntime."""
+    import onnxruntime as ort  # after exporter, which turns its telemetry off
+
     told = ort.SessionOptions()
     told.intra_op_num_threads = threads
     told.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_{level}")

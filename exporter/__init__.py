@@ -2,14 +2,20 @@
 
 `export` makes a bundle of artifacts with their proof; `open_artifact` runs one of them. Importing this imports no
 torch.
+
+It sets ORT_DISABLE_TELEMETRY, where that is not set: onnxruntime reads it when it is imported, and no call later stops
+what it sends.
 """
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 __all__ = ["Artifact", "Bundle", "Recipe", "export", "open_artifact"]
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
     from exporter.api import Artifact, Bundle, export, open_artifact

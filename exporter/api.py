@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 # Fields of Request that `export` takes as they are; of the others it has arguments of its own, or sets them.
 OPTIONS = frozenset((
-    "device", "ranges", "sweep", "dynamic", "state", "weights", "seed", "threads", "time_budget", "timeout", "bench",
-    "memory_limit_gb", "rtol", "atol", "min_metric", "max_metric_loss", "opset", "allow_cpu_fallback", "cuda_graphs",
-    "fullgraph", "portable", "ops_libs",
+    "device", "ranges", "sweep", "dynamic", "state", "weights", "seed", "threads", "time_budget", "wait_quiet",
+    "timeout", "bench", "memory_limit_gb", "rtol", "atol", "min_metric", "max_metric_loss", "opset",
+    "allow_cpu_fallback", "cuda_graphs", "fullgraph", "portable", "ops_libs",
 ))  # fmt: skip
 
 
@@ -93,9 +93,9 @@ def export(
             is better. Its mean is shown for eager and every variant, and held against `min_metric` and
             `max_metric_loss`.
         options: as the command line's, by their names in `exporter.request.Request`: device (`cpu` when none is given,
-            unlike the command line's), ranges, sweep, dynamic, state, weights, seed, threads, time_budget, timeout,
-            bench, memory_limit_gb, rtol, atol, min_metric, max_metric_loss, opset, allow_cpu_fallback, cuda_graphs,
-            fullgraph, portable, ops_libs.
+            unlike the command line's), ranges, sweep, dynamic, state, weights, seed, threads, time_budget, wait_quiet,
+            timeout, bench, memory_limit_gb, rtol, atol, min_metric, max_metric_loss, opset, allow_cpu_fallback,
+            cuda_graphs, fullgraph, portable, ops_libs.
 
     Raises:
         UsageError: the request cannot be met; nothing was written.
@@ -236,7 +236,7 @@ class Artifact:
         with self._turn:
             inside = contracts.keeps_state(self.contract)
             shapes = carrying.state_shapes(self.contract, tensors, self._shapes) if inside else None
-            outputs = self._run(tuple(t.to(self.device).contiguous() for t in tensors))
+            outputs = self._run(tuple(flattening.plain(t.to(self.device)).contiguous() for t in tensors))
             self._shapes = shapes
         return {spec.name: tensor for spec, tensor in zip(self.contract.outputs, outputs, strict=True)}
 

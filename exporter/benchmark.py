@@ -12,12 +12,13 @@ from typing import Protocol
 
 from exporter import stats
 from exporter.errors import ExporterError
-from exporter.records import Timing
+from exporter.records import Timing, runs_for
 
 WINDOW_MS = 60.0  # long against the clock's and the scheduler's grain, short against the machine's drift
 WARMUP_SHARE = 0.3  # of the budget at most
 MIN_WINDOWS, MAX_WINDOWS = 10, 300
 FEWEST_WINDOWS = 5  # with the budget spent: min and max of five hold the median in 94 of 100 cases, of three in 75
+LEAST_OF_TAIL = 10  # calls of a window that is for percentiles alone
 PRECISION = 0.03  # half width of the ratio's interval that counts as stable
 
 
@@ -35,9 +36,15 @@ class Series:
 
     runs: int = 1
     windows: list[list[float]] = field(default_factory=list)
+    tail: list[list[float]] = field(default_factory=list)  # more windows, for percentiles alone
     spent_ms: float = 0.0
     stable: bool = False
     error: str = ""
+
+    @property
+    def count(self) -> int:
+        """Samples that were kept."""
+        return sum(map(len, (*self.windows, *self.tail)))
 
     def take(self, subject: Subject, keep: bool) -> float:
         """Time one window and return its median. The first call is paid for but not kept: it finds the caches cold."""
@@ -49,12 +56,18 @@ class Series:
 
 
 def measure(
-    subjects: Mapping[str, Subject], budget_s: float, baseline: str, progress: Callable[[str], None] = lambda name: None
+    subjects: Mapping[str, Subject],
+    budget_s: float,
+    baseline: str,
+    progress: Callable[[str], None] = lambda name: None,
+    least_runs: int = 0,
 ) -> dict[str, Series]:
     """Rotate over the subjects until each one's ratio to `baseline` is known to ±3%, or the budget is spent.
 
     The budget is `budget_s` seconds of timed calls for each subject, on average. What is so slow that it ends sooner
-    gets FEWEST_WINDOWS all the same; they count as stable where even their interval is within ±3%.
+    gets FEWEST_WINDOWS all the same, of one call each; they count as stable where even their interval is within ±3%.
+
+    All but the baseline then go on, where a percentile is asked for, until each has `least_runs` samples.
 
     A subject that fails keeps its message in `error` and leaves the rotation; when `baseline` fails, what it raised
     passes through.
@@ -72,7 +85,24 @@ def measure(
             _attempt(series[name], name == baseline, functools.partial(series[name].take, subject, True))
         for one in series.values():
             one.stable = _stable(one, series[baseline])
+    _lengthen({name: one for name, one in series.items() if name != baseline}, subjects, least_runs, progress)
     return series
+
+
+def _lengthen(
+    series: Mapping[str, Series], subjects: Mapping[str, Subject], least_runs: int, progress: Callable[[str], None]
+) -> None:
+    """More windows in rotation, for those with too few samples; what is slow takes one call each, so take ten."""
+    while short := [name for name, one in series.items() if not one.error and one.count < least_runs]:
+        for name in short:
+            progress(name)
+            one = series[name]
+            one.runs = max(one.runs, LEAST_OF_TAIL)
+            _attempt(one, False, functools.partial(_take_tail, subjects[name], one))
+
+
+def _take_tail(subject: Subject, one: Series) -> None:
+    one.tail.append(subject.time(one.runs + 1)[1:])
 
 
 def _attempt(one: Series, fatal: bool, act: Callable[[], object]) -> None:
@@ -115,11 +145,11 @@ def _stable(one: Series, baseline: Series) -> bool:
 
 def timing(one: Series, baseline: Series) -> Timing:
     """The statistics of one series."""
-    samples = [sample for window in one.windows for sample in window]
+    samples = [sample for window in (*one.windows, *one.tail) for sample in window]
     return Timing(
         median_ms=stats.median([stats.median(window) for window in one.windows]),
-        p90_ms=stats.percentile(samples, 90),
-        p99_ms=stats.percentile(samples, 99),
+        p90_ms=_percentile(samples, 90),
+        p99_ms=_percentile(samples, 99),
         min_ms=min(samples),
         max_ms=max(samples),
         ci95_ms=stats.median_interval(one.windows),
@@ -129,3 +159,7 @@ def timing(one: Series, baseline: Series) -> Timing:
         speedup_ci95=stats.ratio_interval(baseline.windows, one.windows),
         outliers=stats.outliers(samples),
     )
+
+
+def _percentile(samples: list[float], q: float) -> float | None:
+    return stats.percentile(samples, q) if len(samples) >= runs_for(q) else None

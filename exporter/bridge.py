@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from exporter import recurrent
 from exporter.errors import ExportError
 from exporter.lowering import Lowering, Value, python_type, source_line
-from exporter.torchscript import attribute, define, literal, number_tensor
+from exporter.torchscript import arguments, attribute, define, literal, number_tensor
 
 REMEDY = (
     "write it so that torch.jit.script takes the model itself, or use a target that takes it as it is: compile, onnx"
@@ -27,16 +27,17 @@ STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 MUTATED = ("BUFFER_MUTATION", "PARAMETER_MUTATION", "USER_INPUT_MUTATION")
 
 
-def from_exported(program: torch.export.ExportedProgram) -> torch.jit.ScriptModule:
+def from_exported(program: torch.export.ExportedProgram, names: Sequence[str] = ()) -> torch.jit.ScriptModule:
     """A script module that takes the program's tensors in order and gives a tuple of its output tensors.
 
-    Numbers among the outputs become tensors, None is left out; inputs that are no tensors are constants. ExportError
-    names every operator that TorchScript does not have, with the model's source line that led to it.
+    Its arguments bear these names, as far as arguments can; without any, those of the program. Numbers among the
+    outputs become tensors, None is left out; inputs that are no tensors are constants. ExportError names every operator
+    that TorchScript does not have, with the model's source line that led to it.
     """
     program = _without_autocast(program)
     lowering = Lowering(_device(program))
     module = torch.nn.Module()
-    parameters, values = _inputs(program, lowering, module)
+    parameters, values = _inputs(program, lowering, module, map(lowering.reserve, arguments(names)))
     results = lowering.inline(program.graph_module, values)
     returned = _outputs(program, lowering, results)
     for name, tensor in lowering.constants.items():
@@ -52,7 +53,7 @@ def from_exported(program: torch.export.ExportedProgram) -> torch.jit.ScriptModu
 
 
 def _inputs(
-    program: torch.export.ExportedProgram, lowering: Lowering, module: torch.nn.Module
+    program: torch.export.ExportedProgram, lowering: Lowering, module: torch.nn.Module, names: Iterator[str]
 ) -> tuple[list[str], list[Value]]:
     """Parameters of forward, and the values of all placeholders. The program's tensors are put on `module`."""
     parameters: list[str] = []
@@ -61,7 +62,7 @@ def _inputs(
     nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
     for node, spec in zip(nodes, program.graph_signature.input_specs, strict=True):
         if spec.kind is InputKind.USER_INPUT:
-            values.append(_user_input(node, lowering, parameters))
+            values.append(_user_input(node, lowering, parameters, names))
         elif spec.kind in STATE and spec.target is not None:
             tensor = program.state_dict.get(spec.target)
             tensor = program.constants[spec.target] if tensor is None else tensor
@@ -72,13 +73,13 @@ def _inputs(
     return parameters, values
 
 
-def _user_input(node: fx.Node, lowering: Lowering, parameters: list[str]) -> Value:
+def _user_input(node: fx.Node, lowering: Lowering, parameters: list[str], names: Iterator[str]) -> Value:
     value = node.meta.get("val")
     kinds = {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool"}
     kind = "Tensor" if isinstance(value, torch.Tensor) else kinds.get(type(value))
     if kind is None:
         return literal(value, torch._C.AnyType.get())
-    name = lowering.name(node.name)
+    name = next(names, None) or lowering.name(node.name)
     parameters.append(f"{name}: {kind}")
     if kind == "Tensor" and len([p for p in parameters if p.endswith("Tensor")]) == 1:
         lowering.say(f"device = {name}.device")

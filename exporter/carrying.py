@@ -85,7 +85,8 @@ def script_module(function: torch.jit.ScriptModule, contract: Contract, device: 
             f"initial_{index}", initial.reshape([1] * (len(tensor.shape) - initial.dim()) + [*initial.shape])
         )
         shell.register_buffer(name(index), torch.empty(0, dtype=initial.dtype, device=device))
-    inputs = [f"x{index}" for index in range(len(contract.inputs))]
+    inputs = torchscript.arguments([spec.name for spec in contract.inputs])
+    given = torchscript.unused("given", inputs)
     held = [f"self.{name(index)}" for index in range(len(contract.state.tensors))]
     kinds = ", ".join(["Tensor"] * len(contract.outputs))
     lines = [f"def forward(self, {', '.join(f'{i}: Tensor' for i in inputs)}) -> Tuple[{kinds}]:", "    if self.fresh:"]
@@ -96,10 +97,10 @@ def script_module(function: torch.jit.ScriptModule, contract: Contract, device: 
     lines.append("        self.fresh = False")
     for index, tensor in enumerate(contract.state.tensors):
         lines += _same_sizes(tensor, held[index], contract)
-    lines.append(f"    given = self.function({', '.join([*inputs, *held])})")
+    lines.append(f"    {given} = self.function({', '.join([*inputs, *held])})")
     first = len(contract.outputs)
-    lines += [f"    {place} = given[{first + index}].clone()" for index, place in enumerate(held)]
-    lines.append(f"    return ({''.join(f'given[{index}], ' for index in range(first))})")
+    lines += [f"    {place} = {given}[{first + index}].clone()" for index, place in enumerate(held)]
+    lines.append(f"    return ({''.join(f'{given}[{index}], ' for index in range(first))})")
     lines += ["", "def reset(self) -> None:", "    self.fresh = True", ""]
     return torchscript.define(shell, "\n".join(lines))
 
@@ -111,11 +112,12 @@ def _sizes(tensor: StateTensor, contract: Contract) -> list[str]:
 
 def _size(dim: str, tensor: StateTensor, contract: Contract) -> str:
     wanted = Expression.parse(dim)
-    for index, spec in enumerate(contract.inputs):
+    names = torchscript.arguments([spec.name for spec in contract.inputs])
+    for name, spec in zip(names, contract.inputs, strict=True):
         for axis, size in enumerate(spec.shape):
             known = Expression.parse(size) if isinstance(size, str) else None
             if known is not None and known.name == wanted.name and known.divisor == 1:
-                symbol = f"((x{index}.size({axis}) - ({known.offset})) // {known.factor})"
+                symbol = f"(({name}.size({axis}) - ({known.offset})) // {known.factor})"
                 return f"({wanted.factor} * {symbol} + ({wanted.offset})) // {wanted.divisor}"
     raise ExportError(f"{tensor.spec.name} has the size {dim}, which no input tells", "give --state inputs")
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from exporter import diagnosis, eager, places, precision, snapshot, values
+from exporter import diagnosis, eager, nonfinite, places, precision, snapshot, values
 from exporter.contract import Sizes, describe
-from exporter.golden import Case, Golden, Precision, Tensors
+from exporter.golden import Case, Golden, NonFinite, Precision, Tensors
 from exporter.job import Findings
 from exporter.records import Range, Tolerance
 from exporter.search import alike
@@ -62,6 +62,16 @@ def make(
     names = tuple(f"{case.name} seed {case.seed}" if case.seed else case.name for case in cases)
     findings = Findings(names, kind, tolerance, noise(cases[:planned]), not unsteady, tuple(dict.fromkeys(notes)))
     return Golden(cases, tolerance), findings
+
+
+def nonfinite_of(module: torch.nn.Module, made: Golden, names: Sequence[str], device: str) -> tuple[NonFinite, ...]:
+    """As `nonfinite.make`, for the golden's example."""
+    return nonfinite.make(
+        made.cases[0].inputs,
+        names,
+        lambda given: eager.attempts(module, given, device),
+        lambda data: eager.run(module, data, device),
+    )
 
 
 def add_samples(

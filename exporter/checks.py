@@ -85,7 +85,8 @@ def check(
             session.close()
         raise
     given, cases = len(cases), diagnosis.judged(cases, promised)
-    found = replace(parity.summarize(cases), refused=given - len(cases))
+    lost = session.unpropagated
+    found = replace(parity.summarize(cases), refused=given - len(cases), unpropagated=lost)
     if found.verdict == "FAIL":
         found = replace(found, reason=_why(found.reason, cases, unsteady, quantized))
     record = replace(record, parity=found)
@@ -146,6 +147,7 @@ def conclude(record: VariantRecord, sessions: tuple[SessionRecord, ...]) -> Vari
             python.peak_rss_mb,
             python.cached_call_ms,
         )
+    lost = _unpropagated(sessions)
     worst = max(judged, key=lambda p: (VERDICTS.index(p.verdict), p.max_abs or 0.0), default=None)
     reason = f"{diagnosis.with_place(failed.reason, record.warnings)} ({failed.session})" if failed else ""
     int8 = causes.INT8 if record.quantized else ""
@@ -156,7 +158,14 @@ def conclude(record: VariantRecord, sessions: tuple[SessionRecord, ...]) -> Vari
         reason=reason,
         remedy=(failed.remedy or causes.remedy(reason, record.target) or int8) if failed else "",
         fixed=tuple(part for p in judged for part in p.reason.split("; ") if " is fixed at " in part)[:4],
-        parity=replace(worst, parts=()) if worst else None,
+        parity=replace(worst, parts=(), unpropagated=lost) if worst else None,
+        notes=tuple(dict.fromkeys((*record.notes, *(lost or ())))),
         lifecycle=lifecycle,
         sessions=sessions,
     )
+
+
+def _unpropagated(sessions: tuple[SessionRecord, ...]) -> tuple[str, ...] | None:
+    """What no session has to say twice; None where none was asked."""
+    found = [s.parity.unpropagated for s in sessions if s.parity is not None and s.parity.unpropagated is not None]
+    return tuple(dict.fromkeys(said for one in found for said in one)) if found else None

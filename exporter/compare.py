@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from exporter import benchmark, checks, proof, stats, targets
+from exporter import benchmark, checks, proof, quiet, stats, targets
 from exporter.compatibility import Change, changes
 from exporter.errors import ArtifactError, ExporterError
 from exporter.isolate import Zygote
 from exporter.latency import EXAMPLE, At
 from exporter.listener import Listener
-from exporter.records import Manifest, VariantRecord
+from exporter.records import MachineLoad, Manifest, VariantRecord
 from exporter.session.client import Session
 
 SIDES = ("old", "new")
@@ -43,6 +43,7 @@ class Pair:
     bytes: tuple[int, int]
     latency: dict[str, Latency] = field(default_factory=dict)  # by session
     note: str = ""  # why it was not measured
+    busy: str = ""  # what else the machine did while it was
     fails: bool = False  # the new one, where it was to be measured
 
 
@@ -179,6 +180,7 @@ def _time(
     log = folder / "sessions.log"
     openers = [dict(checks.openers(zygote, place, record, options, log, how.timeout)) for place, record in sides]
     found: dict[str, Latency] = {}
+    watch = quiet.Watch()
     for kind in openers[0]:
         if kind not in openers[1]:
             continue
@@ -201,7 +203,11 @@ def _time(
         old, new = series["old"].windows, series["new"].windows
         old_ms, new_ms = (stats.median([stats.median(window) for window in windows]) for windows in (old, new))
         found[kind] = Latency(old_ms, new_ms, stats.ratio(new, old), stats.ratio_interval(new, old))
-    return replace(pair, latency=found)
+    return replace(pair, latency=found, busy=_busy(watch.load()))
+
+
+def _busy(machine: MachineLoad | None) -> str:
+    return f"the machine was busy while it was timed: {machine.describe()}" if machine and machine.busy else ""
 
 
 def _failed(pair: Pair, side: str, reason: str) -> Pair:

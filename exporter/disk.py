@@ -5,13 +5,17 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from exporter.errors import BundleError
+from exporter.errors import BundleError, UsageError
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+_PLAIN = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
 NEW = ".new"  # ends the name of a file in the making
 
 
@@ -51,6 +55,32 @@ def _lock(held: IO[str], out: Path) -> None:
     held.flush()
 
 
+@contextmanager
+def plain(folder: Path) -> Iterator[Path]:
+    """The folder by a path that compilers, shells and C++ take: its own, or else a link to it in the temporary folder.
+
+    Where that has no such path either, its own.
+    """
+    if _PLAIN.fullmatch(str(folder)):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="exporter-") as place:
+        if not _PLAIN.fullmatch(place):
+            yield folder
+            return
+        link = Path(place, "bundle")
+        link.symlink_to(folder)
+        yield link
+
+
+def require_directory() -> None:
+    """UsageError where the working directory was deleted: nothing can be started there."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise UsageError("the working directory has been deleted", "cd to another one") from None
+
+
 def probe_space(root: Path) -> None:
     """OSError where not even a megabyte can be written."""
     probe = root / ".probe"
@@ -71,7 +101,24 @@ def error(error: OSError, out: Path) -> BundleError:
         errno.EEXIST: ("there is a file in its place", "give another --out"),
     }
     cause, remedy = known.get(error.errno or 0, (error.strerror or str(error), "give another --out"))
+    if _is_temporary(place) and not _is_temporary(out):
+        remedy = remedy.replace("give another --out", "set TMPDIR to another folder")
     return BundleError(f"cannot write to {place}: {cause}", remedy)
+
+
+def temporary_error(error: OSError) -> BundleError | None:
+    """The user's words for a temporary folder that is full or not to be written; None for any other error."""
+    unusable = error.errno == errno.ENOENT and "No usable temporary directory" in str(error)
+    if unusable or (error.errno in FULL and error.filename and _is_temporary(error.filename)):
+        cause = "no temporary folder can be written" if unusable else f"{error.filename}: {error.strerror}"
+        return BundleError(f"cannot write temporary files: {cause}", "free some space, or set TMPDIR to another folder")
+    return None
+
+
+def _is_temporary(place: str | Path) -> bool:
+    with suppress(OSError):  # there is no folder for temporary files
+        return Path(os.fsdecode(place)).is_relative_to(tempfile.gettempdir())
+    return False
 
 
 def write_atomic(path: Path, text: str) -> None:

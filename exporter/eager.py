@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import torch
 
-from exporter import experts, places, values, widening
+from exporter import experts, nonfinite, places, values, widening
 from exporter.errors import ExporterError, ExportError
 from exporter.records import Tolerance
 from exporter.values import Tensors
@@ -53,6 +53,18 @@ def in_double(module: torch.nn.Module, compute: Callable[[], Made]) -> Made:
                 widening.allow_all_where_they_fit(module)
         with _in_float64(widening.floating(module)):
             return compute()
+
+
+def attempts(module: torch.nn.Module, data: Sequence[Tensors], device: str) -> list[Tensors | None]:
+    """What float64 gives for each of these inputs on the CPU; None for those at which the model raises."""
+
+    def compute() -> list[Tensors | None]:
+        return [nonfinite.attempt(lambda given: run(module, in_float64(given), "cpu"), one) for one in data]
+
+    try:
+        return in_double(module, compute)
+    finally:
+        module.to(device)
 
 
 def _widened(module: torch.nn.Module, data: Sequence[Tensors], eager: Sequence[Tensors]) -> list[Tensors]:

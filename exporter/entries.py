@@ -25,17 +25,18 @@ def script_module(entries: Mapping[int, torch.jit.ScriptModule], contract: Contr
     import torch
 
     index, axis = contracts.selector(contract)
-    inputs = [f"x{i}" for i in range(len(contract.inputs))]
+    inputs = torchscript.arguments([spec.name for spec in contract.inputs])
+    chosen = torchscript.unused("size", inputs)
     shell = torch.nn.Module()
     for size, module in entries.items():
         shell.add_module(name(size), module)
     lines = [
         f"def forward(self, {', '.join(f'{i}: Tensor' for i in inputs)}) -> "
         f"Tuple[{', '.join(['Tensor'] * len(contract.outputs))}]:",
-        f"    size = x{index}.size({axis})",
+        f"    {chosen} = {inputs[index]}.size({axis})",
     ]
     for size in entries:
-        lines += [f"    if size == {size}:", f"        return self.{name(size)}({', '.join(inputs)})"]
+        lines += [f"    if {chosen} == {size}:", f"        return self.{name(size)}({', '.join(inputs)})"]
     symbol = contracts.specialized(contract)
     lines += [f'    raise RuntimeError("{symbol} is not {contract.symbols[symbol]}")', ""]
     return torchscript.define(shell, "\n".join(lines))

@@ -53,6 +53,11 @@ class FlatInputs:
 _ABSENT = object()
 
 
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without the lazy bits, conjugate and negative, of which compiled code knows nothing."""
+    return tensor.resolve_conj().resolve_neg()
+
+
 def flatten_inputs(model: torch.nn.Module, inputs: Any) -> FlatInputs:
     """Take apart what a recipe's inputs() gave. RecipeError when there is no tensor in it."""
     args, kwargs = as_call(inputs)
@@ -65,7 +70,7 @@ def flatten_inputs(model: torch.nn.Module, inputs: Any) -> FlatInputs:
     for name, value in (*named, *((str(key), value) for key, value in kwargs.items())):
         for path, leaf, in_object in _leaves(value, name):
             if isinstance(leaf, torch.Tensor):
-                tensors[path] = leaf.detach()
+                tensors[path] = plain(leaf.detach())
             else:
                 (settings if in_object else constants)[path] = leaf
     if not tensors:

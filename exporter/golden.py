@@ -34,15 +34,30 @@ class Case:
 
 
 @dataclass(frozen=True)
+class NonFinite:
+    """The example with `value`, NaN or infinity, in the middle element of each of these `inputs`, which have `names`.
+
+    `expected` has, for each output, where that reaches it: codes of `nonfinite`, or one where all are alike.
+    """
+
+    inputs: tuple[int, ...]
+    names: tuple[str, ...]
+    value: str
+    expected: Tensors
+
+
+@dataclass(frozen=True)
 class Golden:
     """Cases with the tolerance that was fixed for them. The first case is the example.
 
-    `precisions` hold what else a golden is judged by where an artifact computes in another precision.
+    `precisions` hold what else a golden is judged by where an artifact computes in another precision. `nonfinite` is
+    what has to be propagated, in any; None where eager was not asked.
     """
 
     cases: tuple[Case, ...]
     tolerance: Tolerance
     precisions: Mapping[str, Precision] = field(default_factory=dict)
+    nonfinite: tuple[NonFinite, ...] | None = None
 
     def of(self, precision: str) -> Golden:
         """The golden for artifacts of one precision. ArtifactError when it was made without."""
@@ -53,7 +68,7 @@ class Golden:
         found = self.precisions[precision]
         eager = found.eager or [case.eager for case in self.cases]
         cases = [replace(c, eager=e) for c, e in zip(self.cases, eager, strict=True)]
-        return Golden(tuple(_without(cases, found.without)), found.tolerance)
+        return Golden(tuple(_without(cases, found.without)), found.tolerance, nonfinite=self.nonfinite)
 
 
 @dataclass(frozen=True)
@@ -107,6 +122,7 @@ def save(golden: Golden, path: Path) -> None:
                 }
                 for name, p in golden.precisions.items()
             },
+            **({} if golden.nonfinite is None else {"nonfinite": list(map(_plain_nonfinite, golden.nonfinite))}),
         },
         path,
     )
@@ -116,8 +132,18 @@ def _plain_tolerance(tolerance: Tolerance) -> dict[str, float]:
     return {name: value for name, value in asdict(tolerance).items() if value is not None}
 
 
+def _plain_nonfinite(one: NonFinite) -> dict[str, Any]:
+    return {
+        "inputs": list(one.inputs),
+        "names": list(one.names),
+        "value": one.value,
+        "expected": _plain(one.expected),
+    }
+
+
 def _plain(tensors: Tensors) -> list[torch.Tensor]:
-    return [t.contiguous().clone() for t in tensors]  # a view would carry its whole storage along
+    """Copies of the values themselves: a view would carry its whole storage along, and C++ reads no lazy bits."""
+    return [t.resolve_conj().resolve_neg().contiguous().clone() for t in tensors]
 
 
 def read(path: Path) -> Golden:
@@ -137,8 +163,14 @@ def read(path: Path) -> Golden:
             name: Precision(Tolerance(**p["tolerance"]), tuple(map(tuple, p["eager"])), tuple(p["without"]))
             for name, p in data.get("precisions", {}).items()
         }
-        return Golden(cases, Tolerance(**data["tolerance"]), precisions)
+        spoilt = data.get("nonfinite")
+        nonfinite = None if spoilt is None else tuple(map(_nonfinite, spoilt))
+        return Golden(cases, Tolerance(**data["tolerance"]), precisions, nonfinite)
     except ArtifactError:
         raise
     except Exception as error:  # whatever a broken pickle raises
         raise ArtifactError(f"{path} cannot be read as a golden: {error}", "export again") from error
+
+
+def _nonfinite(one: Mapping[str, Any]) -> NonFinite:
+    return NonFinite(tuple(one["inputs"]), tuple(one["names"]), one["value"], tuple(one["expected"]))

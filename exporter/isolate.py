@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TextIO
 
+from exporter import disk, processes
 from exporter.errors import JobError
 
 LOG_LINES = 30
@@ -55,7 +56,7 @@ class Child:
         try:
             line = self.readline(timeout)
             if line:
-                found, value = pickle.loads(bytes.fromhex(line))
+                found, value = self._read(line)
                 if found == kind:
                     return value
             return self.conclude(line, timeout)
@@ -66,7 +67,7 @@ class Child:
         """What the job's last lines mean, from `line` on: as `wait`."""
         outcome: tuple[str, Any] | None = None
         while line:
-            kind, value = pickle.loads(bytes.fromhex(line))
+            kind, value = self._read(line)
             if kind == "exit":
                 self.finished = True
                 self.close()
@@ -74,6 +75,17 @@ class Child:
             outcome = (kind, value)
             line = self.readline(timeout)
         return self._outcome(outcome, None)
+
+    def _read(self, line: str) -> tuple[str, Any]:
+        """A message. JobError where it is none: user code has written there, or what it sent cannot be read."""
+        try:
+            kind, value = pickle.loads(bytes.fromhex(line))
+        except Exception as error:  # whatever broken pickles raise
+            self.kill()
+            cause = f"{self.name} sent what is no message ({type(error).__name__}: {str(error)[:200]})"
+            remedy = "see that the recipe's code leaves pickle and descriptors that it did not open alone"
+            raise JobError(cause, remedy, self.tail()) from error
+        return kind, value
 
     def say(self, text: str) -> None:
         """Send the job a line; nothing where it has ended, which `wait` then tells."""
@@ -114,8 +126,10 @@ class Child:
         """End the job and all that it started; nothing when it has ended."""
         if self.finished:
             return
+        started = processes.descendants(self.group)  # a daemon among them is in a group of its own
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.group, signal.SIGKILL)
+        processes.end(started)
         self.finished = True  # its number may soon be another's
         self.close()
 
@@ -154,6 +168,7 @@ class Zygote:
     """
 
     def __init__(self, environment: dict[str, str] | None = None, modules: tuple[str, ...] = ()) -> None:
+        disk.require_directory()
         self.environment = environment or {}
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -240,6 +255,11 @@ class Zygote:
 
     def _died(self) -> JobError:
         message = self._process.stderr.read().decode(errors="replace") if self._process.stderr else ""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=5)
+        code = self._process.returncode
+        if code is not None and code < 0:
+            return JobError(f"the process that jobs are forked from {describe_exit(code)}", "run it again", message)
         last = message.strip().splitlines()[-1:] or ["no message"]
         return JobError(f"torch cannot be imported: {last[0]}", "run `exporter doctor`", message)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from exporter import benchmark, checks, stats
+from exporter import benchmark, checks, quiet, stats
 from exporter.errors import ExporterError
-from exporter.records import SessionRecord, Timing, VariantRecord
+from exporter.records import MachineLoad, SessionRecord, Timing, VariantRecord
 from exporter.session.client import Session
 
 Key = tuple[str, str]  # a variant's name, and the kind of its session
@@ -35,12 +36,15 @@ class Measured:
     baseline: Key
     points: dict[str, dict[Key, benchmark.Series]]
     warnings: tuple[str, ...] = ()
+    machine: MachineLoad | None = None
 
     def samples(self) -> str:
         """Samples in milliseconds as JSON, by variant, session and point, in windows, MOST_SAMPLES of each."""
         return json.dumps(
             {
-                " ".join((*key, f"at {point}") if point else key): stats.thinned(one.windows, MOST_SAMPLES)
+                " ".join((*key, f"at {point}") if point else key): stats.thinned(
+                    [*one.windows, *one.tail], MOST_SAMPLES
+                )
                 for point, series in self.points.items()
                 for key, one in series.items()
             }
@@ -74,29 +78,38 @@ def measure(
     budget_s: float,
     baseline: Key,
     progress: Callable[[str, str], None],
+    least_runs: int = 0,
+    wait_quiet_s: float = 0.0,
 ) -> Measured:
     """Time the sessions in rotation: at the example, then at each other point those that have not failed yet.
 
-    `progress` hears a variant's name and its stage. When the baseline fails at the example, what it raised passes
-    through.
+    Before that, wait for a quiet machine, but no longer than `wait_quiet_s`. With `least_runs`, each but the baseline
+    is called so often at the example. `progress` hears a variant's name and its stage. When the baseline fails at the
+    example, what it raised passes through.
     """
     left = dict(sessions)
     found: dict[str, dict[Key, benchmark.Series]] = {}
-    warnings: list[str] = []
+    waited = quiet.wait(wait_quiet_s, functools.partial(progress, baseline[0])) if wait_quiet_s else ""
+    warnings, watch = [waited] if waited else [], quiet.Watch()
     for point in (EXAMPLE, *points):
         try:
-            found[point] = _rotate(left, point, budget_s, baseline, progress)
+            found[point] = _rotate(left, point, budget_s, baseline, progress, least_runs if point == EXAMPLE else 0)
         except ExporterError as error:
             if point == EXAMPLE:
                 raise
             warnings.append(f"nothing was timed at {point}: {' '.join(baseline)}: {error}")
             continue
         left = {key: session for key, session in left.items() if key not in found[point] or not found[point][key].error}
-    return Measured(baseline, found, tuple(warnings))
+    return Measured(baseline, found, tuple(warnings), watch.load())
 
 
 def _rotate(
-    sessions: Mapping[Key, Session], point: str, budget_s: float, baseline: Key, progress: Callable[[str, str], None]
+    sessions: Mapping[Key, Session],
+    point: str,
+    budget_s: float,
+    baseline: Key,
+    progress: Callable[[str, str], None],
+    least_runs: int,
 ) -> dict[Key, benchmark.Series]:
     keys = {" ".join(key): key for key, session in sessions.items() if point not in session.refused}
     stage = f"time {point}".rstrip()
@@ -105,6 +118,7 @@ def _rotate(
         budget_s,
         " ".join(baseline),
         lambda name: progress(keys[name][0], stage),
+        least_runs,
     )
     return {keys[name]: one for name, one in series.items()}
 

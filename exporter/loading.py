@@ -20,6 +20,7 @@ from exporter import (
     places,
     ranges,
     recipes,
+    zygote,
 )
 from exporter import state as states
 from exporter.errors import ExportError, RecipeError
@@ -116,6 +117,7 @@ def _flat_inputs(
     torch.manual_seed(seed)
     try:
         inputs = recipe.inputs(**sizes)
+        zygote.leave_if_copied()
     except RecipeError:
         raise
     except Exception as error:
@@ -145,6 +147,7 @@ def load_model(job: Job) -> Loaded:
         if replace(held, options=job.options) == job and held.options.device == job.options.device:
             return _as_prepared(loaded, job)
     recipe = recipes.load(job.source)
+    zygote.leave_if_copied()
     named = job.source.dims if job.source.place != "saved" else ()  # a saved program has named them itself
     if not named:
         _choose_sizes(recipe, job)  # before the model takes its time
@@ -194,6 +197,7 @@ def _choose_sizes(recipe: recipes.Recipe, job: Job) -> tuple[dict[str, int], dic
 def _load_weights(recipe: recipes.Recipe, weights: str) -> torch.nn.Module:
     try:
         model = recipe.load(weights)
+        zygote.leave_if_copied()
     except RecipeError:
         raise
     except Exception as error:

@@ -93,6 +93,11 @@ class Lowering:
         self._taken[wanted] = count + 1
         return self.name(f"{wanted}_{count}") if count else wanted
 
+    def reserve(self, name: str) -> str:
+        """This very name, for what has to have it; before any other is given."""
+        self._taken[name] = 1
+        return name
+
     def say(self, line: str) -> None:
         """Add a line."""
         self.lines.append("    " * self._depth + line)

@@ -55,7 +55,8 @@ def run(
         zygote = stack.enter_context(start(SIDE_BY_SIDE, modules))
         alone = stack.enter_context(start()) if request.bench else zygote
         staging = stack.enter_context(publishing.stage(place or request.out))
-        current = _Run(request, zygote, alone, staging, listener or Listener())
+        root = stack.enter_context(disk.plain(staging.root))
+        current = _Run(request, zygote, alone, staging, root, listener or Listener())
         stack.callback(current.turns.close)
         try:
             current.execute()
@@ -76,18 +77,28 @@ class _Run:
     """One run in progress."""
 
     def __init__(
-        self, request: Request, zygote: Zygote, alone: Zygote, staging: publishing.Staging, listener: Listener
+        self,
+        request: Request,
+        zygote: Zygote,
+        alone: Zygote,
+        staging: publishing.Staging,
+        root: Path,
+        listener: Listener,
     ) -> None:
-        """Jobs come from `zygote`; sessions that are timed, from `alone`, once no job runs any more."""
+        """`root` is what jobs know the staged bundle by.
+
+        Jobs come from `zygote`; sessions that are timed, from `alone`, once no job runs any more.
+        """
         self.request, self.zygote, self.alone, self.staging, self.listener = request, zygote, alone, staging, listener
-        self.work = staging.root / ".work"
+        self.root = root
+        self.work = root / ".work"
         self.work.mkdir()
         self.job = request.job(self.work)
         self.materials = provenance.materials(request.source)  # as they are now: a job may take minutes
         self.draft = Draft(request, staging)
-        self.judging = Judging(request, self.job, staging.root, alone, self.draft, listener)
-        self.golden = staging.root / bundle.GOLDEN
-        self.turns = Turns(zygote, self.job, request.variants, staging.logs / "prepare.log")
+        self.judging = Judging(request, self.job, root, alone, self.draft, listener)
+        self.golden = root / bundle.GOLDEN
+        self.turns = Turns(zygote, self.job, request.variants, root / bundle.LOGS / "prepare.log")
         self.prepared = False
 
     def execute(self) -> None:
@@ -222,9 +233,9 @@ class _Run:
         if targets.is_live(variant):
             return self.draft.keep(replace(record, contract=promised))
         self.listener.stage(record.name, "export")
-        path = self.staging.root / variant.artifact
+        path = self.root / variant.artifact
         try:
-            exported, seconds = self._run_export(variant, prepared, path, self.staging.root / record.log, zygote)
+            exported, seconds = self._run_export(variant, prepared, path, self.root / record.log, zygote)
         except ExporterError as error:
             disk.probe_space(self.staging.root)  # where the disk is full, that is what failed, and ends the run
             for left in self.staging.root.glob(f"{path.name}*"):
@@ -277,13 +288,24 @@ class _Run:
         baseline = EAGER, "python"
         if baseline not in self.judging.sessions:
             raise JobError("eager cannot be timed: its session failed", "see logs/eager.log")
-        found = latency.measure(self.judging.sessions, points, self.request.time_budget, baseline, self.listener.stage)
+        asked = self.request
+        found = latency.measure(
+            self.judging.sessions,
+            points,
+            asked.time_budget,
+            baseline,
+            self.listener.stage,
+            asked.least_runs,
+            asked.wait_quiet,
+        )
         for record in self.draft.manifest.variants:
             if record.sessions:  # else its export failed
                 self.listener.done(self.draft.keep(self.turns.plan.explain(found.timed(record))))
         disk.write_atomic(self.staging.root / bundle.SAMPLES, found.samples())
         samples = bundle.record(self.staging.root / bundle.SAMPLES)
-        self.draft.update(samples=samples, warnings=self.draft.manifest.warnings + found.warnings)
+        self.draft.update(
+            samples=samples, machine=found.machine, warnings=self.draft.manifest.warnings + found.warnings
+        )
 
     @contextmanager
     def _pool(self, slots: int) -> Iterator[ThreadPoolExecutor]:

@@ -18,6 +18,7 @@ from pathlib import Path
 HERE = "<--- HERE"  # how TorchScript's compiler points at a line
 
 OWN = "exporter itself failed"  # begins what is said of a failure that is no model's
+LONGEST = 100_000  # characters of one that are looked at
 MESSAGE = 1000  # characters of a message that are kept
 # Control characters but for tabs and the ends of lines; what turns the direction of text; halves of characters.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -41,7 +42,7 @@ _LIBRARIES = frozenset(_COMPILERS | {"cloudpickle", "ml_dtypes", "mpmath", "nump
 
 def message(error: BaseException) -> str:
     """What an error says, in one line: its first paragraph, of a compiler's also its first error; no addresses."""
-    text = str(error).strip()
+    text = str(error)[:LONGEST].strip()
     if text.startswith(_INTERPRETER) and (said := _SAID.findall(text)):
         text = said[-1]
     compiler = _COMPILER.search(text)

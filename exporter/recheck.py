@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from exporter import bundle, checks, diagnosis, environment, latency, metrics, proof, targets
+from exporter import bundle, checks, diagnosis, disk, environment, latency, metrics, proof, targets
 from exporter.errors import ArtifactError
 from exporter.isolate import Zygote
 from exporter.listener import Listener
@@ -34,6 +34,8 @@ class How:
     allow_cpu_fallback: bool = False
     cuda_graphs: bool = False
     time_budget: float = 0.0
+    wait_quiet: float = 0.0
+    least_runs: int = 0
     trust: Trust = field(default_factory=Trust)
 
 
@@ -58,7 +60,8 @@ def run(place: Path, how: How, listener: Listener) -> Manifest:
     with contextlib.ExitStack() as stack:
         zygote = stack.enter_context(Zygote())
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="exporter-")))
-        current = _Recheck(evidence, manifest, how, listener, zygote, logs)
+        known = stack.enter_context(disk.plain(place.absolute()))
+        current = _Recheck(evidence, manifest, how, listener, zygote, logs, known)
         stack.callback(current.close)
         return current.execute(recorded)
 
@@ -73,6 +76,7 @@ class _Recheck:
     listener: Listener
     zygote: Zygote
     logs: Path
+    place: Path  # what sessions know the bundle by
 
     def __post_init__(self) -> None:
         self.sessions: dict[latency.Key, Session] = {}
@@ -112,8 +116,7 @@ class _Recheck:
         if self.how.time_budget and not keep:
             record = replace(record, notes=("not timed: there is no memory for it beside the others",))
         results: list[SessionRecord] = []
-        place = self.evidence.place
-        for kind, open_session in checks.openers(self.zygote, place, record, self.options, log, self.how.timeout):
+        for kind, open_session in checks.openers(self.zygote, self.place, record, self.options, log, self.how.timeout):
             judge = functools.partial(checks.check, kind, open_session, unsteady, record.quantized, record.contract)
             result, session = checks.watch_gpu_memory(watched, judge)
             results.append(result)
@@ -128,6 +131,7 @@ class _Recheck:
         manifest = replace(
             manifest,
             samples=None,
+            machine=None,
             threads=self.how.threads,
             environment=environment.describe(),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -136,7 +140,8 @@ class _Recheck:
             return manifest
         baseline = next(iter(self.sessions))
         points = tuple(manifest.points)[1:]
-        found = latency.measure(self.sessions, points, self.how.time_budget, baseline, self.listener.stage)
+        how, hear = self.how, self.listener.stage
+        found = latency.measure(self.sessions, points, how.time_budget, baseline, hear, how.least_runs, how.wait_quiet)
         timed = []
         for record, before in zip(manifest.variants, recorded, strict=True):
             if self._waits(record):
@@ -145,7 +150,11 @@ class _Recheck:
                 self.listener.done(record)
             timed.append(record)
         return replace(
-            manifest, variants=tuple(timed), baseline=baseline[0], warnings=manifest.warnings + found.warnings
+            manifest,
+            variants=tuple(timed),
+            baseline=baseline[0],
+            warnings=manifest.warnings + found.warnings,
+            machine=found.machine,
         )
 
     def _waits(self, record: VariantRecord) -> bool:

@@ -205,6 +205,7 @@ class Parity:
     """The worst over all outputs and cases, each number by itself; a session's has the parts too.
 
     `refused` are cases beside those compared: of sizes that the artifact does not promise, and its contract refuses.
+    `unpropagated` says where NaN or infinity ends in the artifact and not in eager; None where that was not tried.
     """
 
     verdict: Verdict
@@ -217,6 +218,7 @@ class Parity:
     cases: int = 0
     parts: tuple[CaseParity, ...] = ()
     refused: int = 0
+    unpropagated: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -261,13 +263,58 @@ class SessionRecord:
     gpu_mb: float | None = None
 
 
+BEYOND = 10  # samples beyond a percentile, without which it says little more than the largest sample
+
+
+def runs_for(percentile: float) -> int:
+    """How many samples a percentile wants, so that BEYOND of them lie beyond it."""
+    return math.ceil(round(BEYOND * 100 / (100 - percentile), 6))
+
+
+@dataclass(frozen=True)
+class MachineLoad:
+    """What went on beside a measurement: shares of the CPUs that it might use.
+
+    `others` is of other processes, `steal` of other guests of the host; `throttled` is the share of the time for which
+    a quota stopped us, `hot` how often a core slowed down for heat. `load` is the load average at the end.
+    """
+
+    cpus: int
+    others: float
+    steal: float
+    throttled: float
+    hot: int
+    load: float
+
+    @property
+    def lost(self) -> float:
+        """The share of the CPUs that was not to be had."""
+        return min(self.others + self.steal + self.throttled, 1.0)
+
+    @property
+    def busy(self) -> bool:
+        """Whether that is more than a quiet machine's own upkeep."""
+        return self.others > 0.1 or self.steal > 0.02 or self.throttled > 0.01 or self.hot > 0
+
+    def describe(self) -> str:
+        """What there was, in words."""
+        said = [f"other processes took {self.others:.0%} of {self.cpus} CPUs"] if self.others >= 0.01 else []
+        said += [f"other guests of the host {self.steal:.0%}"] if self.steal >= 0.005 else []
+        said += [f"a quota stopped it for {self.throttled:.0%} of the time"] if self.throttled >= 0.005 else []
+        said += [f"cores slowed down for heat {self.hot} times"] if self.hot else []
+        return ", ".join([*said, f"load {self.load:.1f}"])
+
+
 @dataclass(frozen=True)
 class Timing:
-    """Steady-state latency of one session. `speedup` is eager's median over this one's, with its 95% interval."""
+    """Steady-state latency of one session. `speedup` is eager's median over this one's, with its 95% interval.
+
+    A percentile is None where fewer than BEYOND samples lie beyond it.
+    """
 
     median_ms: float
-    p90_ms: float
-    p99_ms: float
+    p90_ms: float | None
+    p99_ms: float | None
     min_ms: float
     max_ms: float
     ci95_ms: tuple[float, float]
@@ -390,6 +437,7 @@ class Manifest:
     points: dict[str, dict[str, int]] = field(default_factory=dict)  # of a sweep, the example first
     baseline: str = EAGER
     metric: MetricRecord | None = None
+    machine: MachineLoad | None = None  # while the timings were taken
     schema: int = SCHEMA
 
     @property

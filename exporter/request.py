@@ -35,6 +35,8 @@ class Request:
     seed: int = 0
     threads: int = 1
     time_budget: float = 5.0
+    wait_quiet: float = 0.0  # seconds to wait for a quiet machine before anything is timed
+    least_runs: int = 0  # of each variant, where a percentile is asked for
     timeout: float = 1800.0
     bench: bool = True
     memory_limit_gb: float = 0.0

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from exporter import cases, diagnosis, eager, places, precision, values
+from exporter import cases, diagnosis, eager, nonfinite, places, precision, values
 from exporter.cases import Inputs
 from exporter.contract import Sizes, describe
 from exporter.flattening import FlatModule, Tensors
-from exporter.golden import Case, Golden, Precision
+from exporter.golden import Case, Golden, NonFinite, Precision
 from exporter.job import Findings
 from exporter.records import Range, Tolerance
 from exporter.search import alike
@@ -79,6 +79,25 @@ class Calls:
         finally:
             self.module.to(device)
             self.held.restore()
+
+
+def nonfinite_of(calls: Calls, made: Golden, names: Sequence[str], device: str) -> tuple[NonFinite, ...]:
+    """As `nonfinite.make`, for a first call."""
+    first = made.cases[0].inputs
+    example = first[: len(first) - (len(calls.state.paths) if calls.outside else 0)]
+    own = str(next(iter(calls.module.model.parameters()), torch.empty(0)).device)
+
+    def in_double(given: Sequence[Tensors]) -> nonfinite.Attempts:
+        def run(data: Tensors) -> Tensors:
+            return calls.run([eager.in_float64(data)], "cpu", Form(torch.float64, "cpu"))[0]
+
+        try:
+            return eager.in_double(calls.module, lambda: [nonfinite.attempt(run, one) for one in given])
+        finally:
+            calls.module.to(own)
+            calls.held.restore()
+
+    return nonfinite.make(example, names, in_double, lambda data: calls.run([data], device)[0])
 
 
 def _widen(found: Run, outputs: Run) -> Run:

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from exporter.errors import ExportError
 from exporter.flattening import output_name
 from exporter.structure import key_name
-from exporter.torchscript import define, literal, number_tensor
+from exporter.torchscript import define, literal, number_tensor, unused
 
 Kind = Any  # torch._C.JitType and its subclasses
 Rebuild = Callable[[Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]]
@@ -32,22 +32,22 @@ class _Given:
 
 
 def wrap(
-    scripted: Any, rebuild: Rebuild, inputs: int, output: Any, leave_out: Collection[str] = ()
+    scripted: Any, rebuild: Rebuild, names: Sequence[str], output: Any, leave_out: Collection[str] = ()
 ) -> torch.jit.ScriptModule:
-    """A scripted model, as a module of `inputs` tensors that gives a tuple of the tensors and numbers in `output`.
+    """A scripted model, as a module that takes tensors under these names and gives a tuple of those in `output`.
 
-    `rebuild` makes the model's arguments of the tensors; `output` is what eager answers at the example, of which
-    `leave_out` names what is not given. ExportError, or whatever TorchScript's compiler raises, when types do not fit.
+    Numbers among them become tensors. `rebuild` makes the model's arguments of the tensors; `output` is what eager
+    answers at the example, of which `leave_out` names what is not given. ExportError, or whatever TorchScript's
+    compiler raises, when types do not fit.
     """
-    names = [f"x{i}" for i in range(inputs)]
     args, kwargs = rebuild([_Given(name) for name in names])
     schema = scripted.forward.schema
-    unpacking = _Unpacking(output, schema.returns[0].type, leave_out)
+    unpacking = _Unpacking(output, schema.returns[0].type, leave_out, names)
     leaves = unpacking.leaves()
     source = [
         f"def forward(self, {', '.join(f'{name}: Tensor' for name in names)}) -> "
         f"Tuple[{', '.join(['Tensor'] * len(leaves))}]:",
-        f"    answer = self.model({_arguments(schema.arguments[1:], args, kwargs)})",
+        f"    {unpacking.answer} = self.model({_arguments(schema.arguments[1:], args, kwargs)})",
         *unpacking.lines,
         f"    return ({''.join(f'{leaf}, ' for leaf in leaves)})",
         "",
@@ -70,10 +70,11 @@ def _given(value: Any, kind: Kind) -> str | None:
 class _Unpacking:
     """The way from a scripted model's answer to its leaves: expressions, and lines that must come before them."""
 
-    def __init__(self, output: Any, kind: Kind, leave_out: Collection[str]) -> None:
+    def __init__(self, output: Any, kind: Kind, leave_out: Collection[str], taken: Collection[str]) -> None:
         self.lines: list[str] = []
-        self._output, self._leave_out = output, leave_out
-        self._root, self._kind = _matching(output, kind)
+        self.answer = unused("answer", taken)
+        self._output, self._leave_out, self._taken = output, leave_out, taken
+        self._root, self._kind = _matching(output, kind, self.answer)
 
     def leaves(self) -> list[str]:
         """Expressions for the tensors of the output, in pytree's order. Numbers become tensors; None is left out."""
@@ -100,17 +101,17 @@ class _Unpacking:
         """Past an Optional: eager gave something at the example."""
         if kind.kind() != "OptionalType":
             return expression, kind
-        name = f"y{len(self.lines)}"
+        name = unused(f"y{len(self.lines)}", self._taken)
         self.lines += [f"    {name} = {expression}", f"    assert {name} is not None"]
         return name, kind.getElementType()
 
 
-def _matching(output: Any, kind: Kind) -> tuple[str, Kind]:
+def _matching(output: Any, kind: Kind, answer: str) -> tuple[str, Kind]:
     """The answer itself; or the one part of it that is like eager's, for models that give more when scripted."""
     if _fits(output, kind):
-        return "answer", kind
+        return answer, kind
     parts = list(enumerate(kind.elements())) if kind.kind() == "TupleType" else []
-    fitting = [(f"answer[{i}]", part) for i, part in parts if _fits(output, part)]
+    fitting = [(f"{answer}[{i}]", part) for i, part in parts if _fits(output, part)]
     if len(fitting) != 1:
         raise ExportError(f"the scripted model returns {kind.annotation_str}, eager {type(output).__name__}")
     return fitting[0]

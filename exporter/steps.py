@@ -106,6 +106,8 @@ def _make_cases(
     """The golden of a model that keeps no state: a call for each case, and for each of the recipe's own samples."""
     made, findings = cases.make(loaded.module, loaded.inputs, plan, loaded.symbols, usual, device, whole)
     own = {one.name: one.inputs for one in _samples(loaded, found)}
+    names = [spec.name for spec in found.inputs]
+    made = _with_nonfinite(made, findings, lambda: cases.nonfinite_of(loaded.module, made, names, device))
     made, findings = cases.add_samples(made, findings, loaded.module, own, device)
     _require_known(loaded, made, device, loaded.strange())
     names = [spec.name for spec in found.outputs]
@@ -124,6 +126,8 @@ def _make_sequences(
     calls = sequences.Calls(loaded.module, loaded.held, outside)
     made, findings = sequences.make(calls, loaded.inputs, plan, loaded.symbols, usual, device, whole)
     _require_known(loaded, made, device, calls.strange)
+    names = [spec.name for spec in found.inputs]
+    made = _with_nonfinite(made, findings, lambda: sequences.nonfinite_of(calls, made, names, device))
     outputs = tuple(spec.dtype for spec in found.outputs if not (outside and spec.name in loaded.module.state.names))
     precisions, notes = sequences.in_precisions(made, calls, others, outputs, device)
     if getattr(loaded.recipe, "samples", None) is not None:
@@ -138,6 +142,15 @@ def _require_known(loaded: Loaded, made: golden.Golden, device: str, strange: Co
         name, data = calls[0]  # of which other values were tried, and are no case where they settle nothing
         calls += [(f"{name} {change}", changed) for change, changed in values.changed(data).items()]
         keeping.require_known(loaded, device, calls)
+
+
+def _with_nonfinite(
+    made: golden.Golden, findings: Findings, find: Callable[[], tuple[golden.NonFinite, ...]]
+) -> golden.Golden:
+    """With what has to be propagated; without where eager does not repeat itself, or does not run in float64."""
+    if not findings.repeatable or findings.reference != "float64":
+        return made
+    return replace(made, nonfinite=find())
 
 
 def _samples(loaded: Loaded, found: Contract) -> list[samples.Sample]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import builtins
 import keyword
 import math
+import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,15 @@ if TYPE_CHECKING:
     import torch
 
     Tensors = tuple[torch.Tensor, ...]
+
+
+SHADOWED = {"filter", "format", "hash", "id", "input", "object", "type"}  # builtins that no code of ours calls
+RESERVED = (
+    frozenset(
+        {"self", "torch", "device", "List", "Tuple", "Dict", "Optional", "Tensor", *keyword.kwlist, *dir(builtins)}
+    )
+    - SHADOWED
+)  # as arguments: code that we write means something else by them
 
 
 def load(path: Path, device: str) -> Script:
@@ -76,6 +87,29 @@ def define(module: torch.nn.Module, source: str) -> torch.jit.ScriptModule:
         scripted: torch.jit.ScriptModule = torch.jit.script(module.eval())
     scripted.define(source)
     return scripted
+
+
+def arguments(names: Sequence[str]) -> list[str]:
+    """What forward calls inputs of these names: the same, but for characters and words that no argument can have."""
+    made: list[str] = []
+    for name in names:
+        plain = re.sub(r"\W", "_", name, flags=re.ASCII)
+        made.append(unused(f"_{plain}" if plain[:1].isdigit() or plain in RESERVED else plain, made))
+    return made
+
+
+def unused(wanted: str, taken: Collection[str]) -> str:
+    """The name, with underscores at its end as long as it is taken."""
+    while wanted in taken:
+        wanted += "_"
+    return wanted
+
+
+def name_arguments(traced: torch.jit.ScriptModule, names: Sequence[str]) -> None:
+    """Call the arguments of a trace's forward so; the tracer knows none where forward takes any number of tensors."""
+    _, *values = traced.graph.inputs()
+    for value, name in zip(values, arguments(names), strict=True):
+        value.setDebugName(name)
 
 
 def attribute(name: str) -> str:

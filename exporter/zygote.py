@@ -19,17 +19,21 @@ import pickle
 import signal
 import socket
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from exporter import places
+from exporter import places, processes
 from exporter.errors import ExporterError
 
 BACKLOG = 1 << 20
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+LONGEST = 100_000  # characters of an error's message
+_dumps, _loads = pickle.dumps, pickle.loads  # as they were before any recipe could change them
+_job = 0  # the process that answers for a job; 0 in those that run none
 
 
 def serve(control: socket.socket, modules: Sequence[str]) -> None:
@@ -75,21 +79,40 @@ def _supervise(request: bytes, channel_fd: int, log_fd: int) -> None:
     os.setpgid(0, 0)
     os.dup2(log_fd, 2)  # else a job that lives on would keep the parent from reading how the zygote died
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
+    signal.signal(signal.SIGTERM, lambda *_: _end_all())
     with contextlib.suppress(AttributeError):  # Linux: where somebody kills the zygote, its jobs end too
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # a daemon with a session of its own stays among ours
     pid = os.fork()
     if pid == 0:
         _run_job(request, channel_fd, log_fd)
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
     with contextlib.suppress(OSError), socket.socket(fileno=channel_fd) as channel:
-        tell(channel, "exit", code)
-    os.killpg(0, signal.SIGKILL)  # what the job started ends with it
+        _send(channel, "exit", code)
+    _end_all()  # what the job started ends with it
+
+
+def _end_all() -> None:
+    """End whom this process has started or adopted, and its group with itself."""
+    while found := [pid for pid in processes.descendants(os.getpid()) if _alive(pid)]:
+        processes.end(found)
+        time.sleep(0.01)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _alive(pid: int) -> bool:
+    """Whether it still runs; one of ours that has ended is waited for."""
+    with contextlib.suppress(ChildProcessError):
+        return os.waitpid(pid, os.WNOHANG)[0] == 0
+    with contextlib.suppress(OSError):
+        return processes.PROC.joinpath(str(pid), "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
 
 
 def _run_job(request: bytes, channel_fd: int, log_fd: int) -> None:
-    code = 70
+    global _job
+    code, _job = 70, os.getpid()
     try:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -99,7 +122,7 @@ def _run_job(request: bytes, channel_fd: int, log_fd: int) -> None:
         os.dup2(log_fd, 2)
         _be_killed_first()
         warnings.simplefilter("default")
-        function, arguments = pickle.loads(request)
+        function, arguments = _loads(request)
         module, _, name = function.partition(":")
         with socket.socket(fileno=channel_fd) as channel:
             _answer(channel, getattr(importlib.import_module(module), name), arguments)
@@ -107,6 +130,7 @@ def _run_job(request: bytes, channel_fd: int, log_fd: int) -> None:
     except BaseException:
         traceback.print_exc()
     finally:
+        leave_if_copied()
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
@@ -126,8 +150,11 @@ def _answer(channel: socket.socket, function: Any, arguments: dict[str, Any]) ->
         answer: tuple[str, Any] = ("result", function(channel=channel, **arguments))
     except ExporterError as error:
         traceback.print_exc()
-        error.args = (places.located(str(error), error),)
+        error.args = (places.located(str(error)[:LONGEST], error),)
         answer = ("error", error)
+    except SystemExit as error:
+        traceback.print_exc()
+        answer = ("crash", places.located(f"the model's code ended the process: sys.exit({error.code!r})", error))
     except Exception as error:
         traceback.print_exc()
         answer = ("crash", places.own(error) or places.summary(error))
@@ -135,8 +162,20 @@ def _answer(channel: socket.socket, function: Any, arguments: dict[str, Any]) ->
 
 
 def tell(channel: socket.socket, kind: str, value: Any) -> None:
-    """Send a message to the parent, as one line; the empty line before it ends one that was cut short."""
-    channel.sendall(b"\n" + pickle.dumps((kind, value)).hex().encode() + b"\n")
+    """Send a job's message to the parent. A copy of the job, which a recipe's own fork left, ends here."""
+    leave_if_copied()
+    _send(channel, kind, value)
+
+
+def leave_if_copied() -> None:
+    """End this process where it is a copy of the job that user code forked, and that came back from it."""
+    if _job and os.getpid() != _job:
+        os._exit(0)
+
+
+def _send(channel: socket.socket, kind: str, value: Any) -> None:
+    """As one line; the empty line before it ends one that was cut short."""
+    channel.sendall(b"\n" + _dumps((kind, value)).hex().encode() + b"\n")
 
 
 def hear(channel: socket.socket) -> str:

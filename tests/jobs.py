@@ -128,3 +128,44 @@ def serve(channel: socket.socket, behaviour: str, golden: str) -> None:
         return targets.Loaded(run, lambda: "Imaginary")
 
     server.serve(channel, load, golden, ("y",), targets.Options())
+
+
+def daemon(channel: socket.socket, file: str, stays: bool) -> None:
+    """A process that is nobody's child and leads a session of its own; its number is in the file."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            Path(file).write_text(str(os.getpid()))
+            time.sleep(600)
+        os._exit(0)
+    os.wait()
+    while not Path(file).is_file() or not Path(file).read_text():
+        time.sleep(0.01)
+    time.sleep(600 if stays else 0)
+
+
+def fork_and_return_twice(channel: socket.socket) -> str:
+    return "the child" if os.fork() == 0 else (time.sleep(1), "the job")[1]
+
+
+def patch_pickle(channel: socket.socket) -> str:
+    import pickle
+
+    pickle.dumps = lambda *_, **__: b"nonsense"  # type: ignore[assignment]
+    return "told all the same"
+
+
+def write_to_the_channel(channel: socket.socket) -> None:
+    channel.sendall(b"\nnonsense\n")
+
+
+def exit_by_itself(channel: socket.socket) -> NoReturn:
+    sys.exit(3)
+
+
+def say_very_much(channel: socket.socket) -> NoReturn:
+    raise ValueError("much " * 10_000_000)
+
+
+def say_very_much_of_ours(channel: socket.socket) -> NoReturn:
+    raise ExportError("much " * 10_000_000)

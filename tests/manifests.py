@@ -41,7 +41,7 @@ def timing(median: float, half: float = 0.1, eager: float = 10.0, **changes: Any
         "min_ms": median * 0.9,
         "max_ms": median * 1.5,
         "ci95_ms": (median - half, median + half),
-        "runs": 200,
+        "runs": 1000,
         "stable": True,
         "speedup": speedup,
         "speedup_ci95": (speedup * 0.99, speedup * 1.01),

@@ -10,6 +10,7 @@ import pytest
 from exporter import benchmark
 from exporter.benchmark import FEWEST_WINDOWS, MAX_WINDOWS, MIN_WINDOWS, measure
 from exporter.errors import JobError
+from exporter.records import runs_for
 
 
 class Fake:
@@ -252,3 +253,35 @@ def test_two_copies_are_hardly_ever_called_different(shape: str) -> None:
         a, b = (benchmark.timing(found[name], found["a"]).ci95_ms for name in "ab")
         different += a[1] < b[0] or b[1] < a[0]
     assert different <= 5
+
+
+def test_percentiles_want_ten_samples_beyond_them() -> None:
+    """Of 20 samples a p99 is the maximum."""
+    for runs, known in ((20, (False, False)), (99, (False, False)), (100, (True, False)), (1000, (True, True))):
+        one = benchmark.Series(windows=[[float(i) for i in range(runs)]])
+        timing = benchmark.timing(one, one)
+        assert (timing.p90_ms is not None, timing.p99_ms is not None) == known
+    assert (runs_for(90), runs_for(99), runs_for(99.9)) == (100, 1000, 10_000)
+
+
+def test_a_percentile_that_is_asked_for_gets_its_samples() -> None:
+    """Beyond the budget; eager, and what has failed, are not called more often for it."""
+    subjects = {"eager": constant(900.0), "slow": constant(700.0), "fast": constant(0.05)}
+    found = measure(subjects, 1.0, "eager", least_runs=runs_for(99))
+    assert found["eager"].count < 20
+    assert found["slow"].count >= 1000
+    assert found["fast"].tail == []
+    assert len(found["slow"].windows) == len(found["eager"].windows)
+    timing = benchmark.timing(found["slow"], found["eager"])
+    assert (timing.p99_ms, timing.runs) == (700.0, found["slow"].count)
+
+
+def test_what_fails_while_a_percentile_is_measured_leaves_the_others_to_it() -> None:
+    def breaks(call: int) -> float:
+        if call > 100:
+            raise JobError("gone")
+        return 700.0
+
+    found = measure({"eager": constant(900.0), "a": Fake(breaks), "b": constant(700.0)}, 1.0, "eager", least_runs=1000)
+    assert found["a"].error == "gone"
+    assert found["b"].count >= 1000

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from exporter import __version__, places
+from exporter import __version__, disk, places
 from exporter.errors import ExporterError
 
 ORDER = (
@@ -76,6 +76,7 @@ def _run(command: click.Command, name: str) -> None:
     )
     signal.signal(signal.SIGTERM, _interrupt)
     try:
+        disk.require_directory()
         result: Any = command.main(prog_name=name, standalone_mode=False)
         sys.exit(result if isinstance(result, int) else 0)
     except click.exceptions.Exit as done:
@@ -96,6 +97,10 @@ def _run(command: click.Command, name: str) -> None:
         _show(error)
         sys.exit(error.exit_code)
     except Exception as error:
+        known = disk.temporary_error(error) if isinstance(error, OSError) else None
+        if known is not None:
+            _show(known)
+            sys.exit(known.exit_code)
         error.add_note("This is an error of exporter itself. Please report it, with these lines.")
         raise
 

@@ -51,11 +51,14 @@ def recheck(place: Path, options: dict[str, Any], time_budget: float = 0.0) -> M
     """The bundle as it is found now, timed where there is a budget; `options` are those that `bundle_options` adds."""
     from exporter import environment, recheck
     from exporter.cli import _progress
+    from exporter.cli._goal import least_runs
 
     how = recheck.How(
         threads=options["threads"] or environment.usable_cpus(),
         time_budget=time_budget,
         trust=trusted(options),
+        wait_quiet=options.get("wait_quiet", 0.0),
+        least_runs=least_runs(options) if time_budget else 0,
         **{name: options[name] for name in ("timeout", "ops_libs", "allow_cpu_fallback", "cuda_graphs")},
     )
     with _progress.listener(quiet=options["quiet"]) as listener:

@@ -29,6 +29,13 @@ goal_options = _options.together(
 )
 
 
+def least_runs(options: dict[str, Any]) -> int:
+    """How many calls of each artifact the goal's bounds want."""
+    from exporter.records import runs_for
+
+    return 0 if options["max_p99_ms"] is None else runs_for(99)
+
+
 def chosen(usual: Goal, options: dict[str, Any]) -> Goal:
     """The goal, with what the command line says of it."""
     named = {"name": options["goal"]} | {k: options[k] for k in ("max_p99_ms", "max_mb", "min_cosine", "needs")}

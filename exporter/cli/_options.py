@@ -13,6 +13,14 @@ THREADS = click.option(
     "--threads", type=click.IntRange(1), help="Threads of one call on the CPU.  [default: all cores]"
 )
 
+WAIT_QUIET = click.option(
+    "--wait-quiet",
+    type=click.FloatRange(0),
+    default=0.0,
+    metavar="SECONDS",
+    help="Before timing, wait up to so long until nothing else is busy on this machine.  [default: do not wait]",
+)
+
 QUIET = click.option("-q", "--quiet", is_flag=True, help="No progress.")
 TRACEBACKS = click.option("-v", "--verbose", is_flag=True, expose_value=False, help="Tracebacks.")
 

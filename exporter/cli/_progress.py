@@ -12,8 +12,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from exporter import places
 from exporter.listener import Listener
 from exporter.records import VariantRecord
+from exporter.report.console import escape
 
 
 @contextmanager
@@ -47,7 +49,8 @@ class PlainLines(Listener):
         self._print(record.name, f"{record.status}{': ' + record.reason if record.reason else ''}")
 
     def _print(self, variant: str, text: str) -> None:
-        print(f"[{time.monotonic() - self._started:6.1f} s] {variant:<24} {text}", file=sys.stderr, flush=True)
+        said = places.printable(f"{variant:<24} {text}")
+        print(f"[{time.monotonic() - self._started:6.1f} s] {said}", file=sys.stderr, flush=True)
 
 
 class LiveLines(Listener):
@@ -75,5 +78,5 @@ class LiveLines(Listener):
             for variant, (stage, since) in self._rows.items():
                 clock = f"{time.monotonic() - since:.0f} s" if since and stage != "waiting" else ""
                 style = {"passed": "green", "failed": "red", "waiting": "dim"}.get(stage, "cyan")
-                table.add_row(variant, f"[{style}]{stage}[/]", clock)
+                table.add_row(escape(variant), f"[{style}]{escape(stage)}[/]", clock)
         return table

@@ -16,7 +16,8 @@ from exporter.cli._goal import chosen, goal_options
 
 @click.command(name="bench", short_help="Time a bundle again, on this machine.")
 @_bundle.bundle_options
-@_options.time_budget("Seconds of timed calls an artifact and session, on average; each is called 12 times at least.")
+@_options.time_budget("Seconds of timed calls an artifact and session, on average; at least 5 calls of each count.")
+@_options.WAIT_QUIET
 @goal_options
 def command(bundle: Path, time_budget: float, **options: Any) -> int:
     """Check BUNDLE as `exporter check` does, then time its artifacts side by side, in Python and in C++.

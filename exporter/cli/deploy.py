@@ -58,7 +58,8 @@ def triton(bundle: Path, variant: str | None, repository: Path, name: str | None
 
     deployment = triton.deploy(bundle, read_manifest(bundle), variant, repository, name, version)
     _show(deployment, repository / deployment.model)
-    click.echo(f"Next: tritonserver --model-repository {shlex.quote(str(repository))}")
+    quiet = "ORT_DISABLE_TELEMETRY=1 " if any((repository / deployment.model).glob("*/model.onnx")) else ""
+    click.echo(f"Next: {quiet}tritonserver --model-repository {shlex.quote(str(repository))}")
 
 
 @command.command(short_help="A context for docker build.")

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from exporter import places
 from exporter.cli import _options
 from exporter.cli._model import choose_device, choose_source, given_sizes, model_options, ranges, single_sizes, sweep
 from exporter.errors import UsageError
@@ -54,7 +55,7 @@ def command(model: str, device: str | None, as_json: bool, quiet: bool, verbose:
         )
         found = explain.run(job, work / "explain.log", _silent if quiet else _progress, given["timeout"])
         if verbose:
-            click.echo((work / "explain.log").read_text(errors="replace"), err=True)
+            click.echo(places.printable((work / "explain.log").read_text(errors="replace")), err=True)
     click.echo(to_json(found) + "\n" if as_json else explanation.render(found), nl=False)
 
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
+from exporter import places
 from exporter.cli import _options
-from exporter.cli._goal import chosen, goal_options
+from exporter.cli._goal import chosen, goal_options, least_runs
 from exporter.cli._model import (
     choose_device,
     choose_source,
@@ -85,7 +86,8 @@ class TargetList(click.ParamType[str]):
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Where the bundle goes.  [default: artifacts/MODEL]")
 @_options.THREADS
-@_options.time_budget("Seconds of timed calls a variant and session, on average; each is called 12 times at least.")
+@_options.time_budget("Seconds of timed calls a variant and session, on average; at least 5 calls of each count.")
+@_options.WAIT_QUIET
 @_options.timeout(1800.0, "Limit for one export or one answer of a session.")
 @click.option(
     "--memory-limit",
@@ -184,6 +186,8 @@ def _request(model: str, targets_text: str, device: str | None, out: Path | None
         seed=options["seed"],
         threads=options["threads"] or environment.usable_cpus(),
         time_budget=options["time_budget"],
+        wait_quiet=options["wait_quiet"],
+        least_runs=least_runs(options),
         timeout=options["timeout"],
         memory_limit_gb=options["memory_limit_gb"] or 0.0,
         bench=not options["no_bench"],
@@ -237,5 +241,5 @@ def again(manifest: Manifest) -> Request:
 def _show_logs(manifest: Any, place: Path) -> None:
     for record in manifest.variants:
         if record.status == "failed":
-            click.echo(f"\n--- {record.name}: {record.log}", err=True)
-            click.echo((place / record.log).read_text(errors="replace")[-4000:], err=True)
+            click.echo(places.printable(f"\n--- {record.name}: {record.log}"), err=True)
+            click.echo(places.printable((place / record.log).read_text(errors="replace")[-4000:]), err=True)

@@ -39,6 +39,7 @@ CMD {verify}
 """
 WITH_ONNXRUNTIME = """# {about}: onnxruntime in Python, without torch
 FROM python:{python}-slim
+ENV ORT_DISABLE_TELEMETRY=1
 RUN pip install --no-cache-dir onnxruntime=={onnxruntime} numpy=={numpy}
 WORKDIR /model
 COPY model/ ./

@@ -12,7 +12,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 
 from exporter import parity
 from exporter.records import Parity, Tolerance
@@ -21,6 +20,8 @@ from exporter.serialization import to_json
 
 def replay(place: Path) -> Parity:
     """The verdict over every case."""
+    import onnxruntime  # after exporter, which turns its telemetry off
+
     told = json.loads((place / "golden.json").read_text())
     tolerance = Tolerance(**told["tolerance"])
     session = onnxruntime.InferenceSession(place / told["model"], providers=["CPUExecutionProvider"])

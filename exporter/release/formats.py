@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from exporter import places
 from exporter.errors import UsageError
 from exporter.records import SCHEMA
 from exporter.release.plan import Step
@@ -44,15 +45,15 @@ def table(rows: Sequence[Row], out: Path) -> str:
 
     text = console.table(HEADINGS, [_cells(row) for row in rows])
     for row in rows:
-        text += "".join(f"{row.step.name}: {line}\n" for line in _failures(row))
+        text += "".join(places.printable(f"{row.step.name}: {line}") + "\n" for line in _failures(row))
     return text + f"{_summary(rows)} Bundles: {out}\n"
 
 
 def markdown(rows: Sequence[Row], file: Path) -> str:
     """A heading, the table, and a line for each failure."""
-    lines = [f"### {file.name}: {'passed' if all(row.passed for row in rows) else 'FAILED'}", ""]
+    lines = [f"### {report.escape(file.name)}: {'passed' if all(row.passed for row in rows) else 'FAILED'}", ""]
     lines += report.table(HEADINGS, [_cells(row) for row in rows])
-    lines += [f"- **{row.step.name}**: {report.escape(line)}" for row in rows for line in _failures(row)]
+    lines += [f"- **{report.escape(row.step.name)}**: {report.escape(line)}" for row in rows for line in _failures(row)]
     return "\n".join([*lines, "", _summary(rows), ""])
 
 
@@ -136,13 +137,14 @@ def _wanted(step: Step) -> str:
     """The gates that are set: `parity rounding, max_mb 5`."""
     gates = {name: value for name, value in vars(step.gates).items() if value and name != "over"}
     over = "" if step.gates.min_speedup is None else f" over {step.gates.over}"
-    words = {"min_speedup": f"min_speedup {step.gates.min_speedup}{over}", "cpp": "cpp"}
+    words = {name: name for name, value in gates.items() if value is True}
+    words["min_speedup"] = f"min_speedup {step.gates.min_speedup}{over}"
     return ", ".join(words.get(name, f"{name} {value}") for name, value in gates.items())
 
 
 def _data(text: str) -> str:
     """As a workflow command's message is written: actions/toolkit, packages/core/src/command.ts."""
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return places.printable(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def _property(text: str) -> str:

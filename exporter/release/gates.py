@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from exporter.records import EAGER, VERDICTS, MetricRecord, Timing, VariantRecord
+from exporter.records import EAGER, VERDICTS, MetricRecord, Timing, VariantRecord, runs_for
 from exporter.release.plan import Gates
 from exporter.report.rows import number, size_of
 
@@ -25,6 +25,7 @@ class Measured:
     cpp: bool = False
     metric: float | None = None
     metric_loss: float | None = None  # against eager's
+    propagates: bool | None = None  # NaN and infinity, where eager does
 
 
 @dataclass(frozen=True)
@@ -42,16 +43,18 @@ def measure(record: VariantRecord, cpp: bool = False, metric: MetricRecord | Non
     """What gates look at of a variant; with `cpp`, of its C++ session alone. `metric` is eager's."""
     loss = metric.eager - record.metric if metric is not None and record.metric is not None else None
     session, timing = _fastest(record, cpp)
+    lost = record.parity.unpropagated if record.parity else None
     return Measured(
         parity=record.parity.verdict if record.parity else "",
         session=session,
-        p99_ms=timing.p99_ms if timing else None,
+        p99_ms=timing.p99_ms if timing and timing.runs >= runs_for(99) else None,
         speedup=timing.speedup if timing else None,
         speedup_ci95=timing.speedup_ci95 if timing else None,
         bytes=sum(file.bytes for file in record.files),
         cpp=any(s.session == "native" and s.status == "passed" for s in record.sessions),
         metric=record.metric,
         metric_loss=loss,
+        propagates=None if lost is None else not lost,
     )
 
 
@@ -70,6 +73,9 @@ def check(gates: Gates, found: Measured, over: Measured | None = None) -> tuple[
     if gates.parity:
         kept = found.parity in VERDICTS[: VERDICTS.index(gates.parity) + 1]
         checks.append(_check("parity", gates.parity, found.parity or None, kept, f"at worst {gates.parity} is allowed"))
+    if gates.propagate_nan:
+        wanted = "NaN and infinity must be propagated as eager does"
+        checks.append(_check("propagate_nan", True, found.propagates, bool(found.propagates), wanted))
     if gates.max_p99_ms is not None:
         kept = found.p99_ms is not None and found.p99_ms <= gates.max_p99_ms
         checks.append(_check("max_p99_ms", gates.max_p99_ms, found.p99_ms, kept, f"at most {gates.max_p99_ms:g} ms"))
@@ -110,6 +116,8 @@ def _check(gate: str, limit: str | float | bool, measured: str | float | bool | 
 def _said(gate: str, measured: str | float | bool | None) -> str:
     if measured is None:
         return "not measured"
+    if gate == "propagate_nan":
+        return "propagates them" if measured else "loses them"
     if isinstance(measured, bool):
         return "runs in C++" if measured else "does not run in C++"
     if isinstance(measured, str):

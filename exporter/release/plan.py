@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from exporter import bundle, environment, recipes, targets
+from exporter import bundle, environment, places, recipes, targets
 from exporter.errors import UsageError
-from exporter.records import EAGER, FP32, Range
+from exporter.records import EAGER, FP32, Range, runs_for
 from exporter.release.file import Place, ReleaseFile
 from exporter.request import Request
 
@@ -19,8 +19,8 @@ TARGETS = ("trace", "script", "compile", "onnx")
 OUT = "artifacts/release"
 # Settings that a request takes as they are.
 REQUEST = frozenset((
-    "dynamic", "state", "weights", "seed", "threads", "bench", "time_budget", "timeout", "memory_limit_gb", "rtol",
-    "atol", "opset", "allow_cpu_fallback", "cuda_graphs",
+    "dynamic", "state", "weights", "seed", "threads", "bench", "time_budget", "wait_quiet", "timeout",
+    "memory_limit_gb", "rtol", "atol", "opset", "allow_cpu_fallback", "cuda_graphs",
 ))  # fmt: skip
 
 
@@ -29,6 +29,7 @@ class Gates:
     """What a variant must keep. `over` is eager, or another variant of the same model, device and sizes."""
 
     parity: Literal["", "exact", "rounding", "drift", "quantized"] = ""
+    propagate_nan: bool = False
     max_p99_ms: float | None = None
     min_speedup: float | None = None
     over: str = EAGER
@@ -126,7 +127,7 @@ class _Model:
         choices = itertools.product(self.all.get("devices", ("cpu",)), self.all.get("sizes", ({},)), variants)
         for device, sizes, variant in choices:
             at = (",".join(f"{name}={size}" for name, size in sizes.items()),) if sizes else ()
-            name = "/".join((self.own.get("name", source.label), device, *at, variant.name))
+            name = places.printable("/".join((self.own.get("name", source.label), device, *at, variant.name)))
             request = self._request(source, variant, out / bundle.stem(name), device, sizes)
             self._or_error("model", request.validate)
             gates = replace(self.gates, min_speedup=None, over=EAGER) if variant.name == self.gates.over else self.gates
@@ -183,6 +184,7 @@ class _Model:
             ops_libs=tuple(str(Path(file).absolute()) for file in self.all.get("ops_libs", ())),
             command=shlex.join(("exporter", "release", str(self.file.path))),
             asked=_anywhere(source) or self.own["model"],
+            least_runs=0 if self.gates.max_p99_ms is None else runs_for(99),
             **{"threads": environment.usable_cpus()} | {k: v for k, v in self.all.items() if k in REQUEST},
         )
 

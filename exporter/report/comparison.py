@@ -55,6 +55,8 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
             yield f"{pair.name}: {change.what} ({'breaking' if change.breaking else 'compatible'})"
         if pair.note:
             yield f"{pair.name}: {pair.note}"
+        if pair.busy:
+            yield f"{pair.name}: {pair.busy}"
     if any(latency.ratio_ci95 is None for pair in comparison.pairs for latency in pair.latency.values()):
         yield "latency is what each run measured in its own time; --measure times both side by side"
     for name in comparison.gone:

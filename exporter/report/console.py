@@ -8,11 +8,11 @@ import sys
 from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 
-from rich import box
+from rich import box, markup
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
+from exporter import places
 from exporter.records import Manifest
 from exporter.report import rows, summary
 
@@ -82,6 +82,11 @@ def table(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     console = _console()
     console.print(_table(headings, lines))
     return _text(console)
+
+
+def escape(text: str) -> str:
+    """Text as rich prints it: no markup of its own, and nothing that a terminal would obey."""
+    return markup.escape(places.printable(text))
 
 
 def _console() -> Console:

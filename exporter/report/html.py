@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from exporter import bundle
 from exporter.errors import ArtifactError
-from exporter.records import Manifest, Timing, VariantRecord
+from exporter.records import Manifest, Timing, VariantRecord, runs_for
 from exporter.report import figures, rows, summary
 
 MOST_SAMPLES = 1 << 28  # bytes of a file of samples that is read
@@ -152,6 +152,8 @@ def _latency(report: Report) -> Section | None:
     lines = [(v.name, session, *_milliseconds(t), str(t.runs), str(t.outliers)) for v, session, t in timed]
     note = "A dot is the median, the bar across it the 95% interval"
     note += f", the hill the density of the samples.{_beyond(strips)}" if report.samples else f". {report.problem}."
+    wanting = [q for q in (90, 99) if any(t.runs < runs_for(q) for _, _, t in timed)]
+    note += "".join(f" A p{q} wants {runs_for(q)} runs, and stands only where there are so many." for q in wanting)
     drawings = _draw(report, "Latency", note, lambda width: figures.strips(strips, "ms a call, less is better", width))
     table = Table("Milliseconds of a call", headings, lines, note, drawings)
     return Section("Latency", (table, *_other("Latency and throughput at each size", rows.sweep(report.manifest))))
@@ -324,8 +326,14 @@ def _median(timing: Timing) -> str:
 
 def _milliseconds(timing: Timing) -> Cells:
     low, high = map(rows.number, timing.ci95_ms)
-    others = map(rows.number, (timing.p90_ms, timing.p99_ms, timing.min_ms, timing.max_ms))
-    return rows.number(timing.median_ms), f"{low} to {high}", *others
+    percentiles = (rows.percentile(timing, 90), rows.percentile(timing, 99))
+    return (
+        rows.number(timing.median_ms),
+        f"{low} to {high}",
+        *percentiles,
+        rows.number(timing.min_ms),
+        rows.number(timing.max_ms),
+    )
 
 
 def _beyond(strips: Sequence[figures.Row]) -> str:

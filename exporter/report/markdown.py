@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+from exporter import places
 from exporter.records import Manifest
 from exporter.report import rows, summary
 
@@ -9,25 +12,26 @@ from exporter.report import rows, summary
 def render(manifest: Manifest) -> str:
     """Heading, table, failures, warnings and the recommendation."""
     first, *rest = rows.heading(manifest)
-    lines = [f"### {first}", "", *(f"{line}  " for line in rest), ""]
+    lines = [f"### {escape(first)}", "", *(f"{escape(line)}  " for line in rest), ""]
     lines += table(rows.headings(manifest), rows.rows(manifest))
     for headings, *cells in rows.others(manifest):
         lines += table(headings, cells)
     for variant in rows.failures(manifest):
         remedy = f" {escape(variant.remedy)}." if variant.remedy else ""
         lines += [
-            f"- **{variant.name}** failed at {variant.stage}: {escape(variant.reason)}.{remedy} `{variant.reproduce}`"
+            f"- **{escape(variant.name)}** failed at {variant.stage}: {escape(variant.reason)}.{remedy} "
+            f"{code(variant.reproduce)}"
         ]
-    lines += [f"- {variant.name}: {escape(note)}" for variant in manifest.variants for note in variant.notes]
+    lines += [f"- {escape(variant.name)}: {escape(note)}" for variant in manifest.variants for note in variant.notes]
     lines += [f"- warning: {escape(hint)}" for hint in rows.hints(manifest)]
     lines += [
         "",
-        f"**{' '.join(summary.sentences(manifest))}**",
+        f"**{escape(' '.join(summary.sentences(manifest)))}**",
         "",
-        *summary.alternatives(manifest),
+        *map(escape, summary.alternatives(manifest)),
         "",
         *_front(manifest),
-        f"Made by `{manifest.command}`.",
+        f"Made by {code(manifest.command)}.",
         "",
     ]
     return "\n".join(lines)
@@ -54,5 +58,16 @@ def _line(cells: tuple[str, ...]) -> str:
 
 
 def escape(text: str) -> str:
-    """Text as a line of Markdown or the cell of a table takes it."""
-    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+    """Text as a line of Markdown or the cell of a table takes it: no HTML, no link, nothing that a terminal obeys."""
+    plain = " ".join(places.printable(text).splitlines())
+    if "`" in re.sub(r"(?<!`)`[^`]+`(?!`)", "", plain):  # one without a partner would pair with that of code beside it
+        plain = plain.replace("`", "\\`")
+    return plain.replace("|", "\\|").replace("<", "&lt;").replace("](", "]\\(")
+
+
+def code(text: str) -> str:
+    """Text as code inside a line, whatever backticks it holds: CommonMark 0.31, 6.1."""
+    plain = " ".join(places.printable(text).splitlines())
+    fence = "`" * (1 + max(map(len, re.findall("`+", plain)), default=0))
+    pad = " " if plain.startswith("`") or plain.endswith("`") else ""
+    return f"{fence}{pad}{plain}{pad}{fence}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from exporter.records import EAGER, Manifest, SessionRecord, Timing, VariantRecord
+from exporter.records import EAGER, Manifest, SessionRecord, Timing, VariantRecord, runs_for
 
 VS = "vs "  # before the baseline's name
 
@@ -198,6 +198,12 @@ def size_of(count: int) -> str:
         if count >= factor:
             return f"{count / factor:.3g} {unit}" if count < 100 * factor else f"{count / factor:.0f} {unit}"
     return f"{count} B"
+
+
+def percentile(timing: Timing, q: int) -> str:
+    """The percentile in ms, 90 or 99; a dash where too few samples lie beyond it."""
+    value = {90: timing.p90_ms, 99: timing.p99_ms}[q]
+    return "-" if value is None or timing.runs < runs_for(q) else number(value)
 
 
 def failures(manifest: Manifest) -> list[VariantRecord]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from exporter.records import EAGER, Goal, Manifest, Timing, VariantRecord
+from exporter.records import EAGER, Goal, Manifest, Timing, VariantRecord, runs_for
 from exporter.report.rows import failures, number, size_of
 
+WIDE = 0.03  # half an interval, as a share of its middle: what benchmark counts as unstable
+HALF = 0.5  # of the CPUs taken by others
+AGAIN = "Time it again on a quiet machine: `exporter bench BUNDLE --wait-quiet 600`."
 UNBEATEN = "Pareto front: nothing is both faster and smaller than one of these."
 # From what moves most freely between machines to what holds this machine's code.
 PORTABLE = ("onnx", "export", "script", "trace", "compile")
@@ -82,8 +85,11 @@ def _rank(choice: Choice, goal: Goal) -> tuple[float, float]:
 def out_of_bounds(choice: Choice, goal: Goal) -> str:
     """The bound that the artifact does not keep; "" when it keeps all."""
     parity = choice.variant.parity
-    if goal.max_p99_ms is not None and choice.timing.p99_ms > goal.max_p99_ms:
-        return f"p99 is {number(choice.timing.p99_ms)} ms"
+    p99 = choice.timing.p99_ms if choice.timing.runs >= runs_for(99) else None
+    if goal.max_p99_ms is not None and p99 is None:
+        return f"p99 is not known: it wants {runs_for(99)} runs, and there are {choice.timing.runs}"
+    if goal.max_p99_ms is not None and p99 is not None and p99 > goal.max_p99_ms:
+        return f"p99 is {number(p99)} ms"
     if goal.max_mb is not None and choice.bytes > goal.max_mb * 1e6:
         return f"it is {size_of(choice.bytes)} large"
     if goal.min_cosine is not None and parity and parity.cosine is not None and parity.cosine < goal.min_cosine:
@@ -117,7 +123,11 @@ def sentences(manifest: Manifest) -> list[str]:
         summary = f"The model could not be prepared for export; {summary}"
     lines = [summary + "."]
     best = choices(manifest)
-    if best:
+    if best and (busy := _busy(manifest)):
+        lines.append(busy)
+    if best and _is_in_doubt(best[0], manifest):
+        lines.append(f"That decides nothing, so nothing is recommended. {AGAIN}")
+    elif best:
         lines.append(_recommend(best, manifest))
     elif any(v.timings and v.status == "passed" and v.artifact for v in manifest.variants):
         lines.append(f"No artifact keeps the bounds: {_bounds(manifest.goal)}.")
@@ -126,21 +136,50 @@ def sentences(manifest: Manifest) -> list[str]:
     return lines
 
 
+def _busy(manifest: Manifest) -> str:
+    """That the machine had other things to do while it was timed; "" where it had not."""
+    machine = manifest.machine
+    return f"The machine was busy while this was timed: {machine.describe()}." if machine and machine.busy else ""
+
+
+def _is_in_doubt(first: Choice, manifest: Manifest) -> bool:
+    """Whether times were disturbed so much that none of them says what to ship; sizes are not times."""
+    machine = manifest.machine
+    if machine is None or not machine.busy or manifest.goal.name not in ("latency", "throughput"):
+        return False
+    return machine.lost >= HALF or not first.timing.stable
+
+
+def _slack(manifest: Manifest) -> float:
+    """How much wider than its interval a time may be, for what others took of the machine."""
+    return manifest.machine.lost if manifest.machine and manifest.machine.busy else 0.0
+
+
+def _faster(timing: Timing, baseline: str) -> str:
+    """`1.52x eager`; the interval alone where that is wide."""
+    interval = timing.speedup_ci95
+    if interval is None or interval[1] - interval[0] <= WIDE * (interval[1] + interval[0]):
+        return f"{timing.speedup:.2f}x {baseline}"
+    return f"{interval[0]:.2g}x to {interval[1]:.2g}x {baseline}"
+
+
 def _recommend(best: list[Choice], manifest: Manifest) -> str:
     first, goal = best[0], manifest.goal
     path = first.variant.artifact.path if first.variant.artifact else ""
     text = f"Ship {path}{_at(first)}: {_speed(first, goal)}"
     if first.timing.speedup is not None:
-        text += f", {first.timing.speedup:.2f}x {manifest.baseline}"
+        text += f", {_faster(first.timing, manifest.baseline)}"
     if goal.name in ("size", "portability"):
         text += f", {size_of(first.bytes)}"
     timed = goal.name in ("latency", "throughput")
-    ties = [c for c in best[1:] if timed and c.cost_ci95[0] <= first.cost_ci95[1]]
+    slack = _slack(manifest)
+    slowest = first.cost_ci95[1] * (1 + slack)
+    ties = [c for c in best[1:] if timed and c.cost_ci95[0] * (1 - slack) <= slowest]
     if ties:
         text += f" (not distinguishable from {', '.join(c.variant.name + _at(c) for c in ties)})"
     text += "."
     interval = first.timing.speedup_ci95
-    if interval is not None and interval[0] <= 1 and first.variant.name != manifest.baseline:
+    if interval is not None and interval[0] * (1 - slack) <= 1 and first.variant.name != manifest.baseline:
         text += f" It is not distinguishable from {manifest.baseline}, or slower."
     if bounds := _bounds(goal):
         text += f" It is the best for {goal.name} within {bounds}."

@@ -29,6 +29,7 @@ class Session(ABC):
         self.ready: dict[str, Any] = {}
         self.peak_rss_mb: float | None = None
         self.notes: tuple[str, ...] = ()  # what the check had to say beside its cases
+        self.unpropagated: tuple[str, ...] | None = None  # of NaN and infinity, as the check found; None: not tried
         self.refused: frozenset[str] = frozenset()  # the golden's cases that the contract refused in the check
 
     def start(self) -> None:
@@ -39,6 +40,8 @@ class Session(ABC):
         """Parity of every golden case: the `cases` of the answer."""
         answer = self._ask("check")
         self.notes = tuple(answer.get("notes", ()))
+        lost = answer.get("unpropagated")
+        self.unpropagated = None if lost is None else tuple(lost)
         cases: list[dict[str, Any]] = answer["cases"]
         self.refused = frozenset(case["case"] for case in cases if case.get("refused"))
         return cases

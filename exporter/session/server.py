@@ -17,10 +17,10 @@ from urllib.parse import unquote
 
 import torch
 
-from exporter import contract, operators, parity, places, targets
+from exporter import contract, nonfinite, operators, parity, places, targets
 from exporter import golden as goldens
 from exporter.errors import ArtifactError, ContractError, ExporterError, UsageError
-from exporter.flattening import Tensors, dtype_name, specs
+from exporter.flattening import Tensors, dtype_name, plain, specs
 from exporter.isolate import stand_back
 from exporter.precision import use_tf32
 from exporter.records import Contract
@@ -132,6 +132,7 @@ def _answer(words: list[str], loaded: targets.Loaded, judge: Judge, device: str)
                 "provider": loaded.provider(),
                 "peak_rss_mb": peak_rss_mb(),
                 "notes": loaded.notes(),
+                "unpropagated": judge.lost(loaded, device),
             }
         case ["time", runs, *name] if runs.isdigit():
             case = _find(judge.golden.cases, " ".join(name))
@@ -179,6 +180,22 @@ class Judge:
         """The cases of the `check` answer. A step goes on from what the artifact gave at the one before."""
         sequence = _Sequence(loaded)
         return [self.check(sequence.at(case), case, device) for case in self.golden.cases]
+
+    def lost(self, loaded: targets.Loaded, device: str) -> list[str] | None:
+        """What of NaN and infinity the artifact does not propagate, in words; None where the golden does not ask."""
+        if self.golden.nonfinite is None:
+            return None
+
+        def run(inputs: Tensors) -> Tensors:
+            loaded.reset()
+            return loaded.run(_place(inputs, device))
+
+        example = self.golden.cases[0]
+        try:
+            found = [nonfinite.lost(one, example, run, self.outputs) for one in self.golden.nonfinite]
+        finally:
+            loaded.reset()
+        return list(filter(None, found))
 
     def check(self, run: targets.Run, case: goldens.Case, device: str) -> dict[str, Any]:
         """One case of the `check` answer; of what the contract refuses, what it says."""
@@ -234,9 +251,9 @@ class _Sequence:
 
 
 def _array(tensor: torch.Tensor) -> parity.Array:
-    tensor = tensor.detach().cpu()
+    tensor = plain(tensor.detach().cpu())
     if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.resolve_conj())
+        tensor = torch.view_as_real(tensor)
     if tensor.dtype in (torch.bfloat16, torch.float16):
         tensor = tensor.float()
     return tensor.numpy()

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter import causes, contract, entries, ort_graphs, places
+from exporter import causes, contract, entries, onnx_axes, ort_graphs, places
 from exporter.errors import ArtifactError, ExportError
 from exporter.records import PRECISIONS, Contract
 from exporter.serialization import from_json, to_json
@@ -160,6 +160,7 @@ def _by_dynamo(program: Program, exported: torch.export.ExportedProgram, options
     if made is None:
         raise ExportError("torch.onnx.export gave no program")
     _free_names(made.model.graph)
+    onnx_axes.name(made.model.graph, (*program.function.inputs, *program.function.outputs))
     return made
 
 

@@ -77,7 +77,8 @@ def _native(program: Program, path: Path) -> tuple[tuple[str, ...], bool]:
     args, kwargs = flat.example.rebuild(_inputs(program))
     with _seeded():
         output = eager(*args, **kwargs)
-    scripted = shell.wrap(scripted, flat.example.rebuild, len(program.contract.inputs), output, flat.leave_out)
+    inputs = torchscript.arguments([spec.name for spec in program.contract.inputs])
+    scripted = shell.wrap(scripted, flat.example.rebuild, inputs, output, flat.leave_out)
     names, wanted = output_leaves(output, flat.leave_out)
 
     def differences(outputs: Tensors) -> str:
@@ -155,11 +156,12 @@ def _bridged(program: Program, path: Path, why: Exception) -> tuple[tuple[str, .
     """Write the exported graph as TorchScript; returns what _write does. ExportError names both failures."""
     from exporter import bridge
 
+    names = [spec.name for spec in program.function.inputs]
     try:
         if program.entries:
-            parts = {size: bridge.from_exported(entry.exported) for size, entry in program.entries.items()}
+            parts = {size: bridge.from_exported(entry.exported, names) for size, entry in program.entries.items()}
             return _write(entries.script_module(parts, program.function), program, path, program.contract)
-        return _write(bridge.from_exported(program.exported), program, path, program.contract)
+        return _write(bridge.from_exported(program.exported, names), program, path, program.contract)
     except (ExportError, RuntimeError) as error:
         path.unlink(missing_ok=True)
         remedy = error.remedy if isinstance(error, ExportError) else ""

@@ -85,6 +85,7 @@ def _trace(program: Program, module: torch.nn.Module) -> torch.jit.ScriptModule:
 
     with _forward_alone(), experts.dense(module), NumbersForFlags():
         traced: torch.jit.ScriptModule = torch.jit.trace(module, program.example, strict=False, check_trace=False)
+    torchscript.name_arguments(traced, [spec.name for spec in program.function.inputs])
     return traced
 
 

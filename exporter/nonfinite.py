@@ -1,0 +1,111 @@
+"""The example with NaN or infinity in an input: what eager makes of that, an artifact has to make of it too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from exporter.golden import Case, NonFinite, Tensors
+
+VALUES = {"NaN": float("nan"), "infinity": float("inf")}
+ALONE = 8  # so many inputs have cases of their own; the others share theirs
+NAN, PLUS, MINUS = 1, 2, 3  # in NonFinite.expected; 0 where nothing is demanded
+
+Run = Callable[[Tensors], Tensors]
+Attempts = list[Tensors | None]  # None where the model raised
+
+
+def make(
+    example: Tensors, names: Sequence[str], in_double: Callable[[Sequence[Tensors]], Attempts], run: Run
+) -> tuple[NonFinite, ...]:
+    """What has to be propagated: that which eager gives (`run`) and float64 gives too, so that it is no kernel's own.
+
+    `in_double` gives what float64 gives for each, on the CPU. It goes first: what a GPU does with an index made of NaN
+    would end the process.
+    """
+    planned = [(inputs, value) for inputs in _groups(example) for value in VALUES]
+    given = [_spoilt(example, inputs, value) for inputs, value in planned]
+    found = []
+    for (inputs, value), data, reference in zip(planned, given, in_double(given), strict=True):
+        outputs = attempt(run, data) if reference is not None else None
+        if reference is None or outputs is None:
+            continue
+        expected = tuple(_brief(_demanded(e, r)) for e, r in zip(outputs, reference, strict=True))
+        if any(bool(codes.any()) for codes in expected):
+            found.append(NonFinite(inputs, tuple(names[i] for i in inputs), value, expected))
+    return tuple(found)
+
+
+def attempt(run: Run, data: Tensors) -> Tensors | None:
+    """What a model gives; None where it raises, which is its right at values that it was not made for."""
+    try:
+        return run(data)
+    except Exception:
+        return None
+
+
+def _groups(example: Tensors) -> Iterator[tuple[int, ...]]:
+    """Floating inputs, each by itself and at last those together that are too many."""
+    floating = [i for i, t in enumerate(example) if t.is_floating_point() and t.numel()]
+    yield from ((i,) for i in floating[:ALONE])
+    if others := tuple(floating[ALONE:]):
+        yield others
+
+
+def _spoilt(example: Tensors, inputs: Sequence[int], value: str) -> Tensors:
+    """The example with one element of each of these inputs, the middle one, replaced."""
+    data = tuple(t.clone(memory_format=torch.contiguous_format) if i in inputs else t for i, t in enumerate(example))
+    for i in inputs:
+        data[i].view(-1)[data[i].numel() // 2] = VALUES[value]
+    return data
+
+
+def _demanded(eager: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    if not eager.is_floating_point() or eager.shape != reference.shape:
+        return torch.zeros((), dtype=torch.int8)
+    return torch.where(_codes(eager) == _codes(reference), _codes(eager), 0)
+
+
+def _codes(values: torch.Tensor) -> torch.Tensor:
+    return (values.isnan() * NAN + values.isposinf() * PLUS + values.isneginf() * MINUS).to(torch.int8)
+
+
+def _brief(codes: torch.Tensor) -> torch.Tensor:
+    """One number where all are alike."""
+    return codes.reshape(-1)[0].clone() if codes.numel() and bool((codes == codes.reshape(-1)[0]).all()) else codes
+
+
+def lost(case: NonFinite, example: Case, run: Run, outputs: Sequence[str]) -> str:
+    """What an artifact does not propagate of a case, in words; "" where it does. `run` may raise."""
+    at = ", ".join(
+        f"{name}{_index(example.inputs[i].numel() // 2, example.inputs[i].shape)}"
+        for i, name in zip(case.inputs, case.names, strict=True)
+    )
+    given = f"where {at} is {case.value}"
+    try:
+        found = run(_spoilt(example.inputs, case.inputs, case.value))
+    except Exception as error:
+        said = str(error).strip().partition("\n")[0] or type(error).__name__
+        return f"{case.value} is not propagated: it fails {given}: {said}"
+    for name, got, expected in zip(outputs, found, case.expected, strict=False):
+        if got.is_floating_point() and bool(expected.any()):
+            wrong = (expected != 0) & (_codes(got.detach().cpu()) != expected)
+            if bool(wrong.any()):
+                return _said(name, got, expected.expand(got.shape), wrong, given)
+    return ""
+
+
+def _said(name: str, got: torch.Tensor, expected: torch.Tensor, wrong: torch.Tensor, given: str) -> str:
+    place = int(wrong.reshape(-1).to(torch.int8).argmax())
+    wanted = "NaN" if int(expected.reshape(-1)[place]) == NAN else "infinity"
+    number = float(got.reshape(-1)[place])
+    return f"{wanted} is not propagated: {name}{_index(place, got.shape)} is {number:.4g} {given}; eager gives {wanted}"
+
+
+def _index(place: int, shape: Sequence[int]) -> str:
+    index: list[int] = []
+    for size in reversed(shape):
+        place, at = divmod(place, size)
+        index.insert(0, at)
+    return str(index) if index else ""
