@@ -1,4 +1,5 @@
 #include <exporter/error.h>
+#include <exporter/unpacked.h>
 #include <exporter/version.h>
 
 #include <cstdio>
@@ -8,6 +9,7 @@
 
 #include "commands.h"
 #include "help.h"
+#include "signals.h"
 
 namespace exporter::app {
 namespace {
@@ -24,6 +26,8 @@ int dispatch(int argc, char** argv) {
     std::printf("exporter-run %s (LibTorch %s)\n", version(), torch_version());
     return 0;
   }
+  tidy_on_signals(/*except_termination=*/name == "session");
+  sweep_unpacked();
   if (name == "session") return session(argc - 1, argv + 1);
   const std::map<std::string, Action> actions = {
       {"info", info}, {"verify", verify}, {"bench", bench}, {"run", run}};

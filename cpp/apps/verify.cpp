@@ -81,7 +81,9 @@ void print_text(const std::vector<CaseResult>& cases, const Options& options) {
 
 int verify(const Options& options) {
   const Golden golden = read_golden(options);
-  const Artifact artifact = Artifact::open(options.artifact, options.open);
+  OpenOptions open = options.open;
+  open.require_sha256 = true;
+  const Artifact artifact = Artifact::open(options.artifact, open);
   const auto cases = check(artifact, golden, tolerance_of(options, golden.tolerance));
   const Verdict verdict = verdict_of(cases);
   if (options.json) {

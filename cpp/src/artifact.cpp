@@ -13,6 +13,7 @@
 #include "device.h"
 #include "graphs.h"
 #include "guard.h"
+#include "integrity.h"
 #include "machine.h"
 #include "runner.h"
 #include "stateful.h"
@@ -89,6 +90,7 @@ ArtifactInfo inspect(const std::filesystem::path& path) {
     if (!reader->hasRecord(kContractRecord)) {
       throw Error(ErrorKind::artifact, name + " carries no contract; export it with exporter");
     }
+    require_members(path, ErrorKind::artifact, *reader, kContractRecord);
     std::string text = read_text(*reader, kContractRecord);
     return ArtifactInfo{kind, Contract::parse(text, name), text, std::filesystem::file_size(path)};
   });
@@ -121,6 +123,7 @@ Artifact artifact_of(std::filesystem::path path, ArtifactInfo info, at::Device d
 }
 
 Artifact Artifact::open(const std::filesystem::path& path, const OpenOptions& options) {
+  require_unaltered(path, ErrorKind::artifact, options.sha256, options.require_sha256);
   ArtifactInfo info = inspect(path);
   use_threads(options.threads);
   const at::Device wanted =

@@ -53,6 +53,11 @@ struct OpenOptions {
   std::optional<int> cuda_graphs = std::nullopt;
   /// Libraries of operators outside torch's own, loaded first; see `load_operators`.
   std::vector<std::filesystem::path> operators = {};
+  /// SHA-256 that the file has to have, as 64 hexadecimal digits in lower case; where it is empty,
+  /// a SHA256SUMS beside the file says it.
+  std::string sha256 = {};
+  /// Refuse a file of which nobody says its SHA-256.
+  bool require_sha256 = false;
 };
 
 class Runner;
@@ -64,10 +69,14 @@ class Stream;
 ///     std::vector<at::Tensor> outputs = artifact.run({input_ids, attention_mask});
 class Artifact {
  public:
-  /// Loads a `.pt` or `.pt2`, told apart by content. Loads CUDA's libraries only when `device` asks
-  /// for a GPU. Throws Error(artifact), also when the artifact calls operators that are not
-  /// registered or was built for another CPU or GPU, and Error(usage) for a device, a thread count
-  /// or a library that cannot be.
+  /// Loads a `.pt` or `.pt2`, told apart by content. What was altered is refused first: by its
+  /// SHA-256 where `sha256` or a SHA256SUMS beside the file, or beside what it links to, tells
+  /// that, else by the CRC-32 of every member of the archive. A file that such a SHA256SUMS does
+  /// not list is refused too. A compiled package is unpacked below $TMPDIR (exporter/unpacked.h),
+  /// once for all that are open and have the same content. Loads CUDA's libraries only when
+  /// `device` asks for a GPU. Throws Error(artifact), also when the artifact calls operators that
+  /// are not registered or was built for another CPU or GPU, and Error(usage) for a device, a
+  /// thread count or a library that cannot be.
   static Artifact open(const std::filesystem::path& path, const OpenOptions& options = {});
 
   Artifact(Artifact&&) noexcept;
