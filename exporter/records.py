@@ -21,6 +21,14 @@ VERDICTS: tuple[Verdict, ...] = ("exact", "rounding", "drift", "quantized", "FAI
 STATE = "state."  # begins the name of an input or output that is state
 FP32 = "fp32"  # the usual precision: the model's own, with float32 that is float32
 PRECISIONS = (FP32, "tf32", "bf16", "fp16", "int8")
+DEVICES = ("cpu", "cuda")
+MAX_THREADS = 1024  # of one call; many more end the process
+# Bytes of an element, by torch's names of the dtypes that a contract may have.
+ITEM_BYTES = {
+    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "uint16": 2, "uint32": 4, "uint64": 8,
+    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex32": 4, "complex64": 8, "complex128": 16,
+    "float8_e4m3fn": 1, "float8_e5m2": 1,
+}  # fmt: skip
 Dim = int | str | None
 
 
@@ -54,7 +62,9 @@ class Range:
     multiple_of: int = 1
 
     def __post_init__(self) -> None:
-        """ValueError for bounds or a step that leave no size."""
+        """ValueError for bounds or a step that leave no size, or have more than 64 bits."""
+        if any(not -(1 << 63) <= number < 1 << 63 for number in (self.min, self.max, self.multiple_of, *self.choices)):
+            raise ValueError("a range has more than 64 bits")
         if self.multiple_of < 1:
             raise ValueError(f"a step of {self.multiple_of} is none")
         if not self.sizes:
@@ -166,10 +176,18 @@ class Contract:
     schema: int = CONTRACT_SCHEMAS[-1]
 
     def __post_init__(self) -> None:
-        """ValueError for a dimension whose symbol has no range."""
+        """ValueError for a device, a precision, a dtype or a size that is none, and for a symbol without a range."""
+        if self.device not in DEVICES:
+            raise ValueError(f"device {self.device!r} is not {' or '.join(DEVICES)}")
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"there is no precision {self.precision!r}")
         state = tuple(tensor.spec for tensor in self.state.tensors) if self.state else ()
         for spec in (*self.inputs, *self.outputs, *state):
+            if spec.dtype not in ITEM_BYTES:
+                raise ValueError(f"{spec.name} has an unknown dtype, {spec.dtype}")
             for dim in spec.shape:
+                if isinstance(dim, int) and not 0 <= dim < 1 << 63:
+                    raise ValueError(f"{spec.name} has a dimension of {dim}")
                 if isinstance(dim, str) and Expression.parse(dim).name not in self.symbols:
                     raise ValueError(f"{spec.name} has a dimension {dim}, which has no range")
 

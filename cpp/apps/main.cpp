@@ -9,6 +9,7 @@
 
 #include "commands.h"
 #include "help.h"
+#include "printable.h"
 #include "signals.h"
 
 namespace exporter::app {
@@ -54,10 +55,11 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "exporter-run: standard output cannot be written\n");
     return 1;
   } catch (const exporter::Error& error) {
-    std::fprintf(stderr, "exporter-run: %s\n", error.what());
+    std::fprintf(stderr, "exporter-run: %s\n", exporter::app::printable(error.what()).c_str());
     return error.kind() == exporter::ErrorKind::usage ? 2 : 1;
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "exporter-run: unexpected failure: %s\n", error.what());
+    std::fprintf(stderr, "exporter-run: unexpected failure: %s\n",
+                 exporter::app::printable(error.what()).c_str());
     return 1;
   }
 }

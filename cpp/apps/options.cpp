@@ -118,7 +118,7 @@ void apply(int id, const std::string& value, Options& options) {
       options.open.device = value;
       break;
     case kThreads:
-      options.open.threads = parse_count("--threads", value, 1, 4096);
+      options.open.threads = parse_count("--threads", value, 1, kMaxThreads);
       break;
     case kRtol:
       options.rtol = parse_tolerance("--rtol", value);
@@ -145,10 +145,10 @@ void apply(int id, const std::string& value, Options& options) {
       options.open.operators.emplace_back(value);
       break;
     case kCudaGraphs:
-      options.open.cuda_graphs = parse_count("--cuda-graphs", value, 0, 32);
+      options.open.cuda_graphs = parse_count("--cuda-graphs", value, 0, kMaxGraphs);
       break;
     case kRunners:
-      options.open.runners = parse_count("--runners", value, 1, 256);
+      options.open.runners = parse_count("--runners", value, 1, kMaxRunners);
       break;
     case kCallers:
       options.callers = parse_count("--callers", value, 1, 1024);

@@ -6,7 +6,6 @@
 #include <atomic>
 #include <exception>
 #include <map>
-#include <optional>
 #include <sstream>
 #include <thread>
 #include <vector>
@@ -183,29 +182,41 @@ std::uint32_t inflated_crc(caffe2::serialize::PyTorchStreamReader& reader, const
   return crc32(text.data(), text.size());
 }
 
+/// What is wrong with the members of an archive, or with the one of this name; empty where all is
+/// right.
+std::string find_problem(const fs::path& path, caffe2::serialize::PyTorchStreamReader& reader,
+                         const std::string& name) {
+  const File file(path);
+  auto members = read_directory(file);
+  std::erase_if(members, [&](const Member& member) {
+    return !name.empty() && below_top(member.name) != name;
+  });
+  Stretches stretches(file);
+  for (const Member& member : members) {
+    if (!member.compressed) stretches.add(member);
+  }
+  stretches.compute();
+  for (const Member& member : members) {
+    const auto crc = member.compressed ? inflated_crc(reader, member) : stretches.take(member);
+    if (crc != member.crc) {
+      return "the CRC-32 of " + member.name + " is not the one in its directory";
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 void require_members(const fs::path& path, ErrorKind kind,
                      caffe2::serialize::PyTorchStreamReader& reader, const std::string& name) {
   if (!kChecks) return;
-  const auto found = guarded(kind, path.string() + " is a broken archive", [&] {
-    const File file(path);
-    auto members = read_directory(file);
-    std::erase_if(members, [&](const Member& member) {
-      return !name.empty() && below_top(member.name) != name;
-    });
-    Stretches stretches(file);
-    for (const Member& member : members) {
-      if (!member.compressed) stretches.add(member);
-    }
-    stretches.compute();
-    for (const Member& member : members) {
-      const auto crc = member.compressed ? inflated_crc(reader, member) : stretches.take(member);
-      if (crc != member.crc) return std::optional(member.name);
-    }
-    return std::optional<std::string>();
-  });
-  if (found) altered(kind, path, "the CRC-32 of " + *found + " is not the one in its directory");
+  std::string problem;
+  try {
+    problem = find_problem(path, reader, name);
+  } catch (const std::exception& error) {  // torch could read it, so it was an archive once
+    problem = one_line(error.what());
+  }
+  if (!problem.empty()) altered(kind, path, problem);
 }
 
 void require_unaltered(const fs::path& path, ErrorKind kind, const std::string& sha256,

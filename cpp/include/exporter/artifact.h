@@ -36,6 +36,11 @@ ArtifactInfo inspect(const std::filesystem::path& path);
 /// has not: export it on this machine, or with --portable"; empty when it can.
 std::string cpu_obstacle(const Contract& contract);
 
+/// The most that OpenOptions may ask for. More threads than this end the process, or its memory.
+inline constexpr int kMaxThreads = 1024;
+inline constexpr int kMaxRunners = 256;
+inline constexpr int kMaxGraphs = 32;
+
 struct OpenOptions {
   /// "cpu", "cuda" or "cuda:N"; the contract's device when empty.
   std::string device;
@@ -88,13 +93,13 @@ class Artifact {
   at::Device device() const noexcept { return device_; }
 
   /// Runs the model once, without gradients. `inputs` stand in the contract's order; one that is
-  /// not contiguous is made so, and one on another device is moved. Returns the outputs, flat, in
-  /// the contract's order, on `device()`. On a GPU the work may still be running: see
-  /// `synchronize`. Throws Error(contract) before anything runs, Error(runtime) when the model
-  /// fails. May be called from several threads; a compiled package serves as many at a time as it
-  /// has runners. An artifact that keeps its state serves one at a time, and throws Error(contract)
-  /// for a size that its state was not made for; what one call leaves, the next call finds, whoever
-  /// makes it.
+  /// not contiguous is made so, one with the negative or conjugate bit gets the values that it
+  /// stands for, and one on another device is moved. Returns the outputs, flat, in the contract's
+  /// order, on `device()`. On a GPU the work may still be running: see `synchronize`. Throws
+  /// Error(contract) before anything runs, Error(runtime) when the model fails. May be called from
+  /// several threads; a compiled package serves as many at a time as it has runners. An artifact
+  /// that keeps its state serves one at a time, and throws Error(contract) for a size that its
+  /// state was not made for; what one call leaves, the next call finds, whoever makes it.
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) const;
 
   /// Restores the initial state of an artifact that keeps one, as it was opened; does nothing for
