@@ -1,4 +1,4 @@
-"""The readers in Python and in C++ judge contracts alike: `contracts.json` is read by cpp/tests/test_contract.cpp too."""
+"""The readers in Python and in C++ judge contracts alike: cpp/tests/test_contract.cpp reads `contracts.json` too."""
 
 from __future__ import annotations
 
