@@ -17,7 +17,17 @@ from typing import Literal
 
 from exporter.errors import ArtifactError, ContractError, UsageError
 from exporter.expressions import Expression, fit
-from exporter.records import ITEM_BYTES, Contract, Dim, Range, StateTensor, TensorSpec, Values
+from exporter.records import (
+    DEVICES,
+    ITEM_BYTES,
+    PRECISIONS,
+    Contract,
+    Dim,
+    Range,
+    StateTensor,
+    TensorSpec,
+    Values,
+)
 from exporter.serialization import from_json
 
 Sizes = dict[str, int]
@@ -396,9 +406,24 @@ def read(text: str | bytes) -> Contract:
         raise ArtifactError(f"not a valid Contract: {error}") from error
     if missing := {"target", "device"} - json.loads(text).keys():
         raise ArtifactError(f"not a valid Contract: no {min(missing)} is given")
-    if problem := _state_problem(found):
+    if problem := _problem(found) or _state_problem(found):
         raise ArtifactError(f"not a valid Contract: {problem}")
     return found
+
+
+def _problem(contract: Contract) -> str:
+    """What a contract has that no artifact can; "" where that is nothing."""
+    if contract.device not in DEVICES:
+        return f"device {contract.device!r} is not {' or '.join(DEVICES)}"
+    if contract.precision not in PRECISIONS:
+        return f"there is no precision {contract.precision!r}"
+    state = tuple(tensor.spec for tensor in contract.state.tensors) if contract.state else ()
+    for spec in (*contract.inputs, *contract.outputs, *state):
+        if spec.dtype not in ITEM_BYTES:
+            return f"{spec.name} has an unknown dtype, {spec.dtype}"
+        if not all(0 <= dim < 1 << 63 for dim in spec.shape if isinstance(dim, int)):
+            return f"{spec.name} has a dimension that is no size"
+    return ""
 
 
 def _state_problem(contract: Contract) -> str:
