@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from exporter import bundle, carrying, environment, flattening, operators, pipeline, recipes
+from exporter import builds, bundle, carrying, environment, flattening, operators, pipeline, recipes
 from exporter import contract as contracts
 from exporter import samples as own_samples
 from exporter import targets as routes
 from exporter.errors import ContractError, UsageError
 from exporter.records import Contract, Manifest
-from exporter.request import Request
+from exporter.request import Request, require_threads
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -330,8 +330,11 @@ def open_artifact(
         raise ContractError(
             f"{file} was exported for {contract.device}, not for {where}", "export it again with --device"
         )
+    require_threads(threads or 1)
     options = routes.Options(device=where, threads=threads or torch.get_num_threads(), cuda_graphs=cuda_graphs)
     operators.require(contract.ops)
+    if contract.build is not None:
+        builds.require(contract.build, file)
     loaded = routes.get(contract.target).load(file, options)
     loaded.reset()  # whatever state the file holds
     return Artifact(contract, loaded.run, where, loaded.reset)

@@ -37,6 +37,8 @@ class Expression:
         """ValueError for what is no size."""
         if self.factor < 1 or self.divisor < 1:
             raise ValueError("factor and divisor of a size are positive")
+        if max(self.factor, abs(self.offset), self.divisor) >= 1 << 63:
+            raise ValueError("a number of a size has more than 64 bits")
 
     def __str__(self) -> str:
         """As contracts write it, the shortest way."""

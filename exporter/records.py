@@ -21,6 +21,14 @@ VERDICTS: tuple[Verdict, ...] = ("exact", "rounding", "drift", "quantized", "FAI
 STATE = "state."  # begins the name of an input or output that is state
 FP32 = "fp32"  # the usual precision: the model's own, with float32 that is float32
 PRECISIONS = (FP32, "tf32", "bf16", "fp16", "int8")
+DEVICES = ("cpu", "cuda")
+MAX_THREADS = 1024  # of one call; many more end the process
+# Bytes of an element, by torch's names of the dtypes that a contract may have.
+ITEM_BYTES = {
+    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "uint16": 2, "uint32": 4, "uint64": 8,
+    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex32": 4, "complex64": 8, "complex128": 16,
+    "float8_e4m3fn": 1, "float8_e5m2": 1,
+}  # fmt: skip
 Dim = int | str | None
 
 
@@ -54,7 +62,9 @@ class Range:
     multiple_of: int = 1
 
     def __post_init__(self) -> None:
-        """ValueError for bounds or a step that leave no size."""
+        """ValueError for bounds or a step that leave no size, or have more than 64 bits."""
+        if any(not -(1 << 63) <= number < 1 << 63 for number in (self.min, self.max, self.multiple_of, *self.choices)):
+            raise ValueError("a range has more than 64 bits")
         if self.multiple_of < 1:
             raise ValueError(f"a step of {self.multiple_of} is none")
         if not self.sizes:

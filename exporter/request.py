@@ -11,10 +11,16 @@ from exporter import builds, targets
 from exporter.errors import UsageError
 from exporter.job import Job
 from exporter.recipes import Source
-from exporter.records import FP32, Goal, Range
+from exporter.records import FP32, MAX_THREADS, Goal, Range
 from exporter.serialization import LARGEST
 
 STATES = ("carry", "inputs")  # who keeps what a call leaves for the next: the artifact, or its caller
+
+
+def require_threads(threads: int) -> None:
+    """UsageError for a number of threads that no process can have."""
+    if not 1 <= threads <= MAX_THREADS:
+        raise UsageError(f"threads is {threads}", f"give 1 to {MAX_THREADS}")
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,7 @@ class Request:
 
     def validate(self) -> None:
         """UsageError where it cannot be met."""
+        require_threads(self.threads)
         if not all(tolerance is None or 0 <= tolerance <= LARGEST for tolerance in (self.rtol, self.atol)):
             raise UsageError("a tolerance is no finite number from 0 on", "give --rtol and --atol such, as 1e-3")
         if not all(bound is None or math.isfinite(bound) for bound in (self.min_metric, self.max_metric_loss)):

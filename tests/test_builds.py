@@ -13,7 +13,7 @@ import torch
 from conftest import NATIVE, Cli
 
 import exporter
-from exporter import builds, environment, pipeline, targets
+from exporter import builds, environment, pipeline, sums, targets
 from exporter.errors import ArtifactError, MissingDependency, UsageError
 from exporter.records import Build, Contract, TensorSpec
 from exporter.request import Request
@@ -168,10 +168,10 @@ def test_python_warns_of_a_later_torch(monkeypatch: pytest.MonkeyPatch, tmp_path
 @pytest.mark.parametrize("words", [("run", "--inputs", "in.pt", "--outputs", "out.pt"), ("verify",), ("session",)])
 def test_cpp_refuses_before_it_loads(bundle: Path, words: tuple[str, ...]) -> None:
     command, *options = words
-    done = run_native(command, package(bundle / "c.pt2", UNKNOWN), *options)
+    made = [package(bundle / name, build) for name, build in (("c.pt2", UNKNOWN), ("old.pt2", None))]
+    done, old = (run_native(command, path, *options, "--sha256", sums.of(path)) for path in made)
     assert done.returncode == 1
     assert f"c.pt2 {SENTENCE}: export it on this machine, or with --portable" in done.stdout + done.stderr
-    old = run_native(command, package(bundle / "old.pt2", None), *options)
     assert "old.pt2: cannot be loaded" in old.stdout + old.stderr
 
 

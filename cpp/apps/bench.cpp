@@ -13,6 +13,7 @@
 #include "commands.h"
 #include "load.h"
 #include "measure.h"
+#include "printable.h"
 #include "statistics.h"
 
 namespace exporter::app {
@@ -51,7 +52,7 @@ void print_text(const Options& options, const Artifact& artifact, const GoldenCa
                 const ColdStart& cold, const Statistics& all, bool settled) {
   std::printf("%s: %s on %s, %d threads, %s\n", options.artifact.c_str(),
               to_string(artifact.info().kind), artifact.device().str().c_str(),
-              at::get_num_threads(), example.name.c_str());
+              at::get_num_threads(), printable(example.name).c_str());
   std::printf(
       "  Time (mean ± σ):    %9.3f ms ± %7.3f ms    [median: %.3f ms, p90: %.3f, p99: %.3f]\n",
       all.mean, all.deviation, all.median, all.p90, all.p99);

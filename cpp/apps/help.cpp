@@ -29,6 +29,11 @@ constexpr const char* kMachine =
   --threads N               threads inside one operator; torch's default unless given
 )";
 
+constexpr const char* kHash =
+    R"(  --sha256 HASH             SHA-256 that the artifact has to have; where it is not given, a SHA256SUMS
+                            beside it tells
+)";
+
 constexpr const char* kGraphs =
     R"(  --cuda-graphs N           shapes captured into CUDA graphs, on a GPU; 0 is none (8)
 )";
@@ -54,7 +59,8 @@ constexpr const char* kVerify = R"(Compare an artifact's outputs with its golden
 Usage: exporter-run verify ARTIFACT [OPTIONS]
 
 Prints the worst case of each output, and all that FAIL. Exits with 0 when every output is exact,
-rounding or drift, with 1 when one is FAIL.
+rounding or drift, with 1 when one is FAIL. Somebody has to say the artifact's SHA-256: the
+SHA256SUMS beside it, as in every bundle, or --sha256.
 
   --rtol X, --atol X        tolerances; those of the golden unless given
   --verbose                 print every output of every case
@@ -103,10 +109,10 @@ Requests: `check`, `time N [CASE]`, `quit`.
 std::string help(const std::string& command) {
   const std::map<std::string, std::string> texts = {
       {"info", std::string(kInfo) + kOperators},
-      {"verify", std::string(kVerify) + kGolden + kMachine + kGraphs + kOperators},
-      {"bench", std::string(kBench) + kGolden + kMachine + kGraphs + kOperators},
-      {"run", std::string(kRun) + kMachine + kGraphs + kOperators},
-      {"session", std::string(kSession) + kGolden + kMachine + kGraphs + kOperators},
+      {"verify", std::string(kVerify) + kGolden + kMachine + kHash + kGraphs + kOperators},
+      {"bench", std::string(kBench) + kGolden + kMachine + kHash + kGraphs + kOperators},
+      {"run", std::string(kRun) + kMachine + kHash + kGraphs + kOperators},
+      {"session", std::string(kSession) + kGolden + kMachine + kHash + kGraphs + kOperators},
   };
   const auto found = texts.find(command);
   return found == texts.end() ? kProgram : found->second;

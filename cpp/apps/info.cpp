@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
+#include "printable.h"
 
 namespace exporter::app {
 namespace {
@@ -12,8 +13,8 @@ void print_specs(const char* title, const std::vector<TensorSpec>& specs,
                  const Contract& contract) {
   std::printf("%s\n", title);
   for (const TensorSpec& spec : specs) {
-    std::printf("  %-24s %-9s %s\n", spec.name.c_str(), dtype_name(spec.dtype).c_str(),
-                describe_shape(spec, contract).c_str());
+    std::printf("  %-24s %-9s %s\n", printable(spec.name).c_str(), dtype_name(spec.dtype).c_str(),
+                printable(describe_shape(spec, contract)).c_str());
   }
 }
 
@@ -24,27 +25,29 @@ void print_build(const Contract& contract) {
   for (const std::string& name : build.isa) {
     if (build.level.empty()) sets += (sets.empty() ? "" : " ") + name;
   }
-  if (!sets.empty()) std::printf("  built for %s\n", sets.c_str());
+  if (!sets.empty()) std::printf("  built for %s\n", printable(sets).c_str());
   if (!build.capability.empty()) {
     std::printf("  built for compute capability %s, with CUDA %s and driver %s\n",
-                build.capability.c_str(), build.cuda.c_str(), build.driver.c_str());
+                printable(build.capability).c_str(), printable(build.cuda).c_str(),
+                printable(build.driver).c_str());
   }
   const std::string obstacle = cpu_obstacle(contract);
-  if (!obstacle.empty()) std::printf("  cannot run here: it %s\n", obstacle.c_str());
+  if (!obstacle.empty()) std::printf("  cannot run here: it %s\n", printable(obstacle).c_str());
 }
 
 void print_text(const ArtifactInfo& info, const std::filesystem::path& path) {
   const Contract& contract = info.contract;
-  std::printf("%s: %s, target %s\n", path.c_str(), contract.model.c_str(), contract.target.c_str());
+  std::printf("%s: %s, target %s\n", path.c_str(), printable(contract.model).c_str(),
+              printable(contract.target).c_str());
   std::printf("  %s for %s, %.1f MB, exported by torch %s\n", to_string(info.kind),
-              contract.device.c_str(), static_cast<double>(info.bytes) / 1e6,
-              contract.torch.empty() ? "?" : contract.torch.c_str());
+              printable(contract.device).c_str(), static_cast<double>(info.bytes) / 1e6,
+              contract.torch.empty() ? "?" : printable(contract.torch).c_str());
   print_build(contract);
   print_specs("inputs", contract.inputs, contract);
   print_specs("outputs", contract.outputs, contract);
   if (!contract.symbols.empty()) std::printf("symbols\n");
   for (const Symbol& symbol : contract.symbols) {
-    std::printf("  %-24s %s\n", symbol.name.c_str(), describe_range(symbol).c_str());
+    std::printf("  %-24s %s\n", printable(symbol.name).c_str(), describe_range(symbol).c_str());
   }
   if (contract.keeps_state()) {
     std::vector<TensorSpec> specs;
@@ -58,7 +61,7 @@ void print_text(const ArtifactInfo& info, const std::filesystem::path& path) {
   }
   if (!contract.operators.empty()) std::printf("operators\n");
   for (const std::string& name : contract.operators) {
-    std::printf("  %-24s %s\n", name.c_str(),
+    std::printf("  %-24s %s\n", printable(name).c_str(),
                 has_operators(name) ? "registered" : "not registered");
   }
 }
@@ -77,7 +80,7 @@ int info(const Options& options) {
       {"kind", to_string(info.kind)},
       {"bytes", info.bytes},
       {"contract", nlohmann::ordered_json::parse(info.contract_json)}};
-  std::printf("%s\n", json.dump(2).c_str());
+  std::printf("%s\n", json.dump(2, ' ', /*ensure_ascii=*/true).c_str());
   return 0;
 }
 

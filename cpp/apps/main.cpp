@@ -1,4 +1,5 @@
 #include <exporter/error.h>
+#include <exporter/unpacked.h>
 #include <exporter/version.h>
 
 #include <cstdio>
@@ -8,6 +9,8 @@
 
 #include "commands.h"
 #include "help.h"
+#include "printable.h"
+#include "signals.h"
 
 namespace exporter::app {
 namespace {
@@ -24,6 +27,8 @@ int dispatch(int argc, char** argv) {
     std::printf("exporter-run %s (LibTorch %s)\n", version(), torch_version());
     return 0;
   }
+  tidy_on_signals(/*except_termination=*/name == "session");
+  sweep_unpacked();
   if (name == "session") return session(argc - 1, argv + 1);
   const std::map<std::string, Action> actions = {
       {"info", info}, {"verify", verify}, {"bench", bench}, {"run", run}};
@@ -50,10 +55,11 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "exporter-run: standard output cannot be written\n");
     return 1;
   } catch (const exporter::Error& error) {
-    std::fprintf(stderr, "exporter-run: %s\n", error.what());
+    std::fprintf(stderr, "exporter-run: %s\n", exporter::app::printable(error.what()).c_str());
     return error.kind() == exporter::ErrorKind::usage ? 2 : 1;
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "exporter-run: unexpected failure: %s\n", error.what());
+    std::fprintf(stderr, "exporter-run: unexpected failure: %s\n",
+                 exporter::app::printable(error.what()).c_str());
     return 1;
   }
 }

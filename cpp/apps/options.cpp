@@ -4,6 +4,7 @@
 #include <getopt.h>
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
@@ -30,7 +31,8 @@ enum Id {
   kCudaGraphs,
   kRunners,
   kCallers,
-  kStreams
+  kStreams,
+  kSha256
 };
 
 struct Command {
@@ -41,12 +43,13 @@ struct Command {
 const std::vector<Command>& commands() {
   static const std::vector<Command> all = {
       {"info", {kJson, kOpsLib}},
-      {"verify", {kGolden, kJson, kDevice, kThreads, kOpsLib, kCudaGraphs, kRtol, kAtol, kVerbose}},
+      {"verify",
+       {kGolden, kJson, kDevice, kThreads, kOpsLib, kCudaGraphs, kRtol, kAtol, kVerbose, kSha256}},
       {"bench",
        {kGolden, kJson, kDevice, kThreads, kOpsLib, kCudaGraphs, kRunners, kWarmup, kWindows, kRuns,
-        kCallers, kStreams}},
-      {"run", {kInputs, kOutputs, kDevice, kThreads, kOpsLib, kCudaGraphs}},
-      {"session", {kGolden, kDevice, kThreads, kOpsLib, kCudaGraphs}},
+        kCallers, kStreams, kSha256}},
+      {"run", {kInputs, kOutputs, kDevice, kThreads, kOpsLib, kCudaGraphs, kSha256}},
+      {"session", {kGolden, kDevice, kThreads, kOpsLib, kCudaGraphs, kSha256}},
   };
   return all;
 }
@@ -69,6 +72,7 @@ constexpr option kOptions[] = {
     {"runners", required_argument, nullptr, kRunners},
     {"callers", required_argument, nullptr, kCallers},
     {"streams", required_argument, nullptr, kStreams},
+    {"sha256", required_argument, nullptr, kSha256},
 };
 
 /// The options that getopt may see: those of this subcommand, and --help.
@@ -95,6 +99,13 @@ double parse_tolerance(const std::string& what, const std::string& text) {
   return value;
 }
 
+std::string parse_sha256(std::string text) {
+  std::ranges::transform(text, text.begin(), [](unsigned char c) { return std::tolower(c); });
+  const bool is_hash = text.find_first_not_of("0123456789abcdef") == std::string::npos;
+  if (is_hash && text.size() == 64) return text;
+  throw Error(ErrorKind::usage, "--sha256 takes the 64 hexadecimal digits that sha256sum prints");
+}
+
 void apply(int id, const std::string& value, Options& options) {
   switch (id) {
     case kGolden:
@@ -107,7 +118,7 @@ void apply(int id, const std::string& value, Options& options) {
       options.open.device = value;
       break;
     case kThreads:
-      options.open.threads = parse_count("--threads", value, 1, 4096);
+      options.open.threads = parse_count("--threads", value, 1, kMaxThreads);
       break;
     case kRtol:
       options.rtol = parse_tolerance("--rtol", value);
@@ -134,16 +145,19 @@ void apply(int id, const std::string& value, Options& options) {
       options.open.operators.emplace_back(value);
       break;
     case kCudaGraphs:
-      options.open.cuda_graphs = parse_count("--cuda-graphs", value, 0, 32);
+      options.open.cuda_graphs = parse_count("--cuda-graphs", value, 0, kMaxGraphs);
       break;
     case kRunners:
-      options.open.runners = parse_count("--runners", value, 1, 256);
+      options.open.runners = parse_count("--runners", value, 1, kMaxRunners);
       break;
     case kCallers:
       options.callers = parse_count("--callers", value, 1, 1024);
       break;
     case kStreams:
       options.streams = parse_count("--streams", value, 1, 32);
+      break;
+    case kSha256:
+      options.open.sha256 = parse_sha256(value);
       break;
     case kVerbose:
       options.verbose = true;

@@ -20,6 +20,7 @@
 #include "commands.h"
 #include "help.h"
 #include "measure.h"
+#include "printable.h"
 
 namespace exporter::app {
 namespace {
@@ -192,7 +193,7 @@ void serve(Session& session, Channel& channel) {
 /// Reports a failure before `ready`, in the protocol and on standard error.
 int give_up(Channel& channel, ErrorKind kind, const std::string& message) {
   channel.send(to_json(kind, message));
-  std::fprintf(stderr, "exporter-run: %s\n", message.c_str());
+  std::fprintf(stderr, "exporter-run: %s\n", printable(message).c_str());
   return kind == ErrorKind::usage ? 2 : 1;
 }
 

@@ -5,6 +5,7 @@
 #include "check.h"
 #include "commands.h"
 #include "measure.h"
+#include "printable.h"
 
 namespace exporter::app {
 namespace {
@@ -18,16 +19,16 @@ std::string text(const std::optional<double>& value, const char* format) {
 
 /// Such as "batch=1 seed 0", or "batch=1 seed 0 step 3".
 std::string describe(const CaseResult& one) {
-  const std::string name = one.name + " seed " + std::to_string(one.seed);
+  const std::string name = printable(one.name) + " seed " + std::to_string(one.seed);
   return one.step ? name + " step " + std::to_string(*one.step) : name;
 }
 
 void print_output(const CaseResult& one, const OutputParity& output) {
   std::printf("%-8s  %s  %s  max abs %s  max rel %s  rmse %s x eager  cosine %s%s%s\n",
-              to_string(output.verdict), describe(one).c_str(), output.output.c_str(),
+              to_string(output.verdict), describe(one).c_str(), printable(output.output).c_str(),
               text(output.max_abs, "%.2g").c_str(), text(output.max_rel, "%.2g").c_str(),
               text(output.rmse_ratio, "%.2f").c_str(), text(output.cosine, "%.6f").c_str(),
-              output.reason.empty() ? "" : ": ", output.reason.c_str());
+              output.reason.empty() ? "" : ": ", printable(output.reason).c_str());
 }
 
 /// Whether `one` is further from the reference than `other`.
@@ -66,7 +67,8 @@ void print_text(const std::vector<CaseResult>& cases, const Options& options) {
       std::printf("%-8s  %s: its contract does not allow that, and it was not refused\n",
                   to_string(Verdict::fail), describe(one).c_str());
     } else if (is_fail && !cause.empty()) {
-      std::printf("%-8s  %s: %s\n", to_string(Verdict::fail), describe(one).c_str(), cause.c_str());
+      std::printf("%-8s  %s: %s\n", to_string(Verdict::fail), describe(one).c_str(),
+                  printable(cause).c_str());
     }
     failed += is_fail ? 1 : 0;
     outside += !is_fail && one.outside ? 1 : 0;
@@ -81,7 +83,9 @@ void print_text(const std::vector<CaseResult>& cases, const Options& options) {
 
 int verify(const Options& options) {
   const Golden golden = read_golden(options);
-  const Artifact artifact = Artifact::open(options.artifact, options.open);
+  OpenOptions open = options.open;
+  open.require_sha256 = true;
+  const Artifact artifact = Artifact::open(options.artifact, open);
   const auto cases = check(artifact, golden, tolerance_of(options, golden.tolerance));
   const Verdict verdict = verdict_of(cases);
   if (options.json) {

@@ -1,5 +1,6 @@
 #include <exporter/error.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
+#include <torch/headeronly/version.h>
 
 #include <algorithm>
 #include <map>
@@ -10,6 +11,7 @@
 #include "device.h"
 #include "runner.h"
 #include "state.h"
+#include "unpack.h"
 
 namespace exporter {
 namespace {
@@ -26,9 +28,10 @@ std::mutex& loading() {
 /// when the call before it fails, and may wait for ever.
 class Loader {
  public:
-  Loader(const std::string& path, const std::string& model, bool serial, int runners,
-         at::Device device)
-      : loader_(path, model, serial, static_cast<std::size_t>(runners), device.index()),
+  Loader(std::shared_ptr<const std::filesystem::path> files, const std::string& model, bool serial,
+         int runners, at::Device device)
+      : files_(std::move(files)),
+        loader_(files_->string(), model, serial, static_cast<std::size_t>(runners), device.index()),
         free_(runners) {}
 
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) {
@@ -44,9 +47,20 @@ class Loader {
  private:
   using Runners = std::counting_semaphore<>;
 
+  std::shared_ptr<const std::filesystem::path> files_;  // in use until the loader is gone
   AOTIModelPackageLoader loader_;
   Runners free_;
 };
+
+/// What torch's loader reads: the package as it is unpacked here; before torch 2.14, which knows no
+/// folders, the package itself, which it unpacks anew each time and never gives back.
+std::shared_ptr<const std::filesystem::path> files_of(const std::filesystem::path& package) {
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 14
+  return std::make_shared<const std::filesystem::path>(package);
+#else
+  return unpack(package);
+#endif
+}
 
 /// How a package is loaded.
 struct Loading {
@@ -57,7 +71,7 @@ struct Loading {
 
   std::unique_ptr<Loader> load(const std::string& model) const {
     const std::lock_guard lock(loading());
-    return std::make_unique<Loader>(path.string(), model, serial, runners, device);
+    return std::make_unique<Loader>(files_of(path), model, serial, runners, device);
   }
 };
 

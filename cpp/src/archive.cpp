@@ -18,6 +18,8 @@ namespace {
 
 constexpr std::size_t kMaxText = std::size_t{1} << 28;
 
+}  // namespace
+
 /// torch's reader says of a missing file only that it failed, so the system is asked first.
 void require_file(const std::filesystem::path& path, ErrorKind kind) {
   if (access(path.c_str(), R_OK) != 0) {
@@ -25,8 +27,6 @@ void require_file(const std::filesystem::path& path, ErrorKind kind) {
   }
   if (!std::filesystem::is_regular_file(path)) throw Error(kind, path.string() + ": not a file");
 }
-
-}  // namespace
 
 std::unique_ptr<PyTorchStreamReader> open_archive(const std::filesystem::path& path,
                                                   ErrorKind kind) {

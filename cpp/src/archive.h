@@ -13,6 +13,9 @@ class PyTorchStreamReader;
 
 namespace exporter {
 
+/// Throws Error(kind) unless there is a file to be read.
+void require_file(const std::filesystem::path& path, ErrorKind kind);
+
 /// Opens a zip archive that torch wrote, reading no more than its directory. Throws Error(kind)
 /// that names the file and the cause.
 std::unique_ptr<caffe2::serialize::PyTorchStreamReader> open_archive(

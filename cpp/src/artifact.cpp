@@ -13,6 +13,7 @@
 #include "device.h"
 #include "graphs.h"
 #include "guard.h"
+#include "integrity.h"
 #include "machine.h"
 #include "runner.h"
 #include "stateful.h"
@@ -56,23 +57,37 @@ void require_operators(const Contract& contract, const std::string& path) {
 
 constexpr int kGraphs = 8;  // shapes that are captured unless the caller says how many
 
+void require_between(const std::string& what, int value, int least, int most) {
+  if (least <= value && value <= most) return;
+  throw Error(ErrorKind::usage, what + " is " + std::to_string(value) + ", the least is " +
+                                    std::to_string(least) + " and the most " +
+                                    std::to_string(most));
+}
+
 int graphs_of(const OpenOptions& options, at::Device device) {
+  require_between("cuda_graphs", options.cuda_graphs.value_or(0), 0, kMaxGraphs);
   if (!device.is_cuda()) return 0;
   return options.cuda_graphs.value_or(can_capture_graphs() ? kGraphs : 0);
 }
 
 int runners_of(const OpenOptions& options, at::Device device) {
   const unsigned cores = device.is_cpu() ? std::thread::hardware_concurrency() : 1;
-  const int runners = options.runners.value_or(static_cast<int>(std::max(cores, 1u)));
-  if (runners >= 1) return runners;
-  throw Error(ErrorKind::usage, "runners is " + std::to_string(runners) + ", 1 is the least");
+  const int runners = options.runners.value_or(std::clamp(static_cast<int>(cores), 1, kMaxRunners));
+  require_between("runners", runners, 1, kMaxRunners);
+  return runners;
 }
 
 void use_threads(int threads) {
-  if (threads < 0) {
-    throw Error(ErrorKind::usage, "threads is " + std::to_string(threads) + ", 1 is the least");
-  }
+  require_between("threads", threads, 0, kMaxThreads);
   if (threads > 0) at::set_num_threads(threads);
+}
+
+/// As kernels read a tensor: contiguous, and with memory that holds its values themselves. A
+/// conjugate, negated or zero tensor of torch's may be the memory of another, or none, and a bit.
+at::Tensor plain(at::Tensor tensor) {
+  if (tensor._is_zerotensor()) tensor = tensor.clone();
+  tensor = tensor.resolve_conj().resolve_neg();
+  return tensor.is_contiguous() ? tensor : tensor.contiguous();
 }
 
 }  // namespace
@@ -89,6 +104,7 @@ ArtifactInfo inspect(const std::filesystem::path& path) {
     if (!reader->hasRecord(kContractRecord)) {
       throw Error(ErrorKind::artifact, name + " carries no contract; export it with exporter");
     }
+    require_members(path, ErrorKind::artifact, *reader, kContractRecord);
     std::string text = read_text(*reader, kContractRecord);
     return ArtifactInfo{kind, Contract::parse(text, name), text, std::filesystem::file_size(path)};
   });
@@ -121,6 +137,7 @@ Artifact artifact_of(std::filesystem::path path, ArtifactInfo info, at::Device d
 }
 
 Artifact Artifact::open(const std::filesystem::path& path, const OpenOptions& options) {
+  require_unaltered(path, ErrorKind::artifact, options.sha256, options.require_sha256);
   ArtifactInfo info = inspect(path);
   use_threads(options.threads);
   const at::Device wanted =
@@ -162,8 +179,8 @@ std::vector<at::Tensor> Artifact::run(std::vector<at::Tensor> inputs) const {
     c10::OptionalDeviceGuard current;
     if (!device_.is_cpu()) current.reset_device(device_);
     for (at::Tensor& input : inputs) {
+      input = plain(std::move(input));
       if (input.device() != device_) input = input.to(device_);
-      if (!input.is_contiguous()) input = input.contiguous();
     }
     return runner_->run(std::move(inputs));
   });

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "expression.h"
+#include "guard.h"
 #include "state.h"
 
 namespace exporter {
@@ -128,6 +129,10 @@ void check_input(const Contract& contract, std::size_t input, const at::Tensor& 
                  Bindings& bindings) {
   const TensorSpec& spec = contract.inputs[input];
   if (!tensor.defined()) refuse(spec.name + ": no tensor given");
+  if (tensor.is_nested() || tensor.layout() != at::kStrided) {
+    refuse(spec.name + ": the tensor is " + (tensor.is_nested() ? "nested" : "sparse") +
+           ", the contract wants a dense one");
+  }
   if (tensor.scalar_type() != spec.dtype) {
     refuse(spec.name + ": dtype " + dtype_name(tensor.scalar_type()) + ", the contract wants " +
            dtype_name(spec.dtype));
@@ -150,14 +155,16 @@ void check_input(const Contract& contract, std::size_t input, const at::Tensor& 
 Bindings check_inputs(const Contract& contract, std::span<const at::Tensor> given,
                       std::size_t wanted) {
   if (given.size() != wanted) refuse_count(contract, given.size(), wanted);
-  Bindings bindings(contract.symbols.size());
-  for (std::size_t i = 0; i < given.size(); ++i) check_input(contract, i, given[i], bindings);
-  for_each_expression(contract, given,
-                      [&](const auto&... where) { bind_solved(contract, where..., bindings); });
-  for_each_expression(contract, given, [&](const auto&... where) {
-    check_expression(contract, where..., bindings);
+  return guarded(ErrorKind::contract, "the inputs cannot be looked at", [&] {
+    Bindings bindings(contract.symbols.size());
+    for (std::size_t i = 0; i < given.size(); ++i) check_input(contract, i, given[i], bindings);
+    for_each_expression(contract, given,
+                        [&](const auto&... where) { bind_solved(contract, where..., bindings); });
+    for_each_expression(contract, given, [&](const auto&... where) {
+      check_expression(contract, where..., bindings);
+    });
+    return bindings;
   });
-  return bindings;
 }
 
 }  // namespace

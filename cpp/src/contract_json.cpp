@@ -7,6 +7,7 @@
 
 #include "expression.h"
 #include "guard.h"
+#include "json_fields.h"
 #include "state_json.h"
 
 namespace exporter {
@@ -15,6 +16,8 @@ namespace {
 using nlohmann::json;
 
 constexpr std::int64_t kSchema = 2;  // the latest; the first is read too
+constexpr std::string_view kPrecisions[] = {"fp32", "tf32", "bf16", "fp16", "int8"};
+constexpr std::string_view kTargets[] = {"trace", "script", "compile", "onnx", "export"};
 
 [[noreturn]] void malformed(const std::string& cause) { throw Error(ErrorKind::artifact, cause); }
 
@@ -28,13 +31,32 @@ void require_sizes(const Symbol& symbol) {
     malformed(symbol.name + " has no size: " + describe_range(symbol));
 }
 
+/// The items of a list that may be left out.
+std::vector<json> items(const json& node, const char* name) {
+  const auto found = node.find(name);
+  if (found == node.end()) return {};
+  if (!found->is_array()) malformed(std::string(name) + " is no list");
+  return found->get<std::vector<json>>();
+}
+
+std::vector<std::string> texts(const json& node, const char* name) {
+  std::vector<std::string> found;
+  for (const json& item : items(node, name)) found.push_back(item.get<std::string>());
+  return found;
+}
+
 std::vector<Symbol> read_symbols(const json& node) {
   std::vector<Symbol> symbols;
+  if (!node.is_object()) malformed("symbols is no object");
   for (const auto& [name, range] : node.items()) {
-    symbols.push_back({name, range.at("min").get<std::int64_t>(),
-                       range.at("max").get<std::int64_t>(),
-                       range.value("choices", std::vector<std::int64_t>()),
-                       range.value("multiple_of", std::int64_t{1})});
+    require_fields(range, name, {"min", "max", "choices", "multiple_of"});
+    symbols.push_back({name, whole(range.at("min"), name), whole(range.at("max"), name)});
+    if (range.contains("multiple_of")) {
+      symbols.back().multiple_of = whole(range.at("multiple_of"), name);
+    }
+    for (const json& size : items(range, "choices")) {
+      symbols.back().choices.push_back(whole(size, name));
+    }
     require_sizes(symbols.back());
   }
   return symbols;
@@ -49,7 +71,11 @@ std::size_t index_of(const std::string& name, const std::vector<Symbol>& symbols
 
 Dimension read_dimension(const json& node, const std::vector<Symbol>& symbols) {
   if (node.is_null()) return std::monostate{};
-  if (node.is_number_integer()) return node.get<std::int64_t>();
+  if (node.is_number_integer()) {
+    const std::int64_t size = whole(node, "a dimension");
+    if (size < 0) malformed("a dimension is " + std::to_string(size));
+    return size;
+  }
   const auto text = node.get<std::string>();
   auto [name, expression] = parse_expression(text);
   expression.symbol = index_of(name, symbols);
@@ -57,15 +83,21 @@ Dimension read_dimension(const json& node, const std::vector<Symbol>& symbols) {
   return expression;
 }
 
-std::vector<TensorSpec> read_specs(const json& node, const std::vector<Symbol>& symbols) {
+std::vector<TensorSpec> read_specs(const json& root, const char* list,
+                                   const std::vector<Symbol>& symbols) {
+  const bool is_state = std::string_view(list) == "tensors";  // whose have a value too
   std::vector<TensorSpec> specs;
-  for (const json& item : node) {
+  root.at(list);
+  for (const json& item : items(root, list)) {
+    require_fields(item, list, {"name", "dtype", "shape", is_state ? "initial" : "name"});
     const auto name = item.at("name").get<std::string>();
     const auto dtype = item.at("dtype").get<std::string>();
     const auto known = dtype_from_name(dtype);
     if (!known) malformed(name + " has an unknown dtype, " + dtype);
     TensorSpec spec{name, *known, {}};
-    for (const json& size : item.at("shape")) spec.shape.push_back(read_dimension(size, symbols));
+    item.at("shape");
+    for (const json& size : items(item, "shape"))
+      spec.shape.push_back(read_dimension(size, symbols));
     specs.push_back(std::move(spec));
   }
   return specs;
@@ -74,23 +106,39 @@ std::vector<TensorSpec> read_specs(const json& node, const std::vector<Symbol>& 
 std::optional<State> read_state(const json& root, const std::vector<Symbol>& symbols) {
   const auto node = root.find("state");
   if (node == root.end() || node->is_null()) return std::nullopt;
-  return read_state(*node, read_specs(node->at("tensors"), symbols));
+  require_fields(*node, "state", {"kept", "tensors"});
+  return read_state(*node, read_specs(*node, "tensors", symbols));
 }
 
 std::optional<Build> read_build(const json& root) {
   const auto node = root.find("build");
   if (node == root.end() || node->is_null()) return std::nullopt;
-  return Build{node->value("isa", std::vector<std::string>{}), node->value("level", ""),
-               node->value("capability", ""), node->value("cuda", ""), node->value("driver", "")};
+  require_fields(*node, "build", {"isa", "level", "capability", "cuda", "driver"});
+  return Build{texts(*node, "isa"), node->value("level", ""), node->value("capability", ""),
+               node->value("cuda", ""), node->value("driver", "")};
+}
+
+/// What is baked in is nobody's to pass, but it has to be what a reader in Python takes too.
+void require_constants(const json& root) {
+  const auto node = root.find("constants");
+  if (node == root.end()) return;
+  if (!node->is_object()) malformed("constants is no object");
+  for (const auto& [name, value] : node->items()) {
+    if (!value.is_primitive() || value.is_null()) malformed("constant " + name + " is no value");
+  }
 }
 
 Contract read_contract(std::string_view text) {
   const json root = json::parse(text);
-  const auto schema = root.at("schema").get<std::int64_t>();
+  const auto schema = whole(root.at("schema"), "schema");
   if (schema < 1 || schema > kSchema) {
     malformed("schema " + std::to_string(schema) + " is not known, only 1 to " +
               std::to_string(kSchema));
   }
+  require_fields(root, "the contract",
+                 {"schema", "model", "target", "device", "torch", "precision", "symbols", "inputs",
+                  "outputs", "ops", "build", "state", "constants"});
+  require_constants(root);
   Contract contract;
   contract.model = root.at("model").get<std::string>();
   contract.target = root.at("target").get<std::string>();
@@ -98,14 +146,20 @@ Contract read_contract(std::string_view text) {
   contract.torch = root.value("torch", "");
   contract.precision = root.value("precision", "fp32");
   contract.symbols = read_symbols(root.at("symbols"));
-  contract.inputs = read_specs(root.at("inputs"), contract.symbols);
-  contract.outputs = read_specs(root.at("outputs"), contract.symbols);
-  contract.operators = root.value("ops", std::vector<std::string>{});
+  contract.inputs = read_specs(root, "inputs", contract.symbols);
+  contract.outputs = read_specs(root, "outputs", contract.symbols);
+  contract.operators = texts(root, "ops");
   contract.build = read_build(root);
   contract.state = read_state(root, contract.symbols);
   require_places(contract);
   if (contract.device != "cpu" && contract.device != "cuda") {
     malformed("device " + contract.device + " is neither cpu nor cuda");
+  }
+  if (std::ranges::find(kPrecisions, contract.precision) == std::end(kPrecisions)) {
+    malformed("there is no precision " + contract.precision);
+  }
+  if (std::ranges::find(kTargets, contract.target) == std::end(kTargets)) {
+    malformed("there is no target " + contract.target);
   }
   return contract;
 }

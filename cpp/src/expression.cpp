@@ -90,7 +90,9 @@ std::pair<std::string, Expression> parse_expression(std::string_view text) {
   }
   if (in_brackets && !rest.take(")")) malformed(text, kForm);
   if (rest.take("//")) found.divisor = rest.take_number();
-  if (!rest.empty() || name.empty() || is_digit(name.front())) malformed(text, kForm);
+  const bool begins_badly =
+      name.empty() || is_digit(name.front()) || static_cast<unsigned char>(name.front()) >= 0x80;
+  if (!rest.empty() || begins_badly) malformed(text, kForm);
   if (found.factor < 1 || found.divisor < 1) malformed(text, "factor and divisor are positive");
   const std::string canonical = to_string(found, name);
   if (canonical != text) malformed(text, "write it as " + canonical);

@@ -131,7 +131,7 @@ Golden read_golden(const c10::IValue& value, const std::string& precision) {
 }  // namespace
 
 Golden Golden::read(const std::filesystem::path& path, const std::string& precision) {
-  const c10::IValue value = read_tensor_file(path);
+  const c10::IValue value = read_tensor_file(path, /*is_recorded=*/true);
   return guarded(ErrorKind::golden, path.string() + " cannot be read as a golden",
                  [&] { return read_golden(value, precision); });
 }

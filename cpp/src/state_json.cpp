@@ -13,6 +13,8 @@
 #include <string_view>
 #include <unordered_set>
 
+#include "json_fields.h"
+
 namespace exporter {
 namespace {
 
@@ -74,7 +76,11 @@ std::optional<std::size_t> count_of(const std::vector<std::int64_t>& shape) {
 }
 
 at::Tensor read_data(const json& node, const TensorSpec& spec) {
-  const auto shape = node.at("shape").get<std::vector<std::int64_t>>();
+  require_fields(node, "initial", {"shape", "data"});
+  std::vector<std::int64_t> shape;
+  for (const json& size : node.at("shape").get<std::vector<json>>()) {
+    shape.push_back(whole(size, "its initial shape"));
+  }
   const auto bytes = decode_base64(node.at("data").get_ref<const std::string&>());
   if (!bytes) malformed(spec, "its initial data is not base64");
   const auto count = count_of(shape);

@@ -13,6 +13,7 @@
 
 #include "archive.h"
 #include "guard.h"
+#include "integrity.h"
 #include "pickle.h"
 
 namespace exporter {
@@ -162,8 +163,10 @@ c10::IValue read_pickle(caffe2::serialize::PyTorchStreamReader& reader) {
 
 }  // namespace
 
-c10::IValue read_tensor_file(const std::filesystem::path& path) {
+c10::IValue read_tensor_file(const std::filesystem::path& path, bool is_recorded) {
+  if (is_recorded) require_unaltered(path, ErrorKind::golden);
   const auto reader = open_archive(path, ErrorKind::golden);
+  if (!is_recorded) require_members(path, ErrorKind::golden, *reader);
   return guarded(ErrorKind::golden, path.string() + " cannot be read", [&] {
     require_stored(*reader, std::filesystem::file_size(path));
     return read_pickle(*reader);
@@ -171,7 +174,7 @@ c10::IValue read_tensor_file(const std::filesystem::path& path) {
 }
 
 std::vector<at::Tensor> read_inputs(const std::filesystem::path& path, const Contract& contract) {
-  const c10::IValue value = read_tensor_file(path);
+  const c10::IValue value = read_tensor_file(path, /*is_recorded=*/false);
   return guarded(ErrorKind::golden, path.string() + " cannot be read as inputs", [&] {
     if (value.isGenericDict()) {
       return with_state(by_name(value.toGenericDict(), contract, path.string()), contract);

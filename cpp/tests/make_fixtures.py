@@ -2,8 +2,8 @@
 
 A small model with a dynamic batch, as `model.pt` and `model.pt2`, with its `golden.pt`; `exported.pt2`, an
 ExportedProgram; `bare.pt`, without a contract; `custom.pt` and `custom.pt2`, `meet.pt` and `meet.pt2`, which call
-operators of the library OPERATORS; `deep.pt`, tuples in one another. Does nothing when they are there already, made by
-the same torch and by this file.
+operators of the library OPERATORS; `deep.pt`, tuples in one another; `SHA256SUMS`, of
+all of them. Does nothing when they are there already, made by the same torch and by this file.
 
 Models with state: `stream.pt` and `stream.pt2`, whose caller has it, with `golden_stream.pt`, and `last.pt`;
 `carry.pt`, `carry.pt2` and `carry_frozen.pt2`, which keep it, with `golden_carry.pt`; `carry_batch.pt`, whose state
@@ -346,6 +346,8 @@ def main(directory: Path, operators: Path) -> None:
     torch.save({"tokens": inputs(3, 7)[0], "scale": inputs(3, 7)[1]}, directory / "inputs.pt")
     torch.save(list(inputs(3, 7)), directory / "inputs_list.pt")
     torch.save(functools.reduce(lambda inner, _: (inner,), range(150), ()), directory / "deep.pt")
+    sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(directory.iterdir())}
+    (directory / "SHA256SUMS").write_text("".join(f"{digest}  {name}\n" for name, digest in sums.items()))
     stamp.write_text(made_by)
 
 

@@ -8,11 +8,17 @@
 #include <exporter/operators.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <fstream>
 #include <iterator>
+#include <limits>
+#include <sstream>
 #include <thread>
 
+#include "crc32.h"
+#include "sha256.h"
 #include "testing.h"
+#include "zip.h"
 
 namespace fs = std::filesystem;
 using exporter::Artifact;
@@ -48,7 +54,30 @@ class Broken {
     for (auto at = bytes.find(from); at != std::string::npos; at = bytes.find(from, at)) {
       bytes.replace(at, from.size(), to);
     }
-    return write(name, bytes);
+    return sealed(write(name, bytes));
+  }
+
+  /// Its members have the CRC-32 that its directory says, so that what is wrong lies deeper.
+  static fs::path sealed(const fs::path& path) {
+    std::string bytes = read(path);
+    for (const auto& member : exporter::read_directory(exporter::File(path))) {
+      if (member.compressed) continue;
+      const std::uint32_t crc = exporter::crc32(bytes.data() + member.offset, member.size);
+      const auto entry = entry_of(member.name, bytes);
+      std::memcpy(bytes.data() + entry + 16, &crc, sizeof crc);
+    }
+    std::ofstream(path, std::ios::binary) << bytes;
+    return path;
+  }
+
+  /// Where an archive's directory has a member.
+  static std::size_t entry_of(const std::string& name, const std::string& bytes) {
+    for (auto at = bytes.find("PK\1\2"); at != std::string::npos;
+         at = bytes.find("PK\1\2", at + 4)) {
+      const auto length = static_cast<unsigned char>(bytes[at + 28]);
+      if (length == name.size() && bytes.compare(at + 46, length, name) == 0) return at;
+    }
+    throw std::logic_error(name + " is no member");
   }
 
   fs::path write(const std::string& name, const std::string& bytes) const {
@@ -90,6 +119,148 @@ void enforces_contract(const fs::path& fixtures, const std::string& name) {
   EXPECT_ERROR(contract, "1 inputs given", run({tokens}));
   EXPECT_ERROR(contract, "scale dim 0 is 2 but batch is 8",
                run({tokens.slice(0, 0, 8), at::ones({2, 4})}));
+}
+
+void resolves_bits(const fs::path& fixtures, const std::string& name) {
+  const auto example = Golden::read(fixtures / "golden.pt").cases.back();
+  const auto artifact = Artifact::open(fixtures / name);
+  const at::Tensor tokens = example.inputs[0], scale = example.inputs[1];
+  const at::Tensor negative = at::imag(at::complex(scale, -scale).conj());
+  EXPECT(negative.is_neg() && at::equal(negative, scale));
+  EXPECT(at::allclose(artifact.run({tokens, negative})[0], example.eager[0]));
+  const auto zeros = artifact.run({tokens, at::zeros_like(scale)});
+  EXPECT(at::equal(artifact.run({tokens, at::_efficientzerotensor(scale.sizes())})[0], zeros[0]));
+}
+
+void refuses_layouts(const fs::path& fixtures, const std::string& name) {
+  const auto artifact = Artifact::open(fixtures / name);
+  const at::Tensor tokens = at::zeros({2, 6}, at::kLong), scale = at::ones({2, 4});
+  const at::Tensor nested = at::_nested_tensor_from_tensor_list({at::ones(4), at::ones(3)});
+  EXPECT_ERROR(contract, "scale: the tensor is nested", artifact.run({tokens, nested}));
+  EXPECT_ERROR(contract, "scale: the tensor is sparse", artifact.run({tokens, scale.to_sparse()}));
+}
+
+/// One bit of any byte: what torch does not read makes no difference, and all else is refused.
+void refuses_altered(const fs::path& fixtures, const Broken& broken, const std::string& name) {
+  const auto example = Golden::read(fixtures / "golden.pt").cases.front();
+  const auto wanted = Artifact::open(fixtures / name).run(example.inputs);
+  const std::string good = read(fixtures / name);
+  int refused = 0;
+  for (std::size_t i = 0; i < 60; ++i) {
+    std::string bytes = good;
+    bytes[(2 * i + 1) * good.size() / 120] ^= static_cast<char>(1 << i % 8);
+    const auto path = broken.write(name, bytes);
+    try {
+      const auto found = Artifact::open(path).run(example.inputs);
+      for (std::size_t o = 0; o < wanted.size(); ++o) EXPECT(at::equal(found[o], wanted[o]));
+    } catch (const exporter::Error& error) {
+      EXPECT_EQUAL(to_string(error.kind()), "artifact"s);
+      ++refused;
+    }
+  }
+  EXPECT(refused > 20);
+}
+
+void says_altered(const fs::path& fixtures, const Broken& broken) {
+  for (const std::string name : {"model.pt", "model.pt2", "golden.pt"}) {
+    for (const auto& member : exporter::read_directory(exporter::File(fixtures / name))) {
+      if (member.compressed || member.size == 0) continue;
+      std::string bytes = read(fixtures / name);
+      bytes[member.offset + member.size / 2] ^= 1;
+      const auto path = broken.write(name, bytes);
+      if (name == "golden.pt") {
+        EXPECT_ERROR(golden, "golden.pt was altered: the CRC-32 of ", Golden::read(path));
+      } else {
+        EXPECT_ERROR(artifact, name + " was altered: the CRC-32 of " + member.name,
+                     Artifact::open(path));
+      }
+    }
+  }
+}
+
+/// What a file beside the artifact, or beside what it links to, says of it.
+void heeds_sums(const fs::path& fixtures, const Broken& broken) {
+  const std::string bytes = read(fixtures / "model.pt");
+  exporter::Sha256 sum;
+  sum.add(bytes.data(), bytes.size());
+  const std::string hash = sum.finish(), wrong = std::string(64, '0');
+  const auto open = [](const fs::path& path, const std::string& sha256 = "", bool insist = false) {
+    exporter::OpenOptions options;
+    options.sha256 = sha256;
+    options.require_sha256 = insist;
+    Artifact::open(path, options);
+  };
+  const auto file = broken.write("alone.pt", bytes);
+  open(file);
+  open(file, hash, true);
+  EXPECT_ERROR(artifact, "alone.pt was altered: its SHA-256 is " + hash, open(file, wrong));
+  EXPECT_ERROR(artifact, "nobody says what", open(file, "", true));
+  EXPECT_ERROR(usage, "64 hexadecimal digits", open(file, "abc"));
+  const auto sums = broken.write("SHA256SUMS", hash + "  alone.pt\n");
+  open(file, "", true);
+  const fs::path link = broken.write("elsewhere", "").parent_path() / "links" / "current.pt";
+  fs::create_directories(link.parent_path());
+  fs::create_symlink(file, link);
+  open(link, "", true);
+  broken.write("SHA256SUMS", wrong + "  alone.pt\n");
+  EXPECT_ERROR(artifact, "alone.pt was altered", open(file));
+  EXPECT_ERROR(artifact, "alone.pt was altered", open(file, hash));
+  EXPECT_ERROR(artifact, "current.pt was altered", open(link));
+  EXPECT_ERROR(artifact, "other.pt is not in", open(broken.write("other.pt", bytes)));
+  open(broken.write("other.pt", bytes), hash);
+  broken.write("SHA256SUMS", "nothing\n");
+  EXPECT_ERROR(artifact, "line 1 is broken", open(file));
+  fs::remove(sums);
+  fs::create_directories(sums);
+  EXPECT_ERROR(artifact, "SHA256SUMS cannot be read: not a file", open(file));
+  fs::remove_all(sums);
+  fs::remove_all(link.parent_path());
+}
+
+/// Of this process: bytes of memory that are its own or mapped, and how many files are mapped.
+std::pair<std::size_t, std::size_t> mapped() {
+  std::ifstream status("/proc/self/statm"), maps("/proc/self/maps");
+  std::size_t size = 0, resident = 0, libraries = 0;
+  status >> size >> resident;
+  for (std::string line; std::getline(maps, line);) libraries += line.ends_with(".so") ? 1 : 0;
+  return {resident * static_cast<std::size_t>(getpagesize()), libraries};
+}
+
+std::uintmax_t unpacked_bytes(const fs::path& below) {
+  std::uintmax_t total = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(below)) {
+    if (entry.is_regular_file()) total += entry.file_size();
+  }
+  return total;
+}
+
+void reopens(const fs::path& fixtures, const Broken& broken, const std::string& name) {
+  const auto example = Golden::read(fixtures / "golden.pt").cases.front();
+  const fs::path scratch = broken.write("scratch", "").parent_path();
+  const auto cycle = [&] {
+    const auto artifact = Artifact::open(fixtures / name, {"cpu", 1});
+    EXPECT(at::allclose(artifact.run(example.inputs)[0], example.eager[0]));
+  };
+  for (int i = 0; i < 20; ++i) cycle();
+  const auto [memory, libraries] = mapped();
+  const auto disk = unpacked_bytes(scratch);
+  for (int i = 0; i < 200; ++i) cycle();
+  const auto [memory_after, libraries_after] = mapped();
+  std::printf("      %s: %zu to %zu KB, %zu to %zu mappings\n", name.c_str(), memory / 1024,
+              memory_after / 1024, libraries, libraries_after);
+  EXPECT_EQUAL(libraries_after, libraries);
+  EXPECT(memory_after < memory + (4u << 20));
+  EXPECT_EQUAL(unpacked_bytes(scratch), disk);
+}
+
+/// Two of one package are two models, each with a state of its own.
+void shares_no_state(const fs::path& fixtures) {
+  const auto cases = Golden::read(fixtures / "golden_carry.pt").cases;
+  const auto one = Artifact::open(fixtures / "carry.pt2");
+  EXPECT(at::allclose(one.run(cases[0].inputs)[0], cases[0].eager[0]));
+  const auto other = Artifact::open(fixtures / "carry.pt2");
+  EXPECT(at::allclose(other.run(cases[0].inputs)[0], cases[0].eager[0]));
+  EXPECT(at::allclose(one.run(cases[1].inputs)[0], cases[1].eager[0]));
 }
 
 void serves_threads(const fs::path& fixtures, const std::string& name) {
@@ -139,7 +310,12 @@ void refuses_settings(const fs::path& fixtures) {
   for (const std::string device : {"cuda:77", "cuda:256", "cuda:-1", "cuda:", "cuda:99999999999"}) {
     EXPECT_ERROR(usage, "", Artifact::open(model, {device, 0}));
   }
-  EXPECT_ERROR(usage, "threads is -1", Artifact::open(model, {"cpu", -1}));
+  for (const int threads : {-1, 1025, 100'000, std::numeric_limits<int>::max()}) {
+    EXPECT_ERROR(usage, "threads is " + std::to_string(threads),
+                 Artifact::open(model, {"cpu", threads}));
+  }
+  EXPECT_ERROR(usage, "runners is 257", Artifact::open(model, {"cpu", 0, 257}));
+  EXPECT_ERROR(usage, "cuda_graphs is -1", Artifact::open(model, {"cpu", 0, 1, -1}));
   EXPECT_ERROR(usage, "runners is 0", Artifact::open(model, {"cpu", 0, 0}));
   EXPECT_ERROR(artifact, "cuda", Artifact::open(fixtures / "model.pt2", {"cuda:77", 0}));
 }
@@ -167,7 +343,7 @@ void refuses_hostile_goldens(const fs::path& fixtures, const Broken& broken) {
   std::string bytes = read(fixtures / "golden.pt");
   const auto entry = bytes.find("PK\1\2");
   bytes.replace(entry + 10, 2, "\x08\0"s).replace(entry + 24, 4, "\xff\xff\xff\x7f"s);  // deflated
-  EXPECT_ERROR(golden, "larger than the file", Golden::read(broken.write("bomb.pt", bytes)));
+  EXPECT_ERROR(golden, "too large", Golden::read(broken.write("bomb.pt", bytes)));
   EXPECT_ERROR(golden, "nests too deep", Golden::read(fixtures / "deep.pt"));
 }
 
@@ -289,10 +465,11 @@ void gives_new_threads_the_count(const fs::path& fixtures, const std::string& na
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3) return 2;
+  if (argc != 4) return 2;
   const fs::path fixtures = argv[1];
   const fs::path operators = argv[2];
   const Broken broken(fixtures);
+  setenv("TMPDIR", broken.write("scratch", "").parent_path().c_str(), 1);
   testing::Tests tests = {
       {"reports a model's failure", [&] { reports_model_failure(fixtures); }},
       {"refuses files", [&] { refuses_files(fixtures, broken); }},
@@ -304,11 +481,19 @@ int main(int argc, char** argv) {
       {"refuses missing operators", [&] { refuses_operators(fixtures, broken); }},
       {"runs operators of a library", [&] { runs_operators(fixtures, operators); }},
       {"passes runners on", [&] { passes_runners_on(fixtures, operators); }},
+      {"says what was altered", [&] { says_altered(fixtures, broken); }},
+      {"heeds SHA256SUMS", [&] { heeds_sums(fixtures, broken); }},
+      {"shares no state", [&] { shares_no_state(fixtures); }},
       {"serves callers at once", [&] { serves_callers_at_once(fixtures, operators); }},
   };
   for (const std::string name : {"model.pt", "model.pt2"}) {
     tests.emplace_back("runs", [&, name] { runs(fixtures, name); });
     tests.emplace_back("makes inputs contiguous", [&, name] { makes_contiguous(fixtures, name); });
+    tests.emplace_back("resolves bits", [&, name] { resolves_bits(fixtures, name); });
+    tests.emplace_back("refuses layouts", [&, name] { refuses_layouts(fixtures, name); });
+    tests.emplace_back("refuses altered files",
+                       [&, name] { refuses_altered(fixtures, broken, name); });
+    tests.emplace_back("opens 200 times", [&, name] { reopens(fixtures, broken, name); });
     tests.emplace_back("enforces the contract", [&, name] { enforces_contract(fixtures, name); });
     tests.emplace_back("serves several threads", [&, name] { serves_threads(fixtures, name); });
     tests.emplace_back("gives new threads the count of threads",

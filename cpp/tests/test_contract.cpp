@@ -3,6 +3,8 @@
 #include <exporter/contract.h>
 
 #include <array>
+#include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "testing.h"
 
@@ -381,10 +383,35 @@ void refuses_states() {
                huge.initial_state(std::vector<at::Tensor>{at::zeros({1, 1})}));
 }
 
+/// Of a table that the reader in Python is held to as well.
+void judges_as_python_does(const std::string& table) {
+  std::ifstream file(table);
+  const auto all = nlohmann::json::parse(file);
+  EXPECT(all.at("cases").size() > 100);
+  std::string wrong;
+  for (const auto& one : all.at("cases")) {
+    const auto text = one.contains("text") ? one.at("text").get<std::string>()
+                                           : all.at("base").patch(one.at("patch")).dump();
+    std::string verdict = "taken";
+    try {
+      if (!exporter::cpu_obstacle(Contract::parse(text, "f.pt")).empty()) verdict = "refused";
+    } catch (const exporter::Error& error) {
+      EXPECT_EQUAL(std::string(to_string(error.kind())), "artifact");
+      verdict = "refused";
+    }
+    if (verdict != one.at("verdict"))
+      wrong += one.at("name").get<std::string>() + ": " + verdict + "; ";
+  }
+  EXPECT_EQUAL(wrong, "");
+}
+
 }  // namespace
 
-int main() {
-  return testing::run({{"reads", reads},
+int main(int argc, char** argv) {
+  if (argc < 2) return 2;
+  const std::string table = argv[argc - 1];
+  return testing::run({{"judges as Python does", [&] { judges_as_python_does(table); }},
+                       {"reads", reads},
                        {"refuses bad JSON", refuses_bad_json},
                        {"accepts what fits", accepts},
                        {"refuses another number of inputs", refuses_number},

@@ -5,13 +5,16 @@ Needs torch to make and read files. The last two are libraries; the last is empt
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import unittest
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +54,9 @@ class Usage(unittest.TestCase):
             ["verify", "a", "b"],
             ["info", "a", "--golden", "x"],
             ["bench", "a", "--runs", "0"],
-            ["bench", "a", "--runs"], ["verify", "a", "--rtol", "-1"], ["run", FIXTURES / "model.pt"],
+            ["bench", "a", "--runs"], ["bench", FIXTURES / "model.pt", "--threads", "100000"],
+            ["run", "a", "--inputs", "i", "--outputs", "o", "--sha256", "abc"],
+            ["verify", "a", "--rtol", "-1"], ["run", FIXTURES / "model.pt"],
             ["verify", FIXTURES / "model.pt", "--device", "tpu"],
             ["verify", FIXTURES / "model.pt", "--device", "cuda:77"], ["bench", "a", "--warmup", "0"],
         )  # fmt: skip
@@ -87,6 +92,66 @@ class Commands(unittest.TestCase):
             answer = json.loads(call("verify", FIXTURES / model, "--json").stdout)
             self.assertIn(answer["verdict"], ("exact", "rounding"))
             self.assertEqual(len(answer["cases"]), 3)
+
+    def test_verify_insists_on_a_hash(self) -> None:
+        data = (FIXTURES / "model.pt").read_bytes()
+        model, golden = self.directory / "model.pt", self.directory / "golden.pt"
+        model.write_bytes(data)
+        golden.write_bytes((FIXTURES / "golden.pt").read_bytes())
+        digest = hashlib.sha256(data).hexdigest()
+        done = call("verify", model)
+        self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1))
+        self.assertIn("nobody says what", done.stderr)
+        self.assertEqual(call("verify", model, "--sha256", digest.upper()).returncode, 0)
+        done = call("verify", model, "--sha256", "0" * 64)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("model.pt was altered: its SHA-256 is " + digest, done.stderr)
+        sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (model, golden)}
+        (self.directory / "SHA256SUMS").write_text("".join(f"{d}  {name}\n" for name, d in sums.items()))
+        self.assertEqual(call("verify", model).returncode, 0)
+        flipped = bytearray(golden.read_bytes())
+        flipped[len(flipped) // 2] ^= 1
+        golden.write_bytes(flipped)
+        done = call("verify", model)
+        self.assertEqual((done.returncode, done.stdout), (1, ""))
+        self.assertIn("golden.pt was altered", done.stderr)
+
+    def test_no_command_takes_what_was_altered(self) -> None:
+        data = bytearray((FIXTURES / "model.pt").read_bytes())
+        with zipfile.ZipFile(FIXTURES / "model.pt") as archive:
+            largest = max(archive.infolist(), key=lambda member: member.file_size * (member.compress_type == 0))
+        data[data.rindex(largest.filename.encode(), 0, data.index(b"PK\1\2")) + 200] ^= 1
+        model = self.directory / "model.pt"
+        model.write_bytes(data)
+        inputs, outputs, golden = FIXTURES / "inputs.pt", self.directory / "outputs.pt", FIXTURES / "golden.pt"
+        for words in (
+            ["run", "--inputs", inputs, "--outputs", outputs],
+            ["bench", "--golden", golden],
+            ["session", "--golden", golden],
+        ):
+            done = call(words[0], model, *words[1:])
+            self.assertEqual(done.returncode, 1, words)
+            self.assertIn("was altered", done.stderr)
+        self.assertFalse(outputs.exists())
+
+    def test_info_shows_no_controls(self) -> None:
+        path = self.directory / "model.pt"
+        with zipfile.ZipFile(FIXTURES / "model.pt") as old, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as new:
+            for member in old.infolist():
+                data = old.read(member)
+                if member.filename.endswith("contract.json"):
+                    contract = json.loads(data) | {"model": "\x1b[31m\u202e", "ops": ["a\x9bb"]}
+                    contract["inputs"][0]["name"] = "to\x07\nkens"
+                    data = json.dumps(contract).encode()
+                new.writestr(member, data)
+        for words in ([], ["--json"]):
+            done = call("info", path, *words)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual([c for c in done.stdout if not c.isprintable() and c != "\n"], [])
+        self.assertIn("to\ufffd\ufffdkens", call("info", path).stdout)
+        done = call("run", path, "--inputs", FIXTURES / "inputs.pt", "--outputs", self.directory / "outputs.pt")
+        self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1))
+        self.assertEqual([c for c in done.stderr if not c.isprintable() and c != "\n"], [])
 
     def test_verify_notices_a_changed_golden(self) -> None:
         golden = torch.load(FIXTURES / "golden.pt", weights_only=True)
@@ -406,6 +471,24 @@ class Session(unittest.TestCase):
                 self.assertEqual(list(Path(directory).iterdir()), [])
                 for stream in (process.stdin, process.stdout, process.stderr):
                     stream.close()
+
+    def test_what_is_killed_is_swept_and_what_is_ended_tidies_up(self) -> None:
+        words = [PROGRAM, "bench", FIXTURES / "model.pt2", "--warmup", "60", "--runs", "1000000", "--windows", "1000"]
+        for number in (signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            with self.subTest(number), tempfile.TemporaryDirectory() as directory:
+                environment = {**os.environ, "TMPDIR": directory}
+                process = subprocess.Popen(words, stdout=-3, stderr=-3, env=environment)
+                deadline = time.monotonic() + 60
+                while not list(Path(directory).rglob("*.so")) and time.monotonic() < deadline:
+                    time.sleep(0.01)
+                subprocess.run([PROGRAM, "info", FIXTURES / "model.pt"], env=environment, stdout=-3, check=True)
+                self.assertNotEqual(list(Path(directory).iterdir()), [], "its process lives")
+                process.send_signal(number)
+                self.assertEqual(process.wait(60), -number)
+                if number == signal.SIGKILL:
+                    self.assertNotEqual(list(Path(directory).iterdir()), [])
+                    subprocess.run([PROGRAM, "info", FIXTURES / "model.pt"], env=environment, stdout=-3, check=True)
+                self.assertEqual(list(Path(directory).iterdir()), [])
 
     def test_maps_no_gpu_library(self) -> None:
         with subprocess.Popen([PROGRAM, "session", FIXTURES / "model.pt"], stdin=-1, stdout=-1, text=True) as process:

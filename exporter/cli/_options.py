@@ -7,10 +7,12 @@ from typing import Any
 
 import click
 
+from exporter.records import MAX_THREADS
+
 Command = Callable[..., Any]
 Option = Callable[[Command], Command]
 THREADS = click.option(
-    "--threads", type=click.IntRange(1), help="Threads of one call on the CPU.  [default: all cores]"
+    "--threads", type=click.IntRange(1, MAX_THREADS), help="Threads of one call on the CPU.  [default: all cores]"
 )
 
 WAIT_QUIET = click.option(

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from exporter import checks, environment, operators, targets
+from exporter import checks, environment, operators, sums, targets
 from exporter.bundle import GOLDEN
 from exporter.deploy import Deployment, choose, golden, publish, staged, take
 from exporter.errors import ArtifactError, JobError, MissingDependency, UsageError
@@ -103,8 +103,10 @@ def fill(
     """Put all that the runner needs into an empty folder, and judge the artifact there."""
     assert variant.artifact is not None
     assert variant.contract is not None
-    for file in (*variant.files, golden(place, manifest)):
+    files = (*variant.files, golden(place, manifest))
+    for file in files:
         take(place, file, root / file.path)
+    (root / sums.NAME).write_text(sums.text({file.path: file.sha256 for file in files}))  # which the runner insists on
     libraries = _operators(variant.contract, ops_libs)
     start = Start(f"/lib/{_copy_programs(root, libraries)}", tuple(f"/lib/{file.name}" for file in libraries))
     (root / "tmp").mkdir()

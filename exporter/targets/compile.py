@@ -6,12 +6,24 @@ import copy
 import os
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter import builds, carrying, contract, entries, environment, inductor, operators, places, quantization
+from exporter import (
+    builds,
+    carrying,
+    contract,
+    entries,
+    environment,
+    inductor,
+    operators,
+    places,
+    quantization,
+    unpacking,
+)
 from exporter.errors import ArtifactError, ContractError, ExportError, MissingDependency
 from exporter.expressions import Expression
 from exporter.records import PRECISIONS, Build, Contract, TensorSpec
@@ -231,7 +243,24 @@ def load(path: Path, options: Options) -> Loaded:
 def _loader(path: Path, model: str, device: str) -> Any:
     import torch
 
-    return torch._C._aoti.AOTIModelPackageLoader(str(path), model, False, 1, int(device.partition(":")[2] or -1))
+    make = torch._C._aoti.AOTIModelPackageLoader
+    settings = model, False, 1, int(device.partition(":")[2] or -1)
+    if not _loads_folders(torch.__version__):
+        return make(str(path), *settings)  # which unpacks it anew each time, and never gives it back
+    folder, release = unpacking.unpack(path)
+    try:
+        loader = make(str(folder), *settings)
+    except BaseException:
+        release()
+        raise
+    weakref.finalize(loader, release).atexit = False
+    return loader
+
+
+def _loads_folders(torch: str) -> bool:
+    """Whether torch's loader takes a package that is unpacked already: since 2.14."""
+    major, minor = map(int, torch.split(".")[:2])
+    return (major, minor) >= (2, 14)
 
 
 def _resetting(loader: Any, promise: Contract, device: str) -> Callable[[], None]:

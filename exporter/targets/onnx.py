@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from exporter import causes, contract, entries, onnx_axes, ort_graphs, places
 from exporter.errors import ArtifactError, ExportError
 from exporter.records import PRECISIONS, Contract
-from exporter.serialization import from_json, to_json
+from exporter.serialization import to_json
 from exporter.targets import Exported, Loaded, Options
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def read_contract(path: Path) -> Contract:
         raise ArtifactError(f"{path} is not an ONNX model: {error}", "export it again") from error
     for entry in model.metadata_props:
         if entry.key == PROPERTY:
-            return from_json(Contract, entry.value)
+            return contract.read(entry.value)
     raise ArtifactError(f"{path} carries no contract", "export it with exporter")
 
 

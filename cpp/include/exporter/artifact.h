@@ -36,6 +36,11 @@ ArtifactInfo inspect(const std::filesystem::path& path);
 /// has not: export it on this machine, or with --portable"; empty when it can.
 std::string cpu_obstacle(const Contract& contract);
 
+/// The most that OpenOptions may ask for. More threads than this end the process, or its memory.
+inline constexpr int kMaxThreads = 1024;
+inline constexpr int kMaxRunners = 256;
+inline constexpr int kMaxGraphs = 32;
+
 struct OpenOptions {
   /// "cpu", "cuda" or "cuda:N"; the contract's device when empty.
   std::string device;
@@ -53,6 +58,11 @@ struct OpenOptions {
   std::optional<int> cuda_graphs = std::nullopt;
   /// Libraries of operators outside torch's own, loaded first; see `load_operators`.
   std::vector<std::filesystem::path> operators = {};
+  /// SHA-256 that the file has to have, as 64 hexadecimal digits in lower case; where it is empty,
+  /// a SHA256SUMS beside the file says it.
+  std::string sha256 = {};
+  /// Refuse a file of which nobody says its SHA-256.
+  bool require_sha256 = false;
 };
 
 class Runner;
@@ -64,10 +74,14 @@ class Stream;
 ///     std::vector<at::Tensor> outputs = artifact.run({input_ids, attention_mask});
 class Artifact {
  public:
-  /// Loads a `.pt` or `.pt2`, told apart by content. Loads CUDA's libraries only when `device` asks
-  /// for a GPU. Throws Error(artifact), also when the artifact calls operators that are not
-  /// registered or was built for another CPU or GPU, and Error(usage) for a device, a thread count
-  /// or a library that cannot be.
+  /// Loads a `.pt` or `.pt2`, told apart by content. What was altered is refused first: by its
+  /// SHA-256 where `sha256` or a SHA256SUMS beside the file, or beside what it links to, tells
+  /// that, else by the CRC-32 of every member of the archive. A file that such a SHA256SUMS does
+  /// not list is refused too. A compiled package is unpacked below $TMPDIR (exporter/unpacked.h),
+  /// once for all that are open and have the same content. Loads CUDA's libraries only when
+  /// `device` asks for a GPU. Throws Error(artifact), also when the artifact calls operators that
+  /// are not registered or was built for another CPU or GPU, and Error(usage) for a device, a
+  /// thread count or a library that cannot be.
   static Artifact open(const std::filesystem::path& path, const OpenOptions& options = {});
 
   Artifact(Artifact&&) noexcept;
@@ -79,13 +93,13 @@ class Artifact {
   at::Device device() const noexcept { return device_; }
 
   /// Runs the model once, without gradients. `inputs` stand in the contract's order; one that is
-  /// not contiguous is made so, and one on another device is moved. Returns the outputs, flat, in
-  /// the contract's order, on `device()`. On a GPU the work may still be running: see
-  /// `synchronize`. Throws Error(contract) before anything runs, Error(runtime) when the model
-  /// fails. May be called from several threads; a compiled package serves as many at a time as it
-  /// has runners. An artifact that keeps its state serves one at a time, and throws Error(contract)
-  /// for a size that its state was not made for; what one call leaves, the next call finds, whoever
-  /// makes it.
+  /// not contiguous is made so, one with the negative or conjugate bit gets the values that it
+  /// stands for, and one on another device is moved. Returns the outputs, flat, in the contract's
+  /// order, on `device()`. On a GPU the work may still be running: see `synchronize`. Throws
+  /// Error(contract) before anything runs, Error(runtime) when the model fails. May be called from
+  /// several threads; a compiled package serves as many at a time as it has runners. An artifact
+  /// that keeps its state serves one at a time, and throws Error(contract) for a size that its
+  /// state was not made for; what one call leaves, the next call finds, whoever makes it.
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) const;
 
   /// Restores the initial state of an artifact that keeps one, as it was opened; does nothing for

@@ -1,0 +1,53 @@
+#include "printable.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+
+namespace exporter::app {
+namespace {
+
+/// Controls, separators of lines, and marks that turn the direction of what follows.
+bool is_obeyed(std::uint32_t point) {
+  struct Range {
+    std::uint32_t first, last;
+  };
+  constexpr Range kObeyed[] = {{0, 0x1f},        {0x7f, 0x9f},     {0x200b, 0x200f},
+                               {0x2028, 0x202e}, {0x2060, 0x2069}, {0xfeff, 0xfeff},
+                               {0xd800, 0xdfff}, {0xfff9, 0xfffb}, {0xe0000, 0xe007f}};
+  return std::any_of(std::begin(kObeyed), std::end(kObeyed), [&](const Range& range) {
+    return range.first <= point && point <= range.last;
+  });
+}
+
+/// How many bytes a character takes that begins with this one; 0 where none does.
+std::size_t length_of(unsigned char first) {
+  if (first < 0x80) return 1;
+  if (first >= 0xc2 && first < 0xe0) return 2;
+  if (first >= 0xe0 && first < 0xf0) return 3;
+  return first >= 0xf0 && first < 0xf5 ? 4 : 0;
+}
+
+}  // namespace
+
+std::string printable(std::string_view text) {
+  constexpr std::uint32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};  // by length
+  std::string shown;
+  for (std::size_t at = 0; at < text.size();) {
+    const auto first = static_cast<unsigned char>(text[at]);
+    const std::size_t length = length_of(first);
+    bool sound = length > 0 && length <= text.size() - at;
+    std::uint32_t point = length == 1 ? first : first & (0x7fu >> length);
+    for (std::size_t i = 1; sound && i < length; ++i) {
+      const auto next = static_cast<unsigned char>(text[at + i]);
+      sound = (next & 0xc0) == 0x80;
+      point = point << 6 | (next & 0x3f);
+    }
+    sound = sound && point >= kLeast[length] && point <= 0x10ffff;
+    shown += sound && !is_obeyed(point) ? text.substr(at, length) : "\xef\xbf\xbd";
+    at += sound ? length : 1;
+  }
+  return shown;
+}
+
+}  // namespace exporter::app

@@ -1,0 +1,35 @@
+#include "signals.h"
+
+#include <exporter/unpacked.h>
+#include <pthread.h>
+
+#include <csignal>
+#include <thread>
+
+namespace exporter::app {
+
+void tidy_on_signals(bool except_termination) {
+  sigset_t awaited;
+  sigemptyset(&awaited);
+  for (const int number : {SIGINT, SIGHUP, SIGTERM}) {
+    struct sigaction now{};
+    sigaction(number, nullptr, &now);
+    const bool is_ignored = now.sa_handler == SIG_IGN;  // as nohup does
+    if (!is_ignored && !(except_termination && number == SIGTERM)) sigaddset(&awaited, number);
+  }
+  pthread_sigmask(SIG_BLOCK, &awaited, nullptr);
+  // A handler may not remove files: it could come in the middle of anything.
+  std::thread([awaited] {
+    int number = 0;
+    if (sigwait(&awaited, &number) != 0) return;
+    discard_unpacked();
+    signal(number, SIG_DFL);
+    sigset_t one;
+    sigemptyset(&one);
+    sigaddset(&one, number);
+    pthread_sigmask(SIG_UNBLOCK, &one, nullptr);
+    raise(number);
+  }).detach();
+}
+
+}  // namespace exporter::app

@@ -1,0 +1,113 @@
+"""Compiled packages are unpacked once for each content, and leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from exporter import unpacking
+from exporter.errors import ArtifactError
+
+CYCLES = """
+import gc, os, sys
+from pathlib import Path
+import torch
+from exporter.targets import Options, compile
+
+def cycle():
+    loaded = compile._loader(Path(sys.argv[1]), "model", "cpu")
+    (found,) = loaded.run([torch.ones(2, 3)])
+    assert torch.equal(found, torch.full((2, 4000), 3.0)), found
+    del loaded
+    gc.collect()
+
+def now():
+    maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(".so")]
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    blocks = sum(path.stat().st_blocks for path in Path(os.environ["TMPDIR"]).rglob("*.so"))
+    return pages * os.sysconf("SC_PAGESIZE") >> 10, len(maps), blocks
+
+for _ in range(20):
+    cycle()
+before = now()
+for _ in range(200):
+    cycle()
+print(*before, *now())
+"""
+
+
+class Wide(torch.nn.Module):
+    """With weights that are worth dropping."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(3, 4000))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("package") / "wide.pt2"
+    program = torch.export.export(Wide(), (torch.ones(2, 3),))
+    torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+    return path
+
+
+def test_opening_and_closing_is_flat(package: Path, tmp_path: Path) -> None:
+    words = [sys.executable, "-c", CYCLES, str(package)]
+    done = subprocess.run(
+        words, env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    memory, maps, blocks, memory_after, maps_after, blocks_after = map(int, done.stdout.split())
+    assert maps_after == maps
+    assert blocks_after == blocks
+    assert memory_after < memory + 4096
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_not_used_has_no_weights(package: Path) -> None:
+    folder, release = unpacking.unpack(package)
+    (library,) = folder.rglob("*.so")
+    whole, blocks = library.read_bytes(), library.stat().st_blocks
+    other, release_other = unpacking.unpack(package)
+    assert other == folder
+    release()
+    assert library.read_bytes() == whole  # somebody has it still
+    release_other()
+    assert library.stat().st_blocks < blocks - 48_000 // 512 // 2
+    _, release = unpacking.unpack(package)
+    assert library.read_bytes() == whole
+    release()
+
+
+def test_an_altered_package(package: Path, tmp_path: Path) -> None:
+    data = bytearray(package.read_bytes())
+    data[data.index(b"\x7fELF") + 5000] ^= 1
+    (tmp_path / "altered.pt2").write_bytes(data)
+    with pytest.raises(ArtifactError, match="was altered"):
+        unpacking.unpack(tmp_path / "altered.pt2")
+
+
+def test_what_a_killed_process_left_is_swept(package: Path, tmp_path: Path) -> None:
+    code = "import sys; from pathlib import Path; from exporter import unpacking; unpacking.unpack(Path(sys.argv[1]))"
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    words = [sys.executable, "-c", f"{code}; print(flush=True); sys.stdin.read()", str(package)]
+    with subprocess.Popen(words, stdin=-1, stdout=-1, env=environment) as killed:
+        assert killed.stdout is not None
+        killed.stdout.readline()
+        sweeping = [sys.executable, "-c", "from exporter import unpacking; unpacking.sweep()"]
+        subprocess.run(sweeping, env=environment, check=True)
+        assert list(tmp_path.iterdir())  # its process lives
+        killed.send_signal(signal.SIGKILL)
+    assert list(tmp_path.iterdir())
+    subprocess.run(sweeping, env=environment, check=True)
+    assert not list(tmp_path.iterdir())
