@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from exporter import bundle, carrying, environment, flattening, operators, pipeline, recipes
+from exporter import beside, carrying, environment, flattening, operators, pipeline, recipes
 from exporter import contract as contracts
 from exporter import targets as routes
+from exporter.beside import Verify
 from exporter.errors import ContractError, UsageError
 from exporter.records import Contract, Manifest
 from exporter.request import Request
@@ -269,27 +270,42 @@ class Stream:
 
 
 def open_artifact(
-    path: str | PathLike[str], device: str | None = None, threads: int | None = None, cuda_graphs: bool = False
+    path: str | PathLike[str],
+    device: str | None = None,
+    threads: int | None = None,
+    cuda_graphs: bool = False,
+    verify: Verify = "if-present",
+    public_key: str | PathLike[str] | None = None,
 ) -> Artifact:
     """Load an artifact without its model's code.
 
-    When a manifest lies beside it, the file's hash is checked first. Any number of threads may call it.
+    Its hash is compared first with every record that lies beside it (`SHA256SUMS`, `manifest.json`, `bom.cdx.json`,
+    `provenance.json`), beside a link as well as beside the file that it leads to. Any number of threads may call what
+    is returned.
 
     Args:
-        path: a `.pt`, `.pt2` or `.onnx` that exporter wrote.
+        path: a `.pt`, `.pt2` or `.onnx` that exporter wrote, or a link to one.
         device: `cpu`, `cuda` or `cuda:N`; where it was exported for when None.
         threads: of one onnxruntime call; torch's own setting is left alone.
         cuda_graphs: let onnxruntime capture the first 8 shapes into CUDA graphs, for each thread apart; calls follow
             one another then. A model that cannot be captured may take the process's CUDA context with it: try it first,
             by `exporter check --cuda-graphs`.
+        verify: what has to vouch for the file. `if-present`: any record that is there has to know it and agree; with
+            none it loads. `required`: a record has to be there. `signed`: a provenance with its hash, signed by
+            `exporter sign --key` with the key to `public_key`.
+        public_key: a PEM file, for `verify="signed"`.
 
     Raises:
-        ArtifactError: the file is missing, altered, or carries no contract; or it calls operators that nobody has
-            registered (torchvision's are found; load a library of your own with torch.ops.load_library first).
+        ArtifactError: the file is missing or carries no contract; or it calls operators that nobody has registered
+            (torchvision's are found; load a library of your own with torch.ops.load_library first).
+        AlteredError: an ArtifactError: a record contradicts the file, does not know it or cannot be read; or nothing
+            vouches for it as `verify` asks.
         ContractError: it was exported for another kind of device.
+        UsageError: `verify` and `public_key` contradict each other.
     """
-    file = Path(path)
-    contract = _read_contract(file, _recorded_target(file))
+    found = beside.vouch(Path(path), verify, None if public_key is None else Path(public_key))
+    file = found.path
+    contract = _read_contract(file, found.target, Path(path).suffix)
     where = device or contract.device
     if where.partition(":")[0] != contract.device:
         raise ContractError(
@@ -301,20 +317,9 @@ def open_artifact(
     return Artifact(contract, loaded.run, where, loaded.reset)
 
 
-def _recorded_target(file: Path) -> str:
-    """The target that made an artifact, once its hashes are right; "" where no manifest lies beside it."""
-    if (file.parent / bundle.MANIFEST).is_file():
-        for variant in bundle.read_manifest(file.parent).variants:
-            if variant.artifact is not None and variant.artifact.path == file.name:
-                for recorded in variant.files:
-                    bundle.verify(file.parent, recorded)
-                return variant.target
-    return ""
-
-
-def _read_contract(file: Path, target: str) -> Contract:
+def _read_contract(file: Path, target: str, suffix: str) -> Contract:
     """As the target reads it; where it is not known, as the first one whose artifacts end alike, or as a zip."""
-    alike = [target] if target else [name for name in routes.names() if _suffix(name) == file.suffix]
+    alike = [target] if target else [name for name in routes.names() if _suffix(name) in (file.suffix, suffix)]
     return routes.get(alike[0]).read_contract(file) if alike else contracts.read_zip(file)
 
 
