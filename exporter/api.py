@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 OPTIONS = frozenset((
     "device", "ranges", "sweep", "dynamic", "state", "weights", "seed", "threads", "time_budget", "timeout", "bench",
     "memory_limit_gb", "rtol", "atol", "min_metric", "max_metric_loss", "opset", "allow_cpu_fallback", "cuda_graphs",
-    "fullgraph", "portable", "ops_libs",
+    "fullgraph", "portable", "ops_libs", "replace",
 ))  # fmt: skip
 
 
@@ -76,7 +76,8 @@ def export(
         targets: a list, or its items between commas; a target may name its precision, as `trace@int8`.
         precision: a list, or its items between commas, of what the other targets compute in: fp32, tf32, bf16, fp16,
             int8.
-        out: the bundle's directory; `artifacts/NAME` when None.
+        out: the bundle's directory; `artifacts/NAME` when None. Where a variant fails and a bundle is there in which
+            one passes that would be gone, it stays, and the new one is beside it: `Bundle.path` says where.
         name: the model's name; the module's class in lower case when None.
         checkpoint: a file of weights, as the command line's `--checkpoint`.
         allow_partial: load of the checkpoint what fits, and warn of the rest.
@@ -87,7 +88,7 @@ def export(
         options: as the command line's, by their names in `exporter.request.Request`: device (`cpu` when none is given,
             unlike the command line's), ranges, sweep, dynamic, state, weights, seed, threads, time_budget, timeout,
             bench, memory_limit_gb, rtol, atol, min_metric, max_metric_loss, opset, allow_cpu_fallback, cuda_graphs,
-            fullgraph, portable, ops_libs.
+            fullgraph, portable, ops_libs, replace.
 
     Raises:
         UsageError: the request cannot be met; nothing was written.

@@ -16,10 +16,11 @@ from pathlib import Path
 from exporter import disk
 from exporter.bundle import CACHE, FILES, LOGS, MANIFEST, OURS, read_manifest
 from exporter.errors import ArtifactError, BundleError
-from exporter.records import Manifest
+from exporter.records import EAGER, Manifest
 from exporter.serialization import to_json
 
 RENAME_EXCHANGE = 2
+INTERRUPTED, FAILED = ".interrupted", ".failed"  # end the names of bundles that must not take another's place
 
 
 class Staging:
@@ -38,16 +39,33 @@ class Staging:
         refuse_foreign(self.out)
         return swap(self.root, self.out)
 
-    def publish_interrupted(self) -> Path:
-        """Keep what an interrupted run finished: in the bundle's place when that is free, else in NAME.interrupted."""
-        place = spare(self.out)
+    def publish_beside(self, ending: str) -> Path:
+        """Keep what must not take another bundle's place: see `spare`."""
+        place = spare(self.out, ending)
         refuse_foreign(place)
         return swap(self.root, place)
 
 
-def spare(out: Path) -> Path:
-    """Where a bundle goes that must not take another's place: `out` when that is free, else NAME.interrupted."""
-    return out.with_name(out.name + ".interrupted") if (out / MANIFEST).exists() else out
+def spare(out: Path, ending: str) -> Path:
+    """Where a bundle goes that must not take another's place: `out` when that is free, else its name with the ending.
+
+    That is INTERRUPTED for a run that did not come to its end, FAILED for one in which something failed.
+    """
+    return out.with_name(out.name + ending) if os.path.lexists(out / MANIFEST) else out
+
+
+def lost(out: Path, made: Manifest) -> tuple[str, ...]:
+    """Variants that pass in the bundle that is in the place, and would be gone with this run, in which something failed.
+
+    A run in which all passed that was asked for loses nothing: what it leaves out was not asked for.
+    """
+    passed = {variant.name: variant.status == "passed" for variant in made.variants if variant.name != EAGER}
+    if all(passed.values()):
+        return ()
+    with suppress(ArtifactError):  # a broken bundle has nothing to lose
+        held = read_manifest(out).variants
+        return tuple(v.name for v in held if v.name != EAGER and v.status == "passed" and not passed.get(v.name))
+    return ()
 
 
 @contextmanager

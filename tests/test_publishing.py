@@ -91,7 +91,7 @@ def test_an_interrupted_run_stands_beside_the_last_bundle(tmp_path: Path) -> Non
     publish(tmp_path / "toy")
     with publishing.stage(tmp_path / "toy") as staging:
         staging.write(MANIFEST)
-        assert staging.publish_interrupted() == tmp_path / "toy.interrupted"
+        assert staging.publish_beside(publishing.INTERRUPTED) == tmp_path / "toy.interrupted"
     assert (tmp_path / "toy" / "trace.pt").read_text() == "one"
     assert bundle.read_manifest(tmp_path / "toy.interrupted") == MANIFEST
 
@@ -99,7 +99,7 @@ def test_an_interrupted_run_stands_beside_the_last_bundle(tmp_path: Path) -> Non
 def test_an_interrupted_run_takes_a_free_place(tmp_path: Path) -> None:
     with publishing.stage(tmp_path / "toy") as staging:
         staging.write(MANIFEST)
-        assert staging.publish_interrupted() == tmp_path / "toy"
+        assert staging.publish_beside(publishing.INTERRUPTED) == tmp_path / "toy"
 
 
 def test_an_interrupted_run_does_not_replace_what_is_not_ours(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_an_interrupted_run_does_not_replace_what_is_not_ours(tmp_path: Path) ->
     (tmp_path / "toy.interrupted" / "thesis.tex").write_text("years of work")
     with pytest.raises(BundleError, match=r"toy\.interrupted"), publishing.stage(tmp_path / "toy") as staging:  # noqa: PT012
         staging.write(MANIFEST)
-        staging.publish_interrupted()
+        staging.publish_beside(publishing.INTERRUPTED)
     assert (tmp_path / "toy.interrupted" / "thesis.tex").read_text() == "years of work"
 
 
