@@ -68,10 +68,10 @@ def _names(place: Path, manifest: Manifest) -> list[str]:
     """The files to pack, in order. UsageError for files that exporter did not write."""
     recorded = [*sorted(_recorded(manifest)), *(name for name in PROOFS if os.path.lexists(place / name))]
     folder = place / LOGS
-    linked = {LOGS} if folder.is_symlink() else set()
-    logs = [] if linked else sorted(f"{LOGS}/{log.name}" for log in folder.glob("*"))
+    linked = {name for name in (LOGS, bundle.REJECTED) if (place / name).is_symlink()}
+    logs = [] if LOGS in linked else sorted(f"{LOGS}/{log.name}" for log in folder.glob("*"))
     held = {entry.name for entry in place.iterdir()}
-    foreign = held.difference(recorded, bundle.UNLISTED, (MANIFEST, LOGS)) | linked
+    foreign = held.difference(recorded, bundle.UNLISTED, (MANIFEST, LOGS, bundle.REJECTED)) | linked
     foreign.update(log for log in logs if not (_is_log(log) and stat.S_ISREG((place / log).lstat().st_mode)))
     if foreign:
         raise UsageError(

@@ -17,6 +17,8 @@ MANIFEST = "manifest.json"
 SAMPLES = "samples.json"
 GOLDEN = "golden.pt"
 LOGS = "logs"
+REJECTED = "rejected"  # artifacts that were judged and failed: no record lists them, and nobody ships them
+REASONS = "REASONS.txt"  # in that folder
 BOM = "bom.cdx.json"
 PROVENANCE = "provenance.json"
 SIGNATURE, SIGSTORE = "provenance.dsse.json", "provenance.sigstore.json"
@@ -30,7 +32,7 @@ FILES = tuple(
         ("exported", ".pt2"),
     )
 )  # fmt: skip
-OURS = {MANIFEST, SAMPLES, GOLDEN, LOGS, BOM, PROVENANCE, *UNLISTED}
+OURS = {MANIFEST, SAMPLES, GOLDEN, LOGS, REJECTED, BOM, PROVENANCE, *UNLISTED}
 # What to do about a file that is not what it was.
 ALTERED = "the bundle was cut short or altered: take it again from where it was published, or export again"
 

@@ -53,7 +53,7 @@ def seal(root: Path, manifest: Manifest, materials: tuple[provenance.Material, .
     """Write the bill, the provenance and the sums of a bundle that is complete. Recorded files are not hashed again."""
     known = _recorded(manifest)
     disk.write_atomic(root / bundle.BOM, sbom.render(manifest, known))
-    digests = sums.tree(root, known, (*bundle.UNLISTED, bundle.PROVENANCE))
+    digests = sums.tree(root, known, (*bundle.UNLISTED, bundle.PROVENANCE), bundle.REJECTED)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     finished = max(manifest.created, now)  # not before it began, where the clock was set back
     statement = provenance.statement(manifest, materials, finished, digests)
@@ -76,7 +76,7 @@ def examine(place: Path, trust: signing.Trust | None) -> Evidence:
     if not os.path.lexists(place / sums.NAME):
         bundle.read_manifest(place)  # says where there is no bundle
     try:
-        found = sums.tree(place, {}, bundle.UNLISTED)
+        found = sums.tree(place, {}, bundle.UNLISTED, bundle.REJECTED)
     except OSError as error:
         raise ArtifactError(
             f"{place} cannot be read: {error.strerror}: {error.filename}", "change its owner"

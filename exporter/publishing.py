@@ -11,12 +11,13 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from exporter import disk
-from exporter.bundle import CACHE, FILES, LOGS, MANIFEST, OURS, read_manifest
+from exporter.bundle import CACHE, FILES, LOGS, MANIFEST, OURS, REASONS, REJECTED, read_manifest
 from exporter.errors import ArtifactError, BundleError
-from exporter.records import EAGER, Manifest
+from exporter.records import EAGER, Manifest, VariantRecord
 from exporter.serialization import to_json
 
 RENAME_EXCHANGE = 2
@@ -33,6 +34,20 @@ class Staging:
     def write(self, manifest: Manifest) -> None:
         """Rewrite the staged manifest atomically."""
         disk.write_atomic(self.root / MANIFEST, to_json(manifest) + "\n")
+
+    def reject(self, variant: VariantRecord) -> VariantRecord:
+        """Move the files of a variant that was judged and failed to where nobody ships them from, with the reason."""
+        if variant.status != "failed" or not variant.files or not variant.sessions:
+            return variant
+        folder = self.root / REJECTED
+        folder.mkdir(exist_ok=True)
+        for file in variant.files:
+            (self.root / file.path).rename(folder / file.path)
+        with (folder / REASONS).open("a", encoding="utf-8") as reasons:
+            names = ", ".join(file.path for file in variant.files)
+            reasons.write(f"{names}: {variant.name} failed at {variant.stage}: {variant.reason}\n")
+        moved = tuple(replace(file, path=f"{REJECTED}/{file.path}") for file in variant.files)
+        return replace(variant, artifact=None, companions=(), rejected=moved)
 
     def publish(self) -> Path:
         """Put the staged bundle in its place; returns the place. BundleError when foreign files have come there."""
@@ -55,7 +70,7 @@ def spare(out: Path, ending: str) -> Path:
 
 
 def lost(out: Path, made: Manifest) -> tuple[str, ...]:
-    """Variants that pass in the bundle that is in the place, and would be gone with this run, in which something failed.
+    """Variants that pass in the bundle that is there, and would be gone with this run, in which something failed.
 
     A run in which all passed that was asked for loses nothing: what it leaves out was not asked for.
     """

@@ -93,6 +93,11 @@ class _Recheck:
                 self.listener.done(checked[-1])
         warnings = (*self.evidence.notes, *_ahead(self.manifest.created, datetime.now(UTC)))
         warnings += (metrics.NOT_AGAIN,) if self.manifest.metric else ()
+        warnings += tuple(
+            f"{variant.name} is not checked: it failed when it was exported, and lies in {bundle.REJECTED}/"
+            for variant in self.manifest.variants
+            if variant.rejected
+        )
         manifest = replace(self.manifest, variants=tuple(checked), warnings=warnings)
         return self._time(manifest, recorded) if self.how.time_budget else manifest
 

@@ -221,7 +221,7 @@ class Parity:
 
 @dataclass(frozen=True)
 class ArtifactRecord:
-    """A file of the bundle."""
+    """A file of the bundle, by its path in it."""
 
     path: str
     bytes: int
@@ -302,6 +302,9 @@ class VariantRecord:
     timings: dict[str, Timing] = field(default_factory=dict)
     sweep: dict[str, dict[str, Timing]] = field(default_factory=dict)  # timings by the point of the sweep
     metric: float | None = None  # of its Python session
+    rejected: tuple[
+        ArtifactRecord, ...
+    ] = ()  # its files where it failed when it was judged, by their path: rejected/NAME
 
     @property
     def quantized(self) -> bool:

@@ -50,22 +50,23 @@ def of_held(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def tree(folder: Path, known: Mapping[str, str], leave: Collection[str]) -> dict[str, str]:
-    """The hash of each file below the folder by its path there, but of those to `leave`; each is read once at most.
+def tree(folder: Path, known: Mapping[str, str], leave: Collection[str], without: str = "") -> dict[str, str]:
+    """The hash of each file below the folder by its path there, but of those to `leave`, and of all in the folder
+    `without`; each is read once at most.
 
     `known` are hashes that need not be computed again. "" stands for a link, or whatever else is no file to be read.
     """
-    names = sorted(path.relative_to(folder).as_posix() for path in _files(folder))
+    names = sorted(path.relative_to(folder).as_posix() for path in _files(folder, folder / without))
     return {name: known.get(name) or _regular(folder / name) for name in names if name not in leave}
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def _files(folder: Path, without: Path) -> Iterator[Path]:
     waiting = [folder]
     while waiting:
         with os.scandir(waiting.pop()) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
-                    waiting.append(Path(entry.path))
+                    waiting += [Path(entry.path)] if Path(entry.path) != without else []
                 else:
                     yield Path(entry.path)
 

@@ -161,7 +161,8 @@ def _build_s(variant: VariantRecord) -> float | None:
 
 def _just_in_time(variant: VariantRecord) -> bool:
     """Whether it was compiled where it ran."""
-    return variant.artifact is None and variant.lifecycle.first_call_ms is not None and ":" in variant.name
+    built = variant.artifact or variant.rejected
+    return not built and variant.lifecycle.first_call_ms is not None and ":" in variant.name
 
 
 def starts(manifest: Manifest) -> list[tuple[str, ...]]:
@@ -198,6 +199,11 @@ def size_of(count: int) -> str:
         if count >= factor:
             return f"{count / factor:.3g} {unit}" if count < 100 * factor else f"{count / factor:.0f} {unit}"
     return f"{count} B"
+
+
+def rejected(variant: VariantRecord) -> str:
+    """Where the files of a variant that failed are, in the bundle; "" where there are none."""
+    return ", ".join(file.path for file in variant.rejected)
 
 
 def failures(manifest: Manifest) -> list[VariantRecord]:
