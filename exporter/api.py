@@ -16,7 +16,7 @@ from exporter import beside, carrying, environment, flattening, operators, pipel
 from exporter import contract as contracts
 from exporter import targets as routes
 from exporter.beside import Verify
-from exporter.errors import ContractError, UsageError
+from exporter.errors import ArtifactError, ContractError, UsageError
 from exporter.records import Contract, Manifest
 from exporter.request import Request
 
@@ -200,12 +200,16 @@ class Artifact:
 
         Raises:
             ContractError: an input is missing or unknown, or its dtype, rank or size does not fit.
+            ArtifactError: it gives another number of outputs than its contract says.
         """
         tensors = self._bind(args, kwargs)
         names = [spec.name for spec in self.contract.inputs]
         contracts.enforce(self.contract, flattening.specs(names, tensors))
         with self._turn:
             outputs = self._run(tuple(t.to(self.device).contiguous() for t in tensors))
+        if len(outputs) != len(self.contract.outputs):
+            said = f"the artifact gives {len(outputs)} outputs, and its contract has {len(self.contract.outputs)}"
+            raise ArtifactError(said, "export it again")
         return {spec.name: tensor for spec, tensor in zip(self.contract.outputs, outputs, strict=True)}
 
     def _bind(self, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -314,8 +318,19 @@ def open_artifact(
         )
     options = routes.Options(device=where, threads=threads or torch.get_num_threads(), cuda_graphs=cuda_graphs)
     operators.require(contract.ops)
-    loaded = routes.get(contract.target).load(file, options)
+    loaded = _route(contract, file).load(file, options)
+    if loaded.takes not in (None, len(contract.inputs)):
+        said = f"takes {loaded.takes} inputs, and its contract has {len(contract.inputs)}"
+        raise ArtifactError(f"{file} {said}", "export it again")
     return Artifact(contract, loaded.run, where, loaded.reset)
+
+
+def _route(contract: Contract, file: Path) -> routes.Target:
+    """The target that made an artifact. ArtifactError where there is none of that name."""
+    try:
+        return routes.get(contract.target)
+    except UsageError as error:
+        raise ArtifactError(f"{file}: its contract is of no target that is here: {error}", error.remedy) from error
 
 
 def _read_contract(file: Path, target: str, suffix: str) -> Contract:

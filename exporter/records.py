@@ -82,6 +82,13 @@ class Range:
         """Whether the symbol may have this size."""
         return size in self.sizes
 
+    def allows_any(self, sizes: range) -> bool:
+        """Whether the symbol may have one of these sizes, which follow each other; told without looking at each."""
+        if self.choices:
+            return any(choice in sizes for choice in self.choices)
+        low, high = max(self.min, sizes.start), min(self.max, sizes.stop - 1)
+        return -(-low // self.multiple_of) * self.multiple_of <= high
+
     def __str__(self) -> str:
         """`1 to 64`, `32 to 512, multiples of 2`, or `1, 8 or 32`."""
         if not self.choices:
