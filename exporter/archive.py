@@ -50,12 +50,13 @@ def pack(place: Path, out: Path, trust: Trust = ANYBODY) -> int:
     names = _names(place, manifest)
     if out.resolve().is_relative_to(place.resolve()):
         raise UsageError(f"{out} lies in the bundle itself", "give another --out")
-    new = out.with_name(f".{out.name}.{os.getpid()}.new")
+    new = disk.own_new(out)
     try:
         with new.open("xb") as file:
             total = _write(place, names, file)
             os.fsync(file.fileno())
         new.replace(out)
+        disk.sync(out.parent)
     except OSError as error:
         raise disk.error(error, out) from error
     finally:

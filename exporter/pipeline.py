@@ -13,7 +13,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from exporter import bundle, causes, contract, disk, environment, latency, proof, provenance, publishing, targets
+from exporter import (
+    bundle,
+    causes,
+    checks,
+    contract,
+    disk,
+    environment,
+    latency,
+    proof,
+    provenance,
+    publishing,
+    targets,
+)
 from exporter.draft import Draft
 from exporter.errors import ExporterError, JobError, RecipeError, UsageError
 from exporter.isolate import BACKGROUND, EXPORTING, SIDE_BY_SIDE, Child, Zygote, Zygotes
@@ -257,7 +269,7 @@ class _Run:
         for record in (eager, *(r for r in self.draft.manifest.variants if r.status == "passed")):
             keep = record.name == EAGER or self.turns.keeps(record)
             if not keep:
-                note = "not timed: there is no memory for it beside the others; export it alone"
+                note = f"{checks.NOT_TIMED} there is no memory for it beside the others; export it alone"
                 record = replace(record, notes=(*record.notes, note))
             self._explained(self.judging.judge(record, prepared, keep))
 

@@ -141,7 +141,11 @@ def _recorded(out: Path) -> set[str]:
 
 
 def swap(staged: Path, place: Path) -> Path:
-    """Put a staged directory in its place, in one step where the file system can; returns the place."""
+    """Put a staged directory in its place, in one step where the file system can; returns the place.
+
+    All of it is on the disk before, so that a loss of power leaves what was there or what is new, as a whole.
+    """
+    disk.sync_tree(staged)
     if not place.exists():
         staged.rename(place)
     elif not _exchange(staged, place):  # no such call on this file system: a moment without a bundle
@@ -150,7 +154,7 @@ def swap(staged: Path, place: Path) -> Path:
         place.rename(old)
         staged.rename(place)
         shutil.rmtree(old, ignore_errors=True)
-    disk.sync_directory(place.parent)
+    disk.sync(place.parent)
     return place
 
 

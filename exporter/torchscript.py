@@ -47,7 +47,8 @@ class Script:
     @property
     def takes(self) -> int:
         """How many tensors it takes."""
-        return len(self._module.forward.schema.arguments) - 1  # without self
+        forward: Any = self._module.forward
+        return len(forward.schema.arguments) - 1  # without self
 
     def reset(self) -> None:
         """Begin again from the initial state, where the module has any."""
