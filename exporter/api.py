@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from exporter import builds, bundle, carrying, environment, flattening, operators, pipeline, recipes
+from exporter import beside, builds, carrying, environment, flattening, operators, pipeline, recipes
 from exporter import contract as contracts
 from exporter import samples as own_samples
 from exporter import targets as routes
-from exporter.errors import ContractError, UsageError
+from exporter.beside import Verify
+from exporter.errors import ArtifactError, ContractError, UsageError
 from exporter.records import Contract, Manifest
 from exporter.request import Request, require_threads
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 OPTIONS = frozenset((
     "device", "ranges", "sweep", "dynamic", "state", "weights", "seed", "threads", "time_budget", "wait_quiet",
     "timeout", "bench", "memory_limit_gb", "rtol", "atol", "min_metric", "max_metric_loss", "opset",
-    "allow_cpu_fallback", "cuda_graphs", "fullgraph", "portable", "ops_libs",
+    "allow_cpu_fallback", "cuda_graphs", "fullgraph", "portable", "ops_libs", "replace",
 ))  # fmt: skip
 
 
@@ -79,7 +80,8 @@ def export(
         targets: a list, or its items between commas; a target may name its precision, as `trace@int8`.
         precision: a list, or its items between commas, of what the other targets compute in: fp32, tf32, bf16, fp16,
             int8.
-        out: the bundle's directory; `artifacts/NAME` when None.
+        out: the bundle's directory; `artifacts/NAME` when None. Where a variant fails and a bundle is there in which
+            one passes that would be gone, it stays, and the new one is beside it: `Bundle.path` says where.
         name: the model's name; the module's class in lower case when None.
         checkpoint: a file of weights, as the command line's `--checkpoint`.
         allow_partial: load of the checkpoint what fits, and warn of the rest.
@@ -95,7 +97,7 @@ def export(
         options: as the command line's, by their names in `exporter.request.Request`: device (`cpu` when none is given,
             unlike the command line's), ranges, sweep, dynamic, state, weights, seed, threads, time_budget, wait_quiet,
             timeout, bench, memory_limit_gb, rtol, atol, min_metric, max_metric_loss, opset, allow_cpu_fallback,
-            cuda_graphs, fullgraph, portable, ops_libs.
+            cuda_graphs, fullgraph, portable, ops_libs, replace.
 
     Raises:
         UsageError: the request cannot be met; nothing was written.
@@ -229,6 +231,7 @@ class Artifact:
         Raises:
             ContractError: an input is missing or unknown, or its dtype, rank or size does not fit the contract, or the
                 state that the artifact keeps by now.
+            ArtifactError: it gives another number of outputs than its contract says.
         """
         names = [spec.name for spec in self.contract.inputs]
         tensors = _bound(names, args, kwargs)
@@ -238,6 +241,9 @@ class Artifact:
             shapes = carrying.state_shapes(self.contract, tensors, self._shapes) if inside else None
             outputs = self._run(tuple(flattening.plain(t.to(self.device)).contiguous() for t in tensors))
             self._shapes = shapes
+        if len(outputs) != len(self.contract.outputs):
+            said = f"the artifact gives {len(outputs)} outputs, and its contract has {len(self.contract.outputs)}"
+            raise ArtifactError(said, "export it again")
         return {spec.name: tensor for spec, tensor in zip(self.contract.outputs, outputs, strict=True)}
 
 
@@ -304,27 +310,42 @@ def _bound(names: Sequence[str], args: tuple[torch.Tensor, ...], kwargs: dict[st
 
 
 def open_artifact(
-    path: str | PathLike[str], device: str | None = None, threads: int | None = None, cuda_graphs: bool = False
+    path: str | PathLike[str],
+    device: str | None = None,
+    threads: int | None = None,
+    cuda_graphs: bool = False,
+    verify: Verify = "if-present",
+    public_key: str | PathLike[str] | None = None,
 ) -> Artifact:
     """Load an artifact without its model's code.
 
-    When a manifest lies beside it, the file's hash is checked first. Any number of threads may call it.
+    Its hash is compared first with every record that lies beside it (`SHA256SUMS`, `manifest.json`, `bom.cdx.json`,
+    `provenance.json`), beside a link as well as beside the file that it leads to. Any number of threads may call what
+    is returned.
 
     Args:
-        path: a `.pt`, `.pt2` or `.onnx` that exporter wrote.
+        path: a `.pt`, `.pt2` or `.onnx` that exporter wrote, or a link to one.
         device: `cpu`, `cuda` or `cuda:N`; where it was exported for when None.
         threads: of one onnxruntime call; torch's own setting is left alone.
         cuda_graphs: let onnxruntime capture the first 8 shapes into CUDA graphs, for each thread apart; calls follow
             one another then. A model that cannot be captured may take the process's CUDA context with it: try it first,
             by `exporter check --cuda-graphs`.
+        verify: what has to vouch for the file. `if-present`: any record that is there has to know it and agree; with
+            none it loads. `required`: a record has to be there. `signed`: a provenance with its hash, signed by
+            `exporter sign --key` with the key to `public_key`.
+        public_key: a PEM file, for `verify="signed"`.
 
     Raises:
-        ArtifactError: the file is missing, altered, or carries no contract; or it calls operators that nobody has
-            registered (torchvision's are found; load a library of your own with torch.ops.load_library first).
+        ArtifactError: the file is missing or carries no contract; or it calls operators that nobody has registered
+            (torchvision's are found; load a library of your own with torch.ops.load_library first).
+        AlteredError: an ArtifactError: a record contradicts the file, does not know it or cannot be read; or nothing
+            vouches for it as `verify` asks.
         ContractError: it was exported for another kind of device.
+        UsageError: `verify` and `public_key` contradict each other.
     """
-    file = Path(path)
-    contract = _read_contract(file, _recorded_target(file))
+    found = beside.vouch(Path(path), verify, None if public_key is None else Path(public_key))
+    file = found.path
+    contract = _read_contract(file, found.target, Path(path).suffix)
     where = device or contract.device
     if where.partition(":")[0] != contract.device:
         raise ContractError(
@@ -335,25 +356,25 @@ def open_artifact(
     operators.require(contract.ops)
     if contract.build is not None:
         builds.require(contract.build, file)
-    loaded = routes.get(contract.target).load(file, options)
+    loaded = _route(contract, file).load(file, options)
+    if loaded.takes not in (None, len(contract.inputs)):
+        said = f"takes {loaded.takes} inputs, and its contract has {len(contract.inputs)}"
+        raise ArtifactError(f"{file} {said}", "export it again")
     loaded.reset()  # whatever state the file holds
     return Artifact(contract, loaded.run, where, loaded.reset)
 
 
-def _recorded_target(file: Path) -> str:
-    """The target that made an artifact, once its hashes are right; "" where no manifest lies beside it."""
-    if (file.parent / bundle.MANIFEST).is_file():
-        for variant in bundle.read_manifest(file.parent).variants:
-            if variant.artifact is not None and variant.artifact.path == file.name:
-                for recorded in variant.files:
-                    bundle.verify(file.parent, recorded)
-                return variant.target
-    return ""
+def _route(contract: Contract, file: Path) -> routes.Target:
+    """The target that made an artifact. ArtifactError where there is none of that name."""
+    try:
+        return routes.get(contract.target)
+    except UsageError as error:
+        raise ArtifactError(f"{file}: its contract is of no target that is here: {error}", error.remedy) from error
 
 
-def _read_contract(file: Path, target: str) -> Contract:
+def _read_contract(file: Path, target: str, suffix: str) -> Contract:
     """As the target reads it; where it is not known, as the first one whose artifacts end alike, or as a zip."""
-    alike = [target] if target else [name for name in routes.names() if _suffix(name) == file.suffix]
+    alike = [target] if target else [name for name in routes.names() if _suffix(name) in (file.suffix, suffix)]
     return routes.get(alike[0]).read_contract(file) if alike else contracts.read_zip(file)
 
 

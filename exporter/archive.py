@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import stat
 import tarfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -24,6 +25,7 @@ from exporter.bundle import LOGS, MANIFEST
 from exporter.errors import ArtifactError, ExporterError, UsageError
 from exporter.records import ArtifactRecord, Manifest
 from exporter.serialization import from_json
+from exporter.signing import ANYBODY, Trust
 
 SUFFIX = ".tar.zst"
 TOP = "bundle/"
@@ -38,21 +40,23 @@ PLAIN = re.compile(r"\w[\w@.,=+-]*", re.ASCII)
 REMEDY = "give a file that `exporter pack` made, as it was made"
 
 
-def pack(place: Path, out: Path) -> int:
+def pack(place: Path, out: Path, trust: Trust = ANYBODY) -> int:
     """Write a bundle to the file `out`, which is there in the end or is as it was; how many bytes went in.
 
-    ArtifactError when the bundle is not what its manifest records; UsageError when it holds other files.
+    ArtifactError when the bundle is not what its manifest records, or is not signed by who is trusted; UsageError when
+    it holds other files.
     """
-    manifest = proof.whole(place)
+    manifest = proof.whole(place, trust)
     names = _names(place, manifest)
     if out.resolve().is_relative_to(place.resolve()):
         raise UsageError(f"{out} lies in the bundle itself", "give another --out")
-    new = out.with_name(f".{out.name}.{os.getpid()}.new")
+    new = disk.own_new(out)
     try:
         with new.open("xb") as file:
             total = _write(place, names, file)
             os.fsync(file.fileno())
         new.replace(out)
+        disk.sync(out.parent)
     except OSError as error:
         raise disk.error(error, out) from error
     finally:
@@ -63,11 +67,13 @@ def pack(place: Path, out: Path) -> int:
 
 def _names(place: Path, manifest: Manifest) -> list[str]:
     """The files to pack, in order. UsageError for files that exporter did not write."""
-    recorded = [*sorted(_recorded(manifest)), *(name for name in PROOFS if (place / name).is_file())]
-    logs = sorted(f"{LOGS}/{log.name}" for log in (place / LOGS).glob("*"))
+    recorded = [*sorted(_recorded(manifest)), *(name for name in PROOFS if os.path.lexists(place / name))]
+    folder = place / LOGS
+    linked = {name for name in (LOGS, bundle.REJECTED) if (place / name).is_symlink()}
+    logs = [] if LOGS in linked else sorted(f"{LOGS}/{log.name}" for log in folder.glob("*"))
     held = {entry.name for entry in place.iterdir()}
-    foreign = held.difference(recorded, bundle.UNLISTED, (MANIFEST, LOGS))
-    foreign.update(log for log in logs if not (_is_log(log) and (place / log).is_file()))
+    foreign = held.difference(recorded, bundle.UNLISTED, (MANIFEST, LOGS, bundle.REJECTED)) | linked
+    foreign.update(log for log in logs if not (_is_log(log) and stat.S_ISREG((place / log).lstat().st_mode)))
     if foreign:
         raise UsageError(
             f"{place} holds {', '.join(sorted(foreign)[:3])}, which exporter did not write", "move them elsewhere"
@@ -76,7 +82,7 @@ def _names(place: Path, manifest: Manifest) -> list[str]:
 
 
 def _write(place: Path, names: list[str], file: BinaryIO) -> int:
-    total = sum((place / name).stat().st_size for name in names)
+    total = sum((place / name).lstat().st_size for name in names)
     parameters = zstandard.ZstdCompressionParameters.from_level(
         LEVEL,
         window_log=min(WINDOW, max(20, total.bit_length())),
@@ -91,8 +97,8 @@ def _write(place: Path, names: list[str], file: BinaryIO) -> int:
     ):
         for name in names:
             info = tarfile.TarInfo(TOP + name)
-            info.size = (place / name).stat().st_size
-            with (place / name).open("rb") as content:
+            with sums.opened(place / name) as content:
+                info.size = os.fstat(content.fileno()).st_size
                 tar.addfile(info, content)
     return total
 
@@ -203,9 +209,13 @@ def _extract(source: _Source, root: Path) -> Manifest:
     if missing:
         raise ValueError(f"{min(missing)} is missing")
     listed = sums.read(root)
-    found = {name: digest for name, digest in digests.items() if name not in bundle.UNLISTED}
-    if listed is not None and (wrong := sums.differences(listed, found, sums.NAME)):
-        raise ValueError("; ".join(wrong.values()))
+    if listed is not None:
+        found = {name: digest for name, digest in digests.items() if name in listed or name not in bundle.UNLISTED}
+        if wrong := sums.differences(listed, found, sums.NAME):
+            raise ValueError("; ".join(wrong.values()))
+    for _, said, is_wrong in proof.signatures(root, ANYBODY):
+        if is_wrong:
+            raise ValueError(said)
     return manifest
 
 

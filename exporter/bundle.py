@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from pathlib import Path
 
@@ -16,6 +17,8 @@ MANIFEST = "manifest.json"
 SAMPLES = "samples.json"
 GOLDEN = "golden.pt"
 LOGS = "logs"
+REJECTED = "rejected"  # artifacts that were judged and failed: no record lists them, and nobody ships them
+REASONS = "REASONS.txt"  # in that folder
 BOM = "bom.cdx.json"
 PROVENANCE = "provenance.json"
 SIGNATURE, SIGSTORE = "provenance.dsse.json", "provenance.sigstore.json"
@@ -29,7 +32,7 @@ FILES = tuple(
         ("exported", ".pt2"),
     )
 )  # fmt: skip
-OURS = {MANIFEST, SAMPLES, GOLDEN, LOGS, BOM, PROVENANCE, *UNLISTED}
+OURS = {MANIFEST, SAMPLES, GOLDEN, LOGS, REJECTED, BOM, PROVENANCE, *UNLISTED}
 # What to do about a file that is not what it was.
 ALTERED = "the bundle was cut short or altered: take it again from where it was published, or export again"
 
@@ -64,12 +67,25 @@ def verify(bundle: Path, recorded: ArtifactRecord, found: str | None = None) -> 
     path = bundle / recorded.path
     if Path(recorded.path).name != recorded.path:
         raise ArtifactError(f"{recorded.path} is not a file name", ALTERED)
-    if not path.is_file():
+    if not os.path.lexists(path):
         raise ArtifactError(f"{path} is missing", ALTERED)
-    if path.stat().st_size != recorded.bytes:
-        raise ArtifactError(f"{path} has {path.stat().st_size} bytes, {recorded.bytes} were recorded", ALTERED)
-    if (sums.of(path) if found is None else found) != recorded.sha256:
+    size, digest = _held(path, found)
+    if size != recorded.bytes:
+        raise ArtifactError(f"{path} has {size} bytes, {recorded.bytes} were recorded", ALTERED)
+    if digest != recorded.sha256:
         raise ArtifactError(f"{path} is not the file that was recorded: its SHA-256 differs", ALTERED)
+
+
+def _held(path: Path, found: str | None) -> tuple[int, str]:
+    """Size and hash of a file of a bundle. ArtifactError where it is none, or cannot be read."""
+    try:
+        with sums.opened(path) as file:
+            size = os.fstat(file.fileno()).st_size
+        return size, sums.of_held(path) if found is None else found
+    except ArtifactError as error:
+        raise ArtifactError(f"{path}: {error}", error.remedy or ALTERED) from error
+    except OSError as error:
+        raise ArtifactError(f"{path} cannot be read: {error.strerror}", "change its owner or its mode") from error
 
 
 def stem(variant: str) -> str:

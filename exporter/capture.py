@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,9 +59,10 @@ class Program:
             return
         for name, wide in self.whole.symbols.items():
             narrow = self.contract.symbols.get(name, wide)
-            left_out = [size for size in wide.sizes if not narrow.allows(size)]
-            below, above = [s for s in left_out if s < narrow.sizes[0]], [s for s in left_out if s > narrow.sizes[-1]]
-            between = [s for s in left_out if narrow.sizes[0] < s < narrow.sizes[-1]]
+            sizes = wide.sizes  # a range may have billions
+            low, high = bisect_left(sizes, narrow.sizes[0]), bisect_right(sizes, narrow.sizes[-1])
+            below, above = sizes[:low], sizes[high:]
+            between = [size for size in sizes[low:high][: 2 * narrow.multiple_of + 1] if not narrow.allows(size)]
             for size in dict.fromkeys((*between[:2], *below[:1], *below[-1:], *above[:1])):
                 yield self.make_at({name: size})
 

@@ -14,6 +14,7 @@ from exporter.isolate import Zygote
 from exporter.records import VERDICTS, Contract, Lifecycle, SessionRecord, VariantRecord
 from exporter.session.client import NativeSession, PythonSession, Session
 
+NOT_TIMED = "not timed:"  # begins the note of a variant whose sessions were not kept
 Opener = Callable[[], Session]
 Judged = tuple[SessionRecord, Session | None]  # the session is None when it failed to give any outputs
 

@@ -81,7 +81,7 @@ class How:
 def run(places: tuple[Path, Path], gates: Gates, how: How | None, listener: Listener) -> Comparison:
     """Compare; with `how`, measure latency again. ArtifactError for a bundle that was altered."""
     manifests = proof.whole(places[0]), proof.whole(places[1])
-    shipped = tuple({v.name: v for v in one.variants if v.artifact is not None} for one in manifests)
+    shipped = tuple({v.name: v for v in one.variants if v.artifact or v.rejected} for one in manifests)
     both = [name for name in shipped[0] if name in shipped[1]]
     pairs = [_pair(shipped[0][name], shipped[1][name]) for name in both]
     if how is not None:
@@ -106,13 +106,17 @@ def _pair(old: VariantRecord, new: VariantRecord) -> Pair:
         old.name,
         changes(old.contract, new.contract),
         (_verdict(old), _verdict(new)),
-        (sum(file.bytes for file in old.files), sum(file.bytes for file in new.files)),
+        (_bytes(old), _bytes(new)),
         {
             session: _recorded(before.median_ms, new.timings[session].median_ms)
             for session, before in old.timings.items()
             if session in new.timings and before.median_ms > 0
         },
     )
+
+
+def _bytes(variant: VariantRecord) -> int:
+    return sum(file.bytes for file in (*variant.files, *variant.rejected))
 
 
 def _recorded(old_ms: float, new_ms: float) -> Latency:

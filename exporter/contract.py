@@ -33,6 +33,7 @@ from exporter.serialization import from_json
 Sizes = dict[str, int]
 Probe = Callable[[Sizes], tuple[TensorSpec, ...]]
 RECORD = "extra/contract.json"
+LARGEST = 1 << 28  # bytes of a contract that are read, in Python as in C++: it may hold tensors of state
 
 
 def infer_shapes(
@@ -387,7 +388,7 @@ def _enforce_sizes(contract: Contract, dims: Sequence[tuple[str, Dim, int]]) -> 
             if expression.at(size) != got:
                 what = str(got) if str(expression) == name else f"{got}, not {expression} = {expression.at(size)}"
                 raise ContractError(f"{where} is {what}, but {name} is {size} (from {source})")
-        elif not any(map(bounds.allows, expression.sizes(got))):
+        elif not bounds.allows_any(expression.sizes(got)):
             raise ContractError(f"{where} is {got}: no {name} of {bounds} gives {expression} = {got}")
 
 
@@ -475,6 +476,20 @@ def read_zip(path: Path) -> Contract:
             name = next((n for n in archive.namelist() if n.endswith("/" + RECORD)), None)
             if name is None:
                 raise ArtifactError(f"{path} carries no contract", "export it with exporter")
-            return read(archive.read(name))
-    except (OSError, zipfile.BadZipFile, EOFError) as error:
-        raise ArtifactError(f"{path} cannot be read: {error}", "export it again") from error
+            with archive.open(name) as record:
+                text = record.read(LARGEST + 1)
+    except ArtifactError:
+        raise
+    except Exception as error:  # zipfile's own, zlib's, RuntimeError for a password, NotImplementedError for a method
+        raise ArtifactError(f"{path} cannot be read: {error or type(error).__name__}", "export it again") from error
+    return parse(text, path)
+
+
+def parse(text: str | bytes, path: Path) -> Contract:
+    """The contract that an artifact carries. ArtifactError for what is none, or is too large to be one."""
+    if len(text) > LARGEST:
+        raise ArtifactError(f"{path}: its contract has more than {LARGEST:,} bytes", "export it again")
+    try:
+        return read(text)
+    except ArtifactError as error:
+        raise ArtifactError(f"{path}: its contract is {error}", error.remedy or "export it again") from error

@@ -17,6 +17,7 @@ from exporter.errors import BundleError, UsageError
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 _PLAIN = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
 NEW = ".new"  # ends the name of a file in the making
+NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)  # of a directory that cannot be waited for
 
 
 @contextmanager
@@ -121,23 +122,44 @@ def _is_temporary(place: str | Path) -> bool:
     return False
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Replace a file in one step."""
-    new = path.with_name(path.name + NEW)
+def write_atomic(path: Path, text: str, new: Path | None = None) -> None:
+    """Replace a file in one step; it is on the disk then. The text is first in `new`, else in the file's name + NEW."""
+    mode = "w" if new is None else "x"
+    new = new or path.with_name(path.name + NEW)
     try:
-        with new.open("w", encoding="utf-8") as file:
+        with new.open(mode, encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         new.replace(path)
+        sync(path.parent)
     finally:
         with suppress(OSError):
             new.unlink(missing_ok=True)
 
 
-def sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+def own_new(path: Path) -> Path:
+    """A name for a file in the making that no other process takes, where nothing keeps others out."""
+    return path.with_name(f".{path.name}.{os.getpid()}{NEW}")
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the list of a directory's files, is on the disk; the latter where the file system can."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in NO_SYNC or not path.is_dir():
+            raise
+
+
+def sync_tree(root: Path) -> None:
+    """Wait until a directory is on the disk with all that is in it, so that a loss of power takes none of it."""
+    for folder, _, names in os.walk(root):
+        for name in names:
+            if (Path(folder) / name).is_file() and not (Path(folder) / name).is_symlink():
+                sync(Path(folder) / name)
+        sync(Path(folder))

@@ -47,8 +47,9 @@ class Draft:
             self._write(replace(self.manifest, **changes))
 
     def finish(self, status: str) -> bool:
-        """Write the last manifest; whether anything was finished."""
-        self.update(status=status, variants=tuple(map(_unchecked, self.manifest.variants)))
+        """Move what failed aside and write the last manifest; whether anything was finished."""
+        variants = (self._staging.reject(_unchecked(variant)) for variant in self.manifest.variants)
+        self.update(status=status, variants=tuple(variants))
         return bool(self.manifest.variants)
 
     def _write(self, manifest: Manifest) -> None:

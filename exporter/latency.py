@@ -15,6 +15,7 @@ from exporter.session.client import Session
 Key = tuple[str, str]  # a variant's name, and the kind of its session
 EXAMPLE = ""
 MOST_SAMPLES = 1000  # of a window that are written down
+UNTIMED = "nothing was timed"  # begins the warning of a point where the baseline failed
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def measure(
         except ExporterError as error:
             if point == EXAMPLE:
                 raise
-            warnings.append(f"nothing was timed at {point}: {' '.join(baseline)}: {error}")
+            warnings.append(f"{UNTIMED} at {point}: {' '.join(baseline)}: {error}")
             continue
         left = {key: session for key, session in left.items() if key not in found[point] or not found[point][key].error}
     return Measured(baseline, found, tuple(warnings), watch.load())

@@ -16,6 +16,7 @@ from pathlib import Path
 from exporter import (
     bundle,
     causes,
+    checks,
     contract,
     disk,
     environment,
@@ -44,9 +45,10 @@ def run(
 
     Jobs are forked from `zygotes`, which several runs may share; else from the run's own.
 
-    A variant that fails is a row; where all fail, a bundle that is already there stays. Raises UsageError before
-    anything is written when the request cannot be met. Whatever else interrupts the run (KeyboardInterrupt included)
-    stops the children and publishes what was finished.
+    A variant that fails is a row. Where one fails, a bundle that is already there stays when something passes in it
+    that would be gone, unless `request.replace` insists, and whenever nothing passes in the new one; that goes beside
+    it. Raises UsageError before anything is written when the request cannot be met. Whatever else interrupts the run
+    (KeyboardInterrupt included) stops the children and publishes what was finished, never in another's place.
     """
     request.validate()
     start = zygotes or Zygote
@@ -66,11 +68,12 @@ def run(
         except BaseException as error:
             current.stop()
             if current.finish("interrupted"):
-                error.add_note(f"what was finished is in {staging.publish_interrupted()}")
+                error.add_note(f"what was finished is in {staging.publish_beside(publishing.INTERRUPTED)}")
             raise
         current.finish("complete" if current.prepared else "failed")
         made = current.draft.manifest
-        return made, staging.publish() if made.passes else staging.publish_interrupted()
+        replaces = made.passes and (request.replace or not publishing.lost(staging.out, made))
+        return made, staging.publish() if replaces else staging.publish_beside(publishing.FAILED)
 
 
 class _Run:
@@ -280,7 +283,7 @@ class _Run:
             self.turns.plan.begin(record.name)
             keep = record.name == EAGER or self.turns.plan.keeps(record)
             if not keep:
-                note = "not timed: there is no memory for it beside the others; export it alone"
+                note = f"{checks.NOT_TIMED} there is no memory for it beside the others; export it alone"
                 record = replace(record, notes=(*record.notes, note))
             self._explained(self.judging.judge(record, prepared, keep))
 

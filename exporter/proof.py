@@ -36,12 +36,12 @@ class Evidence:
             raise AlteredError(f"{self.place} is not what was published: {'; '.join(problems.values())}", REMEDY)
 
 
-def whole(place: Path) -> Manifest:
+def whole(place: Path, trust: signing.Trust = signing.ANYBODY) -> Manifest:
     """The manifest of a bundle, all of whose files are what it and all else that tells of them say.
 
-    ArtifactError where there is no bundle, or one that was altered.
+    ArtifactError where there is no bundle, or one that was altered, or is not signed by who is trusted.
     """
-    evidence = examine(place, None)
+    evidence = examine(place, trust)
     evidence.require(evidence.problems | evidence.spoilt)
     manifest = bundle.read_manifest(place)
     for file in manifest.files:
@@ -53,7 +53,7 @@ def seal(root: Path, manifest: Manifest, materials: tuple[provenance.Material, .
     """Write the bill, the provenance and the sums of a bundle that is complete. Recorded files are not hashed again."""
     known = _recorded(manifest)
     disk.write_atomic(root / bundle.BOM, sbom.render(manifest, known))
-    digests = sums.tree(root, known, (*bundle.UNLISTED, bundle.PROVENANCE))
+    digests = sums.tree(root, known, (*bundle.UNLISTED, bundle.PROVENANCE), bundle.REJECTED)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     finished = max(manifest.created, now)  # not before it began, where the clock was set back
     statement = provenance.statement(manifest, materials, finished, digests)
@@ -73,17 +73,17 @@ def examine(place: Path, trust: signing.Trust | None) -> Evidence:
 
     ArtifactError when there is no bundle.
     """
-    if not (place / sums.NAME).exists():
+    if not os.path.lexists(place / sums.NAME):
         bundle.read_manifest(place)  # says where there is no bundle
     try:
-        found = sums.tree(place, {}, bundle.UNLISTED)
+        found = sums.tree(place, {}, bundle.UNLISTED, bundle.REJECTED)
     except OSError as error:
         raise ArtifactError(
             f"{place} cannot be read: {error.strerror}: {error.filename}", "change its owner"
         ) from error
     problems, spoilt, notes = dict[str, str](), dict[str, str](), list[str]()
-    if found.keys() & STATEMENTS.keys() or (place / sums.NAME).exists():
-        problems = _against_sums(place, found)
+    if found.keys() & STATEMENTS.keys() or os.path.lexists(place / sums.NAME):
+        problems = _against_sums(place, found, signatures=trust is not None)
         spoilt = _spoilt(place, problems, found)
         problems = {name: said for name, said in problems.items() if name not in spoilt}
         for name, said in _against_statements(place, found, problems):
@@ -92,7 +92,7 @@ def examine(place: Path, trust: signing.Trust | None) -> Evidence:
     else:
         notes.append(f"there is no {sums.NAME}: an earlier exporter made this bundle, and not all of it can be checked")
     if trust is not None:
-        for name, said, wrong in _signatures(place, trust):
+        for name, said, wrong in signatures(place, trust):
             if wrong:
                 problems.setdefault(name, said)
             else:
@@ -100,7 +100,7 @@ def examine(place: Path, trust: signing.Trust | None) -> Evidence:
     return Evidence(place, found, problems, spoilt, tuple(notes))
 
 
-def _against_sums(place: Path, found: Mapping[str, str]) -> Problems:
+def _against_sums(place: Path, found: Mapping[str, str], signatures: bool) -> Problems:
     try:
         listed = sums.read(place)
     except ArtifactError as error:
@@ -108,6 +108,10 @@ def _against_sums(place: Path, found: Mapping[str, str]) -> Problems:
     if listed is None:
         return {sums.NAME: f"{sums.NAME} is missing"}
     needed = {name: f"{name} is missing" for name in (bundle.MANIFEST, *STATEMENTS) if name not in found}
+    signed = {name: listed.pop(name) for name in (bundle.SIGNATURE, bundle.SIGSTORE) if name in listed}
+    if signatures:
+        held = {name: digest for name in signed if (digest := sums.held(place, name)) is not None}
+        needed |= sums.differences(signed, held, sums.NAME)
     return sums.differences(listed, found, sums.NAME) | needed
 
 
@@ -121,18 +125,26 @@ def _spoilt(place: Path, problems: Problems, found: Mapping[str, str]) -> Proble
 
 def _against_statements(place: Path, found: Mapping[str, str], problems: Problems) -> Iterator[tuple[str, str]]:
     """What the bill and the provenance say otherwise, as far as these are whole."""
-    for file, read in STATEMENTS.items():
+    for file in STATEMENTS:
         if file in found and file not in problems:
             try:
-                told = read(sums.read_bounded(place / file))
+                listed = told(place, file)
             except ArtifactError as error:
-                yield file, f"{file}: {error}"
+                yield file, str(error)
                 continue
-            about = {n: digest for n, digest in found.items() if n != file and (n in told or file != bundle.BOM)}
-            yield from sums.differences(told, about, file).items()
+            about = {n: digest for n, digest in found.items() if n != file and (n in listed or file != bundle.BOM)}
+            yield from sums.differences(listed, about, file).items()
 
 
-def _signatures(place: Path, trust: signing.Trust) -> Iterator[tuple[str, str, bool]]:
+def told(place: Path, statement: str) -> dict[str, str]:
+    """The hashes that the bill or the provenance of a bundle tells. ArtifactError where it cannot be read."""
+    try:
+        return STATEMENTS[statement](sums.read_bounded(place / statement))
+    except ArtifactError as error:
+        raise ArtifactError(f"{statement}: {error}", error.remedy) from error
+
+
+def signatures(place: Path, trust: signing.Trust) -> Iterator[tuple[str, str, bool]]:
     """About each signature that is there, or that was asked for: its file, what is to be said, whether it is wrong."""
     for file, asked, options, require in (
         (bundle.SIGNATURE, trust.public_key, "--public-key", signing.require_key),
@@ -140,7 +152,7 @@ def _signatures(place: Path, trust: signing.Trust) -> Iterator[tuple[str, str, b
     ):
         if os.path.lexists(place / (file + disk.NEW)):
             yield file + disk.NEW, f"{file}{disk.NEW} is left of a signing that was cut off: remove it", False
-        if not (place / file).exists():
+        if not os.path.lexists(place / file):
             if asked:
                 yield file, f"it is not signed: {file} is missing", True
             continue
@@ -167,7 +179,18 @@ def sign(place: Path, key: Path | None, ask: Callable[[], str]) -> Path:
     text = signing.with_key(payload, key, ask) if key else signing.keyless(payload)
     try:
         path.with_name(path.name + disk.NEW).unlink(missing_ok=True)  # whoever made it, it may be a link
+        _list(place, path.name, "")
         disk.write_atomic(path, text)
+        _list(place, path.name, sums.of_held(path))
     except OSError as error:
         raise BundleError(str(disk.error(error, path)), "sign it where it can be written to") from error
     return path
+
+
+def _list(place: Path, name: str, digest: str) -> None:
+    """Let `SHA256SUMS` list a signature; with no digest, not any more: one that it does not list may be there too."""
+    listed = sums.read(place) or {}
+    others = {other: known for other, known in listed.items() if other != name}
+    wanted = others | ({name: digest} if digest else {})
+    if wanted != listed:
+        disk.write_atomic(place / sums.NAME, sums.text(wanted))

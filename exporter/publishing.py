@@ -11,15 +11,17 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from exporter import disk
-from exporter.bundle import CACHE, FILES, LOGS, MANIFEST, OURS, read_manifest
+from exporter.bundle import CACHE, FILES, LOGS, MANIFEST, OURS, REASONS, REJECTED, read_manifest
 from exporter.errors import ArtifactError, BundleError
-from exporter.records import Manifest
+from exporter.records import EAGER, Manifest, VariantRecord
 from exporter.serialization import to_json
 
 RENAME_EXCHANGE = 2
+INTERRUPTED, FAILED = ".interrupted", ".failed"  # end the names of bundles that must not take another's place
 
 
 class Staging:
@@ -33,21 +35,52 @@ class Staging:
         """Rewrite the staged manifest atomically."""
         disk.write_atomic(self.root / MANIFEST, to_json(manifest) + "\n")
 
+    def reject(self, variant: VariantRecord) -> VariantRecord:
+        """Move the files of a variant that was judged and failed to where nobody ships them from, with the reason."""
+        if variant.status != "failed" or not variant.files or not variant.sessions:
+            return variant
+        folder = self.root / REJECTED
+        folder.mkdir(exist_ok=True)
+        for file in variant.files:
+            (self.root / file.path).rename(folder / file.path)
+        with (folder / REASONS).open("a", encoding="utf-8") as reasons:
+            names = ", ".join(file.path for file in variant.files)
+            reasons.write(f"{names}: {variant.name} failed at {variant.stage}: {variant.reason}\n")
+        moved = tuple(replace(file, path=f"{REJECTED}/{file.path}") for file in variant.files)
+        return replace(variant, artifact=None, companions=(), rejected=moved)
+
     def publish(self) -> Path:
         """Put the staged bundle in its place; returns the place. BundleError when foreign files have come there."""
         refuse_foreign(self.out)
         return swap(self.root, self.out)
 
-    def publish_interrupted(self) -> Path:
-        """Keep what an interrupted run finished: in the bundle's place when that is free, else in NAME.interrupted."""
-        place = spare(self.out)
+    def publish_beside(self, ending: str) -> Path:
+        """Keep what must not take another bundle's place: see `spare`."""
+        place = spare(self.out, ending)
         refuse_foreign(place)
         return swap(self.root, place)
 
 
-def spare(out: Path) -> Path:
-    """Where a bundle goes that must not take another's place: `out` when that is free, else NAME.interrupted."""
-    return out.with_name(out.name + ".interrupted") if (out / MANIFEST).exists() else out
+def spare(out: Path, ending: str) -> Path:
+    """Where a bundle goes that must not take another's place: `out` when that is free, else its name with the ending.
+
+    That is INTERRUPTED for a run that did not come to its end, FAILED for one in which something failed.
+    """
+    return out.with_name(out.name + ending) if os.path.lexists(out / MANIFEST) else out
+
+
+def lost(out: Path, made: Manifest) -> tuple[str, ...]:
+    """Variants that pass in the bundle that is there, and would be gone with this run, in which something failed.
+
+    A run in which all passed that was asked for loses nothing: what it leaves out was not asked for.
+    """
+    passed = {variant.name: variant.status == "passed" for variant in made.variants if variant.name != EAGER}
+    if all(passed.values()):
+        return ()
+    with suppress(ArtifactError):  # a broken bundle has nothing to lose
+        held = read_manifest(out).variants
+        return tuple(v.name for v in held if v.name != EAGER and v.status == "passed" and not passed.get(v.name))
+    return ()
 
 
 @contextmanager
@@ -108,7 +141,11 @@ def _recorded(out: Path) -> set[str]:
 
 
 def swap(staged: Path, place: Path) -> Path:
-    """Put a staged directory in its place, in one step where the file system can; returns the place."""
+    """Put a staged directory in its place, in one step where the file system can; returns the place.
+
+    All of it is on the disk before, so that a loss of power leaves what was there or what is new, as a whole.
+    """
+    disk.sync_tree(staged)
     if not place.exists():
         staged.rename(place)
     elif not _exchange(staged, place):  # no such call on this file system: a moment without a bundle
@@ -117,7 +154,7 @@ def swap(staged: Path, place: Path) -> Path:
         place.rename(old)
         staged.rename(place)
         shutil.rmtree(old, ignore_errors=True)
-    disk.sync_directory(place.parent)
+    disk.sync(place.parent)
     return place
 
 

@@ -139,6 +139,8 @@ def _compared(old: Path, new: Path, manifest: Manifest, made: Manifest) -> Itera
             yield Difference(name, "known places", ONCE[name])
         elif name.startswith(f"{bundle.LOGS}/"):
             yield _log(name, old / name, new / name)
+        elif name.startswith(f"{bundle.REJECTED}/"):
+            yield Difference(name, "known places", "an artifact that failed, which nobody ships")
         elif not (old / name).is_file():
             yield Difference(name, "differs", "it was not there")
         elif not (new / name).is_file():

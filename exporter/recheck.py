@@ -99,12 +99,19 @@ class _Recheck:
             if not self._waits(record):
                 self.listener.done(checked[-1])
         warnings = (*self.evidence.notes, *_ahead(self.manifest.created, datetime.now(UTC)))
+        warnings += tuple(said for said in self.manifest.warnings if not said.startswith(latency.UNTIMED))
         warnings += (metrics.NOT_AGAIN,) if self.manifest.metric else ()
-        manifest = replace(self.manifest, variants=tuple(checked), warnings=warnings)
+        warnings += tuple(
+            f"{variant.name} is not checked: it failed when it was exported, and lies in {bundle.REJECTED}/"
+            for variant in self.manifest.variants
+            if variant.rejected
+        )
+        manifest = replace(self.manifest, variants=tuple(checked), warnings=tuple(dict.fromkeys(warnings)))
         return self._time(manifest, recorded) if self.how.time_budget else manifest
 
     def _check(self, record: VariantRecord, log: Path) -> VariantRecord:
-        record = replace(record, timings={}, sweep={}, notes=(), reason="", remedy="", metric=None)
+        notes = tuple(note for note in record.notes if not note.startswith(checks.NOT_TIMED))
+        record = replace(record, timings={}, sweep={}, notes=notes, reason="", remedy="", metric=None)
         if error := _altered(self.evidence, record):
             failed = replace(record, status="failed", stage="hash", sessions=(), parity=None)
             return replace(failed, reason=str(error), remedy=error.remedy)
@@ -145,8 +152,8 @@ class _Recheck:
         timed = []
         for record, before in zip(manifest.variants, recorded, strict=True):
             if self._waits(record):
-                timed_again = self.plans[record.name].explain(found.timed(record))
-                record = replace(timed_again, notes=self._before(before))
+                timed_now = self.plans[record.name].explain(found.timed(record))
+                record = replace(timed_now, notes=(*timed_now.notes, *self._before(before)))
                 self.listener.done(record)
             timed.append(record)
         return replace(

@@ -92,6 +92,13 @@ class Range:
         """Whether the symbol may have this size."""
         return size in self.sizes
 
+    def allows_any(self, sizes: range) -> bool:
+        """Whether the symbol may have one of these sizes, which follow each other; told without looking at each."""
+        if self.choices:
+            return any(choice in sizes for choice in self.choices)
+        low, high = max(self.min, sizes.start), min(self.max, sizes.stop - 1)
+        return -(-low // self.multiple_of) * self.multiple_of <= high
+
     def __str__(self) -> str:
         """`1 to 64`, `32 to 512, multiples of 2`, or `1, 8 or 32`."""
         if not self.choices:
@@ -233,7 +240,7 @@ class Parity:
 
 @dataclass(frozen=True)
 class ArtifactRecord:
-    """A file of the bundle."""
+    """A file of the bundle, by its path in it."""
 
     path: str
     bytes: int
@@ -359,6 +366,9 @@ class VariantRecord:
     timings: dict[str, Timing] = field(default_factory=dict)
     sweep: dict[str, dict[str, Timing]] = field(default_factory=dict)  # timings by the point of the sweep
     metric: float | None = None  # of its Python session
+    rejected: tuple[
+        ArtifactRecord, ...
+    ] = ()  # its files where it failed when it was judged, by their path: rejected/NAME
 
     @property
     def quantized(self) -> bool:

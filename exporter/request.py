@@ -56,6 +56,7 @@ class Request:
     fullgraph: bool = False
     portable: bool = False
     ops_libs: tuple[str, ...] = ()
+    replace: bool = False  # a bundle from which something is lost that passes in it
     command: str = ""
     asked: str = ""  # the model as the user wrote it, for commands that reproduce a step
     warnings: tuple[str, ...] = ()  # about the request itself

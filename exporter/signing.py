@@ -32,6 +32,9 @@ class Trust:
     issuer: str = ""
 
 
+ANYBODY = Trust()  # a signature that is there has to be one over this provenance, whoever made it
+
+
 def with_key(payload: bytes, key: Path, ask: Callable[[], str]) -> str:
     """A DSSE envelope by a private key in a PEM file: Ed25519, ECDSA or RSA. `ask` gives the password of a locked one.
 

@@ -55,6 +55,12 @@ class Script:
             output = self._module(*inputs)
         return output if isinstance(output, tuple) else tuple(output) if isinstance(output, list) else (output,)
 
+    @property
+    def takes(self) -> int:
+        """How many tensors it takes."""
+        forward: Any = self._module.forward
+        return len(forward.schema.arguments) - 1  # without self
+
     def reset(self) -> None:
         """Begin again from the initial state, where the module has any."""
         if hasattr(self._module, "reset"):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,13 @@ import numpy as np
 import pytest
 from archives import LIMIT, TRACE, Member, attempt, compressed, make_bundle, member, members_of, packed, tar_of, tree
 from conftest import Cli
+from cryptography.hazmat.primitives.asymmetric import ed25519
 from manifests import manifest, variant
+from test_proof import write_keys
 
-from exporter import archive, bundle, proof, publishing
-from exporter.errors import ArtifactError, BundleError, ExporterError, UsageError
+from exporter import archive, bundle, disk, proof, publishing
+from exporter.errors import AlteredError, ArtifactError, BundleError, ExporterError, UsageError
+from exporter.signing import Trust
 
 
 @pytest.fixture
@@ -146,6 +151,104 @@ def test_what_is_no_packed_bundle(tmp_path: Path) -> None:
         with pytest.raises(ArtifactError, match=said):
             archive.unpack(path, tmp_path / "out", LIMIT)
     assert not (tmp_path / "out").exists()
+
+
+LINKED = ("manifest.json", "trace.pt", "SHA256SUMS", "bom.cdx.json", "provenance.json", "provenance.dsse.json")
+
+
+@pytest.mark.parametrize("name", [*LINKED, "provenance.sigstore.json", "logs", "logs/trace.log", "logs/more.log"])
+@pytest.mark.parametrize("proven", [True, False])
+def test_no_link_is_followed_into_a_pack(toy: Path, tmp_path: Path, name: str, proven: bool) -> None:
+    """Not even to the very bytes that were there, nor in a bundle that nothing proves."""
+    if proven:
+        sealed(toy)
+    secret = tmp_path / "secret"
+    if (toy / name).exists():
+        (toy / name).rename(secret)
+    else:
+        secret.write_text("a secret")
+    (toy / name).symlink_to(secret)
+    with pytest.raises(ExporterError):
+        packed(toy)
+    assert not (toy.parent / "packed.tar.zst").exists()
+
+
+@pytest.mark.parametrize("name", ["SHA256SUMS", "provenance.dsse.json", "manifest.json"])
+def test_check_takes_no_link(toy: Path, tmp_path: Path, signer: Path, name: str) -> None:
+    proof.sign(sealed(toy), signer, lambda: "")
+    trust = Trust(signer.with_name("pub.pem"))
+    assert proof.examine(toy, trust).problems == {}
+    (toy / name).rename(tmp_path / "elsewhere")
+    (toy / name).symlink_to(tmp_path / "elsewhere")
+    said = proof.examine(toy, trust).problems[name]
+    assert "is a link" in said or "is not a file" in said
+
+
+@pytest.fixture
+def signer(tmp_path: Path) -> Path:
+    return write_keys(tmp_path, ed25519.Ed25519PrivateKey.generate())[0]
+
+
+def test_signatures_that_are_spoilt_are_not_packed(toy: Path, signer: Path) -> None:
+    """Whatever byte of it: `SHA256SUMS` lists the signature too."""
+    signature = proof.sign(sealed(toy), signer, lambda: "")
+    whole = signature.read_bytes()
+    assert packed(toy)
+    spoilt = [whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(0, len(whole), 97)]
+    for data in (*spoilt, b"", whole[:-1], whole[: len(whole) // 2], whole + b" "):
+        signature.write_bytes(data)
+        with pytest.raises(AlteredError, match=r"provenance\.dsse\.json"):
+            packed(toy)
+    signature.unlink()
+    with pytest.raises(AlteredError, match=r"provenance\.dsse\.json is missing"):
+        packed(toy)
+
+
+def test_who_signed_may_be_insisted_on(cli: Cli, toy: Path, signer: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    _, other = write_keys(tmp_path / "other", ed25519.Ed25519PrivateKey.generate())
+    assert cli("pack", sealed(toy), "--public-key", other).code == 1
+    proof.sign(toy, signer, lambda: "")
+    refused = cli("pack", toy, "--public-key", other)
+    assert (refused.code, "was not signed by the key" in refused.err) == (1, True)
+    assert cli("pack", toy, "--public-key", signer.with_name("pub.pem")).code == 0
+
+
+def test_a_spoilt_signature_is_not_unpacked(toy: Path, signer: Path, tmp_path: Path) -> None:
+    proof.sign(sealed(toy), signer, lambda: "")
+    members = members_of(packed(toy))
+    name = "bundle/provenance.dsse.json"
+    for data in (b"", b"{}", members[[i.name for i, _ in members].index(name)][1][:-9]):
+        others = [member(name, data) if i.name == name else (i, d) for i, d in members]
+        with pytest.raises(ArtifactError, match=r"provenance\.dsse\.json"):
+            unpack(compressed(tar_of(others)), tmp_path)
+
+
+def test_signing_that_is_cut_off_leaves_a_whole_bundle(
+    toy: Path, signer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before each file that it writes, of a first signature and of a second."""
+    sealed(toy)
+    write, cuts = disk.write_atomic, 0
+    for _ in range(2):
+        for left in range(3):
+            calls = iter(range(left))
+
+            def cut(path: Path, text: str, calls: Iterator[int] = calls) -> None:
+                nonlocal cuts
+                if next(calls, None) is None:
+                    cuts += 1
+                    raise KeyboardInterrupt
+                write(path, text)
+
+            monkeypatch.setattr(disk, "write_atomic", cut)
+            with contextlib.suppress(KeyboardInterrupt):
+                proof.sign(toy, signer, lambda: "")
+            assert proof.examine(toy, Trust()).problems == {}
+        monkeypatch.setattr(disk, "write_atomic", write)
+        proof.sign(toy, signer, lambda: "")
+        assert proof.examine(toy, Trust(signer.with_name("pub.pem"))).problems == {}
+    assert cuts > 3
 
 
 HOSTILE: dict[str, list[Member]] = {

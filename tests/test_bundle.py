@@ -19,16 +19,15 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
     place = make_bundle(tmp_path / "toy")
     (place / name).unlink(missing_ok=True)
     os.mkfifo(place / name)
-    if name == "manifest.json":
-        with pytest.raises(ArtifactError, match=r"manifest\.json is not a file"):
-            bundle.read_manifest(place)
-    else:
-        assert bundle.read_manifest(place).model.name == "toy"
+    with pytest.raises(ArtifactError, match=f"{name} is not a file"):
+        bundle.read_manifest(place)
     with pytest.raises(ArtifactError, match=f"{name} is not a file"):
         sums.read_bounded(place / name)
-    (tmp_path / "endless").symlink_to("/dev/zero")
-    with pytest.raises(ArtifactError, match="endless is not a file"):
-        sums.read_bounded(tmp_path / "endless")
+    (tmp_path / "link").symlink_to("/dev/zero")
+    with pytest.raises(ArtifactError, match="link is a link"):
+        sums.read_bounded(tmp_path / "link")
+    with pytest.raises(ArtifactError, match="zero is not a file"):
+        sums.read_bounded(Path("/dev/zero"))
 
 
 def test_folders_in_folders(tmp_path: Path) -> None:

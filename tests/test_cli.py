@@ -80,9 +80,12 @@ def test_the_default_place_is_another_models(cli: Cli, monkeypatch: pytest.Monke
     assert cli("export", "lin.py:net", *words).code == 0
     before = (tmp_path / "artifacts" / "net" / "manifest.json").read_bytes()
     refused(cli("export", "other.py:net", *words), "holds the bundle of another model, lin.py:net", "--out")
-    assert cli("export", "far/lin.py:net", *words).code == 1
+    failed = cli("export", "far/lin.py:net", *words)
+    assert failed.code == 1
+    told = "artifacts/net stays as it was, for nothing passed in this run: this run is in"
+    assert told in failed.err and str(tmp_path / "artifacts" / "net.failed") in failed.err  # noqa: PT018
     assert (tmp_path / "artifacts" / "net" / "manifest.json").read_bytes() == before
-    assert (tmp_path / "artifacts" / "net.interrupted" / "manifest.json").is_file()
+    assert (tmp_path / "artifacts" / "net.failed" / "manifest.json").is_file()
     assert cli("export", "./lin.py:net", *words).code == 0
 
 

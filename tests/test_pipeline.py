@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -177,8 +178,44 @@ def test_a_model_that_does_not_run_leaves_the_last_good_bundle(run: Run, tmp_pat
     _, good = run("tiny:mlp", out=tmp_path / "toy")
     before = (good / "trace.pt").read_bytes()
     _, place = run("broken:forward_raises", out=tmp_path / "toy")
-    assert place == tmp_path / "toy.interrupted"
+    assert place == tmp_path / "toy.failed"
     assert (good / "trace.pt").read_bytes() == before
+    _, place = run("broken:forward_raises", out=tmp_path / "toy", replace=True)
+    assert place == tmp_path / "toy.failed", "nothing in it can be shipped, whoever insists"
+
+
+def test_a_run_that_loses_a_variant_leaves_the_last_good_bundle(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An export that was killed, and what that is not asked for would take with it; until somebody insists."""
+    out = tmp_path / "toy"
+    run("tiny:mlp", "trace,export", out=out)
+    before = (out / "manifest.json").read_bytes()
+    from_child = Zygote.run
+
+    def killed(self: Zygote, name: str, *rest: Any) -> Any:
+        if name == "export to trace":
+            raise JobError("the process was ended by SIGKILL")
+        return from_child(self, name, *rest)
+
+    monkeypatch.setattr(Zygote, "run", killed)
+    manifest, place = run("tiny:mlp", "trace,export", out=out)
+    assert place == tmp_path / "toy.failed"
+    assert {v.name: v.status for v in manifest.variants} == {"trace": "failed", "export": "passed"}
+    assert bundles.read_manifest(place) == manifest
+    assert (out / "manifest.json").read_bytes() == before
+    assert (out / "trace.pt").is_file()
+    _, place = run("tiny:mlp", "trace,script", out=out)
+    assert place == tmp_path / "toy.failed", "script passes, trace and export would be gone"
+    _, place = run("tiny:mlp", "export", out=out)
+    assert place == out, "all that was asked for passes"
+    _, place = run("tiny:mlp", "trace,export", out=out)
+    assert place == out, "trace failed, and was not there before"
+    _, place = run("tiny:mlp", "trace,script", out=out)
+    assert place == tmp_path / "toy.failed"
+    manifest, place = run("tiny:mlp", "trace,script", out=out, replace=True)
+    assert place == out
+    assert bundles.read_manifest(out) == manifest
 
 
 @pytest.mark.parametrize(

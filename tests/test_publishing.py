@@ -8,6 +8,7 @@ import os
 import resource
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,74 @@ def test_an_exchange_that_cannot_be_made_says_so(tmp_path: Path) -> None:
     assert publishing._exchange(tmp_path / "a", tmp_path / "b") is False
 
 
+class Synced:
+    """What `os.fsync` was asked to wait for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._files: set[int] = set()
+        fsync = os.fsync
+
+        def note(descriptor: int) -> None:
+            self._files.add(os.fstat(descriptor).st_ino)
+            fsync(descriptor)
+
+        monkeypatch.setattr(os, "fsync", note)
+
+    def has(self, path: Path) -> bool:
+        return path.stat().st_ino in self._files
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_all_is_on_the_disk_before_it_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    """Files, folders in folders, and in the end the folder that has the new name."""
+    out = tmp_path / "toy"
+    if there:
+        publish(out)
+    synced = Synced(monkeypatch)
+    found: list[bool] = []
+    with publishing.stage(out) as staging:
+        (staging.root / "trace.pt").write_text("new")
+        (staging.logs / "deep").mkdir()
+        (staging.logs / "deep" / "a.log").write_text("said")
+        (staging.logs / "link").symlink_to("/nowhere")
+        staging.write(MANIFEST)
+        moves = [(publishing, "_exchange", publishing._exchange), (Path, "rename", Path.rename)]
+        for owner, name, move in moves:
+
+            def look(a: Path, b: Path, move: Callable[[Path, Path], object] = move) -> object:
+                tree = [staging.root, *(path for path in staging.root.rglob("*") if not path.is_symlink())]
+                found.extend(map(synced.has, tree))
+                return move(a, b)
+
+            monkeypatch.setattr(owner, name, look)
+        staging.publish()
+    assert len(found) >= 6
+    assert all(found)
+    assert synced.has(tmp_path)
+
+
+def test_a_file_that_is_replaced_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = Synced(monkeypatch)
+    disk.write_atomic(tmp_path / "a.json", "one")
+    assert synced.has(tmp_path / "a.json")
+    assert synced.has(tmp_path)
+
+
+def test_directories_that_cannot_be_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on some network file systems; a file's error is the user's to hear."""
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(os, "fsync", refuse)
+    disk.sync(tmp_path)
+    with pytest.raises(OSError, match="Invalid"):
+        disk.sync(tmp_path / "file")
+
+
 def test_publish_into_an_empty_directory(tmp_path: Path) -> None:
     (tmp_path / "toy").mkdir()
     publish(tmp_path / "toy")
@@ -91,7 +160,7 @@ def test_an_interrupted_run_stands_beside_the_last_bundle(tmp_path: Path) -> Non
     publish(tmp_path / "toy")
     with publishing.stage(tmp_path / "toy") as staging:
         staging.write(MANIFEST)
-        assert staging.publish_interrupted() == tmp_path / "toy.interrupted"
+        assert staging.publish_beside(publishing.INTERRUPTED) == tmp_path / "toy.interrupted"
     assert (tmp_path / "toy" / "trace.pt").read_text() == "one"
     assert bundle.read_manifest(tmp_path / "toy.interrupted") == MANIFEST
 
@@ -99,7 +168,7 @@ def test_an_interrupted_run_stands_beside_the_last_bundle(tmp_path: Path) -> Non
 def test_an_interrupted_run_takes_a_free_place(tmp_path: Path) -> None:
     with publishing.stage(tmp_path / "toy") as staging:
         staging.write(MANIFEST)
-        assert staging.publish_interrupted() == tmp_path / "toy"
+        assert staging.publish_beside(publishing.INTERRUPTED) == tmp_path / "toy"
 
 
 def test_an_interrupted_run_does_not_replace_what_is_not_ours(tmp_path: Path) -> None:
@@ -108,7 +177,7 @@ def test_an_interrupted_run_does_not_replace_what_is_not_ours(tmp_path: Path) ->
     (tmp_path / "toy.interrupted" / "thesis.tex").write_text("years of work")
     with pytest.raises(BundleError, match=r"toy\.interrupted"), publishing.stage(tmp_path / "toy") as staging:  # noqa: PT012
         staging.write(MANIFEST)
-        staging.publish_interrupted()
+        staging.publish_beside(publishing.INTERRUPTED)
     assert (tmp_path / "toy.interrupted" / "thesis.tex").read_text() == "years of work"
 
 

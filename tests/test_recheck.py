@@ -65,6 +65,21 @@ def test_a_bundle_made_later_than_it_is(created: str, said: bool) -> None:
     assert all(created in one and "here it is 2026-01-02T03:04:00" in one for one in found)
 
 
+def test_what_the_export_warned_of_is_said_again(bundle: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, and not what it said of its own timing."""
+    monkeypatch.setattr(checks, "openers", lambda *_: [])
+    monkeypatch.setattr(checks, "conclude", lambda record, sessions: record)
+    found = read_manifest(bundle)
+    warned = ("weights were drawn at random", "weights were drawn at random", "nothing was timed at batch=4: no")
+    first = dataclasses.replace(found.variants[0], notes=("height: multiples of 2", "not timed: there is no memory"))
+    republish(bundle, dataclasses.replace(found, warnings=warned, variants=(first, *found.variants[1:])))
+    text = " ".join(cli("check", bundle, "-q").out.split())
+    assert text.count("warning: weights were drawn at random") == 1
+    assert "trace: height: multiples of 2" in text
+    assert "not timed" not in text
+    assert "nothing was timed at" not in text
+
+
 def test_check_warns_of_a_bundle_from_the_future(bundle: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "openers", lambda *_: [])
     monkeypatch.setattr(checks, "conclude", lambda record, sessions: record)

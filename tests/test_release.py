@@ -682,6 +682,16 @@ def test_junit(tmp_path: Path) -> None:
         junit.write([], tmp_path / "junit.xml" / "junit.xml")
 
 
+def test_junit_is_written_beside_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two releases that write one file do not write into each other's half, nor through a link that lies in wait."""
+    (tmp_path / "junit.xml.new").symlink_to(tmp_path / "elsewhere")
+    junit.write([], tmp_path / "junit.xml")
+    assert not (tmp_path / "elsewhere").exists()
+    named = {disk.own_new(tmp_path / "junit.xml")}
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    assert disk.own_new(tmp_path / "junit.xml") not in named
+
+
 def test_junit_has_one_suite_for_a_model_that_stands_twice(tmp_path: Path) -> None:
     one, *_ = rows_of(tmp_path)
     names = ("bert/cpu/trace", "vit/cpu/trace", "bert/cpu/onnx")

@@ -158,7 +158,7 @@ def test_a_step_that_fails_is_a_row(nodes: Cluster, folder: Path, monkeypatch: p
         raises, deadly, refused = run.run(steps, steps, folder / "out", False, joined, Listener())
     assert raises.reason.startswith("failed at prepare")
     assert "forward does not work" in raises.reason
-    assert raises.place == steps[0].request.out.with_name("trace.interrupted")
+    assert raises.place == steps[0].request.out.with_name("trace.failed")
     assert bundles.read_manifest(raises.place).status == "failed"
     assert (steps[0].request.out / bundles.MANIFEST).read_bytes() == good
     assert deadly.reason.startswith("failed at prepare: its worker was lost 2 times: ")
@@ -178,7 +178,7 @@ def test_what_arrives_is_held_against_its_hashes(tmp_path: Path) -> None:
     assert cluster._arrive(step, made) == executor.Outcome(step.request.out)
     good = (step.request.out / bundles.MANIFEST).read_bytes()
     worse = cluster.Made(executor.Outcome(Path("/far")), False, packed)
-    spare = step.request.out.with_name(step.request.out.name + ".interrupted")
+    spare = step.request.out.with_name(step.request.out.name + ".failed")
     assert cluster._arrive(step, worse) == executor.Outcome(spare)
     packed[-1] ^= 1
     assert "what came of bert/cpu/trace cannot be unpacked" in cluster._arrive(step, made).reason

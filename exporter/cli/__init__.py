@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from exporter import __version__, disk, places
+from exporter.cli import _streams
 from exporter.errors import ExporterError
 
 ORDER = (
@@ -70,6 +71,18 @@ def main_export() -> None:
 
 
 def _run(command: click.Command, name: str) -> None:
+    """Run a command to its end, whatever becomes of what it prints, and exit with what became of its work."""
+    with _streams.kept() as output:
+        code = _code(command, name)
+        sys.stdout.flush()
+        if code == 0 and output.lost:
+            remedy = "all else is done; `exporter report BUNDLE` shows a bundle again"
+            _show(ExporterError(f"the output cannot be written: {output.lost}", remedy))
+            code = _streams.LOST
+    sys.exit(code)
+
+
+def _code(command: click.Command, name: str) -> int:
     """One place where errors become messages and exit codes."""
     verbose = (
         any(a.startswith("-") and not a.startswith("--") and "v" in a for a in sys.argv[1:]) or "--verbose" in sys.argv
@@ -78,29 +91,26 @@ def _run(command: click.Command, name: str) -> None:
     try:
         disk.require_directory()
         result: Any = command.main(prog_name=name, standalone_mode=False)
-        sys.exit(result if isinstance(result, int) else 0)
+        return result if isinstance(result, int) else 0
     except click.exceptions.Exit as done:
-        sys.exit(done.exit_code)
+        return done.exit_code
     except click.ClickException as error:
         error.show()
-        sys.exit(error.exit_code)
+        return error.exit_code
     except (click.Abort, KeyboardInterrupt) as interrupt:
         notes = getattr(interrupt.__cause__ or interrupt.__context__ or interrupt, "__notes__", [])
         click.echo("; ".join(["interrupted", *notes]), err=True)
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(0)
+        return 130
     except ExporterError as error:
         if verbose:
             traceback.print_exception(error)
         _show(error)
-        sys.exit(error.exit_code)
+        return error.exit_code
     except Exception as error:
         known = disk.temporary_error(error) if isinstance(error, OSError) else None
         if known is not None:
             _show(known)
-            sys.exit(known.exit_code)
+            return known.exit_code
         error.add_note("This is an error of exporter itself. Please report it, with these lines.")
         raise
 

@@ -13,13 +13,7 @@ if TYPE_CHECKING:
     from exporter.records import Manifest
     from exporter.signing import Trust
 
-bundle_options = _options.together(
-    click.argument("bundle", type=click.Path(path_type=Path)),
-    _options.THREADS,
-    _options.timeout(600.0),
-    _options.ops_libs(),
-    click.option("--allow-cpu-fallback", is_flag=True, help="Let onnxruntime run on the CPU where CUDA was asked for."),
-    click.option("--cuda-graphs", is_flag=True, help="Let onnxruntime capture CUDA graphs, as at the export."),
+trust_options = _options.together(
     click.option(
         "--public-key",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -30,6 +24,15 @@ bundle_options = _options.together(
         "--identity", default="", metavar="WHO", help="Insist on sigstore's signature by WHO: an email, a URL."
     ),
     click.option("--issuer", default="", metavar="URL", help="Who vouches for WHO, as https://accounts.google.com."),
+)
+bundle_options = _options.together(
+    click.argument("bundle", type=click.Path(path_type=Path)),
+    _options.THREADS,
+    _options.timeout(600.0),
+    _options.ops_libs(),
+    click.option("--allow-cpu-fallback", is_flag=True, help="Let onnxruntime run on the CPU where CUDA was asked for."),
+    click.option("--cuda-graphs", is_flag=True, help="Let onnxruntime capture CUDA graphs, as at the export."),
+    trust_options,
     click.option("--json", "as_json", is_flag=True, help="Print the manifest with what was found now."),
     _options.QUIET,
     _options.TRACEBACKS,

@@ -85,6 +85,12 @@ class TargetList(click.ParamType[str]):
     "as inputs called state.NAME and finds it among the outputs.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Where the bundle goes.  [default: artifacts/MODEL]")
+@click.option(
+    "--replace",
+    is_flag=True,
+    help="Put a run in which a variant failed in the place of a bundle in which it, or one that was not asked for, "
+    "passes. Without it such a run goes beside that bundle, to NAME.failed.",
+)
 @_options.THREADS
 @_options.time_budget("Seconds of timed calls a variant and session, on average; at least 5 calls of each count.")
 @_options.WAIT_QUIET
@@ -140,9 +146,21 @@ def command(model: str, targets_text: str, device: str | None, out: Path | None,
     with _progress.listener(quiet=options["quiet"]) as listener:
         manifest, place = pipeline.run(request, listener)
     click.echo(report.render(manifest, "json" if options["as_json"] else "table", place), nl=False)
+    if place != request.out.absolute():
+        click.echo(f"warning: {_kept(request, manifest, place)}", err=True)
     if options["verbose"]:
         _show_logs(manifest, place)
     return 0 if all(v.status == "passed" for v in manifest.variants) else 1
+
+
+def _kept(request: Request, manifest: Manifest, place: Path) -> str:
+    """Why the bundle that was there stays, and where the new one is."""
+    from exporter import publishing
+
+    lost = ", ".join(publishing.lost(request.out, manifest))
+    why = f"{lost} passed there and would be gone" if manifest.passes else "nothing passed in this run"
+    insist = "; --replace insists" if manifest.passes else ""
+    return f"{request.out} stays as it was, for {why}: this run is in {place}{insist}"
 
 
 def _refuse_anothers(request: Request) -> None:
@@ -201,6 +219,7 @@ def _request(model: str, targets_text: str, device: str | None, out: Path | None
         fullgraph=options["fullgraph"],
         portable=options["portable"],
         ops_libs=options["ops_libs"],
+        replace=options["replace"],
         command=shlex.join(["exporter", "export", *sys.argv[1 + (len(sys.argv) > 1 and sys.argv[1] == "export") :]]),
         asked=model,
         warnings=targets.left_out(targets_text, precisions),

@@ -324,7 +324,7 @@ def _arrive(step: Step, made: Made) -> Outcome:
     if made.packed is None:
         return made.outcome
     out = step.request.out
-    place = out if made.passes else publishing.spare(out)
+    place = out if made.passes else publishing.spare(out, publishing.FAILED)
     try:
         archive.receive(memoryview(made.packed), f"what came of {step.name}", place, LIMIT)
     except ArtifactError as error:

@@ -26,7 +26,7 @@ def write(rows: Sequence[Row], path: Path) -> None:
     report.update_statistics()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        disk.write_atomic(path, report.tostring().decode())
+        disk.write_atomic(path, report.tostring().decode(), new=disk.own_new(path))
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}", "give another --junit") from error
 

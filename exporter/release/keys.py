@@ -25,7 +25,8 @@ from exporter.request import Request
 
 # Fields of a request that its bundle does not depend on, or that are counted by their content.
 LEFT_OUT = frozenset((
-    "source", "out", "ops_libs", "command", "asked", "warnings", "goal", "timeout", "memory_limit_gb", "wait_quiet",
+    "source", "out", "replace", "ops_libs", "command", "asked", "warnings", "goal", "timeout", "memory_limit_gb",
+    "wait_quiet",
 ))  # fmt: skip
 LIBRARIES = ("timm", "torchao")  # that the manifest does not name
 

@@ -45,7 +45,8 @@ def render(manifest: Manifest, place: Path | None = None) -> str:
         console.print(_table(headings, lines))
     for variant in rows.failures(manifest):
         console.print(f"[red]{escape(variant.name)}[/] failed at {escape(variant.stage)}: {escape(variant.reason)}")
-        for label, text in (("remedy", variant.remedy), ("again", variant.reproduce)):
+        aside = rows.rejected(variant)
+        for label, text in (("remedy", variant.remedy), ("again", variant.reproduce), ("rejected", aside)):
             if text:
                 console.print(f"  {label}: {escape(text)}", style="dim", soft_wrap=True)
     for variant in manifest.variants:

@@ -18,6 +18,7 @@ def render(manifest: Manifest) -> str:
         lines += table(headings, cells)
     for variant in rows.failures(manifest):
         remedy = f" {escape(variant.remedy)}." if variant.remedy else ""
+        remedy += f" Rejected: {escape(rows.rejected(variant))}." if variant.rejected else ""
         lines += [
             f"- **{escape(variant.name)}** failed at {variant.stage}: {escape(variant.reason)}.{remedy} "
             f"{code(variant.reproduce)}"

@@ -161,7 +161,8 @@ def _build_s(variant: VariantRecord) -> float | None:
 
 def _just_in_time(variant: VariantRecord) -> bool:
     """Whether it was compiled where it ran."""
-    return variant.artifact is None and variant.lifecycle.first_call_ms is not None and ":" in variant.name
+    built = variant.artifact or variant.rejected
+    return not built and variant.lifecycle.first_call_ms is not None and ":" in variant.name
 
 
 def starts(manifest: Manifest) -> list[tuple[str, ...]]:
@@ -204,6 +205,11 @@ def percentile(timing: Timing, q: int) -> str:
     """The percentile in ms, 90 or 99; a dash where too few samples lie beyond it."""
     value = {90: timing.p90_ms, 99: timing.p99_ms}[q]
     return "-" if value is None or timing.runs < runs_for(q) else number(value)
+
+
+def rejected(variant: VariantRecord) -> str:
+    """Where the files of a variant that failed are, in the bundle; "" where there are none."""
+    return ", ".join(file.path for file in variant.rejected)
 
 
 def failures(manifest: Manifest) -> list[VariantRecord]:

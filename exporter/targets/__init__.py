@@ -93,13 +93,15 @@ class Exported:
 class Loaded:
     """A loaded artifact: tensors on the session's device in, tensors out; who really runs it, what it met so far.
 
-    `reset` begins again from the initial state of an artifact that carries one.
+    `reset` begins again from the initial state of an artifact that carries one. `takes` is how many tensors it takes
+    by its own account, where it gives one.
     """
 
     run: Run
     provider: Callable[[], str] = str
     notes: Callable[[], tuple[str, ...]] = tuple
     reset: Callable[[], object] = tuple
+    takes: int | None = None
 
 
 class Target(Protocol):

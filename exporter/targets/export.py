@@ -47,7 +47,8 @@ def load(path: Path, options: Options) -> Loaded:
     import torch
 
     try:
-        module = torch.export.load(path).module()
+        exported = torch.export.load(path)
+        module = exported.module()
     except Exception as error:  # a broken archive raises many things
         raise ArtifactError(f"{path} is not an exported program: {error}", "export it again") from error
 
@@ -62,4 +63,4 @@ def load(path: Path, options: Options) -> Loaded:
             for name, tensor in initial.items():
                 module.get_buffer(name).copy_(tensor)
 
-    return Loaded(run, reset=reset)
+    return Loaded(run, reset=reset, takes=len(exported.graph_signature.user_inputs))

@@ -209,7 +209,7 @@ def read_contract(path: Path) -> Contract:
         raise ArtifactError(f"{path} is not an ONNX model: {error}", "export it again") from error
     for entry in model.metadata_props:
         if entry.key == PROPERTY:
-            return contract.read(entry.value)
+            return contract.parse(entry.value, path)
     raise ArtifactError(f"{path} carries no contract", "export it with exporter")
 
 
@@ -219,7 +219,8 @@ def load(path: Path, options: Options) -> Loaded:
 
     ort.set_default_logger_severity(3)
     if options.device == "cpu":
-        return Loaded(_run_cpu(_session(path, options)), lambda: "CPU")
+        session = _session(path, options)
+        return Loaded(_run_cpu(session), lambda: "CPU", takes=len(session.get_inputs()))
     if hasattr(ort, "preload_dlls"):
         ort.preload_dlls()
     session, failure = _with_graphs(path, options) if options.cuda_graphs else (None, "")

@@ -182,4 +182,4 @@ def _first_line(error: Exception) -> str:
 def load(path: Path, options: Options) -> Loaded:
     """torch.jit.load, as any user would."""
     script = torchscript.load(path, options.device)
-    return Loaded(script, reset=script.reset)
+    return Loaded(script, reset=script.reset, takes=script.takes)

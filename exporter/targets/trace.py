@@ -113,4 +113,4 @@ def _forward_alone() -> Iterator[None]:
 def load(path: Path, options: Options) -> Loaded:
     """torch.jit.load, as any user would."""
     script = torchscript.load(path, options.device)
-    return Loaded(script, reset=script.reset)
+    return Loaded(script, reset=script.reset, takes=script.takes)

@@ -1,0 +1,177 @@
+"""Artifacts that somebody spoilt and that nothing lies beside: refused as artifacts, at once, whatever is in them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+import time
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+
+import exporter
+from exporter import contract
+from exporter.capture import Program
+from exporter.errors import ArtifactError, ContractError
+from exporter.expressions import Expression
+from exporter.records import Contract, Range, TensorSpec
+from exporter.serialization import to_json
+
+FILES = ["trace.pt", "script.pt", "exported.pt2", "model.onnx"]
+PAIR = {"ids": torch.tensor([[1, 2, 3], [4, 5, 6]]), "mask": torch.ones(2, 3)}
+
+
+def rewrite(source: Path, to: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """The artifact with another contract inside."""
+    if source.suffix == ".onnx":
+        model = onnx.load(str(source))
+        (entry,) = (entry for entry in model.metadata_props if entry.key == "exporter.contract")
+        data = json.loads(entry.value)
+        change(data)
+        entry.value = json.dumps(data)
+        onnx.save(model, str(to))
+        return to
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(to, "w", zipfile.ZIP_STORED) as new:
+        for info in old.infolist():
+            content = old.read(info)
+            if info.filename.endswith(contract.RECORD):
+                data = json.loads(content)
+                change(data)
+                content = json.dumps(data).encode()
+            new.writestr(info, content)
+    return to
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("count", [0, 1])
+def test_contracts_with_too_few_inputs(made_bundle: Path, tmp_path: Path, file: str, count: int) -> None:
+    """Or with none at all."""
+    spoilt = rewrite(made_bundle / file, tmp_path / file, lambda data: data.update(inputs=data["inputs"][:count]))
+    with pytest.raises(ArtifactError, match=f"takes 2 inputs, and its contract has {count}"):
+        exporter.open_artifact(spoilt)
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("count", [0, 2, 4])
+def test_contracts_with_another_count_of_outputs(made_bundle: Path, tmp_path: Path, file: str, count: int) -> None:
+    def change(data: dict[str, Any]) -> None:
+        data["outputs"] = (data["outputs"] * 2)[:count]
+
+    artifact = exporter.open_artifact(rewrite(made_bundle / file, tmp_path / file, change))
+    with pytest.raises(ArtifactError, match=f"gives 3 outputs, and its contract has {count}"):
+        artifact(**PAIR)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_contract_of_another_program(made_bundle: Path, tmp_path: Path, file: str) -> None:
+    for field, value, said in (
+        ("target", "rust", "no target that is here"),
+        ("schema", 99, "schema 99 is not known"),
+        ("inputs", None, "its contract is not a valid Contract"),
+    ):
+        spoilt = rewrite(made_bundle / file, tmp_path / file, lambda data, f=field, v=value: data.update({f: v}))  # type: ignore[misc]
+        with pytest.raises(ArtifactError, match=said) as raised:
+            exporter.open_artifact(spoilt)
+        assert file in str(raised.value)
+
+
+def patched(source: Path, to: Path, offset: int, value: int, member: str) -> Path:
+    """A field of two bytes of a member's entry, in its local header and, two bytes further on, in the directory."""
+    shutil.copy(source, to)
+    data = bytearray(to.read_bytes())
+    with zipfile.ZipFile(source) as archive:
+        info = next(info for info in archive.infolist() if info.filename.endswith(member))
+    struct.pack_into("<H", data, info.header_offset + offset, value)
+    at = data.index(info.filename.encode(), archive.start_dir) - zipfile.sizeCentralDir
+    struct.pack_into("<H", data, at + offset + 2, value)
+    to.write_bytes(data)
+    return to
+
+
+@pytest.mark.parametrize("file", FILES[:3])
+@pytest.mark.parametrize(
+    ("offset", "value"), [(6, 1), (8, 99), (8, 14), (8, 8)], ids=["encrypted", "unknown method", "not lzma", "not zip"]
+)
+@pytest.mark.parametrize("member", ["extra/contract.json", ".pkl", "version"])
+def test_entries_that_cannot_be_read(
+    made_bundle: Path, tmp_path: Path, file: str, offset: int, value: int, member: str
+) -> None:
+    with zipfile.ZipFile(made_bundle / file) as archive:
+        if not any(name.endswith(member) for name in archive.namelist()):
+            pytest.skip("the archive has no such member")
+    spoilt = patched(made_bundle / file, tmp_path / file, offset, value, member)
+    if member == contract.RECORD:
+        with pytest.raises(ArtifactError, match=file):
+            exporter.open_artifact(spoilt)
+        return
+    try:  # torch's own reader looks at other copies of these fields; whatever it takes is what it was
+        outputs = exporter.open_artifact(spoilt)(**PAIR)
+    except ArtifactError:
+        return
+    assert torch.equal(outputs["pooled"], exporter.open_artifact(made_bundle / file)(**PAIR)["pooled"])
+
+
+def test_a_contract_that_inflates(made_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its header says of its size, no more is read than the largest has."""
+    monkeypatch.setattr(contract, "LARGEST", 1 << 20)
+    large = tmp_path / "large.pt"
+    with zipfile.ZipFile(made_bundle / "trace.pt") as old, zipfile.ZipFile(large, "w", zipfile.ZIP_DEFLATED) as new:
+        for info in old.infolist():
+            content = old.read(info)
+            if info.filename.endswith(contract.RECORD):
+                content = b" " * (64 << 20) + content
+            new.writestr(info.filename, content)
+    assert large.stat().st_size < 1 << 20
+    started = time.monotonic()
+    with pytest.raises(ArtifactError, match="more than 1,048,576 bytes"):
+        exporter.open_artifact(large)
+    assert time.monotonic() - started < 5
+
+
+HUGE = 9223372036854775807
+
+
+@pytest.mark.parametrize("dim", [f"(batch+1)//{HUGE}", f"(2*batch+1)//{HUGE}", f"(batch-{HUGE})//{HUGE}", "batch//2"])
+@pytest.mark.parametrize("bounds", [Range(1, 64), Range(1, HUGE), Range(3, 9, (3, 9)), Range(1, HUGE, multiple_of=7)])
+def test_a_dimension_that_many_sizes_give(dim: str, bounds: Range) -> None:
+    """The answer is that of looking at each size, without doing so."""
+    promised = Contract("toy", (TensorSpec("x", "float32", (dim,)),), (), {"batch": bounds})
+    for size in (0, 1, 2, 5, 10**6, HUGE):
+        started = time.monotonic()
+        try:
+            contract.enforce(promised, (TensorSpec("x", "float32", (size,)),))
+            taken = True
+        except ContractError:
+            taken = False
+        assert time.monotonic() - started < 1
+        some = range(1, 200) if bounds.max > 64 else bounds.sizes
+        if any(bounds.allows(one) and Expression.parse(dim).at(one) == size for one in some):
+            assert taken
+        if bounds.max <= 64:
+            assert taken == any(Expression.parse(dim).at(one) == size for one in bounds.sizes)
+
+
+def test_ranges_that_meet() -> None:
+    for bounds in (Range(1, 20), Range(5, 20, multiple_of=7), Range(2, 9, (2, 9))):
+        for start in range(-3, 25):
+            for stop in range(start, 25):
+                sizes = range(start, stop)
+                assert bounds.allows_any(sizes) == any(map(bounds.allows, sizes)), (bounds, sizes)
+
+
+def test_a_range_of_billions_is_not_counted() -> None:
+    narrow = Contract("toy", (), (), {"batch": Range(4, 1 << 40, multiple_of=4)})
+    wide = replace(narrow, symbols={"batch": Range(1, 1 << 60)})
+    asked: list[int] = []
+    program = object.__new__(Program)
+    program.__dict__.update(contract=narrow, whole=wide, make_at=lambda sizes: asked.append(sizes["batch"]))
+    list(program.outside())
+    assert asked == [5, 6, 1, 3, (1 << 40) + 1]
+    assert to_json(narrow)
