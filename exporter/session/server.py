@@ -143,7 +143,8 @@ def _answer(words: list[str], loaded: targets.Loaded, judge: Judge, device: str)
                 "peak_rss_mb": peak_rss_mb(),
             }
         case ["outputs", file]:
-            given = [loaded.run(_place(case.inputs, device)) for case in goldens.samples(judge.golden)]
+            sequence = _Sequence(loaded)
+            given = [sequence.at(case)(_place(case.inputs, device)) for case in goldens.samples(judge.golden)]
             torch.save([[t.detach().cpu().contiguous() for t in outputs] for outputs in given], unquote(file))
             return {"event": "outputs", "provider": loaded.provider(), "peak_rss_mb": peak_rss_mb()}
     return {"event": "error", "kind": "usage", "message": f"not a request: {' '.join(words)}"}
