@@ -125,15 +125,7 @@ def make(
         given = [data for data in changed if data is not None]
         if len(given) == STEPS and _is_settled(calls, given, device, tolerance):
             chosen[f"{describe(plan[0][0])} {change}", plan[0][1]] = given
-    outputs: list[Run] = []
-    for (name, _), given in chosen.items():
-        with eager.naming(name):
-            outputs.append(calls.run(given, device))
-    references, wide = calls.references(list(chosen.values()), outputs)
-    made = [
-        list(_cases(calls, name, seed, given, got, reference))
-        for ((name, seed), given), got, reference in zip(chosen.items(), outputs, references, strict=True)
-    ]
+    made, wide = _run(calls, chosen, device)
     repeats = all(map(alike, calls.run(first, device), calls.run(first, device)))
     if not repeats:
         notes.append(f"{diagnosis.UNSTEADY}: the model draws random numbers")
@@ -143,6 +135,33 @@ def make(
     names = tuple(f"{case.name} seed {case.seed}" if case.seed else case.name for case in flat)
     reference = "float64" if wide else "eager"
     return Golden(flat, tolerance), Findings(names, reference, tolerance, noise, repeats, tuple(dict.fromkeys(notes)))
+
+
+def _run(calls: Calls, chosen: Mapping[tuple[str, int], Run], device: str) -> tuple[list[list[Case]], bool]:
+    """The cases of sequences by name and seed; and whether they have a reference in float64."""
+    outputs: list[Run] = []
+    for (name, _), given in chosen.items():
+        with eager.naming(name):
+            outputs.append(calls.run(given, device))
+    references, wide = calls.references(list(chosen.values()), outputs)
+    zipped = zip(chosen.items(), outputs, references, strict=True)
+    return [list(_cases(calls, *key, given, got, reference)) for (key, given), got, reference in zipped], wide
+
+
+def add_samples(
+    made: Golden, findings: Findings, calls: Calls, samples: Mapping[str, Tensors], device: str
+) -> tuple[Golden, Findings]:
+    """The golden with the recipe's own samples, by name, as the calls of one more sequence."""
+    if not samples:
+        return made, findings
+    (own,), wide = _run(calls, {("the samples", 0): list(samples.values())}, device)
+    cases = tuple(replace(case, name=name) for case, name in zip(own, samples, strict=True))
+    return replace(made, cases=made.cases + cases), replace(
+        findings,
+        cases=findings.cases + tuple(samples),
+        samples=len(cases),
+        reference=findings.reference if wide else "eager",
+    )
 
 
 def _planned(

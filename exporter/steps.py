@@ -30,7 +30,8 @@ from exporter import (
     widening,
 )
 from exporter import state as states
-from exporter.errors import ExportError
+from exporter.errors import ExportError, RecipeError
+from exporter.expressions import Expression
 from exporter.isolate import BACKGROUND, stand_back
 from exporter.job import Findings, Job, Prepared
 from exporter.loading import Loaded, load_model
@@ -125,14 +126,16 @@ def _make_sequences(
     outside = not contract.keeps_state(found)
     calls = sequences.Calls(loaded.module, loaded.held, outside)
     made, findings = sequences.make(calls, loaded.inputs, plan, loaded.symbols, usual, device, whole)
+    own = {one.name: one.inputs for one in _samples(loaded, found)}
+    made, findings = sequences.add_samples(made, findings, calls, own, device)
     _require_known(loaded, made, device, calls.strange)
     names = [spec.name for spec in found.inputs]
     made = _with_nonfinite(made, findings, lambda: sequences.nonfinite_of(calls, made, names, device))
+    names = [spec.name for spec in found.outputs]
+    metric = samples.evaluate(loaded.recipe, [case.eager for case in golden.samples(made)], names)
     outputs = tuple(spec.dtype for spec in found.outputs if not (outside and spec.name in loaded.module.state.names))
     precisions, notes = sequences.in_precisions(made, calls, others, outputs, device)
-    if getattr(loaded.recipe, "samples", None) is not None:
-        notes += ("samples() and metric() of the recipe are left out: they are for models that keep no state",)
-    return replace(made, precisions=precisions), replace(findings, notes=findings.notes + notes)
+    return replace(made, precisions=precisions), replace(findings, notes=findings.notes + notes, metric=metric)
 
 
 def _require_known(loaded: Loaded, made: golden.Golden, device: str, strange: Collection[Place]) -> None:
@@ -154,10 +157,22 @@ def _with_nonfinite(
 
 
 def _samples(loaded: Loaded, found: Contract) -> list[samples.Sample]:
-    """The recipe's own inputs; none for a model with state, whose calls are sequences."""
-    if found.state is not None:
-        return []
-    return samples.read(loaded.recipe, loaded.module.example, loaded.module.model, found)
+    """The recipe's own inputs. Of a model with state they are the calls of one sequence, from its initial state on.
+
+    RecipeError for samples of several sizes where the state has the size of the inputs.
+    """
+    alone = replace(found, inputs=found.inputs[: len(loaded.names)], state=None)
+    given = samples.read(loaded.recipe, loaded.module.example, loaded.module.model, alone)
+    for tensor in found.state.tensors if found.state else ():
+        for dim in tensor.shape:
+            symbol = Expression.parse(dim).name if isinstance(dim, str) else ""
+            if len({one.sizes.get(symbol) for one in given}) > 1:
+                raise RecipeError(
+                    f"samples() are the calls of one sequence, and {tensor.spec.name} has the size {dim}, which "
+                    "differs among them",
+                    f"give samples of one {symbol}",
+                )
+    return given
 
 
 def measure(channel: socket.socket, job: Job, outputs: Path, names: tuple[str, ...]) -> float | None:
@@ -269,9 +284,12 @@ def _program(job: Job, prepared: Prepared, target: str) -> capture.Program:
         return precision.cast(loaded().module, chosen, tuple(spec.dtype for spec in outputs))
 
     def calibrating(sizes: dict[str, int], make: Callable[[int], flattening.Tensors]) -> capture.Samples:
-        real = [one.inputs for one in _samples(loaded(), prepared.contract) if _fits(one, sizes, name)]
+        real = [one for one in _samples(loaded(), prepared.contract) if _fits(one, sizes, name)]
+        given = [one.inputs + loaded().initial(prepared.contract, one.sizes) for one in real]
+        placed = [tuple(t.to(job.options.device) for t in one) for one in given]
         # Drawn ones too: the golden that judges has both.
-        return [tuple(t.to(job.options.device) for t in one) for one in real], [make(seed) for seed in SAMPLES]
+        drawn = [make(seed) for seed in SAMPLES]
+        return _in_a_row(loaded(), placed), _in_a_row(loaded(), drawn)
 
     def made(promised: Contract, sizes: dict[str, int], file: Path) -> capture.Program:
         def make_at(own: dict[str, int], seed: int = 0) -> flattening.Tensors:
@@ -303,6 +321,19 @@ def _program(job: Job, prepared: Prepared, target: str) -> capture.Program:
         for size in _entries(stamped)
     }
     return program
+
+
+def _in_a_row(loaded: Loaded, given: list[flattening.Tensors]) -> list[flattening.Tensors]:
+    """The inputs of calls that each go on from the state that the one before left; the first has the initial state."""
+    count = len(loaded.state.paths) if loaded.state else 0
+    if not count or not given:
+        return given
+    made, state = [], given[0][-count:]
+    for inputs in given:
+        made.append((*inputs[:-count], *state))
+        with torch.no_grad():
+            state = loaded.module(*(t.clone() for t in made[-1]))[-count:]
+    return made
 
 
 def _fits(sample: samples.Sample, sizes: dict[str, int], specialized: str) -> bool:

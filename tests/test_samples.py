@@ -159,3 +159,53 @@ def test_an_int8_row_says_what_it_was_calibrated_with(run: Run, lent_zygote: Non
         assert "calibrated with 3 of samples() and 8 drawn inputs" in said[name]
     assert "calibrated" not in said["trace@int8"]
     assert "calibrated with 3 of samples()" in report.render_all([(manifest, place)], "md")
+
+
+def streamed() -> list[float]:
+    """The metric of each of the samples, by the model itself."""
+    recipe = recipes.load(recipes.find(recipe_path("measured:streamed")))
+    model = recipe.load("auto").eval()
+    with torch.no_grad():
+        return [recipe.metric({"output": model(**one)}, one) for one in recipe.samples()]
+
+
+@pytest.mark.parametrize("state", ["carry", "inputs"])
+def test_samples_of_a_model_with_state_are_one_sequence(run: Run, lent_zygote: None, state: str) -> None:
+    manifest, root = run("measured:streamed", "trace", state=state)
+    assert manifest.metric is not None
+    assert manifest.metric.samples == 3
+    expected = sum(streamed()) / 3
+    assert manifest.metric.eager == pytest.approx(expected, rel=1e-5)
+    found = rows(manifest)["trace"]
+    assert (found.status, found.reason) == ("passed", "")
+    assert found.metric == pytest.approx(expected, rel=1e-5)
+    own = golden.samples(golden.read(root / "golden.pt"))
+    assert [(case.name, case.step) for case in own] == [(f"batch=2 sample {i}", i) for i in range(3)]
+
+
+def test_samples_of_several_sizes_are_no_sequence_of_state_that_has_their_size(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"state.h has the size batch, which differs") as raised:
+        calibrated("measured:streamed_of_two_sizes", tmp_path)
+    assert raised.value.remedy == "give samples of one batch"
+
+
+def test_what_is_calibrated_with_goes_on_from_the_state_that_the_call_before_left(tmp_path: Path) -> None:
+    found = calibrated("measured:streamed", tmp_path)
+    held = [float(state[0, 0]) for _, state in found[:3]]
+    assert held == [0.0, 1.0, 2.5]  # h = 0.5 * h + x, for x of 1, 2 and 3
+    assert not found[3][1].any()  # the drawn ones are a sequence of their own
+    assert all(state.any() for _, state in found[4:])
+
+
+def calibrated(recipe: str, folder: Path) -> list[tuple[torch.Tensor, ...]]:
+    """What int8 of a model with state is calibrated with."""
+    from exporter import job, keeping, loading, steps
+    from exporter import state as states
+    from exporter.targets import Options
+
+    source = recipes.find(recipe_path(recipe))
+    asked = job.Job("streamed", source, "auto", 0, {}, folder, Options(threads=1))
+    loaded = loading.load_model(asked)
+    found = keeping.find(asked, loaded)
+    states.save(loaded.kept, asked.state_file)
+    return steps._program(asked, job.Prepared(found, {"batch": 3}, {"batch": 2}, "random", 0, 0, 0.0), "onnx").samples

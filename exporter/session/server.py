@@ -147,7 +147,8 @@ def _answer(words: list[str], loaded: targets.Loaded, judge: Judge, device: str)
             found = goldens.samples(judge.golden)
             for case in found:
                 judge.enforce(case)
-            given = [loaded.run(_place(case.inputs, device)) for case in found]
+            sequence = _Sequence(loaded)
+            given = [sequence.at(case)(_place(case.inputs, device)) for case in found]
             torch.save([[t.detach().cpu().contiguous() for t in outputs] for outputs in given], unquote(file))
             return {"event": "outputs", "provider": loaded.provider(), "peak_rss_mb": peak_rss_mb()}
     return {"event": "error", "kind": "usage", "message": f"not a request: {' '.join(words)}"}

@@ -75,3 +75,47 @@ def fast() -> nn.Module:
 
 
 fast_inputs, fast_samples, fast_metric = measured.inputs, measured.samples, measured.metric
+
+
+class Stream(nn.Module):
+    """An average of all frames so far, of each of a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.h: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.h is None or self.h.shape[0] != x.shape[0]:
+            self.h = torch.zeros(x.shape[0], 4, dtype=x.dtype, device=x.device)
+        self.h = 0.5 * self.h + x
+        return self.linear(self.h)
+
+
+class streamed:
+    """Samples are the calls of one sequence."""
+
+    sizes = {"batch": (1, 8)}
+    batches = (2, 2, 2)
+
+    @staticmethod
+    def load(weights: str) -> nn.Module:
+        torch.manual_seed(0)
+        return Stream()
+
+    @staticmethod
+    def inputs(batch: int = 3) -> dict[str, torch.Tensor]:
+        return {"x": torch.randn(batch, 4)}
+
+    @classmethod
+    def samples(cls) -> Iterator[dict[str, torch.Tensor]]:
+        for index, batch in enumerate(cls.batches):
+            yield {"x": torch.full((batch, 4), float(index + 1))}
+
+    @staticmethod
+    def metric(outputs: dict[str, torch.Tensor], sample: dict[str, torch.Tensor]) -> float:
+        return float(outputs["output"].sum())
+
+
+class streamed_of_two_sizes(streamed):
+    batches = (2, 3)
