@@ -15,13 +15,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, torch.jit.ScriptModule):
             file = io.BytesIO()
-            torch.jit.save(value, file)  # type: ignore[no-untyped-call]
+            torch.jit.save(value, file)
             return _program, (file.getvalue(),)
         return super().reducer_override(value)
 
 
 def _program(saved: bytes) -> torch.jit.ScriptModule:
-    program: torch.jit.ScriptModule = torch.jit.load(io.BytesIO(saved))  # type: ignore[no-untyped-call]
+    program: torch.jit.ScriptModule = torch.jit.load(io.BytesIO(saved))
     return program
 
 
