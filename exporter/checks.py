@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,12 +10,13 @@ from typing import Any
 
 from exporter import causes, diagnosis, environment, operators, parity, targets
 from exporter.bundle import GOLDEN
-from exporter.errors import ExporterError
+from exporter.errors import ExporterError, JobError
 from exporter.isolate import Zygote
 from exporter.records import VERDICTS, Contract, Lifecycle, SessionRecord, VariantRecord
 from exporter.session.client import NativeSession, PythonSession, Session
 
 NOT_TIMED = "not timed:"  # begins the note of a variant whose sessions were not kept
+_CRASH = re.compile(r"was ended by SIG(?!KILL|ILL|TERM|INT)")  # of its own doing
 Opener = Callable[[], Session]
 Judged = tuple[SessionRecord, Session | None]  # the session is None when it failed to give any outputs
 
@@ -79,7 +81,7 @@ def check(
     except ExporterError as error:
         if session is not None:
             session.close()
-        reason, remedy = causes.describe(str(error), error.remedy)
+        reason, remedy = causes.describe(crashed(error), error.remedy)
         return replace(record, reason=reason, remedy=remedy), None
     except BaseException:
         if session is not None:
@@ -94,6 +96,21 @@ def check(
     if found.verdict == "FAIL":
         return replace(record, reason=found.reason), session
     return replace(record, status="passed", stage="done"), session
+
+
+def crashed(error: ExporterError) -> str:
+    """What an error says; of a process that a signal of its own ended, its last words too."""
+    if isinstance(error, JobError) and _CRASH.search(str(error)) and error.log.strip():
+        return f"{error}{last_words(error)}"
+    return str(error)
+
+
+def last_words(error: JobError, said: str = "its log") -> str:
+    """What a process printed last before it ended without a result: what a C++ exception says, or else a line."""
+    lines = [line.strip() for line in error.log.splitlines() if line.strip()]
+    exceptions = [line.removeprefix("what():").strip() for line in lines if line.startswith("what():")]
+    last = next(reversed([*lines[-1:], *exceptions[-1:]]), "")
+    return f", after it said: {causes.shorten(last)}" if last else f", without a word ({said})"
 
 
 def _why(reason: str, cases: diagnosis.Cases, unsteady: str, quantized: bool) -> str:

@@ -12,6 +12,7 @@ from exporter.records import Contract
 Cases = Sequence[Mapping[str, Any]]
 _SIZE = re.compile(r"(\S+)=(\d+)")
 _HELD = re.compile(r"torch\.export fixed (?!\w+ at )(.+) at \d+ \(.+\)")  # no dimension itself: what follows from one
+_FIXED = re.compile(r"torch\.export fixed .+ at \d+(?: \(.+\))?")
 _ASKED = re.compile(r"torch\.export takes (\S+) only as ")
 VALUES = "depends on values"
 NOT_CARRIED = "the state is not carried"
@@ -109,6 +110,8 @@ def with_place(reason: str, warnings: Iterable[str]) -> str:
         return f"{reason} (perhaps by {', '.join(list(dict.fromkeys(place for place, _ in warned))[:2])})"
     if NOT_CARRIED in reason and (why := _not_recorded(warned)):
         return reason.replace(NOT_CARRIED, f"{NOT_CARRIED}, perhaps because {why}", 1)
+    if " was ended by SIG" in reason and (fixed := [w for w in warnings if _FIXED.fullmatch(w)]):
+        return f"{reason} (perhaps because {fixed[0]})"
     return _asked(reason, warnings)
 
 

@@ -140,7 +140,9 @@ class _Run:
             prepared = self._prepared(child)
             for file in self.job.captures(prepared.contract):
                 file.unlink(missing_ok=True)
-                file.with_suffix(".txt").write_text(f"torch.export: {error}{_last_words(error)}")
+                file.with_suffix(".txt").write_text(
+                    f"torch.export: {error}{checks.last_words(error, said='logs/prepare.log')}"
+                )
             return child, prepared
 
     def _begin_to_prepare(self, capture_program: bool) -> Child:
@@ -338,17 +340,11 @@ class _Run:
         return finished
 
 
-def _last_words(error: JobError) -> str:
-    """The last line that a job printed before it ended without a result."""
-    lines = [line.strip() for line in error.log.splitlines() if line.strip()]
-    return f", after it said: {causes.shorten(lines[-1])}" if lines else ", without a word (logs/prepare.log)"
-
-
 def _about_export(prepared: Prepared) -> tuple[str, ...]:
     return tuple(warning for warning in prepared.warnings if warning.startswith("torch.export "))
 
 
 def _failed(record: VariantRecord, stage: str, error: ExporterError) -> VariantRecord:
-    reason, remedy = causes.describe(str(error), error.remedy, record.target)
+    reason, remedy = causes.describe(checks.crashed(error), error.remedy, record.target)
     remedy = remedy or (causes.INT8 if record.quantized or record.name.endswith("@int8") else "")
     return replace(record, status="failed", stage=stage, reason=reason, remedy=remedy)

@@ -171,15 +171,13 @@ class Halves(torch.nn.Module):
 )
 def test_torchscript_in_memory(toy, make) -> None:
     model = make()
-    made = toy(
-        model, lambda batch=2: {"x": torch.randn(batch, 4)}, sizes={"batch": (1, 8)}, targets="trace,script,onnx"
-    )
+    made = toy(model, lambda batch=2: (torch.randn(batch, 4),), sizes={"batch": (1, 8)}, targets="trace,script,onnx")
     assert made.failed == {}
     x = torch.randn(5, 4)
     wanted = model(x)
     wanted = wanted["y"] if isinstance(wanted, dict) else wanted
     for variant in made.manifest.variants:
-        (given,) = exporter.open_artifact(made.path / variant.artifact.path)(x=x).values()
+        (given,) = exporter.open_artifact(made.path / variant.artifact.path)(x).values()
         torch.testing.assert_close(given, wanted)
 
 

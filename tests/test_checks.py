@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from exporter import causes, checks, environment
+from exporter.errors import ExporterError, JobError
 from exporter.records import Contract, SessionRecord, VariantRecord
 
 
@@ -46,3 +47,22 @@ def test_a_quantized_variant_has_a_remedy(reason: str, remedy: str) -> None:
     record = VariantRecord("onnx@int8", "onnx", "passed", contract=Contract("m", (), (), {}, precision="int8"))
     found = checks.conclude(record, (SessionRecord("python", "failed", "check", reason),))
     assert remedy in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("said", "log", "text"),
+    [
+        (
+            "compile (python) was ended by SIGABRT",
+            "loading\nterminate called after throwing 'c10::Error'\n  what():  expected s0 to be 14\n#1 0x\n",
+            "compile (python) was ended by SIGABRT, after it said: expected s0 to be 14",
+        ),
+        ("x was ended by SIGSEGV", "one\ntwo\n\n", "x was ended by SIGSEGV, after it said: two"),
+        ("x was ended by SIGABRT", "\n", "x was ended by SIGABRT"),
+        ("x was ended by SIGKILL (out of memory?)", "one", "x was ended by SIGKILL (out of memory?)"),
+        ("x took longer than 3 s", "one", "x took longer than 3 s"),
+    ],
+)
+def test_a_crash_has_its_last_words(said: str, log: str, text: str) -> None:
+    assert checks.crashed(JobError(said, "", log)) == text
+    assert checks.crashed(ExporterError(said)) == said

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from exporter import diagnosis
+from exporter import causes, diagnosis
 from exporter.records import Contract, Range, TensorSpec
 
 
@@ -55,6 +55,15 @@ def test_a_size_that_an_operator_took_as_a_number() -> None:
     assert said.endswith(f"0.02 (perhaps because {warning})")
     assert diagnosis.with_place("output at batch=4: wrong", [warning]) == "output at batch=4: wrong"
     assert diagnosis.with_place("s is fixed at 2000", [warning]) == "s is fixed at 2000 by model.py:3"
+
+
+def test_a_crash_where_a_dimension_was_fixed() -> None:
+    """Mamba's package, whose loop over the sequence was unrolled."""
+    warning = "torch.export fixed sequence at 14 (mamba.py:260)"
+    said = diagnosis.with_place("compile (python) was ended by SIGABRT", ["mamba.py:3: other", warning])
+    assert said == f"compile (python) was ended by SIGABRT (perhaps because {warning})"
+    assert "whole tensors" in causes.remedy(said, "compile")
+    assert diagnosis.with_place("compile (python) was ended by SIGABRT", []).endswith("SIGABRT")
 
 
 def test_all_wrong_is_no_pattern() -> None:

@@ -83,7 +83,10 @@ CAUSES = (
     ),
     Cause(
         "dimension-baked",
-        (r"(?<!export )\b(?P<dim>\w+) is fixed at (?P<size>\d+)",),
+        (
+            r"(?<!export )\b(?P<dim>\w+) is fixed at (?P<size>\d+)",
+            r"was ended by SIG[\s\S]+torch\.export fixed (?P<dim>\w+) at (?P<size>\d+)",
+        ),
         "The artifact holds {dim} at {size}, perhaps because a loop or a number in Python followed the example",
         "write it with operations on whole tensors and sizes from x.shape, or ship a target that passes",
     ),
