@@ -86,7 +86,9 @@ class Shortage:
         """What works: a higher limit, a run of its own, another precision (`--targets` to bytes), another machine."""
         if not self.needed:
             higher = "raise --memory-limit, " if self.limit else ""
-            return f"{higher}free some memory, raise the container's limit, or use a larger machine"
+            return (
+                f"{higher}free some memory, raise the limit of the container where it has one, or use a larger machine"
+            )
         found = []
         if self.limit and self.limit < self.needed <= self.there:
             found.append(f"give --memory-limit {self.needed / GB:.1f}")
@@ -136,10 +138,14 @@ class Plan:
         sentence = _out_of_memory(record.reason)
         if record.status != "failed" or not sentence:
             return record
-        table, what = (EXPORTS, "the export to ") if record.stage == "export" else (SESSIONS, "a session of ")
-        found = self._shortage(f"{what}{record.name}", need(table, record.target, self.weights), record.name)
+        if record.stage == "prepare":
+            table, step, needed, key = OTHERS, "loading and capturing the model", 0, LOAD
+        else:
+            table, what = (EXPORTS, "the export to") if record.stage == "export" else (SESSIONS, "a session of")
+            step, needed, key = f"{what} {record.name}", need(table, record.target, self.weights), record.name
+        found = self._shortage(step, needed, key)
         raw = causes.shorten(record.reason.removeprefix(f"{sentence}: "))
-        alone = record.name if self.alone and record.target != EAGER else ""
+        alone = record.name if self.alone and needed and record.target != EAGER else ""
         if not found.sure and causes.ENDED in record.reason:
             reason = f"{PERHAPS}: {found.describe()}: {raw}"
             remedy = f"if nobody ended it on purpose: {found.remedies(alone)}"
@@ -148,13 +154,12 @@ class Plan:
             remedy = found.remedies(alone, self._smaller(record, table))
         return replace(record, reason=reason, remedy=remedy)
 
-    def explain_error(self, error: ExporterError, step: str, key: str) -> ExporterError:
-        """As `explain`, for what ended a step that all variants need."""
+    def explain_golden(self, error: ExporterError) -> ExporterError:
+        """As `explain`, for what ended the golden."""
         sentence = _out_of_memory(str(error))
         if not sentence:
             return error
-        needed = need(OTHERS, key, self.weights) if self.weights else 0
-        found = self._shortage(step, needed, key)
+        found = self._shortage("the golden", need(OTHERS, GOLDEN, self.weights), GOLDEN)
         said = sentence if found.sure or causes.ENDED not in str(error) else PERHAPS
         return JobError(f"{said}: {found.describe()}: {error}", found.remedies(), getattr(error, "log", ""))
 
@@ -164,7 +169,7 @@ class Plan:
 
     def _smaller(self, record: VariantRecord, table: Table) -> dict[str, int]:
         """Half precisions of the same target, and what the step needs in them."""
-        if record.target == EAGER:
+        if record.target == EAGER or record.stage == "prepare":
             return {}
         (variant,) = targets.parse(record.name)
         halves = [p for p in ("bf16", "fp16") if p in targets.get(record.target).precisions]

@@ -21,7 +21,6 @@ from exporter import (
     disk,
     environment,
     latency,
-    needs,
     proof,
     provenance,
     publishing,
@@ -109,10 +108,10 @@ class _Run:
             preparing, prepared = self._prepare()
         except UsageError:
             raise
-        except ExporterError as found:  # the model itself does not run: every row says so
-            error = self.turns.plan.explain_error(found, "loading and capturing the model", needs.LOAD)
+        except ExporterError as error:  # the model itself does not run: every row says so
             for variant in self.request.variants:
-                self.listener.done(self.draft.keep(_failed(self._begin(variant, "prepare"), "prepare", error)))
+                failed = _failed(self._begin(variant, "prepare"), "prepare", error)
+                self.listener.done(self.draft.keep(self.turns.plan.explain(failed)))
             return
         self.prepared = True
         self.turns.settle(prepared)
@@ -181,7 +180,7 @@ class _Run:
                 findings: Findings = child.wait(self.request.timeout)
         except ExporterError as error:
             disk.probe_space(self.staging.root)
-            raise self.turns.plan.explain_error(error, "the golden", needs.GOLDEN) from error
+            raise self.turns.plan.explain_golden(error) from error
         golden = GoldenRecord(
             bundle.record(self.golden),
             findings.cases,

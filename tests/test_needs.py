@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Run
+from conftest import Cli, Run
 
 from exporter import memory, needs, recheck
 from exporter.errors import JobError
 from exporter.listener import Listener
 from exporter.needs import GB, LOAD, Need, Plan, Shortage
-from exporter.records import Manifest
+from exporter.records import Manifest, VariantRecord
 from exporter.session.client import PythonSession
 
 
@@ -65,7 +68,10 @@ def test_who_killed_is_known_from_the_kernel_or_from_the_figures() -> None:
 def test_what_is_not_known_is_not_said() -> None:
     found = Shortage("loading", 0, 2 * 10**9, killed=True)
     assert found.describe() == "what loading needs is not known before, 2.0 GB were free"
-    assert found.remedies() == "free some memory, raise the container's limit, or use a larger machine"
+    assert (
+        found.remedies()
+        == "free some memory, raise the limit of the container where it has one, or use a larger machine"
+    )
     assert found.sure
 
 
@@ -75,8 +81,12 @@ def test_a_load_that_the_kernel_ended_says_what_was_free(monkeypatch: pytest.Mon
     monkeypatch.setattr(memory, "kills", lambda: next(counts))
     plan = Plan()
     plan.begin(LOAD)
-    found = plan.explain_error(JobError("load was ended by SIGKILL (out of memory?)"), "loading", LOAD)
-    assert str(found).startswith("The memory did not suffice: what loading needs is not known before, 2.0 GB were free")
+    ended = "The memory did not suffice: load was ended by SIGKILL (out of memory?)"
+    found = plan.explain(VariantRecord("trace", "trace", "failed", "prepare", reason=ended))
+    assert found.reason == (
+        "The memory did not suffice: what loading and capturing the model needs is not known before, 2.0 GB were free: "
+        "load was ended by SIGKILL (out of memory?)"
+    )
     assert "--memory-limit" not in found.remedy, "none was given"
 
 
@@ -153,3 +163,24 @@ def test_a_session_that_dies_while_it_is_timed_is_explained(run: Run, monkeypatc
     rows = {row.name: row for row in recheck_timed(place).variants}
     assert rows["trace"].status == "passed"
     assert "0.5 GB were free" in rows["export"].reason
+
+
+@pytest.mark.parametrize(("free", "beside"), [(90 * GB, 2), (1.0, 1)])
+def test_a_rebuild_takes_turns_by_what_is_free(
+    free: float, beside: int, run: Run, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, place = run("tiny:mlp", "trace,export")
+    monkeypatch.setattr(memory, "free", lambda: round(free))
+    at_work: list[int] = []
+    usual = memory.Room.take
+
+    @contextmanager
+    def take(room: memory.Room, size: int) -> Iterator[None]:
+        with usual(room, size):
+            at_work.append(len(room._taken))
+            time.sleep(0.5)
+            yield
+
+    monkeypatch.setattr(memory.Room, "take", take)
+    cli("check", place, "--rebuild", "-q")
+    assert min(max(at_work), 2) == beside
