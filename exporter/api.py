@@ -320,8 +320,8 @@ def open_artifact(
     """Load an artifact without its model's code.
 
     Its hash is compared first with every record that lies beside it (`SHA256SUMS`, `manifest.json`, `bom.cdx.json`,
-    `provenance.json`), beside a link as well as beside the file that it leads to. Any number of threads may call what
-    is returned.
+    `provenance.json`), beside a link as well as beside the file that it leads to; where there is none, the checksums
+    that an archive carries itself are. Any number of threads may call what is returned.
 
     Args:
         path: a `.pt`, `.pt2` or `.onnx` that exporter wrote, or a link to one.
@@ -345,6 +345,8 @@ def open_artifact(
     """
     found = beside.vouch(Path(path), verify, None if public_key is None else Path(public_key))
     file = found.path
+    if not found.recorded:
+        contracts.require_whole(file)
     contract = _read_contract(file, found.target, Path(path).suffix)
     where = device or contract.device
     if where.partition(":")[0] != contract.device:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -28,10 +28,14 @@ Told = dict[str, str]  # the hash of each file by its name
 
 @dataclass(frozen=True)
 class Vouched:
-    """An artifact's file behind all links, and the target that made it, where the manifest beside it says so."""
+    """An artifact's file behind all links, and the target that made it, where the manifest beside it says so.
+
+    `recorded` is whether any record has its hash.
+    """
 
     path: Path
     target: str = ""
+    recorded: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ def vouch(path: Path, verify: Verify = "if-present", public_key: Path | None = N
     if verify != "if-present" and not records.told:
         needed = f"one of {', '.join((sums.NAME, bundle.MANIFEST, bundle.PROVENANCE))} with its hash"
         raise AlteredError(f"{file} has no record beside it, and verify={verify!r} needs {needed}", STRANGE)
-    return Vouched(file, _target(records.manifest, file.name))
+    return Vouched(file, _target(records.manifest, file.name), bool(records.told))
 
 
 def _chain(path: Path) -> list[Path]:

@@ -118,6 +118,22 @@ def test_entries_that_cannot_be_read(
     assert torch.equal(outputs["pooled"], exporter.open_artifact(made_bundle / file)(**PAIR)["pooled"])
 
 
+@pytest.mark.parametrize("file", FILES[:3])
+def test_one_bit_of_an_archive_that_nothing_tells_of(made_bundle: Path, tmp_path: Path, file: str) -> None:
+    """In each member's data: torch would load it, and give other numbers."""
+    whole = (made_bundle / file).read_bytes()
+    with zipfile.ZipFile(made_bundle / file) as archive:
+        members = [info for info in archive.infolist() if info.file_size]
+    for info in members:
+        at = info.header_offset + zipfile.sizeFileHeader
+        extra = struct.unpack_from("<HH", whole, info.header_offset + 26)
+        data = bytearray(whole)
+        data[at + sum(extra) + info.file_size // 2] ^= 1
+        (tmp_path / file).write_bytes(data)
+        with pytest.raises(ArtifactError, match="the checksum of"):
+            exporter.open_artifact(tmp_path / file)
+
+
 def test_a_contract_that_inflates(made_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever its header says of its size, no more is read than the largest has."""
     monkeypatch.setattr(contract, "LARGEST", 1 << 20)
