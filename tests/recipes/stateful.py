@@ -10,7 +10,7 @@ def frames(batch: int = 1, samples: int = 24) -> torch.Tensor:
     return torch.randn(batch, samples)
 
 
-class Recipe:
+class _Recipe:
     """A recipe whose model is `model`, of frames of audio."""
 
     model: type[nn.Module]
@@ -35,11 +35,11 @@ class Context(nn.Module):
         return torch.sigmoid(self.conv(whole[:, None]))
 
 
-class conv_streaming(Recipe):
+class conv_streaming(_Recipe):
     model = Context
 
 
-class average(Recipe):
+class average(_Recipe):
     class model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -51,7 +51,7 @@ class average(Recipe):
             return y
 
 
-class lstm(Recipe):
+class lstm(_Recipe):
     class model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -69,7 +69,7 @@ class lstm(Recipe):
     inputs = staticmethod(lambda length=5: torch.randn(1, length, 4))
 
 
-class gru(Recipe):
+class gru(_Recipe):
     class model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -84,7 +84,7 @@ class gru(Recipe):
     inputs = staticmethod(lambda length=5: torch.randn(1, length, 4))
 
 
-class ring(Recipe):
+class ring(_Recipe):
     """A ring buffer with an index."""
 
     class model(nn.Module):
@@ -99,7 +99,7 @@ class ring(Recipe):
             return self.ring.mean() + x
 
 
-class counter(Recipe):
+class counter(_Recipe):
     class model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -110,7 +110,7 @@ class counter(Recipe):
             return x * self.count, self.count.clone()
 
 
-class cache(Recipe):
+class cache(_Recipe):
     """Keys and values in buffers, filled from a position on."""
 
     class model(nn.Module):
@@ -133,7 +133,7 @@ class cache(Recipe):
     inputs = staticmethod(lambda: torch.randn(1, 1, 8))
 
 
-class statistics(Recipe):
+class statistics(_Recipe):
     class model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -149,7 +149,7 @@ class statistics(Recipe):
     inputs = staticmethod(lambda batch=3: torch.randn(batch, 4))
 
 
-class of_batch(Recipe):
+class of_batch(_Recipe):
     """State that has the batch's size from the first call on."""
 
     class model(nn.Module):
@@ -168,7 +168,7 @@ class of_batch(Recipe):
     inputs = staticmethod(lambda batch=3: torch.randn(batch, 4))
 
 
-class reassigned(Recipe):
+class reassigned(_Recipe):
     class model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -184,7 +184,7 @@ class reassigned(Recipe):
     inputs = staticmethod(lambda batch=3: torch.randn(batch, 4))
 
 
-class in_a_list(Recipe):
+class in_a_list(_Recipe):
     class model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -200,7 +200,7 @@ class in_a_list(Recipe):
     inputs = staticmethod(lambda batch=3: torch.randn(batch, 4))
 
 
-class randomness(Recipe):
+class randomness(_Recipe):
     """Random numbers of its own, from a state in a buffer."""
 
     class model(nn.Module):
@@ -216,7 +216,7 @@ class randomness(Recipe):
     inputs = staticmethod(lambda batch=3: torch.randn(batch, 4))
 
 
-class nested(Recipe):
+class nested(_Recipe):
     class model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -226,7 +226,7 @@ class nested(Recipe):
             return self.second(self.first(x).flatten(0, 1).transpose(0, 1))
 
 
-class draws(Recipe):
+class draws(_Recipe):
     """Random numbers of torch's."""
 
     class model(nn.Module):
@@ -234,7 +234,7 @@ class draws(Recipe):
             return x + torch.randn_like(x)
 
 
-class counts_in_python(Recipe):
+class counts_in_python(_Recipe):
     class model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -245,7 +245,7 @@ class counts_in_python(Recipe):
             return x * self.calls
 
 
-class grows(Recipe):
+class grows(_Recipe):
     class model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -256,7 +256,7 @@ class grows(Recipe):
             return x + torch.stack(self.past).sum()
 
 
-class only_remembers(Recipe):
+class only_remembers(_Recipe):
     """What changes is read by nobody, or made again where it is missing."""
 
     class model(nn.Module):
@@ -274,7 +274,7 @@ class only_remembers(Recipe):
             return x * self.ramp
 
 
-class changes_a_parameter(Recipe):
+class changes_a_parameter(_Recipe):
     class model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -286,7 +286,7 @@ class changes_a_parameter(Recipe):
             return x * self.gain
 
 
-class answers_its_state(Recipe):
+class answers_its_state(_Recipe):
     """An output that is the state itself, which the next call changes in place."""
 
     class model(nn.Module):
@@ -299,7 +299,7 @@ class answers_its_state(Recipe):
             return self.sum
 
 
-class long_echo(Recipe):
+class long_echo(_Recipe):
     """A delay of more calls than are tried, in a plain attribute."""
 
     class model(nn.Module):
@@ -313,7 +313,7 @@ class long_echo(Recipe):
             return y
 
 
-class long_queue(Recipe):
+class long_queue(_Recipe):
     """A delay of more calls than are tried, handed on from place to place."""
 
     class model(nn.Module):
@@ -327,7 +327,7 @@ class long_queue(Recipe):
             return y
 
 
-class rare_event(Recipe):
+class rare_event(_Recipe):
     """A flag that no call of those tried raises."""
 
     class model(nn.Module):
@@ -340,7 +340,7 @@ class rare_event(Recipe):
             return torch.where(self.hit, -x, x)
 
 
-class keyed_by_tuple(Recipe):
+class keyed_by_tuple(_Recipe):
     class model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -351,7 +351,7 @@ class keyed_by_tuple(Recipe):
             return x + self.cache[0, "k"]
 
 
-class late_switch(Recipe):
+class late_switch(_Recipe):
     """A Python number that changes the outputs after more calls than are tried."""
 
     class model(nn.Module):
@@ -364,7 +364,7 @@ class late_switch(Recipe):
             return -x if self.calls > 20 else x + 0
 
 
-class averages_for_nobody(Recipe):
+class averages_for_nobody(_Recipe):
     class model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
