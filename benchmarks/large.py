@@ -149,7 +149,9 @@ def steps(
 
 
 def _say(**event: Any) -> None:
-    print(EVENT + json.dumps({"at": time.time(), **event}), flush=True)
+    """Tell whoever measures, from any thread: a line in one piece, which `print` would write in two."""
+    sys.stdout.write(f"{EVENT}{json.dumps({'at': time.time(), **event})}\n")
+    sys.stdout.flush()
 
 
 class _Speaker(Listener):

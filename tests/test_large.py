@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -80,3 +81,13 @@ def test_a_run_that_lacks_a_target_is_made_again() -> None:
     assert large.lacks(run, "trace,compile,onnx")
     assert large.lacks({**run, "failed": "stopped"}, "trace")
     assert not large.lacks(run, ""), "torch's own has no variants"
+
+
+def test_an_event_is_written_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that speak at once would else share a line."""
+    pieces: list[str] = []
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(write=pieces.append, flush=lambda: None))
+    large._say(variant="trace", stage="check")
+    (piece,) = pieces
+    assert piece.startswith(large.EVENT)
+    assert piece.endswith("\n")
