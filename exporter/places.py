@@ -28,6 +28,7 @@ _QUOTED = re.compile(r"\s*Original exception Traceback[\s\S]*")  # of another er
 _COMPILER = re.compile(r"\berror: ([^\n]+)")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _INTERPRETER = "The following operation failed in the TorchScript interpreter"
+_FRAME_FILE = re.compile(r'File "(/[^"]+)"')
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _MENTION = re.compile(r"([^\s()\[\]\"'=,]+\.py)[:(](\d+)")
 _NO_PLACE = re.compile(r"(?:Caused by: \(|registered at )\S+")  # cut off at the front; where an operator was defined
@@ -50,6 +51,18 @@ def message(error: BaseException) -> str:
     if compiler and "C++ compile error" in text:
         text = f"{text}: {compiler[1]}"
     return _ADDRESS.sub("", printable(" ".join(text.split())))[:MESSAGE]
+
+
+def portable(trace: str) -> str:
+    """A stack trace without the folders of this machine: files of packages from these on, others by their name."""
+    return _FRAME_FILE.sub(lambda match: f'File "{_short(match[1])}"', trace)
+
+
+def _short(file: str) -> str:
+    if package := _PACKAGE.match(file):
+        return file[package.end() :]
+    here = str(Path(__file__).parent.parent)
+    return file[len(here) + 1 :] if file.startswith(f"{here}/exporter/") else Path(file).name
 
 
 def printable(text: str) -> str:

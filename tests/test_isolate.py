@@ -85,7 +85,7 @@ def test_a_job_that_raises_what_cannot_be_sent(spawn) -> None:
         ("segfault", "the job was ended by SIGSEGV"),
         ("be_killed", r"the job was ended by SIGKILL \(out of memory\?\)"),
         ("exit_silently", "the job ended with exit code 3 and no result"),
-        ("exit_politely", "the job ended with exit code 70 and no result"),
+        ("exit_politely", r"the model's code ended the process: sys\.exit\('a model should not do this'\)"),
     ],
 )
 def test_a_job_that_ends_without_an_answer(spawn, function: str, message: str) -> None:

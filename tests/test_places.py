@@ -186,3 +186,14 @@ def test_torchscript_tells_the_line_of_the_model_that_it_was_made_from(tmp_path:
     assert places.message(caught.value).startswith("view size is not compatible")
     path, _, line = places.place(str(caught.value)).rpartition(":")
     assert "of a transposed tensor" in linecache.getline(path, int(line))
+
+
+def test_stack_traces_without_folders() -> None:
+    """As artifacts carry them: the same wherever they were made."""
+    here = Path(places.__file__)
+    trace = f'  File "/home/me/models/net.py", line 4, in forward\n    return x\n  File "{here}", line 1, in f\n'
+    trace += '  File "/usr/lib/python3/site-packages/torch/nn/modules/linear.py", line 134, in forward\n'
+    assert places.portable(trace) == (
+        '  File "net.py", line 4, in forward\n    return x\n  File "exporter/places.py", line 1, in f\n'
+        '  File "torch/nn/modules/linear.py", line 134, in forward\n'
+    )

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exporter import carrying, contract, operators
+from exporter import carrying, contract, operators, places
 from exporter.errors import ArtifactError, ExportError
 from exporter.serialization import to_json
 from exporter.targets import Exported, Loaded, Options
@@ -38,6 +38,10 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     exported = program.artifact
     ops = operators.of_exported(exported)
     promise = to_json(replace(program.contract, ops=ops))
+    for module in exported.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            if trace := node.meta.get("stack_trace"):
+                node.meta["stack_trace"] = places.portable(trace)
     torch.export.save(exported, path, extra_files={"contract.json": promise})
     return Exported(ops=ops)
 

@@ -160,6 +160,7 @@ def _by_dynamo(program: Program, exported: torch.export.ExportedProgram, options
     if made is None:
         raise ExportError("torch.onnx.export gave no program")
     _free_names(made.model.graph)
+    _leave_out_folders(made.model.graph)
     onnx_axes.name(made.model.graph, (*program.function.inputs, *program.function.outputs))
     return made
 
@@ -185,6 +186,14 @@ def _free_names(graph: Any) -> None:
         for value in node.outputs:
             if value.name in taken and id(value) not in ends:
                 value.name = f"{value.name}_inner"
+
+
+def _leave_out_folders(graph: Any) -> None:
+    """Name the files of stack traces without the folders of this machine."""
+    for node in graph.all_nodes():
+        for name, value in node.metadata_props.items():
+            if name.endswith("stack_trace"):
+                node.metadata_props[name] = places.portable(value)
 
 
 def _cause(error: BaseException) -> BaseException:
