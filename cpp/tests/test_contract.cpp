@@ -399,7 +399,7 @@ void judges_as_python_does(const std::string& table) {
       EXPECT_EQUAL(std::string(to_string(error.kind())), "artifact");
       verdict = "refused";
     }
-    if (verdict != one.at("verdict"))
+    if (verdict != one.at("verdict").get<std::string>())
       wrong += one.at("name").get<std::string>() + ": " + verdict + "; ";
   }
   EXPECT_EQUAL(wrong, "");
