@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import subprocess
 import sys
@@ -74,7 +75,9 @@ class Subject:
         torch.jit.save(traced, str(path), _extra_files={"contract.json": to_json(self.contract)})
         runner = environment.find_runner()
         assert runner is not None, "build exporter-run first: make cpp"
-        return subprocess.run([str(runner), "verify", str(path)], capture_output=True, check=False).returncode
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        words = [str(runner), "verify", str(path), "--sha256", digest]
+        return subprocess.run(words, capture_output=True, check=False).returncode
 
 
 def _without_grad(module: torch.nn.Module) -> Callable[[flattening.Tensors], flattening.Tensors]:
