@@ -22,7 +22,6 @@ STATE = "state."  # begins the name of an input or output that is state
 FP32 = "fp32"  # the usual precision: the model's own, with float32 that is float32
 PRECISIONS = (FP32, "tf32", "bf16", "fp16", "int8")
 DEVICES = ("cpu", "cuda")
-MAX_THREADS = 1024  # of one call; many more end the process
 # Bytes of an element, by torch's names of the dtypes that a contract may have.
 ITEM_BYTES = {
     "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "uint16": 2, "uint32": 4, "uint64": 8,

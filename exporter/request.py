@@ -10,8 +10,9 @@ from pathlib import Path
 from exporter import builds, targets
 from exporter.errors import UsageError
 from exporter.job import Job
+from exporter.limits import MAX_THREADS
 from exporter.recipes import Source
-from exporter.records import FP32, MAX_THREADS, Goal, Range
+from exporter.records import FP32, Goal, Range
 from exporter.serialization import LARGEST
 
 STATES = ("carry", "inputs")  # who keeps what a call leaves for the next: the artifact, or its caller

@@ -89,7 +89,7 @@ def _decode_record(kind: type, value: Any, where: str) -> Any:
 def _expect_schema(kind: type, value: dict[str, Any]) -> None:
     known = SCHEMAS.get(kind, (SCHEMA,))
     if "schema" not in value and any(field.name == "schema" for field in dataclasses.fields(kind)):
-        raise ArtifactError("no schema is given", "use the exporter release that wrote it")
+        raise ArtifactError("no schema is given")
     if value.get("schema", known[-1]) not in known:
         only = " and ".join(map(str, known))
         raise ArtifactError(

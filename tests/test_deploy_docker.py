@@ -57,7 +57,8 @@ def test_onnxruntime(bundle: Path, tmp_path: Path) -> None:
     steps = deploy(bundle, tmp_path / "context", "onnxruntime", "onnx")
     version = environment.version("onnxruntime-gpu") or environment.version("onnxruntime")
     assert steps[0] == ("FROM", f"python:{sys.version_info[0]}.{sys.version_info[1]}-slim")
-    assert steps[1] == ("RUN", f"pip install --no-cache-dir onnxruntime=={version} numpy=={np.__version__}")
+    assert steps[1] == ("ENV", "ORT_DISABLE_TELEMETRY=1")
+    assert steps[2] == ("RUN", f"pip install --no-cache-dir onnxruntime=={version} numpy=={np.__version__}")
     assert ("RUN", '["python", "check.py"]') in steps
 
 

@@ -306,7 +306,8 @@ def test_inputs_that_is_no_function() -> None:
 def test_from_memory(tmp_path: Path, inputs: Any) -> None:
     import cloudpickle
 
-    torch.save((torch.nn.Linear(4, 2), inputs, None), tmp_path / "m.pt", pickle_module=cloudpickle)
+    own = {"inputs": inputs, "sizes": None, "samples": None, "metric": None}
+    torch.save((torch.nn.Linear(4, 2), own), tmp_path / "m.pt", pickle_module=cloudpickle)
     recipe = recipes.load(Source("memory", str(tmp_path / "m.pt"), "linear"))
     assert isinstance(recipe.load("auto"), torch.nn.Linear)
     assert recipe.inputs()["x"].shape == (2, 4)
