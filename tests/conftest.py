@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -23,6 +24,7 @@ from exporter.serialization import to_json
 
 RECIPES = Path(__file__).parent / "recipes"
 NATIVE = environment.find_runner() is not None
+TEMPORARY = os.environ.get("TMPDIR", "/tmp")
 # Files that take longest, which go first: workers that share the others out end at about the same time then.
 LONGEST = ("fuzz", "coverage", "planted_defects", "pipeline", "release_cluster", "precision", "release")
 
@@ -57,7 +59,10 @@ def _no_outside_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:
     """One zygote for all tests: importing torch costs seconds."""
-    with Zygote(None, () if environment.gpus() else EXPORTING) as shared:
+    with contextlib.ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TMPDIR", TEMPORARY)  # not that of the test that comes first, which goes away
+            shared = stack.enter_context(Zygote(None, () if environment.gpus() else EXPORTING))
         yield shared
 
 
