@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -64,7 +65,8 @@ def main() -> None:
             found[key] = _measure([*command, "--timeout", str(arguments.timeout)])
             print(f"{key}: {found[key]['peak_gb']:.2f} GB, {found[key]['seconds']:.0f} s {found[key]['failed']}")
             arguments.out.mkdir(parents=True, exist_ok=True)
-            write_atomic(raw, json.dumps(found, indent=1) + "\n")
+            runs = ",\n".join(f"{json.dumps(key)}: {json.dumps(run)}" for key, run in found.items())
+            write_atomic(raw, "{" + runs + "}\n")
     table, kept_promises = render(found)
     (arguments.out / "large.md").write_text(table)
     print(table)
@@ -104,7 +106,9 @@ def _measure(words: Sequence[str]) -> dict[str, Any]:
             sampler.stop()
     events = [json.loads(line.removeprefix(EVENT)) for line in said.splitlines() if line.startswith(EVENT)]
     failed = "; ".join(event["failed"] for event in events if event.get("failed"))
-    if process.returncode and not failed:
+    if process.returncode < 0 and not failed:
+        failed = f"ended by {signal.Signals(-process.returncode).name}, perhaps for want of memory"
+    elif process.returncode and not failed:
         failed = said.strip().splitlines()[-1] if said.strip() else f"exit code {process.returncode}"
     ended = time.time() - started
     return {
@@ -230,7 +234,7 @@ def render(found: Mapping[str, Any]) -> tuple[str, bool]:
     rows.append(
         [
             "torch's own compile",
-            *(f"{b['peak_gb']:.2f}" if b else "" for b in bare),
+            *(f"{b['peak_gb']:.2f}{', then killed' if b['failed'] else ''}" if b else "" for b in bare),
             *(f"{b['seconds']:.0f}" if b else "" for b in bare),
         ]
     )
@@ -283,9 +287,9 @@ def _claims(
     yield "all but the export to compile", _beside_compile(run), FACTOR * run["weights_gb"] + FIXED_GB
     judged, how = (ordered, ", in order") if ordered else (run, "")
     compiling = judged["steps"].get("export compile")
-    if compiling and bare and not bare["failed"]:
-        what = f"the export to compile{how}, against torch's own"
-        yield what, compiling["peak_gb"], MARGIN * bare["peak_gb"]
+    if compiling and bare:
+        own = f"torch's own, which was {bare['failed']} there" if bare["failed"] else "torch's own"
+        yield f"the export to compile{how}, against {own}", compiling["peak_gb"], MARGIN * bare["peak_gb"]
 
 
 def _beside_compile(run: Mapping[str, Any]) -> float:

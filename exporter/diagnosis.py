@@ -16,6 +16,7 @@ _FIXED = re.compile(r"torch\.export fixed .+ at \d+(?: \(.+\))?")
 _ASKED = re.compile(r"torch\.export takes (\S+) only as ")
 VALUES = "depends on values"
 NOT_CARRIED = "the state is not carried"
+UNRECORDED = "no trace and no graph records"
 KINDS = ("boolean", "Python number", "Python float")  # that a tensor became, the likeliest first
 UNSTEADY = "eager gives other values at a second run"
 
@@ -104,12 +105,16 @@ def with_place(reason: str, warnings: Iterable[str]) -> str:
     if named != reason:
         return named
     warned = [(place, message) for place, colon, message in (w.partition(": ") for w in warnings) if colon]
+    unrecorded = _not_recorded(warned)
+    if VALUES in reason and "; state." in reason and unrecorded.startswith(UNRECORDED):
+        return f"{reason} (perhaps because {unrecorded})"
     if VALUES in reason and (branch := _branch(warned)):
         return reason.replace(VALUES, f"branch {VALUES} ({branch})", 1)
-    if " is fixed at " in reason and warned:
-        return f"{reason} (perhaps by {', '.join(list(dict.fromkeys(place for place, _ in warned))[:2])})"
-    if NOT_CARRIED in reason and (why := _not_recorded(warned)):
-        return reason.replace(NOT_CARRIED, f"{NOT_CARRIED}, perhaps because {why}", 1)
+    fixing = [place for place, message in warned if message != unseen.SAID]
+    if " is fixed at " in reason and fixing:
+        return f"{reason} (perhaps by {', '.join(list(dict.fromkeys(fixing))[:2])})"
+    if NOT_CARRIED in reason and unrecorded:
+        return reason.replace(NOT_CARRIED, f"{NOT_CARRIED}, perhaps because {unrecorded}", 1)
     if " was ended by SIG" in reason and (fixed := [w for w in warnings if _FIXED.fullmatch(w)]):
         return f"{reason} (perhaps because {fixed[0]})"
     return _asked(reason, warnings)
@@ -118,7 +123,7 @@ def with_place(reason: str, warnings: Iterable[str]) -> str:
 def _not_recorded(warned: Sequence[tuple[str, str]]) -> str:
     """What a trace does not record of a call that changes state, with its line."""
     if place := next((place for place, message in warned if message == unseen.SAID), ""):
-        return f"no trace records what is written through .data ({place})"
+        return f"{UNRECORDED} what is written through .data ({place})"
     place = _branch(warned, (*KINDS, "Python integer", "Python index"))
     return f"the trace holds a number that it took from a tensor ({place})" if place else ""
 

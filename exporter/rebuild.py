@@ -28,7 +28,8 @@ AGAIN = "export again, and `exporter compare` the two"
 # Of a manifest: what is measured or told of one run, and hashes of files that are compared themselves.
 MEASURED = frozenset((
     "command", "created", "environment", "exporter", "reproduce", "lifecycle", "load_s", "first_call_ms",
-    "cached_call_ms", "peak_rss_mb", "gpu_mb", "timings", "sweep", "samples", "notes", "warnings", "bytes", "sha256",
+    "cached_call_ms", "peak_rss_mb", "gpu_mb", "timings", "sweep", "machine", "samples", "notes", "warnings", "bytes",
+    "sha256",
 ))  # fmt: skip
 DERIVED = {
     sums.NAME: "derived: the hashes of the other files",

@@ -257,7 +257,7 @@ class _Search:
             if path in self.held.initial:
                 snapshot.put(self.module, path, self.held.value(path))
             else:
-                snapshot.put(self.module, path, None)
+                snapshot.remove(self.module, path)
 
     def _always_changes(self, path: Place) -> bool:
         """Whether no call leaves what the call before left."""

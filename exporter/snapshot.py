@@ -165,20 +165,20 @@ def equal(one: Any, other: Any) -> bool:
 
 
 def leaves(module: torch.nn.Module) -> Iterator[tuple[Place, Any]]:
-    """Every tensor and every plain value that hangs on a module, with its path; what hangs twice, once."""
+    """Every tensor and every plain value that hangs on a module, with its path; an object that hangs twice, once.
+
+    A tensor has all its places: `deque([zeros] * 3)` holds one three times, till the first call puts another there.
+    """
     yield from _leaves(module, (), set())
 
 
 def _leaves(value: Any, path: Place, seen: set[int]) -> Iterator[tuple[Place, Any]]:
-    if isinstance(value, _SCALARS):
+    if isinstance(value, (*_SCALARS, torch.Tensor)):
         yield path, value
         return
     if id(value) in seen:
         return
     seen.add(id(value))
-    if isinstance(value, torch.Tensor):
-        yield path, value
-        return
     for step, held in _held(value):
         yield from _leaves(held, (*path, step), seen)
 
@@ -282,7 +282,7 @@ def copied(module: torch.nn.Module, device: str) -> torch.nn.Module:
     """A copy of a module on a device, with every tensor that hangs on it, wherever; what is one tensor stays one."""
     memo: dict[int, Any] = {}
     for _, value in leaves(module):
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor) and id(value) not in memo:
             moved = value.detach().to(device, copy=True)
             memo[id(value)] = torch.nn.Parameter(moved, False) if isinstance(value, torch.nn.Parameter) else moved
     return copy.deepcopy(module, memo).to(device)

@@ -98,7 +98,8 @@ class StatefulModule(FlatModule):
 @contextlib.contextmanager
 def holding(module: torch.nn.Module, state: State, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     """The model with this state in it; afterwards with what it held before, in the very objects that it was."""
-    given = [*zip(state.paths, (t.clone() for t in tensors), strict=True), *state.settled]
+    plain = [(path, _moved(value, tensors)) for path, value in state.settled]
+    given = [*zip(state.paths, (t.clone() for t in tensors), strict=True), *plain]
     kept = _Kept(module, [path for path, _ in given] + list(state.dropped))
     try:
         for path in state.dropped:
@@ -111,6 +112,11 @@ def holding(module: torch.nn.Module, state: State, tensors: Sequence[torch.Tenso
         yield
     finally:
         kept.put_back()
+
+
+def _moved(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    """A plain value, or the device of the state where it is a device: the search may have been on another one."""
+    return tensors[0].device if isinstance(value, torch.device) and tensors else value
 
 
 class _Kept:

@@ -26,6 +26,7 @@ from exporter import (
     samples,
     sequences,
     targets,
+    unseen,
     values,
     widening,
 )
@@ -353,10 +354,18 @@ def export_variant(
     if prepared.ops:
         _ = program.module  # the model's code registers the operators, and says what their outputs are like
     exported = route.export(program, path, job.options)
+    exported = replace(exported, warnings=(*exported.warnings, *_unseen(program)))
     loading = program.loading_s + sum(entry.loading_s for entry in program.entries.values())
     seconds = time.perf_counter() - started - loading
     used = program.used_capture or any(entry.used_capture for entry in program.entries.values())
     return exported, seconds + (prepared.capture_s if used else 0.0)
+
+
+def _unseen(program: capture.Program) -> tuple[str, ...]:
+    """Lines that change a state without the artifact's knowing."""
+    if program.contract.state is None:
+        return ()
+    return tuple(f"{line}: {unseen.SAID}" for line in unseen.writes(type(m) for m in program.module.modules()))
 
 
 def serve_live(channel: socket.socket, job: Job, prepared: Prepared, target: str, golden_path: str) -> None:

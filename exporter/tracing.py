@@ -1,4 +1,4 @@
-"""Numbers in place of flags, where torch.jit.trace has no words for a flag."""
+"""Numbers and tensors in place of flags, where torch.jit.trace has no words for a flag."""
 
 from __future__ import annotations
 
@@ -14,12 +14,32 @@ _FILLING = frozenset((
     torch.Tensor.fill_, torch.Tensor.masked_fill_, torch.Tensor.masked_fill, torch.Tensor.index_fill_,
     torch.Tensor.index_fill, torch.Tensor.new_full, torch.Tensor.eq, torch.Tensor.__eq__, torch.Tensor.ne,
     torch.Tensor.__ne__, torch.fill_, torch.fill, torch.masked_fill, torch.index_fill, torch.full_like, torch.eq,
-    torch.ne,
+    torch.ne, torch.scatter, torch.Tensor.scatter, torch.Tensor.scatter_, torch.Tensor.gt, torch.Tensor.__gt__,
+    torch.Tensor.ge, torch.Tensor.__ge__, torch.Tensor.lt, torch.Tensor.__lt__, torch.Tensor.le, torch.Tensor.__le__,
+    torch.gt, torch.ge, torch.lt, torch.le,
 ))  # fmt: skip
+# Functions of a flag that take a tensor of one flag for it, with the same dtype of the result.
+_OF_FLAGS = frozenset((
+    torch.where, torch.Tensor.where, torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor, torch.Tensor.bitwise_and,
+    torch.Tensor.bitwise_or, torch.Tensor.bitwise_xor, torch.Tensor.__and__, torch.Tensor.__or__, torch.Tensor.__xor__,
+    torch.Tensor.__iand__, torch.Tensor.__ior__, torch.Tensor.__ixor__,
+))  # fmt: skip
+# Arithmetic, and what it is among flags: freezing makes a number of a tensor of one flag there, and that a flag again.
+_LOGICAL = {
+    torch.add: torch.logical_or,
+    torch.Tensor.add: torch.logical_or,
+    torch.Tensor.add_: torch.Tensor.logical_or_,
+    torch.mul: torch.logical_and,
+    torch.Tensor.mul: torch.logical_and,
+    torch.Tensor.mul_: torch.Tensor.logical_and_,
+}
 
 
 class NumbersForFlags(TorchFunctionMode):
-    """`started.fill_(True)` as `started.fill_(1)`: the trace of the former ends in an internal error of torch's."""
+    """`started.fill_(True)` as `started.fill_(1)`: the trace of the former ends in an internal error of torch's.
+
+    Likewise `torch.full(size, True)`, and `torch.where(condition, x, False)` with a tensor of one flag.
+    """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
@@ -28,8 +48,28 @@ class NumbersForFlags(TorchFunctionMode):
         if func in _FILLING:
             args = tuple(map(_number, args))
             named = {name: _number(one) if name in _GIVEN else one for name, one in named.items()}
+        elif func is torch.full:
+            args, named = _full(args, named)
+        elif func in _OF_FLAGS:
+            args, named = tuple(map(_tensor, args)), {name: _tensor(one) for name, one in named.items()}
+        elif func in _LOGICAL and len(args) > 1 and isinstance(args[1], bool):
+            if args[0].dtype is torch.bool:
+                return _LOGICAL[func](args[0], _tensor(args[1]))
+            args = (args[0], int(args[1]), *args[2:])
         return func(*args, **named)
 
 
 def _number(value: Any) -> Any:
     return int(value) if isinstance(value, bool) else value
+
+
+def _tensor(value: Any) -> Any:
+    return torch.full((), int(value), dtype=torch.bool) if isinstance(value, bool) else value
+
+
+def _full(args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of `torch.full` with a number, and the dtype that a flag would have chosen."""
+    value = args[1] if len(args) > 1 else named.get("fill_value")
+    if not isinstance(value, bool):
+        return args, dict(named)
+    return args[:1], {**named, "fill_value": int(value), "dtype": named.get("dtype") or torch.bool}

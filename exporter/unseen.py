@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from exporter import places
 
-SAID = ".data is written, which no trace records"
+SAID = ".data is written, which no trace and no graph records"
 
 
 def writes(classes: Iterable[type]) -> list[str]:
@@ -22,9 +22,15 @@ def writes(classes: Iterable[type]) -> list[str]:
         except (TypeError, OSError, SyntaxError, ValueError, RecursionError):
             continue
         if not places.of_library(f"{file}:1"):
-            bodies = (n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == one.__name__)
+            bodies = (n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and _is_of(n, one))
             found |= dict.fromkeys(places.shown(file, line) for body in bodies for line in _lines(body))
     return list(found)
+
+
+def _is_of(body: ast.ClassDef, one: type) -> bool:
+    """Whether this is the class's own source, which another of its name may stand beside."""
+    firsts = [f.__code__.co_firstlineno for f in vars(one).values() if inspect.isfunction(f)]
+    return body.name == one.__name__ and all(body.lineno <= first <= (body.end_lineno or 0) for first in firsts)
 
 
 def _lines(body: ast.ClassDef) -> Iterator[int]:

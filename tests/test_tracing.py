@@ -30,6 +30,16 @@ class Flagged(nn.Module):
         lambda flag: torch.full_like(flag, fill_value=True),
         lambda flag: flag.new_full((3,), True),
         lambda flag: flag == False,  # noqa: E712
+        lambda flag: flag >= True,
+        lambda flag: flag.scatter(0, flag.long(), True),
+        lambda flag: torch.where(flag, flag, True),
+        lambda flag: torch.where(flag, False, True),
+        lambda flag: torch.full((3,), True),
+        lambda flag: torch.full(size=(3,), fill_value=True, dtype=torch.bool),
+        lambda flag: flag + True,
+        lambda flag: flag.mul_(False),
+        lambda flag: flag & True,
+        lambda flag: flag ^ True,
     ],
 )
 def test_a_flag_may_stand_for_a_number(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -37,6 +47,27 @@ def test_a_flag_may_stand_for_a_number(change: Callable[[torch.Tensor], torch.Te
     with torch.no_grad(), NumbersForFlags():
         traced = torch.jit.freeze(torch.jit.trace(model, -x, check_trace=False).eval())
     assert torch.equal(traced(x), model(x))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x + True,
+        lambda x: True * x.long(),
+        lambda x: torch.where(x > 0, x.int(), True),
+        lambda x: torch.where(x > 0, x, other=False),
+        lambda x: torch.full((2,), True, dtype=torch.float16),
+    ],
+)
+def test_what_a_flag_gives_with_numbers_keeps_its_dtype(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    class Changing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return change(x)
+
+    x = torch.tensor([1.5, -1.0, 3.0])
+    with torch.no_grad(), NumbersForFlags():
+        traced = torch.jit.freeze(torch.jit.trace(Changing().eval(), -x, check_trace=False).eval())
+    torch.testing.assert_close(traced(x), change(x), rtol=0, atol=0)
 
 
 def test_the_trace_of_a_flag_needs_it() -> None:

@@ -40,7 +40,7 @@ def test_lines_are_of_writes_alone() -> None:
 @pytest.mark.parametrize(
     ("warning", "why"),
     [
-        (f"net.py:7: {unseen.SAID}", "no trace records what is written through .data (net.py:7)"),
+        (f"net.py:7: {unseen.SAID}", "no trace and no graph records what is written through .data (net.py:7)"),
         (
             "net.py:7: Converting a tensor to a Python integer might cause the trace to be incorrect",
             "the trace holds a number that it took from a tensor (net.py:7)",
@@ -52,3 +52,9 @@ def test_why_a_trace_does_not_carry_a_state(warning: str, why: str) -> None:
     said = diagnosis.with_place(reason, [warning])
     assert said == f"{diagnosis.NOT_CARRIED}, perhaps because {why}: right at the first call, wrong at batch=2 step 2"
     assert diagnosis.with_place(reason, []) == reason
+
+
+def test_why_an_output_does_not_give_the_state() -> None:
+    reason = "depends on values: wrong at batch=2, right at batch=2 zeros; state.s at batch=2 step 8: 0 where …"
+    said = diagnosis.with_place(reason, [f"net.py:7: {unseen.SAID}"])
+    assert said == f"{reason} (perhaps because no trace and no graph records what is written through .data (net.py:7))"

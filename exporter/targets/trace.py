@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter import carrying, contract, entries, operators, quantization, torchscript, unseen
+from exporter import carrying, contract, entries, operators, quantization, torchscript
 from exporter.records import PRECISIONS
 from exporter.serialization import to_json
 from exporter.targets import Exported, Loaded, Options
@@ -47,14 +47,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         ops = operators.of_script(frozen)
         promise = to_json(replace(taken, ops=ops))
         torch.jit.save(frozen, str(path), _extra_files={"contract.json": promise})
-    return Exported(notes, (*torchscript.tracer_warnings(caught), *_unseen(program)), ops=ops, whole=whole)
-
-
-def _unseen(program: Program) -> tuple[str, ...]:
-    """Lines that change a state without the trace's knowing."""
-    if program.contract.state is None:
-        return ()
-    return tuple(f"{line}: {unseen.SAID}" for line in unseen.writes(type(m) for m in program.module.modules()))
+    return Exported(notes, torchscript.tracer_warnings(caught), ops=ops, whole=whole)
 
 
 def _is_right_outside(program: Program, module: torch.nn.Module, traced: torch.jit.ScriptModule) -> bool:
