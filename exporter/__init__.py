@@ -1,7 +1,7 @@
 """Which artifact of this PyTorch model should I ship, and is it right?
 
-`export` makes a bundle of artifacts with their proof; `open_artifact` runs one of them. Importing this imports no
-torch.
+`export` makes a bundle of artifacts with their proof; `open_artifact` runs one of them; what goes wrong is an
+`ExporterError`, with a cause and a remedy. Importing this imports no torch.
 
 It sets ORT_DISABLE_TELEMETRY, where that is not set: onnxruntime reads it when it is imported, and no call later stops
 what it sends.
@@ -13,12 +13,14 @@ import os
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Artifact", "Bundle", "Recipe", "export", "open_artifact"]
+__all__ = ["Artifact", "Bundle", "ExporterError", "Recipe", "export", "open_artifact"]
+_ROOMS = {"ExporterError": "exporter.errors", "Recipe": "exporter.recipes"}  # of what is not in exporter.api
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
     from exporter.api import Artifact, Bundle, export, open_artifact
+    from exporter.errors import ExporterError
     from exporter.recipes import Recipe
 
 
@@ -32,4 +34,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module("exporter.recipes" if name == "Recipe" else "exporter.api"), name)
+    return getattr(importlib.import_module(_ROOMS.get(name, "exporter.api")), name)

@@ -168,6 +168,9 @@ class _Known:
         length, bins = _first(self.audio, "max_length"), _first(self.audio, "num_mel_bins")
         if length and bins:
             return lambda batch: torch.randn(batch, length, bins)
+        if _first(self.config, "upsampling_ratios", "downsampling_ratios"):  # a codec's, as EnCodec's, Mimi's and DAC's
+            channels = _first(self.config, "audio_channels") or 1
+            return lambda batch, samples: torch.randn(batch, channels, samples)
         return None
 
     def _features(self) -> Maker | None:
