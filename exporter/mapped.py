@@ -1,6 +1,6 @@
-"""Saved programs whose weights are mapped from the file, not read: processes share them, and the kernel may drop them.
+"""Saved programs, read so that a call may write to their buffers, and their weights mapped where that is asked for.
 
-What writes to such a weight has a copy of the pages that it wrote to.
+Mapped weights are shared by processes, and the kernel may drop them. What writes to one has a copy of those pages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,20 @@ from torch.export.pt2_archive import _package
 def load(file: Path) -> torch.export.ExportedProgram:
     """torch.export.load with mapped weights; as torch itself does it where its reader has another form."""
     with _mapping(file):
-        return torch.export.load(file)
+        return read(file)
+
+
+def read(file: Path) -> torch.export.ExportedProgram:
+    """torch.export.load, with buffers in memory of their own.
+
+    torch 2.11 gives tensors that are views of `bytes`. A call that writes to such a buffer changes what Python holds
+    for constant: of one byte there is a single object in a process, and no file can be read after that was written to.
+    """
+    program = torch.export.load(file)
+    for held in (program.state_dict, program.constants):
+        for name in held.keys() & set(program.graph_signature.buffers):
+            held[name] = held[name].clone()
+    return program
 
 
 class _Mapped:

@@ -25,7 +25,7 @@ _OF_FLAGS = frozenset((
     torch.Tensor.__iand__, torch.Tensor.__ior__, torch.Tensor.__ixor__,
 ))  # fmt: skip
 # Arithmetic, and what it is among flags: freezing makes a number of a tensor of one flag there, and that a flag again.
-_LOGICAL = {
+_LOGICAL: Mapping[Callable[..., Any], Callable[..., torch.Tensor]] = {
     torch.add: torch.logical_or,
     torch.Tensor.add: torch.logical_or,
     torch.Tensor.add_: torch.Tensor.logical_or_,

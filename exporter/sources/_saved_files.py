@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from exporter import mapped
 from exporter.errors import RecipeError
 
 EXPORTED, SCRIPTED = "ExportedProgram", "TorchScript"
@@ -101,7 +102,7 @@ def load_exported(path: Path) -> torch.export.ExportedProgram:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)  # torch's own reading
-            return torch.export.load(path)
+            return mapped.read(path)
     except Exception as error:  # a broken archive raises many things
         raise RecipeError(
             f"torch.export.load cannot read {path}: {_cause(error)}", "load it with the torch that saved it"

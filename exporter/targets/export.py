@@ -50,8 +50,10 @@ def load(path: Path, options: Options) -> Loaded:
     """The program's graph, run op by op."""
     import torch
 
+    from exporter import mapped
+
     try:
-        exported = torch.export.load(path)
+        exported = mapped.read(path)
         module = exported.module()
     except Exception as error:  # a broken archive raises many things
         raise ArtifactError(f"{path} is not an exported program: {error}", "export it again") from error

@@ -1,0 +1,44 @@
+"""Saved programs as they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from exporter import mapped
+
+Load = Callable[[Path], torch.export.ExportedProgram]
+
+
+class Flagged(nn.Module):
+    """Says whether it was called before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("called", torch.zeros((), dtype=torch.bool))
+        self.register_buffer("count", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.where(self.called, x, -x) + self.count
+        self.called.fill_(True)
+        self.count.add_(1)
+        return y
+
+
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")
+@pytest.mark.parametrize("load", [mapped.read, mapped.load])
+def test_a_buffer_is_written_to_where_nothing_else_lies(load: Load, tmp_path: Path) -> None:
+    file, x = tmp_path / "flagged.pt2", torch.ones(4)
+    torch.export.save(torch.export.export(Flagged(), (x,)), file)
+    before = file.read_bytes()
+    program = load(file)
+    assert all(buffer.untyped_storage().resizable() for buffer in program.state_dict.values())
+    module = program.module()
+    assert [module(x)[0].item() for _ in range(3)] == [-1, 2, 3]
+    assert (bytes(1)[0], bytes([1])[0]) == (0, 1)  # of which Python has one each
+    assert file.read_bytes() == before
+    assert load(file).module()(x)[0] == -1
