@@ -1,8 +1,11 @@
-"""Numbers and tensors in place of flags, where torch.jit.trace has no words for a flag."""
+"""Numbers and tensors in place of flags, where torch.jit.trace has no words for a flag; and what a trace warns of."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -57,6 +60,24 @@ class NumbersForFlags(TorchFunctionMode):
                 return _LOGICAL[func](args[0], _tensor(args[1]))
             args = (args[0], int(args[1]), *args[2:])
         return func(*args, **named)
+
+
+@contextlib.contextmanager
+def warned() -> Iterator[list[warnings.WarningMessage]]:
+    """Warnings meanwhile, those that NumbersForFlags stands behind at the line that called for it."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+
+        def keep(message: Any, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
+            frame = sys._getframe(1) if filename == __file__ else None
+            while frame and frame.f_code.co_filename in (__file__, warnings.__file__):
+                frame = frame.f_back
+            place = (frame.f_code.co_filename, frame.f_lineno) if frame else (filename, lineno)
+            caught.append(warnings.WarningMessage(message, category, *place))
+
+        patched: Any = warnings
+        patched.showwarning = keep
+        yield caught
 
 
 def _number(value: Any) -> Any:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import linecache
+import warnings
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
+from torch.jit._trace import TracerWarning
 
-from exporter.tracing import NumbersForFlags
+from exporter.tracing import NumbersForFlags, warned
 
 
 class Flagged(nn.Module):
@@ -68,6 +71,21 @@ def test_what_a_flag_gives_with_numbers_keeps_its_dtype(change: Callable[[torch.
     with torch.no_grad(), NumbersForFlags():
         traced = torch.jit.freeze(torch.jit.trace(Changing().eval(), -x, check_trace=False).eval())
     torch.testing.assert_close(traced(x), change(x), rtol=0, atol=0)
+
+
+class Branching(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.sum() > 0 else x - int(x.max())  # here
+
+
+def test_a_warning_has_the_model_s_line() -> None:
+    with torch.no_grad(), warned() as caught, NumbersForFlags():
+        torch.jit.trace(Branching().eval(), -torch.ones(3), check_trace=False)
+        warnings.warn("another", UserWarning, stacklevel=1)
+    lines = [linecache.getline(w.filename, w.lineno) for w in caught if issubclass(w.category, TracerWarning)]
+    assert len(lines) >= 2
+    assert all("# here" in line for line in lines)
+    assert (caught[-1].filename, str(caught[-1].message)) == (__file__, "another")
 
 
 def test_the_trace_of_a_flag_needs_it() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -34,8 +33,9 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     """Trace the eager module at the capture sizes. Branches and Python numbers are baked in: the golden tells."""
     import torch
 
-    with warnings.catch_warnings(record=True) as caught, torch.no_grad():
-        warnings.simplefilter("always")
+    from exporter.tracing import warned
+
+    with warned() as caught, torch.no_grad():
         module, notes = _module(program, options)
         parts = {size: _trace(entry, module) for size, entry in program.entries.items()}
         traced = entries.script_module(parts, program.function) if parts else _trace(program, module)
