@@ -376,3 +376,9 @@ def test_the_worst_is_told() -> None:
     told = conclude("a", findings)  # type: ignore[arg-type]
     assert told == Difference("a", "differs", "member 0; member 1; member 2; 2 more")
     assert conclude("a", []).status == "known places"
+
+
+def test_what_the_machine_did_meanwhile_is_no_difference() -> None:
+    found = conclude("manifest.json", records({"machine": {"cpus": 2}}, {"machine": None}, rebuild.MEASURED))
+    assert found.status == "known places"
+    assert conclude("manifest.json", records({"x": 1}, {"x": None}, rebuild.MEASURED)).status == "differs"

@@ -49,6 +49,8 @@ def found(recipe: Any) -> tuple[nn.Module, flattening.FlatInputs, Snapshot, Stat
         (stateful.of_batch, ("state.h",), [0.0]),  # None before the first call
         (stateful.reassigned, ("state.state",), [0.5]),
         (stateful.in_a_list, ("state.past.0", "state.past.1"), [0.0, 0.0]),
+        (stateful.in_one_tensor_thrice, ("state.past.1", "state.past.2"), [0.0, 0.0]),
+        (stateful.made_at_the_first_call, ("state.cache",), [0.0]),
         (stateful.randomness, ("state.seed",), [12345]),
         (stateful.nested, ("state.first.context", "state.second.mean", "state.second.square"), [0.0, 0.0, 1.0]),
         (stateful.answers_its_state, ("state.sum",), [0.0]),
@@ -63,6 +65,15 @@ def test_state_is_found_wherever_it_is_kept(recipe: Any, names: tuple[str, ...],
     assert kept is not None
     assert kept.names == names
     assert [tensor.unique().tolist() for tensor in kept.initial] == [[value] for value in initial]
+
+
+def test_a_device_that_the_first_call_notes_is_that_of_the_state() -> None:
+    model, _, _, kept = found(stateful.made_at_the_first_call)
+    assert kept is not None
+    moved = tuple(tensor.to("meta") for tensor in kept.initial)
+    with state.holding(model, kept, moved):
+        assert model.device == torch.device("meta")
+    assert not hasattr(model, "device")
 
 
 def test_a_model_without_state_has_none_and_one_that_draws_has_none_to_carry() -> None:

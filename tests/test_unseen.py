@@ -31,6 +31,23 @@ class Reads(nn.Module):
         return x.data.sum() + x.data
 
 
+def _namesake() -> type[nn.Module]:
+    class Writes(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.data + 1
+
+    return Writes
+
+
+def test_a_namesake_s_lines_are_not_a_class_s_own() -> None:
+    assert unseen.writes([_namesake()]) == []
+
+
+def test_a_size_is_not_fixed_by_a_write() -> None:
+    warnings = [f"net.py:7: {unseen.SAID}"]
+    assert diagnosis.with_place("batch is fixed at 2", warnings) == "batch is fixed at 2"
+
+
 def test_lines_are_of_writes_alone() -> None:
     lines = [place.rpartition(":") for place in unseen.writes([Writes, Reads, nn.Linear, int])]
     assert [path for path, _, _ in lines] == [__file__] * 3

@@ -17,10 +17,10 @@ std::string text(const std::optional<double>& value, const char* format) {
   return buffer;
 }
 
-/// Such as "batch=1 seed 0", or "batch=1 seed 0 step 3".
+/// Such as "batch=1 seed 0", or "batch=1 step 3 seed 0": the name of a call in a sequence has its
+/// step.
 std::string describe(const CaseResult& one) {
-  const std::string name = printable(one.name) + " seed " + std::to_string(one.seed);
-  return one.step ? name + " step " + std::to_string(*one.step) : name;
+  return printable(one.name) + " seed " + std::to_string(one.seed);
 }
 
 void print_output(const CaseResult& one, const OutputParity& output) {

@@ -15,6 +15,12 @@ std::optional<std::size_t> symbol_of(const Dimension& dimension) {
   return std::nullopt;
 }
 
+/// The size that follows a symbol's, which is known; it may be negative.
+std::int64_t size_at(const Dimension& dimension, std::int64_t symbol) {
+  const auto* expression = std::get_if<Expression>(&dimension);
+  return expression ? expression->at(symbol) : symbol;
+}
+
 std::int64_t size_of(const Contract& contract, const State::Tensor& tensor, std::size_t index,
                      const Sizes& sizes) {
   const Dimension& dimension = tensor.spec.shape[index];
@@ -30,8 +36,7 @@ std::int64_t size_of(const Contract& contract, const State::Tensor& tensor, std:
                                          " cannot be made: the inputs do not tell " +
                                          contract.symbols[*symbol].name);
   }
-  const auto* expression = std::get_if<Expression>(&dimension);
-  const std::int64_t size = expression ? expression->at(*sizes[*symbol]) : *sizes[*symbol];
+  const std::int64_t size = size_at(dimension, *sizes[*symbol]);
   if (size >= 0) return size;
   throw Error(ErrorKind::contract, "state." + tensor.spec.name + " dim " + std::to_string(index) +
                                        " is " + std::to_string(size) + " at " +
@@ -84,6 +89,8 @@ void StateSizes::require(const Contract& contract, std::span<const at::Tensor> o
     for (const Dimension& dimension : tensor.spec.shape) {
       const auto symbol = symbol_of(dimension);
       if (known_.empty() || !symbol || known_[*symbol] == sizes[*symbol]) continue;
+      const auto before = known_[*symbol], now = sizes[*symbol];
+      if (before && now && size_at(dimension, *before) == size_at(dimension, *now)) continue;
       const auto text = [&](const Sizes& all) {
         return all[*symbol] ? std::to_string(*all[*symbol]) : "unknown";
       };

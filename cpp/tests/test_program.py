@@ -301,7 +301,7 @@ class Commands(unittest.TestCase):
         for model, golden in STATEFUL.items():
             done = call("verify", FIXTURES / model, "--golden", FIXTURES / golden, "--verbose")
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-            self.assertIn("seed 0 step 2", done.stdout)
+            self.assertIn("batch=1 step 2 seed 0", done.stdout)
             self.assertIn("(6 cases, 0 failed)", done.stdout)
 
     def test_verify_uses_the_state_of_the_artifact_itself(self) -> None:

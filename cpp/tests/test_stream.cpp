@@ -8,6 +8,7 @@
 
 #include <thread>
 
+#include "state.h"
 #include "testing.h"
 
 namespace fs = std::filesystem;
@@ -199,6 +200,26 @@ void fills_the_state_in(const fs::path& fixtures) {
   fs::remove(file);
 }
 
+/// As in Python, another batch is another size only where the state's shape moves with it.
+void compares_what_follows_the_batch() {
+  const exporter::Dimension batch = std::size_t{0};
+  const exporter::Dimension pairs = exporter::Expression{.symbol = 0, .divisor = 2};
+  exporter::Contract contract;
+  contract.symbols = {{"batch", 1, 8}};
+  contract.inputs = {{"x", at::kFloat, {batch, std::int64_t{4}}}};
+  contract.state = exporter::State{exporter::State::Kept::inside,
+                                   {{{"pairs", at::kFloat, {pairs}}, at::zeros({1})}}};
+  exporter::StateSizes sizes;
+  const auto call = [&](std::int64_t size) {
+    sizes.require(contract, std::vector<at::Tensor>{at::ones({size, 4})});
+  };
+  call(4);
+  call(5);
+  EXPECT_ERROR(contract, "batch is 6, but state.pairs was made for 4: call reset()", call(6));
+  sizes.forget();
+  call(6);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -212,6 +233,7 @@ int main(int argc, char** argv) {
       {"keeps a frozen state", [&] { keeps_a_frozen_state(fixtures); }},
       {"guards the batch inside", [&] { guards_the_batch_inside(fixtures); }},
       {"refuses lost states", [&] { refuses_lost_states(fixtures); }},
+      {"compares what follows the batch", compares_what_follows_the_batch},
       {"fills the state in", [&] { fills_the_state_in(fixtures); }},
   };
   for (const std::string& name : kOutside) {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+
 import torch
 from torch import nn
 
@@ -198,6 +200,38 @@ class in_a_list(_Recipe):
 
     sizes = {"batch": (1, 16)}
     inputs = staticmethod(lambda batch=3: torch.randn(batch, 4))
+
+
+class in_one_tensor_thrice(_Recipe):
+    """The last three, which are one tensor before the first call."""
+
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.past = collections.deque([torch.zeros(24)] * 3, maxlen=3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.past.append(x[0])
+            return x + torch.stack(list(self.past)).mean(0)
+
+    sizes = {}
+
+
+class made_at_the_first_call(_Recipe):
+    """A cache that is made, with the device for it, when it is asked for first."""
+
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.made = False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not self.made:
+                self.cache, self.device, self.made = torch.zeros(24), x.device, True
+            self.cache = 0.5 * self.cache + torch.ones(24, device=self.device) * x.mean()
+            return x + self.cache
+
+    sizes = {}
 
 
 class randomness(_Recipe):
