@@ -25,7 +25,7 @@ from exporter.records import Tolerance, VariantRecord
 RECIPES = Path(__file__).parent.parent / "tests" / "recipes" / "stateful.py"
 MODELS = (
     "conv_streaming", "average", "lstm", "gru", "ring", "counter", "cache", "statistics", "of_batch", "reassigned",
-    "in_a_list", "randomness", "nested",
+    "in_a_list", "randomness", "nested", "delay",
 )  # fmt: skip
 TARGETS = ("trace", "script", "compile", "onnx", "export")
 MODES = ("carry", "inputs")

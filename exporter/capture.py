@@ -126,7 +126,11 @@ class Program:
         if not self.keeps_state:
             return export_program(module, self.example, self.function)
         inputs = self.example[: len(self.contract.inputs)]
-        return export_program(carrying.module(module, self.contract, self.device), inputs, self.contract)
+        made = export_program(carrying.module(module, self.contract, self.device), inputs, self.contract)
+        if passed := carrying.passed_on(made):
+            again = carrying.module(module, self.contract, self.device, passed)
+            return export_program(again, inputs, self.contract)
+        return made
 
     def _timed(self, make: Callable[[], Made]) -> Made:
         started = time.perf_counter()

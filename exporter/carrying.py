@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 from exporter import contract as contracts
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     Run = Callable[[Tensors], Tensors]
 
 Shapes = Sequence[Sequence[int]]
+_COPIES = ("clone", "contiguous", "reshape", "lift_fresh_copy", "flatten", "unflatten")
 BUFFER = "state_"  # begins the name of each buffer of state, with its number behind it
 
 
@@ -45,8 +46,13 @@ def fixed_initial(contract: Contract) -> list[torch.Tensor]:
     return made
 
 
-def module(function: torch.nn.Module, contract: Contract, device: str) -> torch.nn.Module:
-    """The function with its state in buffers, which each call changes. ExportError as `fixed_initial`."""
+def module(
+    function: torch.nn.Module, contract: Contract, device: str, computed: Collection[int] = ()
+) -> torch.nn.Module:
+    """The function with its state in buffers, which each call changes. ExportError as `fixed_initial`.
+
+    `computed` are indices into what the function gives, outputs before state, as `passed_on` finds them.
+    """
     import torch
 
     initial = fixed_initial(contract)
@@ -60,13 +66,48 @@ def module(function: torch.nn.Module, contract: Contract, device: str) -> torch.
 
         def forward(self, *inputs: torch.Tensor) -> Tensors:
             held = [self.get_buffer(name(index)) for index in range(len(initial))]
-            outputs: Tensors = self.function(*inputs, *(tensor.clone() for tensor in held))
+            given: Tensors = self.function(*inputs, *(tensor.clone() for tensor in held))
+            outputs = tuple(_computed(t) if index in computed else t for index, t in enumerate(given))
             count = len(outputs) - len(held)
             for tensor, following in zip(held, outputs[count:], strict=True):
                 tensor.copy_(following)
             return outputs[:count]
 
     return Carrying().eval()
+
+
+def _computed(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values, by an operation."""
+    import torch
+
+    return tensor * 1 if tensor.is_complex() else torch.maximum(tensor, tensor)
+
+
+def passed_on(program: torch.export.ExportedProgram) -> set[int]:
+    """Which outputs, and state behind them, are what a buffer of state held before the call, or views of that.
+
+    Inductor leaves out the copies of such values, and reads them from the buffer when that has been written to (torch
+    2.11 to 2.14): `y = self.last.clone(); self.last.copy_(x)` gives x.
+    """
+    import torch
+
+    signature, nodes = program.graph_signature, {node.name: node for node in program.graph.nodes}
+    buffers = {node: buffer for node, buffer in signature.inputs_to_buffers.items() if buffer.startswith(BUFFER)}
+    made = {index: nodes[name] for index, name in enumerate(signature.user_outputs) if name in nodes}
+    count = len(signature.user_outputs)
+    for node in program.graph.nodes:
+        if node.target is torch.ops.aten.copy_.default and node.args[0].name in buffers:
+            made[count + int(buffers[node.args[0].name].removeprefix(BUFFER))] = node.args[1]
+    return {index for index, node in made.items() if _source(node).name in buffers}
+
+
+def _source(node: torch.fx.Node) -> torch.fx.Node:
+    """What a node is a copy or a view of; itself where it computes anything."""
+    while True:
+        name = getattr(node.target, "_opname", "")
+        if name not in _COPIES and name != "copy_" and not getattr(node.target, "is_view", False):
+            return node
+        node = node.args[name == "copy_"]  # type: ignore[assignment]
 
 
 def script_module(function: torch.jit.ScriptModule, contract: Contract, device: str) -> torch.jit.ScriptModule:

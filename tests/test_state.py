@@ -390,6 +390,31 @@ def test_a_trial_of_an_artifact_leaves_its_program_in_the_initial_state() -> Non
     assert all(torch.equal(tensor, before[name]) for name, tensor in program.state_dict.items())
 
 
+def test_what_a_call_passes_on_as_it_was_is_computed() -> None:
+    """Inductor would read it from the buffer when that has been written to."""
+    model, example, _, kept = found(stateful.delay)
+    assert kept is not None
+    frame, turned = TensorSpec("last", "float32", (1, 24)), TensorSpec("before", "float32", (24, 1))
+    state_tensors = tuple(StateTensor(one.name, one.dtype, one.shape, 0.0) for one in (frame, turned))
+    promised = Contract("delay", (frame,), (frame, frame), {}, state=KeptState("inside", state_tensors))
+    function, given = StatefulModule(model, example, kept).eval(), (torch.ones(1, 24),)
+    program = torch.export.export(carrying.module(function, promised, "cpu"), given)
+    passed = carrying.passed_on(program)
+    assert passed == {0, 1, 3}  # both outputs, and what `before` becomes; `last` becomes the input
+    again = torch.export.export(carrying.module(function, promised, "cpu", passed), given)
+    assert carrying.passed_on(again) == set()
+    one, other = program.module(), again.module()
+    assert all(torch.equal(a, b) for x in torch.randn(3, 1, 24) for a, b in zip(one(x), other(x), strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.float16, torch.complex64])
+def test_a_computed_tensor_is_the_same_to_the_bit(dtype: torch.dtype) -> None:
+    tensor = torch.tensor([0.0, -0.0, 1.0, 3.0]).to(dtype)
+    computed = carrying._computed(tensor)
+    assert computed.dtype == dtype
+    assert torch.equal(tensor.view(torch.uint8), computed.view(torch.uint8))
+
+
 def test_a_stream_refuses_what_does_not_fit_by_the_contract() -> None:
     h = StateTensor("h", "float32", ("batch", 3), 0.0)
     x = TensorSpec("x", "float32", ("batch", 3))

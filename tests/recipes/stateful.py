@@ -202,6 +202,24 @@ class in_a_list(_Recipe):
     inputs = staticmethod(lambda batch=3: torch.randn(batch, 4))
 
 
+class delay(_Recipe):
+    """What was given to the call before, and that of the one before that in another form."""
+
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("last", torch.zeros(1, 24))
+            self.register_buffer("before", torch.zeros(24, 1))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            last, before = self.last.clone(), self.before.t().clone()
+            self.before.copy_(last.t())
+            self.last.copy_(x)
+            return last, before
+
+    sizes = {}
+
+
 class in_one_tensor_thrice(_Recipe):
     """The last three, which are one tensor before the first call."""
 
