@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
@@ -105,7 +106,8 @@ def _source(node: torch.fx.Node) -> torch.fx.Node:
     """What a node is a copy or a view of; itself where it computes anything."""
     while True:
         name = getattr(node.target, "_opname", "")
-        if name not in _COPIES and name != "copy_" and not getattr(node.target, "is_view", False):
+        views = node.target is operator.getitem or getattr(node.target, "is_view", False)
+        if name not in _COPIES and name != "copy_" and not views:
             return node
         node = node.args[name == "copy_"]  # type: ignore[assignment]
 

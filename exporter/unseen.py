@@ -22,15 +22,17 @@ def writes(classes: Iterable[type]) -> list[str]:
         except (TypeError, OSError, SyntaxError, ValueError, RecursionError):
             continue
         if not places.of_library(f"{file}:1"):
-            bodies = (n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and _is_of(n, one))
+            bodies = (n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and _is_of(n, one, file))
             found |= dict.fromkeys(places.shown(file, line) for body in bodies for line in _lines(body))
     return list(found)
 
 
-def _is_of(body: ast.ClassDef, one: type) -> bool:
+def _is_of(body: ast.ClassDef, one: type, file: str) -> bool:
     """Whether this is the class's own source, which another of its name may stand beside."""
-    firsts = [f.__code__.co_firstlineno for f in vars(one).values() if inspect.isfunction(f)]
-    return body.name == one.__name__ and all(body.lineno <= first <= (body.end_lineno or 0) for first in firsts)
+    codes = [inspect.unwrap(f).__code__ for f in vars(one).values() if inspect.isfunction(f)]
+    firsts = [code.co_firstlineno for code in codes if code.co_filename == file]
+    within = [body.lineno <= first <= (body.end_lineno or 0) for first in firsts]
+    return body.name == one.__name__ and (any(within) or not firsts)
 
 
 def _lines(body: ast.ClassDef) -> Iterator[int]:

@@ -39,6 +39,17 @@ def _namesake() -> type[nn.Module]:
     return Writes
 
 
+class Decorated(nn.Module):
+    @torch.no_grad()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.s.data = x
+        return x
+
+
+def test_a_decorated_method_is_its_class_s() -> None:
+    assert len(unseen.writes([Decorated])) == 1
+
+
 def test_a_namesake_s_lines_are_not_a_class_s_own() -> None:
     assert unseen.writes([_namesake()]) == []
 
