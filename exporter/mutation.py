@@ -9,7 +9,7 @@ import torch
 from torch import fx
 from torch.export.graph_signature import InputKind
 
-from exporter import carrying, places
+from exporter import carrying, places, recurrent
 from exporter.errors import ExportError
 
 _CONSTANT = re.compile(r"Constant (\S+) is mutated")
@@ -32,9 +32,10 @@ def require_known(program: torch.export.ExportedProgram) -> None:
 
 
 def _mutated(program: torch.export.ExportedProgram) -> list[str]:
-    """Names of the tensors that are changed, by torch's own account."""
+    """Names of the tensors that are changed, by torch's own account, which leaves the program's symbols as they are."""
     try:
-        signature = program.run_decompositions({}).graph_signature
+        with recurrent.kept():
+            signature = program.run_decompositions({}).graph_signature
     except RuntimeError as error:
         if constant := _CONSTANT.search(str(error)):
             return [constant[1]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +47,34 @@ def test_the_exported_program_takes_any_length(kind: Callable[..., torch.nn.Modu
         x = torch.randn(length, batch, 4)
         for got, expected in zip(program(x), model(x), strict=True):
             assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU])
+def test_the_length_survives_the_search_for_what_the_program_writes_to(kind: Callable[..., torch.nn.Module]) -> None:
+    class Streaming(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = kind(4, 6)
+            self.register_buffer("state_0", torch.zeros(1, 1, 6))  # named as the buffers of artifacts that carry state
+
+        def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor]:
+            held = self.get_buffer("state_0")
+            first = held.clone()
+            y, following = self.layers(*inputs, first if kind is torch.nn.GRU else (first, first))
+            held.copy_(following if kind is torch.nn.GRU else following[0])
+            return (y,)
+
+    contract = Contract(
+        "streaming",
+        inputs=(TensorSpec("x", "float32", ("length", 1, 4)),),
+        outputs=(TensorSpec("y", "float32", ("length", 1, 6)),),
+        symbols={"length": Range(1, 50)},
+    )
+    program = capture.export_program(Streaming().eval(), (torch.randn(5, 1, 4),), contract)
+    saved = io.BytesIO()
+    torch.export.save(program, saved)
+    saved.seek(0)
+    assert torch.export.load(saved).module()(torch.randn(9, 1, 4))[0].shape == (9, 1, 6)
 
 
 def test_with_projections() -> None:
