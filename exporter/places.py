@@ -55,10 +55,11 @@ def message(error: BaseException) -> str:
 
 def portable(trace: str) -> str:
     """A stack trace without the folders of this machine: files of packages from these on, others by their name."""
-    return _FRAME_FILE.sub(lambda match: f'File "{_short(match[1])}"', trace)
+    return _FRAME_FILE.sub(lambda match: f'File "{short(match[1])}"', trace)
 
 
-def _short(file: str) -> str:
+def short(file: str) -> str:
+    """A file without the folders of this machine."""
     if package := _PACKAGE.match(file):
         return file[package.end() :]
     here = str(Path(__file__).parent.parent)

@@ -133,12 +133,14 @@ def _write(
     """
     import torch
 
+    from exporter import debug_info
+
     def write(made: torch.jit.ScriptModule) -> tuple[str, ...]:
         if program.keeps_state:
             made = carrying.script_module(made, program.contract, program.device)
         ops = operators.of_script(made)
         promise = to_json(replace(promised, ops=ops))
-        torch.jit.save(made, str(path), _extra_files={"contract.json": promise})
+        debug_info.save(made, path, {"contract.json": promise})
         with _seeded():
             inputs = _inputs(program)[: len(program.contract.inputs)]
             wrong = differences(torchscript.load(path, program.device)(inputs))

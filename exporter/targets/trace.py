@@ -33,6 +33,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     """Trace the eager module at the capture sizes. Branches and Python numbers are baked in: the golden tells."""
     import torch
 
+    from exporter import debug_info
     from exporter.tracing import warned
 
     with warned() as caught, torch.no_grad():
@@ -46,7 +47,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
             frozen = carrying.script_module(frozen, taken, program.device)
         ops = operators.of_script(frozen)
         promise = to_json(replace(taken, ops=ops))
-        torch.jit.save(frozen, str(path), _extra_files={"contract.json": promise})
+        debug_info.save(frozen, path, {"contract.json": promise})
     return Exported(notes, torchscript.tracer_warnings(caught), ops=ops, whole=whole)
 
 
