@@ -9,8 +9,8 @@
 namespace exporter {
 namespace {
 
-constexpr std::uint32_t kEnd = 0x06054b50, kLargeEnd = 0x06064b50, kLocator = 0x07064b50,
-                        kEntry = 0x02014b50, kHeader = 0x04034b50;
+constexpr std::uint32_t kLargeEnd = 0x06064b50, kLocator = 0x07064b50, kEntry = 0x02014b50,
+                        kHeader = 0x04034b50;
 constexpr std::uint64_t kMaxDirectory = std::uint64_t{1} << 28;
 
 [[noreturn]] void broken(const std::string& what) { throw std::runtime_error(what + " is broken"); }

@@ -249,7 +249,9 @@ void reopens(const fs::path& fixtures, const Broken& broken, const std::string& 
   std::printf("      %s: %zu to %zu KB, %zu to %zu mappings\n", name.c_str(), memory / 1024,
               memory_after / 1024, libraries, libraries_after);
   EXPECT_EQUAL(libraries_after, libraries);
+#ifndef __SANITIZE_ADDRESS__  // which holds back what is freed, to find uses of it
   EXPECT(memory_after < memory + (4u << 20));
+#endif
   EXPECT_EQUAL(unpacked_bytes(scratch), disk);
 }
 
