@@ -1,7 +1,10 @@
-"""A stand-in for the zygote: jobs run in threads of this process, one at a time.
+"""A stand-in for the zygote: jobs run in one thread of this process, one after the other.
 
 What a run does is the same, line by line; only the processes are left out, which would cost a fork and its imports for
 each of the nine jobs of a case.
+
+The thread never ends: with torch 2.11, a program read in one thread and another in the next, after the first has ended,
+crash in FakeTensorMode, or later in the collection of garbage.
 """
 
 from __future__ import annotations
@@ -11,8 +14,8 @@ import os
 import socket
 import sys
 import tempfile
-import threading
 import warnings
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,12 +23,14 @@ from typing import Any
 from exporter import zygote
 from exporter.isolate import Child
 
+_runner = ThreadPoolExecutor(1, "job")
+
 
 class Job(Child):
-    """A job in a thread: nothing to kill."""
+    """A job in this process: nothing to kill."""
 
     def kill(self) -> None:
-        """Close our end; the thread ends when it has written or read what it waits for."""
+        """Close our end; the job ends when it has written or read what it waits for."""
         if not self.finished:
             self.finished = True
             self.close()
@@ -37,8 +42,7 @@ class Inline:
     environment: dict[str, str] = {}
 
     def __init__(self, *_: object) -> None:
-        self._turn = threading.Lock()
-        self._threads: list[threading.Thread] = []
+        self._runs: list[Future[None]] = []
         self._jobs: list[Job] = []
         self._kept = (list(sys.path), set(sys.modules), tempfile.tempdir, dict(os.environ))
 
@@ -51,9 +55,7 @@ class Inline:
     def spawn(self, name: str, function: str, arguments: dict[str, Any], log: Path) -> Child:
         """Start `module:function(channel, **arguments)`."""
         ours, theirs = socket.socketpair()
-        thread = threading.Thread(target=self._run, args=(theirs, log, function, arguments), name=name, daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        self._runs.append(_runner.submit(self._run, theirs, log, function, arguments))
         self._jobs.append(Job(name, ours, 0, log))
         return self._jobs[-1]
 
@@ -65,8 +67,9 @@ class Inline:
         """End all jobs, and put back what they changed for this process."""
         for job in self._jobs:
             job.kill()
-        for thread in self._threads:
-            thread.join()
+        for run in self._runs:
+            with contextlib.suppress(OSError):  # nobody listens any more
+                run.result()
         path, modules, tempfile.tempdir, variables = self._kept
         added = set(sys.path) - set(path)
         sys.path[:] = path
@@ -79,7 +82,6 @@ class Inline:
     def _run(self, channel: socket.socket, log: Path, function: str, arguments: dict[str, Any]) -> None:
         module, _, name = function.partition(":")
         with (
-            self._turn,
             channel,
             log.open("a") as output,
             contextlib.redirect_stdout(output),

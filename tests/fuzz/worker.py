@@ -1,4 +1,4 @@
-"""A child that runs the pipeline on one drawn module after the other, each in its own threads.
+"""A child that runs the pipeline on one drawn module after the other, whose jobs it runs itself.
 
 It is a process of its own because an artifact may crash the one that loads it; and one process for many cases because
 the nine jobs of a case would each pay for a fork and for what it imports.
