@@ -95,18 +95,16 @@ def patched(source: Path, to: Path, offset: int, value: int, member: str) -> Pat
     return to
 
 
-@pytest.mark.parametrize("file", FILES[:3])
 @pytest.mark.parametrize(
     ("offset", "value"), [(6, 1), (8, 99), (8, 14), (8, 8)], ids=["encrypted", "unknown method", "not lzma", "not zip"]
 )
-@pytest.mark.parametrize("member", ["extra/contract.json", ".pkl", "version"])
+@pytest.mark.parametrize("member", ["extra/contract.json", "version", "program"])
+@pytest.mark.parametrize("file", FILES[:3])
 def test_entries_that_cannot_be_read(
     made_bundle: Path, tmp_path: Path, file: str, offset: int, value: int, member: str
 ) -> None:
-    with zipfile.ZipFile(made_bundle / file) as archive:
-        if not any(name.endswith(member) for name in archive.namelist()):
-            pytest.skip("the archive has no such member")
-    spoilt = patched(made_bundle / file, tmp_path / file, offset, value, member)
+    program = "model.json" if file == "exported.pt2" else "data.pkl"
+    spoilt = patched(made_bundle / file, tmp_path / file, offset, value, member.replace("program", program))
     if member == contract.RECORD:
         with pytest.raises(ArtifactError, match=file):
             exporter.open_artifact(spoilt)

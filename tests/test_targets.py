@@ -115,6 +115,12 @@ def test_it_gives_what_eager_gives_at_every_batch(name: str, made: Path, program
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_it_knows_how_many_inputs_it_takes(name: str, made: Path) -> None:
+    """Where the contract says otherwise, it is refused when it is opened."""
+    assert targets.get(name).load(made, OPTIONS).takes == 2
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_it_stands_alone(name: str, made: Path, tmp_path: Path) -> None:
     """Moved elsewhere, it still loads."""
     alone = tmp_path / "elsewhere" / made.name

@@ -228,7 +228,7 @@ def load(path: Path, options: Options) -> Loaded:
         ) from error
     if not symbol:
         reset = _resetting(loaders[0], promise, options.device) if contract.keeps_state(promise) else tuple
-        return Loaded(lambda inputs: tuple(loaders[0].run(list(inputs))), reset=reset)
+        return Loaded(lambda inputs: tuple(loaders[0].run(list(inputs))), reset=reset, takes=_takes(loaders[0]))
     which, axis = contract.selector(promise)
 
     def run(inputs: Tensors) -> Tensors:
@@ -237,7 +237,15 @@ def load(path: Path, options: Options) -> Loaded:
             raise ContractError(f"{symbol} is {size}, the contract allows {promise.symbols[symbol]}")
         return tuple(loaders[size].run(list(inputs)))
 
-    return Loaded(run)
+    return Loaded(run, takes=_takes(next(iter(loaders.values()))))
+
+
+def _takes(loader: Any) -> int:
+    """How many inputs the package was compiled for."""
+    from torch.utils import _pytree
+
+    takes, _ = loader.get_call_spec()
+    return _pytree.treespec_loads(takes).num_leaves
 
 
 def _loader(path: Path, model: str, device: str) -> Any:

@@ -229,7 +229,7 @@ def load(path: Path, options: Options) -> Loaded:
     ort.set_default_logger_severity(3)
     if options.device == "cpu":
         session = _session(path, options)
-        return Loaded(_run_cpu(session), lambda: "CPU", takes=len(session.get_inputs()))
+        return Loaded(_run_cpu(session), lambda: "CPU", takes=_takes(session))
     if hasattr(ort, "preload_dlls"):
         ort.preload_dlls()
     session, failure = _with_graphs(path, options) if options.cuda_graphs else (None, "")
@@ -242,14 +242,19 @@ def load(path: Path, options: Options) -> Loaded:
                 "onnxruntime fell back to the CPU",
                 "run `exporter doctor`; export and check take --allow-cpu-fallback where the CPU will do",
             )
-        return Loaded(_run_cpu(session), lambda: "CPU")
+        return Loaded(_run_cpu(session), lambda: "CPU", takes=_takes(session))
 
     bound = ort_graphs.Bound(session, options.device)
     if not captures:
         notes = (f"no CUDA graph: {failure}",) if failure else ()
-        return Loaded(bound.run, lambda: "CUDA", lambda: notes)
+        return Loaded(bound.run, lambda: "CUDA", lambda: notes, takes=_takes(session))
     graphs = ort_graphs.Graphs(bound)
-    return Loaded(graphs.run, lambda: "CUDA graph")
+    return Loaded(graphs.run, lambda: "CUDA graph", takes=_takes(session))
+
+
+def _takes(session: Any) -> int:
+    """How many inputs the model has."""
+    return len(session.get_inputs())
 
 
 def _with_graphs(path: Path, options: Options) -> tuple[Any, str]:
