@@ -341,8 +341,10 @@ def open_artifact(
         AlteredError: an ArtifactError: a record contradicts the file, does not know it or cannot be read; or nothing
             vouches for it as `verify` asks.
         ContractError: it was exported for another kind of device.
-        UsageError: `verify` and `public_key` contradict each other.
+        UsageError: `verify` and `public_key` contradict each other; `threads` is not 1 to 1024.
     """
+    if threads is not None:
+        require_threads(threads)
     found = beside.vouch(Path(path), verify, None if public_key is None else Path(public_key))
     file = found.path
     if not found.recorded:
@@ -353,8 +355,9 @@ def open_artifact(
         raise ContractError(
             f"{file} was exported for {contract.device}, not for {where}", "export it again with --device"
         )
-    require_threads(threads or 1)
-    options = routes.Options(device=where, threads=threads or torch.get_num_threads(), cuda_graphs=cuda_graphs)
+    options = routes.Options(
+        device=where, threads=torch.get_num_threads() if threads is None else threads, cuda_graphs=cuda_graphs
+    )
     operators.require(contract.ops)
     if contract.build is not None:
         builds.require(contract.build, file)

@@ -107,12 +107,20 @@ def test_options_are_fields_of_the_request() -> None:
         ("bert", None, {"samples": [torch.ones(1, 2)]}, "samples is for a module in memory"),
         (torch.nn.Linear(2, 2), torch.ones(1, 2), {"metric": print}, "metric has no samples to judge by"),
         (torch.nn.Linear(2, 2), torch.ones(1, 2), {"samples": torch.ones(1, 2)}, "samples is Tensor"),
+        (torch.nn.Linear(2, 2), torch.ones(1, 2), {"threads": 0}, "threads is 0"),
+        (torch.nn.Linear(2, 2), torch.ones(1, 2), {"threads": 100_000}, "threads is 100000"),
     ],
 )
 def test_what_cannot_be_done(toy, tmp_path: Path, model: Any, inputs: Any, settings: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         toy(model, inputs, **settings)
     assert not (tmp_path / "toy").exists()
+
+
+@pytest.mark.parametrize("threads", [-1, 0, 1025, 100_000])
+def test_threads_that_no_process_can_have(made_bundle: Path, threads: int) -> None:
+    with pytest.raises(UsageError, match=f"threads is {threads}"):
+        exporter.open_artifact(made_bundle / "model.onnx", threads=threads)
 
 
 @pytest.mark.parametrize("form", ["a function", "a list", "a generator"])

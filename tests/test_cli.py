@@ -44,6 +44,7 @@ def refused(done: Done, *words: str, code: int = 2) -> None:
         ([f"{MLP}", "--batch", "2,4", "--dynamic", "none"], ["batch is not dynamic", "--dynamic"]),
         ([f"{MLP}", "--device", "tpu"], ["there is no device 'tpu'", "choose cpu, cuda"]),
         ([f"{MLP}", "--device", "cpu:1"], ["there is no device"]),
+        ([f"{MLP}", "--threads", "100000"], ["'--threads': 100000 is not in the range 1<=x<=1024"]),
         ([f"{MLP}", "--inputs", "/nowhere.pt"], ["/nowhere.pt"]),
         ([recipe_path("does_not_import:x")], ["does not import", "a_package_that_nobody_has", "install"]),
         ([recipe_path("tiny:mpl")], ["has no mpl", "did you mean mlp"]),
