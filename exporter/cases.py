@@ -64,12 +64,14 @@ def make(
     return Golden(cases, tolerance), findings
 
 
-def nonfinite_of(module: torch.nn.Module, made: Golden, names: Sequence[str], device: str) -> tuple[NonFinite, ...]:
+def nonfinite_of(
+    module: torch.nn.Module, made: Golden, names: Sequence[str], device: str
+) -> tuple[tuple[NonFinite, ...], tuple[str, ...]]:
     """As `nonfinite.make`, for the golden's example."""
     return nonfinite.make(
         made.cases[0].inputs,
         names,
-        lambda given: eager.attempts(module, given, device),
+        lambda given, limit_s: eager.attempts(module, given, device, limit_s),
         lambda data: eager.run(module, data, device),
     )
 

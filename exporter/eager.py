@@ -55,11 +55,11 @@ def in_double(module: torch.nn.Module, compute: Callable[[], Made]) -> Made:
             return compute()
 
 
-def attempts(module: torch.nn.Module, data: Sequence[Tensors], device: str) -> list[Tensors | None]:
-    """What float64 gives for each of these inputs on the CPU; None for those at which the model raises."""
+def attempts(module: torch.nn.Module, data: Sequence[Tensors], device: str, limit_s: float) -> list[nonfinite.Attempt]:
+    """What float64 gives for each of these inputs on the CPU, within so many seconds, or why it gives nothing."""
 
-    def compute() -> list[Tensors | None]:
-        return [nonfinite.attempt(lambda given: run(module, in_float64(given), "cpu"), one) for one in data]
+    def compute() -> list[nonfinite.Attempt]:
+        return [nonfinite.attempt(lambda given: run(module, in_float64(given), "cpu"), one, limit_s) for one in data]
 
     try:
         return in_double(module, compute)

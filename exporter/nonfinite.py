@@ -2,47 +2,75 @@
 
 from __future__ import annotations
 
+import enum
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from exporter import time_limit
 from exporter.golden import Case, NonFinite, Tensors
 
 VALUES = {"NaN": float("nan"), "infinity": float("inf")}
 ALONE = 8  # so many inputs have cases of their own; the others share theirs
 NAN, PLUS, MINUS = 1, 2, 3  # in NonFinite.expected; 0 where nothing is demanded
 
+LEAST_S, TIMES = 10.0, 200.0  # a call may take so many seconds, and so many times as long as one on the example
+
+
+class Failure(enum.Enum):
+    """Why a model has no outputs for an input."""
+
+    RAISED = "raised"
+    ENDLESS = "endless"
+
+
 Run = Callable[[Tensors], Tensors]
-Attempts = list[Tensors | None]  # None where the model raised
+Attempt = Tensors | Failure
 
 
 def make(
-    example: Tensors, names: Sequence[str], in_double: Callable[[Sequence[Tensors]], Attempts], run: Run
-) -> tuple[NonFinite, ...]:
+    example: Tensors, names: Sequence[str], in_double: Callable[[Sequence[Tensors], float], list[Attempt]], run: Run
+) -> tuple[tuple[NonFinite, ...], tuple[str, ...]]:
     """What has to be propagated: that which eager gives (`run`) and float64 gives too, so that it is no kernel's own.
 
-    `in_double` gives what float64 gives for each, on the CPU. It goes first: what a GPU does with an index made of NaN
-    would end the process.
+    `in_double` gives what float64 gives for each, on the CPU, each within so many seconds. It goes first: what a GPU
+    does with an index made of NaN would end the process. Returns also a note for each value that a call does not end
+    for.
     """
     planned = [(inputs, value) for inputs in _groups(example) for value in VALUES]
+    if not planned:
+        return (), ()
+    started = time.perf_counter()
+    run(example)
+    limit_s = LEAST_S + TIMES * (time.perf_counter() - started)
     given = [_spoilt(example, inputs, value) for inputs, value in planned]
-    found = []
-    for (inputs, value), data, reference in zip(planned, given, in_double(given), strict=True):
-        outputs = attempt(run, data) if reference is not None else None
-        if reference is None or outputs is None:
+    found, notes = [], []
+    for (inputs, value), data, reference in zip(planned, given, in_double(given, limit_s), strict=True):
+        outputs = reference if isinstance(reference, Failure) else attempt(run, data, limit_s)
+        spoilt = tuple(names[i] for i in inputs)
+        if outputs is Failure.ENDLESS:
+            notes.append(
+                f"the model does not end where {', '.join(spoilt)} holds {value}: a call was stopped after "
+                f"{limit_s:.0f} s"
+            )
+        if isinstance(reference, Failure) or isinstance(outputs, Failure):
             continue
         expected = tuple(_brief(_demanded(e, r)) for e, r in zip(outputs, reference, strict=True))
         if any(bool(codes.any()) for codes in expected):
-            found.append(NonFinite(inputs, tuple(names[i] for i in inputs), value, expected))
-    return tuple(found)
+            found.append(NonFinite(inputs, spoilt, value, expected))
+    return tuple(found), tuple(notes)
 
 
-def attempt(run: Run, data: Tensors) -> Tensors | None:
-    """What a model gives; None where it raises, which is its right at values that it was not made for."""
+def attempt(run: Run, data: Tensors, limit_s: float) -> Attempt:
+    """What a model gives, within so many seconds. It may fail at values that it was not made for."""
     try:
-        return run(data)
+        with time_limit.stop_after(limit_s):
+            return run(data)
+    except time_limit.OutOfTime:
+        return Failure.ENDLESS
     except Exception:
-        return None
+        return Failure.RAISED
 
 
 def _groups(example: Tensors) -> Iterator[tuple[int, ...]]:

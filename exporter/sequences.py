@@ -81,18 +81,20 @@ class Calls:
             self.held.restore()
 
 
-def nonfinite_of(calls: Calls, made: Golden, names: Sequence[str], device: str) -> tuple[NonFinite, ...]:
+def nonfinite_of(
+    calls: Calls, made: Golden, names: Sequence[str], device: str
+) -> tuple[tuple[NonFinite, ...], tuple[str, ...]]:
     """As `nonfinite.make`, for a first call."""
     first = made.cases[0].inputs
     example = first[: len(first) - (len(calls.state.paths) if calls.outside else 0)]
     own = str(next(iter(calls.module.model.parameters()), torch.empty(0)).device)
 
-    def in_double(given: Sequence[Tensors]) -> nonfinite.Attempts:
+    def in_double(given: Sequence[Tensors], limit_s: float) -> list[nonfinite.Attempt]:
         def run(data: Tensors) -> Tensors:
             return calls.run([eager.in_float64(data)], "cpu", Form(torch.float64, "cpu"))[0]
 
         try:
-            return eager.in_double(calls.module, lambda: [nonfinite.attempt(run, one) for one in given])
+            return eager.in_double(calls.module, lambda: [nonfinite.attempt(run, one, limit_s) for one in given])
         finally:
             calls.module.to(own)
             calls.held.restore()

@@ -109,7 +109,7 @@ def _make_cases(
     made, findings = cases.make(loaded.module, loaded.inputs, plan, loaded.symbols, usual, device, whole)
     own = {one.name: one.inputs for one in _samples(loaded, found)}
     names = [spec.name for spec in found.inputs]
-    made = _with_nonfinite(made, findings, lambda: cases.nonfinite_of(loaded.module, made, names, device))
+    made, findings = _with_nonfinite(made, findings, lambda: cases.nonfinite_of(loaded.module, made, names, device))
     made, findings = cases.add_samples(made, findings, loaded.module, own, device)
     _require_known(loaded, made, device, loaded.strange())
     names = [spec.name for spec in found.outputs]
@@ -131,7 +131,7 @@ def _make_sequences(
     made, findings = sequences.add_samples(made, findings, calls, own, device)
     _require_known(loaded, made, device, calls.strange)
     names = [spec.name for spec in found.inputs]
-    made = _with_nonfinite(made, findings, lambda: sequences.nonfinite_of(calls, made, names, device))
+    made, findings = _with_nonfinite(made, findings, lambda: sequences.nonfinite_of(calls, made, names, device))
     names = [spec.name for spec in found.outputs]
     metric = samples.evaluate(loaded.recipe, [case.eager for case in golden.samples(made)], names)
     outputs = tuple(spec.dtype for spec in found.outputs if not (outside and spec.name in loaded.module.state.names))
@@ -149,12 +149,15 @@ def _require_known(loaded: Loaded, made: golden.Golden, device: str, strange: Co
 
 
 def _with_nonfinite(
-    made: golden.Golden, findings: Findings, find: Callable[[], tuple[golden.NonFinite, ...]]
-) -> golden.Golden:
+    made: golden.Golden,
+    findings: Findings,
+    find: Callable[[], tuple[tuple[golden.NonFinite, ...], tuple[str, ...]]],
+) -> tuple[golden.Golden, Findings]:
     """With what has to be propagated; without where eager does not repeat itself, or does not run in float64."""
     if not findings.repeatable or findings.reference != "float64":
-        return made
-    return replace(made, nonfinite=find())
+        return made, findings
+    nonfinite, notes = find()
+    return replace(made, nonfinite=nonfinite), replace(findings, notes=findings.notes + notes)
 
 
 def _samples(loaded: Loaded, found: Contract) -> list[samples.Sample]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -31,12 +32,21 @@ class Function(torch.nn.Module):
         return (self.function(*inputs),)
 
 
-def made(function: Callable[..., torch.Tensor], *example: torch.Tensor) -> tuple[NonFinite, ...]:
+def make(
+    function: Callable[..., torch.Tensor], *example: torch.Tensor
+) -> tuple[tuple[NonFinite, ...], tuple[str, ...]]:
     module = Function(function)
     names = [f"x{i}" for i in range(len(example))]
     return nonfinite.make(
-        example, names, lambda given: eager.attempts(module, given, "cpu"), lambda data: eager.run(module, data, "cpu")
+        example,
+        names,
+        lambda given, limit_s: eager.attempts(module, given, "cpu", limit_s),
+        lambda data: eager.run(module, data, "cpu"),
     )
+
+
+def made(function: Callable[..., torch.Tensor], *example: torch.Tensor) -> tuple[NonFinite, ...]:
+    return make(function, *example)[0]
 
 
 def lost(function: Callable[..., torch.Tensor], artifact: Callable[..., torch.Tensor], *example: torch.Tensor) -> list:
@@ -65,6 +75,33 @@ def test_a_model_may_refuse_them() -> None:
         return x
 
     assert [case.value for case in made(picky, X)] == ["infinity"]
+
+
+def halved(x: torch.Tensor) -> torch.Tensor:
+    while bool(x.abs().max() > 1.0):
+        try:
+            x = x * 0.5
+        except Exception:  # whatever ends this call, it is not for the model to decide
+            continue
+    return x
+
+
+def halved_outside(x: torch.Tensor) -> torch.Tensor:
+    """The same without an operator in the loop."""
+    largest, factor = float(x.abs().max()), 1.0
+    while largest > 1.0:
+        largest, factor = largest * 0.5, factor * 0.5
+    return x * factor
+
+
+@pytest.mark.parametrize("function", [halved, halved_outside])
+def test_a_model_that_does_not_end(function: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nonfinite, "LEAST_S", 0.3)
+    found, notes = make(function, X * 4)
+    assert [case.value for case in found] == ["NaN"]
+    assert len(notes) == 1
+    assert notes[0].startswith("the model does not end where x0 holds infinity: a call was stopped after 0 s")
+    assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
 
 
 def test_what_float64_does_not_give_is_the_kernels_own() -> None:
