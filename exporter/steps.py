@@ -33,6 +33,7 @@ from exporter import (
 from exporter import state as states
 from exporter.errors import ExportError, RecipeError
 from exporter.expressions import Expression
+from exporter.interpreter import Interpreter
 from exporter.isolate import BACKGROUND, stand_back
 from exporter.job import Findings, Job, Prepared
 from exporter.loading import Loaded, load_model
@@ -109,7 +110,9 @@ def _make_cases(
     made, findings = cases.make(loaded.module, loaded.inputs, plan, loaded.symbols, usual, device, whole)
     own = {one.name: one.inputs for one in _samples(loaded, found)}
     names = [spec.name for spec in found.inputs]
-    made, findings = _with_nonfinite(made, findings, lambda: cases.nonfinite_of(loaded.module, made, names, device))
+    made, findings = _with_nonfinite(
+        made, findings, loaded, lambda: cases.nonfinite_of(loaded.module, made, names, device)
+    )
     made, findings = cases.add_samples(made, findings, loaded.module, own, device)
     _require_known(loaded, made, device, loaded.strange())
     names = [spec.name for spec in found.outputs]
@@ -131,7 +134,7 @@ def _make_sequences(
     made, findings = sequences.add_samples(made, findings, calls, own, device)
     _require_known(loaded, made, device, calls.strange)
     names = [spec.name for spec in found.inputs]
-    made, findings = _with_nonfinite(made, findings, lambda: sequences.nonfinite_of(calls, made, names, device))
+    made, findings = _with_nonfinite(made, findings, loaded, lambda: sequences.nonfinite_of(calls, made, names, device))
     names = [spec.name for spec in found.outputs]
     metric = samples.evaluate(loaded.recipe, [case.eager for case in golden.samples(made)], names)
     outputs = tuple(spec.dtype for spec in found.outputs if not (outside and spec.name in loaded.module.state.names))
@@ -151,11 +154,15 @@ def _require_known(loaded: Loaded, made: golden.Golden, device: str, strange: Co
 def _with_nonfinite(
     made: golden.Golden,
     findings: Findings,
+    loaded: Loaded,
     find: Callable[[], tuple[tuple[golden.NonFinite, ...], tuple[str, ...]]],
 ) -> tuple[golden.Golden, Findings]:
     """With what has to be propagated; without where eager does not repeat itself, or does not run in float64."""
     if not findings.repeatable or findings.reference != "float64":
         return made, findings
+    if any(isinstance(part, Interpreter) and part.has_while for part in loaded.module.modules()):
+        note = "NaN and infinity were not tried: the model is TorchScript with a while loop, which might not end"
+        return made, replace(findings, notes=(*findings.notes, note))
     nonfinite, notes = find()
     return replace(made, nonfinite=nonfinite), replace(findings, notes=findings.notes + notes)
 

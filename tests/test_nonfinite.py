@@ -13,6 +13,7 @@ from manifests import variant
 
 from exporter import checks, eager, golden, nonfinite, open_artifact
 from exporter.golden import Case, Golden, NonFinite, Tensors
+from exporter.interpreter import Interpreter
 from exporter.parity import TOLERANCES
 from exporter.records import Parity, SessionRecord
 from exporter.release import gates
@@ -102,6 +103,23 @@ def test_a_model_that_does_not_end(function: Callable[..., torch.Tensor], monkey
     assert len(notes) == 1
     assert notes[0].startswith("the model does not end where x0 holds infinity: a call was stopped after 0 s")
     assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+
+
+def test_torchscript_that_nothing_could_stop() -> None:
+    class Loop(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            while bool(x.abs().max() > 1.0):
+                x = x * 0.5
+            return x
+
+    class Counted(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(3):
+                x = x * 0.5
+            return x
+
+    assert Interpreter(torch.jit.script(Loop())).has_while
+    assert not Interpreter(torch.jit.script(Counted())).has_while
 
 
 def test_what_float64_does_not_give_is_the_kernels_own() -> None:

@@ -11,6 +11,7 @@ import copy
 import functools
 import inspect
 import operator
+import sys
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -160,6 +161,13 @@ class Interpreter(torch.nn.Module):
     def interpret(self) -> None:
         """Run the program node by node from now on, its state in the attributes of this module."""
         self._original = ()
+
+    @property
+    def has_while(self) -> bool:
+        """Whether the program has a `while` loop: TorchScript runs that in C++, where nothing stops it."""
+        graph: Any = self._program[0].inlined_graph  # its nodes live as long as it does
+        loops = graph.findAllNodes("prim::Loop")
+        return any(next(loop.inputs()).toIValue() == sys.maxsize for loop in loops)  # how often at most
 
     @property
     def renamed(self) -> bool:
