@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from exporter import diagnosis, eager, nonfinite, places, precision, snapshot, values
+from exporter import diagnosis, eager, nonfinite, places, precision, snapshot, time_limit, values
 from exporter.contract import Sizes, describe
 from exporter.golden import Case, Golden, NonFinite, Precision, Tensors
 from exporter.job import Findings
@@ -43,9 +43,13 @@ def make(
     limit = Limit(module, inputs(*plan[0]), device)
     chosen, notes = _fitting(inputs, plan, symbols, limit, whole)
     planned, example = len(chosen), next(iter(chosen.values()))
+    limit_s = time_limit.of(lambda: eager.run(module, example, device))
     for change, data in values.changed(example).items():
-        if eager.is_settled(module, data, device, tolerance):
-            chosen[f"{describe(plan[0][0])} {change}", plan[0][1]] = data
+        try:
+            if eager.is_settled(module, data, device, tolerance, limit_s):
+                chosen[f"{describe(plan[0][0])} {change}", plan[0][1]] = data
+        except time_limit.OutOfTime:
+            notes.append(time_limit.said(f"the values are {change}", limit_s))
     outputs = []
     for (name, _), data in chosen.items():
         with eager.naming(name):

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import torch
 
-from exporter import experts, nonfinite, places, values, widening
+from exporter import experts, nonfinite, places, time_limit, values, widening
 from exporter.errors import ExporterError, ExportError
 from exporter.records import Tolerance
 from exporter.values import Tensors
@@ -99,10 +99,14 @@ def widen(outputs: Tensors, eager: Tensors) -> Tensors:
     return tuple(o.double() if e.is_floating_point() else e for o, e in zip(outputs, eager, strict=True))
 
 
-def is_settled(module: torch.nn.Module, data: Tensors, device: str, tolerance: Tolerance) -> bool:
-    """Whether the model takes these values, and gives what neither the inputs' rounding nor its own overturns."""
+def is_settled(module: torch.nn.Module, data: Tensors, device: str, tolerance: Tolerance, limit_s: float) -> bool:
+    """Whether the model takes these values, and gives what neither the inputs' rounding nor its own overturns.
+
+    time_limit.OutOfTime where a call does not end within so many seconds.
+    """
     try:
-        outputs = run(module, data, device)
+        with time_limit.stop_after(limit_s):
+            outputs = run(module, data, device)
         others = [run(module, values.perturbed(data, sign), device) for sign in (1, -1)]
         (reference,), _ = references(module, [data], [outputs], device)
         return all(values.settled(outputs, other, tolerance) for other in (*others, reference))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import time
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -14,8 +13,6 @@ from exporter.golden import Case, NonFinite, Tensors
 VALUES = {"NaN": float("nan"), "infinity": float("inf")}
 ALONE = 8  # so many inputs have cases of their own; the others share theirs
 NAN, PLUS, MINUS = 1, 2, 3  # in NonFinite.expected; 0 where nothing is demanded
-
-LEAST_S, TIMES = 10.0, 200.0  # a call may take so many seconds, and so many times as long as one on the example
 
 
 class Failure(enum.Enum):
@@ -41,19 +38,14 @@ def make(
     planned = [(inputs, value) for inputs in _groups(example) for value in VALUES]
     if not planned:
         return (), ()
-    started = time.perf_counter()
-    run(example)
-    limit_s = LEAST_S + TIMES * (time.perf_counter() - started)
+    limit_s = time_limit.of(lambda: run(example))
     given = [_spoilt(example, inputs, value) for inputs, value in planned]
     found, notes = [], []
     for (inputs, value), data, reference in zip(planned, given, in_double(given, limit_s), strict=True):
         outputs = reference if isinstance(reference, Failure) else attempt(run, data, limit_s)
         spoilt = tuple(names[i] for i in inputs)
         if outputs is Failure.ENDLESS:
-            notes.append(
-                f"the model does not end where {', '.join(spoilt)} holds {value}: a call was stopped after "
-                f"{limit_s:.0f} s"
-            )
+            notes.append(time_limit.said(f"{', '.join(spoilt)} holds {value}", limit_s))
         if isinstance(reference, Failure) or isinstance(outputs, Failure):
             continue
         expected = tuple(_brief(_demanded(e, r)) for e, r in zip(outputs, reference, strict=True))

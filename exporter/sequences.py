@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from exporter import cases, diagnosis, eager, nonfinite, places, precision, values
+from exporter import cases, diagnosis, eager, nonfinite, places, precision, time_limit, values
 from exporter.cases import Inputs
 from exporter.contract import Sizes, describe
 from exporter.flattening import FlatModule, Tensors
@@ -122,11 +122,15 @@ def make(
     chosen, notes = _planned(calls, inputs, plan, symbols, device, whole)
     planned = len(chosen)
     first = next(iter(chosen.values()))
+    limit_s = time_limit.of(lambda: calls.run(first, device))
     for change in values.CHANGES:
         changed = [values.changed(data).get(change) for data in first]
         given = [data for data in changed if data is not None]
-        if len(given) == STEPS and _is_settled(calls, given, device, tolerance):
-            chosen[f"{describe(plan[0][0])} {change}", plan[0][1]] = given
+        try:
+            if len(given) == STEPS and _is_settled(calls, given, device, tolerance, limit_s):
+                chosen[f"{describe(plan[0][0])} {change}", plan[0][1]] = given
+        except time_limit.OutOfTime:
+            notes.append(time_limit.said(f"the values are {change}", limit_s))
     made, wide = _run(calls, chosen, device)
     repeats = all(map(alike, calls.run(first, device), calls.run(first, device)))
     if not repeats:
@@ -199,10 +203,11 @@ def _cases(
         yield Case(f"{name} step {step + 1}" if step else name, seed, data, got, reference, step)
 
 
-def _is_settled(calls: Calls, given: Run, device: str, tolerance: Tolerance) -> bool:
+def _is_settled(calls: Calls, given: Run, device: str, tolerance: Tolerance, limit_s: float) -> bool:
     """As `eager.is_settled`, over a sequence."""
     try:
-        outputs = calls.run(given, device)
+        with time_limit.stop_after(limit_s):
+            outputs = calls.run(given, device)
         others = [calls.run([values.perturbed(data, sign) for data in given], device) for sign in (1, -1)]
         others.append(calls.references([given], [outputs])[0][0])
     except Exception:  # whatever a model raises at values that it was not made for

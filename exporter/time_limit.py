@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+
+LEAST_S, TIMES = 10.0, 200.0  # a call may take so many seconds, and so many times as long as an ordinary one
 
 
 class OutOfTime(BaseException):
@@ -37,3 +40,15 @@ def stop_after(seconds: float) -> Iterator[None]:
             stopped.set()
         timer.cancel()
         timer.join()
+
+
+def of(ordinary: Callable[[], object]) -> float:
+    """Seconds that any call of the same kind ends within; the ordinary one is made for that."""
+    started = time.perf_counter()
+    ordinary()
+    return LEAST_S + TIMES * (time.perf_counter() - started)
+
+
+def said(where: str, limit_s: float) -> str:
+    """The note for a model that was stopped."""
+    return f"the model does not end where {where}: a call was stopped after {limit_s:.0f} s"

@@ -44,7 +44,7 @@ class Turns:
 
     def prepare(self, arguments: dict[str, object]) -> Child:
         """Start the job that prepares, and then makes the golden."""
-        return self.model.spawn("prepare", "exporter.steps:prepare", arguments, self.log)
+        return self.model.spawn("making the golden", "exporter.steps:prepare", arguments, self.log)
 
     @property
     def model(self) -> Zygote:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from exporter import cases, diagnosis, golden
+from exporter import cases, diagnosis, golden, time_limit
 from exporter.errors import ArtifactError, ExportError
 from exporter.flattening import FlatModule, flatten_inputs
 from exporter.job import Findings
@@ -137,6 +137,21 @@ def test_a_model_that_remembers_in_attributes_is_told_by_their_names() -> None:
     _, findings = cases.make(Remembers(), lambda sizes, seed: (torch.ones(2, 3),), plan, {}, tolerance, "cpu")
     (note,) = findings.notes
     assert note.startswith(f"{diagnosis.UNSTEADY}: the model changes its steps, history.")
+
+
+def test_values_that_a_model_does_not_end_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Louder(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            while bool(x.abs().max() < 0.01):
+                x = x * 2
+            return x
+
+    monkeypatch.setattr(time_limit, "LEAST_S", 0.3)
+    made, findings = make(Louder())
+    assert findings.notes == ("the model does not end where the values are zeros: a call was stopped after 0 s",)
+    assert "batch=2 zeros" not in findings.cases
+    assert "batch=2 ones" in findings.cases
+    assert len(made.cases) == len(findings.cases)
 
 
 class Short(torch.nn.Module):

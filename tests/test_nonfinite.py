@@ -11,7 +11,7 @@ import torch
 from conftest import Run
 from manifests import variant
 
-from exporter import checks, eager, golden, nonfinite, open_artifact
+from exporter import checks, eager, golden, nonfinite, open_artifact, time_limit
 from exporter.golden import Case, Golden, NonFinite, Tensors
 from exporter.interpreter import Interpreter
 from exporter.parity import TOLERANCES
@@ -97,7 +97,7 @@ def halved_outside(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("function", [halved, halved_outside])
 def test_a_model_that_does_not_end(function: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nonfinite, "LEAST_S", 0.3)
+    monkeypatch.setattr(time_limit, "LEAST_S", 0.3)
     found, notes = make(function, X * 4)
     assert [case.value for case in found] == ["NaN"]
     assert len(notes) == 1

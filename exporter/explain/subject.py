@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-from exporter import capture, contract, eager, flattening, narrowing, values
+from exporter import capture, contract, eager, flattening, narrowing, time_limit, values
 from exporter.errors import ExportError
 from exporter.explain.guards import Guards
 from exporter.job import Job
@@ -103,6 +104,8 @@ class Subject:
         """Inputs at other sizes, and at the example's with other values, each with its name; what the model takes."""
         for sizes in self.sizes():
             yield contract.describe(sizes), self.inputs(sizes)
+        limit_s = time_limit.of(lambda: eager.run(self.module, self.example, self.job.options.device))
         for name, changed in values.changed(self.example).items():
-            if eager.is_settled(self.module, changed, self.job.options.device, TOLERANCES["float32"]):
-                yield f"{name} as values", changed
+            with contextlib.suppress(time_limit.OutOfTime):
+                if eager.is_settled(self.module, changed, self.job.options.device, TOLERANCES["float32"], limit_s):
+                    yield f"{name} as values", changed
