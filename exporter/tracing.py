@@ -1,4 +1,4 @@
-"""Numbers and tensors in place of flags, where torch.jit.trace has no words for a flag; and what a trace warns of."""
+"""What torch.jit.trace needs help with: flags that it has no words for, and the branches that it leaves out."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+
+from exporter import places
 
 # Functions of a tensor and a number that a flag may stand for; what they give has the tensor's dtype, or is of flags.
 _GIVEN = frozenset(("value", "fill_value", "other"))  # names of that number
@@ -60,6 +62,60 @@ class NumbersForFlags(TorchFunctionMode):
                 return _LOGICAL[func](args[0], _tensor(args[1]))
             args = (args[0], int(args[1]), *args[2:])
         return func(*args, **named)
+
+
+# Operators whose result depends on an input's shape and dtype, and not on its values.
+_OF_SHAPES = frozenset((
+    "aten::size", "aten::numel", "aten::dim", "aten::new_zeros", "aten::new_ones", "aten::new_full", "aten::new_empty",
+    "aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::empty_like", "aten::rand_like", "aten::randn_like",
+))  # fmt: skip
+
+
+class Branches(TorchFunctionMode):
+    """Finds where Python asks, while a model is traced, whether a tensor is true that depends on the inputs' values.
+
+    A trace keeps the side that the example takes. What depends on sizes alone is not found: the golden tries those.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._found: dict[str, None] = {}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.Tensor.__bool__ and _depends_on_values(args[0]):
+            frame = sys._getframe(1)
+            while frame.f_back and frame.f_code.co_filename == __file__:
+                frame = frame.f_back
+            self._found[places.shown(frame.f_code.co_filename, frame.f_lineno)] = None
+        return func(*args, **(kwargs or {}))
+
+    def notes(self) -> tuple[str, ...]:
+        """What the row says of them."""
+        if not self._found:
+            return ()
+        found = ", ".join(self._found)
+        return (f"a branch depends on values ({found}): the trace keeps the side that the example takes",)
+
+
+def _depends_on_values(tensor: torch.Tensor) -> bool:
+    """Whether the trace computes it of an input's values, and not of sizes, weights and constants alone."""
+    tracer: Any = torch._C
+    try:
+        values = [tracer._get_value_trace(tensor)]
+    except RuntimeError:  # it is no part of the trace
+        return False
+    seen = set()
+    while values:
+        value = values.pop()
+        node = value.node()
+        if node.kind() == "prim::Param" and value.isCompleteTensor():
+            return True
+        if node.kind() not in _OF_SHAPES and value.debugName() not in seen:
+            seen.add(value.debugName())
+            values += node.inputs()
+    return False
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.jit._trace import TracerWarning
 
-from exporter.tracing import NumbersForFlags, warned
+from exporter.tracing import Branches, NumbersForFlags, warned
 
 
 class Flagged(nn.Module):
@@ -91,3 +91,31 @@ def test_a_warning_has_the_model_s_line() -> None:
 def test_the_trace_of_a_flag_needs_it() -> None:
     with pytest.raises(RuntimeError, match="aten::fill_"):
         torch.jit.trace(Flagged(lambda flag: flag.fill_(True)).eval(), torch.ones(3), check_trace=False)
+
+
+class Asking(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("on", torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] > 1 and bool((self.on > 0).all()) and bool((x.new_zeros(x.shape) == 0).all()):
+            x = x + 1
+        if x.sum() > 0:
+            x = x * 2
+        while x.abs().max() > 1:
+            x = x / 2
+        return x
+
+
+def test_branches_on_values_are_found_and_those_on_sizes_and_weights_are_not() -> None:
+    with torch.no_grad(), warned(), Branches() as branches:
+        torch.jit.trace(Asking(), torch.ones(2, 3), check_trace=False)
+    (note,) = branches.notes()
+    first = Asking.forward.__code__.co_firstlineno
+    assert note.startswith(
+        f"a branch depends on values ({__file__}:{first + 3}, {__file__}:{first + 5}): the trace keeps"
+    )
+    with torch.no_grad(), warned(), Branches() as none:
+        torch.jit.trace(torch.nn.Linear(3, 2), torch.ones(2, 3), check_trace=False)
+    assert none.notes() == ()

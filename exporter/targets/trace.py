@@ -34,12 +34,14 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     import torch
 
     from exporter import debug_info
-    from exporter.tracing import warned
+    from exporter.tracing import Branches, warned
 
+    branches = Branches()
     with warned() as caught, torch.no_grad():
         module, notes = _module(program, options)
-        parts = {size: _trace(entry, module) for size, entry in program.entries.items()}
-        traced = entries.script_module(parts, program.function) if parts else _trace(program, module)
+        with branches:
+            parts = {size: _trace(entry, module) for size, entry in program.entries.items()}
+            traced = entries.script_module(parts, program.function) if parts else _trace(program, module)
         frozen = torch.jit.freeze(traced.eval())
         whole = _is_right_outside(program, module, traced)
         taken = (whole and program.whole) or program.contract
@@ -48,7 +50,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         ops = operators.of_script(frozen)
         promise = to_json(replace(taken, ops=ops))
         debug_info.save(frozen, path, {"contract.json": promise})
-    return Exported(notes, torchscript.tracer_warnings(caught), ops=ops, whole=whole)
+    return Exported((*notes, *branches.notes()), torchscript.tracer_warnings(caught), ops=ops, whole=whole)
 
 
 def _is_right_outside(program: Program, module: torch.nn.Module, traced: torch.jit.ScriptModule) -> bool:
