@@ -7,10 +7,9 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 from exporter import contract as contracts
-from exporter import torchscript
+from exporter import tolerances, torchscript
 from exporter.errors import ContractError, ExportError
 from exporter.expressions import Expression
-from exporter.parity import TOLERANCES
 from exporter.records import Contract, StateTensor, TensorSpec
 
 if TYPE_CHECKING:
@@ -209,7 +208,7 @@ def agree(got: torch.Tensor, want: torch.Tensor) -> bool:
         return False
     if not want.is_floating_point() and not want.is_complex():
         return torch.equal(got, want)
-    tolerance = TOLERANCES.get(str(want.dtype).removeprefix("torch."), TOLERANCES["float32"])
+    tolerance = tolerances.of_dtype(str(want.dtype).removeprefix("torch."))
     largest = float(want[want.isfinite()].abs().max()) if want.isfinite().any() else 0.0
     return torch.allclose(got, want, rtol=0.0, atol=tolerance.atol + tolerance.rtol * largest, equal_nan=True)
 

@@ -13,21 +13,6 @@ from exporter.records import VERDICTS, CaseParity, Parity, Tolerance, Verdict
 
 Array = NDArray[Any]
 
-# Fixed before anything is measured. float32: what reordered sums cost networks of usual depth; k is the factor on
-# eager's own error that still counts as the same quality.
-TOLERANCES: Mapping[str, Tolerance] = {
-    "float64": Tolerance(rtol=1e-7, atol=1e-8, k=2.0),
-    "float32": Tolerance(rtol=1e-4, atol=1e-5, k=2.0),
-    "float16": Tolerance(rtol=1e-2, atol=1e-3, k=3.0),
-    "bfloat16": Tolerance(rtol=1.6e-2, atol=1e-2, k=3.0),
-}
-# Of a model in float32 that computes in another precision, against eager in that precision; int8, against float32's.
-PRECISIONS: Mapping[str, Tolerance] = {
-    "tf32": Tolerance(rtol=1e-2, atol=1e-3, k=3.0),
-    "fp16": TOLERANCES["float16"],
-    "bf16": TOLERANCES["bfloat16"],
-    "int8": Tolerance(rtol=1e-4, atol=1e-5, k=2.0, min_cosine=0.995),
-}
 CLEAR = 0.1  # of a row's range: a first that is so far ahead of the second has to stay first
 
 

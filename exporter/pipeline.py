@@ -25,6 +25,7 @@ from exporter import (
     provenance,
     publishing,
     targets,
+    tolerances,
 )
 from exporter.draft import Draft
 from exporter.errors import ExporterError, JobError, RecipeError, UsageError
@@ -149,7 +150,7 @@ class _Run:
         arguments = {
             "job": self.job,
             "capture_program": capture_program,
-            "tolerance": (self.request.rtol, self.request.atol),
+            "tolerance": tolerances.Asked(self.request.rtol, self.request.atol),
             "golden_path": self.golden,
             "precisions": self.request.precisions,
         }

@@ -26,6 +26,7 @@ from exporter import (
     samples,
     sequences,
     targets,
+    tolerances,
     unseen,
     values,
     widening,
@@ -37,7 +38,6 @@ from exporter.interpreter import Interpreter
 from exporter.isolate import BACKGROUND, stand_back
 from exporter.job import Findings, Job, Prepared
 from exporter.loading import Loaded, load_model
-from exporter.parity import PRECISIONS, TOLERANCES
 from exporter.records import EAGER, Contract, Range, Tolerance
 from exporter.session import server
 from exporter.snapshot import Place, Snapshot
@@ -51,7 +51,7 @@ def prepare(
     channel: socket.socket,
     job: Job,
     capture_program: bool,
-    tolerance: tuple[float | None, float | None],
+    tolerance: tolerances.Asked,
     golden_path: Path,
     precisions: tuple[str, ...] = (),
 ) -> Findings:
@@ -90,12 +90,12 @@ def prepare(
     for narrowed in captured.narrowings:
         symbols = contract.narrow(found, [narrowed]).symbols
         plan += [case for case in contract.probe_plan(loaded.base, symbols) if case not in plan]
-    usual = _tolerance(found, *tolerance)
-    tolerances = {name: _asked(PRECISIONS[name], *tolerance) for name in precisions}
+    usual = tolerance.over(tolerances.of_outputs({spec.dtype for spec in found.outputs}))
+    others = {name: tolerance.over(tolerances.BY_PRECISION[name]) for name in precisions}
     make = _make_sequences if loaded.state else _make_cases
-    made, findings = make(loaded, found, plan, usual, tolerances, device, points)
+    made, findings = make(loaded, found, plan, usual, others, device, points)
     golden.save(made, golden_path)
-    return replace(findings, tolerances=tolerances)
+    return replace(findings, tolerances=others)
 
 
 Plan = list[tuple[dict[str, int], int]]
@@ -202,18 +202,6 @@ def _weights_used(asked: str, loaded: Loaded) -> str:
     said: str = getattr(loaded.module.model, "exporter_weights", "")
     chosen = getattr(loaded.recipe, "chooses_weights", True)
     return said or ("random" if asked == "random" and chosen else "the recipe's")
-
-
-def _tolerance(found: Contract, rtol: float | None, atol: float | None) -> Tolerance:
-    """The tolerance of the highest precision among the floating outputs, where the user asked for no other."""
-    order = ("float64", "float32", "float16", "bfloat16")
-    dtypes = {spec.dtype for spec in found.outputs}
-    usual = TOLERANCES[next((d for d in order if d in dtypes), "float32")]
-    return _asked(usual, rtol, atol)
-
-
-def _asked(usual: Tolerance, rtol: float | None, atol: float | None) -> Tolerance:
-    return replace(usual, rtol=usual.rtol if rtol is None else rtol, atol=usual.atol if atol is None else atol)
 
 
 @dataclass

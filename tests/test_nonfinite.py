@@ -14,12 +14,12 @@ from manifests import variant
 from exporter import checks, eager, golden, nonfinite, open_artifact, time_limit
 from exporter.golden import Case, Golden, NonFinite, Tensors
 from exporter.interpreter import Interpreter
-from exporter.parity import TOLERANCES
 from exporter.records import Parity, SessionRecord
 from exporter.release import gates
 from exporter.release.plan import Gates
 from exporter.session.server import Judge
 from exporter.targets import Loaded
+from exporter.tolerances import FLOAT32
 
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
 
@@ -169,8 +169,8 @@ def test_an_artifact_that_does_not() -> None:
 def test_a_golden_keeps_them_in_few_bytes(tmp_path: Path) -> None:
     large = torch.randn(3, 200, 200)
     case = Case("", 0, (large,), (large,), (large.double(),))
-    plain = Golden((case,), TOLERANCES["float32"])
-    with_them = Golden((case,), TOLERANCES["float32"], nonfinite=made(lambda x: x / x.sum(), large))
+    plain = Golden((case,), FLOAT32)
+    with_them = Golden((case,), FLOAT32, nonfinite=made(lambda x: x / x.sum(), large))
     golden.save(plain, tmp_path / "plain.pt")
     golden.save(with_them, tmp_path / "with.pt")
     assert (tmp_path / "with.pt").stat().st_size - (tmp_path / "plain.pt").stat().st_size < 0.3 * large.nbytes
@@ -184,13 +184,13 @@ def test_a_golden_keeps_them_in_few_bytes(tmp_path: Path) -> None:
 def test_a_session_tells_and_goes_on_from_the_initial_state() -> None:
     resets = []
     case = Case("", 0, (X,), (X.relu(),), (X.relu().double(),))
-    judge = Judge(Golden((case,), TOLERANCES["float32"], nonfinite=made(torch.relu, X)), ("y",))
+    judge = Judge(Golden((case,), FLOAT32, nonfinite=made(torch.relu, X)), ("y",))
     loaded = Loaded(lambda x: (x[0].nan_to_num().relu(),), lambda: "", reset=lambda: resets.append(1))
     found = judge.lost(loaded, "cpu")
     assert found is not None
     assert [said.partition(":")[0] for said in found] == ["NaN is not propagated", "infinity is not propagated"]
     assert len(resets) == 3
-    assert Judge(Golden((case,), TOLERANCES["float32"]), ("y",)).lost(loaded, "cpu") is None
+    assert Judge(Golden((case,), FLOAT32), ("y",)).lost(loaded, "cpu") is None
 
 
 def parity(unpropagated: tuple[str, ...] | None) -> Parity:
@@ -247,9 +247,7 @@ def test_a_golden_has_no_lazy_bits(tmp_path: Path) -> None:
     values = torch.randn(3)
     lazy = torch._neg_view(-values)
     conjugate = torch.complex(values, values).conj()
-    golden.save(
-        Golden((Case("", 0, (lazy,), (conjugate,), (conjugate,)),), TOLERANCES["float32"]), tmp_path / "golden.pt"
-    )
+    golden.save(Golden((Case("", 0, (lazy,), (conjugate,), (conjugate,)),), FLOAT32), tmp_path / "golden.pt")
     case = golden.read(tmp_path / "golden.pt").cases[0]
     assert not case.inputs[0].is_neg()
     assert not case.eager[0].is_conj()
@@ -259,5 +257,5 @@ def test_a_golden_has_no_lazy_bits(tmp_path: Path) -> None:
 def test_outputs_with_lazy_bits_are_judged_by_their_values() -> None:
     values = torch.randn(3)
     case = Case("", 0, (values,), (values,), (values.double(),))
-    (found,) = Judge(Golden((case,), TOLERANCES["float32"]), ("y",)).compare((torch._neg_view(-values),), case)
+    (found,) = Judge(Golden((case,), FLOAT32), ("y",)).compare((torch._neg_view(-values),), case)
     assert found.verdict == "exact"

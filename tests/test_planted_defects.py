@@ -15,7 +15,7 @@ import pytest
 import torch
 from exporter_models import minilm
 
-from exporter import cases, contract, environment, flattening, golden, parity
+from exporter import cases, contract, environment, flattening, golden, parity, tolerances
 from exporter.records import Contract, Range
 from exporter.serialization import to_json
 from exporter.session.server import Judge
@@ -51,7 +51,7 @@ class Subject:
         self.names = example.names
         self.flatten = lambda module: flattening.FlatModule(module, example).eval()
         plan = contract.probe_plan(base, self.symbols)
-        tolerance = parity.TOLERANCES["float32"]
+        tolerance = tolerances.FLOAT32
         self.golden, _ = cases.make(self.flatten(model), flat, plan, self.symbols, tolerance, "cpu")
         golden.save(self.golden, folder / "golden.pt")
         with torch.no_grad():

@@ -12,7 +12,7 @@ import torch
 from conftest import NATIVE, Run
 
 import exporter
-from exporter import builds, cases, environment, golden, parity, precision, quantization, targets
+from exporter import builds, cases, environment, golden, parity, precision, quantization, targets, tolerances
 from exporter.capture import Program
 from exporter.errors import ArtifactError, ExportError, UsageError
 from exporter.flattening import FlatModule, flatten_inputs
@@ -80,9 +80,9 @@ def test_a_golden_keeps_what_each_precision_is_judged_by(tmp_path: Path) -> None
     module = Scaled()
     outputs = ("float32", "int64")
     plan, symbols = [({"batch": 3}, 0)], {"batch": Range(3, 3)}
-    made, _ = cases.make(module, lambda sizes, seed: (X, N), plan, symbols, parity.TOLERANCES["float32"], "cpu")
+    made, _ = cases.make(module, lambda sizes, seed: (X, N), plan, symbols, tolerances.FLOAT32, "cpu")
     others, notes = cases.in_precisions(
-        made, module, {name: parity.PRECISIONS[name] for name in ("bf16", "int8")}, outputs, "cpu"
+        made, module, {name: tolerances.BY_PRECISION[name] for name in ("bf16", "int8")}, outputs, "cpu"
     )
     golden.save(golden.Golden(made.cases, made.tolerance, others), tmp_path / "golden.pt")
     read = golden.read(tmp_path / "golden.pt")
@@ -111,8 +111,8 @@ class Stubborn(torch.nn.Module):
 
 def test_a_model_that_does_not_run_in_a_precision_is_judged_by_float32(tmp_path: Path) -> None:
     module = Stubborn()
-    made, _ = cases.make(module, lambda sizes, seed: (X,), [({}, 0)], {}, parity.TOLERANCES["float32"], "cpu")
-    others, notes = cases.in_precisions(made, module, {"bf16": parity.PRECISIONS["bf16"]}, ("float32",), "cpu")
+    made, _ = cases.make(module, lambda sizes, seed: (X,), [({}, 0)], {}, tolerances.FLOAT32, "cpu")
+    others, notes = cases.in_precisions(made, module, {"bf16": tolerances.BY_PRECISION["bf16"]}, ("float32",), "cpu")
     assert "does not run in bf16" in notes[0]
     assert others["bf16"].eager == ()
     assert module.linear.weight.dtype == torch.float32

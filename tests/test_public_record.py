@@ -29,7 +29,7 @@ from conftest import NATIVE, RECIPES, recipe_path, request_for
 from fuzz.inline import Inline
 
 from exporter import bundle as bundles
-from exporter import checks, environment, open_artifact, parity, pipeline, recipes, targets
+from exporter import checks, environment, open_artifact, pipeline, recipes, targets, tolerances
 from exporter.capture import Program, export_program
 from exporter.errors import ContractError
 from exporter.flattening import FlatModule, flatten_inputs
@@ -381,7 +381,7 @@ def test_freezing_changes_no_numbers(packages: tuple[Path, Path]) -> None:
     loader = torch._C._aoti.AOTIModelPackageLoader(str(bare), "model", False, 1, -1)
     x = torch.randn(37, 64)
     frozen = open_artifact(place / "compile.pt2")(x)
-    tolerance = parity.TOLERANCES["float32"]
+    tolerance = tolerances.FLOAT32
     for ours, unfrozen in zip(frozen.values(), loader.run([x]), strict=True):
         torch.testing.assert_close(ours, unfrozen, rtol=tolerance.rtol, atol=tolerance.atol)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exporter import cases, parity, values
+from exporter import cases, tolerances, values
 from exporter.records import Range, Tolerance
 
 
@@ -34,7 +34,7 @@ def test_what_stands_for_rounding_is_of_the_dtype_itself(dtype: torch.dtype) -> 
     """A perturbation beyond the tolerance would leave a model in float64 no other values at all."""
     data = (torch.linspace(-1, 1, 100).to(dtype), torch.arange(3))
     once, again = values.perturbed(data, 1), values.perturbed(data, -1)
-    assert values.settled(once, again, parity.TOLERANCES[str(dtype).removeprefix("torch.")])
+    assert values.settled(once, again, tolerances.BY_DTYPE[str(dtype).removeprefix("torch.")])
     assert torch.equal(once[0], again[0]) == (dtype == torch.bfloat16)
     assert torch.equal(once[1], data[1])
 

@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 
-from exporter import capture, contract, eager, flattening, narrowing, time_limit, values
+from exporter import capture, contract, eager, flattening, narrowing, time_limit, tolerances, values
 from exporter.errors import ExportError
 from exporter.explain.guards import Guards
 from exporter.job import Job
 from exporter.loading import Loaded
-from exporter.parity import TOLERANCES
 from exporter.records import Contract
 
 LARGEST = 16  # a size up to this one is cheap, whatever the example's is
@@ -107,5 +106,5 @@ class Subject:
         limit_s = time_limit.of(lambda: eager.run(self.module, self.example, self.job.options.device))
         for name, changed in values.changed(self.example).items():
             with contextlib.suppress(time_limit.OutOfTime):
-                if eager.is_settled(self.module, changed, self.job.options.device, TOLERANCES["float32"], limit_s):
+                if eager.is_settled(self.module, changed, self.job.options.device, tolerances.FLOAT32, limit_s):
                     yield f"{name} as values", changed

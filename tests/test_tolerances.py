@@ -1,0 +1,44 @@
+"""Tolerances: which is chosen, and what a user may ask for instead."""
+
+from __future__ import annotations
+
+import pytest
+
+from exporter import tolerances
+from exporter.records import PRECISIONS
+from exporter.tolerances import BY_DTYPE, BY_PRECISION, FLOAT32, Asked
+
+
+def test_they_widen_with_precision() -> None:
+    order = list(BY_DTYPE.values())
+    assert [t.rtol for t in order] == sorted(t.rtol for t in order)
+    assert [t.atol for t in order] == sorted(t.atol for t in order)
+
+
+def test_every_other_precision_has_one() -> None:
+    assert {"fp32", *BY_PRECISION} == set(PRECISIONS)
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "chosen"),
+    [
+        ({"float32"}, "float32"),
+        ({"bfloat16", "float16", "int64"}, "float16"),
+        ({"bfloat16", "float64"}, "float64"),
+        ({"int64"}, "float32"),
+        (set(), "float32"),
+    ],
+)
+def test_the_highest_precision_among_the_outputs_decides(dtypes: set[str], chosen: str) -> None:
+    assert tolerances.of_outputs(dtypes) == BY_DTYPE[chosen]
+
+
+def test_a_dtype_that_is_not_known_is_judged_as_float32() -> None:
+    assert tolerances.of_dtype("bfloat16") == BY_DTYPE["bfloat16"]
+    assert tolerances.of_dtype("complex64") == FLOAT32
+
+
+def test_what_is_asked_for_replaces_only_that() -> None:
+    assert Asked().over(FLOAT32) == FLOAT32
+    found = Asked(rtol=0.0).over(BY_PRECISION["int8"])
+    assert (found.rtol, found.atol, found.min_cosine) == (0.0, FLOAT32.atol, 0.995)
