@@ -12,7 +12,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from exporter._version import __version__ as __version__
+
 __all__ = ["Artifact", "Bundle", "ExporterError", "Recipe", "export", "open_artifact"]
 _ROOMS = {"ExporterError": "exporter.errors", "Recipe": "exporter.recipes"}  # of what is not in exporter.api
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from exporter import __version__, environment
+from exporter import environment
+from exporter._version import __version__
 from exporter.publishing import Staging
 from exporter.records import EAGER, Manifest, ModelRecord, VariantRecord
 from exporter.request import Request

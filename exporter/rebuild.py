@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from exporter import __version__, bundle, disk, environment, pipeline, proof, provenance, sums
+from exporter import bundle, disk, environment, pipeline, proof, provenance, sums
+from exporter._version import __version__
 from exporter.differences import Difference, compare, conclude, records
 from exporter.errors import ArtifactError, BundleError, JobError, UsageError
 from exporter.listener import Listener

@@ -12,7 +12,8 @@ from typing import Any
 
 import click
 
-from exporter import __version__, disk, places
+from exporter import disk, places
+from exporter._version import __version__
 from exporter.cli import _streams
 from exporter.errors import ExporterError
 

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from exporter import __version__, bundle, disk, publishing
+from exporter import bundle, disk, publishing
+from exporter._version import __version__
 from exporter.errors import ArtifactError, BundleError, UsageError
 from exporter.records import EAGER, SCHEMA, ArtifactRecord, Manifest, Parity, VariantRecord
 from exporter.report import summary

@@ -28,7 +28,7 @@ KIND = "docker"
 NOBODY = "65534:65534"
 TIMEOUT_S = 600.0
 # exporter's modules that check.py needs.
-RULE = ("__init__", "errors", "expressions", "parity", "places", "records", "serialization")
+RULE = ("__init__", "_version", "errors", "expressions", "parity", "places", "records", "serialization")
 FROM_SCRATCH = """# {about}: exporter-run and the libraries that it loads; no Python, no shell
 FROM scratch
 COPY root/ /
