@@ -22,7 +22,7 @@ LEAST_OF_TAIL = 10  # calls of a window that is for percentiles alone
 PRECISION = 0.03  # half width of the ratio's interval that counts as stable
 
 
-class Subject(Protocol):
+class Timed(Protocol):
     """What can be timed."""
 
     def time(self, runs: int) -> list[float]:
@@ -46,7 +46,7 @@ class Series:
         """Samples that were kept."""
         return sum(map(len, (*self.windows, *self.tail)))
 
-    def take(self, subject: Subject, keep: bool) -> float:
+    def take(self, subject: Timed, keep: bool) -> float:
         """Time one window and return its median. The first call is paid for but not kept: it finds the caches cold."""
         samples = subject.time(self.runs + 1)
         self.spent_ms += sum(samples)
@@ -56,7 +56,7 @@ class Series:
 
 
 def measure(
-    subjects: Mapping[str, Subject],
+    subjects: Mapping[str, Timed],
     budget_s: float,
     baseline: str,
     progress: Callable[[str], None] = lambda name: None,
@@ -90,7 +90,7 @@ def measure(
 
 
 def _lengthen(
-    series: Mapping[str, Series], subjects: Mapping[str, Subject], least_runs: int, progress: Callable[[str], None]
+    series: Mapping[str, Series], subjects: Mapping[str, Timed], least_runs: int, progress: Callable[[str], None]
 ) -> None:
     """More windows in rotation, for those with too few samples; what is slow takes one call each, so take ten."""
     while short := [name for name, one in series.items() if not one.error and one.count < least_runs]:
@@ -101,7 +101,7 @@ def _lengthen(
             _attempt(one, False, functools.partial(_take_tail, subjects[name], one))
 
 
-def _take_tail(subject: Subject, one: Series) -> None:
+def _take_tail(subject: Timed, one: Series) -> None:
     one.tail.append(subject.time(one.runs + 1)[1:])
 
 
@@ -116,7 +116,7 @@ def _attempt(one: Series, fatal: bool, act: Callable[[], object]) -> None:
         one.error, one.windows = str(error), []
 
 
-def _warm_up(subject: Subject, one: Series, budget_ms: float) -> None:
+def _warm_up(subject: Timed, one: Series, budget_ms: float) -> None:
     medians = [one.take(subject, keep=False)]
     while one.spent_ms < budget_ms and not (len(medians) > 3 and stats.settled(medians)):
         one.runs = max(1, round(WINDOW_MS / max(medians[-1], 1e-3)))

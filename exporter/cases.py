@@ -23,12 +23,12 @@ CASE_BYTES = 100e6  # of one case's inputs
 NOT_TO_THE_BIT = "perhaps its kernels do not repeat themselves"
 HIDDEN = "perhaps it keeps state where none can be found: in a global, a closure, or an object of C++"
 
-Inputs = Callable[[Sizes, int], Tensors]  # at these sizes, from this seed
+MakeInputs = Callable[[Sizes, int], Tensors]  # at these sizes, from this seed
 
 
 def make(
     module: torch.nn.Module,
-    inputs: Inputs,
+    inputs: MakeInputs,
     plan: Sequence[tuple[Sizes, int]],
     symbols: dict[str, Range],
     tolerance: Tolerance,
@@ -100,7 +100,7 @@ def add_samples(
 
 
 def _fitting(
-    inputs: Inputs,
+    inputs: MakeInputs,
     plan: Sequence[tuple[Sizes, int]],
     symbols: dict[str, Range],
     limit: Limit,
@@ -115,7 +115,7 @@ def _fitting(
 
 
 def fitting(
-    inputs: Inputs,
+    inputs: MakeInputs,
     plan: Sequence[tuple[Sizes, int]],
     symbols: dict[str, Range],
     limit: Limit,
@@ -128,7 +128,7 @@ def fitting(
 
 
 def _cut_down(
-    inputs: Inputs,
+    inputs: MakeInputs,
     plan: Sequence[tuple[Sizes, int]],
     symbols: dict[str, Range],
     limit: Limit,
@@ -205,7 +205,7 @@ class Limit:
 def _shrink(
     sizes: Sizes,
     seed: int,
-    inputs: Inputs,
+    inputs: MakeInputs,
     base: Sizes,
     symbols: dict[str, Range],
     limit: Limit,

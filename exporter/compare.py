@@ -48,7 +48,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Gates:
+class Limits:
     """What may not be: by how many percent a variant may be slower or larger, and whether callers may break."""
 
     max_slower: float | None = None
@@ -69,7 +69,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class How:
+class TimingOptions:
     """How sessions run where latency is measured again: seconds of timed calls of each, in one rotation."""
 
     time_budget: float
@@ -78,7 +78,7 @@ class How:
     ops_libs: tuple[str, ...] = ()
 
 
-def run(places: tuple[Path, Path], gates: Gates, how: How | None, listener: Listener) -> Comparison:
+def run(places: tuple[Path, Path], gates: Limits, how: TimingOptions | None, listener: Listener) -> Comparison:
     """Compare; with `how`, measure latency again. ArtifactError for a bundle that was altered."""
     manifests = proof.whole(places[0]), proof.whole(places[1])
     shipped = tuple({v.name: v for v in one.variants if v.artifact or v.rejected} for one in manifests)
@@ -127,7 +127,7 @@ def _verdict(variant: VariantRecord) -> str:
     return variant.parity.verdict if variant.status == "passed" and variant.parity else "FAIL"
 
 
-def _broken(found: Comparison, gates: Gates) -> list[str]:
+def _broken(found: Comparison, gates: Limits) -> list[str]:
     broken = [f"{name} is gone" for name in found.gone]
     for pair in found.pairs:
         if pair.verdicts[1] == "FAIL" != pair.verdicts[0]:
@@ -152,7 +152,7 @@ def _measured(
     places: tuple[Path, Path],
     manifests: tuple[Manifest, Manifest],
     shipped: Sequence[Mapping[str, VariantRecord]],
-    how: How,
+    how: TimingOptions,
     listener: Listener,
 ) -> list[Pair]:
     """With latency as it is found now; a pair that cannot be says why."""
@@ -178,7 +178,7 @@ def _time(
     sides: Sequence[tuple[Path, VariantRecord]],
     options: targets.Options,
     folder: Path,
-    how: How,
+    how: TimingOptions,
 ) -> Pair:
     """Both sides of one variant in rotation, in each language that can run them."""
     log = folder / "sessions.log"

@@ -39,8 +39,8 @@ print(json.dumps(found))
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One line of the report."""
+class Part:
+    """A part of the machine or its software, and how it is: one line of the report."""
 
     level: Literal["ok", "note", "bad"]
     what: str
@@ -48,8 +48,8 @@ class Finding:
     remedy: str = ""
 
 
-def examine() -> list[Finding]:
-    """All findings, in the order of reading."""
+def examine() -> list[Part]:
+    """All parts, in the order of reading."""
     found = _probe()
     findings = [_python(), *(_module(name, *found.get(name, ("not tried", ""))) for name in MODULES)]
     return [*findings, _compiler(), *map(_tool, TOOLS), _runner(), *_gpu(found)]
@@ -65,24 +65,24 @@ def _probe() -> dict[str, tuple[str, str]]:
     return answers
 
 
-def _python() -> Finding:
+def _python() -> Part:
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info >= (3, 14):
-        return Finding(
+        return Part(
             "note",
             "python",
             f"{version}: TorchScript is not supported there",
             "use Python 3.11 to 3.13 for trace and script",
         )
-    return Finding("ok", "python", version)
+    return Part("ok", "python", version)
 
 
-def _module(name: str, error: str, version: str) -> Finding:
+def _module(name: str, error: str, version: str) -> Part:
     if not error:
         if name == "torch" and not SUPPORTED[0] <= _numbers(version) <= SUPPORTED[1]:
-            return Finding("note", name, f"{version} is not one of those tested", "tested: torch 2.11 to 2.14")
-        return Finding("ok", name, version)
-    return Finding("bad", name, error, remedy(name, error))
+            return Part("note", name, f"{version} is not one of those tested", "tested: torch 2.11 to 2.14")
+        return Part("ok", name, version)
+    return Part("bad", name, error, remedy(name, error))
 
 
 def _numbers(version: str) -> tuple[int, int]:
@@ -101,47 +101,47 @@ def remedy(name: str, error: str) -> str:
     return f"pip install --force-reinstall {name}"
 
 
-def _compiler() -> Finding:
+def _compiler() -> Part:
     compiler = environment.compiler()
     if compiler is None:
-        return Finding(
+        return Part(
             "bad",
             "C++ compiler",
             "none: the target compile cannot work",
             "install g++ (Debian: apt install g++), or name one in CXX",
         )
-    return Finding("ok", "C++ compiler", compiler)
+    return Part("ok", "C++ compiler", compiler)
 
 
-def _tool(name: str) -> Finding:
+def _tool(name: str) -> Part:
     program = TOOLS[name]
     beside = Path(sys.executable).with_name(program)  # of an environment that is not activated
     found = shutil.which(program) or (str(beside) if beside.is_file() else None)
     if found is None:
-        return Finding("note", name, "none: exporter-run cannot be built", f"pip install {program}")
-    return Finding("ok", name, found)
+        return Part("note", name, "none: exporter-run cannot be built", f"pip install {program}")
+    return Part("ok", name, found)
 
 
-def _runner() -> Finding:
+def _runner() -> Part:
     runner = environment.find_runner()
     if runner is None:
-        return Finding(
+        return Part(
             "note", "exporter-run", "not built: no C++ rows", "`make cpp` in a checkout, or name one in EXPORTER_RUN"
         )
-    return Finding("ok", "exporter-run", str(runner))
+    return Part("ok", "exporter-run", str(runner))
 
 
-def _gpu(found: dict[str, tuple[str, str]]) -> list[Finding]:
+def _gpu(found: dict[str, tuple[str, str]]) -> list[Part]:
     gpus = environment.gpus()
     if not gpus:
-        return [Finding("note", "GPU", "none: everything runs on the CPU")]
-    findings = [Finding("ok", f"GPU {index}", name) for index, name in enumerate(gpus)]
+        return [Part("note", "GPU", "none: everything runs on the CPU")]
+    findings = [Part("ok", f"GPU {index}", name) for index, name in enumerate(gpus)]
     error, version = found.get("cuda", ("torch does not import", ""))
     if error:
-        findings.append(Finding("bad", "CUDA", error, "install a CUDA build of torch that fits the driver"))
+        findings.append(Part("bad", "CUDA", error, "install a CUDA build of torch that fits the driver"))
     else:
-        findings.append(Finding("ok", "CUDA", f"torch is built for {version}"))
+        findings.append(Part("ok", "CUDA", f"torch is built for {version}"))
     if "CUDAExecutionProvider" not in found.get("providers", ("", ""))[1]:
         remedy = "pip uninstall onnxruntime; pip install onnxruntime-gpu"
-        findings.append(Finding("bad", "onnxruntime", "has no CUDA provider", remedy))
+        findings.append(Part("bad", "onnxruntime", "has no CUDA provider", remedy))
     return findings

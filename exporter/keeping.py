@@ -14,16 +14,16 @@ from exporter.contract import Sizes, describe
 from exporter.errors import ExportError
 from exporter.flattening import FlatModule, Tensors
 from exporter.job import Job
-from exporter.loading import Loaded, find_contract, interpret
+from exporter.loading import LoadedModel, find_contract, interpret
 from exporter.records import Contract
-from exporter.search import CALLS, Step, alike
+from exporter.search import CALLS, Call, alike
 from exporter.snapshot import Place, Snapshot
 from exporter.state import REMEDY, State
 
 REPEATED = 4  # equal calls in a row
 
 
-def find(job: Job, loaded: Loaded) -> Contract:
+def find(job: Job, loaded: LoadedModel) -> Contract:
     """What the model carries from call to call, of which its module becomes a function; and its contract then.
 
     ExportError as `find_state` and `find_contract`.
@@ -37,7 +37,7 @@ def find(job: Job, loaded: Loaded) -> Contract:
     return found
 
 
-def find_state(loaded: Loaded, device: str) -> None:
+def find_state(loaded: LoadedModel, device: str) -> None:
     """Find out what the model carries from call to call, and make its module a function of it.
 
     ExportError, with names and lines, where it cannot be taken out of the model; and for a model that does not give the
@@ -59,7 +59,7 @@ def find_state(loaded: Loaded, device: str) -> None:
     _warn(loaded)
 
 
-def _follow_elsewhere(loaded: Loaded, device: str) -> bool:
+def _follow_elsewhere(loaded: LoadedModel, device: str) -> bool:
     """Take in what changed at other sizes than the example's; whether there was anything."""
     found, loaded.elsewhere = loaded.elsewhere, {}
     for sizes in [dict(pairs) for pairs in dict.fromkeys(tuple(sizes.items()) for sizes in found.values())]:
@@ -71,7 +71,7 @@ def _follow_elsewhere(loaded: Loaded, device: str) -> bool:
     return bool(found)
 
 
-def require_known(loaded: Loaded, device: str, calls: Iterable[tuple[str, Tensors]]) -> None:
+def require_known(loaded: LoadedModel, device: str, calls: Iterable[tuple[str, Tensors]]) -> None:
     """ExportError where one of these calls changes what shows in a later one and is not known to be state."""
     for name, data in calls:
         loaded.held.restore()
@@ -82,7 +82,7 @@ def require_known(loaded: Loaded, device: str, calls: Iterable[tuple[str, Tensor
             raise _only_there(loaded, joined, name)
 
 
-def _take_in(loaded: Loaded, device: str, strange: list[Place], given: list[Tensors], name: str) -> list[Place]:
+def _take_in(loaded: LoadedModel, device: str, strange: list[Place], given: list[Tensors], name: str) -> list[Place]:
     """Search by calls of the example and of these inputs in turn; returns what joined the state.
 
     By the latter alone where the state's size is another then, for no sequence of calls has both.
@@ -100,7 +100,7 @@ def _take_in(loaded: Loaded, device: str, strange: list[Place], given: list[Tens
     return joined
 
 
-def _require_unread(loaded: Loaded, device: str) -> None:
+def _require_unread(loaded: LoadedModel, device: str) -> None:
     """ExportError where what calls at all sizes tried leave, and none was seen to read, is read at one of them."""
     flat = _plain(loaded)
 
@@ -131,7 +131,7 @@ def _require_unread(loaded: Loaded, device: str) -> None:
     loaded.held.restore()
 
 
-def _only_there(loaded: Loaded, paths: Sequence[Place], name: str) -> ExportError:
+def _only_there(loaded: LoadedModel, paths: Sequence[Place], name: str) -> ExportError:
     return ExportError(
         f"the model changes {search.named(loaded.module.model, paths)} at {name}, and not at its example, "
         f"{describe(loaded.base) or 'of other values'}; a later call reads that",
@@ -139,7 +139,7 @@ def _only_there(loaded: Loaded, paths: Sequence[Place], name: str) -> ExportErro
     )
 
 
-def _has_another_size(loaded: Loaded, device: str, data: Tensors) -> bool:
+def _has_another_size(loaded: LoadedModel, device: str, data: Tensors) -> bool:
     """Whether a call of these inputs leaves the known state in another size than the example does."""
     if loaded.state is None:
         return False
@@ -150,11 +150,11 @@ def _has_another_size(loaded: Loaded, device: str, data: Tensors) -> bool:
     return any(one.shape != initial.shape for one, initial in zip(left, loaded.state.initial, strict=True))
 
 
-def _given(loaded: Loaded, sizes: Sizes) -> list[Tensors]:
+def _given(loaded: LoadedModel, sizes: Sizes) -> list[Tensors]:
     return [loaded.inputs(sizes, seed) for seed in range(CALLS)]
 
 
-def _search(loaded: Loaded, kinds: Sequence[list[Tensors]], device: str) -> State | None:
+def _search(loaded: LoadedModel, kinds: Sequence[list[Tensors]], device: str) -> State | None:
     """The state that calls with inputs of these kinds show; of a model on a GPU, in a copy on the CPU.
 
     The search gives calls values that they were not made for. An index out of range raises on the CPU; on a GPU it ends
@@ -169,7 +169,7 @@ def _search(loaded: Loaded, kinds: Sequence[list[Tensors]], device: str) -> Stat
     return found and replace(found, initial=tuple(t.to(device) for t in found.initial))
 
 
-def _copy_on_cpu(loaded: Loaded, kinds: Sequence[list[Tensors]]) -> tuple[torch.nn.Module, Snapshot, Step] | None:
+def _copy_on_cpu(loaded: LoadedModel, kinds: Sequence[list[Tensors]]) -> tuple[torch.nn.Module, Snapshot, Call] | None:
     """A copy of the model, and calls of it; None where the model runs on its own device alone."""
     try:
         model = snapshot.copied(loaded.module.model, "cpu")
@@ -182,7 +182,7 @@ def _copy_on_cpu(loaded: Loaded, kinds: Sequence[list[Tensors]]) -> tuple[torch.
     return model, held, step
 
 
-def _steps(loaded: Loaded, flat: FlatModule, kinds: Sequence[list[Tensors]], device: str) -> Step:
+def _steps(loaded: LoadedModel, flat: FlatModule, kinds: Sequence[list[Tensors]], device: str) -> Call:
     """Calls of a model as it is, loaded's own or a copy, with inputs of each kind in turn."""
 
     def step(number: int) -> Tensors:
@@ -193,17 +193,17 @@ def _steps(loaded: Loaded, flat: FlatModule, kinds: Sequence[list[Tensors]], dev
     return step
 
 
-def _plain(loaded: Loaded) -> FlatModule:
+def _plain(loaded: LoadedModel) -> FlatModule:
     """The model as it is, the state inside."""
     return FlatModule(loaded.module.model, loaded.module.example, loaded.module.leave_out).eval()
 
 
-def _warn(loaded: Loaded) -> None:
+def _warn(loaded: LoadedModel) -> None:
     if loaded.kept.dropped:
         loaded.warnings.append(search.unread(loaded.module.model, loaded.kept))
 
 
-def _require_repeatable(loaded: Loaded, step: Step, found: State | None) -> None:
+def _require_repeatable(loaded: LoadedModel, step: Call, found: State | None) -> None:
     """ExportError for a model that gives other outputs to the same call, though all that was found is as it was."""
     outputs = []
     for _ in range(REPEATED):
@@ -220,7 +220,7 @@ def _require_repeatable(loaded: Loaded, step: Step, found: State | None) -> None
         )
 
 
-def _follow_programs(loaded: Loaded, step: Step) -> None:
+def _follow_programs(loaded: LoadedModel, step: Call) -> None:
     """Where the model is, or holds, TorchScript with a state of its own: run it node by node, so that it can be taken
     out. ExportError where that gives something else than TorchScript does.
     """

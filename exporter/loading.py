@@ -33,7 +33,7 @@ from exporter.state import State, StatefulModule
 
 
 @dataclass
-class Loaded:
+class LoadedModel:
     """A recipe with its model, loaded in this process."""
 
     recipe: recipes.Recipe
@@ -129,7 +129,8 @@ def _flat_inputs(
     return flattening.flatten_inputs(model, inputs)
 
 
-_held: list[tuple[Job, Loaded]] = []  # what this process, or the one that it was forked from, has loaded for others
+# What this process, or the one that it was forked from, has loaded for others.
+_held: list[tuple[Job, LoadedModel]] = []
 
 
 def hold(job: Job) -> None:
@@ -137,7 +138,7 @@ def hold(job: Job) -> None:
     _held[:] = [(job, load_model(job))]
 
 
-def load_model(job: Job) -> Loaded:
+def load_model(job: Job) -> LoadedModel:
     """Recipe and model as the job says, in eval mode, on its device: those that are held, or else load them.
 
     RecipeError when the recipe is at fault.
@@ -169,10 +170,10 @@ def load_model(job: Job) -> Loaded:
     base, symbols = _choose_sizes(recipe, job)
     example = _flat_inputs(recipe, model, base, 0)
     flat = flattening.FlatModule(model, example, job.source.leave_out).eval()
-    return _as_prepared(Loaded(recipe, flat, example.names, base, symbols, Snapshot(model), said), job)
+    return _as_prepared(LoadedModel(recipe, flat, example.names, base, symbols, Snapshot(model), said), job)
 
 
-def _as_prepared(loaded: Loaded, job: Job) -> Loaded:
+def _as_prepared(loaded: LoadedModel, job: Job) -> LoadedModel:
     """With the state that preparing has found, where that was and found any."""
     if job.state_file.is_file():
         interpret(loaded.module.model)
@@ -247,7 +248,7 @@ def _remembered(probe: Callable[[dict[str, int]], Any]) -> Callable[[dict[str, i
     return ask
 
 
-def _taken(loaded: Loaded, name: str, bounds: Range, probe: Callable[[dict[str, int]], Any]) -> Range:
+def _taken(loaded: LoadedModel, name: str, bounds: Range, probe: Callable[[dict[str, int]], Any]) -> Range:
     """What the model itself takes of a promised range, with a warning where that is less.
 
     Where no rule tells the sizes that it takes from the others, the range is left as it is: it is the caller who will
@@ -274,7 +275,7 @@ def _taken(loaded: Loaded, name: str, bounds: Range, probe: Callable[[dict[str, 
     return found
 
 
-def find_contract(job: Job, loaded: Loaded) -> Contract:
+def find_contract(job: Job, loaded: LoadedModel) -> Contract:
     """What the inputs and outputs are like at every size, found by trying some. RecipeError for an idle symbol."""
 
     def probe(sizes: dict[str, int]) -> Any:

@@ -16,11 +16,11 @@ from exporter.values import Tensors
 TRIED = 4  # sizes outside a range that are tried
 FAR = 4  # times the example's size: beyond, a try may cost more than it tells
 
-Inputs = Callable[[Sizes], Tensors]
+MakeInputs = Callable[[Sizes], Tensors]
 
 
 def find(
-    captured: Captured, module: torch.nn.Module, inputs: Inputs, base: Sizes, contract: Contract, device: str
+    captured: Captured, module: torch.nn.Module, inputs: MakeInputs, base: Sizes, contract: Contract, device: str
 ) -> list[Narrowing]:
     """What is left of each symbol.
 
@@ -42,7 +42,7 @@ class _Trial:
     """Runs a graph and eager at the same inputs."""
 
     module: torch.nn.Module
-    inputs: Inputs
+    inputs: MakeInputs
     base: Sizes
     device: str
 

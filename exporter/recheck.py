@@ -25,7 +25,7 @@ SKEW = timedelta(minutes=5)  # between two clocks that are right, as Kerberos ta
 
 
 @dataclass(frozen=True)
-class How:
+class Settings:
     """How the sessions run. With a `time_budget`, seconds of timed calls for each, they are timed too."""
 
     threads: int
@@ -39,7 +39,7 @@ class How:
     trust: Trust = field(default_factory=Trust)
 
 
-def run(place: Path, how: How, listener: Listener) -> Manifest:
+def run(place: Path, how: Settings, listener: Listener) -> Manifest:
     """The manifest with the sessions as they are found now; without the timings of the export.
 
     AlteredError when any file is not what was published, before a process is started; ArtifactError when that is the
@@ -72,7 +72,7 @@ class _Recheck:
 
     evidence: proof.Evidence
     manifest: Manifest
-    how: How
+    how: Settings
     listener: Listener
     zygote: Zygote
     logs: Path

@@ -32,10 +32,10 @@ def named(module: torch.nn.Module, paths: Sequence[Place]) -> str:
     return ", ".join(first) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
 
 
-Step = Callable[[int], Tensors]  # the outputs of the call with the inputs of this number
+Call = Callable[[int], Tensors]  # the outputs of the call with the inputs of this number
 
 
-def find(module: torch.nn.Module, held: Snapshot, step: Step, kinds: int = 1) -> State | None:
+def find(module: torch.nn.Module, held: Snapshot, step: Call, kinds: int = 1) -> State | None:
     """The state of a model; None where it keeps none.
 
     `step(i)` calls the model with the i-th inputs of a sequence of CALLS, which are of so many kinds (of other sizes,
@@ -49,7 +49,7 @@ def find(module: torch.nn.Module, held: Snapshot, step: Step, kinds: int = 1) ->
         held.restore()
 
 
-def changes_anything(module: torch.nn.Module, held: Snapshot, step: Step, kinds: int = 1) -> bool:
+def changes_anything(module: torch.nn.Module, held: Snapshot, step: Call, kinds: int = 1) -> bool:
     """Whether calls change or write to anything that the model holds; `find` gives None where they do not."""
     try:
         return _Search(module, held, step, kinds)._shows_any()
@@ -60,7 +60,7 @@ def changes_anything(module: torch.nn.Module, held: Snapshot, step: Step, kinds:
 class _Search:
     """A search in progress: what calls in a row gave and left, and what the same calls give each from the start."""
 
-    def __init__(self, module: torch.nn.Module, held: Snapshot, step: Step, kinds: int) -> None:
+    def __init__(self, module: torch.nn.Module, held: Snapshot, step: Call, kinds: int) -> None:
         self.module, self.held, self.step, self.kinds = module, held, step, kinds
         self.outputs: list[Tensors] = []
         self.left: list[dict[Place, Any]] = []

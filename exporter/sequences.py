@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from exporter import cases, diagnosis, eager, nonfinite, places, precision, time_limit, values
-from exporter.cases import Inputs
+from exporter.cases import MakeInputs
 from exporter.contract import Sizes, describe
 from exporter.flattening import FlatModule, Tensors
 from exporter.golden import Case, Golden, NonFinite, Precision
@@ -108,7 +108,7 @@ def _widen(found: Run, outputs: Run) -> Run:
 
 def make(
     calls: Calls,
-    inputs: Inputs,
+    inputs: MakeInputs,
     plan: Sequence[tuple[Sizes, int]],
     symbols: dict[str, Range],
     tolerance: Tolerance,
@@ -172,7 +172,7 @@ def add_samples(
 
 def _planned(
     calls: Calls,
-    inputs: Inputs,
+    inputs: MakeInputs,
     plan: Sequence[tuple[Sizes, int]],
     symbols: dict[str, Range],
     device: str,

@@ -37,7 +37,7 @@ from exporter.expressions import Expression
 from exporter.interpreter import Interpreter
 from exporter.isolate import BACKGROUND, stand_back
 from exporter.job import Findings, Job, Prepared
-from exporter.loading import Loaded, load_model
+from exporter.loading import LoadedModel, load_model
 from exporter.records import EAGER, Contract, Range, Tolerance
 from exporter.session import server
 from exporter.snapshot import Place, Snapshot
@@ -104,7 +104,7 @@ Tolerances = dict[str, Tolerance]
 
 
 def _make_cases(
-    loaded: Loaded, found: Contract, plan: Plan, usual: Tolerance, others: Tolerances, device: str, whole: Points
+    loaded: LoadedModel, found: Contract, plan: Plan, usual: Tolerance, others: Tolerances, device: str, whole: Points
 ) -> tuple[golden.Golden, Findings]:
     """The golden of a model that keeps no state: a call for each case, and for each of the recipe's own samples."""
     made, findings = cases.make(loaded.module, loaded.inputs, plan, loaded.symbols, usual, device, whole)
@@ -123,7 +123,7 @@ def _make_cases(
 
 
 def _make_sequences(
-    loaded: Loaded, found: Contract, plan: Plan, usual: Tolerance, others: Tolerances, device: str, whole: Points
+    loaded: LoadedModel, found: Contract, plan: Plan, usual: Tolerance, others: Tolerances, device: str, whole: Points
 ) -> tuple[golden.Golden, Findings]:
     """The golden of a model with state."""
     assert isinstance(loaded.module, StatefulModule)
@@ -142,7 +142,7 @@ def _make_sequences(
     return replace(made, precisions=precisions), replace(findings, notes=findings.notes + notes, metric=metric)
 
 
-def _require_known(loaded: Loaded, made: golden.Golden, device: str, strange: Collection[Place]) -> None:
+def _require_known(loaded: LoadedModel, made: golden.Golden, device: str, strange: Collection[Place]) -> None:
     """ExportError where the golden's calls changed what no call before did, and a later one shows it."""
     if strange:
         calls = [(case.name, case.inputs[: len(loaded.module.example.names)]) for case in made.cases]
@@ -154,7 +154,7 @@ def _require_known(loaded: Loaded, made: golden.Golden, device: str, strange: Co
 def _with_nonfinite(
     made: golden.Golden,
     findings: Findings,
-    loaded: Loaded,
+    loaded: LoadedModel,
     find: Callable[[], tuple[tuple[golden.NonFinite, ...], tuple[str, ...]]],
 ) -> tuple[golden.Golden, Findings]:
     """With what has to be propagated; without where eager does not repeat itself, or does not run in float64."""
@@ -167,7 +167,7 @@ def _with_nonfinite(
     return replace(made, nonfinite=nonfinite), replace(findings, notes=findings.notes + notes)
 
 
-def _samples(loaded: Loaded, found: Contract) -> list[samples.Sample]:
+def _samples(loaded: LoadedModel, found: Contract) -> list[samples.Sample]:
     """The recipe's own inputs. Of a model with state they are the calls of one sequence, from its initial state on.
 
     RecipeError for samples of several sizes where the state has the size of the inputs.
@@ -197,7 +197,7 @@ def _weight_bytes(module: torch.nn.Module) -> int:
     return sum(storage.nbytes() for storage in storages.values())
 
 
-def _weights_used(asked: str, loaded: Loaded) -> str:
+def _weights_used(asked: str, loaded: LoadedModel) -> str:
     """What the recipe says of the weights it loaded; many say nothing."""
     said: str = getattr(loaded.module.model, "exporter_weights", "")
     chosen = getattr(loaded.recipe, "chooses_weights", True)
@@ -213,7 +213,7 @@ class _Captures:
     ops: dict[str, None] = field(default_factory=dict)
 
 
-def _capture(job: Job, loaded: Loaded, found: Contract, sizes: dict[str, int]) -> _Captures:
+def _capture(job: Job, loaded: LoadedModel, found: Contract, sizes: dict[str, int]) -> _Captures:
     """Save the exported program, or why there is none, for the jobs that need it, and warn of what was narrowed.
 
     The operators are those outside torch's own that it calls.
@@ -238,7 +238,7 @@ def _capture(job: Job, loaded: Loaded, found: Contract, sizes: dict[str, int]) -
 
 
 def _capture_one(
-    job: Job, loaded: Loaded, promised: Contract, own: dict[str, int], made: _Captures
+    job: Job, loaded: LoadedModel, promised: Contract, own: dict[str, int], made: _Captures
 ) -> capture.Captured:
     """One program, captured at multiples of the steps that torch.export asks for; `own` is its entry's size."""
 
@@ -272,7 +272,7 @@ def _entries(promised: Contract) -> tuple[int, ...]:
 
 def _program(job: Job, prepared: Prepared, target: str) -> capture.Program:
     @functools.cache
-    def loaded() -> Loaded:
+    def loaded() -> LoadedModel:
         return load_model(job)
 
     chosen = job.options.precision
@@ -322,7 +322,7 @@ def _program(job: Job, prepared: Prepared, target: str) -> capture.Program:
     return program
 
 
-def _in_a_row(loaded: Loaded, given: list[flattening.Tensors]) -> list[flattening.Tensors]:
+def _in_a_row(loaded: LoadedModel, given: list[flattening.Tensors]) -> list[flattening.Tensors]:
     """The inputs of calls that each go on from the state that the one before left; the first has the initial state."""
     count = len(loaded.state.paths) if loaded.state else 0
     if not count or not given:

@@ -345,12 +345,12 @@ def test_targets(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_doctor(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [doctor.Finding("ok", "torch", "2.14.1"), doctor.Finding("note", "GPU", "none", "buy one")]
+    found = [doctor.Part("ok", "torch", "2.14.1"), doctor.Part("note", "GPU", "none", "buy one")]
     monkeypatch.setattr(doctor, "examine", lambda: found)
     done = cli("doctor")
     assert done.code == 0
     assert "buy one" in done.out
-    found.append(doctor.Finding("bad", "torchvision", "operator torchvision::nms does not exist", "reinstall"))
+    found.append(doctor.Part("bad", "torchvision", "operator torchvision::nms does not exist", "reinstall"))
     done = cli("doctor")
     assert done.code == 1
     assert "BAD" in done.out

@@ -20,7 +20,7 @@ from exporter.records import ArtifactRecord, Contract, Manifest, Range
 from exporter.report import comparison
 from exporter.serialization import to_json
 
-NO_GATES = compare.Gates()
+NO_GATES = compare.Limits()
 
 
 def made(place: Path, record: Manifest) -> Path:
@@ -42,7 +42,7 @@ def shipped(name: str = "trace", size: int = 1000, **changes: Any) -> Any:
     return variant(name, artifact=ArtifactRecord(f"{name}.pt", size, ""), **changes)
 
 
-def compared(folder: Path, old: Manifest, new: Manifest, gates: compare.Gates = NO_GATES) -> compare.Comparison:
+def compared(folder: Path, old: Manifest, new: Manifest, gates: compare.Limits = NO_GATES) -> compare.Comparison:
     places = made(folder / "old", old), made(folder / "new", new)
     return compare.run(places, gates, None, Listener())
 
@@ -74,12 +74,12 @@ def test_a_narrower_contract_breaks_unless_it_may(tmp_path: Path) -> None:
     narrow = dataclasses.replace(CONTRACT, symbols={name: Range(2, 2) for name in CONTRACT.symbols})
     places = made(tmp_path / "old", manifest(shipped())), made(tmp_path / "new", manifest(shipped(contract=narrow)))
     assert "is batch (2 to 2)" in compare.run(places, NO_GATES, None, Listener()).broken[0]
-    assert compare.run(places, compare.Gates(allow_breaking=True), None, Listener()).broken == ()
+    assert compare.run(places, compare.Limits(allow_breaking=True), None, Listener()).broken == ()
 
 
 @pytest.mark.parametrize(("size", "breaks"), [(1100, False), (1101, True)])
 def test_larger_than_may_be(tmp_path: Path, size: int, breaks: bool) -> None:
-    found = compared(tmp_path, manifest(shipped()), manifest(shipped(size=size)), compare.Gates(max_larger=10))
+    found = compared(tmp_path, manifest(shipped()), manifest(shipped(size=size)), compare.Limits(max_larger=10))
     assert bool(found.broken) == breaks
 
 
@@ -88,7 +88,7 @@ def test_slower_than_may_be_is_what_is_surely_slower() -> None:
         pair = compare.Pair(
             "trace", (), ("exact", "exact"), (1, 1), {"python": compare.Latency(1, 1.2, 1.2, (low, 1.3))}
         )
-        return compare._broken(compare.Comparison("old", "new", (pair,), (), ()), compare.Gates(max_slower=5))
+        return compare._broken(compare.Comparison("old", "new", (pair,), (), ()), compare.Limits(max_slower=5))
 
     assert broken(1.04) == []
     assert broken(1.06) == ["trace (python) is 20.0% slower, 5% may be"]
@@ -128,7 +128,7 @@ def test_what_does_not_run_here_is_not_as_fast(
     monkeypatch.setattr(compare.checks, "check", check)
     monkeypatch.setattr(compare.checks, "openers", openers)
     places = made(tmp_path / "old", manifest(shipped())), made(tmp_path / "new", manifest(shipped()))
-    found = compare.run(places, compare.Gates(max_slower), compare.How(0.1, 1, 60.0), Listener())
+    found = compare.run(places, compare.Limits(max_slower), compare.TimingOptions(0.1, 1, 60.0), Listener())
     assert found.pairs[0].note == f"the {side} one fails here: no such CPU"
     assert found.broken == ((f"trace: the {side} one fails here: no such CPU",) if broken else ())
 
@@ -147,13 +147,13 @@ def test_what_dies_while_it_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(compare.checks, "openers", lambda *_: [("python", None)])
     monkeypatch.setattr(compare.benchmark, "measure", measure)
     places = made(tmp_path / "old", manifest(shipped())), made(tmp_path / "new", manifest(shipped()))
-    found = compare.run(places, compare.Gates(5.0), compare.How(0.1, 1, 60.0), Listener())
+    found = compare.run(places, compare.Limits(5.0), compare.TimingOptions(0.1, 1, 60.0), Listener())
     assert found.broken == (f"trace: the {dies} one fails here: it was ended by SIGSEGV",)
 
 
 def test_what_was_recorded_as_nothing(tmp_path: Path) -> None:
     empty = manifest(shipped(size=0, timings={"python": dataclasses.replace(timing(5.0), median_ms=0.0)}))
-    found = compared(tmp_path, empty, manifest(shipped(size=5)), compare.Gates(max_larger=10))
+    found = compared(tmp_path, empty, manifest(shipped(size=5)), compare.Limits(max_larger=10))
     assert found.pairs[0].latency == {}
     assert found.broken == ("trace is 400.0% larger, 10% may be",)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from exporter import doctor, environment
-from exporter.doctor import Finding
+from exporter.doctor import Part
 
 FINE = dict.fromkeys(doctor.MODULES, ("", "1.0")) | {"torch": ("", "2.14.1+cpu")}
 
@@ -18,7 +18,7 @@ FINE = dict.fromkeys(doctor.MODULES, ("", "1.0")) | {"torch": ("", "2.14.1+cpu")
 def examine(monkeypatch: pytest.MonkeyPatch):
     """Findings of a machine where imports go so: `examine(torch=("ImportError: ...", ""))`."""
 
-    def act(gpus: tuple[str, ...] = (), **found: tuple[str, str]) -> dict[str, Finding]:
+    def act(gpus: tuple[str, ...] = (), **found: tuple[str, str]) -> dict[str, Part]:
         monkeypatch.setattr(doctor, "_probe", lambda: FINE | found)
         monkeypatch.setattr(environment, "gpus", lambda: gpus)
         return {finding.what: finding for finding in doctor.examine()}

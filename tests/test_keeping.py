@@ -23,7 +23,7 @@ from exporter.snapshot import Snapshot, name
 RARE = Path(rare.__file__)
 
 
-def prepared(recipe: str, folder: Path) -> tuple[loading.Loaded, Contract]:
+def prepared(recipe: str, folder: Path) -> tuple[loading.LoadedModel, Contract]:
     source = recipes.find(f"{RARE}:{recipe}")
     job = Job(source.label, source, "random", 0, {}, folder, targets.Options(threads=1))
     loaded = loading.load_model(job)

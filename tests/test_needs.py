@@ -100,7 +100,7 @@ def test_a_run_that_cannot_load_says_what_was_free(run: Run, monkeypatch: pytest
 
 
 def recheck_timed(place: Path) -> Manifest:
-    return recheck.run(place, recheck.How(threads=1, timeout=120, time_budget=0.05), Listener())
+    return recheck.run(place, recheck.Settings(threads=1, timeout=120, time_budget=0.05), Listener())
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_a_check_says_what_was_needed_and_there(budget: float, run: Run, monkeyp
         raise JobError("trace (python) was ended by SIGKILL (out of memory?)")
 
     monkeypatch.setattr(PythonSession, "start", fail)
-    (row,) = recheck.run(place, recheck.How(1, 120, time_budget=budget), Listener()).variants
+    (row,) = recheck.run(place, recheck.Settings(1, 120, time_budget=budget), Listener()).variants
     said = "The memory did not suffice: a session of trace needs about 1.5 GB, 0.5 GB were free: "
     assert (row.status, row.reason.startswith(said)) == ("failed", True), row.reason
     assert "use a machine with 1.7 GB free" in row.remedy

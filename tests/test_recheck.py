@@ -44,7 +44,7 @@ def test_a_variant_that_fails_in_one_language_is_done_once(
 
     monkeypatch.setattr(checks, "openers", openers_of_both)
     heard = Heard()
-    manifest = recheck.run(bundle, recheck.How(threads=1, timeout=120, time_budget=0.1), heard)
+    manifest = recheck.run(bundle, recheck.Settings(threads=1, timeout=120, time_budget=0.1), heard)
     assert [(r.name, r.status) for r in heard.records] == [(v.name, "failed") for v in manifest.variants]
     assert all("python" in r.timings for r in heard.records)
 

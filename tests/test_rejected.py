@@ -55,7 +55,7 @@ def test_what_failed_goes_nowhere(made: tuple[Manifest, Path], tmp_path: Path) -
     assert proof.whole(place) == found, "nobody misses it"
     with pytest.raises(UsageError, match="trace failed"):
         deploy.choose(found, "trace", lambda _: "")
-    again = recheck.run(place, recheck.How(threads=1, timeout=120), Listener())
+    again = recheck.run(place, recheck.Settings(threads=1, timeout=120), Listener())
     assert [(v.name, v.status) for v in again.variants] == [("script", "passed")]
     assert any("trace is not checked: it failed" in warning for warning in again.warnings)
 
@@ -95,7 +95,7 @@ def test_a_rejected_variant_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None
     new = dataclasses.replace(REJECTED, contract=old.contract)
     sides = iter((manifest(old), manifest(new, variant())))
     monkeypatch.setattr(proof, "whole", lambda _: next(sides))
-    found = compare.run((Path("old"), Path("new")), compare.Gates(), None, Listener())
+    found = compare.run((Path("old"), Path("new")), compare.Limits(), None, Listener())
     assert found.broken == ("script passed, and does not any more",)
 
 

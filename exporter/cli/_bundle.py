@@ -56,7 +56,7 @@ def recheck(place: Path, options: dict[str, Any], time_budget: float = 0.0) -> M
     from exporter.cli import _progress
     from exporter.cli._goal import least_runs
 
-    how = recheck.How(
+    how = recheck.Settings(
         threads=options["threads"] or environment.usable_cpus(),
         time_budget=time_budget,
         trust=trusted(options),

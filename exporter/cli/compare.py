@@ -55,8 +55,10 @@ def command(
 
     if max_slower is not None and not measure:
         raise click.UsageError("--max-slower is about what is measured side by side: add --measure")
-    how = compare.How(time_budget, threads or environment.usable_cpus(), timeout, ops_libs) if measure else None
+    how = (
+        compare.TimingOptions(time_budget, threads or environment.usable_cpus(), timeout, ops_libs) if measure else None
+    )
     with _progress.listener(quiet=quiet or not measure) as listener:
-        found = compare.run((old, new), compare.Gates(max_slower, max_larger, allow_breaking), how, listener)
+        found = compare.run((old, new), compare.Limits(max_slower, max_larger, allow_breaking), how, listener)
     click.echo(comparison.render(found, form), nl=False)
     return 1 if found.broken else 0

@@ -14,14 +14,14 @@ from exporter import capture, contract, eager, flattening, narrowing, time_limit
 from exporter.errors import ExportError
 from exporter.explain.guards import Guards
 from exporter.job import Job
-from exporter.loading import Loaded
+from exporter.loading import LoadedModel
 from exporter.records import Contract
 
 LARGEST = 16  # a size up to this one is cheap, whatever the example's is
 
 
 @dataclass(frozen=True)
-class Captured:
+class Attempt:
     """What torch.export gave: a program or an error, and what it fixed or narrowed."""
 
     program: torch.export.ExportedProgram | None
@@ -42,7 +42,7 @@ class Subject:
     """A loaded model with its contract."""
 
     job: Job
-    loaded: Loaded
+    loaded: LoadedModel
     contract: Contract
 
     @property
@@ -74,7 +74,7 @@ class Subject:
         return self.inputs(contract.capture_sizes(self.loaded.base, self.loaded.symbols))
 
     @cached_property
-    def captured(self) -> Captured:
+    def captured(self) -> Attempt:
         """torch.export, tried once for all sections."""
         loaded, failed = self.loaded, None
         notes: tuple[str, ...] = ()
@@ -90,7 +90,7 @@ class Subject:
                 device = self.job.options.device
                 found = narrowing.find(captured, self.module, self.inputs, loaded.base, self.function, device)
                 notes = (*captured.fixed, *narrowing.remarks(captured, found, loaded.base))
-        return Captured(program, failed, notes, tuple(found), tuple(guards.found))
+        return Attempt(program, failed, notes, tuple(found), tuple(guards.found))
 
     def sizes(self) -> list[dict[str, int]]:
         """The golden's sizes that are not expensive."""

@@ -39,7 +39,7 @@ TYPES: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Step:
+class Instruction:
     """One node: which values it takes and gives, and what it does.
 
     `run` takes the environment, then the inputs. `many` says that its result is a sequence, one item an output.
@@ -57,7 +57,7 @@ class Block:
     """Nodes in order, with the names of what goes in and comes out."""
 
     parameters: tuple[str, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[Instruction, ...]
     results: tuple[str, ...]
 
     @property
@@ -317,7 +317,7 @@ def _compile(block: Any, unknown: list[str]) -> Block:
     )
 
 
-def _step(node: Any, unknown: list[str]) -> Step:
+def _step(node: Any, unknown: list[str]) -> Instruction:
     kind = node.kind()
     outputs = graphs.names(node.outputs())
     many = kind in ("prim::ListUnpack", "prim::TupleUnpack", "prim::If", "prim::Loop") or len(outputs) != 1
@@ -326,7 +326,7 @@ def _step(node: Any, unknown: list[str]) -> Step:
     if run is None:
         unknown.append(f"{operators.name(kind, node.schema())} ({graphs.where(node)})")
         run = _same
-    return Step(run, graphs.names(node.inputs()), outputs, many, pure)
+    return Instruction(run, graphs.names(node.inputs()), outputs, many, pure)
 
 
 def _action(node: Any, blocks: list[Block]) -> tuple[Callable[..., Any] | None, bool]:

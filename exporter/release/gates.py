@@ -10,7 +10,7 @@ from exporter.report.rows import number, size_of
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurements:
     """What gates look at. Latencies are of the session in which the variant is fastest; in C++ where it must run there.
 
     `speedup` is over eager, timed beside it in the same run, with its 95% interval.
@@ -39,12 +39,12 @@ class Check:
     text: str
 
 
-def measure(record: VariantRecord, cpp: bool = False, metric: MetricRecord | None = None) -> Measured:
+def measure(record: VariantRecord, cpp: bool = False, metric: MetricRecord | None = None) -> Measurements:
     """What gates look at of a variant; with `cpp`, of its C++ session alone. `metric` is eager's."""
     loss = metric.eager - record.metric if metric is not None and record.metric is not None else None
     session, timing = _fastest(record, cpp)
     lost = record.parity.unpropagated if record.parity else None
-    return Measured(
+    return Measurements(
         parity=record.parity.verdict if record.parity else "",
         session=session,
         p99_ms=timing.p99_ms if timing and timing.runs >= runs_for(99) else None,
@@ -63,7 +63,7 @@ def _fastest(record: VariantRecord, cpp: bool) -> tuple[str, Timing | None]:
     return min(timed, key=lambda one: one[1].median_ms, default=("", None))
 
 
-def check(gates: Gates, found: Measured, over: Measured | None = None) -> tuple[Check, ...]:
+def check(gates: Gates, found: Measurements, over: Measurements | None = None) -> tuple[Check, ...]:
     """Every gate that is set; `over` is the variant that `gates.over` names.
 
     The speed-up over another variant is the ratio of both over eager, each measured beside eager: its lower end is the
@@ -80,7 +80,7 @@ def check(gates: Gates, found: Measured, over: Measured | None = None) -> tuple[
         kept = found.p99_ms is not None and found.p99_ms <= gates.max_p99_ms
         checks.append(_check("max_p99_ms", gates.max_p99_ms, found.p99_ms, kept, f"at most {gates.max_p99_ms:g} ms"))
     if gates.min_speedup is not None:
-        low = _speedup(found, None if gates.over == EAGER else over or Measured())
+        low = _speedup(found, None if gates.over == EAGER else over or Measurements())
         kept = low is not None and low >= gates.min_speedup
         wanted = f"at least {gates.min_speedup:g}x {gates.over} at the interval's lower end"
         if low is None and found.speedup_ci95:
@@ -102,7 +102,7 @@ def check(gates: Gates, found: Measured, over: Measured | None = None) -> tuple[
     return tuple(checks)
 
 
-def _speedup(found: Measured, over: Measured | None) -> float | None:
+def _speedup(found: Measurements, over: Measurements | None) -> float | None:
     """The lower end of the speed-up over eager, or over another variant."""
     if found.speedup_ci95 is None or over is None:
         return found.speedup_ci95[0] if found.speedup_ci95 else None

@@ -14,9 +14,9 @@ from exporter.listener import Listener
 from exporter.records import Manifest, VariantRecord
 from exporter.release import keys
 from exporter.release.executor import Executor, Outcome
-from exporter.release.gates import Check, Measured, check, measure
+from exporter.release.gates import Check, Measurements, check, measure
 from exporter.release.plan import Step
-from exporter.release.state import State
+from exporter.release.state import Journal
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Row:
     kept: bool = False  # from an earlier run
     reason: str = ""
     remedy: str = ""
-    measured: Measured = field(default_factory=Measured)
+    measured: Measurements = field(default_factory=Measurements)
     checks: tuple[Check, ...] = ()
 
     @property
@@ -39,7 +39,7 @@ class Row:
 
 def kept(steps: Sequence[Step], out: Path) -> set[str]:
     """Names of the steps that a resumed release into `out` would not make again."""
-    return set(_finished(State(out), steps, _keys(steps)))
+    return set(_finished(Journal(out), steps, _keys(steps)))
 
 
 def run(
@@ -71,12 +71,12 @@ def run(
 
 
 @contextmanager
-def _opened(out: Path) -> Iterator[State]:
+def _opened(out: Path) -> Iterator[Journal]:
     """The state of the release in a directory that nobody else writes to meanwhile."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         with disk.locked(out / ".lock", out):
-            yield State(out)
+            yield Journal(out)
     except OSError as error:
         raise disk.error(error, out) from error
     except KeyboardInterrupt as interrupt:
@@ -96,7 +96,7 @@ def _is_still(step: Step, key: str) -> bool:
         return False
 
 
-def _finished(state: State, steps: Sequence[Step], found: dict[str, str]) -> dict[str, Manifest]:
+def _finished(state: Journal, steps: Sequence[Step], found: dict[str, str]) -> dict[str, Manifest]:
     manifests = ((step, state.finished(step, found[step.name])) for step in steps)
     return {step.name: manifest for step, manifest in manifests if manifest}
 

@@ -31,7 +31,7 @@ class Record:
     schema: int = SCHEMA
 
 
-class State:
+class Journal:
     """The finished steps of the release in a directory."""
 
     def __init__(self, out: Path) -> None:

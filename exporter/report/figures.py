@@ -33,7 +33,7 @@ TOP, MOST_CALLS = 1.5, 1e9  # where the axes of the break-even end: times the ba
 FAR_OUT = 3.0  # interquartile ranges above the upper quartile, after Tukey, "Exploratory Data Analysis" (1977)
 
 
-class Row(NamedTuple):
+class Bar(NamedTuple):
     """A value with its 95% interval, and the samples behind it where there are any."""
 
     label: str
@@ -72,7 +72,7 @@ class Line(NamedTuple):
         return f"{self.label}: {'never' if self.calls is None else f'{self.calls:,} calls'}"
 
 
-def edge(rows: Sequence[Row]) -> float:
+def edge(rows: Sequence[Bar]) -> float:
     """Where the axis of these rows ends: at the last sample that is not far out, or interval."""
     return max(max(row.high, *_near(row.samples), 0.0) for row in rows)
 
@@ -97,7 +97,7 @@ class Layout(NamedTuple):
     below: int = 0  # how far the text stands below the name; 0: at the right
 
 
-def _layout(rows: Sequence[Row], width: int) -> Layout:
+def _layout(rows: Sequence[Bar], width: int) -> Layout:
     if width >= WIDE:
         base = 7 if any(row.samples for row in rows) else 15
         return Layout(_room(row.label for row in rows), _room(row.text for row in rows), 38, 24, base, 15)
@@ -115,7 +115,7 @@ def _cut(name: str, letters: int = LETTERS) -> str:
 
 
 @matplotlib.rc_context(STYLE)
-def strips(rows: Sequence[Row], unit: str, width: int, mark: float | None = None) -> str:
+def strips(rows: Sequence[Bar], unit: str, width: int, mark: float | None = None) -> str:
     """A strip for each row: the density of its samples, the interval, the value; `mark` is a line across all."""
     rows = [row._replace(label=_cut(row.label), text=_cut(row.text)) for row in rows]
     layout, end = _layout(rows, width), edge(rows)
@@ -132,7 +132,7 @@ def strips(rows: Sequence[Row], unit: str, width: int, mark: float | None = None
     return _finish(axes, unit, width)
 
 
-def _strip(axes: Any, row: Row, base: float, height: float, end: float) -> None:
+def _strip(axes: Any, row: Bar, base: float, height: float, end: float) -> None:
     colour, fill = (MUTED, RULE) if row.kind == "baseline" else (ACCENT, SOFT)
     shown = [sample for sample in row.samples if sample <= end]
     if shown:
@@ -145,7 +145,7 @@ def _strip(axes: Any, row: Row, base: float, height: float, end: float) -> None:
     axes.plot(row.value, base, "o", color=colour, markersize=9, markeredgecolor=PAPER, markeredgewidth=1.5)
 
 
-def _name(axes: Any, row: Row, y: float, below: float) -> None:
+def _name(axes: Any, row: Bar, y: float, below: float) -> None:
     place = blended_transform_factory(axes.figure.transFigure, axes.transData)
     style = {"color": INK, "weight": "bold" if row.kind == "best" else "normal", "transform": place, "va": "center"}
     axes.text(0, y, row.label, **style)

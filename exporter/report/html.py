@@ -49,7 +49,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Section:
+class Chapter:
     """What stands under a heading; `folded` tables and `lists` are folded up, each under its name."""
 
     title: str
@@ -75,7 +75,7 @@ class Report:
         return bool(rows.failures(self.manifest)) or self.manifest.status != "complete"
 
     @property
-    def sections(self) -> list[Section]:
+    def sections(self) -> list[Chapter]:
         """All that there is something to say in."""
         return [section for make in SECTIONS if (section := make(self)) is not None]
 
@@ -137,13 +137,13 @@ def _compared(manifest: Manifest, place: Path) -> Cells:
     return str(place), manifest.model.name, manifest.device, *ship, passed
 
 
-def _results(report: Report) -> Section | None:
+def _results(report: Report) -> Chapter | None:
     manifest = report.manifest
     table = Table("Every variant in every session", rows.headings(manifest), rows.rows(manifest))
-    return Section("Results", (table,)) if table.lines else None
+    return Chapter("Results", (table,)) if table.lines else None
 
 
-def _latency(report: Report) -> Section | None:
+def _latency(report: Report) -> Chapter | None:
     timed = list(_timed(report.manifest))
     if not timed:
         return None
@@ -156,10 +156,10 @@ def _latency(report: Report) -> Section | None:
     note += "".join(f" A p{q} wants {runs_for(q)} runs, and stands only where there are so many." for q in wanting)
     drawings = _draw(report, "Latency", note, lambda width: figures.strips(strips, "ms a call, less is better", width))
     table = Table("Milliseconds of a call", headings, lines, note, drawings)
-    return Section("Latency", (table, *_other("Latency and throughput at each size", rows.sweep(report.manifest))))
+    return Chapter("Latency", (table, *_other("Latency and throughput at each size", rows.sweep(report.manifest))))
 
 
-def _speedup(report: Report) -> Section | None:
+def _speedup(report: Report) -> Chapter | None:
     baseline = report.manifest.baseline
     timed = [one for one in _timed(report.manifest) if one[0].name != baseline and one[2].speedup_ci95]
     strips, lines = [], []
@@ -173,10 +173,10 @@ def _speedup(report: Report) -> Section | None:
     note = f"The median of {baseline} over each other, measured in rotation. A bar on the broken line shows no gain."
     drawings = _draw(report, "Speed-up", note, lambda width: figures.strips(strips, unit, width, mark=1.0))
     headings = ("variant", "session", rows.VS + baseline, "95% interval")
-    return Section("Speed-up", (Table(f"Times as fast as {baseline}", headings, lines, note, drawings),))
+    return Chapter("Speed-up", (Table(f"Times as fast as {baseline}", headings, lines, note, drawings),))
 
 
-def _front(report: Report) -> Section | None:
+def _front(report: Report) -> Chapter | None:
     found, goal = summary.choices(report.manifest), report.manifest.goal.name
     if len(found) < 2:
         return None
@@ -190,10 +190,10 @@ def _front(report: Report) -> Section | None:
     note = "Nothing is faster and smaller than what the line joins. Each artifact is shown in its fastest session."
     drawings = _draw(report, "Latency against size", note, lambda width: figures.pareto(points, unit, width))
     table = Table("Latency and size", ("variant", "session", unit, "size", "unbeaten"), lines, note, drawings)
-    return Section("Latency against size", (table,))
+    return Chapter("Latency against size", (table,))
 
 
-def _parity(report: Report) -> Section | None:
+def _parity(report: Report) -> Chapter | None:
     manifest = report.manifest
     headings = ("variant", "session", "parity", "max abs", "max rel", "cosine", "RMSE ratio", "cases", "worst at")
     lines = []
@@ -212,7 +212,7 @@ def _parity(report: Report) -> Section | None:
     cases = manifest.golden.cases if manifest.golden and not folded else ()
     lists = ((f"{len(cases)} cases", cases),) if cases else ()
     table = Table("Outputs against the reference", headings, lines, note)
-    return Section("Parity", (table,), lists=lists, folded=folded)
+    return Chapter("Parity", (table,), lists=lists, folded=folded)
 
 
 def _parts(manifest: Manifest) -> tuple[Table, ...]:
@@ -230,7 +230,7 @@ def _parts(manifest: Manifest) -> tuple[Table, ...]:
     return (Table("Each output at each case", ("case", "output", *names), lines, note),) if lines else ()
 
 
-def _cost(report: Report) -> Section | None:
+def _cost(report: Report) -> Chapter | None:
     manifest = report.manifest
     tables = [
         *_other("What an artifact costs before it serves", rows.lifecycle(manifest)),
@@ -244,7 +244,7 @@ def _cost(report: Report) -> Section | None:
         said = f"{note} {'; '.join(line.text for line in lines)}."
         drawings = _draw(report, "Break-even", said, lambda width: figures.break_even(lines, manifest.baseline, width))
         tables[0] = replace(tables[0], note=note, drawings=drawings)
-    return Section("Lifecycle and break-even", tuple(tables), BREAK_EVEN.format(manifest.baseline))
+    return Chapter("Lifecycle and break-even", tuple(tables), BREAK_EVEN.format(manifest.baseline))
 
 
 def _lines(manifest: Manifest) -> Iterator[figures.Line]:
@@ -255,7 +255,7 @@ def _lines(manifest: Manifest) -> Iterator[figures.Line]:
             yield figures.Line(variant.name, *fastest, variant.name in best)
 
 
-def _fixed(report: Report) -> Section | None:
+def _fixed(report: Report) -> Chapter | None:
     manifest = report.manifest
     if manifest.contract is None:
         return None
@@ -264,12 +264,12 @@ def _fixed(report: Report) -> Section | None:
     lists = _lists(manifest, lambda v: (*v.fixed, *(w for w in v.warnings if w.startswith(FIXED))))
     if promised and not lists:
         text += " No artifact was found to fix one."
-    return Section("Fixed silently", text=text, lists=lists)
+    return Chapter("Fixed silently", text=text, lists=lists)
 
 
-def _said(report: Report) -> Section | None:
+def _said(report: Report) -> Chapter | None:
     lists = _lists(report.manifest, lambda v: (*v.notes, *(w for w in v.warnings if not w.startswith(FIXED))))
-    return Section("What the exporters said", lists=lists) if lists else None
+    return Chapter("What the exporters said", lists=lists) if lists else None
 
 
 def _lists(
@@ -278,15 +278,15 @@ def _lists(
     return tuple((variant.name, said) for variant in manifest.variants if (said := say(variant)))
 
 
-def _environment(report: Report) -> Section:
+def _environment(report: Report) -> Chapter:
     manifest = report.manifest
     lines = [("device", manifest.device), ("threads", str(manifest.threads)), ("seed", str(manifest.model.seed))]
-    return Section(
+    return Chapter(
         "Environment", (Table("Where it was measured", ("what", "is"), [*lines, *manifest.environment.items()]),)
     )
 
 
-SECTIONS: tuple[Callable[[Report], Section | None], ...] = (
+SECTIONS: tuple[Callable[[Report], Chapter | None], ...] = (
     _results, _latency, _speedup, _parity, _cost, _front, _fixed, _said, _environment,
 )  # fmt: skip
 
@@ -300,7 +300,7 @@ def _other(caption: str, table: list[Cells]) -> Iterator[Table]:
         yield Table(caption, table[0], table[1:])
 
 
-def _strip(report: Report, one: Timed, text: str, value: float, bounds: tuple[float, float]) -> figures.Row:
+def _strip(report: Report, one: Timed, text: str, value: float, bounds: tuple[float, float]) -> figures.Bar:
     variant, session, _ = one
     best = summary.choices(report.manifest)[:1]
     kind = "baseline" if variant.name == report.manifest.baseline else ""
@@ -308,7 +308,7 @@ def _strip(report: Report, one: Timed, text: str, value: float, bounds: tuple[fl
         kind = "best"
     samples = report.samples.get(f"{variant.name} {session}", [])
     label = f"{variant.name} in {summary.language(session)}{' (failed)' if variant.status == 'failed' else ''}"
-    return figures.Row(label, text, value, *bounds, kind, samples)
+    return figures.Bar(label, text, value, *bounds, kind, samples)
 
 
 def _draw(report: Report, title: str, note: str, draw: Callable[[int], str]) -> tuple[Markup, ...]:
@@ -336,7 +336,7 @@ def _milliseconds(timing: Timing) -> Cells:
     )
 
 
-def _beyond(strips: Sequence[figures.Row]) -> str:
+def _beyond(strips: Sequence[figures.Bar]) -> str:
     """How many samples lie beyond the figure's end."""
     end = figures.edge(strips)
     count = sum(sample > end for strip in strips for sample in strip.samples)

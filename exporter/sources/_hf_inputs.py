@@ -35,7 +35,7 @@ class Size:
     max: int
 
 
-class Inputs:
+class HfInputs:
     """`inputs(batch=1, ...)` of a model: a dict by argument: tensors in forward's order, then constants."""
 
     def __init__(self, makers: Mapping[str, Maker], constants: Mapping[str, bool], sizes: Mapping[str, Size]) -> None:
@@ -57,7 +57,7 @@ class Inputs:
         return tensors | self._constants
 
 
-def of(model_class: Any, config: Any) -> Inputs:
+def of(model_class: Any, config: Any) -> HfInputs:
     """Inputs for this class with this configuration. RecipeError when an argument that it needs is not known here."""
     parameters = inspect.signature(model_class.forward).parameters
     known = _Known(model_class, config)
@@ -72,7 +72,7 @@ def of(model_class: Any, config: Any) -> Inputs:
             "write a recipe FILE.py:NAME, with functions NAME and NAME_inputs, or choose another class with --task",
         )
     constants = {name: value for name, value in CONSTANTS.items() if name in parameters}
-    return Inputs(makers, constants, known.sizes)
+    return HfInputs(makers, constants, known.sizes)
 
 
 class _Known:
