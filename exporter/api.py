@@ -21,6 +21,7 @@ from exporter.beside import Verify
 from exporter.errors import ArtifactError, ContractError, UsageError
 from exporter.records import Contract, Manifest
 from exporter.request import Request, require_threads
+from exporter.tensors import Tensors
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -202,7 +203,7 @@ class Artifact:
     def __init__(
         self,
         contract: Contract,
-        run: Callable[[flattening.Tensors], flattening.Tensors],
+        run: Callable[[Tensors], Tensors],
         device: str,
         reset: Callable[[], object] = tuple,
     ) -> None:

@@ -17,9 +17,9 @@ from exporter import carrying, experts, mapped, mutation, places, recurrent, spe
 from exporter import contract as contracts
 from exporter.errors import ExportError
 from exporter.expressions import Expression
-from exporter.flattening import Tensors
 from exporter.records import Contract, Range
 from exporter.specialization import Rule
+from exporter.tensors import Tensors
 
 # How torch.export says that the code holds a size to less than was asked for; the second where it fails to say how.
 VIOLATED = ("Constraints violated", "Cannot create Dim with inconsistent")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from exporter import contract as contracts
@@ -15,8 +15,7 @@ from exporter.records import Contract, StateTensor, TensorSpec
 if TYPE_CHECKING:
     import torch
 
-    Tensors = tuple[torch.Tensor, ...]
-    Run = Callable[[Tensors], Tensors]
+    from exporter.tensors import Run, Tensors
 
 Shapes = Sequence[Sequence[int]]
 _COPIES = ("clone", "contiguous", "reshape", "lift_fresh_copy", "flatten", "unflatten")

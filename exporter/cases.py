@@ -12,11 +12,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from exporter import diagnosis, eager, nonfinite, places, precision, snapshot, time_limit, values
 from exporter.contract import Sizes, describe
-from exporter.golden import Case, Golden, NonFinite, Precision, Tensors
+from exporter.golden import Case, Golden, NonFinite, Precision
 from exporter.job import Findings
 from exporter.records import Range, Tolerance
 from exporter.search import alike
 from exporter.snapshot import Snapshot
+from exporter.tensors import Tensors
 
 CASE_OPERATIONS = 300e9  # floating-point operations of one case: some seconds in float64 on two cores
 CASE_BYTES = 100e6  # of one case's inputs

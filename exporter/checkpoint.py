@@ -14,7 +14,7 @@ from torch import nn
 from exporter import checkpoint_files, places
 from exporter.errors import RecipeError
 
-Tensors = dict[str, Any]
+StateDict = dict[str, Any]
 
 CONTAINERS = (  # where training loops keep a state dict; the first one of two that fit alike is taken
     "state_dict",
@@ -71,7 +71,7 @@ class _Fit:
     """A state dict under the model's keys as far as they fit, under its own elsewhere."""
 
     place: str
-    tensors: Tensors
+    tensors: StateDict
     fitting: int
 
 
@@ -93,7 +93,7 @@ def _best_fit(file: Path, found: Mapping[Any, Any], keys: Sequence[str]) -> tupl
     return best, [f"{best.place} is taken, not {' or '.join(others)}"] if others else []
 
 
-def _state_dicts(found: Mapping[Any, Any], place: str = "", depth: int = NESTED) -> Iterator[tuple[str, Tensors]]:
+def _state_dicts(found: Mapping[Any, Any], place: str = "", depth: int = NESTED) -> Iterator[tuple[str, StateDict]]:
     """Every mapping with tensors in it, with the names of the containers that lead there."""
     tensors = {key: value for key, value in found.items() if isinstance(key, str) and not isinstance(value, Mapping)}
     if any(isinstance(value, torch.Tensor) for value in tensors.values()):
@@ -103,7 +103,7 @@ def _state_dicts(found: Mapping[Any, Any], place: str = "", depth: int = NESTED)
             yield from _state_dicts(found[name], f"{place}.{name}" if place else name, depth - 1)
 
 
-def _fit(place: str, tensors: Tensors, keys: Sequence[str]) -> _Fit:
+def _fit(place: str, tensors: StateDict, keys: Sequence[str]) -> _Fit:
     """The state dict by the model's keys, with the prefix taken off, of either, that makes most of them fit."""
     wrappers = next(
         w for w in (WRAPPERS, COMPILED, frozenset[str]()) if _are_distinct(tensors, w) and _are_distinct(keys, w)
@@ -118,7 +118,7 @@ def _fit(place: str, tensors: Tensors, keys: Sequence[str]) -> _Fit:
     return best
 
 
-def _are_distinct(keys: Sequence[str] | Tensors, wrappers: frozenset[str]) -> bool:
+def _are_distinct(keys: Sequence[str] | StateDict, wrappers: frozenset[str]) -> bool:
     return len({_bare(key, wrappers) for key in keys}) == len(keys)
 
 
@@ -193,7 +193,7 @@ def _tied(state: Mapping[str, Any]) -> dict[str, set[str]]:
     return {key: group for group in groups.values() if len(group) > 1 for key in group}
 
 
-def _torn(tied: Mapping[str, set[str]], loaded: Tensors) -> list[str]:
+def _torn(tied: Mapping[str, set[str]], loaded: StateDict) -> list[str]:
     """Groups of tied keys with several values."""
     torn = []
     for group in {tuple(sorted(group)) for group in tied.values()}:

@@ -15,7 +15,7 @@ import torch
 from exporter import experts, nonfinite, places, time_limit, values, widening
 from exporter.errors import ExporterError, ExportError
 from exporter.records import Tolerance
-from exporter.values import Tensors
+from exporter.tensors import Tensors
 
 Made = TypeVar("Made")
 

@@ -17,8 +17,7 @@ from exporter import structure
 from exporter.errors import ExportError, RecipeError, UsageError
 from exporter.records import TensorSpec
 from exporter.serialization import LARGEST
-
-Tensors = tuple[torch.Tensor, ...]
+from exporter.tensors import Tensors
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import torch
 
 from exporter.errors import ArtifactError
 from exporter.records import FP32, Tolerance
+from exporter.tensors import Tensors
 
-Tensors = tuple[torch.Tensor, ...]
 SCHEMA = 2  # with sequences; 1 is without, and written where there are none
 
 

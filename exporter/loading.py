@@ -30,6 +30,7 @@ from exporter.records import STATE, Contract, KeptState, Range, StateTensor, Ten
 from exporter.session import server
 from exporter.snapshot import Place, Snapshot
 from exporter.state import State, StatefulModule
+from exporter.tensors import Tensors
 
 
 @dataclass
@@ -66,18 +67,18 @@ class LoadedModel:
         """Make the module a function of the inputs and of this state."""
         self.module = StatefulModule(self.module.model, self.module.example, state, self.module.leave_out).eval()
 
-    def arguments(self, found: Contract, sizes: dict[str, int], seed: int) -> flattening.Tensors:
+    def arguments(self, found: Contract, sizes: dict[str, int], seed: int) -> Tensors:
         """What the module takes: the inputs, and the initial state where there is one."""
         return self.inputs(sizes, seed) + self.initial(found, sizes)
 
-    def initial(self, found: Contract, sizes: dict[str, int]) -> flattening.Tensors:
+    def initial(self, found: Contract, sizes: dict[str, int]) -> Tensors:
         """The initial state at these sizes."""
         if self.state is None or found.state is None:
             return ()
         specs = [tensor.spec for tensor in found.state.tensors]
         return tuple(t.cpu() for t in self.state.widened([contract.shape_at(spec, sizes) for spec in specs]))
 
-    def inputs(self, sizes: dict[str, int], seed: int) -> flattening.Tensors:
+    def inputs(self, sizes: dict[str, int], seed: int) -> Tensors:
         """Flat CPU inputs; the same for the same sizes and seed."""
         flat, example = _flat_inputs(self.recipe, self.module.model, sizes, seed), self.module.example
         if different := flat.difference(example):
@@ -88,7 +89,7 @@ class LoadedModel:
             )
         return flat.tensors
 
-    def run(self, sizes: dict[str, int], device: str) -> tuple[tuple[str, ...], flattening.Tensors]:
+    def run(self, sizes: dict[str, int], device: str) -> tuple[tuple[str, ...], Tensors]:
         """Names and values of the outputs of a first call at these sizes, and of the state after it.
 
         An output that bears an input's name gets one of its own.

@@ -11,7 +11,7 @@ from exporter import carrying, eager, memory, ranges
 from exporter.capture import Captured
 from exporter.contract import Narrowing, Sizes, narrow
 from exporter.records import Contract, Range
-from exporter.values import Tensors
+from exporter.tensors import Tensors
 
 TRIED = 4  # sizes outside a range that are tried
 FAR = 4  # times the example's size: beyond, a try may cost more than it tells

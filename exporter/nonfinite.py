@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from exporter import time_limit
-from exporter.golden import Case, NonFinite, Tensors
+from exporter.golden import Case, NonFinite
+from exporter.tensors import Run, Tensors
 
 VALUES = {"NaN": float("nan"), "infinity": float("inf")}
 ALONE = 8  # so many inputs have cases of their own; the others share theirs
@@ -22,7 +23,6 @@ class Failure(enum.Enum):
     ENDLESS = "endless"
 
 
-Run = Callable[[Tensors], Tensors]
 Attempt = Tensors | Failure
 
 

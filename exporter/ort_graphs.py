@@ -10,7 +10,7 @@ from exporter import places
 if TYPE_CHECKING:
     import torch
 
-    Tensors = tuple[torch.Tensor, ...]
+    from exporter.tensors import Tensors
 
 SHAPES = 8  # that are captured; the others run without a graph
 NONE = -1  # the id of no graph, to onnxruntime

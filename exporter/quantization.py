@@ -15,7 +15,7 @@ from exporter.errors import ExportError, MissingDependency
 if TYPE_CHECKING:
     import torch
 
-    from exporter.flattening import Tensors
+    from exporter.tensors import Tensors
 
 COMPILED = ("quantized_decomposed", "torchao")  # namespaces that inductor has kernels of its own for
 

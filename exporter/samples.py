@@ -16,8 +16,9 @@ from exporter.expressions import Expression
 from exporter.records import Contract
 
 if TYPE_CHECKING:
-    from exporter.flattening import FlatInputs, Tensors
+    from exporter.flattening import FlatInputs
     from exporter.recipes import Recipe
+    from exporter.tensors import Tensors
 
 MOST = 64  # samples that are taken
 

@@ -14,17 +14,18 @@ import torch
 from exporter import cases, diagnosis, eager, nonfinite, places, precision, time_limit, values
 from exporter.cases import MakeInputs
 from exporter.contract import Sizes, describe
-from exporter.flattening import FlatModule, Tensors
+from exporter.flattening import FlatModule
 from exporter.golden import Case, Golden, NonFinite, Precision
 from exporter.job import Findings
 from exporter.records import Range, Tolerance
 from exporter.search import alike
 from exporter.snapshot import Form, Place, Snapshot
 from exporter.state import State, StatefulModule
+from exporter.tensors import Tensors
 
 STEPS = 8  # calls of a sequence
 SEQUENCES = 2  # at each size, the second after a reset
-Run = list[Tensors]
+Outputs = list[Tensors]
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,11 @@ class Calls:
         """The model as it is: tensors in, tensors out, the state inside."""
         return FlatModule(self.module.model, self.module.example, self.module.leave_out).eval()
 
-    def run(self, given: Sequence[Tensors], device: str, form: Form | None = None) -> Run:
+    def run(self, given: Sequence[Tensors], device: str, form: Form | None = None) -> Outputs:
         """Outputs of each call, on the CPU, from the initial state on; the model is left in it."""
         return self.run_as(self.plain, given, device, form)
 
-    def run_as(self, flat: torch.nn.Module, given: Sequence[Tensors], device: str, form: Form | None = None) -> Run:
+    def run_as(self, flat: torch.nn.Module, given: Sequence[Tensors], device: str, form: Form | None = None) -> Outputs:
         """The same, with another module around the model: one that casts inputs and outputs, say."""
         self.held.restore(form)
         try:
@@ -64,12 +65,12 @@ class Calls:
         outputs = eager.run(flat, data, device)
         return outputs + tuple(t.cpu() for t in self.state.now(self.module.model)) if self.outside else outputs
 
-    def references(self, given: Sequence[Run], outputs: Sequence[Run]) -> tuple[list[Run], bool]:
+    def references(self, given: Sequence[Outputs], outputs: Sequence[Outputs]) -> tuple[list[Outputs], bool]:
         """What float64 gives for each sequence, on the CPU; and whether it does, else eager's own stands for it."""
         wide = [[eager.in_float64(data) for data in sequence] for sequence in given]
         device = str(next(iter(self.module.model.parameters()), torch.empty(0)).device)
 
-        def run_all() -> list[Run]:
+        def run_all() -> list[Outputs]:
             return [self.run(sequence, "cpu", Form(torch.float64, "cpu")) for sequence in wide]
 
         try:
@@ -102,7 +103,7 @@ def nonfinite_of(
     return nonfinite.make(example, names, in_double, lambda data: calls.run([data], device)[0])
 
 
-def _widen(found: Run, outputs: Run) -> Run:
+def _widen(found: Outputs, outputs: Outputs) -> Outputs:
     return [eager.widen(f, o) for f, o in zip(found, outputs, strict=True)]
 
 
@@ -143,9 +144,9 @@ def make(
     return Golden(flat, tolerance), Findings(names, reference, tolerance, noise, repeats, tuple(dict.fromkeys(notes)))
 
 
-def _run(calls: Calls, chosen: Mapping[tuple[str, int], Run], device: str) -> tuple[list[list[Case]], bool]:
+def _run(calls: Calls, chosen: Mapping[tuple[str, int], Outputs], device: str) -> tuple[list[list[Case]], bool]:
     """The cases of sequences by name and seed; and whether they have a reference in float64."""
-    outputs: list[Run] = []
+    outputs: list[Outputs] = []
     for (name, _), given in chosen.items():
         with eager.naming(name):
             outputs.append(calls.run(given, device))
@@ -177,12 +178,12 @@ def _planned(
     symbols: dict[str, Range],
     device: str,
     whole: Collection[str],
-) -> tuple[dict[tuple[str, int], Run], list[str]]:
+) -> tuple[dict[tuple[str, int], Outputs], list[str]]:
     """Inputs of each sequence by name and seed, the example's first; and notes of what was cut down."""
     limit = cases.Limit(calls.plain, inputs(*plan[0]), device, calls=SEQUENCES * STEPS)
     calls.held.restore()
     firsts, notes = cases.fitting(inputs, plan, symbols, limit, whole)
-    chosen: dict[tuple[str, int], Run] = {}
+    chosen: dict[tuple[str, int], Outputs] = {}
     for name, sizes in firsts.items():
         for seed in range(SEQUENCES):
             chosen[name, seed] = [inputs(sizes, _seed(seed, step)) for step in range(STEPS)]
@@ -195,7 +196,7 @@ def _seed(sequence: int, step: int) -> int:
 
 
 def _cases(
-    calls: Calls, name: str, seed: int, given: Sequence[Tensors], outputs: Run, references: Run
+    calls: Calls, name: str, seed: int, given: Sequence[Tensors], outputs: Outputs, references: Outputs
 ) -> Iterator[Case]:
     for step, (data, got, reference) in enumerate(zip(given, outputs, references, strict=True)):
         if calls.outside and step == 0:
@@ -203,7 +204,7 @@ def _cases(
         yield Case(f"{name} step {step + 1}" if step else name, seed, data, got, reference, step)
 
 
-def _is_settled(calls: Calls, given: Run, device: str, tolerance: Tolerance, limit_s: float) -> bool:
+def _is_settled(calls: Calls, given: Outputs, device: str, tolerance: Tolerance, limit_s: float) -> bool:
     """As `eager.is_settled`, over a sequence."""
     try:
         with time_limit.stop_after(limit_s):
@@ -241,9 +242,9 @@ def in_precisions(
     return found, tuple(notes)
 
 
-def _sequences(made: Golden, states: int) -> Iterator[Run]:
+def _sequences(made: Golden, states: int) -> Iterator[Outputs]:
     """Inputs of each sequence, without the state."""
-    current: Run = []
+    current: Outputs = []
     for case in made.cases:
         if case.step == 0 and current:
             yield current

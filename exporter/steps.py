@@ -42,6 +42,7 @@ from exporter.records import EAGER, Contract, Range, Tolerance
 from exporter.session import server
 from exporter.snapshot import Place, Snapshot
 from exporter.state import StatefulModule
+from exporter.tensors import Tensors
 from exporter.zygote import hear, tell
 
 SAMPLES = range(7000, 7008)  # seeds of what is calibrated with: none of the golden's
@@ -242,7 +243,7 @@ def _capture_one(
 ) -> capture.Captured:
     """One program, captured at multiples of the steps that torch.export asks for; `own` is its entry's size."""
 
-    def inputs(at: dict[str, int]) -> flattening.Tensors:
+    def inputs(at: dict[str, int]) -> Tensors:
         return tuple(t.to(job.options.device) for t in loaded.arguments(promised, at, 0))
 
     base = loaded.base | own
@@ -282,7 +283,7 @@ def _program(job: Job, prepared: Prepared, target: str) -> capture.Program:
         outputs = contract.as_function(prepared.contract).outputs
         return precision.cast(loaded().module, chosen, tuple(spec.dtype for spec in outputs))
 
-    def calibrating(sizes: dict[str, int], make: Callable[[int], flattening.Tensors]) -> capture.Samples:
+    def calibrating(sizes: dict[str, int], make: Callable[[int], Tensors]) -> capture.Samples:
         real = [one for one in _samples(loaded(), prepared.contract) if _fits(one, sizes, name)]
         given = [one.inputs + loaded().initial(prepared.contract, one.sizes) for one in real]
         placed = [tuple(t.to(job.options.device) for t in one) for one in given]
@@ -291,11 +292,11 @@ def _program(job: Job, prepared: Prepared, target: str) -> capture.Program:
         return _in_a_row(loaded(), placed), _in_a_row(loaded(), drawn)
 
     def made(promised: Contract, sizes: dict[str, int], file: Path) -> capture.Program:
-        def make_at(own: dict[str, int], seed: int = 0) -> flattening.Tensors:
+        def make_at(own: dict[str, int], seed: int = 0) -> Tensors:
             at = sizes | own
             return tuple(t.to(job.options.device) for t in loaded().arguments(prepared.contract, at, seed))
 
-        def make(seed: int) -> flattening.Tensors:
+        def make(seed: int) -> Tensors:
             return make_at({}, seed)
 
         shared = None if chosen in precision.DTYPES else file  # the graph that all share has the model's own weights
@@ -322,7 +323,7 @@ def _program(job: Job, prepared: Prepared, target: str) -> capture.Program:
     return program
 
 
-def _in_a_row(loaded: LoadedModel, given: list[flattening.Tensors]) -> list[flattening.Tensors]:
+def _in_a_row(loaded: LoadedModel, given: list[Tensors]) -> list[Tensors]:
     """The inputs of calls that each go on from the state that the one before left; the first has the initial state."""
     count = len(loaded.state.paths) if loaded.state else 0
     if not count or not given:
@@ -388,9 +389,9 @@ def _eager(program: capture.Program) -> targets.Loaded:
         reset = Snapshot(module.model).restore
         module = flattening.FlatModule(module.model, module.example, module.leave_out).eval()
 
-    def run(inputs: flattening.Tensors) -> flattening.Tensors:
+    def run(inputs: Tensors) -> Tensors:
         with torch.no_grad():
-            outputs: flattening.Tensors = module(*inputs)
+            outputs: Tensors = module(*inputs)
         return outputs
 
     return targets.Loaded(run, reset=reset)

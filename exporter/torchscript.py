@@ -16,7 +16,7 @@ from exporter.errors import ArtifactError, ExportError
 if TYPE_CHECKING:
     import torch
 
-    Tensors = tuple[torch.Tensor, ...]
+    from exporter.tensors import Tensors
 
 
 SHADOWED = {"filter", "format", "hash", "id", "input", "object", "type"}  # builtins that no code of ours calls

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 
 from exporter.records import Tolerance
+from exporter.tensors import Tensors
 
-Tensors = tuple[torch.Tensor, ...]
 Change = Callable[[torch.Tensor], torch.Tensor]
 
 # For floating tensors, and for all others: those hold indices and masks, and stay inside what they held.

@@ -12,13 +12,14 @@ from conftest import Run
 from manifests import variant
 
 from exporter import checks, eager, golden, nonfinite, open_artifact, time_limit
-from exporter.golden import Case, Golden, NonFinite, Tensors
+from exporter.golden import Case, Golden, NonFinite
 from exporter.interpreter import Interpreter
 from exporter.records import Parity, SessionRecord
 from exporter.release import gates
 from exporter.release.plan import Gates
 from exporter.session.server import Judge
 from exporter.targets import Loaded
+from exporter.tensors import Tensors
 from exporter.tolerances import FLOAT32
 
 X = torch.linspace(-1, 1, 6).reshape(2, 3)

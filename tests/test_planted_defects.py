@@ -19,6 +19,7 @@ from exporter import cases, contract, environment, flattening, golden, parity, t
 from exporter.records import Contract, Range
 from exporter.serialization import to_json
 from exporter.session.server import Judge
+from exporter.tensors import Tensors
 
 RECIPES = Path(__file__).parent / "recipes"
 
@@ -42,7 +43,7 @@ class Subject:
         self.symbols = {"batch": Range(1, 8)}
         base = {"batch": 1}
 
-        def flat(sizes: dict[str, int], seed: int) -> flattening.Tensors:
+        def flat(sizes: dict[str, int], seed: int) -> Tensors:
             torch.manual_seed(seed)
             return flattening.flatten_inputs(model, inputs(**sizes)).tensors
 
@@ -80,8 +81,8 @@ class Subject:
         return subprocess.run(words, capture_output=True, check=False).returncode
 
 
-def _without_grad(module: torch.nn.Module) -> Callable[[flattening.Tensors], flattening.Tensors]:
-    def run(inputs: flattening.Tensors) -> flattening.Tensors:
+def _without_grad(module: torch.nn.Module) -> Callable[[Tensors], Tensors]:
+    def run(inputs: Tensors) -> Tensors:
         with torch.no_grad():
             return module(*inputs)
 
@@ -103,11 +104,11 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> Subject:
 class Altered(torch.nn.Module):
     """A flat module whose outputs are changed by a function."""
 
-    def __init__(self, module: torch.nn.Module, change: Callable[[flattening.Tensors], flattening.Tensors]) -> None:
+    def __init__(self, module: torch.nn.Module, change: Callable[[Tensors], Tensors]) -> None:
         super().__init__()
         self.module, self.change = module, change
 
-    def forward(self, *tensors: torch.Tensor) -> flattening.Tensors:
+    def forward(self, *tensors: torch.Tensor) -> Tensors:
         return self.change(self.module(*tensors))
 
 
@@ -118,7 +119,7 @@ class Halved(torch.nn.Module):
         super().__init__()
         self.module = module.half()
 
-    def forward(self, *tensors: torch.Tensor) -> flattening.Tensors:
+    def forward(self, *tensors: torch.Tensor) -> Tensors:
         return tuple(t.float() for t in self.module(*(t.half() if t.is_floating_point() else t for t in tensors)))
 
 
@@ -144,7 +145,7 @@ def outputs_swapped(subject: Subject) -> torch.nn.Module:
 
 
 def one_nan(subject: Subject) -> torch.nn.Module:
-    def poison(outputs: flattening.Tensors) -> flattening.Tensors:
+    def poison(outputs: Tensors) -> Tensors:
         first = outputs[0].clone()
         first[-1, 0] = float("nan")
         return (first, *outputs[1:])

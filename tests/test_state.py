@@ -19,6 +19,7 @@ from exporter.records import Contract, KeptState, Range, StateTensor, TensorSpec
 from exporter.sequences import Calls
 from exporter.snapshot import Form, Snapshot
 from exporter.state import State, StatefulModule
+from exporter.tensors import Tensors
 
 
 def found(recipe: Any) -> tuple[nn.Module, flattening.FlatInputs, Snapshot, State | None]:
@@ -30,7 +31,7 @@ def found(recipe: Any) -> tuple[nn.Module, flattening.FlatInputs, Snapshot, Stat
         torch.manual_seed(seed)
         given.append(flattening.flatten_inputs(model, recipe.inputs()).tensors)
 
-    def step(number: int) -> flattening.Tensors:
+    def step(number: int) -> Tensors:
         torch.manual_seed(number)
         return eager.run(flat, given[number], "cpu")
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
-from exporter import capture, contract, eager, flattening, narrowing, time_limit, tolerances, values
+from exporter import capture, contract, eager, narrowing, time_limit, tolerances, values
 from exporter.errors import ExportError
 from exporter.explain.guards import Guards
 from exporter.job import Job
 from exporter.loading import LoadedModel
 from exporter.records import Contract
+from exporter.tensors import Tensors
 
 LARGEST = 16  # a size up to this one is cheap, whatever the example's is
 
@@ -60,16 +61,16 @@ class Subject:
         """The flat module: tensors in, a tuple of tensors out."""
         return self.loaded.module
 
-    def call(self, inputs: flattening.Tensors) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def call(self, inputs: Tensors) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """(args, kwargs) of the model itself."""
         return self.loaded.module.example.rebuild(inputs)
 
-    def inputs(self, sizes: dict[str, int], seed: int = 0) -> flattening.Tensors:
+    def inputs(self, sizes: dict[str, int], seed: int = 0) -> Tensors:
         """Inputs on the device."""
         return tuple(t.to(self.job.options.device) for t in self.loaded.arguments(self.contract, sizes, seed))
 
     @cached_property
-    def example(self) -> flattening.Tensors:
+    def example(self) -> Tensors:
         """Inputs at the sizes at which exports capture."""
         return self.inputs(contract.capture_sizes(self.loaded.base, self.loaded.symbols))
 
@@ -99,7 +100,7 @@ class Subject:
         cheap = [s for s, _ in plan if all(s[name] <= max(LARGEST, 2 * base[name]) for name in s)]
         return [dict(pairs) for pairs in dict.fromkeys(tuple(s.items()) for s in cheap)]
 
-    def probes(self) -> Iterator[tuple[str, flattening.Tensors]]:
+    def probes(self) -> Iterator[tuple[str, Tensors]]:
         """Inputs at other sizes, and at the example's with other values, each with its name; what the model takes."""
         for sizes in self.sizes():
             yield contract.describe(sizes), self.inputs(sizes)

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from exporter import experts, places
 from exporter.explain import Finding
 from exporter.explain.subject import Subject
-from exporter.flattening import Tensors
+from exporter.tensors import Tensors
 
 CONVERSIONS = ("__bool__", "__int__", "__float__", "__index__", "__len__", "__contains__", "item", "tolist", "numpy")
 RETRACED = 3  # wrong probes at which the model is traced again

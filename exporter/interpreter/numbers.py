@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-Run = Callable[..., Any]
+Handler = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def number(value: Any) -> Any:
     return torch.scalar_tensor(value)
 
 
-def _arithmetic(function: Run) -> Run:
+def _arithmetic(function: Handler) -> Handler:
     """A function of numbers with torch's promotion of types; trailing arguments go through."""
 
     def run(*values: Any) -> Number:
@@ -126,7 +126,7 @@ def item(value: Any) -> Any:
     return value.item() if isinstance(value, torch.Tensor) else value
 
 
-NUMBERS: dict[str, Run] = {
+NUMBERS: dict[str, Handler] = {
     f"aten::{name}": _arithmetic(function)
     for name, function in {
         "add": lambda a, b, alpha=1: a + b * alpha,

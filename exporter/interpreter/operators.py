@@ -29,7 +29,7 @@ from exporter.interpreter.numbers import (
     to_int,
 )
 
-Run = Callable[..., Any]
+Handler = Callable[..., Any]
 
 # Numbers of c10::ScalarType, Layout and MemoryFormat, by which a graph names them.
 DTYPES = {
@@ -79,7 +79,7 @@ MEMORY_FORMATS = dict(
 class Operator:
     """A node's work as a function of its inputs; a `pure` one changes nothing but its output."""
 
-    run: Run
+    run: Handler
     pure: bool = True
 
 
@@ -124,7 +124,7 @@ def _overload(schema: str) -> Any:
         return None
 
 
-def _dispatched(kind: str, overload: Any) -> Run:
+def _dispatched(kind: str, overload: Any) -> Handler:
     arguments = overload._schema.arguments
     converters = [_converter(str(argument.real_type)) for argument in arguments]
     on_numbers = NUMBERS.get(kind)
@@ -147,7 +147,7 @@ def _has_tensor(values: Sequence[Any]) -> bool:
     return any(isinstance(value, torch.Tensor) for value in values)
 
 
-def _converter(kind: str) -> Run:
+def _converter(kind: str) -> Handler:
     """What turns a graph's value into what an argument of this type wants."""
     if "Tensor" in kind:
         return as_tensor
@@ -189,11 +189,11 @@ def _dtype_number(value: Any) -> int:
     return next(number for number, dtype in DTYPES.items() if dtype == value.dtype)
 
 
-def _of_tensor(attribute: str) -> Run:
+def _of_tensor(attribute: str) -> Handler:
     return lambda value: getattr(as_tensor(value), attribute)
 
 
-STRUCTURE: dict[str, Run] = {
+STRUCTURE: dict[str, Handler] = {
     "prim::ListConstruct": lambda *values: list(values),
     "prim::TupleConstruct": lambda *values: values,
     "prim::DictConstruct": _pairs,
@@ -226,7 +226,7 @@ STRUCTURE: dict[str, Run] = {
 
 
 # What tracing writes where other compilers know another operator. Flags of the backend are left out.
-CURRENT: dict[str, Run] = {
+CURRENT: dict[str, Handler] = {
     "aten::_convolution": lambda *values: torch.ops.aten.convolution.default(*values[:9]),
 }
 
@@ -243,7 +243,7 @@ def _length(value: Any) -> Any:
     return value.shape[0] if isinstance(value, torch.Tensor) else len(value)
 
 
-SIZES: dict[str, Run] = {
+SIZES: dict[str, Handler] = {
     "aten::size": _size,
     "aten::sym_size": _size,
     "aten::dim": lambda value: as_tensor(value).dim(),
@@ -274,7 +274,7 @@ def _set_item(container: Any, key: Any, value: Any) -> Any:
     return container
 
 
-def _changed(method: str) -> Run:
+def _changed(method: str) -> Handler:
     """A method that changes a container, which is then the result."""
 
     def run(container: Any, *arguments: Any) -> Any:
@@ -292,7 +292,7 @@ def _slice(value: Any, start: int | None, end: int | None, step: int) -> Any:
     return value[slice(start, end, step)]
 
 
-def _extreme(of_two: Run, of_list: Run) -> Run:
+def _extreme(of_two: Handler, of_list: Handler) -> Handler:
     return lambda a, b=None: of_list(a) if b is None else of_two(a, b)
 
 
@@ -326,7 +326,7 @@ def _to(value: Any, *arguments: Any) -> Any:
     return as_tensor(value).to(device=device, dtype=dtype, non_blocking=non_blocking, copy=copy)
 
 
-PYTHON: dict[str, Run] = {
+PYTHON: dict[str, Handler] = {
     **{
         f"aten::{name}": getattr(operator, name)
         for name in ("add", "sub", "mul", "floordiv", "neg", "eq", "ne", "lt", "le", "gt", "ge")

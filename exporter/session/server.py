@@ -20,11 +20,12 @@ import torch
 from exporter import contract, nonfinite, operators, parity, places, targets
 from exporter import golden as goldens
 from exporter.errors import ArtifactError, ContractError, ExporterError, UsageError
-from exporter.flattening import Tensors, dtype_name, plain, specs
+from exporter.flattening import dtype_name, plain, specs
 from exporter.isolate import stand_back
 from exporter.precision import use_tf32
 from exporter.records import Contract
 from exporter.serialization import to_json
+from exporter.tensors import Run, Tensors
 
 PROTOCOL = 1
 KINDS = {ArtifactError: "artifact", ContractError: "contract", UsageError: "usage"}
@@ -198,7 +199,7 @@ class Judge:
             loaded.reset()
         return list(filter(None, found))
 
-    def check(self, run: targets.Run, case: goldens.Case, device: str) -> dict[str, Any]:
+    def check(self, run: Run, case: goldens.Case, device: str) -> dict[str, Any]:
         """One case of the `check` answer; of what the contract refuses, what it says."""
         answer: dict[str, Any] = {"case": case.name, "seed": case.seed, "error": "", "outputs": []}
         try:
@@ -233,7 +234,7 @@ class _Sequence:
         self._taken = 0  # inputs of a first step, the state among them
         self._outputs: Tensors | None = None
 
-    def at(self, case: goldens.Case) -> targets.Run:
+    def at(self, case: goldens.Case) -> Run:
         """What runs this case: the artifact itself, but for a later step of a sequence."""
         before, self._outputs = self._outputs, None
         if case.step == 0:

@@ -22,12 +22,8 @@ from exporter.errors import MissingDependency, UsageError
 from exporter.records import FP32, PRECISIONS, Build, Contract
 
 if TYPE_CHECKING:
-    import torch
-
     from exporter.capture import Program
-
-    Tensors = tuple[torch.Tensor, ...]
-    Run = Callable[[Tensors], Tensors]
+    from exporter.tensors import Run
 
 GROUP = "exporter.targets"
 ALSO_CALLED = {

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     import torch
 
     from exporter.capture import Program
-
-    Tensors = tuple[torch.Tensor, ...]
+    from exporter.tensors import Tensors
 
 artifact = "compile.pt2"
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # of the backend inductor

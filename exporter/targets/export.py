@@ -12,11 +12,8 @@ from exporter.serialization import to_json
 from exporter.targets import Exported, Loaded, Options
 
 if TYPE_CHECKING:
-    import torch
-
     from exporter.capture import Program
-
-    Tensors = tuple[torch.Tensor, ...]
+    from exporter.tensors import Tensors
 
 artifact = "exported.pt2"
 variants = ("",)

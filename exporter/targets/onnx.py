@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from exporter.capture import Program
-
-    Tensors = tuple[torch.Tensor, ...]
+    from exporter.tensors import Tensors
 
 artifact = "model.onnx"
 variants = ("",)

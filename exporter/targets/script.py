@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import torch
 
     from exporter.capture import Program
-    from exporter.flattening import Tensors
     from exporter.records import Contract
+    from exporter.tensors import Tensors
 
 artifact = "script.pt"
 variants = ("",)

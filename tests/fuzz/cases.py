@@ -18,6 +18,7 @@ from exporter.errors import ContractError
 from exporter.records import STATE, Manifest, Range, Tolerance, VariantRecord
 from exporter.request import STATES, Request
 from exporter.session.server import Judge
+from exporter.tensors import Tensors
 from fuzz.states import PREFIX
 
 FRESH_SEED = 100  # no golden has it
@@ -99,16 +100,16 @@ class Case:
         """Whether a call may leave something for the next."""
         return f"self.{PREFIX}" in self.file.read_text()
 
-    def sequence(self, sizes: dict[str, int], seed: int) -> list[flattening.Tensors]:
+    def sequence(self, sizes: dict[str, int], seed: int) -> list[Tensors]:
         """Inputs of calls in a row."""
         return [self.inputs(sizes, 1000 * seed + step).tensors for step in range(STEPS)]
 
-    def calls(self, given: list[flattening.Tensors]) -> list[flattening.Tensors]:
+    def calls(self, given: list[Tensors]) -> list[Tensors]:
         """What a model in its initial state gives, call by call."""
         flat = flattening.FlatModule(copy.deepcopy(self.model), self.module.example).eval()
         return [eager.run(flat, data, "cpu") for data in given]
 
-    def _is_sound_in_sequence(self, given: list[flattening.Tensors]) -> bool:
+    def _is_sound_in_sequence(self, given: list[Tensors]) -> bool:
         loose = LOOSE_HALF if _half(given[0]) else LOOSE
         outputs = self.calls(given)
         others = [self.calls([values.perturbed(data, sign) for data in given]) for sign in (1, -1)]
@@ -121,14 +122,14 @@ class Case:
             return all(map(self._is_sound_in_sequence, sequences))
         return all(self._is_sound(self.inputs(sizes, seed).tensors) for sizes, seed in [*self.plan, *self.fresh])
 
-    def _is_sound(self, data: flattening.Tensors) -> bool:
+    def _is_sound(self, data: Tensors) -> bool:
         if not eager.is_settled(self.module, data, "cpu", LOOSE_HALF if _half(data) else LOOSE):
             return False
         once, again = eager.run(self.module, data, "cpu"), eager.run(self.module, data, "cpu")
         return all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
 
 
-def _half(data: flattening.Tensors) -> bool:
+def _half(data: Tensors) -> bool:
     return any(t.is_floating_point() and t.element_size() == 2 for t in data)
 
 
