@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from exporter import diagnosis, eager, nonfinite, places, precision, snapshot, time_limit, values
+from exporter import eager, nonfinite, places, precision, snapshot, time_limit, values
 from exporter.contract import Sizes, describe
 from exporter.golden import Case, Golden, NonFinite, Precision
 from exporter.job import Findings
@@ -55,17 +55,16 @@ def make(
     for (name, _), data in chosen.items():
         with eager.naming(name):
             outputs.append(eager.run(module, data, device))
-    if unsteady := _unsteady(module, example, outputs[0], device):
-        notes.append(f"{diagnosis.UNSTEADY}: {unsteady}")
-        if unsteady != NOT_TO_THE_BIT:
-            tolerance = replace(tolerance, k=0.0)  # eager's distance from itself is no measure of rounding
+    unsteady = _unsteady(module, example, outputs[0], device)
+    if unsteady and unsteady != NOT_TO_THE_BIT:
+        tolerance = replace(tolerance, k=0.0)  # eager's distance from itself is no measure of rounding
     references, kind = eager.references(module, list(chosen.values()), outputs, device)
     cases = tuple(
         Case(name, seed, data, given, reference)
         for ((name, seed), data), given, reference in zip(chosen.items(), outputs, references, strict=True)
     )
     names = tuple(f"{case.name} seed {case.seed}" if case.seed else case.name for case in cases)
-    findings = Findings(names, kind, tolerance, noise(cases[:planned]), not unsteady, tuple(dict.fromkeys(notes)))
+    findings = Findings(names, kind, tolerance, noise(cases[:planned]), unsteady, tuple(dict.fromkeys(notes)))
     return Golden(cases, tolerance), findings
 
 

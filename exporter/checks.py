@@ -69,7 +69,7 @@ def check(
     """Start a session, time its first call, judge its outputs at all that is `promised`, and the refusal of the rest.
 
     Where the artifact is `quantized`, some values are harder than others, and that tells nothing of a branch.
-    `unsteady` says that eager itself is not repeatable: then that is why an artifact differs.
+    `unsteady` is why eager itself is not repeatable: then that is why an artifact differs.
     """
     record = SessionRecord(kind, "failed", "load")
     session: Session | None = None
@@ -116,7 +116,7 @@ def last_words(error: JobError, said: str = "its log") -> str:
 def _why(reason: str, cases: diagnosis.Cases, unsteady: str, quantized: bool) -> str:
     """The reason of a failure, with what the pattern of cases says of it."""
     if unsteady:
-        return f"{unsteady}; {reason}"
+        return f"{diagnosis.UNSTEADY}: {unsteady}; {reason}"
     if pattern := "; ".join(diagnosis.fixed_sizes(cases)):
         return pattern
     pattern = diagnosis.carried_state(cases) or ("" if quantized else diagnosis.value_dependence(cases))

@@ -21,11 +21,6 @@ KINDS = ("boolean", "Python number", "Python float")  # that a tensor became, th
 UNSTEADY = "eager gives other values at a second run"
 
 
-def unsteady(warnings: Iterable[str]) -> str:
-    """The warning that eager itself is not repeatable, with its reason; "" where it is."""
-    return next((warning for warning in warnings if warning.startswith(UNSTEADY)), "")
-
-
 def fails(case: Mapping[str, Any]) -> bool:
     """Whether an artifact raised at this case, or an output of it lost parity."""
     return bool(case["error"]) or any(output["verdict"] == "FAIL" for output in case["outputs"])

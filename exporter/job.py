@@ -74,7 +74,7 @@ class Findings:
     reference: str
     tolerance: Tolerance
     eager_rmse: float | None
-    repeatable: bool
+    unsteady: str  # why eager gives other values at a second run; "" where it is repeatable
     notes: tuple[str, ...]
     tolerances: dict[str, Tolerance] = field(default_factory=dict)  # of other precisions than fp32
     samples: int = 0  # how many of the recipe's own are among the cases, at their end

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from exporter import bundle, checks, diagnosis, latency, metrics
+from exporter import bundle, checks, latency, metrics
 from exporter.draft import Draft
 from exporter.errors import ExporterError, JobError
 from exporter.isolate import BACKGROUND, Zygote
@@ -98,7 +98,8 @@ class Judging:
         yield from checks.openers(self.zygote, self.folder, record, options, log, self.request.timeout)
 
     def _judge(self, record: VariantRecord, kind: str, open_session: checks.Opener) -> checks.Judged:
-        unsteady = diagnosis.unsteady(self.draft.manifest.warnings)
+        golden = self.draft.manifest.golden
+        unsteady = golden.unsteady if golden else ""
         return checks.check(
             kind, functools.partial(self._open, open_session), unsteady, record.quantized, record.contract
         )

@@ -18,6 +18,7 @@ from exporter import (
     causes,
     checks,
     contract,
+    diagnosis,
     disk,
     environment,
     latency,
@@ -188,12 +189,14 @@ class _Run:
             findings.reference,
             findings.tolerance,
             findings.eager_rmse,
-            findings.repeatable,
+            not findings.unsteady,
             findings.tolerances,
+            findings.unsteady,
         )
+        unsteady = (f"{diagnosis.UNSTEADY}: {findings.unsteady}",) if findings.unsteady else ()
         self.draft.update(
             golden=golden,
-            warnings=self.draft.manifest.warnings + findings.notes,
+            warnings=self.draft.manifest.warnings + unsteady + findings.notes,
             metric=self._metric(findings),
         )
         self.listener.stage(EAGER, "waiting")

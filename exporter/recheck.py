@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from exporter import bundle, checks, diagnosis, disk, environment, latency, metrics, proof, targets
+from exporter import bundle, checks, disk, environment, latency, metrics, proof, targets
 from exporter.errors import ArtifactError
 from exporter.isolate import Zygote
 from exporter.listener import Listener
@@ -115,7 +115,7 @@ class _Recheck:
         if error := _altered(self.evidence, record):
             failed = replace(record, status="failed", stage="hash", sessions=(), parity=None)
             return replace(failed, reason=str(error), remedy=error.remedy)
-        unsteady = diagnosis.unsteady(self.manifest.warnings)
+        unsteady = self.manifest.golden.unsteady if self.manifest.golden else ""
         watched = self.manifest.device if self.how.time_budget else "cpu"
         plan = self.plans[record.name]
         plan.begin(record.name)

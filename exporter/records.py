@@ -400,7 +400,10 @@ class ModelRecord:
 
 @dataclass(frozen=True)
 class GoldenRecord:
-    """The golden: its file, its cases, and the noise of eager itself against the reference."""
+    """The golden: its file, its cases, and the noise of eager itself against the reference.
+
+    `unsteady` is why eager gives other values at a second run; "" where it is repeatable.
+    """
 
     file: ArtifactRecord
     cases: tuple[str, ...]
@@ -409,6 +412,7 @@ class GoldenRecord:
     eager_rmse: float | None
     repeatable: bool
     tolerances: dict[str, Tolerance] = field(default_factory=dict)  # of other precisions than fp32
+    unsteady: str = ""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from exporter import cases, diagnosis, eager, nonfinite, places, precision, time_limit, values
+from exporter import cases, eager, nonfinite, places, precision, time_limit, values
 from exporter.cases import MakeInputs
 from exporter.contract import Sizes, describe
 from exporter.flattening import FlatModule
@@ -134,14 +134,14 @@ def make(
             notes.append(time_limit.said(f"the values are {change}", limit_s))
     made, wide = _run(calls, chosen, device)
     repeats = all(map(alike, calls.run(first, device), calls.run(first, device)))
-    if not repeats:
-        notes.append(f"{diagnosis.UNSTEADY}: the model draws random numbers")
+    unsteady = "" if repeats else "the model draws random numbers"
+    if unsteady:
         tolerance = replace(tolerance, k=0.0)
     noise = cases.noise([case for sequence in made[:planned] for case in sequence])
     flat = tuple(case for sequence in made for case in sequence)
     names = tuple(f"{case.name} seed {case.seed}" if case.seed else case.name for case in flat)
     reference = "float64" if wide else "eager"
-    return Golden(flat, tolerance), Findings(names, reference, tolerance, noise, repeats, tuple(dict.fromkeys(notes)))
+    return Golden(flat, tolerance), Findings(names, reference, tolerance, noise, unsteady, tuple(dict.fromkeys(notes)))
 
 
 def _run(calls: Calls, chosen: Mapping[tuple[str, int], Outputs], device: str) -> tuple[list[list[Case]], bool]:

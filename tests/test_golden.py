@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from exporter import cases, diagnosis, golden, time_limit
+from exporter import cases, golden, time_limit
 from exporter.errors import ArtifactError, ExportError
 from exporter.flattening import FlatModule, flatten_inputs
 from exporter.job import Findings
@@ -37,7 +37,7 @@ def test_cases_hold_eager_and_its_float64() -> None:
     model = torch.nn.Linear(4, 3)
     made, findings = make(model)
     assert findings.cases == ("batch=2", "batch=2 seed 1", "batch=3", *VALUES)
-    assert (findings.reference, findings.repeatable, findings.notes) == ("float64", True, ())
+    assert (findings.reference, findings.unsteady, findings.notes) == ("float64", "", ())
     case = made.cases[2]
     assert (case.eager[0].dtype, case.reference[0].dtype) == (torch.float32, torch.float64)
     exact = case.inputs[0].double() @ model.weight.double().T + model.bias.double()
@@ -66,7 +66,7 @@ class InPlace(torch.nn.Module):
 
 def test_a_model_that_changes_its_input_does_not_change_the_golden() -> None:
     made, findings = make(InPlace())
-    assert findings.repeatable
+    assert not findings.unsteady
     for case in made.cases:
         assert torch.equal(case.eager[0], (case.inputs[0] + 1.0) * 2.0), case.name
         assert torch.allclose(case.reference[0], (case.inputs[0].double() + 1.0) * 2.0)
@@ -103,8 +103,7 @@ class Random(torch.nn.Module):
 
 def test_a_model_that_is_random_is_told() -> None:
     findings = make(Random())[1]
-    assert not findings.repeatable
-    assert findings.notes == (f"{diagnosis.UNSTEADY}: the model draws random numbers",)
+    assert findings.unsteady == "the model draws random numbers"
 
 
 class Counter(torch.nn.Module):
@@ -119,7 +118,7 @@ class Counter(torch.nn.Module):
 
 def test_a_model_that_changes_with_each_call_is_told() -> None:
     findings = make(Counter())[1]
-    assert findings.notes == (f"{diagnosis.UNSTEADY}: the model changes its count at each call",)
+    assert findings.unsteady == "the model changes its count at each call"
 
 
 def test_a_model_that_remembers_in_attributes_is_told_by_their_names() -> None:
@@ -135,8 +134,7 @@ def test_a_model_that_remembers_in_attributes_is_told_by_their_names() -> None:
 
     plan, tolerance = [({"batch": 2}, 0)], Tolerance(1e-4, 1e-5, 2.0)
     _, findings = cases.make(Remembers(), lambda sizes, seed: (torch.ones(2, 3),), plan, {}, tolerance, "cpu")
-    (note,) = findings.notes
-    assert note.startswith(f"{diagnosis.UNSTEADY}: the model changes its steps, history.")
+    assert findings.unsteady.startswith("the model changes its steps, history.")
 
 
 def test_values_that_a_model_does_not_end_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +185,7 @@ class NotFinite(torch.nn.Module):
 def test_nan_is_kept_and_makes_no_noise() -> None:
     made, findings = make(NotFinite())
     assert made.cases[0].eager[0].isnan().any()
-    assert findings.repeatable
+    assert not findings.unsteady
     assert findings.eager_rmse == 0
 
 
