@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -27,28 +27,39 @@ HIDDEN = "perhaps it keeps state where none can be found: in a global, a closure
 MakeInputs = Callable[[Sizes, int], Tensors]  # at these sizes, from this seed
 
 
+@dataclass(frozen=True)
+class Plan:
+    """Sizes and seed of each case, the example's first, and the ranges of the sizes.
+
+    Largest sizes are halved until a case is expected to fit CASE_OPERATIONS and CASE_BYTES, but for the cases named in
+    `whole`.
+    """
+
+    cases: Sequence[tuple[Sizes, int]]
+    symbols: Mapping[str, Range]
+    whole: Collection[str] = ()
+
+    @property
+    def base(self) -> Sizes:
+        """The example's sizes."""
+        return self.cases[0][0]
+
+
 def make(
-    module: torch.nn.Module,
-    inputs: MakeInputs,
-    plan: Sequence[tuple[Sizes, int]],
-    symbols: dict[str, Range],
-    tolerance: Tolerance,
-    device: str,
-    whole: Collection[str] = (),
+    module: torch.nn.Module, inputs: MakeInputs, plan: Plan, tolerance: Tolerance, device: str
 ) -> tuple[Golden, Findings]:
     """Run eager at every planned size and seed, and at the first with other values.
 
-    `module` is moved to float64 and back, never copied. Largest sizes are halved until a case is expected to fit
-    CASE_OPERATIONS and CASE_BYTES, but for the cases named in `whole`.
+    `module` is moved to float64 and back, never copied.
     """
-    limit = Limit(module, inputs(*plan[0]), device)
-    chosen, notes = _fitting(inputs, plan, symbols, limit, whole)
+    limit = Limit(module, inputs(*plan.cases[0]), device)
+    chosen, notes = _fitting(inputs, plan, limit)
     planned, example = len(chosen), next(iter(chosen.values()))
     limit_s = time_limit.of(lambda: eager.run(module, example, device))
     for change, data in values.changed(example).items():
         try:
             if eager.is_settled(module, data, device, tolerance, limit_s):
-                chosen[f"{describe(plan[0][0])} {change}", plan[0][1]] = data
+                chosen[f"{describe(plan.base)} {change}", plan.cases[0][1]] = data
         except time_limit.OutOfTime:
             notes.append(time_limit.said(f"the values are {change}", limit_s))
     outputs = []
@@ -99,48 +110,29 @@ def add_samples(
     )
 
 
-def _fitting(
-    inputs: MakeInputs,
-    plan: Sequence[tuple[Sizes, int]],
-    symbols: dict[str, Range],
-    limit: Limit,
-    whole: Collection[str],
-) -> tuple[dict[tuple[str, int], Tensors], list[str]]:
+def _fitting(inputs: MakeInputs, plan: Plan, limit: Limit) -> tuple[dict[tuple[str, int], Tensors], list[str]]:
     """Inputs of the plan's cases by name and seed, and notes of what was cut down."""
     chosen: dict[tuple[str, int], Tensors] = {}
     notes: list[str] = []
-    for sizes, seed, data in _cut_down(inputs, plan, symbols, limit, whole, notes):
+    for sizes, seed, data in _cut_down(inputs, plan, limit, notes):
         chosen.setdefault((describe(sizes), seed), data)
     return chosen, notes
 
 
-def fitting(
-    inputs: MakeInputs,
-    plan: Sequence[tuple[Sizes, int]],
-    symbols: dict[str, Range],
-    limit: Limit,
-    whole: Collection[str],
-) -> tuple[dict[str, Sizes], list[str]]:
+def fitting(inputs: MakeInputs, plan: Plan, limit: Limit) -> tuple[dict[str, Sizes], list[str]]:
     """Sizes of the plan's cases by name, each once, and notes of what was cut down."""
     notes: list[str] = []
-    sizes = {describe(sizes): sizes for sizes, _, _ in _cut_down(inputs, plan, symbols, limit, whole, notes)}
+    sizes = {describe(sizes): sizes for sizes, _, _ in _cut_down(inputs, plan, limit, notes)}
     return sizes, notes
 
 
-def _cut_down(
-    inputs: MakeInputs,
-    plan: Sequence[tuple[Sizes, int]],
-    symbols: dict[str, Range],
-    limit: Limit,
-    whole: Collection[str],
-    notes: list[str],
-) -> Iterator[tuple[Sizes, int, Tensors]]:
+def _cut_down(inputs: MakeInputs, plan: Plan, limit: Limit, notes: list[str]) -> Iterator[tuple[Sizes, int, Tensors]]:
     """Sizes, seed and inputs of each case of the plan, cut down to what the limit allows."""
-    for sizes, seed in plan:
-        if describe(sizes) in whole:
+    for sizes, seed in plan.cases:
+        if describe(sizes) in plan.whole:
             fitting, data = sizes, inputs(sizes, seed)
         else:
-            fitting, data = _shrink(sizes, seed, inputs, plan[0][0], symbols, limit)
+            fitting, data = _shrink(sizes, seed, inputs, plan, limit)
         if fitting != sizes:
             notes.append(
                 f"{describe(sizes)} is too large to check in reasonable time; checked up to {describe(fitting)}"
@@ -202,14 +194,8 @@ class Limit:
         return operations <= CASE_OPERATIONS and size <= CASE_BYTES
 
 
-def _shrink(
-    sizes: Sizes,
-    seed: int,
-    inputs: MakeInputs,
-    base: Sizes,
-    symbols: dict[str, Range],
-    limit: Limit,
-) -> tuple[Sizes, Tensors]:
+def _shrink(sizes: Sizes, seed: int, inputs: MakeInputs, plan: Plan, limit: Limit) -> tuple[Sizes, Tensors]:
+    base, symbols = plan.base, plan.symbols
     data = inputs(sizes, seed)
     while not limit.allows(data):
         smaller = {n: _halved(s, base[n], symbols[n]) if n in symbols else s for n, s in sizes.items()}

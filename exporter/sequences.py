@@ -6,18 +6,18 @@ Eager and the float64 reference each carry a state of their own through a sequen
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from exporter import cases, eager, nonfinite, places, precision, time_limit, values
 from exporter.cases import MakeInputs
-from exporter.contract import Sizes, describe
+from exporter.contract import describe
 from exporter.flattening import FlatModule
 from exporter.golden import Case, Golden, NonFinite, Precision
 from exporter.job import Findings
-from exporter.records import Range, Tolerance
+from exporter.records import Tolerance
 from exporter.search import alike
 from exporter.snapshot import Form, Place, Snapshot
 from exporter.state import State, StatefulModule
@@ -108,19 +108,13 @@ def _widen(found: Outputs, outputs: Outputs) -> Outputs:
 
 
 def make(
-    calls: Calls,
-    inputs: MakeInputs,
-    plan: Sequence[tuple[Sizes, int]],
-    symbols: dict[str, Range],
-    tolerance: Tolerance,
-    device: str,
-    whole: Collection[str] = (),
+    calls: Calls, inputs: MakeInputs, plan: cases.Plan, tolerance: Tolerance, device: str
 ) -> tuple[Golden, Findings]:
     """Run eager through SEQUENCES of STEPS calls at every planned size, and with other values at the first.
 
     Inputs of a first step end with the initial state where that is outside. Else as `cases.make`.
     """
-    chosen, notes = _planned(calls, inputs, plan, symbols, device, whole)
+    chosen, notes = _planned(calls, inputs, plan, device)
     planned = len(chosen)
     first = next(iter(chosen.values()))
     limit_s = time_limit.of(lambda: calls.run(first, device))
@@ -129,7 +123,7 @@ def make(
         given = [data for data in changed if data is not None]
         try:
             if len(given) == STEPS and _is_settled(calls, given, device, tolerance, limit_s):
-                chosen[f"{describe(plan[0][0])} {change}", plan[0][1]] = given
+                chosen[f"{describe(plan.base)} {change}", plan.cases[0][1]] = given
         except time_limit.OutOfTime:
             notes.append(time_limit.said(f"the values are {change}", limit_s))
     made, wide = _run(calls, chosen, device)
@@ -172,17 +166,12 @@ def add_samples(
 
 
 def _planned(
-    calls: Calls,
-    inputs: MakeInputs,
-    plan: Sequence[tuple[Sizes, int]],
-    symbols: dict[str, Range],
-    device: str,
-    whole: Collection[str],
+    calls: Calls, inputs: MakeInputs, plan: cases.Plan, device: str
 ) -> tuple[dict[tuple[str, int], Outputs], list[str]]:
     """Inputs of each sequence by name and seed, the example's first; and notes of what was cut down."""
-    limit = cases.Limit(calls.plain, inputs(*plan[0]), device, calls=SEQUENCES * STEPS)
+    limit = cases.Limit(calls.plain, inputs(*plan.cases[0]), device, calls=SEQUENCES * STEPS)
     calls.held.restore()
-    firsts, notes = cases.fitting(inputs, plan, symbols, limit, whole)
+    firsts, notes = cases.fitting(inputs, plan, limit)
     chosen: dict[tuple[str, int], Outputs] = {}
     for name, sizes in firsts.items():
         for seed in range(SEQUENCES):

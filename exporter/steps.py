@@ -94,21 +94,19 @@ def prepare(
     usual = tolerance.over(tolerances.of_outputs({spec.dtype for spec in found.outputs}))
     others = {name: tolerance.over(tolerances.BY_PRECISION[name]) for name in precisions}
     make = _make_sequences if loaded.state else _make_cases
-    made, findings = make(loaded, found, plan, usual, others, device, points)
+    made, findings = make(loaded, found, cases.Plan(plan, loaded.symbols, points), usual, others, device)
     golden.save(made, golden_path)
     return replace(findings, tolerances=others)
 
 
-Plan = list[tuple[dict[str, int], int]]
-Points = dict[str, dict[str, int]]
 Tolerances = dict[str, Tolerance]
 
 
 def _make_cases(
-    loaded: LoadedModel, found: Contract, plan: Plan, usual: Tolerance, others: Tolerances, device: str, whole: Points
+    loaded: LoadedModel, found: Contract, plan: cases.Plan, usual: Tolerance, others: Tolerances, device: str
 ) -> tuple[golden.Golden, Findings]:
     """The golden of a model that keeps no state: a call for each case, and for each of the recipe's own samples."""
-    made, findings = cases.make(loaded.module, loaded.inputs, plan, loaded.symbols, usual, device, whole)
+    made, findings = cases.make(loaded.module, loaded.inputs, plan, usual, device)
     own = {one.name: one.inputs for one in _samples(loaded, found)}
     names = [spec.name for spec in found.inputs]
     made, findings = _with_nonfinite(
@@ -124,13 +122,13 @@ def _make_cases(
 
 
 def _make_sequences(
-    loaded: LoadedModel, found: Contract, plan: Plan, usual: Tolerance, others: Tolerances, device: str, whole: Points
+    loaded: LoadedModel, found: Contract, plan: cases.Plan, usual: Tolerance, others: Tolerances, device: str
 ) -> tuple[golden.Golden, Findings]:
     """The golden of a model with state."""
     assert isinstance(loaded.module, StatefulModule)
     outside = not contract.keeps_state(found)
     calls = sequences.Calls(loaded.module, loaded.held, outside)
-    made, findings = sequences.make(calls, loaded.inputs, plan, loaded.symbols, usual, device, whole)
+    made, findings = sequences.make(calls, loaded.inputs, plan, usual, device)
     own = {one.name: one.inputs for one in _samples(loaded, found)}
     made, findings = sequences.add_samples(made, findings, calls, own, device)
     _require_known(loaded, made, device, calls.strange)

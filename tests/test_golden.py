@@ -26,7 +26,7 @@ def inputs(sizes: dict[str, int], seed: int) -> tuple[torch.Tensor, ...]:
 def make(model: torch.nn.Module, *plan: tuple[int, int], whole: tuple[str, ...] = ()) -> tuple[golden.Golden, Findings]:
     sizes = [({"batch": batch}, seed) for batch, seed in plan or ((2, 0), (2, 1), (3, 0))]
     module = FlatModule(model, flatten_inputs(model, inputs(*sizes[0]))).eval()
-    return cases.make(module, inputs, sizes, SYMBOLS, TOLERANCE, "cpu", whole)
+    return cases.make(module, inputs, cases.Plan(sizes, SYMBOLS, whole), TOLERANCE, "cpu")
 
 
 VALUES = tuple(f"batch=2 {change}" for change in ("zeros", "ones", "negative", "large", "tiny"))
@@ -132,8 +132,8 @@ def test_a_model_that_remembers_in_attributes_is_told_by_their_names() -> None:
             self.history.append(x.mean())
             return x * self.scale + torch.stack(self.history).sum()
 
-    plan, tolerance = [({"batch": 2}, 0)], Tolerance(1e-4, 1e-5, 2.0)
-    _, findings = cases.make(Remembers(), lambda sizes, seed: (torch.ones(2, 3),), plan, {}, tolerance, "cpu")
+    plan, tolerance = cases.Plan([({"batch": 2}, 0)], {}), Tolerance(1e-4, 1e-5, 2.0)
+    _, findings = cases.make(Remembers(), lambda sizes, seed: (torch.ones(2, 3),), plan, tolerance, "cpu")
     assert findings.unsteady.startswith("the model changes its steps, history.")
 
 

@@ -163,7 +163,7 @@ def test_a_snapshot_sees_what_stands_in_slots_and_under_keys_of_any_kind() -> No
 
 def test_the_golden_says_what_changed_first_in_it(tmp_path: Path) -> None:
     loaded, _ = prepared("at_large_values", tmp_path)
-    plan = contract.probe_plan(loaded.base, {})
+    plan = cases.Plan(contract.probe_plan(loaded.base, {}), {})
     tolerance = cases.Tolerance(1e-4, 1e-5, 2.0)
-    cases.make(loaded.module, loaded.inputs, plan, {}, tolerance, "cpu")
+    cases.make(loaded.module, loaded.inputs, plan, tolerance, "cpu")
     assert [name(path) for path in loaded.strange()] == ["s"]

@@ -51,9 +51,9 @@ class Subject:
         self.example = flat({"batch": 2}, 0)
         self.names = example.names
         self.flatten = lambda module: flattening.FlatModule(module, example).eval()
-        plan = contract.probe_plan(base, self.symbols)
+        plan = cases.Plan(contract.probe_plan(base, self.symbols), self.symbols)
         tolerance = tolerances.FLOAT32
-        self.golden, _ = cases.make(self.flatten(model), flat, plan, self.symbols, tolerance, "cpu")
+        self.golden, _ = cases.make(self.flatten(model), flat, plan, tolerance, "cpu")
         golden.save(self.golden, folder / "golden.pt")
         with torch.no_grad():
             self.outputs, values = flattening.output_leaves(model(**inputs(**base)))

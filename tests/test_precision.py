@@ -79,8 +79,8 @@ def test_a_precision_that_does_not_exist() -> None:
 def test_a_golden_keeps_what_each_precision_is_judged_by(tmp_path: Path) -> None:
     module = Scaled()
     outputs = ("float32", "int64")
-    plan, symbols = [({"batch": 3}, 0)], {"batch": Range(3, 3)}
-    made, _ = cases.make(module, lambda sizes, seed: (X, N), plan, symbols, tolerances.FLOAT32, "cpu")
+    plan = cases.Plan([({"batch": 3}, 0)], {"batch": Range(3, 3)})
+    made, _ = cases.make(module, lambda sizes, seed: (X, N), plan, tolerances.FLOAT32, "cpu")
     others, notes = cases.in_precisions(
         made, module, {name: tolerances.BY_PRECISION[name] for name in ("bf16", "int8")}, outputs, "cpu"
     )
@@ -111,7 +111,7 @@ class Stubborn(torch.nn.Module):
 
 def test_a_model_that_does_not_run_in_a_precision_is_judged_by_float32(tmp_path: Path) -> None:
     module = Stubborn()
-    made, _ = cases.make(module, lambda sizes, seed: (X,), [({}, 0)], {}, tolerances.FLOAT32, "cpu")
+    made, _ = cases.make(module, lambda sizes, seed: (X,), cases.Plan([({}, 0)], {}), tolerances.FLOAT32, "cpu")
     others, notes = cases.in_precisions(made, module, {"bf16": tolerances.BY_PRECISION["bf16"]}, ("float32",), "cpu")
     assert "does not run in bf16" in notes[0]
     assert others["bf16"].eager == ()

@@ -55,9 +55,8 @@ class Steps(torch.nn.Module):
 
 def test_the_golden_keeps_only_settled_values() -> None:
     def make(module: torch.nn.Module) -> tuple[str, ...]:
-        plan = [({"batch": 2}, 0), ({"batch": 3}, 0)]
-        symbols = {"batch": Range(1, 4)}
-        found = cases.make(module, data, plan, symbols, Tolerance(1e-4, 1e-5, 2.0), "cpu")
+        plan = cases.Plan([({"batch": 2}, 0), ({"batch": 3}, 0)], {"batch": Range(1, 4)})
+        found = cases.make(module, data, plan, Tolerance(1e-4, 1e-5, 2.0), "cpu")
         return found[1].cases
 
     def data(sizes: dict[str, int], seed: int) -> tuple[torch.Tensor]:
