@@ -73,28 +73,39 @@ class Measured:
         }
 
 
+@dataclass(frozen=True)
+class Budget:
+    """How much is measured: seconds of timed calls for each session at each point.
+
+    Each session but the baseline is called `least_runs` times at the example. The machine has `wait_quiet_s` seconds to
+    become quiet before anything is timed.
+    """
+
+    seconds: float
+    least_runs: int = 0
+    wait_quiet_s: float = 0.0
+
+
 def measure(
     sessions: Mapping[Key, Session],
     points: Sequence[str],
-    budget_s: float,
+    budget: Budget,
     baseline: Key,
     progress: Callable[[str, str], None],
-    least_runs: int = 0,
-    wait_quiet_s: float = 0.0,
 ) -> Measured:
     """Time the sessions in rotation: at the example, then at each other point those that have not failed yet.
 
-    Before that, wait for a quiet machine, but no longer than `wait_quiet_s`. With `least_runs`, each but the baseline
-    is called so often at the example. `progress` hears a variant's name and its stage. When the baseline fails at the
-    example, what it raised passes through.
+    `progress` hears a variant's name and its stage. When the baseline fails at the example, what it raised passes
+    through.
     """
     left = dict(sessions)
     found: dict[str, dict[Key, benchmark.Series]] = {}
-    waited = quiet.wait(wait_quiet_s, functools.partial(progress, baseline[0])) if wait_quiet_s else ""
+    hear = functools.partial(progress, baseline[0])
+    waited = quiet.wait(budget.wait_quiet_s, hear) if budget.wait_quiet_s else ""
     warnings, watch = [waited] if waited else [], quiet.Watch()
     for point in (EXAMPLE, *points):
         try:
-            found[point] = _rotate(left, point, budget_s, baseline, progress, least_runs if point == EXAMPLE else 0)
+            found[point] = _rotate(left, point, budget, baseline, progress)
         except ExporterError as error:
             if point == EXAMPLE:
                 raise
@@ -107,19 +118,18 @@ def measure(
 def _rotate(
     sessions: Mapping[Key, Session],
     point: str,
-    budget_s: float,
+    budget: Budget,
     baseline: Key,
     progress: Callable[[str, str], None],
-    least_runs: int,
 ) -> dict[Key, benchmark.Series]:
     keys = {" ".join(key): key for key, session in sessions.items() if point not in session.refused}
     stage = f"time {point}".rstrip()
     series = benchmark.measure(
         {name: At(sessions[key], point) for name, key in keys.items()},
-        budget_s,
+        budget.seconds,
         " ".join(baseline),
         lambda name: progress(keys[name][0], stage),
-        least_runs,
+        budget.least_runs if point == EXAMPLE else 0,
     )
     return {keys[name]: one for name, one in series.items()}
 

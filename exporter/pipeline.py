@@ -300,11 +300,9 @@ class _Run:
         found = latency.measure(
             self.judging.sessions,
             points,
-            asked.time_budget,
+            latency.Budget(asked.time_budget, asked.least_runs, asked.wait_quiet),
             baseline,
             self.listener.stage,
-            asked.least_runs,
-            asked.wait_quiet,
         )
         for record in self.draft.manifest.variants:
             if record.sessions:  # else its export failed

@@ -147,8 +147,8 @@ class _Recheck:
             return manifest
         baseline = next(iter(self.sessions))
         points = tuple(manifest.points)[1:]
-        how, hear = self.how, self.listener.stage
-        found = latency.measure(self.sessions, points, how.time_budget, baseline, hear, how.least_runs, how.wait_quiet)
+        budget = latency.Budget(self.how.time_budget, self.how.least_runs, self.how.wait_quiet)
+        found = latency.measure(self.sessions, points, budget, baseline, self.listener.stage)
         timed = []
         for record, before in zip(manifest.variants, recorded, strict=True):
             if self._waits(record):

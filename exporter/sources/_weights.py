@@ -6,6 +6,7 @@ import contextlib
 import socket
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 
@@ -21,25 +22,27 @@ _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _OFFLINE = "give --weights random, or run it once where there is a network"
 
 
-def choose(
-    weights: str,
-    name: str,
-    pretrained: Callable[[], nn.Module] | None,
-    random: Callable[[], nn.Module],
-    cached: Path,
-    origin: str = "",
-    licence: str = "",
-) -> nn.Module:
+@dataclass(frozen=True)
+class Pretrained:
+    """Weights that somebody published: `load` fetches them, or finds them in the file `cached`.
+
+    `origin` is where they are published, a package URL or another; `licence` theirs, as the library names it.
+    """
+
+    load: Callable[[], nn.Module]
+    cached: Path
+    origin: str = ""
+    licence: str = ""
+
+
+def choose(weights: str, name: str, pretrained: Pretrained | None, random: Callable[[], nn.Module]) -> nn.Module:
     """The model with pretrained or random weights, which its attribute `exporter_weights` then says.
 
     Args:
         weights: auto, pretrained or random.
         name: of the model, for messages.
-        pretrained: fetches the weights or finds them in a cache; None where there are none.
+        pretrained: None where there are none.
         random: makes the model with random weights.
-        cached: the file that keeps what was fetched.
-        origin: where the pretrained weights are published, a package URL or another.
-        licence: theirs, as the library names it.
 
     Raises:
         RecipeError: `weights` is pretrained and they cannot be had; or, whatever it is, they are there but damaged.
@@ -48,7 +51,7 @@ def choose(
         problem, remedy = f"there are no pretrained weights of {name}", "give --weights random, or --checkpoint FILE"
         if pretrained is not None:
             try:
-                return labelled(_fetched(pretrained, name, cached), "pretrained", origin, licence)
+                return labelled(_fetched(pretrained, name), "pretrained", pretrained.origin, pretrained.licence)
             except (OSError, HTTPException) as error:
                 problem = f"the pretrained weights of {name} cannot be fetched: {places.message(error)}"
                 remedy = _OFFLINE
@@ -58,16 +61,16 @@ def choose(
     return labelled(random(), "random")
 
 
-def _fetched(pretrained: Callable[[], nn.Module], name: str, cached: Path) -> nn.Module:
+def _fetched(pretrained: Pretrained, name: str) -> nn.Module:
     try:
         with _patience():
-            return pretrained()
+            return pretrained.load()
     except Exception as error:  # each format has its own for a file that was cut short; some an OSError
-        if isinstance(error, (OSError, HTTPException)) and not cached.exists():
+        if isinstance(error, (OSError, HTTPException)) and not pretrained.cached.exists():
             raise
         raise RecipeError(
             f"the pretrained weights of {name} cannot be read: {places.named(error)}",
-            f"remove {cached}, so that they are fetched again",
+            f"remove {pretrained.cached}, so that they are fetched again",
         ) from error
 
 

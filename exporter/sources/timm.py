@@ -79,10 +79,8 @@ class _Model:
 
     def _load(self, weights: str) -> nn.Module:
         has = self.config.hf_hub_id or self.config.url or self.config.file
-        pretrained = self._pretrained if has else None
-        return _weights.choose(
-            weights, self.name, pretrained, self._random, self._cached(), self._origin(), self.config.license or ""
-        )
+        published = _weights.Pretrained(self._pretrained, self._cached(), self._origin(), self.config.license or "")
+        return _weights.choose(weights, self.name, published if has else None, self._random)
 
     def _origin(self) -> str:
         """Where timm takes the weights from; of the hub no revision is named, for timm names none."""

@@ -162,8 +162,8 @@ class _Model:
     def _load(self, weights: str) -> nn.Module:
         cached = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(self.best.url).path).name
         engine = torch.backends.quantized.engine
-        origin, licence = self.best.url, self.best.meta.get("license", "")
-        model = _weights.choose(weights, self.name, self._pretrained, self._random, cached, origin, licence)
+        published = _weights.Pretrained(self._pretrained, cached, self.best.url, self.best.meta.get("license", ""))
+        model = _weights.choose(weights, self.name, published, self._random)
         return _packed_for(engine, model) if self.kind == "quantization" else model
 
     def _pretrained(self) -> nn.Module:
