@@ -216,7 +216,7 @@ class _Run:
     def _export_and_maybe_check(self, variant: targets.Variant, prepared: Prepared, golden: Future[None]) -> None:
         with self.turns.export(variant) as zygote:
             record = self._explained(self._export(variant, prepared, zygote))
-        if record.status == "passed" and not self.request.bench:
+        if record.status == "pending" and not self.request.bench:
             self.listener.stage(record.name, "waiting")
             golden.result()
             with self.turns.check(variant):
@@ -233,7 +233,7 @@ class _Run:
     def _begin(self, variant: targets.Variant, log: str = "") -> VariantRecord:
         name = variant.name
         log = f"{bundle.LOGS}/{bundle.stem(log or name)}.log"
-        return VariantRecord(name, variant.target, "passed", "export", reproduce=self.request.reproduce(name), log=log)
+        return VariantRecord(name, variant.target, "pending", "export", reproduce=self.request.reproduce(name), log=log)
 
     def _export(self, variant: targets.Variant, prepared: Prepared, zygote: Zygote) -> VariantRecord:
         record, target = self._begin(variant), variant.target
@@ -283,8 +283,8 @@ class _Run:
         return exported
 
     def _check_in_turn(self, prepared: Prepared) -> None:
-        eager = VariantRecord(EAGER, EAGER, "passed", contract=prepared.contract, log=f"{bundle.LOGS}/eager.log")
-        for record in (eager, *(r for r in self.draft.manifest.variants if r.status == "passed")):
+        eager = VariantRecord(EAGER, EAGER, "pending", contract=prepared.contract, log=f"{bundle.LOGS}/eager.log")
+        for record in (eager, *(r for r in self.draft.manifest.variants if r.status == "pending")):
             self.turns.plan.begin(record.name)
             keep = record.name == EAGER or self.turns.plan.keeps(record)
             if not keep:

@@ -343,11 +343,11 @@ class Timing:
 
 @dataclass(frozen=True)
 class VariantRecord:
-    """One row's worth: a target with its settings."""
+    """One row's worth: a target with its settings. It is `pending` until its outputs have been checked."""
 
     name: str
     target: str
-    status: Literal["passed", "failed"]
+    status: Literal["pending", "passed", "failed"]
     stage: str = ""
     reason: str = ""
     remedy: str = ""
