@@ -27,6 +27,7 @@ import pytest
 import torch
 from conftest import NATIVE, RECIPES, recipe_path, request_for
 from fuzz.inline import Inline
+from torch.utils._pytree import tree_structure, treespec_dumps
 
 from exporter import bundle as bundles
 from exporter import checks, environment, open_artifact, pipeline, recipes, targets, tolerances
@@ -425,6 +426,10 @@ class SlowLoader:
         SlowLoader.most = max(SlowLoader.most, SlowLoader.now)
         time.sleep(0.05)
         SlowLoader.now -= 1
+
+    def get_call_spec(self) -> list[str]:
+        """Of one input and one output."""
+        return [treespec_dumps(tree_structure(((0,), {}))), treespec_dumps(tree_structure((0,)))]
 
 
 def in_threads(construct: Any, count: int = 4) -> list[Any]:
