@@ -416,6 +416,39 @@ def test_a_change_makes_again_what_depends_on_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_models")
+def test_a_bundle_that_keeps_no_gate_gives_way_to_the_last(tmp_path: Path) -> None:
+    text = f"targets = ['trace']\n[gates]\nmax_mb = {{}}\n{MODELS}"
+    (first,) = release(tmp_path, text.format(5), only="bert/")
+    place = first.step.request.out
+    artifact = place / "trace.pt"
+    good = artifact.stat().st_ino
+    for _ in range(2):
+        (row,) = release(tmp_path, text.format(0.00001), resume=False, only="bert/")
+        assert (row.passed, row.place) == (False, place.with_name("trace.failed"))
+        assert artifact.stat().st_ino == good
+        assert proof.whole(row.place).variants
+    (again,) = release(tmp_path, text.format(5), only="bert/")
+    assert (again.passed, again.kept, again.place) == (True, False, place)
+    assert artifact.stat().st_ino != good
+    assert sorted(path.name for path in place.parent.iterdir() if path.is_dir()) == ["trace", "trace.failed"]
+
+
+@pytest.mark.usefixtures("no_models")
+def test_what_a_killed_release_held_comes_back(tmp_path: Path) -> None:
+    """It was killed after a bundle took its place and before its gates were judged, or in the middle of giving way."""
+    text = f"targets = ['trace']\n[gates]\nmax_mb = {{}}\n{MODELS}"
+    (first,) = release(tmp_path, text.format(5), only="bert/")
+    place = first.step.request.out
+    good = (place / "trace.pt").stat().st_ino
+    held = place.with_name(".trace.last")
+    for leave in (lambda: shutil.copytree(place, held, copy_function=os.link), lambda: place.rename(held)):
+        leave()
+        release(tmp_path, text.format(0.00001), resume=False, only="bert/")
+        assert (place / "trace.pt").stat().st_ino == good
+        assert not held.exists()
+
+
+@pytest.mark.usefixtures("no_models")
 def test_only_some(tmp_path: Path) -> None:
     release(tmp_path)
     assert len(made_again(release(tmp_path, resume=False, only="bert/"))) == 6

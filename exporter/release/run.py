@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -57,6 +59,8 @@ def run(
         for step in todo:
             publishing.refuse_foreign(step.request.out)
         state.forget(todo)
+        for step in todo:
+            _hold(step)
         outcomes: dict[str, Outcome] = {}
         with contextlib.closing(executor.run(todo, listener)) as running:
             for step, outcome in running:
@@ -67,7 +71,46 @@ def run(
                 if record.status == "passed" and _is_still(step, found[step.name]):
                     state.keep(step, found[step.name])
                 listener.done(replace(record, name=step.name))
-        return [_row(step, done, outcomes.get(step.name)) for step in chosen]
+        return [_settled(state, _row(step, done, outcomes.get(step.name))) for step in chosen]
+
+
+def _held(step: Step) -> Path:
+    """Where the bundle in a step's place is kept until the gates of the next one have been judged."""
+    return step.request.out.with_name(f".{step.request.out.name}.last")
+
+
+def _hold(step: Step) -> None:
+    """Keep the bundle in the step's place, by links to its files; one that a killed release has kept stays."""
+    place, held = step.request.out, _held(step)
+    if held.exists() and not place.exists():
+        held.rename(place)
+    if not held.exists() and (place / bundle.MANIFEST).exists():
+        shutil.copytree(place, held, symlinks=True, copy_function=_link)
+
+
+def _link(source: str, to: str) -> None:
+    try:
+        os.link(source, to)
+    except OSError:  # the file system has no links
+        shutil.copy2(source, to)
+
+
+def _settled(state: Journal, row: Row) -> Row:
+    """The row, once its bundle is where it belongs: one that keeps no gate gives way to what was in its place."""
+    place, held = row.step.request.out, _held(row.step)
+    if not held.exists():
+        return row
+    if row.passed or row.place != place:
+        shutil.rmtree(held)
+        return row
+    failed = place.with_name(place.name + publishing.FAILED)
+    publishing.refuse_foreign(failed)
+    if failed.exists():
+        shutil.rmtree(failed)
+    place.rename(failed)
+    held.rename(place)
+    state.forget([row.step])
+    return replace(row, place=failed)
 
 
 @contextmanager
