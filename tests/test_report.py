@@ -233,12 +233,16 @@ def test_a_sweep_has_a_column_for_each_point() -> None:
 
 
 def test_what_an_artifact_costs_before_it_serves() -> None:
-    slow = variant("onnx", 10.0, lifecycle=Lifecycle(1.5))
-    assert rows.lifecycle(manifest(EAGER, variant(), slow)) == [
+    slow, alike = (variant(name, ms, lifecycle=Lifecycle(1.5)) for name, ms in (("onnx", 10.2), ("export", 10.05)))
+    assert rows.lifecycle(manifest(EAGER, variant(), slow, alike)) == [
         ("artifact", "session", "load", "first call", "memory", "pays back"),
         ("trace", "python", "0.20 s", "12.0 ms", "300 MB", "340 calls"),
         ("onnx", "python", "0.20 s", "12.0 ms", "300 MB", "never"),
+        ("export", "python", "0.20 s", "12.0 ms", "300 MB", "-"),
     ]
+    apart = timing(9.0, half=2.0)  # the intervals of the times overlap, that of the speed-up is clear
+    faster = variant("trace", 9.0, lifecycle=Lifecycle(1.5), timings={"python": apart})
+    assert rows.lifecycle(manifest(EAGER, faster))[1][-1] == "1,700 calls"
     assert rows.lifecycle(manifest(EAGER, variant("trace", None))) == []
     session = dataclasses.replace(variant().sessions[0], gpu_mb=1234.0)
     on_gpu = dataclasses.replace(manifest(EAGER, variant(sessions=(session,))), device="cuda")

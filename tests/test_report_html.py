@@ -145,7 +145,7 @@ def test_each_output_at_each_case() -> None:
 
 def test_the_break_even_is_drawn_and_said() -> None:
     live = variant("compile:default", 5.0, artifact=None, lifecycle=Lifecycle(first_call_ms=12_000.0))
-    slow = variant("export", 10.0)
+    slow = variant("export", 10.2)
     found = page(manifest(EAGER, both("trace", 5.0), slow, live, variant("wrong", 1.0, status="failed")))
     assert "trace: 310 calls; export: never; compile:default: 2,400 calls. The table below" in found.text
     assert found.text.count("trace: 310 calls") == 2 + 1, "it is said of both figures, and drawn in the wide one"

@@ -80,15 +80,19 @@ def _pays_back(manifest: Manifest, variant: VariantRecord, session: SessionRecor
 def payback(manifest: Manifest, variant: VariantRecord, session: SessionRecord) -> Payback | None:
     """When building, loading and calling cost less than the baseline's calls alone; None where that is not known.
 
-    The baseline needs no build. What is compiled just in time builds in its first call, and loads as the baseline does.
+    That is also where the interval of the speed-up holds 1. The baseline needs no build. What is compiled just in time
+    builds in its first call, and loads as the baseline does.
     """
     rest = next((v.timings for v in manifest.variants if v.name == manifest.baseline), {})
     baseline, timing, build_s = rest.get("python"), variant.timings[session.session], _build_s(variant)
     if manifest.baseline != EAGER or baseline is None or not baseline.median_ms or build_s is None:
         return None
     before_ms = (build_s + (session.load_s or 0 if variant.artifact else 0)) * 1000
-    slower = timing.ci95_ms[1] >= baseline.ci95_ms[0]
-    calls = None if slower else math.ceil(before_ms / (baseline.median_ms - timing.median_ms))
+    speedup = timing.speedup or baseline.median_ms / timing.median_ms
+    low, high = timing.speedup_ci95 or (speedup, speedup)
+    if low <= 1 < high:
+        return None
+    calls = None if high <= 1 else math.ceil(before_ms / (timing.median_ms * (speedup - 1)))
     return Payback(before_ms / baseline.median_ms, timing.median_ms / baseline.median_ms, calls)
 
 
