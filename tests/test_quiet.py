@@ -153,7 +153,13 @@ def test_times_that_decide_nothing_recommend_nothing(machine: MachineLoad, stabl
     text = headline(timed(machine, stable))
     assert "Ship" not in text
     assert text.endswith("so nothing is recommended. " + summary.AGAIN)
+    assert summary.alternatives(timed(machine, stable)) == []
     assert "Ship trace.pt" in headline(timed(machine, stable, Goal("size")))
+
+
+def test_a_large_speed_up_is_written_out() -> None:
+    wide = replace(timing(1.0, stable=False), speedup=200.0, speedup_ci95=(3.14, 512.3))
+    assert summary._faster(wide, "eager") == "3.1x to 512x eager"
 
 
 def test_a_wide_interval_is_no_number() -> None:

@@ -160,7 +160,8 @@ def _faster(timing: Timing, baseline: str) -> str:
     interval = timing.speedup_ci95
     if interval is None or interval[1] - interval[0] <= WIDE * (interval[1] + interval[0]):
         return f"{timing.speedup:.2f}x {baseline}"
-    return f"{interval[0]:.2g}x to {interval[1]:.2g}x {baseline}"
+    low, high = (f"{bound:.2g}" if bound < 100 else f"{bound:.0f}" for bound in interval)
+    return f"{low}x to {high}x {baseline}"
 
 
 def _recommend(best: list[Choice], manifest: Manifest) -> str:
@@ -210,8 +211,9 @@ def _bounds(goal: Goal) -> str:
 
 
 def alternatives(manifest: Manifest) -> list[str]:
-    """The runners-up."""
-    next_best = choices(manifest)[1:3]
+    """The runners-up of what is recommended."""
+    found = choices(manifest)
+    next_best = [] if not found or _is_in_doubt(found[0], manifest) else found[1:3]
     return ["Next: " + "; ".join(_brief(c, manifest.goal) for c in next_best) + "."] if next_best else []
 
 
