@@ -62,15 +62,22 @@ def run(
         for step in todo:
             _hold(step)
         outcomes: dict[str, Outcome] = {}
-        with contextlib.closing(executor.run(todo, listener)) as running:
-            for step, outcome in running:
-                outcomes[step.name] = outcome
-                if outcome.place:
-                    done[step.name] = bundle.read_manifest(outcome.place)
-                record = _record(step, done.get(step.name), outcome)
-                if record.status == "passed" and _is_still(step, found[step.name]):
-                    state.keep(step, found[step.name])
-                listener.done(replace(record, name=step.name))
+        try:
+            with contextlib.closing(executor.run(todo, listener)) as running:
+                for step, outcome in running:
+                    outcomes[step.name] = outcome
+                    if outcome.place:
+                        done[step.name] = bundle.read_manifest(outcome.place)
+                    record = _record(step, done.get(step.name), outcome)
+                    if record.status == "passed" and _is_still(step, found[step.name]):
+                        state.keep(step, found[step.name])
+                    listener.done(replace(record, name=step.name))
+        except BaseException:
+            for step in todo:
+                known = outcomes.get(step.name)
+                if _is_held_twice(step) or (known and _row(step, done, known).passed):
+                    shutil.rmtree(_held(step), ignore_errors=True)
+            raise
         return [_settled(state, _row(step, done, outcomes.get(step.name))) for step in chosen]
 
 
@@ -86,6 +93,12 @@ def _hold(step: Step) -> None:
         held.rename(place)
     if not held.exists() and (place / bundle.MANIFEST).exists():
         shutil.copytree(place, held, symlinks=True, copy_function=_link)
+
+
+def _is_held_twice(step: Step) -> bool:
+    """Whether what is kept is what stands in the step's place."""
+    place, held = step.request.out / bundle.MANIFEST, _held(step) / bundle.MANIFEST
+    return place.is_file() and held.is_file() and place.read_bytes() == held.read_bytes()
 
 
 def _link(source: str, to: str) -> None:
