@@ -102,6 +102,8 @@ class Branches(TorchFunctionMode):
 def _depends_on_values(tensor: torch.Tensor) -> bool:
     """Whether the trace computes it of an input's values, and not of sizes, weights and constants alone."""
     tracer: Any = torch._C
+    if not tracer._get_tracing_state():  # asking for a value then ends the process
+        return False
     try:
         values = [tracer._get_value_trace(tensor)]
     except RuntimeError:  # it is no part of the trace

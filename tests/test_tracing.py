@@ -119,3 +119,10 @@ def test_branches_on_values_are_found_and_those_on_sizes_and_weights_are_not() -
     with torch.no_grad(), warned(), Branches() as none:
         torch.jit.trace(torch.nn.Linear(3, 2), torch.ones(2, 3), check_trace=False)
     assert none.notes() == ()
+
+
+def test_questions_before_the_trace_begins_are_none_of_its_branches() -> None:
+    """Asking torch for a tensor's value in the trace where nothing is being traced would end the process."""
+    with Branches() as branches:
+        assert bool(torch.ones(1))
+    assert branches.notes() == ()
