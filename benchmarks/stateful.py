@@ -20,7 +20,7 @@ import torch
 
 import exporter
 from exporter import environment, golden, precision
-from exporter.records import Tolerance, VariantRecord
+from exporter.records import CaseRecord, Tolerance, VariantRecord
 
 RECIPES = Path(__file__).parent.parent / "tests" / "recipes" / "stateful.py"
 MODELS = (
@@ -81,7 +81,7 @@ def in_cpp(path: Path, sequences: list[list[tuple[Tensors, Tensors]]], folder: P
                     inputs = (*inputs, *first)
                 outputs = (*outputs, *carried)
             wide = tuple(t.double() if t.is_floating_point() else t for t in outputs)
-            cases.append(golden.Case(f"own step {step + 1}", number, inputs, outputs, wide, step))
+            cases.append(golden.Case(CaseRecord(f"own step {step + 1}", number, step=step), inputs, outputs, wide))
     file = folder / "own.pt"
     golden.save(golden.Golden(tuple(cases), NEAR), file)
     command = [str(environment.find_runner()), "verify", str(path), "--golden", str(file)]

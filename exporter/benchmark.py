@@ -39,7 +39,7 @@ class Series:
     tail: list[list[float]] = field(default_factory=list)  # more windows, for percentiles alone
     spent_ms: float = 0.0
     stable: bool = False
-    error: str = ""
+    error: ExporterError | None = None
 
     @property
     def count(self) -> int:
@@ -69,7 +69,7 @@ def measure(
 
     All but the baseline then go on, where a percentile is asked for, until each has `least_runs` samples.
 
-    A subject that fails keeps its message in `error` and leaves the rotation; when `baseline` fails, what it raised
+    A subject that fails keeps what it raised in `error` and leaves the rotation; when `baseline` fails, what it raised
     passes through.
     """
     series = {name: Series() for name in subjects}
@@ -113,7 +113,7 @@ def _attempt(one: Series, fatal: bool, act: Callable[[], object]) -> None:
     except ExporterError as error:
         if fatal:
             raise
-        one.error, one.windows = str(error), []
+        one.error, one.windows = error, []
 
 
 def _warm_up(subject: Timed, one: Series, budget_ms: float) -> None:

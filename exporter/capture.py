@@ -17,13 +17,13 @@ from exporter import carrying, experts, mapped, mutation, places, recurrent, spe
 from exporter import contract as contracts
 from exporter.errors import ExportError
 from exporter.expressions import Expression
-from exporter.records import Contract, Range
+from exporter.no_program import NoProgram
+from exporter.records import Contract, Range, SizeLimit
 from exporter.specialization import Rule
 from exporter.tensors import Tensors
 
 # How torch.export says that the code holds a size to less than was asked for; the second where it fails to say how.
 VIOLATED = ("Constraints violated", "Cannot create Dim with inconsistent")
-UNSAVED = "torch.export.save: "  # begins the reason where a program was made and only its file was not
 Made = TypeVar("Made")
 Samples = tuple[list[Tensors], list[Tensors]]  # the recipe's own, and drawn ones
 
@@ -110,10 +110,9 @@ class Program:
         if self.exported_file.is_file():
             self.used_capture = True
             return self._timed(functools.partial(load_program, self.exported_file))
-        file = self.exported_file.with_suffix(".txt")
-        reason = file.read_text() if file.is_file() else "the model was not captured"
-        if not reason.startswith(UNSAVED):
-            raise ExportError(reason)
+        missing = NoProgram.read(self.exported_file)
+        if not missing.made:
+            raise ExportError(missing.reason)
         return export_program(self.module, self.example, self.function)
 
     @functools.cached_property
@@ -159,7 +158,7 @@ class Captured:
     """What torch.export gave: the program, what it fixed or narrowed, and the steps that it asked for, with lines."""
 
     program: torch.export.ExportedProgram
-    fixed: tuple[str, ...]
+    fixed: tuple[SizeLimit, ...]
     bounds: dict[str, Range]  # of the symbols that it allows less than was promised
     rules: dict[str, Rule]
     relaxed: bool  # whether not all that was promised could be asked for
@@ -184,9 +183,7 @@ def capture(module: torch.nn.Module, example: Tensors, contract: Contract, stric
         program = _export_somehow(functools.partial(_export, strict=strict), module, example, contract, found)
     mutation.require_known(program)
     place = functools.partial(found.place, contract)
-    return Captured(
-        program, tuple(found.describe(contract)), _allowed(program, contract), found.rules, found.relaxed, place
-    )
+    return Captured(program, found.fixed(contract), _allowed(program, contract), found.rules, found.relaxed, place)
 
 
 def _export_somehow(

@@ -14,7 +14,7 @@ from exporter import eager, nonfinite, places, precision, snapshot, time_limit, 
 from exporter.contract import Sizes, describe
 from exporter.golden import Case, Golden, NonFinite, Precision
 from exporter.job import Findings
-from exporter.records import Range, Tolerance
+from exporter.records import CaseRecord, Range, Tolerance
 from exporter.search import alike
 from exporter.snapshot import Snapshot
 from exporter.tensors import Tensors
@@ -44,6 +44,10 @@ class Plan:
         """The example's sizes."""
         return self.cases[0][0]
 
+    def changed(self, change: str) -> CaseRecord:
+        """The example's case with other values."""
+        return CaseRecord(f"{describe(self.base)} {change}", self.cases[0][1], dict(self.base), change)
+
 
 def make(
     module: torch.nn.Module, inputs: MakeInputs, plan: Plan, tolerance: Tolerance, device: str
@@ -59,23 +63,22 @@ def make(
     for change, data in values.changed(example).items():
         try:
             if eager.is_settled(module, data, device, tolerance, limit_s):
-                chosen[f"{describe(plan.base)} {change}", plan.cases[0][1]] = data
+                chosen[plan.changed(change)] = data
         except time_limit.OutOfTime:
             notes.append(time_limit.said(f"the values are {change}", limit_s))
     outputs = []
-    for (name, _), data in chosen.items():
-        with eager.naming(name):
+    for case, data in chosen.items():
+        with eager.naming(case.name):
             outputs.append(eager.run(module, data, device))
     unsteady = _unsteady(module, example, outputs[0], device)
     if unsteady and unsteady != NOT_TO_THE_BIT:
         tolerance = replace(tolerance, k=0.0)  # eager's distance from itself is no measure of rounding
     references, kind = eager.references(module, list(chosen.values()), outputs, device)
     cases = tuple(
-        Case(name, seed, data, given, reference)
-        for ((name, seed), data), given, reference in zip(chosen.items(), outputs, references, strict=True)
+        Case(case, data, given, reference)
+        for (case, data), given, reference in zip(chosen.items(), outputs, references, strict=True)
     )
-    names = tuple(f"{case.name} seed {case.seed}" if case.seed else case.name for case in cases)
-    findings = Findings(names, kind, tolerance, noise(cases[:planned]), unsteady, tuple(dict.fromkeys(notes)))
+    findings = Findings(tuple(chosen), kind, tolerance, noise(cases[:planned]), unsteady, tuple(dict.fromkeys(notes)))
     return Golden(cases, tolerance), findings
 
 
@@ -92,17 +95,17 @@ def nonfinite_of(
 
 
 def add_samples(
-    made: Golden, findings: Findings, module: torch.nn.Module, samples: Mapping[str, Tensors], device: str
+    made: Golden, findings: Findings, module: torch.nn.Module, samples: Mapping[CaseRecord, Tensors], device: str
 ) -> tuple[Golden, Findings]:
-    """The golden with the recipe's own samples, by name, after the drawn cases; they are neither cut down nor tried."""
+    """The golden with the recipe's own samples after the drawn cases; they are neither cut down nor tried."""
     outputs = []
-    for name, data in samples.items():
-        with eager.naming(name):
+    for case, data in samples.items():
+        with eager.naming(case.name):
             outputs.append(eager.run(module, data, device))
     references, kind = eager.references(module, list(samples.values()), outputs, device)
     cases = tuple(
-        Case(name, 0, data, given, reference)
-        for (name, data), given, reference in zip(samples.items(), outputs, references, strict=True)
+        Case(case, data, given, reference)
+        for (case, data), given, reference in zip(samples.items(), outputs, references, strict=True)
     )
     kind = findings.reference if not cases or kind == findings.reference else "eager"
     return replace(made, cases=made.cases + cases), replace(
@@ -110,12 +113,12 @@ def add_samples(
     )
 
 
-def _fitting(inputs: MakeInputs, plan: Plan, limit: Limit) -> tuple[dict[tuple[str, int], Tensors], list[str]]:
-    """Inputs of the plan's cases by name and seed, and notes of what was cut down."""
-    chosen: dict[tuple[str, int], Tensors] = {}
+def _fitting(inputs: MakeInputs, plan: Plan, limit: Limit) -> tuple[dict[CaseRecord, Tensors], list[str]]:
+    """Inputs of the plan's cases, and notes of what was cut down."""
+    chosen: dict[CaseRecord, Tensors] = {}
     notes: list[str] = []
     for sizes, seed, data in _cut_down(inputs, plan, limit, notes):
-        chosen.setdefault((describe(sizes), seed), data)
+        chosen.setdefault(CaseRecord(describe(sizes), seed, dict(sizes)), data)
     return chosen, notes
 
 
@@ -158,7 +161,7 @@ def in_precisions(
                     given = tuple(eager.run(computes, case.inputs, device) for case in made.cases)
             except Exception as error:  # whatever a model raises that was not written for it
                 notes.append(f"eager does not run in {name}: {places.summary(error)}")
-        far = tuple(case.name for case in made.cases if name == "int8" and case.name.endswith(f" {values.LARGE}"))
+        far = tuple(case.name for case in made.cases if name == "int8" and case.record.values == values.LARGE)
         found[name] = Precision(tolerance, given, far)
     return found, tuple(notes)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +11,10 @@ from exporter import causes, diagnosis, environment, operators, parity, targets
 from exporter.bundle import GOLDEN
 from exporter.errors import ExporterError, JobError
 from exporter.isolate import Zygote
-from exporter.records import VERDICTS, Contract, Lifecycle, SessionRecord, VariantRecord
+from exporter.records import VERDICTS, Contract, GoldenRecord, Lifecycle, SessionRecord, VariantRecord
 from exporter.session.client import NativeSession, PythonSession, Session
 
-NOT_TIMED = "not timed:"  # begins the note of a variant whose sessions were not kept
-_CRASH = re.compile(r"was ended by SIG(?!KILL|ILL|TERM|INT)")  # of its own doing
+FROM_OUTSIDE = ("", "SIGKILL", "SIGILL", "SIGTERM", "SIGINT")  # of which a process can say nothing
 Opener = Callable[[], Session]
 Judged = tuple[SessionRecord, Session | None]  # the session is None when it failed to give any outputs
 
@@ -59,48 +57,67 @@ def _ops_libs(contract: Contract, options: targets.Options) -> Iterator[str]:
         yield from ("--ops-lib", str(file))
 
 
-def check(
-    kind: str,
-    open_session: Opener,
-    unsteady: str = "",
-    quantized: bool = False,
-    promised: Contract | None = None,
-) -> Judged:
-    """Start a session, time its first call, judge its outputs at all that is `promised`, and the refusal of the rest.
+def check(kind: str, open_session: Opener, record: VariantRecord, golden: GoldenRecord | None) -> Judged:
+    """Start a session, time its first call, and judge its outputs.
 
-    Where the artifact is `quantized`, some values are harder than others, and that tells nothing of a branch.
-    `unsteady` is why eager itself is not repeatable: then that is why an artifact differs.
+    They are judged at all that the variant's contract promises, and it has to refuse the rest.
     """
-    record = SessionRecord(kind, "failed", "load")
+    found = SessionRecord(kind, "failed", "load")
     session: Session | None = None
     try:
         session = open_session()
         session.start()
-        record = replace(record, load_s=session.ready["load_s"], provider=session.ready["provider"])
-        record, cases = _first_call_and_check(record, session)
+        found = replace(found, load_s=session.ready["load_s"], provider=session.ready["provider"])
+        found, answer = _first_call_and_check(found, session)
     except ExporterError as error:
         if session is not None:
             session.close()
-        reason, remedy = causes.describe(crashed(error), error.remedy)
-        return replace(record, reason=reason, remedy=remedy), None
+        return _failed(found, error, record), None
     except BaseException:
         if session is not None:
             session.close()
         raise
-    given, cases = len(cases), diagnosis.judged(cases, promised)
-    lost = session.unpropagated
-    found = replace(parity.summarize(cases), refused=given - len(cases), unpropagated=lost)
-    if found.verdict == "FAIL":
-        found = replace(found, reason=_why(found.reason, cases, unsteady, quantized))
-    record = replace(record, parity=found)
-    if found.verdict == "FAIL":
-        return replace(record, reason=found.reason), session
-    return replace(record, status="passed", stage="done"), session
+    return _judged(found, answer, session.unpropagated, record, golden), session
+
+
+def _failed(found: SessionRecord, error: ExporterError, record: VariantRecord) -> SessionRecord:
+    reason, remedy, cause = causes.describe(error, text=crashed(error))
+    if isinstance(error, JobError) and error.signal:
+        why = diagnosis.crashed(reason, record.limits)
+        reason, remedy, cause = why.reason, remedy or _remedy(why, record.target), cause or why.cause
+    return replace(found, reason=reason, remedy=remedy, cause=cause)
+
+
+def _judged(
+    found: SessionRecord,
+    answer: list[dict[str, Any]],
+    lost: tuple[str, ...] | None,
+    record: VariantRecord,
+    golden: GoldenRecord | None,
+) -> SessionRecord:
+    """With the parity of a `check` answer, `lost` being what is not propagated in it."""
+    cases = diagnosis.judged(diagnosis.checked(answer, golden.cases if golden else ()), record.contract)
+    answers = [case.answer for case in cases]
+    summary = replace(parity.summarize(answers), refused=len(answer) - len(cases), unpropagated=lost)
+    if summary.verdict != "FAIL":
+        return replace(found, parity=summary, status="passed", stage="done")
+    known = diagnosis.Known(record.warnings, record.limits, golden.unsteady if golden else "", record.quantized)
+    why = diagnosis.Diagnosis(summary.reason)
+    if cases:
+        why = diagnosis.explain(summary.reason, cases, cases[parity.worst(answers)], known)
+    summary = replace(summary, reason=why.reason, fixed=why.fixed)
+    return replace(found, parity=summary, reason=why.reason, remedy=_remedy(why, record.target), cause=why.cause)
+
+
+def _remedy(why: diagnosis.Diagnosis, target: str) -> str:
+    if why.cause:
+        return causes.named(why.cause, target, why.words).remedy
+    return causes.remedy(why.reason, target)
 
 
 def crashed(error: ExporterError) -> str:
     """What an error says; of a process that a signal of its own ended, its last words too."""
-    if isinstance(error, JobError) and _CRASH.search(str(error)) and error.log.strip():
+    if isinstance(error, JobError) and error.signal not in FROM_OUTSIDE and error.log.strip():
         return f"{error}{last_words(error)}"
     return str(error)
 
@@ -111,16 +128,6 @@ def last_words(error: JobError, said: str = "its log") -> str:
     exceptions = [line.removeprefix("what():").strip() for line in lines if line.startswith("what():")]
     last = next(reversed([*lines[-1:], *exceptions[-1:]]), "")
     return f", after it said: {causes.shorten(last)}" if last else f", without a word ({said})"
-
-
-def _why(reason: str, cases: diagnosis.Cases, unsteady: str, quantized: bool) -> str:
-    """The reason of a failure, with what the pattern of cases says of it."""
-    if unsteady:
-        return f"{diagnosis.UNSTEADY}: {unsteady}; {reason}"
-    if pattern := "; ".join(diagnosis.fixed_sizes(cases)):
-        return pattern
-    pattern = diagnosis.carried_state(cases) or ("" if quantized else diagnosis.value_dependence(cases))
-    return f"{pattern}; {reason}" if pattern else reason
 
 
 def _first_call_and_check(record: SessionRecord, session: Session) -> tuple[SessionRecord, list[dict[str, Any]]]:
@@ -167,15 +174,15 @@ def conclude(record: VariantRecord, sessions: tuple[SessionRecord, ...]) -> Vari
         )
     lost = _unpropagated(sessions)
     worst = max(judged, key=lambda p: (VERDICTS.index(p.verdict), p.max_abs or 0.0), default=None)
-    reason = f"{diagnosis.with_place(failed.reason, record.warnings)} ({failed.session})" if failed else ""
     int8 = causes.INT8 if record.quantized else ""
     return replace(
         record,
         status="failed" if failed else "passed",
         stage=failed.stage if failed else "done",
-        reason=reason,
-        remedy=(failed.remedy or causes.remedy(reason, record.target) or int8) if failed else "",
-        fixed=tuple(part for p in judged for part in p.reason.split("; ") if " is fixed at " in part)[:4],
+        reason=f"{failed.reason} ({failed.session})" if failed else "",
+        remedy=(failed.remedy or int8) if failed else "",
+        cause=failed.cause if failed else "",
+        fixed=tuple(dict.fromkeys(str(one) for p in judged for one in p.fixed)),
         parity=replace(worst, parts=(), unpropagated=lost) if worst else None,
         notes=tuple(dict.fromkeys((*record.notes, *(lost or ())))),
         lifecycle=lifecycle,

@@ -17,7 +17,7 @@ from exporter.errors import ArtifactError, ExporterError
 from exporter.isolate import Zygote
 from exporter.latency import EXAMPLE, At
 from exporter.listener import Listener
-from exporter.records import MachineLoad, Manifest, VariantRecord
+from exporter.records import GoldenRecord, MachineLoad, Manifest, VariantRecord
 from exporter.session.client import Session
 
 SIDES = ("old", "new")
@@ -167,22 +167,34 @@ def _measured(
             if "FAIL" in pair.verdicts:
                 measured.append(replace(pair, latency={}, note="not measured: it does not pass in both"))
                 continue
-            records = [side[pair.name] for side in shipped]
-            measured.append(_time(pair, zygote, list(zip(places, records, strict=True)), options, Path(folder), how))
+            sides = [
+                _Side(place, one[pair.name], manifest.golden)
+                for place, one, manifest in zip(places, shipped, manifests, strict=True)
+            ]
+            measured.append(_time(pair, zygote, sides, options, Path(folder), how))
     return measured
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One bundle's part of a pair."""
+
+    place: Path
+    record: VariantRecord
+    golden: GoldenRecord | None
 
 
 def _time(
     pair: Pair,
     zygote: Zygote,
-    sides: Sequence[tuple[Path, VariantRecord]],
+    sides: Sequence[_Side],
     options: targets.Options,
     folder: Path,
     how: TimingOptions,
 ) -> Pair:
     """Both sides of one variant in rotation, in each language that can run them."""
     log = folder / "sessions.log"
-    openers = [dict(checks.openers(zygote, place, record, options, log, how.timeout)) for place, record in sides]
+    openers = [dict(checks.openers(zygote, one.place, one.record, options, log, how.timeout)) for one in sides]
     found: dict[str, Latency] = {}
     watch = quiet.Watch()
     for kind in openers[0]:
@@ -190,8 +202,8 @@ def _time(
             continue
         with contextlib.ExitStack() as stack:
             sessions: dict[str, Session] = {}
-            for side, opener, (_, record) in zip(SIDES, openers, sides, strict=True):
-                result, session = checks.check(kind, opener[kind], promised=record.contract)
+            for side, opener, one in zip(SIDES, openers, sides, strict=True):
+                result, session = checks.check(kind, opener[kind], one.record, one.golden)
                 if session is not None:
                     stack.callback(session.close)
                 if session is None or result.status == "failed":
@@ -202,8 +214,8 @@ def _time(
                 series = benchmark.measure(subjects, how.time_budget, "old")
             except ExporterError as error:
                 return _failed(pair, "old", str(error))
-            if reason := series["new"].error:
-                return _failed(pair, "new", reason)
+            if failed := series["new"].error:
+                return _failed(pair, "new", str(failed))
         old, new = series["old"].windows, series["new"].windows
         old_ms, new_ms = (stats.median([stats.median(window) for window in windows]) for windows in (old, new))
         found[kind] = Latency(old_ms, new_ms, stats.ratio(new, old), stats.ratio_interval(new, old))

@@ -74,12 +74,12 @@ class ExportError(ExporterError):
 class JobError(ExporterError):
     """A child process that did not give a result.
 
-    `log` is the tail of what the child printed, its traceback included.
+    `log` is the tail of what the child printed, its traceback included. `signal` names the one that ended it, if any.
     """
 
-    def __init__(self, cause: str, remedy: str = "", log: str = "") -> None:
+    def __init__(self, cause: str, remedy: str = "", log: str = "", signal: str = "") -> None:
         super().__init__(cause, remedy)
-        self.log = log
+        self.log, self.signal = log, signal
 
     def __reduce__(self) -> tuple[type[ExporterError], tuple[str, ...]]:
-        return type(self), (str(self), self.remedy, self.log)
+        return type(self), (str(self), self.remedy, self.log, self.signal)

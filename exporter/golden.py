@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from exporter.errors import ArtifactError
-from exporter.records import FP32, Tolerance
+from exporter.records import FP32, CaseRecord, Tolerance
 from exporter.tensors import Tensors
 
 SCHEMA = 2  # with sequences; 1 is without, and written where there are none
@@ -25,12 +24,20 @@ class Case:
     inputs where the contract keeps it outside; a later one follows the case before it.
     """
 
-    name: str
-    seed: int
+    record: CaseRecord
     inputs: Tensors
     eager: Tensors
     reference: Tensors
-    step: int | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self.record.name
+
+    @property
+    def step(self) -> int | None:
+        """As in its record."""
+        return self.record.step
 
 
 @dataclass(frozen=True)
@@ -94,7 +101,7 @@ def _without(cases: Sequence[Case], names: Collection[str]) -> Iterator[Case]:
 
 def samples(golden: Golden) -> tuple[Case, ...]:
     """The cases that are the recipe's own samples, in their order."""
-    return tuple(case for case in golden.cases if re.search(r" sample \d+$", case.name))
+    return tuple(case for case in golden.cases if case.record.sample is not None)
 
 
 def save(golden: Golden, path: Path) -> None:
@@ -105,12 +112,10 @@ def save(golden: Golden, path: Path) -> None:
             "tolerance": _plain_tolerance(golden.tolerance),
             "cases": [
                 {
-                    "name": c.name,
-                    "seed": c.seed,
+                    **{name: value for name, value in asdict(c.record).items() if value is not None},
                     "inputs": _plain(c.inputs),
                     "eager": _plain(c.eager),
                     "reference": _plain(c.reference),
-                    **({} if c.step is None else {"step": c.step}),
                 }
                 for c in golden.cases
             ],
@@ -156,8 +161,7 @@ def read(path: Path) -> Golden:
                 "use the exporter release that wrote it",
             )
         cases = tuple(
-            Case(c["name"], c["seed"], tuple(c["inputs"]), tuple(c["eager"]), tuple(c["reference"]), c.get("step"))
-            for c in data["cases"]
+            Case(_record(c), tuple(c["inputs"]), tuple(c["eager"]), tuple(c["reference"])) for c in data["cases"]
         )
         precisions = {
             name: Precision(Tolerance(**p["tolerance"]), tuple(map(tuple, p["eager"])), tuple(p["without"]))
@@ -170,6 +174,11 @@ def read(path: Path) -> Golden:
         raise
     except Exception as error:  # whatever a broken pickle raises
         raise ArtifactError(f"{path} cannot be read as a golden: {error}", "export again") from error
+
+
+def _record(case: Mapping[str, Any]) -> CaseRecord:
+    known = {field.name: case[field.name] for field in fields(CaseRecord) if field.name in case}
+    return CaseRecord(**known) if "sizes" in known else replace(CaseRecord.of_text(case["name"]), **known)
 
 
 def _nonfinite(one: Mapping[str, Any]) -> NonFinite:

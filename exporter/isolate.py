@@ -104,7 +104,7 @@ class Child:
 
     def _outcome(self, outcome: tuple[str, Any] | None, code: int | None) -> Any:
         if outcome is None:
-            raise JobError(f"{self.name} {describe_exit(code)}", "", self.tail())
+            raise ended(self.name, code, self.tail())
         kind, value = outcome
         if kind == "error":
             raise value
@@ -147,17 +147,16 @@ def stand_back(niceness: int, pid: int = 0) -> None:
         os.setpriority(os.PRIO_PROCESS, pid, niceness)
 
 
-def describe_exit(code: int | None) -> str:
-    """How a process ended, in words."""
+def ended(what: str, code: int | None, log: str, remedy: str = "") -> JobError:
+    """The error of a process that ended with this exit code, minus its signal, and no result."""
     if code is None:
-        return "was killed from outside"
+        return JobError(f"{what} was killed from outside", remedy, log)
     if code >= 0:
-        return f"ended with exit code {code} and no result"
-    with contextlib.suppress(ValueError):
-        name = signal.Signals(-code).name
-        hint = {"SIGKILL": " (out of memory?)", "SIGILL": " (built for another processor?)"}.get(name, "")
-        return f"was ended by {name}{hint}"
-    return f"was ended by signal {-code}"
+        return JobError(f"{what} ended with exit code {code} and no result", remedy, log)
+    known = -code in set(signal.Signals)
+    name = signal.Signals(-code).name if known else f"signal {-code}"
+    hint = {"SIGKILL": " (out of memory?)", "SIGILL": " (built for another processor?)"}.get(name, "")
+    return JobError(f"{what} was ended by {name}{hint}", remedy, log, name)
 
 
 class Zygote:
@@ -259,7 +258,7 @@ class Zygote:
             self._process.wait(timeout=5)
         code = self._process.returncode
         if code is not None and code < 0:
-            return JobError(f"the process that jobs are forked from {describe_exit(code)}", "run it again", message)
+            return ended("the process that jobs are forked from", code, message, "run it again")
         last = message.strip().splitlines()[-1:] or ["no message"]
         return JobError(f"torch cannot be imported: {last[0]}", "run `exporter doctor`", message)
 

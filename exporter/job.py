@@ -7,7 +7,7 @@ from pathlib import Path
 
 from exporter.contract import Narrowing, specialized
 from exporter.recipes import Source
-from exporter.records import Contract, Range, Tolerance
+from exporter.records import CaseRecord, Contract, Range, SizeLimit, Tolerance
 from exporter.targets import Options
 
 
@@ -59,6 +59,7 @@ class Prepared:
     weight_bytes: int  # of parameters and buffers
     capture_s: float
     warnings: tuple[str, ...] = ()
+    limits: tuple[SizeLimit, ...] = ()  # what torch.export made of sizes
     ops: tuple[str, ...] = ()  # namespaces of operators outside torch's own in the exported program
     points: dict[str, dict[str, int]] = field(default_factory=dict)  # what is timed, by the golden's case
     origin: str = ""  # of pretrained weights, as in ModelRecord
@@ -70,7 +71,7 @@ class Prepared:
 class Findings:
     """What making a golden showed: its cases, how eager compares with itself, and which cases were cut down."""
 
-    cases: tuple[str, ...]
+    cases: tuple[CaseRecord, ...]
     reference: str
     tolerance: Tolerance
     eager_rmse: float | None

@@ -98,11 +98,7 @@ class Judging:
         yield from checks.openers(self.zygote, self.folder, record, options, log, self.request.timeout)
 
     def _judge(self, record: VariantRecord, kind: str, open_session: checks.Opener) -> checks.Judged:
-        golden = self.draft.manifest.golden
-        unsteady = golden.unsteady if golden else ""
-        return checks.check(
-            kind, functools.partial(self._open, open_session), unsteady, record.quantized, record.contract
-        )
+        return checks.check(kind, functools.partial(self._open, open_session), record, self.draft.manifest.golden)
 
     def _open(self, open_session: checks.Opener) -> Session:
         """Open a session that `stop` will find, whichever thread it is in."""

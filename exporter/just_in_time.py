@@ -52,7 +52,9 @@ class Live:
         if cached.status == "passed":
             return replace(cold, cached_call_ms=cached.first_call_ms)
         reason = f"from its cache: {cached.reason}"
-        return replace(cold, status="failed", stage=cached.stage, reason=reason, remedy=cached.remedy)
+        return replace(
+            cold, status="failed", stage=cached.stage, reason=reason, remedy=cached.remedy, cause=cached.cause
+        )
 
     def _open(self, scratch: Path) -> Session:
         """All that is temporary lies in `scratch`; compilers' caches too, for what is compiled there."""

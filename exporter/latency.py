@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from exporter import benchmark, checks, quiet, stats
+from exporter import benchmark, causes, checks, quiet, stats
 from exporter.errors import ExporterError
 from exporter.records import MachineLoad, SessionRecord, Timing, VariantRecord
 from exporter.session.client import Session
@@ -15,7 +15,6 @@ from exporter.session.client import Session
 Key = tuple[str, str]  # a variant's name, and the kind of its session
 EXAMPLE = ""
 MOST_SAMPLES = 1000  # of a window that are written down
-UNTIMED = "nothing was timed"  # begins the warning of a point where the baseline failed
 
 
 @dataclass(frozen=True)
@@ -32,11 +31,12 @@ class At:
 
 @dataclass(frozen=True)
 class Measured:
-    """What every session gave at every point, the example first; `warnings` name points where the baseline failed."""
+    """What every session gave at every point, the example first; `untimed` says why nothing was timed at a point."""
 
     baseline: Key
     points: dict[str, dict[Key, benchmark.Series]]
     warnings: tuple[str, ...] = ()
+    untimed: dict[str, str] = field(default_factory=dict)
     machine: MachineLoad | None = None
 
     def samples(self) -> str:
@@ -55,12 +55,12 @@ class Measured:
         """The record with its timings; a session that failed while it was timed fails the variant."""
         sweep = {point: timings for point in self.points if (timings := self._timings(record.name, point))}
         errors = {
-            kind: f"{one.error} at {point}" if point else one.error
+            kind: (point, one.error)
             for point, series in self.points.items()
             for (name, kind), one in series.items()
             if name == record.name and one.error
         }
-        sessions = tuple(_failed(s, errors[s.session]) if s.session in errors else s for s in record.sessions)
+        sessions = tuple(_failed(s, *errors[s.session]) if s.session in errors else s for s in record.sessions)
         timings = sweep.pop(EXAMPLE, {})
         return checks.conclude(replace(record, timings=timings, sweep=sweep), sessions)
 
@@ -102,17 +102,18 @@ def measure(
     found: dict[str, dict[Key, benchmark.Series]] = {}
     hear = functools.partial(progress, baseline[0])
     waited = quiet.wait(budget.wait_quiet_s, hear) if budget.wait_quiet_s else ""
-    warnings, watch = [waited] if waited else [], quiet.Watch()
+    untimed: dict[str, str] = {}
+    watch = quiet.Watch()
     for point in (EXAMPLE, *points):
         try:
             found[point] = _rotate(left, point, budget, baseline, progress)
         except ExporterError as error:
             if point == EXAMPLE:
                 raise
-            warnings.append(f"{UNTIMED} at {point}: {' '.join(baseline)}: {error}")
+            untimed[point] = f"{' '.join(baseline)}: {error}"
             continue
         left = {key: session for key, session in left.items() if key not in found[point] or not found[point][key].error}
-    return Measured(baseline, found, tuple(warnings), watch.load())
+    return Measured(baseline, found, (waited,) if waited else (), untimed, watch.load())
 
 
 def _rotate(
@@ -134,5 +135,13 @@ def _rotate(
     return {keys[name]: one for name, one in series.items()}
 
 
-def _failed(session: SessionRecord, error: str) -> SessionRecord:
-    return replace(session, status="failed", stage="time", reason=error)
+def _failed(session: SessionRecord, point: str, error: ExporterError) -> SessionRecord:
+    cause = causes.of(error)
+    return replace(
+        session,
+        status="failed",
+        stage="time",
+        reason=f"{error} at {point}" if point else str(error),
+        remedy=error.remedy or (cause.remedy if cause else ""),
+        cause=cause.name if cause else "",
+    )

@@ -10,7 +10,7 @@ import torch
 from exporter import carrying, eager, memory, ranges
 from exporter.capture import Captured
 from exporter.contract import Narrowing, Sizes, narrow
-from exporter.records import Contract, Range
+from exporter.records import Contract, Range, SizeLimit
 from exporter.tensors import Tensors
 
 TRIED = 4  # sizes outside a range that are tried
@@ -102,16 +102,17 @@ def _guards(captured: Captured, trial: _Trial, contract: Contract) -> Iterator[N
                 yield Narrowing(name, found, captured.place(name, refused, 1), "guards")
 
 
-def remarks(captured: Captured, narrowings: list[Narrowing], base: Sizes) -> Iterator[str]:
-    """What torch.export said and nothing was narrowed by."""
+def limits(captured: Captured, narrowings: list[Narrowing], base: Sizes) -> Iterator[SizeLimit]:
+    """What torch.export fixed, and what it asked for that nothing was narrowed by."""
+    yield from captured.fixed
     for name, rule in captured.rules.items():
         if rule.offset or base[name] % rule.multiple:
             place = captured.place(name, base[name] + 1, rule.multiple)
-            yield f"torch.export takes {name} only as {rule}{f' ({place})' if place else ''}"
+            yield SizeLimit(name, "steps", str(rule), (name,), place)
     said = {one.symbol for one in narrowings}
     for name, bounds in captured.bounds.items():
         if name not in said:
-            yield f"torch.export allows {name} only {bounds}; checked beyond that"
+            yield SizeLimit(name, "range", str(bounds), (name,))
 
 
 def _others(base: int, promised: Range, step: int) -> list[int]:

@@ -11,6 +11,7 @@ from exporter.records import EAGER, FP32, VariantRecord
 
 GB = 1e9
 GOLDEN, LOAD = "golden", "load"
+OUT_OF_MEMORY = (causes.OUT_OF_MEMORY, causes.KILLED)
 PERHAPS = "It was ended from outside, perhaps for want of memory"
 
 
@@ -135,9 +136,9 @@ class Plan:
 
     def explain(self, record: VariantRecord) -> VariantRecord:
         """A row that failed as one does for want of memory, with what was needed, what was there, and what works."""
-        sentence = _out_of_memory(record.reason)
-        if record.status != "failed" or not sentence:
+        if record.status != "failed" or record.cause not in OUT_OF_MEMORY:
             return record
+        sentence = causes.named(record.cause).sentence
         if record.stage == "prepare":
             table, step, needed, key = OTHERS, "loading and capturing the model", 0, LOAD
         else:
@@ -146,7 +147,7 @@ class Plan:
         found = self._shortage(step, needed, key)
         raw = causes.shorten(record.reason.removeprefix(f"{sentence}: "))
         alone = record.name if self.alone and needed and record.target != EAGER else ""
-        if not found.sure and causes.ENDED in record.reason:
+        if not found.sure and record.cause == causes.KILLED:
             reason = f"{PERHAPS}: {found.describe()}: {raw}"
             remedy = f"if nobody ended it on purpose: {found.remedies(alone)}"
         else:
@@ -156,11 +157,11 @@ class Plan:
 
     def explain_golden(self, error: ExporterError) -> ExporterError:
         """As `explain`, for what ended the golden."""
-        sentence = _out_of_memory(str(error))
-        if not sentence:
+        cause = causes.of(error)
+        if cause is None or cause.name not in OUT_OF_MEMORY:
             return error
         found = self._shortage("the golden", need(OTHERS, GOLDEN, self.weights), GOLDEN)
-        said = sentence if found.sure or causes.ENDED not in str(error) else PERHAPS
+        said = cause.sentence if found.sure or cause.name != causes.KILLED else PERHAPS
         return JobError(f"{said}: {found.describe()}: {error}", found.remedies(), getattr(error, "log", ""))
 
     def _shortage(self, step: str, needed: int, key: str) -> Shortage:
@@ -180,9 +181,3 @@ class Plan:
 def need(table: Table, step: str, weights: int) -> int:
     """Bytes that a step is expected to take for a model whose weights take `weights` bytes."""
     return table.get(step, table[""]).of(weights)
-
-
-def _out_of_memory(text: str) -> str:
-    """The sentence that says so, where a text says that memory ran out; "" elsewhere."""
-    cause = causes.find(text)
-    return cause.sentence if cause is not None and cause.name == causes.OUT_OF_MEMORY else ""

@@ -19,10 +19,10 @@ from exporter.errors import ExportError
 
 if TYPE_CHECKING:
     from exporter.capture import Program
-    from exporter.records import TensorSpec
+    from exporter.records import TensorSpec, Warned
 
 
-def export(program: Program, opset: int | None, captured: bool) -> tuple[torch.onnx.ONNXProgram, tuple[str, ...]]:
+def export(program: Program, opset: int | None, captured: bool) -> tuple[torch.onnx.ONNXProgram, tuple[Warned, ...]]:
     """The ONNX program with every dimension of the contract dynamic, and what the tracer warned of.
 
     `captured` says whether torch.export took the model, and no number out of a tensor. ExportError where the exporter
@@ -53,7 +53,9 @@ def takes_numbers(exported: torch.export.ExportedProgram) -> bool:
     )
 
 
-def _translate(program: Program, path: Path, names: tuple[list[str], list[str]], opset: int | None) -> tuple[str, ...]:
+def _translate(
+    program: Program, path: Path, names: tuple[list[str], list[str]], opset: int | None
+) -> tuple[Warned, ...]:
     promised = program.contract
     with warnings.catch_warnings(record=True) as caught, torch.no_grad():
         warnings.simplefilter("always")

@@ -30,6 +30,7 @@ class OutputParity:
     rmse_ratio: float | None = None
     cosine: float | None = None
     worst: tuple[int, ...] = ()
+    cause: str = ""  # of a failure, as exporter.causes names it
 
 
 def compare(
@@ -46,10 +47,11 @@ def compare(
         return OutputParity(name, "FAIL", f"dtype {dtypes[0]}, expected {dtypes[1]}")
     if not np.issubdtype(eager.dtype, np.inexact):
         return _compare_integers(name, got, eager)
-    for values, whose in ((eager, ": eager itself gives it"), (reference, ": eager itself gives it"), (got, "")):
+    for values, own in ((eager, True), (reference, True), (got, False)):
         if np.isnan(values).any():
             index = _index(np.isnan(values), got.shape)
-            return OutputParity(name, "FAIL", f"NaN at {list(index)}{whose}", worst=index)
+            said = f"NaN at {list(index)}{': eager itself gives it' if own else ''}"
+            return OutputParity(name, "FAIL", said, worst=index, cause="not-a-number" if own else "")
     infinite = np.isinf(got) | np.isinf(reference)
     differs = infinite & (got != reference)
     if differs.any():
@@ -109,6 +111,7 @@ def _compare_floats(name: str, got: Array, eager: Array, reference: Array, toler
         rmse_ratio=rmse / eager_rmse if eager_rmse else (1.0 if rmse == 0 else None),
         cosine=_cosine(y, r),
         worst=index,
+        cause="too-coarse" if verdict == "FAIL" and tolerance.min_cosine is not None else "",
     )
 
 
@@ -146,12 +149,12 @@ def _cosine(a: Array, b: Array) -> float:
 
 def summarize(cases: Sequence[Mapping[str, Any]]) -> Parity:
     """The `cases` of a session's `check` answer, folded into one verdict: the worst wins."""
-    parts = [(case, output) for case in cases for output in case["outputs"]]
+    parts = _parts(cases)
     errors = [case for case in cases if case["error"]]
     verdict: Verdict = max((o["verdict"] for _, o in parts), key=VERDICTS.index, default="FAIL")
     reason, worst = "", ""
     if parts:
-        case, output = max(parts, key=lambda part: (VERDICTS.index(part[1]["verdict"]), part[1]["max_abs"] or 0.0))
+        case, output = max(parts, key=_badness)
         worst = f"{output['output']}{list(output['worst'])} at {case['case']} seed {case['seed']}"
         if verdict == "FAIL":
             reason = f"{output['output']} at {case['case']}: {output['reason']}"
@@ -169,6 +172,20 @@ def summarize(cases: Sequence[Mapping[str, Any]]) -> Parity:
         cases=len({(case["case"], case["seed"]) for case, _ in parts}) + len(errors),
         parts=tuple(_part(case, output) for case in cases for output in case["outputs"] or [{}]),
     )
+
+
+def worst(cases: Sequence[Mapping[str, Any]]) -> int:
+    """Which of the cases a verdict's reason is about: the first that raised, or else the one with the worst output."""
+    found = next((case for case in cases if case["error"]), None) or max(_parts(cases), key=_badness)[0]
+    return next(index for index, case in enumerate(cases) if case is found)
+
+
+def _parts(cases: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    return [(case, output) for case in cases for output in case["outputs"]]
+
+
+def _badness(part: tuple[Mapping[str, Any], Mapping[str, Any]]) -> tuple[int, float]:
+    return VERDICTS.index(part[1]["verdict"]), part[1]["max_abs"] or 0.0
 
 
 def _part(case: Mapping[str, Any], output: Mapping[str, Any]) -> CaseParity:

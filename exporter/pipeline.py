@@ -34,6 +34,7 @@ from exporter.isolate import BACKGROUND, EXPORTING, SIDE_BY_SIDE, Child, Zygote,
 from exporter.job import Findings, Prepared
 from exporter.judging import Judging
 from exporter.listener import Listener
+from exporter.no_program import NoProgram
 from exporter.records import EAGER, GoldenRecord, Lifecycle, Manifest, MetricRecord, VariantRecord
 from exporter.request import Request
 from exporter.turns import Turns, cost
@@ -140,10 +141,8 @@ class _Run:
             child = self._begin_to_prepare(False)
             prepared = self._prepared(child)
             for file in self.job.captures(prepared.contract):
-                file.unlink(missing_ok=True)
-                file.with_suffix(".txt").write_text(
-                    f"torch.export: {error}{checks.last_words(error, said='logs/prepare.log')}"
-                )
+                said = f"torch.export: {error}{checks.last_words(error, said='logs/prepare.log')}"
+                NoProgram(said).write(file)
             return child, prepared
 
     def _begin_to_prepare(self, capture_program: bool) -> Child:
@@ -170,7 +169,7 @@ class _Run:
             origin=prepared.origin,
             licence=prepared.licence,
         )
-        warnings = self.request.warnings + prepared.warnings
+        warnings = (*self.request.warnings, *prepared.warnings, *map(str, prepared.limits))
         self.draft.update(model=model, contract=prepared.contract, points=prepared.points, warnings=warnings)
         return prepared
 
@@ -261,7 +260,8 @@ class _Run:
                 companions=tuple(bundle.record(path.with_name(name)) for name in exported.companions),
                 contract=replace(promised, target=target, ops=exported.ops, build=exported.build),
                 notes=tuple(dict.fromkeys((*said, *exported.notes))),
-                warnings=exported.warnings + (_about_export(prepared) if targets.get(target).needs_program else ()),
+                warnings=exported.warnings,
+                limits=(*exported.limits, *(prepared.limits if targets.get(target).needs_program else ())),
                 lifecycle=Lifecycle(export_s=seconds),
             )
         )
@@ -288,8 +288,7 @@ class _Run:
             self.turns.plan.begin(record.name)
             keep = record.name == EAGER or self.turns.plan.keeps(record)
             if not keep:
-                note = f"{checks.NOT_TIMED} there is no memory for it beside the others; export it alone"
-                record = replace(record, notes=(*record.notes, note))
+                record = replace(record, untimed="there is no memory for it beside the others; export it alone")
             self._explained(self.judging.judge(record, prepared, keep))
 
     def _time(self, points: tuple[str, ...]) -> None:
@@ -310,7 +309,10 @@ class _Run:
         disk.write_atomic(self.staging.root / bundle.SAMPLES, found.samples())
         samples = bundle.record(self.staging.root / bundle.SAMPLES)
         self.draft.update(
-            samples=samples, machine=found.machine, warnings=self.draft.manifest.warnings + found.warnings
+            samples=samples,
+            machine=found.machine,
+            untimed=found.untimed,
+            warnings=self.draft.manifest.warnings + found.warnings,
         )
 
     @contextmanager
@@ -341,11 +343,7 @@ class _Run:
         return finished
 
 
-def _about_export(prepared: Prepared) -> tuple[str, ...]:
-    return tuple(warning for warning in prepared.warnings if warning.startswith("torch.export "))
-
-
 def _failed(record: VariantRecord, stage: str, error: ExporterError) -> VariantRecord:
-    reason, remedy = causes.describe(checks.crashed(error), error.remedy, record.target)
+    reason, remedy, cause = causes.describe(error, record.target, checks.crashed(error))
     remedy = remedy or (causes.INT8 if record.quantized or record.name.endswith("@int8") else "")
-    return replace(record, status="failed", stage=stage, reason=reason, remedy=remedy)
+    return replace(record, status="failed", stage=stage, reason=reason, remedy=remedy, cause=cause)

@@ -99,32 +99,30 @@ class _Recheck:
             if not self._waits(record):
                 self.listener.done(checked[-1])
         warnings = (*self.evidence.notes, *_ahead(self.manifest.created, datetime.now(UTC)))
-        warnings += tuple(said for said in self.manifest.warnings if not said.startswith(latency.UNTIMED))
+        warnings += self.manifest.warnings
         warnings += (metrics.NOT_AGAIN,) if self.manifest.metric else ()
         warnings += tuple(
             f"{variant.name} is not checked: it failed when it was exported, and lies in {bundle.REJECTED}/"
             for variant in self.manifest.variants
             if variant.rejected
         )
-        manifest = replace(self.manifest, variants=tuple(checked), warnings=tuple(dict.fromkeys(warnings)))
+        manifest = replace(self.manifest, variants=tuple(checked), warnings=tuple(dict.fromkeys(warnings)), untimed={})
         return self._time(manifest, recorded) if self.how.time_budget else manifest
 
     def _check(self, record: VariantRecord, log: Path) -> VariantRecord:
-        notes = tuple(note for note in record.notes if not note.startswith(checks.NOT_TIMED))
-        record = replace(record, timings={}, sweep={}, notes=notes, reason="", remedy="", metric=None)
+        record = replace(record, timings={}, sweep={}, untimed="", reason="", remedy="", cause="", metric=None)
         if error := _altered(self.evidence, record):
             failed = replace(record, status="failed", stage="hash", sessions=(), parity=None)
             return replace(failed, reason=str(error), remedy=error.remedy)
-        unsteady = self.manifest.golden.unsteady if self.manifest.golden else ""
         watched = self.manifest.device if self.how.time_budget else "cpu"
         plan = self.plans[record.name]
         plan.begin(record.name)
         keep = bool(self.how.time_budget) and plan.keeps(record)
         if self.how.time_budget and not keep:
-            record = replace(record, notes=("not timed: there is no memory for it beside the others",))
+            record = replace(record, untimed="there is no memory for it beside the others")
         results: list[SessionRecord] = []
         for kind, open_session in checks.openers(self.zygote, self.place, record, self.options, log, self.how.timeout):
-            judge = functools.partial(checks.check, kind, open_session, unsteady, record.quantized, record.contract)
+            judge = functools.partial(checks.check, kind, open_session, record, self.manifest.golden)
             result, session = checks.watch_gpu_memory(watched, judge)
             results.append(result)
             if session is not None and keep and result.status == "passed":
@@ -161,6 +159,7 @@ class _Recheck:
             variants=tuple(timed),
             baseline=baseline[0],
             warnings=manifest.warnings + found.warnings,
+            untimed=found.untimed,
             machine=found.machine,
         )
 

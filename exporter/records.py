@@ -7,6 +7,7 @@ bytes). `manifest.schema.json` beside this file describes the same for other too
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -204,6 +205,106 @@ class Tolerance:
 
 
 @dataclass(frozen=True)
+class CaseRecord:
+    """One case of the golden.
+
+    `sizes` are by symbol. `values` names what stands in the place of drawn values (`zeros`, `large`, ...). `sample`
+    counts the recipe's own inputs from 0, and `step` the calls of a sequence where the model keeps state; else they are
+    None.
+    """
+
+    name: str
+    seed: int = 0
+    sizes: dict[str, int] = field(default_factory=dict)
+    values: str = ""
+    sample: int | None = None
+    step: int | None = None
+
+    def __hash__(self) -> int:
+        """By what it is called: no two cases of a golden share that."""
+        return hash((self.name, self.seed))
+
+    def __str__(self) -> str:
+        """`batch=2 zeros`, or `batch=2 seed 1`."""
+        return f"{self.name} seed {self.seed}" if self.seed else self.name
+
+    @classmethod
+    def of_text(cls, text: str) -> CaseRecord:
+        """A case as manifests and goldens named it before they had fields for it."""
+        name, _, seed = text.partition(" seed ")
+        sizes = {symbol: int(size) for symbol, size in _SIZE.findall(name)}
+        step = _STEP.search(name)
+        return cls(name, int(seed or 0), sizes, step=int(step[1]) - 1 if step else None)
+
+
+_SIZE = re.compile(r"(\S+)=(\d+)")
+_STEP = re.compile(r" step (\d+)$")
+
+
+@dataclass(frozen=True)
+class FixedSize:
+    """A symbol that an artifact takes at one size alone, though its contract lets it move."""
+
+    symbol: str
+    size: int
+
+    def __str__(self) -> str:
+        """`batch is fixed at 2`."""
+        return f"{self.symbol} is fixed at {self.size}"
+
+
+@dataclass(frozen=True)
+class SizeLimit:
+    """What an exporter (`by`) made of a size that the contract lets move, and the model's line that is to blame.
+
+    `of` is an expression of the `symbols`. It was `fixed` at the number `to`; or it is taken only in `steps`, of which
+    `to` is the formula in n; or it is allowed only in the `range` that `to` is, and was checked beyond.
+    """
+
+    of: str
+    rule: Literal["fixed", "steps", "range"]
+    to: str
+    symbols: tuple[str, ...]
+    place: str = ""
+    by: str = "torch.export"
+
+    @property
+    def follows(self) -> bool:
+        """Whether it is no symbol's own size that was fixed, but one that follows from it."""
+        return self.rule == "fixed" and self.of not in self.symbols
+
+    def __str__(self) -> str:
+        """In words, with the place in brackets."""
+        where = f" ({self.place})" if self.place else ""
+        if self.rule == "fixed":
+            return f"{self.by} fixed {self.of} at {self.to}{where}"
+        if self.rule == "steps":
+            return f"{self.by} takes {self.of} only as {self.to}{where}"
+        return f"{self.by} allows {self.of} only {self.to}; checked beyond that{where}"
+
+
+@dataclass(frozen=True)
+class Warned:
+    """What an exporter warned of, with the source line that it named.
+
+    `unrecorded` says that the line changes a tensor in a way that no trace and no graph records.
+    """
+
+    message: str
+    place: str = ""
+    unrecorded: bool = False
+
+    def __str__(self) -> str:
+        """`model.py:3: message`."""
+        return f"{self.place}: {self.message}" if self.place else self.message
+
+    @classmethod
+    def of_text(cls, text: str) -> Warned:
+        """A warning as manifests held it before they had a field for its place."""
+        return cls(text)
+
+
+@dataclass(frozen=True)
 class CaseParity:
     """One output at one case and seed; `output` is empty, and all is FAIL, where the case itself failed."""
 
@@ -235,6 +336,7 @@ class Parity:
     parts: tuple[CaseParity, ...] = ()
     refused: int = 0
     unpropagated: tuple[str, ...] | None = None
+    fixed: tuple[FixedSize, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -270,6 +372,7 @@ class SessionRecord:
     stage: str = ""
     reason: str = ""
     remedy: str = ""
+    cause: str = ""  # the name of a known one
     provider: str = ""
     load_s: float | None = None
     first_call_ms: float | None = None
@@ -351,6 +454,7 @@ class VariantRecord:
     stage: str = ""
     reason: str = ""
     remedy: str = ""
+    cause: str = ""  # the name of a known one
     reproduce: str = ""
     log: str = ""
     artifact: ArtifactRecord | None = None
@@ -358,7 +462,9 @@ class VariantRecord:
     contract: Contract | None = None
     fixed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Warned, ...] = ()
+    limits: tuple[SizeLimit, ...] = ()
+    untimed: str = ""  # why its sessions were not timed where others were
     parity: Parity | None = None
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     sessions: tuple[SessionRecord, ...] = ()
@@ -406,7 +512,7 @@ class GoldenRecord:
     """
 
     file: ArtifactRecord
-    cases: tuple[str, ...]
+    cases: tuple[CaseRecord, ...]
     reference: str
     tolerance: Tolerance
     eager_rmse: float | None
@@ -455,6 +561,7 @@ class Manifest:
     golden: GoldenRecord | None = None
     variants: tuple[VariantRecord, ...] = ()
     warnings: tuple[str, ...] = ()
+    untimed: dict[str, str] = field(default_factory=dict)  # points at which the baseline failed, and why
     samples: ArtifactRecord | None = None
     goal: Goal = field(default_factory=Goal)
     points: dict[str, dict[str, int]] = field(default_factory=dict)  # of a sweep, the example first

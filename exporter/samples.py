@@ -13,7 +13,7 @@ import torch
 from exporter import contract, flattening, places
 from exporter.errors import ContractError, RecipeError
 from exporter.expressions import Expression
-from exporter.records import Contract
+from exporter.records import CaseRecord, Contract
 
 if TYPE_CHECKING:
     from exporter.flattening import FlatInputs
@@ -27,9 +27,13 @@ MOST = 64  # samples that are taken
 class Sample:
     """One sample: flat CPU inputs, with the sizes that they have."""
 
-    name: str
+    case: CaseRecord
     inputs: Tensors
-    sizes: dict[str, int]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """By symbol."""
+        return self.case.sizes
 
 
 def given(recipe: Recipe) -> list[Any]:
@@ -77,7 +81,8 @@ def _read(index: int, one: Any, example: FlatInputs, model: torch.nn.Module, pro
             if expression is not None and (found := expression.solve(size)) is not None:
                 sizes.setdefault(expression.name, found)
     ordered = {name: sizes[name] for name in promised.symbols if name in sizes}
-    return Sample(f"{contract.describe(ordered)} sample {index}", flat.tensors, ordered)
+    case = CaseRecord(f"{contract.describe(ordered)} sample {index}", sizes=ordered, sample=index)
+    return Sample(case, flat.tensors)
 
 
 def _ordered(one: Any, example: FlatInputs) -> Any:

@@ -13,11 +13,10 @@ import torch
 
 from exporter import cases, eager, nonfinite, places, precision, time_limit, values
 from exporter.cases import MakeInputs
-from exporter.contract import describe
 from exporter.flattening import FlatModule
 from exporter.golden import Case, Golden, NonFinite, Precision
 from exporter.job import Findings
-from exporter.records import Tolerance
+from exporter.records import CaseRecord, Tolerance
 from exporter.search import alike
 from exporter.snapshot import Form, Place, Snapshot
 from exporter.state import State, StatefulModule
@@ -123,7 +122,7 @@ def make(
         given = [data for data in changed if data is not None]
         try:
             if len(given) == STEPS and _is_settled(calls, given, device, tolerance, limit_s):
-                chosen[f"{describe(plan.base)} {change}", plan.cases[0][1]] = given
+                chosen[plan.changed(change)] = given
         except time_limit.OutOfTime:
             notes.append(time_limit.said(f"the values are {change}", limit_s))
     made, wide = _run(calls, chosen, device)
@@ -133,33 +132,35 @@ def make(
         tolerance = replace(tolerance, k=0.0)
     noise = cases.noise([case for sequence in made[:planned] for case in sequence])
     flat = tuple(case for sequence in made for case in sequence)
-    names = tuple(f"{case.name} seed {case.seed}" if case.seed else case.name for case in flat)
+    records = tuple(case.record for case in flat)
     reference = "float64" if wide else "eager"
-    return Golden(flat, tolerance), Findings(names, reference, tolerance, noise, unsteady, tuple(dict.fromkeys(notes)))
+    findings = Findings(records, reference, tolerance, noise, unsteady, tuple(dict.fromkeys(notes)))
+    return Golden(flat, tolerance), findings
 
 
-def _run(calls: Calls, chosen: Mapping[tuple[str, int], Outputs], device: str) -> tuple[list[list[Case]], bool]:
-    """The cases of sequences by name and seed; and whether they have a reference in float64."""
+def _run(calls: Calls, chosen: Mapping[CaseRecord, Outputs], device: str) -> tuple[list[list[Case]], bool]:
+    """The cases of sequences by their first one; and whether they have a reference in float64."""
     outputs: list[Outputs] = []
-    for (name, _), given in chosen.items():
-        with eager.naming(name):
+    for first, given in chosen.items():
+        with eager.naming(first.name):
             outputs.append(calls.run(given, device))
     references, wide = calls.references(list(chosen.values()), outputs)
     zipped = zip(chosen.items(), outputs, references, strict=True)
-    return [list(_cases(calls, *key, given, got, reference)) for (key, given), got, reference in zipped], wide
+    return [list(_cases(calls, first, given, got, reference)) for (first, given), got, reference in zipped], wide
 
 
 def add_samples(
-    made: Golden, findings: Findings, calls: Calls, samples: Mapping[str, Tensors], device: str
+    made: Golden, findings: Findings, calls: Calls, samples: Mapping[CaseRecord, Tensors], device: str
 ) -> tuple[Golden, Findings]:
-    """The golden with the recipe's own samples, by name, as the calls of one more sequence."""
+    """The golden with the recipe's own samples as the calls of one more sequence."""
     if not samples:
         return made, findings
-    (own,), wide = _run(calls, {("the samples", 0): list(samples.values())}, device)
-    cases = tuple(replace(case, name=name) for case, name in zip(own, samples, strict=True))
+    (own,), wide = _run(calls, {CaseRecord("the samples"): list(samples.values())}, device)
+    records = [replace(record, step=case.step) for record, case in zip(samples, own, strict=True)]
+    cases = tuple(replace(case, record=record) for case, record in zip(own, records, strict=True))
     return replace(made, cases=made.cases + cases), replace(
         findings,
-        cases=findings.cases + tuple(samples),
+        cases=findings.cases + tuple(records),
         samples=len(cases),
         reference=findings.reference if wide else "eager",
     )
@@ -167,15 +168,15 @@ def add_samples(
 
 def _planned(
     calls: Calls, inputs: MakeInputs, plan: cases.Plan, device: str
-) -> tuple[dict[tuple[str, int], Outputs], list[str]]:
-    """Inputs of each sequence by name and seed, the example's first; and notes of what was cut down."""
+) -> tuple[dict[CaseRecord, Outputs], list[str]]:
+    """Inputs of each sequence by its first case, the example's first; and notes of what was cut down."""
     limit = cases.Limit(calls.plain, inputs(*plan.cases[0]), device, calls=SEQUENCES * STEPS)
     calls.held.restore()
     firsts, notes = cases.fitting(inputs, plan, limit)
-    chosen: dict[tuple[str, int], Outputs] = {}
+    chosen: dict[CaseRecord, Outputs] = {}
     for name, sizes in firsts.items():
         for seed in range(SEQUENCES):
-            chosen[name, seed] = [inputs(sizes, _seed(seed, step)) for step in range(STEPS)]
+            chosen[CaseRecord(name, seed, dict(sizes))] = [inputs(sizes, _seed(seed, step)) for step in range(STEPS)]
     return chosen, notes
 
 
@@ -185,12 +186,13 @@ def _seed(sequence: int, step: int) -> int:
 
 
 def _cases(
-    calls: Calls, name: str, seed: int, given: Sequence[Tensors], outputs: Outputs, references: Outputs
+    calls: Calls, first: CaseRecord, given: Sequence[Tensors], outputs: Outputs, references: Outputs
 ) -> Iterator[Case]:
     for step, (data, got, reference) in enumerate(zip(given, outputs, references, strict=True)):
         if calls.outside and step == 0:
             data = data + calls.state.widened([t.shape for t in got[len(got) - len(calls.state.paths) :]])
-        yield Case(f"{name} step {step + 1}" if step else name, seed, data, got, reference, step)
+        name = f"{first.name} step {step + 1}" if step else first.name
+        yield Case(replace(first, name=name, step=step), data, got, reference)
 
 
 def _is_settled(calls: Calls, given: Outputs, device: str, tolerance: Tolerance, limit_s: float) -> bool:
@@ -226,7 +228,7 @@ def in_precisions(
                 notes.append(f"eager does not run in {name}: {places.summary(error)}")
             finally:
                 calls.held.restore()
-        far = tuple(c.name for c in made.cases if name == "int8" and f" {values.LARGE}" in c.name)
+        far = tuple(case.name for case in made.cases if name == "int8" and case.record.values == values.LARGE)
         found[name] = Precision(tolerance, given, far)
     return found, tuple(notes)
 

@@ -77,6 +77,8 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
 
 
 def _decode_record(kind: type, value: Any, where: str) -> Any:
+    if isinstance(value, str) and (of_text := getattr(kind, "of_text", None)):
+        return of_text(places.printable(value))
     _expect(dict, value, where)
     _expect_schema(kind, value)
     hints = typing.get_type_hints(kind)

@@ -13,7 +13,7 @@ from typing import Any
 
 from exporter import places
 from exporter.expressions import Expression
-from exporter.records import Contract
+from exporter.records import Contract, SizeLimit
 
 LOGGER = "torch.fx.experimental.symbolic_shapes"
 _CREATED = re.compile(r"create_symbol (\w+) = (\d+) for L\['(?:\w+)'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
@@ -118,18 +118,17 @@ class Specializations(logging.Handler):
         undecided = [line for condition, line in lines if step > 1 and divided.search(condition)]
         return next(iter((*broken, *undecided)), "")
 
-    def describe(self, contract: Contract) -> list[str]:
-        """`torch.export fixed sequence at 7 (model.py:12)` for each dimension that was promised to move."""
-        said: dict[str, None] = {}
+    def fixed(self, contract: Contract) -> tuple[SizeLimit, ...]:
+        """Each dimension that was promised to move and was fixed, with its line."""
+        found: dict[SizeLimit, None] = {}
         for (index, axis), (size, place) in self.dimensions.items():
             dim = contract.inputs[index].shape[axis]
             if isinstance(dim, str):
-                said[f"torch.export fixed {dim} at {size}{f' ({place})' if place else ''}"] = None
-        said |= dict.fromkeys(self._held(contract))
-        return list(said)
+                found[SizeLimit(dim, "fixed", str(size), (Expression.parse(dim).name,), place)] = None
+        return tuple(found | dict.fromkeys(self._held(contract)))
 
-    def _held(self, contract: Contract) -> Iterator[str]:
-        """The same of sizes that follow from those: an operator took a number where a size was meant."""
+    def _held(self, contract: Contract) -> Iterator[SizeLimit]:
+        """Sizes that follow from those: an operator took a number where a size was meant."""
         dims = {symbol: contract.inputs[index].shape[axis] for symbol, (index, axis) in self._symbols.items()}
         follows = {symbol: Expression.parse(dim) for symbol, dim in dims.items() if isinstance(dim, str)}
         named = {symbol: e for symbol, e in follows.items() if e.name in contract.symbols}
@@ -142,7 +141,8 @@ class Specializations(logging.Handler):
                 continue
             words = re.sub(r"\w+", lambda word: str(named.get(word[0], word[0])), match[1])
             rounded = _ROUNDED.sub(lambda m: f"{m[1].lower()}({m[2]}/{m[3]})", words)
-            yield f"torch.export fixed {rounded} at {match[2]} ({place})"
+            symbols = tuple(dict.fromkeys(named[symbol].name for symbol in sorted(used)))
+            yield SizeLimit(rounded, "fixed", match[2], symbols, place)
 
     def _at(self, named: dict[str, Expression], contract: Contract, end: int) -> dict[str, int]:
         """Every size at an end of what is promised."""

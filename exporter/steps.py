@@ -38,7 +38,8 @@ from exporter.interpreter import Interpreter
 from exporter.isolate import BACKGROUND, stand_back
 from exporter.job import Findings, Job, Prepared
 from exporter.loading import LoadedModel, load_model
-from exporter.records import EAGER, Contract, Range, Tolerance
+from exporter.no_program import NoProgram
+from exporter.records import EAGER, Contract, Range, SizeLimit, Tolerance, Warned
 from exporter.session import server
 from exporter.snapshot import Place, Snapshot
 from exporter.state import StatefulModule
@@ -78,6 +79,7 @@ def prepare(
         weight_bytes=_weight_bytes(loaded.module),
         capture_s=time.perf_counter() - started if capture_program else 0.0,
         warnings=tuple(dict.fromkeys(loaded.warnings)),
+        limits=tuple(captured.limits),
         ops=tuple(captured.ops),
         points=points,
         origin=str(getattr(published, "exporter_origin", "")),
@@ -107,7 +109,7 @@ def _make_cases(
 ) -> tuple[golden.Golden, Findings]:
     """The golden of a model that keeps no state: a call for each case, and for each of the recipe's own samples."""
     made, findings = cases.make(loaded.module, loaded.inputs, plan, usual, device)
-    own = {one.name: one.inputs for one in _samples(loaded, found)}
+    own = {one.case: one.inputs for one in _samples(loaded, found)}
     names = [spec.name for spec in found.inputs]
     made, findings = _with_nonfinite(
         made, findings, loaded, lambda: cases.nonfinite_of(loaded.module, made, names, device)
@@ -129,7 +131,7 @@ def _make_sequences(
     outside = not contract.keeps_state(found)
     calls = sequences.Calls(loaded.module, loaded.held, outside)
     made, findings = sequences.make(calls, loaded.inputs, plan, usual, device)
-    own = {one.name: one.inputs for one in _samples(loaded, found)}
+    own = {one.case: one.inputs for one in _samples(loaded, found)}
     made, findings = sequences.add_samples(made, findings, calls, own, device)
     _require_known(loaded, made, device, calls.strange)
     names = [spec.name for spec in found.inputs]
@@ -209,6 +211,7 @@ class _Captures:
 
     sizes: dict[str, int]
     narrowings: list[contract.Narrowing] = field(default_factory=list)
+    limits: dict[SizeLimit, None] = field(default_factory=dict)
     ops: dict[str, None] = field(default_factory=dict)
 
 
@@ -225,13 +228,12 @@ def _capture(job: Job, loaded: LoadedModel, found: Contract, sizes: dict[str, in
         try:
             captured = _capture_one(job, loaded, promised, own, made)
         except ExportError as error:
-            file.with_suffix(".txt").write_text(str(error))
+            NoProgram(str(error)).write(file)
             continue
         try:
             torch.export.save(captured.program, file)
         except Exception as error:  # its serializer does not know every node that a graph may have
-            file.unlink(missing_ok=True)
-            file.with_suffix(".txt").write_text(f"{capture.UNSAVED}{places.summary(error)}")
+            NoProgram(f"torch.export.save: {places.summary(error)}", made=True).write(file)
         made.ops |= dict.fromkeys(operators.of_exported(captured.program))
     return made
 
@@ -251,7 +253,7 @@ def _capture_one(
         made.sizes = contract.capture_sizes(loaded.base, loaded.symbols | stepped)
         captured = capture.capture(loaded.module, inputs(made.sizes | own), promised)
     found = narrowing.find(captured, loaded.module, inputs, base, promised, job.options.device)
-    loaded.warnings += [*captured.fixed, *narrowing.remarks(captured, found, base)]
+    made.limits |= dict.fromkeys(narrowing.limits(captured, found, base))
     made.narrowings += found
     return captured
 
@@ -358,11 +360,12 @@ def export_variant(
     return exported, seconds + (prepared.capture_s if used else 0.0)
 
 
-def _unseen(program: capture.Program) -> tuple[str, ...]:
+def _unseen(program: capture.Program) -> tuple[Warned, ...]:
     """Lines that change a state without the artifact's knowing."""
     if program.contract.state is None:
         return ()
-    return tuple(f"{line}: {unseen.SAID}" for line in unseen.writes(type(m) for m in program.module.modules()))
+    lines = unseen.writes(type(module) for module in program.module.modules())
+    return tuple(Warned(unseen.SAID, line, unrecorded=True) for line in lines)
 
 
 def serve_live(channel: socket.socket, job: Job, prepared: Prepared, target: str, golden_path: str) -> None:

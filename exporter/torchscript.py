@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exporter.errors import ArtifactError, ExportError
+from exporter.records import Warned
 
 if TYPE_CHECKING:
     import torch
@@ -67,12 +68,12 @@ class Script:
             self._module.reset()
 
 
-def tracer_warnings(caught: Sequence[warnings.WarningMessage]) -> tuple[str, ...]:
+def tracer_warnings(caught: Sequence[warnings.WarningMessage]) -> tuple[Warned, ...]:
     """TracerWarnings with their source lines, each once. They prove nothing by themselves; the golden does."""
     from torch.jit._trace import TracerWarning
 
     seen = dict.fromkeys(
-        f"{w.filename}:{w.lineno}: {str(w.message).split('.')[0]}"
+        Warned(str(w.message).split(".")[0], f"{w.filename}:{w.lineno}")
         for w in caught
         if issubclass(w.category, TracerWarning)
     )

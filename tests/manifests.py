@@ -7,6 +7,7 @@ from typing import Any
 
 from exporter.records import (
     ArtifactRecord,
+    CaseRecord,
     Contract,
     GoldenRecord,
     Lifecycle,
@@ -83,7 +84,7 @@ def failed(name: str = "script", reason: str = "TorchScript has no cond", **chan
 EAGER = variant("eager", 10.0, artifact=None, lifecycle=Lifecycle(load_s=0.5))
 GOLDEN = GoldenRecord(
     ArtifactRecord("golden.pt", 999, "1" * 64),
-    ("batch=2", "batch=2 seed 1", "batch=8"),
+    tuple(map(CaseRecord.of_text, ("batch=2", "batch=2 seed 1", "batch=8"))),
     "float64",
     Tolerance(1e-4, 1e-5, 2.0),
     1.7e-8,

@@ -33,7 +33,7 @@ def runner() -> Path:
 def test_cases_cover_batches_and_sequences(traced: Path) -> None:
     manifest = bundle.read_manifest(traced)
     assert manifest.golden is not None
-    cases = set(manifest.golden.cases)
+    cases = set(map(str, manifest.golden.cases))
     wanted = {"batch=1 sequence=14", "batch=2 sequence=14", "batch=3 sequence=14", "batch=64 sequence=14"}
     assert wanted | {"batch=1 sequence=1", "batch=1 sequence=512", "batch=3 sequence=5"} <= cases
     assert manifest.golden.reference == "float64"

@@ -12,6 +12,7 @@ from exporter import capture, eager
 from exporter.capture import Program
 from exporter.errors import ExportError
 from exporter.flattening import FlatModule, flatten_inputs
+from exporter.no_program import NoProgram
 from exporter.records import Contract, Range, TensorSpec
 
 
@@ -83,7 +84,7 @@ def test_a_program_that_was_captured(tmp_path: Path) -> None:
 def test_a_program_that_was_not_captured_says_why(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="was not captured"):
         _ = program(tmp_path).exported
-    (tmp_path / "exported.txt").write_text("torch.export: a branch on data")
+    NoProgram("torch.export: a branch on data").write(tmp_path / "exported.pt2")
     with pytest.raises(ExportError, match="a branch on data"):
         _ = program(tmp_path).exported
 

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from exporter import bridge, capture, causes, flattening, places
-from exporter.errors import ExportError
+from exporter.errors import ExportError, JobError
 from exporter.records import Contract, TensorSpec
 from exporter.targets import Options, onnx
 
@@ -517,21 +517,11 @@ RECORDED = [
     ("torchvision-mismatch", "RuntimeError: operator torchvision::nms does not exist"),
     # AOTInductor with an old compiler; it takes long to get there.
     ("compiler-failed", "InductorError: CppCompileError: C++ compile error Command: g++ -std=c++20 model.cpp"),
-    # Our own parent, of children that were ended; a GPU; dlopen without the CUDA libraries.
-    ("illegal-instruction", "compile (native) was ended by SIGILL (built for another processor?)"),
-    ("out-of-memory", "export to compile was ended by SIGKILL (out of memory?)"),
+    # The kernel's words; a GPU; dlopen without the CUDA libraries.
+    ("illegal-instruction", "Illegal instruction (core dumped)"),
     ("out-of-memory", "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB."),
     ("shared-library", "OSError: libcudart.so.13: cannot open shared object file: No such file or directory"),
-    # Our own parity; the bridge, of what torch.vmap left and of what torch 2.11 scans on GPUs only; exporter-run.
-    ("dimension-baked", "batch is fixed at 2 (python)"),
-    (
-        "size-baked",
-        "output at s=9: wrong (perhaps because torch.export fixed 32*ceil(s/32) at 224 (net.py:6)) (python)",
-    ),
-    (
-        "number-in-a-trace",
-        "the state is not carried, perhaps because the trace holds a number that it took from a tensor (net.py:7): …",
-    ),
+    # The bridge, of what torch.vmap left and of what torch 2.11 scans on GPUs only; exporter-run.
     ("higher-order-operator", "TorchScript has no higher_order.associative_scan (net.py:9)"),
     ("vmap", "TorchScript has no torch._functorch.predispatch._add_batch_dim (net.py:6)"),
     ("custom-operator-not-registered", "trace.pt calls operators of torchvision, which are not registered; load"),
@@ -539,11 +529,6 @@ RECORDED = [
     ("recurrent-on-gpu", "RuntimeError: cond_fn might be aliasing the input or the output!"),
     # AOTInductor of PESTO's torch.view_as_complex; it takes long to get there.
     ("complex-view", "RuntimeError: Tensor must have a last dimension with stride 1 (pesto/data.py:65)"),
-    # Our own golden and parity.
-    ("unsteady", "eager gives other values at a second run: the model draws random numbers; output at batch=2: 1.0"),
-    ("too-coarse", "output at batch=2: cosine 0.9771, the least is 0.995 (python)"),
-    ("too-coarse", "logits at batch=2: 3 rows have lost their clear first (native)"),
-    ("not-a-number", "output at batch=2: NaN at [0, 0]: eager itself gives it (python)"),
     # torch.jit.trace of torch.cond; torch 2.11 is not itself afterwards.
     (
         "higher-order-operator",
@@ -604,16 +589,44 @@ def test_the_cause_of_a_recorded_text(name: str, text: str) -> None:
     assert_readable(cause)
 
 
+# What exporter finds by itself, with the words that it says of it.
+FOUND: dict[str, dict[str, str]] = {
+    "dimension-baked": {"dim": "batch", "size": "2"},
+    "size-baked": {"what": "32*ceil(s/32)", "size": "224"},
+    "number-in-a-trace": {},
+    "unsteady": {"why": "the model draws random numbers"},
+    "too-coarse": {},
+    "not-a-number": {},
+    "killed": {},
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_the_cause_of_what_exporter_finds_itself(name: str) -> None:
+    cause = causes.named(name, "compile", FOUND[name])
+    assert cause.patterns == ()
+    assert_readable(cause)
+    assert all(word in cause.sentence for word in FOUND[name].values())
+
+
+@pytest.mark.parametrize(
+    ("signal", "name"), [("SIGKILL", "killed"), ("SIGILL", "illegal-instruction"), ("SIGSEGV", None)]
+)
+def test_the_cause_of_a_signal(signal: str, name: str | None) -> None:
+    cause = causes.of(JobError("a job was ended", signal=signal))
+    assert (cause.name if cause else None) == name
+
+
 def test_every_cause_has_a_test() -> None:
     names = [cause.name for cause in causes.CAUSES]
     assert len(set(names)) == len(names)
-    assert set(names) == {case.name for case in SPRUNG} | {name for name, _ in RECORDED}
+    assert set(names) == {case.name for case in SPRUNG} | {name for name, _ in RECORDED} | FOUND.keys()
 
 
 def test_a_cause_that_is_not_sure_says_perhaps(tmp_path: Path) -> None:
     """Where torch tells that a dimension was fixed, and not by what."""
     text = places.summary(spring(lambda _: constrained(Rows(), torch.ones(2, 4), batch=(1, 8)), tmp_path))
-    for cause in (causes.find(text, "onnx"), causes.find("batch is fixed at 2 (python)", "trace")):
+    for cause in (causes.find(text, "onnx"), causes.named("dimension-baked", "trace", FOUND["dimension-baked"])):
         assert cause is not None
         assert " at 2, perhaps because" in cause.sentence
 
@@ -674,35 +687,35 @@ def test_torchscript_on_a_later_python(target: str, python: tuple[int, int], nam
 
 def test_the_reason_of_a_row() -> None:
     raw = "torch.export: Could not guard on data-dependent expression Eq(u0, 1) (unhinted: Eq(u0, 1))"
-    reason, remedy = causes.describe(f"{raw} (net.py:12)", "", "onnx")
+    reason, remedy, name = causes.describe(ExportError(f"{raw} (net.py:12)"), "onnx")
+    assert name == "branch-on-values"
     assert reason == f"A branch depends on the values of tensors (net.py:12): {raw}"
     assert "torch.cond" in remedy
-    assert causes.describe(raw, "do this", "onnx")[1] == "do this"
-    twice, _ = causes.describe(f"{raw} (net.py:12); torch.jit.script: neither (net.py:3)", "", "script")
+    assert causes.describe(ExportError(raw, "do this"), "onnx").remedy == "do this"
+    twice = causes.describe(ExportError(f"{raw} (net.py:12); torch.jit.script: neither (net.py:3)"), "script").reason
     assert (
         twice == f"A branch depends on the values of tensors (net.py:12): {raw}; torch.jit.script: neither (net.py:3)"
     )
-    assert causes.describe("something else (net.py:1)", "", "onnx") == ("something else (net.py:1)", "")
+    assert causes.describe(ExportError("something else (net.py:1)"), "onnx") == ("something else (net.py:1)", "", "")
 
 
 def test_each_exporter_to_onnx_has_its_cause() -> None:
     """PESTO's: the one stops at round(), the other at complex numbers."""
     newer = "torch.onnx.export: DispatchError: No ONNX function found for <built-in function round>. (pesto.py:259)"
     operator = "Exporting the operator 'aten::view_as_complex' to ONNX opset version 20 is not supported"
-    reason, remedy = causes.describe(
-        f"{newer}; torch's older exporter: UnsupportedOperatorError: {operator}", "", "onnx"
-    )
+    both = ExportError(f"{newer}; torch's older exporter: UnsupportedOperatorError: {operator}")
+    reason, remedy, _ = causes.describe(both, "onnx")
     assert reason.startswith(
         "ONNX has no translation for Python's round() of a number that a call computes (pesto.py:259); "
         "in torch's older exporter, complex numbers stand where this route takes only real ones: torch.onnx.export"
     )
     assert remedy.startswith("make it when the module is built")
-    twice, _ = causes.describe(f"{newer}; torch's older exporter: {newer}", "", "onnx")
-    assert "in torch's older exporter, " not in twice
+    twice = causes.describe(ExportError(f"{newer}; torch's older exporter: {newer}"), "onnx")
+    assert "in torch's older exporter, " not in twice.reason
 
 
 def test_the_raw_message_in_a_reason_is_short() -> None:
-    reason, _ = causes.describe(f"CUDA out of memory. {'Tried to allocate. ' * 100}", "", "onnx")
+    reason, *_ = causes.describe(ExportError(f"CUDA out of memory. {'Tried to allocate. ' * 100}"), "onnx")
     assert len(reason) < 2 * causes.REASON
     assert reason.endswith(" …")
     assert "\n" not in causes.shorten("one\ntwo")

@@ -36,33 +36,32 @@ def test_memory_of_the_gpu(
     assert asked == [device] * len(said)
 
 
-@pytest.mark.parametrize(
-    ("reason", "remedy"),
-    [
-        ("y at batch=2: cosine 0.9, the least is 0.995", "samples() of the recipe"),
-        ("something that nobody has seen", causes.INT8),
-    ],
-)
-def test_a_quantized_variant_has_a_remedy(reason: str, remedy: str) -> None:
+@pytest.mark.parametrize(("cause", "remedy"), [("too-coarse", "samples() of the recipe"), ("", causes.INT8)])
+def test_a_quantized_variant_has_a_remedy(cause: str, remedy: str) -> None:
     record = VariantRecord("onnx@int8", "onnx", "passed", contract=Contract("m", (), (), {}, precision="int8"))
-    found = checks.conclude(record, (SessionRecord("python", "failed", "check", reason),))
-    assert remedy in found.remedy
+    output = {"output": "y", "verdict": "FAIL", "reason": "as it is", "worst": [0], "cause": cause}
+    numbers = dict.fromkeys(("max_abs", "max_rel", "rmse_ratio", "cosine"))
+    answer = [{"case": "batch=2", "seed": 0, "error": "", "outputs": [output | numbers]}]
+    session = checks._judged(SessionRecord("python", "failed", "check"), answer, None, record, None)
+    assert (session.reason, session.cause) == ("y at batch=2: as it is", cause)
+    assert remedy in checks.conclude(record, (session,)).remedy
 
 
 @pytest.mark.parametrize(
-    ("said", "log", "text"),
+    ("said", "log", "text", "signal"),
     [
         (
             "compile (python) was ended by SIGABRT",
             "loading\nterminate called after throwing 'c10::Error'\n  what():  expected s0 to be 14\n#1 0x\n",
             "compile (python) was ended by SIGABRT, after it said: expected s0 to be 14",
+            "SIGABRT",
         ),
-        ("x was ended by SIGSEGV", "one\ntwo\n\n", "x was ended by SIGSEGV, after it said: two"),
-        ("x was ended by SIGABRT", "\n", "x was ended by SIGABRT"),
-        ("x was ended by SIGKILL (out of memory?)", "one", "x was ended by SIGKILL (out of memory?)"),
-        ("x took longer than 3 s", "one", "x took longer than 3 s"),
+        ("x was ended by SIGSEGV", "one\ntwo\n\n", "x was ended by SIGSEGV, after it said: two", "SIGSEGV"),
+        ("x was ended by SIGABRT", "\n", "x was ended by SIGABRT", "SIGABRT"),
+        ("x was ended by SIGKILL (out of memory?)", "one", "x was ended by SIGKILL (out of memory?)", "SIGKILL"),
+        ("x took longer than 3 s", "one", "x took longer than 3 s", ""),
     ],
 )
-def test_a_crash_has_its_last_words(said: str, log: str, text: str) -> None:
-    assert checks.crashed(JobError(said, "", log)) == text
+def test_a_crash_has_its_last_words(said: str, log: str, text: str, signal: str) -> None:
+    assert checks.crashed(JobError(said, "", log, signal)) == text
     assert checks.crashed(ExporterError(said)) == said

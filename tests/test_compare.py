@@ -16,7 +16,7 @@ from exporter import bundle as bundles
 from exporter import compare
 from exporter.errors import ArtifactError, JobError
 from exporter.listener import Listener
-from exporter.records import ArtifactRecord, Contract, Manifest, Range
+from exporter.records import ArtifactRecord, Manifest, Range
 from exporter.report import comparison
 from exporter.serialization import to_json
 
@@ -118,7 +118,7 @@ def test_an_altered_golden_is_refused(bundle: Path, tmp_path: Path, cli: Any) ->
 def test_what_does_not_run_here_is_not_as_fast(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: str, max_slower: float | None, broken: bool
 ) -> None:
-    def check(kind: str, opener: Any, promised: Contract | None) -> tuple[SimpleNamespace, Any]:
+    def check(kind: str, opener: Any, *_: Any) -> tuple[SimpleNamespace, Any]:
         status = "failed" if opener.name == side else "passed"
         return SimpleNamespace(status=status, reason="no such CPU"), SimpleNamespace(close=lambda: None)
 
@@ -138,12 +138,13 @@ def test_what_dies_while_it_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def measure(subjects: Any, budget: float, baseline: str) -> dict[str, Any]:
         if dies == baseline:
             raise JobError("it was ended by SIGSEGV")
-        return {side: SimpleNamespace(error="it was ended by SIGSEGV" if side == dies else "") for side in subjects}
+        return {
+            side: SimpleNamespace(error=JobError("it was ended by SIGSEGV") if side == dies else None)
+            for side in subjects
+        }
 
     session = SimpleNamespace(close=lambda: None)
-    monkeypatch.setattr(
-        compare.checks, "check", lambda *_, promised: (SimpleNamespace(status="passed", reason=""), session)
-    )
+    monkeypatch.setattr(compare.checks, "check", lambda *_: (SimpleNamespace(status="passed", reason=""), session))
     monkeypatch.setattr(compare.checks, "openers", lambda *_: [("python", None)])
     monkeypatch.setattr(compare.benchmark, "measure", measure)
     places = made(tmp_path / "old", manifest(shipped())), made(tmp_path / "new", manifest(shipped()))

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from exporter import causes, diagnosis
-from exporter.records import Contract, Range, TensorSpec
+from exporter.diagnosis import CheckedCase, Known
+from exporter.records import CaseRecord, Contract, FixedSize, Range, SizeLimit, TensorSpec, Warned
+
+NOTHING = Known()
 
 
-def case(name: str, good: bool, seed: int = 0, error: str = "") -> dict[str, Any]:
-    outputs = [] if error else [{"verdict": "rounding" if good else "FAIL"}]
-    return {"case": name, "seed": seed, "error": error, "outputs": outputs}
+def case(name: str, good: bool, seed: int = 0, error: str = "", refused: str = "") -> CheckedCase:
+    outputs = () if error else ({"output": "y", "verdict": "rounding" if good else "FAIL"},)
+    record = CaseRecord.of_text(f"{name} seed {seed}" if seed else name)
+    return CheckedCase(record, error, refused, outputs)
+
+
+def explain(reason: str, *cases: CheckedCase, known: Known = NOTHING) -> diagnosis.Diagnosis:
+    return diagnosis.explain(reason, cases, next(one for one in cases if one.fails), known)
+
+
+def remedy(found: diagnosis.Diagnosis, target: str = "") -> str:
+    return causes.named(found.cause, target, found.words).remedy
 
 
 def test_a_size_that_was_fixed() -> None:
@@ -22,8 +32,12 @@ def test_a_size_that_was_fixed() -> None:
         case("batch=2 s=5", True),
         case("batch=3 s=4", False),
     ]
-    assert diagnosis.fixed_sizes(cases) == ["batch is fixed at 2"]
+    assert diagnosis.fixed_sizes(cases) == (FixedSize("batch", 2),)
     assert diagnosis.value_dependence(cases) == ""
+    found = explain("y: wrong", *cases)
+    assert (found.reason, found.fixed) == ("batch is fixed at 2", (FixedSize("batch", 2),))
+    assert "whole tensors" in remedy(found, "trace")
+    assert causes.named(found.cause, "trace", found.words).sentence.startswith("The artifact holds batch at 2, ")
 
 
 SYMBOLS = {"s": Range(2, 64, multiple_of=2)}
@@ -32,49 +46,71 @@ PROMISED = Contract("m", (TensorSpec("x", "float32", ("s",)),), (), SYMBOLS)
 
 def test_what_is_judged_and_what_is_refused() -> None:
     """Inside its contract an artifact may refuse nothing, and outside it has to."""
-    refused = {"refused": "x dim 0: s is 5, the contract allows 2 to 64, multiples of 2"}
-    cases = [case("batch=1 s=4", True), case("batch=1 s=5", True) | refused]
+    refused = "x dim 0: s is 5, the contract allows 2 to 64, multiples of 2"
+    cases = [case("batch=1 s=4", True), case("batch=1 s=5", True, refused=refused)]
     assert diagnosis.judged(cases, PROMISED) == cases[:1]
     (taken,) = diagnosis.judged([case("batch=1 s=5", True)], PROMISED)
-    assert taken["error"] == "s is 5: its contract does not allow that, and it was not refused"
-    (other,) = diagnosis.judged([case("batch=1 s=6", True) | refused], PROMISED)
-    assert other["error"] == refused["refused"]
+    assert taken.error == "s is 5: its contract does not allow that, and it was not refused"
+    (other,) = diagnosis.judged([case("batch=1 s=6", True, refused=refused)], PROMISED)
+    assert other.error == refused
     assert diagnosis.judged([case("batch=1 s=5", False)], None) == [case("batch=1 s=5", False)]
 
 
+def test_a_session_s_answer_with_what_the_golden_knows_of_its_cases() -> None:
+    answer = [
+        {"case": "a", "seed": 1, "error": "", "outputs": [{"verdict": "exact"}]},
+        {"case": "a", "seed": 0, "error": "no", "outputs": [], "refused": "b is 3"},
+    ]
+    golden = [CaseRecord("a", 0, {"b": 3}), CaseRecord("a", 1, {"b": 4}, step=2)]
+    first, second = diagnosis.checked(answer, golden)
+    assert (first.case, first.fails) == (golden[1], False)
+    assert (second.case, second.error, second.refused) == (golden[0], "no", "b is 3")
+
+
 def test_a_rule_that_no_contract_can_say() -> None:
-    warning = "torch.export takes s only as 2*n+1 (model.py:3)"
-    said = diagnosis.with_place("output at batch=1 s=4: shape [1], expected [2]", [warning])
-    assert said.endswith(f"(perhaps because {warning}; a contract says multiples alone: give such an example)")
-    assert diagnosis.with_place("output at batch=1: wrong", [warning]) == "output at batch=1: wrong"
+    limit = SizeLimit("s", "steps", "2*n+1", ("s",), "model.py:3")
+    assert str(limit) == "torch.export takes s only as 2*n+1 (model.py:3)"
+    known, wrong = Known(limits=(limit,)), "output at batch=1 s=4: shape [1], expected [2]"
+    said = explain(wrong, case("batch=1 s=4", False), known=known).reason
+    assert said == f"{wrong} (perhaps because {limit}; a contract says multiples alone: give such an example)"
+    assert explain("wrong", case("batch=1", False), known=known).reason == "wrong"
 
 
 def test_a_size_that_an_operator_took_as_a_number() -> None:
-    warning = "torch.export fixed 32*ceil(s/32)+96 at 2112 (model.py:3)"
-    said = diagnosis.with_place("output at batch=1 s=4096: -0.02 where the reference is 0.02", [warning])
-    assert said.endswith(f"0.02 (perhaps because {warning})")
-    assert diagnosis.with_place("output at batch=4: wrong", [warning]) == "output at batch=4: wrong"
-    assert diagnosis.with_place("s is fixed at 2000", [warning]) == "s is fixed at 2000 by model.py:3"
+    limit = SizeLimit("32*ceil(s/32)+96", "fixed", "2112", ("s",), "model.py:3")
+    assert str(limit) == "torch.export fixed 32*ceil(s/32)+96 at 2112 (model.py:3)"
+    known = Known(limits=(limit,))
+    found = explain("0.02", case("batch=1 s=4096", False), known=known)
+    assert found.reason == f"0.02 (perhaps because {limit})"
+    assert causes.named(found.cause, "", found.words).sentence.startswith("32*ceil(s/32)+96 became the number 2112, ")
+    assert explain("0.02", case("batch=4", False), known=known).reason == "0.02"
+    fixed = explain("0.02", case("s=2000", True), case("s=4096", False), known=known)
+    assert fixed.reason == "s is fixed at 2000 by model.py:3"
 
 
 def test_a_crash_where_a_dimension_was_fixed() -> None:
     """Mamba's package, whose loop over the sequence was unrolled."""
-    warning = "torch.export fixed sequence at 14 (mamba.py:260)"
-    said = diagnosis.with_place("compile (python) was ended by SIGABRT", ["mamba.py:3: other", warning])
-    assert said == f"compile (python) was ended by SIGABRT (perhaps because {warning})"
-    assert "whole tensors" in causes.remedy(said, "compile")
-    assert diagnosis.with_place("compile (python) was ended by SIGABRT", []).endswith("SIGABRT")
+    limits = (
+        SizeLimit("batch", "range", "1 to 8", ("batch",)),
+        SizeLimit("sequence", "fixed", "14", ("sequence",), "mamba.py:260"),
+    )
+    found = diagnosis.crashed("compile (python) was ended by SIGABRT", limits)
+    assert found.reason == (
+        "compile (python) was ended by SIGABRT (perhaps because torch.export fixed sequence at 14 (mamba.py:260))"
+    )
+    assert "whole tensors" in remedy(found, "compile")
+    assert diagnosis.crashed("compile (python) was ended by SIGABRT", limits[:1]).reason.endswith("SIGABRT")
 
 
 def test_all_wrong_is_no_pattern() -> None:
     cases = [case("batch=1", False), case("batch=2", False, error="no")]
-    assert diagnosis.fixed_sizes(cases) == []
+    assert diagnosis.fixed_sizes(cases) == ()
     assert diagnosis.value_dependence(cases) == ""
 
 
 def test_all_right_is_no_pattern() -> None:
     cases = [case("batch=1", True), case("batch=2", True)]
-    assert diagnosis.fixed_sizes(cases) == []
+    assert diagnosis.fixed_sizes(cases) == ()
     assert diagnosis.value_dependence(cases) == ""
 
 
@@ -86,37 +122,68 @@ def test_all_right_is_no_pattern() -> None:
         (case("batch=1 large", False, error="cannot"), "batch=1 large"),
     ],
 )
-def test_one_size_right_and_wrong(bad: dict[str, Any], said: str) -> None:
+def test_one_size_right_and_wrong(bad: CheckedCase, said: str) -> None:
     cases = [case("batch=1", True), bad, case("batch=2", True)]
-    assert diagnosis.fixed_sizes(cases) == []
-    assert diagnosis.value_dependence(cases) == f"depends on values: wrong at {said}, right at batch=1"
+    assert diagnosis.fixed_sizes(cases) == ()
+    assert diagnosis.value_dependence(cases) == f"wrong at {said}, right at batch=1"
+    assert explain("why", *cases).reason == f"depends on values: wrong at {said}, right at batch=1; why"
+    assert explain("why", *cases, known=Known(quantized=True)).reason == "why"
 
 
-ITEM = "/m.py:8: Converting a tensor to a Python number"
-RNN = "/v/lib/python3.11/site-packages/torch/nn/modules/rnn.py:3: Converting a tensor to a Python boolean"
-WARNINGS = ("/m.py:4: Converting a tensor to a Python integer", "/m.py:7: Converting a tensor to a Python boolean")
+def test_what_eager_does_not_repeat_explains_all() -> None:
+    cases = [case("batch=1", True), case("batch=2", False)]
+    found = explain("why", *cases, known=Known(unsteady="the model draws random numbers"))
+    assert found.reason == f"{diagnosis.UNSTEADY}: the model draws random numbers; why"
+    assert "repeatable" in remedy(found)
+
+
+ITEM = Warned("Converting a tensor to a Python number", "/m.py:8")
+RNN = Warned("Converting a tensor to a Python boolean", "/v/lib/python3.11/site-packages/torch/nn/modules/rnn.py:3")
+INTEGER = Warned("Converting a tensor to a Python integer", "/m.py:4")
+BRANCH = Warned("Converting a tensor to a Python boolean", "/m.py:7")
 
 
 @pytest.mark.parametrize(
-    ("reason", "warnings", "said"),
+    ("warnings", "said"),
     [
-        ("depends on values: wrong", WARNINGS, "branch depends on values (/m.py:7): wrong"),
-        ("depends on values: wrong", WARNINGS[:1], "depends on values: wrong"),
-        ("depends on values: wrong", (RNN, *WARNINGS), "branch depends on values (/m.py:7): wrong"),
-        ("depends on values: wrong", (ITEM, RNN), "branch depends on values (/m.py:8): wrong"),
-        ("depends on values: wrong", (RNN,), f"branch depends on values ({RNN.partition(': ')[0]}): wrong"),
-        ("batch is fixed at 2", WARNINGS, "batch is fixed at 2 (perhaps by /m.py:4, /m.py:7)"),
-        ("batch is fixed at 2", (), "batch is fixed at 2"),
-        ("n is fixed at 2", ("torch.export fixed n at 2 (/m.py:9)",), "n is fixed at 2 by /m.py:9"),
-        ("n is fixed at 2", ("torch.export fixed 2*n+1 at 5 (/m.py:9)",), "n is fixed at 2 by /m.py:9"),
-        ("n is fixed at 2", ("torch.export fixed m at 2 (/m.py:9)",), "n is fixed at 2"),
-        (
-            "b is fixed at 2; n is fixed at 7",
-            ("torch.export fixed b at 2 (/m.py:9)", "torch.export fixed n at 7 (/m.py:11)"),
-            "b is fixed at 2 by /m.py:9; n is fixed at 7 by /m.py:11",
-        ),
-        ("0.1 where the reference is 0.2", WARNINGS, "0.1 where the reference is 0.2"),
+        ((INTEGER, BRANCH), "branch depends on values (/m.py:7): "),
+        ((INTEGER,), "depends on values: "),
+        ((RNN, INTEGER, BRANCH), "branch depends on values (/m.py:7): "),
+        ((ITEM, RNN), "branch depends on values (/m.py:8): "),
+        ((RNN,), f"branch depends on values ({RNN.place}): "),
     ],
 )
-def test_places(reason: str, warnings: tuple[str, ...], said: str) -> None:
-    assert diagnosis.with_place(reason, warnings) == said
+def test_the_line_of_a_branch(warnings: tuple[Warned, ...], said: str) -> None:
+    found = explain("why", case("n=1", True), case("n=1 zeros", False), known=Known(warnings))
+    assert found.reason == f"{said}wrong at n=1 zeros, right at n=1; why"
+    assert found.cause == ("branch-on-values" if said.startswith("branch") else "")
+
+
+def fixed(of: str, to: int, line: int, *symbols: str) -> SizeLimit:
+    return SizeLimit(of, "fixed", str(to), symbols or (of,), f"/m.py:{line}")
+
+
+@pytest.mark.parametrize(
+    ("warnings", "limits", "said"),
+    [
+        ((INTEGER, BRANCH), (), "n is fixed at 2 (perhaps by /m.py:4, /m.py:7)"),
+        ((), (), "n is fixed at 2"),
+        ((BRANCH,), (fixed("n", 2, 9),), "n is fixed at 2 by /m.py:9"),
+        ((), (fixed("2*n+1", 5, 9, "n"),), "n is fixed at 2 by /m.py:9"),
+        ((), (fixed("m", 2, 9),), "n is fixed at 2"),
+    ],
+)
+def test_the_line_of_a_fixed_size(warnings: tuple[Warned, ...], limits: tuple[SizeLimit, ...], said: str) -> None:
+    found = explain("why", case("n=2", True), case("n=3", False), known=Known(warnings, limits))
+    assert found.reason == said
+
+
+def test_each_fixed_size_has_its_line() -> None:
+    known = Known(limits=(fixed("b", 2, 9), fixed("n", 7, 11)))
+    found = explain("why", case("b=2 n=7", True), case("b=3 n=8", False), known=known)
+    assert found.reason == "b is fixed at 2 by /m.py:9; n is fixed at 7 by /m.py:11"
+
+
+def test_a_warning_explains_nothing_where_there_is_no_pattern() -> None:
+    known = Known((INTEGER, BRANCH))
+    assert explain("0.1 where the reference is 0.2", case("n=2", False), known=known).reason.endswith("is 0.2")

@@ -31,7 +31,7 @@ def test_a_loop_over_a_size_has_an_entry_for_each(run: Run) -> None:
     assert {name: row.reason for name, row in rows.items() if row.status == "failed"} == {
         "export": "an exported program has one entry"
     }
-    assert {"batch=2 sequence=1", "batch=2 sequence=4", "batch=2 sequence=6"} <= set(manifest.golden.cases)
+    assert {"batch=2 sequence=1", "batch=2 sequence=4", "batch=2 sequence=6"} <= set(map(str, manifest.golden.cases))
     torch.manual_seed(0)
     model = recipes.load(recipes.find(recipe_path("defects:steps"))).load("random")
     for file in ("trace.pt", "script.pt", "model.onnx"):

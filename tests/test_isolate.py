@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import threading
 import time
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from exporter.errors import ExportError, JobError
-from exporter.isolate import Child, Zygote, Zygotes, describe_exit
+from exporter.isolate import Child, Zygote, Zygotes, ended
 
 
 @pytest.fixture
@@ -301,17 +302,20 @@ def test_a_module_that_cannot_be_imported_beforehand(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "words"),
+    ("code", "words", "signal"),
     [
-        (None, "was killed from outside"),
-        (0, "ended with exit code 0 and no result"),
-        (-11, "was ended by SIGSEGV"),
-        (-4, "was ended by SIGILL (built for another processor?)"),
-        (-99, "was ended by signal 99"),
+        (None, "was killed from outside", ""),
+        (0, "ended with exit code 0 and no result", ""),
+        (-11, "was ended by SIGSEGV", "SIGSEGV"),
+        (-4, "was ended by SIGILL (built for another processor?)", "SIGILL"),
+        (-99, "was ended by signal 99", "signal 99"),
     ],
 )
-def test_how_a_process_ended(code: int | None, words: str) -> None:
-    assert describe_exit(code) == words
+def test_how_a_process_ended(code: int | None, words: str, signal: str) -> None:
+    error = ended("a job", code, "its log")
+    assert (str(error), error.log, error.signal) == (f"a job {words}", "its log", signal)
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.log, again.signal) == (str(error), "its log", signal)
 
 
 def test_a_log_that_is_not_there() -> None:

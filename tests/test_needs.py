@@ -82,7 +82,7 @@ def test_a_load_that_the_kernel_ended_says_what_was_free(monkeypatch: pytest.Mon
     plan = Plan()
     plan.begin(LOAD)
     ended = "The memory did not suffice: load was ended by SIGKILL (out of memory?)"
-    found = plan.explain(VariantRecord("trace", "trace", "failed", "prepare", reason=ended))
+    found = plan.explain(VariantRecord("trace", "trace", "failed", "prepare", ended, cause="killed"))
     assert found.reason == (
         "The memory did not suffice: what loading and capturing the model needs is not known before, 2.0 GB were free: "
         "load was ended by SIGKILL (out of memory?)"
@@ -119,7 +119,7 @@ def test_an_export_times_those_that_fit_and_checks_the_rest(run: Run) -> None:
     assert all(row.status == "passed" and row.parity for row in rows.values())
     assert rows["trace"].timings
     assert not rows["export"].timings
-    assert any("no memory" in note for note in rows["export"].notes)
+    assert "no memory" in rows["export"].untimed
 
 
 @pytest.mark.usefixtures("_short")
@@ -129,7 +129,7 @@ def test_bench_times_those_that_fit_and_checks_the_rest(run: Run) -> None:
     assert all(row.status == "passed" and row.parity for row in rows.values())
     assert rows["trace"].timings
     assert not rows["export"].timings
-    assert any("no memory" in note for note in rows["export"].notes)
+    assert "no memory" in rows["export"].untimed
 
 
 @pytest.mark.parametrize("budget", [0.0, 0.05])
@@ -139,7 +139,7 @@ def test_a_check_says_what_was_needed_and_there(budget: float, run: Run, monkeyp
     monkeypatch.setattr(memory, "free", lambda: round(0.5 * GB))
 
     def fail(*_: Any) -> None:
-        raise JobError("trace (python) was ended by SIGKILL (out of memory?)")
+        raise JobError("trace (python) was ended by SIGKILL (out of memory?)", signal="SIGKILL")
 
     monkeypatch.setattr(PythonSession, "start", fail)
     (row,) = recheck.run(place, recheck.Settings(1, 120, time_budget=budget), Listener()).variants
@@ -156,7 +156,7 @@ def test_a_session_that_dies_while_it_is_timed_is_explained(run: Run, monkeypatc
 
     def time(session: PythonSession, runs: int, case: str = "") -> list[float]:
         if runs > 1 and "export" in session.name:
-            raise JobError("export (python) was ended by SIGKILL (out of memory?)")
+            raise JobError("export (python) was ended by SIGKILL (out of memory?)", signal="SIGKILL")
         return usual(session, runs, case)
 
     monkeypatch.setattr(PythonSession, "time", time)

@@ -14,7 +14,7 @@ from manifests import variant
 from exporter import checks, eager, golden, nonfinite, open_artifact, time_limit
 from exporter.golden import Case, Golden, NonFinite
 from exporter.interpreter import Interpreter
-from exporter.records import Parity, SessionRecord
+from exporter.records import CaseRecord, Parity, SessionRecord
 from exporter.release import gates
 from exporter.release.plan import Gates
 from exporter.session.server import Judge
@@ -52,7 +52,7 @@ def made(function: Callable[..., torch.Tensor], *example: torch.Tensor) -> tuple
 
 
 def lost(function: Callable[..., torch.Tensor], artifact: Callable[..., torch.Tensor], *example: torch.Tensor) -> list:
-    case = Case("", 0, example, (), ())
+    case = Case(CaseRecord(""), example, (), ())
     found = (nonfinite.lost(one, case, lambda x: (artifact(*x),), ["y"]) for one in made(function, *example))
     return list(filter(None, found))
 
@@ -169,7 +169,7 @@ def test_an_artifact_that_does_not() -> None:
 
 def test_a_golden_keeps_them_in_few_bytes(tmp_path: Path) -> None:
     large = torch.randn(3, 200, 200)
-    case = Case("", 0, (large,), (large,), (large.double(),))
+    case = Case(CaseRecord(""), (large,), (large,), (large.double(),))
     plain = Golden((case,), FLOAT32)
     with_them = Golden((case,), FLOAT32, nonfinite=made(lambda x: x / x.sum(), large))
     golden.save(plain, tmp_path / "plain.pt")
@@ -184,7 +184,7 @@ def test_a_golden_keeps_them_in_few_bytes(tmp_path: Path) -> None:
 
 def test_a_session_tells_and_goes_on_from_the_initial_state() -> None:
     resets = []
-    case = Case("", 0, (X,), (X.relu(),), (X.relu().double(),))
+    case = Case(CaseRecord(""), (X,), (X.relu(),), (X.relu().double(),))
     judge = Judge(Golden((case,), FLOAT32, nonfinite=made(torch.relu, X)), ("y",))
     loaded = Loaded(lambda x: (x[0].nan_to_num().relu(),), lambda: "", reset=lambda: resets.append(1))
     found = judge.lost(loaded, "cpu")
@@ -248,7 +248,7 @@ def test_a_golden_has_no_lazy_bits(tmp_path: Path) -> None:
     values = torch.randn(3)
     lazy = torch._neg_view(-values)
     conjugate = torch.complex(values, values).conj()
-    golden.save(Golden((Case("", 0, (lazy,), (conjugate,), (conjugate,)),), FLOAT32), tmp_path / "golden.pt")
+    golden.save(Golden((Case(CaseRecord(""), (lazy,), (conjugate,), (conjugate,)),), FLOAT32), tmp_path / "golden.pt")
     case = golden.read(tmp_path / "golden.pt").cases[0]
     assert not case.inputs[0].is_neg()
     assert not case.eager[0].is_conj()
@@ -257,6 +257,6 @@ def test_a_golden_has_no_lazy_bits(tmp_path: Path) -> None:
 
 def test_outputs_with_lazy_bits_are_judged_by_their_values() -> None:
     values = torch.randn(3)
-    case = Case("", 0, (values,), (values,), (values.double(),))
+    case = Case(CaseRecord(""), (values,), (values,), (values.double(),))
     (found,) = Judge(Golden((case,), FLOAT32), ("y",)).compare((torch._neg_view(-values),), case)
     assert found.verdict == "exact"

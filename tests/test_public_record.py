@@ -405,7 +405,7 @@ def test_a_package_for_another_processor_is_a_row(packages: tuple[Path, Path], z
     assert run_bare(folder / "compile.pt2", "torch.ones(3, 64)").returncode == -signal.SIGILL
     (row,) = bundles.read_manifest(folder).variants
     found = [
-        checks.check(kind, opener)[0]
+        checks.check(kind, opener, row, None)[0]
         for kind, opener in checks.openers(zygote, folder, row, OPTIONS, tmp_path / "check.log", 60.0)
     ]
     assert [session.session for session in found] == ["python", "native"][: 1 + NATIVE]

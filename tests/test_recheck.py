@@ -70,9 +70,12 @@ def test_what_the_export_warned_of_is_said_again(bundle: Path, cli: Cli, monkeyp
     monkeypatch.setattr(checks, "openers", lambda *_: [])
     monkeypatch.setattr(checks, "conclude", lambda record, sessions: record)
     found = read_manifest(bundle)
-    warned = ("weights were drawn at random", "weights were drawn at random", "nothing was timed at batch=4: no")
-    first = dataclasses.replace(found.variants[0], notes=("height: multiples of 2", "not timed: there is no memory"))
-    republish(bundle, dataclasses.replace(found, warnings=warned, variants=(first, *found.variants[1:])))
+    warned = ("weights were drawn at random", "weights were drawn at random")
+    first = dataclasses.replace(found.variants[0], notes=("height: multiples of 2",), untimed="there is no memory")
+    untimed = {"batch=4": "no"}
+    republish(
+        bundle, dataclasses.replace(found, warnings=warned, untimed=untimed, variants=(first, *found.variants[1:]))
+    )
     text = " ".join(cli("check", bundle, "-q").out.split())
     assert text.count("warning: weights were drawn at random") == 1
     assert "trace: height: multiples of 2" in text

@@ -32,7 +32,7 @@ def read(name: str) -> list[samples.Sample]:
 @pytest.mark.parametrize("name", ["measured", "fast"])
 def test_samples_are_the_contract_s_tensors_with_their_sizes(name: str) -> None:
     found = read(name)
-    assert [one.name for one in found] == [f"batch=1 length={n} sample {i}" for i, n in enumerate((8, 16, 31))]
+    assert [one.case.name for one in found] == [f"batch=1 length={n} sample {i}" for i, n in enumerate((8, 16, 31))]
     assert [one.sizes for one in found] == [{"batch": 1, "length": n} for n in (8, 16, 31)]
     assert torch.equal(found[0].inputs[0], torch.linspace(-1, 1, 8)[None])
 
@@ -107,7 +107,7 @@ def test_a_run_shows_the_metric_of_eager_and_of_every_variant(run: Run, lent_zyg
     assert (metric.samples, metric.least, metric.most_loss) == (3, None, 1e-3)
     assert rows(manifest)["trace"].metric == pytest.approx(metric.eager)
     assert manifest.golden is not None
-    assert manifest.golden.cases[-1] == "batch=1 length=31 sample 2"
+    assert manifest.golden.cases[-1].name == "batch=1 length=31 sample 2"
     cases = golden.samples(golden.read(place / "golden.pt"))
     assert [case.inputs[0].shape[1] for case in cases] == [8, 16, 31]
     fits_the_schema(place)

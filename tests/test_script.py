@@ -16,6 +16,7 @@ from exporter import capture, flattening, interpreter
 from exporter.capture import Program
 from exporter.errors import ExportError
 from exporter.flattening import FlatModule, flatten_inputs, output_leaves
+from exporter.no_program import NoProgram
 from exporter.records import Contract, Range, TensorSpec
 from exporter.targets import Options, script
 
@@ -40,7 +41,7 @@ def program(model: nn.Module, inputs: Any, folder: Path, captured: bool) -> Prog
     if captured:
         torch.export.save(capture.export_program(module, flat.tensors, promised), file)
     else:
-        file.with_suffix(".txt").write_text("torch.export: not asked for")
+        NoProgram("torch.export: not asked for").write(file)
     return Program(promised, "cpu", lambda: module, lambda: flat.tensors, file)
 
 
@@ -203,8 +204,7 @@ def test_what_cannot_be_saved_is_exported_once_more(tmp_path: Path) -> None:
         program(Literal(), (ramp(2),), tmp_path, captured=True)
     assert type(raised.value).__name__ == "SerializeError"
     made = program(Literal(), (ramp(2),), tmp_path, captured=False)
-    made.exported_file.unlink(missing_ok=True)
-    made.exported_file.with_suffix(".txt").write_text(f"{capture.UNSAVED}SerializeError: Failed serializing node cond")
+    NoProgram("torch.export.save: SerializeError: Failed serializing node cond", made=True).write(made.exported_file)
     script.export(made, tmp_path / "script.pt", OPTIONS)
     for x in (ramp(2), ramp(5), -ramp(5)):
         assert torch.equal(script.load(tmp_path / "script.pt", OPTIONS).run((x,))[0], Literal()(x))

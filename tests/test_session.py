@@ -19,7 +19,7 @@ from exporter import targets
 from exporter.errors import ArtifactError, JobError
 from exporter.golden import Case, Golden
 from exporter.isolate import SIDE_BY_SIDE, Zygote
-from exporter.records import Tolerance
+from exporter.records import CaseRecord, Tolerance
 from exporter.session import server
 from exporter.session.client import NativeSession, PythonSession, Session
 
@@ -31,7 +31,7 @@ def golden_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cases = []
     for batch in (2, 3):
         x = torch.arange(batch * 2, dtype=torch.float32).reshape(batch, 2)
-        cases.append(Case(f"batch={batch}", 0, (x,), (2 * x,), (2 * x.double(),)))
+        cases.append(Case(CaseRecord(f"batch={batch}", sizes={"batch": batch}), (x,), (2 * x,), (2 * x.double(),)))
     goldens.save(Golden(tuple(cases), Tolerance(1e-4, 1e-5, 2.0)), path)
     return path
 

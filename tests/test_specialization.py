@@ -33,7 +33,7 @@ def export(module: torch.nn.Module) -> tuple[torch.export.ExportedProgram, list[
     flat = flattening.FlatModule(module, flattening.flatten_inputs(module, example)).eval()
     contract = Contract("m", (TensorSpec("x", "float32", ("batch", "sequence", 8)),), (), SYMBOLS)
     captured = capture.capture(flat, example, contract)
-    return captured.program, list(captured.fixed)
+    return captured.program, list(map(str, captured.fixed))
 
 
 def line_of(module: type[torch.nn.Module], text: str) -> str:
@@ -65,7 +65,7 @@ def test_the_line_of_an_operator_that_takes_a_number_where_a_size_follows() -> N
     symbols = {"batch": Range(2, 4), "samples": Range(33, 400)}
     contract = Contract("m", (TensorSpec("x", "float32", ("batch", "samples", 1)),), (), symbols)
     fixed = capture.capture(flat, example, contract).fixed
-    assert f"torch.export fixed 32*ceil(samples/32) at 64 ({line_of(Resynthesizes, 'istft(z')})" in fixed
+    assert f"torch.export fixed 32*ceil(samples/32) at 64 ({line_of(Resynthesizes, 'istft(z')})" in map(str, fixed)
 
 
 def test_the_line_of_a_number_made_of_a_size() -> None:

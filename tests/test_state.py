@@ -342,11 +342,13 @@ def test_the_reference_carries_a_state_of_its_own_in_float64() -> None:
 
 
 def test_a_golden_without_sequences_is_of_schema_1(tmp_path: Any) -> None:
-    from exporter.records import Tolerance
+    from exporter.records import CaseRecord, Tolerance
 
-    one = golden.Case("fixed sizes", 0, (torch.ones(1),), (torch.ones(1),), (torch.ones(1).double(),))
+    one = golden.Case(CaseRecord("fixed sizes"), (torch.ones(1),), (torch.ones(1),), (torch.ones(1).double(),))
     for step, schema in ((None, 1), (0, 2)):
-        made = golden.Golden((dataclasses.replace(one, step=step),), Tolerance(1e-4, 1e-5, 2.0))
+        made = golden.Golden(
+            (dataclasses.replace(one, record=CaseRecord("fixed sizes", step=step)),), Tolerance(1e-4, 1e-5, 2.0)
+        )
         golden.save(made, tmp_path / "golden.pt")
         assert torch.load(tmp_path / "golden.pt")["schema"] == schema
         assert golden.read(tmp_path / "golden.pt").cases[0].step == step

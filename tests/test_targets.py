@@ -23,6 +23,7 @@ from exporter.contract import entry
 from exporter.errors import ArtifactError, ExportError, MissingDependency, UsageError
 from exporter.flattening import FlatModule, flatten_inputs
 from exporter.isolate import Zygote
+from exporter.no_program import NoProgram
 from exporter.records import Contract, Range, TensorSpec
 from exporter.targets import Options, Variant
 
@@ -158,7 +159,7 @@ def test_a_program_that_was_not_captured(name: str, program: Program, tmp_path: 
 
     module = FlatModule(Unscriptable(), program.module.example)  # type: ignore[attr-defined]
     lost = Program(CONTRACT, "cpu", lambda: module, lambda: program.example, tmp_path / "none.pt2")
-    (tmp_path / "none.txt").write_text("torch.export: a branch on data")
+    NoProgram("torch.export: a branch on data").write(tmp_path / "none.pt2")
     with pytest.raises(ExportError, match="a branch on data"):
         targets.get(name).export(lost, tmp_path / "artifact", OPTIONS)
 

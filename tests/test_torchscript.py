@@ -60,8 +60,8 @@ def test_tracer_warnings_name_their_line_once() -> None:
             torch.jit.trace(Bakes(), torch.ones(1), check_trace=False)
         warnings.warn("something else", stacklevel=1)
     (said,) = torchscript.tracer_warnings(caught)
-    assert "test_torchscript.py:" in said
-    assert "something else" not in said
+    assert "test_torchscript.py:" in said.place
+    assert said.message.startswith("Converting a tensor to a Python")
 
 
 def module(**tensors: torch.Tensor) -> torch.nn.Module:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import linecache
+from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import nn
 
-from exporter import diagnosis, unseen
+from exporter import causes, diagnosis, unseen
+from exporter.records import CaseRecord, Warned
 
 
 class Writes(nn.Module):
@@ -54,9 +56,24 @@ def test_a_namesake_s_lines_are_not_a_class_s_own() -> None:
     assert unseen.writes([_namesake()]) == []
 
 
+WRITE = Warned(unseen.SAID, "net.py:7", unrecorded=True)
+WHY = "no trace and no graph records what is written through .data (net.py:7)"
+
+
+def explain(reason: str, cases: Sequence[tuple[str, str]], *warnings: Warned) -> diagnosis.Diagnosis:
+    """`cases` are names, each with the output that is wrong there, or ""."""
+    checked = [
+        diagnosis.CheckedCase(
+            CaseRecord.of_text(name), outputs=({"output": wrong, "verdict": "FAIL" if wrong else "exact"},)
+        )
+        for name, wrong in cases
+    ]
+    worst = next(case for case in checked if case.fails)
+    return diagnosis.explain(reason, checked, worst, diagnosis.Known(warnings))
+
+
 def test_a_size_is_not_fixed_by_a_write() -> None:
-    warnings = [f"net.py:7: {unseen.SAID}"]
-    assert diagnosis.with_place("batch is fixed at 2", warnings) == "batch is fixed at 2"
+    assert explain("y: wrong", [("batch=2", ""), ("batch=3", "y")], WRITE).reason == "batch is fixed at 2"
 
 
 def test_lines_are_of_writes_alone() -> None:
@@ -66,23 +83,29 @@ def test_lines_are_of_writes_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("warning", "why"),
+    ("warning", "why", "cause"),
     [
-        (f"net.py:7: {unseen.SAID}", "no trace and no graph records what is written through .data (net.py:7)"),
+        (WRITE, WHY, "written-through-data"),
         (
-            "net.py:7: Converting a tensor to a Python integer might cause the trace to be incorrect",
+            Warned("Converting a tensor to a Python integer might cause the trace to be incorrect", "net.py:7"),
             "the trace holds a number that it took from a tensor (net.py:7)",
+            "number-in-a-trace",
         ),
     ],
 )
-def test_why_a_trace_does_not_carry_a_state(warning: str, why: str) -> None:
-    reason = f"{diagnosis.NOT_CARRIED}: right at the first call, wrong at batch=2 step 2"
-    said = diagnosis.with_place(reason, [warning])
-    assert said == f"{diagnosis.NOT_CARRIED}, perhaps because {why}: right at the first call, wrong at batch=2 step 2"
-    assert diagnosis.with_place(reason, []) == reason
+def test_why_a_trace_does_not_carry_a_state(warning: Warned, why: str, cause: str) -> None:
+    cases = [("batch=2", ""), ("batch=2 step 2", "y")]
+    found = explain("y: wrong", cases, warning)
+    pattern = "right at the first call, wrong at batch=2 step 2"
+    assert found.reason == f"{diagnosis.NOT_CARRIED}, perhaps because {why}: {pattern}; y: wrong"
+    assert found.cause == cause
+    assert explain("y: wrong", cases).reason == f"{diagnosis.NOT_CARRIED}: {pattern}; y: wrong"
 
 
 def test_why_an_output_does_not_give_the_state() -> None:
-    reason = "depends on values: wrong at batch=2, right at batch=2 zeros; state.s at batch=2 step 8: 0 where …"
-    said = diagnosis.with_place(reason, [f"net.py:7: {unseen.SAID}"])
-    assert said == f"{reason} (perhaps because no trace and no graph records what is written through .data (net.py:7))"
+    cases = [("batch=2", ""), ("batch=2 zeros", "state.s"), ("batch=2 step 2", "")]
+    found = explain("state.s at batch=2 zeros: 0 where", cases, WRITE)
+    assert found.reason.startswith("depends on values: wrong at batch=2 zeros, right at batch=2; state.s at")
+    assert found.reason.endswith(f" (perhaps because {WHY})")
+    assert "the tensor itself" in causes.named(found.cause).remedy
+    assert explain("y: 0 where", [("batch=2", ""), ("batch=2 zeros", "y")], WRITE).reason.endswith("0 where")

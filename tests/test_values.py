@@ -57,7 +57,7 @@ def test_the_golden_keeps_only_settled_values() -> None:
     def make(module: torch.nn.Module) -> tuple[str, ...]:
         plan = cases.Plan([({"batch": 2}, 0), ({"batch": 3}, 0)], {"batch": Range(1, 4)})
         found = cases.make(module, data, plan, Tolerance(1e-4, 1e-5, 2.0), "cpu")
-        return found[1].cases
+        return tuple(map(str, found[1].cases))
 
     def data(sizes: dict[str, int], seed: int) -> tuple[torch.Tensor]:
         return (torch.arange(sizes["batch"], dtype=torch.float32) + 0.5,)

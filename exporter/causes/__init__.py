@@ -10,15 +10,18 @@ from __future__ import annotations
 import collections
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from exporter.causes import _code, _machine, _operators, _torchscript, _values
 from exporter.causes._cause import Cause
+from exporter.errors import ExporterError
 from exporter.places import place
 
 INT8 = "ship bf16 or fp16, or int8 by another target"  # where nothing better is known of a quantized variant
-OUT_OF_MEMORY = "out-of-memory"
-ENDED = "was ended by SIGKILL"  # by whom, the text does not tell
+OUT_OF_MEMORY, KILLED = "out-of-memory", "killed"
+_SIGNALS = {"SIGKILL": KILLED, "SIGILL": "illegal-instruction"}  # what they mean for a process that nobody stopped
 OLDER = "; torch's older exporter: "  # parts what the two exporters to ONNX say
 REASON = 320  # characters of a raw message that a reason keeps
 CAUSES: tuple[Cause, ...] = (
@@ -29,6 +32,7 @@ CAUSES: tuple[Cause, ...] = (
     *_machine.CAUSES,
 )
 
+_BY_NAME = {cause.name: cause for cause in CAUSES}
 _COMPILED = tuple((cause, re.compile(pattern)) for cause in CAUSES for pattern in cause.patterns)
 _TORCHSCRIPT = ("trace", "script")
 
@@ -49,6 +53,11 @@ def find(text: str, target: str = "", python: tuple[int, ...] = sys.version_info
     return None
 
 
+def named(name: str, target: str = "", words: Mapping[str, str] | None = None) -> Cause:
+    """The cause of this name, its words filled in. KeyError for a name that no cause has."""
+    return _filled(_BY_NAME[name], dict(words or {}), target)
+
+
 def _filled(cause: Cause, words: dict[str, str], target: str) -> Cause:
     """Its sentence and remedy with the words of a message; a word in brackets or after a colon may be missing."""
     known = collections.defaultdict(str, words)
@@ -57,15 +66,30 @@ def _filled(cause: Cause, words: dict[str, str], target: str) -> Cause:
     return replace(cause, sentence=sentence, remedy=remedy)
 
 
-def describe(text: str, remedy: str = "", target: str = "") -> tuple[str, str]:
-    """Reason and remedy of a failed row.
+def of(error: ExporterError, target: str = "") -> Cause | None:
+    """The cause of an error: of a process that a signal ended, the signal's; else as `find` for what it says."""
+    name = _SIGNALS.get(getattr(error, "signal", ""))
+    return named(name, target) if name else find(str(error), target)
+
+
+class Described(NamedTuple):
+    """Reason and remedy of a failed row, and the cause's name; "" where it is unknown."""
+
+    reason: str
+    remedy: str
+    cause: str
+
+
+def describe(error: ExporterError, target: str = "", text: str = "") -> Described:
+    """What a row says of an error; `text` is what the error says, and more.
 
     The reason is the cause's sentence, the place, and the raw message shortened; a message of no known cause is kept
-    as it is. The remedy is the cause's where none is given.
+    as it is. The remedy is the cause's where the error has none.
     """
-    cause = find(text, target)
+    text = text or str(error)
+    cause = of(error, target)
     if cause is None:
-        return text, remedy
+        return Described(text, error.remedy, "")
     where = place(text)
     raw = shorten(text.replace(f" ({where})", ""))
     said = f"{cause.sentence}{f' ({where})' if where else ''}"
@@ -73,7 +97,7 @@ def describe(text: str, remedy: str = "", target: str = "") -> tuple[str, str]:
     other = find(rest, target) if older else None
     if other is not None and other.name != cause.name:
         said = f"{said}; in torch's older exporter, {other.sentence[0].lower()}{other.sentence[1:]}"
-    return f"{said}: {raw}", remedy or cause.remedy
+    return Described(f"{said}: {raw}", error.remedy or cause.remedy, cause.name)
 
 
 def remedy(text: str, target: str = "") -> str:

@@ -67,10 +67,7 @@ CAUSES = (
     ),
     Cause(
         "written-through-data",
-        (
-            r"We found a fake tensor in the exported program constant's list",
-            r"no trace records what is written through \.data",
-        ),
+        (r"We found a fake tensor in the exported program constant's list",),
         "No graph has what is written through .data, perhaps by this code",
         "change the tensor itself, under torch.no_grad() where need be: self.s.mul_(x), not self.s.data.mul_(x)",
     ),

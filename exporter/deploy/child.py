@@ -31,7 +31,7 @@ def arrays(channel: socket.socket, golden_path: str, path: str, promised: Contra
     Of a sequence of calls the first: later ones go on from what the artifact gave.
     """
     found = golden.read(Path(golden_path)).of(promised.precision).cases
-    cases = [case for case in found if not case.step and not diagnosis.outside(case.name, promised)]
+    cases = [case for case in found if not case.step and not diagnosis.outside(case.record.sizes, promised)]
     named = {
         f"{number}.{kind}.{index}": tensor.numpy()
         for number, case in enumerate(cases)
@@ -39,4 +39,4 @@ def arrays(channel: socket.socket, golden_path: str, path: str, promised: Contra
         for index, tensor in enumerate(getattr(case, kind))
     }
     np.savez_compressed(path, **named)
-    return [(case.name, case.seed) for case in cases]
+    return [(case.name, case.record.seed) for case in cases]

@@ -117,7 +117,7 @@ def fill(
     (root / "README").write_text(README.format(**about, command=shlex.join(words)))
     (root / "run").write_text(SCRIPT.format(command=" ".join(script)))
     (root / "run").chmod(0o755)
-    return start, _judge(root, variant, variant.artifact.path, start)
+    return start, _judge(root, manifest, variant, start)
 
 
 def _operators(contract: Contract, ops_libs: Sequence[str]) -> list[Path]:
@@ -174,16 +174,17 @@ def loaded_by(program: Path, search: Path | None = None) -> dict[str, Path]:
     return {name or Path(path).name: Path(path) for name, path in pairs}
 
 
-def _judge(root: Path, variant: VariantRecord, artifact: str, start: Start) -> Parity:
+def _judge(root: Path, manifest: Manifest, variant: VariantRecord, start: Start) -> Parity:
     """The golden replayed in the folder. JobError when parity is lost or anything came from outside the folder."""
     with tempfile.TemporaryDirectory(prefix="exporter-") as scratch:
-        words = start.words_in(root, "session", f"/{artifact}", "--golden", f"/{GOLDEN}")
+        assert variant.artifact is not None
+        words = start.words_in(root, "session", f"/{variant.artifact.path}", "--golden", f"/{GOLDEN}")
         variables = {"TMPDIR": scratch, "LD_LIBRARY_PATH": "", "LD_PRELOAD": ""}
 
         def open_session() -> Session:
             return NativeSession(variant.name, words, Path(scratch) / "log", TIMEOUT_S, variables)
 
-        record, session = checks.check("native", open_session, quantized=variant.quantized, promised=variant.contract)
+        record, session = checks.check("native", open_session, variant, manifest.golden)
         outside: list[str] = []
         if session is not None:
             with contextlib.closing(session):

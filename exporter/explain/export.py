@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import re
+from dataclasses import replace
 from typing import Any
 
 from exporter import places, snapshot
@@ -48,13 +49,13 @@ def _taken(subject: Subject) -> list[Finding]:
         findings = [Finding("note", f"torch.export takes it, but not all that is promised: {promised}")]
     findings += [Finding("note", places.without(said), places.place(said)) for said in subject.loaded.narrowed]
     findings += [_narrowed(one, symbols) for one in captured.narrowings]
-    findings += [Finding("bad", places.without(note), places.place(note)) for note in captured.notes]
+    findings += [Finding("bad", str(replace(one, place="")), one.place) for one in captured.limits]
     return [*findings, *_conditions(captured.guards, _names(captured.program, subject))]
 
 
 def _narrowed(one: Narrowing, symbols: dict[str, Range]) -> Finding:
     """Which artifacts promise less, and by which line."""
-    said = places.without(one.told(symbols[one.symbol]))
+    said = replace(one, place="").told(symbols[one.symbol])
     return Finding("bad", f"{WHOSE[one.of]} takes only {said}", one.place)
 
 

@@ -15,7 +15,7 @@ from exporter.errors import ExportError
 from exporter.explain.guards import Guards
 from exporter.job import Job
 from exporter.loading import LoadedModel
-from exporter.records import Contract
+from exporter.records import Contract, SizeLimit
 from exporter.tensors import Tensors
 
 LARGEST = 16  # a size up to this one is cheap, whatever the example's is
@@ -27,7 +27,7 @@ class Attempt:
 
     program: torch.export.ExportedProgram | None
     error: ExportError | None
-    notes: tuple[str, ...]
+    limits: tuple[SizeLimit, ...]
     narrowings: tuple[contract.Narrowing, ...]
     guards: tuple[tuple[str, str], ...]  # conditions on sizes, each with its line
 
@@ -78,7 +78,7 @@ class Subject:
     def captured(self) -> Attempt:
         """torch.export, tried once for all sections."""
         loaded, failed = self.loaded, None
-        notes: tuple[str, ...] = ()
+        limits: tuple[SizeLimit, ...] = ()
         found: list[contract.Narrowing] = []
         program = None
         with Guards() as guards:
@@ -90,8 +90,8 @@ class Subject:
                 program = captured.program
                 device = self.job.options.device
                 found = narrowing.find(captured, self.module, self.inputs, loaded.base, self.function, device)
-                notes = (*captured.fixed, *narrowing.remarks(captured, found, loaded.base))
-        return Attempt(program, failed, notes, tuple(found), tuple(guards.found))
+                limits = tuple(narrowing.limits(captured, found, loaded.base))
+        return Attempt(program, failed, limits, tuple(found), tuple(guards.found))
 
     def sizes(self) -> list[dict[str, int]]:
         """The golden's sizes that are not expensive."""

@@ -50,7 +50,7 @@ def render(manifest: Manifest, place: Path | None = None) -> str:
             if text:
                 console.print(f"  {label}: {escape(text)}", style="dim", soft_wrap=True)
     for variant in manifest.variants:
-        for note in variant.notes:
+        for note in rows.notes(variant):
             console.print(f"{escape(variant.name)}: {escape(note)}", style="dim")
     for hint in rows.hints(manifest):
         console.print(f"[yellow]warning:[/] {escape(hint)}")

@@ -31,7 +31,6 @@ WORDS = (
     "ship",
     "unbeaten",
 )  # headings of no numbers
-FIXED = ("torch.export ", "the ONNX graph ")  # how warnings begin that name a size
 Cells = tuple[str, ...]
 Samples = dict[str, list[float]]  # milliseconds by variant and session
 Timed = tuple[VariantRecord, str, Timing]
@@ -209,7 +208,7 @@ def _parity(report: Report) -> Chapter | None:
     note = f"Each number is the worst over all outputs ({outputs}) and all cases. "
     note += "RMSE ratio: the error against the reference over eager's own."
     folded = _parts(manifest)
-    cases = manifest.golden.cases if manifest.golden and not folded else ()
+    cases = tuple(map(str, manifest.golden.cases)) if manifest.golden and not folded else ()
     lists = ((f"{len(cases)} cases", cases),) if cases else ()
     table = Table("Outputs against the reference", headings, lines, note)
     return Chapter("Parity", (table,), lists=lists, folded=folded)
@@ -261,14 +260,14 @@ def _fixed(report: Report) -> Chapter | None:
         return None
     promised = ", ".join(f"{name} from {bounds}" for name, bounds in manifest.contract.symbols.items())
     text = f"Promised to move: {promised}." if promised else "No size was promised to move."
-    lists = _lists(manifest, lambda v: (*v.fixed, *(w for w in v.warnings if w.startswith(FIXED))))
+    lists = _lists(manifest, lambda v: (*v.fixed, *map(str, v.limits)))
     if promised and not lists:
         text += " No artifact was found to fix one."
     return Chapter("Fixed silently", text=text, lists=lists)
 
 
 def _said(report: Report) -> Chapter | None:
-    lists = _lists(report.manifest, lambda v: (*v.notes, *(w for w in v.warnings if not w.startswith(FIXED))))
+    lists = _lists(report.manifest, lambda v: (*rows.notes(v), *map(str, v.warnings)))
     return Chapter("What the exporters said", lists=lists) if lists else None
 
 

@@ -23,7 +23,9 @@ def render(manifest: Manifest) -> str:
             f"- **{escape(variant.name)}** failed at {variant.stage}: {escape(variant.reason)}.{remedy} "
             f"{code(variant.reproduce)}"
         ]
-    lines += [f"- {escape(variant.name)}: {escape(note)}" for variant in manifest.variants for note in variant.notes]
+    lines += [
+        f"- {escape(variant.name)}: {escape(note)}" for variant in manifest.variants for note in rows.notes(variant)
+    ]
     lines += [f"- warning: {escape(hint)}" for hint in rows.hints(manifest)]
     lines += [
         "",

@@ -257,9 +257,15 @@ def heading(manifest: Manifest) -> list[str]:
     return lines
 
 
+def notes(variant: VariantRecord) -> list[str]:
+    """What is to be said of a row beside its figures."""
+    return [*variant.notes, *([f"not timed: {variant.untimed}"] if variant.untimed else [])]
+
+
 def hints(manifest: Manifest) -> list[str]:
     """Warnings, each with what cures it."""
     found = list(manifest.warnings)
+    found += [f"nothing was timed at {point}: {why}" for point, why in manifest.untimed.items()]
     timed = [(v, t) for v in manifest.variants for t in v.timings.values()]
     if any(not t.stable for _, t in timed):
         found.append("~ unstable: the interval stayed wider than ±3%; raise --time-budget, or quiet the machine")

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 from exporter.errors import ArtifactError, ExporterError, JobError
-from exporter.isolate import LOG_LINES, Child, describe_exit, stand_back
+from exporter.isolate import LOG_LINES, Child, ended, stand_back
 
 GRACE_S = 3.0  # for an end that removes what the session unpacked
 
@@ -204,7 +204,7 @@ class NativeSession(Session):
             )
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=5)
-        return JobError(f"{self.name} {describe_exit(self._process.poll())}", "", self._tail())
+        return ended(self.name, self._process.poll(), self._tail())
 
     def _tail(self) -> str:
         with contextlib.suppress(OSError):

@@ -201,7 +201,7 @@ class Judge:
 
     def check(self, run: Run, case: goldens.Case, device: str) -> dict[str, Any]:
         """One case of the `check` answer; of what the contract refuses, what it says."""
-        answer: dict[str, Any] = {"case": case.name, "seed": case.seed, "error": "", "outputs": []}
+        answer: dict[str, Any] = {"case": case.name, "seed": case.record.seed, "error": "", "outputs": []}
         try:
             self.enforce(case)
         except ContractError as error:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, cast, runtime_checkable
 from exporter import environment
 from exporter.contract import Narrowing
 from exporter.errors import MissingDependency, UsageError
-from exporter.records import FP32, PRECISIONS, Build, Contract
+from exporter.records import FP32, PRECISIONS, Build, Contract, SizeLimit, Warned
 
 if TYPE_CHECKING:
     from exporter.capture import Program
@@ -75,14 +75,15 @@ class Options:
 
 @dataclass(frozen=True)
 class Exported:
-    """What an export has to say: notes for the row, and warnings with their source lines."""
+    """What an export has to say: notes for the row, warnings with their source lines, and sizes that it fixed."""
 
     notes: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Warned, ...] = ()
     companions: tuple[str, ...] = ()  # names of files beside the artifact that belong to it
     ops: tuple[str, ...] = ()  # namespaces of operators outside torch's own that it calls, as in its contract
     build: Build | None = None  # of the machine code in it, as in its contract
     whole: bool = False  # whether it takes all that the model takes, whatever the exported program does
+    limits: tuple[SizeLimit, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from exporter import causes, contract, entries, onnx_axes, ort_graphs, places
 from exporter.errors import ArtifactError, ExportError
-from exporter.records import PRECISIONS, Contract
+from exporter.expressions import Expression
+from exporter.records import PRECISIONS, Contract, SizeLimit, Warned
 from exporter.serialization import to_json
 from exporter.targets import Exported, Loaded, Options
 
@@ -63,7 +64,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     onnx.checker.check_model(str(path))
     companions = (companion,) if (path.parent / companion).is_file() else ()
     fixed = tuple(_fixed(made.model.graph, program.contract))
-    return Exported((translated.note, *notes), (*translated.warnings, *fixed), companions)
+    return Exported((translated.note, *notes), translated.warnings, companions, limits=fixed)
 
 
 def _quantize(program: Program, path: Path, size: int) -> str:
@@ -97,7 +98,7 @@ class _Translated:
 
     programs: tuple[Any, ...]
     exporter: str
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Warned, ...] = ()
 
     @property
     def note(self) -> str:
@@ -169,12 +170,13 @@ def _weights(made: Any) -> int:
     return sum(value.const_value.nbytes for value in made.model.graph.initializers.values() if value.const_value)
 
 
-def _fixed(graph: Any, promised: Contract) -> Iterator[str]:
+def _fixed(graph: Any, promised: Contract) -> Iterator[SizeLimit]:
     """Dimensions that the contract promises to move and the graph holds fast."""
     for value, spec in zip(graph.inputs, promised.inputs, strict=False):
         for axis, dim in enumerate(spec.shape):
             if isinstance(dim, str) and isinstance(value.shape[axis], int):
-                yield f"the ONNX graph fixes {dim} at {value.shape[axis]}"
+                symbols = (Expression.parse(dim).name,)
+                yield SizeLimit(dim, "fixed", str(value.shape[axis]), symbols, by="the ONNX graph")
 
 
 def _free_names(graph: Any) -> None:

@@ -181,7 +181,7 @@ def _wrong(case: Case, row: VariantRecord, manifest: Manifest, place: Path) -> I
     made, _ = goldens.make(case.module, lambda *at: case.inputs(*at).tensors, plan, tolerance, "cpu")
     judge = Judge(made, names)
     for one in made.cases:
-        outside = diagnosis.outside(one.name, artifact.contract)
+        outside = diagnosis.outside(one.record.sizes, artifact.contract)
         try:
             judged = judge.compare(tuple(artifact(*one.inputs).values()), one)
         except ContractError as error:
@@ -200,7 +200,7 @@ def _wrong_in_sequence(case: Case, artifact: api.Artifact) -> Iterator[str]:
     for sizes, seed in case.fresh:
         given = case.sequence(sizes, seed)
         name = contract.describe(sizes)
-        outside = diagnosis.outside(name, artifact.contract)
+        outside = diagnosis.outside(sizes, artifact.contract)
         loose = LOOSE_HALF if _half(given[0]) else LOOSE
         stream.reset()
         for step, (inputs, wanted) in enumerate(zip(given, case.calls(given), strict=True), 1):
