@@ -5,7 +5,6 @@ Latency from the manifests was measured on different days: what is measured agai
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,7 @@ from exporter.isolate import Zygote
 from exporter.latency import EXAMPLE, At
 from exporter.listener import Listener
 from exporter.records import GoldenRecord, MachineLoad, Manifest, VariantRecord
-from exporter.session.client import Session
+from exporter.sessions import Sessions
 
 SIDES = ("old", "new")
 
@@ -200,16 +199,12 @@ def _time(
     for kind in openers[0]:
         if kind not in openers[1]:
             continue
-        with contextlib.ExitStack() as stack:
-            sessions: dict[str, Session] = {}
+        with Sessions() as sessions:
             for side, opener, one in zip(SIDES, openers, sides, strict=True):
-                result, session = checks.check(kind, opener[kind], one.record, one.golden)
-                if session is not None:
-                    stack.callback(session.close)
-                if session is None or result.status == "failed":
+                (result,) = sessions.judge(one.record, one.golden, [(kind, opener[kind])], keep=side)
+                if result.status == "failed":
                     return _failed(pair, side, result.reason)
-                sessions[side] = session
-            subjects = {side: At(session, EXAMPLE) for side, session in sessions.items()}
+            subjects = {side: At(session, EXAMPLE) for (side, _), session in sessions.kept.items()}
             try:
                 series = benchmark.measure(subjects, how.time_budget, "old")
             except ExporterError as error:

@@ -1,16 +1,14 @@
-"""The sessions of a run: opened, judged, kept open where they will be timed, and ended together."""
+"""What a run makes of the sessions of each variant: its row, with notes, the metric and the compilers' cache."""
 
 from __future__ import annotations
 
-import functools
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from exporter import bundle, checks, latency, metrics
+from exporter import bundle, checks, metrics
 from exporter.draft import Draft
-from exporter.errors import ExporterError, JobError
+from exporter.errors import ExporterError
 from exporter.isolate import BACKGROUND, Zygote
 from exporter.job import Job, Prepared
 from exporter.just_in_time import Live
@@ -18,6 +16,7 @@ from exporter.listener import Listener
 from exporter.records import SessionRecord, VariantRecord
 from exporter.request import Request
 from exporter.session.client import Session
+from exporter.sessions import Sessions
 
 
 @dataclass
@@ -30,12 +29,7 @@ class Judging:
     zygote: Zygote
     draft: Draft
     listener: Listener
-
-    def __post_init__(self) -> None:
-        self.sessions: dict[latency.Key, Session] = {}  # those to be timed
-        self.stopping = False
-        self._opened: list[Session] = []
-        self._lock = threading.Lock()
+    sessions: Sessions
 
     def judge(self, record: VariantRecord, prepared: Prepared, keep: bool = True) -> VariantRecord:
         """The variant with what its sessions gave, put into the draft. JobError when the run is stopped.
@@ -44,31 +38,33 @@ class Judging:
         """
         self.listener.stage(record.name, "check")
         live = self._live(record, prepared)
-        results: list[SessionRecord] = []
-        for kind, open_session in self._openers(record, live):
-            judge = functools.partial(self._judge, record, kind)
-            watched = self.request.device if self.request.bench else "cpu"  # untimed, others come and go
-            result, session = checks.watch_gpu_memory(watched, functools.partial(judge, open_session))
+        found = record
+
+        def visit(kind: str, result: SessionRecord, session: Session | None) -> SessionRecord:
+            nonlocal found
             if session is not None:
-                record = replace(record, notes=record.notes + session.notes)
+                found = replace(found, notes=found.notes + session.notes)
                 if kind == "python" and self.draft.manifest.metric is not None:
-                    record = self._measure(record, session)
+                    found = self._measure(found, session)
             if result.status == "passed" and record.artifact is None:
-                record = replace(record, companions=live.pack())
-                if record.companions and self.request.bench:
-                    self.listener.stage(record.name, "start from cache")
-                    result = live.start_from_cache(result, judge)
-            if self.stopping:
-                raise JobError("stopped")
-            results.append(result)
-            if session is not None and self.request.bench and keep:
-                self.sessions[record.name, kind] = session
-            elif session is not None:
-                session.close()
-        concluded = checks.conclude(record, tuple(results))
+                found = replace(found, companions=live.pack())
+                if found.companions and self.request.bench:
+                    result = self._from_cache(found, live, result)
+            return result
+
+        kept = record.name if self.request.bench and keep else ""
+        results = self.sessions.judge(record, self.draft.manifest.golden, self._openers(record, live), kept, visit)
+        concluded = checks.conclude(found, results)
         if self.draft.manifest.metric is not None:
             concluded = metrics.hold(concluded, self.draft.manifest.metric)
         return self.draft.keep(concluded)
+
+    def _from_cache(self, record: VariantRecord, live: Live, cold: SessionRecord) -> SessionRecord:
+        """The record of a session that found no cache, with the first call of one that starts from its cache."""
+        self.listener.stage(record.name, "start from cache")
+        with live.cached() as open_session:
+            (cached,) = self.sessions.judge(record, self.draft.manifest.golden, [("python", open_session)])
+        return live.started(cold, cached)
 
     def _measure(self, record: VariantRecord, session: Session) -> VariantRecord:
         """With the recipe's metric of what the session gives for its samples; a note where that cannot be had."""
@@ -96,27 +92,3 @@ class Judging:
         options = self.job.options if self.request.bench else replace(self.job.options, niceness=BACKGROUND)
         log = self.folder / record.log
         yield from checks.openers(self.zygote, self.folder, record, options, log, self.request.timeout)
-
-    def _judge(self, record: VariantRecord, kind: str, open_session: checks.Opener) -> checks.Judged:
-        return checks.check(kind, functools.partial(self._open, open_session), record, self.draft.manifest.golden)
-
-    def _open(self, open_session: checks.Opener) -> Session:
-        """Open a session that `stop` will find, whichever thread it is in."""
-        with self._lock:
-            if self.stopping:
-                raise JobError("stopped")
-            session = open_session()
-            self._opened.append(session)
-        return session
-
-    def stop(self) -> None:
-        """Let no session be opened any more."""
-        with self._lock:
-            self.stopping = True
-
-    def close(self) -> None:
-        """End every session."""
-        for session in self._opened:
-            session.close()
-        self._opened.clear()
-        self.sessions.clear()

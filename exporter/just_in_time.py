@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import zipfile
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from exporter import bundle, targets
-from exporter.checks import Judged, Opener
+from exporter.checks import Opener
 from exporter.isolate import Zygote
 from exporter.job import Job, Prepared
 from exporter.records import ArtifactRecord, SessionRecord, VariantRecord
 from exporter.session.client import PythonSession, Session
 
 CACHE = "cache"  # the compilers' part of a session's temporary files
-Judge = Callable[[Opener], Judged]
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,19 @@ class Live:
         packed = self.variant is not None and pack_cache(self._scratch / CACHE, self._packed)
         return (bundle.record(self._packed),) if packed else ()
 
-    def start_from_cache(self, cold: SessionRecord, judge: Judge) -> SessionRecord:
-        """The session's record with the first call of another process, which has the packed cache and nothing else."""
+    @contextlib.contextmanager
+    def cached(self) -> Iterator[Opener]:
+        """Opens a session that has the packed cache and nothing else."""
         scratch = self._scratch.with_name(f"{self._scratch.name}-cached")
         unpack_cache(self._packed, scratch / CACHE)
-        cached, session = judge(functools.partial(self._open, scratch))
-        if session is not None:
-            session.close()
-        bundle.remove(scratch)
+        try:
+            yield functools.partial(self._open, scratch)
+        finally:
+            bundle.remove(scratch)
+
+    @staticmethod
+    def started(cold: SessionRecord, cached: SessionRecord) -> SessionRecord:
+        """The record of the session that found no cache, with the first call of the one that found it."""
         if cached.status == "passed":
             return replace(cold, cached_call_ms=cached.first_call_ms)
         reason = f"from its cache: {cached.reason}"

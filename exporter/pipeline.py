@@ -37,6 +37,7 @@ from exporter.listener import Listener
 from exporter.no_program import NoProgram
 from exporter.records import EAGER, GoldenRecord, Lifecycle, Manifest, MetricRecord, VariantRecord
 from exporter.request import Request
+from exporter.sessions import Sessions
 from exporter.turns import Turns, cost
 
 
@@ -62,10 +63,11 @@ def run(
         root = stack.enter_context(disk.plain(staging.root))
         current = _Run(request, zygote, alone, staging, root, listener or Listener())
         stack.callback(current.turns.close)
+        stack.enter_context(current.sessions)
         try:
             current.execute()
         except OSError as error:
-            current.judging.close()
+            current.sessions.close()
             raise disk.error(error, place or request.out) from error
         except BaseException as error:
             current.stop()
@@ -101,7 +103,8 @@ class _Run:
         self.job = request.job(self.work)
         self.materials = provenance.materials(request.source)  # as they are now: a job may take minutes
         self.draft = Draft(request, staging)
-        self.judging = Judging(request, self.job, root, alone, self.draft, listener)
+        self.sessions = Sessions(request.device if request.bench else "cpu")  # untimed, others come and go
+        self.judging = Judging(request, self.job, root, alone, self.draft, self.listener, self.sessions)
         self.golden = root / bundle.GOLDEN
         self.turns = Turns(zygote, self.job, request.variants, root / bundle.LOGS / "prepare.log")
         self.prepared = False
@@ -129,7 +132,7 @@ class _Run:
         if self.request.bench:
             self._check_in_turn(prepared)
             self._time(tuple(prepared.points)[1:])
-        self.judging.close()
+        self.sessions.close()
 
     def _prepare(self) -> tuple[Child, Prepared]:
         self.listener.stage(EAGER, "load model")
@@ -247,7 +250,7 @@ class _Run:
             disk.probe_space(self.staging.root)  # where the disk is full, that is what failed, and ends the run
             for left in self.staging.root.glob(f"{path.name}*"):
                 left.unlink()
-            if self.judging.stopping:
+            if self.sessions.stopped:
                 raise
             return self.draft.keep(_failed(record, "export", error))
         narrowings = () if exported.whole else targets.narrowings(targets.get(target), prepared.narrowings)
@@ -293,11 +296,11 @@ class _Run:
 
     def _time(self, points: tuple[str, ...]) -> None:
         baseline = EAGER, "python"
-        if baseline not in self.judging.sessions:
+        if baseline not in self.sessions.kept:
             raise JobError("eager cannot be timed: its session failed", "see logs/eager.log")
         asked = self.request
         found = latency.measure(
-            self.judging.sessions,
+            self.sessions.kept,
             points,
             latency.Budget(asked.time_budget, asked.least_runs, asked.wait_quiet),
             baseline,
@@ -329,11 +332,11 @@ class _Run:
 
     def stop(self) -> None:
         """End every child; what they were about is not recorded as a failure."""
-        self.judging.stop()
+        self.sessions.stop()
         self.turns.close()
         self.zygote.close()
         self.alone.close()
-        self.judging.close()
+        self.sessions.close()
 
     def finish(self, status: str) -> bool:
         """Remove the work files, write the last manifest and seal the bundle; whether anything was finished."""

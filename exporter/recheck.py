@@ -6,7 +6,6 @@ The bundle is not changed, and no model code is needed.
 from __future__ import annotations
 
 import contextlib
-import functools
 import tempfile
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -17,8 +16,8 @@ from exporter.errors import ArtifactError
 from exporter.isolate import Zygote
 from exporter.listener import Listener
 from exporter.needs import Plan
-from exporter.records import Manifest, SessionRecord, VariantRecord
-from exporter.session.client import Session
+from exporter.records import Manifest, VariantRecord
+from exporter.sessions import Sessions
 from exporter.signing import Trust
 
 SKEW = timedelta(minutes=5)  # between two clocks that are right, as Kerberos takes it: RFC 4120
@@ -62,7 +61,7 @@ def run(place: Path, how: Settings, listener: Listener) -> Manifest:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="exporter-")))
         known = stack.enter_context(disk.plain(place.absolute()))
         current = _Recheck(evidence, manifest, how, listener, zygote, logs, known)
-        stack.callback(current.close)
+        stack.enter_context(current.sessions)
         return current.execute(recorded)
 
 
@@ -79,7 +78,7 @@ class _Recheck:
     place: Path  # what sessions know the bundle by
 
     def __post_init__(self) -> None:
-        self.sessions: dict[latency.Key, Session] = {}
+        self.sessions = Sessions(self.manifest.device if self.how.time_budget else "cpu", only_passing=True)
         self.plans: dict[str, Plan] = {}  # by the variant's name
         self.options = targets.Options(
             device=self.manifest.device,
@@ -114,22 +113,14 @@ class _Recheck:
         if error := _altered(self.evidence, record):
             failed = replace(record, status="failed", stage="hash", sessions=(), parity=None)
             return replace(failed, reason=str(error), remedy=error.remedy)
-        watched = self.manifest.device if self.how.time_budget else "cpu"
         plan = self.plans[record.name]
         plan.begin(record.name)
         keep = bool(self.how.time_budget) and plan.keeps(record)
         if self.how.time_budget and not keep:
             record = replace(record, untimed="there is no memory for it beside the others")
-        results: list[SessionRecord] = []
-        for kind, open_session in checks.openers(self.zygote, self.place, record, self.options, log, self.how.timeout):
-            judge = functools.partial(checks.check, kind, open_session, record, self.manifest.golden)
-            result, session = checks.watch_gpu_memory(watched, judge)
-            results.append(result)
-            if session is not None and keep and result.status == "passed":
-                self.sessions[record.name, kind] = session
-            elif session is not None:
-                session.close()
-        return plan.explain(checks.conclude(record, tuple(results)))
+        openers = checks.openers(self.zygote, self.place, record, self.options, log, self.how.timeout)
+        results = self.sessions.judge(record, self.manifest.golden, openers, record.name if keep else "")
+        return plan.explain(checks.conclude(record, results))
 
     def _time(self, manifest: Manifest, recorded: list[VariantRecord]) -> Manifest:
         """With timings of what passed; the first is what the others are compared with, for there is no eager."""
@@ -141,12 +132,12 @@ class _Recheck:
             environment=environment.describe(),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-        if not self.sessions:
+        if not self.sessions.kept:
             return manifest
-        baseline = next(iter(self.sessions))
+        baseline = next(iter(self.sessions.kept))
         points = tuple(manifest.points)[1:]
         budget = latency.Budget(self.how.time_budget, self.how.least_runs, self.how.wait_quiet)
-        found = latency.measure(self.sessions, points, budget, baseline, self.listener.stage)
+        found = latency.measure(self.sessions.kept, points, budget, baseline, self.listener.stage)
         timed = []
         for record, before in zip(manifest.variants, recorded, strict=True):
             if self._waits(record):
@@ -165,17 +156,13 @@ class _Recheck:
 
     def _waits(self, record: VariantRecord) -> bool:
         """Whether it has a session that is to be timed."""
-        return any(name == record.name for name, _ in self.sessions)
+        return any(name == record.name for name, _ in self.sessions.kept)
 
     def _before(self, record: VariantRecord) -> tuple[str, ...]:
         """What the run that made the bundle measured, in words."""
         medians = ", ".join(f"{kind} {timing.median_ms:.3g} ms" for kind, timing in record.timings.items())
         machine = self.manifest.environment.get("cpu" if self.manifest.device == "cpu" else "gpu0", "")
         return (f"when it was exported, on {machine}: {medians}",) if medians else ()
-
-    def close(self) -> None:
-        for session in self.sessions.values():
-            session.close()
 
 
 def _ahead(created: str, now: datetime) -> tuple[str, ...]:

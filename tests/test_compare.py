@@ -119,11 +119,12 @@ def test_what_does_not_run_here_is_not_as_fast(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: str, max_slower: float | None, broken: bool
 ) -> None:
     def check(kind: str, opener: Any, *_: Any) -> tuple[SimpleNamespace, Any]:
-        status = "failed" if opener.name == side else "passed"
-        return SimpleNamespace(status=status, reason="no such CPU"), SimpleNamespace(close=lambda: None)
+        session = opener()
+        status = "failed" if session.name == side else "passed"
+        return SimpleNamespace(status=status, reason="no such CPU"), session
 
-    def openers(_: Any, place: Path, *rest: Any) -> list[tuple[str, Path]]:
-        return [("python", place)]
+    def openers(_: Any, place: Path, *rest: Any) -> list[tuple[str, Any]]:
+        return [("python", lambda: SimpleNamespace(name=place.name, close=lambda: None))]
 
     monkeypatch.setattr(compare.checks, "check", check)
     monkeypatch.setattr(compare.checks, "openers", openers)

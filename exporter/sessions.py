@@ -1,0 +1,99 @@
+"""The sessions of a command: opened, judged, kept open where they will be timed, and ended together."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Self
+
+from exporter import checks
+from exporter.errors import JobError
+from exporter.latency import Key
+from exporter.records import GoldenRecord, SessionRecord, VariantRecord
+from exporter.session.client import Session
+
+Visit = Callable[[str, SessionRecord, Session | None], SessionRecord]
+
+
+def _as_found(kind: str, found: SessionRecord, session: Session | None) -> SessionRecord:
+    return found
+
+
+class Sessions:
+    """Use as a context manager; leaving it ends every session. Threads may share it.
+
+    `device` is where the growth of memory is watched, "cpu" for nowhere. Sessions that are to be timed wait in `kept`,
+    by a name and their kind; `only_passing` says that those whose outputs are wrong do not.
+    """
+
+    def __init__(self, device: str = "cpu", only_passing: bool = False) -> None:
+        self.device, self.only_passing = device, only_passing
+        self.kept: dict[Key, Session] = {}
+        self._opened: list[Session] = []
+        self._stopped = False
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def judge(
+        self,
+        record: VariantRecord,
+        golden: GoldenRecord | None,
+        openers: Iterable[tuple[str, checks.Opener]],
+        keep: str = "",
+        visit: Visit = _as_found,
+    ) -> tuple[SessionRecord, ...]:
+        """What each session of a variant is found to be; `visit` sees it while it is open, and may change that.
+
+        It is kept under the name `keep`, where there is one, and else closed. JobError after `stop`.
+        """
+        results: list[SessionRecord] = []
+        for kind, open_session in openers:
+            check = functools.partial(checks.check, kind, functools.partial(self._open, open_session), record, golden)
+            found, session = checks.watch_gpu_memory(self.device, check)
+            kept = False
+            try:
+                results.append(visit(kind, found, session))
+                if self._stopped:
+                    raise JobError("stopped")
+                kept = bool(keep) and (results[-1].status == "passed" or not self.only_passing)
+            finally:
+                if session is not None and kept:
+                    self.kept[keep, kind] = session
+                elif session is not None:
+                    session.close()
+        return tuple(results)
+
+    def _open(self, open_session: checks.Opener) -> Session:
+        """A session that `close` will find, whichever thread it is in."""
+        with self._lock:
+            if self._stopped:
+                raise JobError("stopped")
+            session = open_session()
+            self._opened.append(session)
+        return session
+
+    @property
+    def stopped(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stopped
+
+    def stop(self) -> None:
+        """Let no session be opened any more."""
+        with self._lock:
+            self._stopped = True
+
+    def close(self) -> None:
+        """End every session."""
+        for session in self._opened:
+            session.close()
+        self._opened.clear()
+        self.kept.clear()

@@ -1,0 +1,87 @@
+"""Sessions are opened, judged, kept or closed, whatever happens in between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from exporter import checks
+from exporter.errors import JobError
+from exporter.records import SessionRecord, VariantRecord
+from exporter.sessions import Sessions
+
+RECORD = VariantRecord("trace", "trace", "pending")
+
+
+class Fake:
+    """A session that says whether it was closed."""
+
+    def __init__(self, status: str = "passed") -> None:
+        self.status, self.closed = status, False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture(autouse=True)
+def _check(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(kind: str, open_session: Any, *_: Any) -> Any:
+        session = open_session()
+        return SessionRecord(kind, session.status), session
+
+    monkeypatch.setattr(checks, "check", check)
+
+
+def judge(sessions: Sessions, *fakes: Fake, **settings: Any) -> list[str]:
+    openers: Any = [(f"kind{i}", lambda fake=fake: fake) for i, fake in enumerate(fakes)]
+    return [found.status for found in sessions.judge(RECORD, None, openers, **settings)]
+
+
+def test_sessions_are_closed_unless_they_are_kept() -> None:
+    one, other, kept = Fake(), Fake("failed"), Fake()
+    with Sessions() as sessions:
+        assert judge(sessions, one, other) == ["passed", "failed"]
+        assert one.closed and other.closed
+        assert judge(sessions, kept, keep="trace") == ["passed"]
+        assert not kept.closed
+        assert sessions.kept == {("trace", "kind0"): kept}
+    assert kept.closed
+    assert sessions.kept == {}
+
+
+@pytest.mark.parametrize("only_passing", [False, True])
+def test_wrong_ones_are_kept_or_not(only_passing: bool) -> None:
+    right, wrong = Fake(), Fake("failed")
+    with Sessions(only_passing=only_passing) as sessions:
+        judge(sessions, right, wrong, keep="trace")
+        assert not right.closed
+        assert wrong.closed == only_passing
+
+
+def test_who_visits_a_session_finds_it_open_and_may_change_what_is_recorded() -> None:
+    def visit(kind: str, found: SessionRecord, session: Any) -> SessionRecord:
+        assert not session.closed
+        return SessionRecord(kind, "failed", reason="from its cache")
+
+    with Sessions() as sessions:
+        assert judge(sessions, Fake(), visit=visit) == ["failed"]
+
+
+def test_a_session_does_not_outlive_a_failure() -> None:
+    def visit(*_: Any) -> SessionRecord:
+        raise KeyboardInterrupt
+
+    fake = Fake()
+    with Sessions() as sessions, pytest.raises(KeyboardInterrupt):
+        judge(sessions, fake, keep="trace", visit=visit)
+    assert fake.closed
+    assert sessions.kept == {}
+
+
+def test_none_is_opened_after_the_end() -> None:
+    with Sessions() as sessions:
+        sessions.stop()
+        assert sessions.stopped
+        with pytest.raises(JobError, match="stopped"):
+            judge(sessions, Fake())
