@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from exporter import eager, nonfinite, places, precision, snapshot, time_limit, values
 from exporter.contract import Sizes, describe
+from exporter.findings import Findings
 from exporter.golden import Case, Golden, NonFinite, Precision
-from exporter.job import Findings
 from exporter.records import CaseRecord, Range, Tolerance
 from exporter.search import alike
 from exporter.snapshot import Snapshot

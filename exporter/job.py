@@ -7,7 +7,7 @@ from pathlib import Path
 
 from exporter.contract import Narrowing, specialized
 from exporter.recipes import Source
-from exporter.records import CaseRecord, Contract, Range, SizeLimit, Tolerance
+from exporter.records import Contract, Range, SizeLimit
 from exporter.targets import Options
 
 
@@ -65,18 +65,3 @@ class Prepared:
     origin: str = ""  # of pretrained weights, as in ModelRecord
     licence: str = ""
     narrowings: tuple[Narrowing, ...] = ()  # what is left of symbols in what comes from the exported program
-
-
-@dataclass(frozen=True)
-class Findings:
-    """What making a golden showed: its cases, how eager compares with itself, and which cases were cut down."""
-
-    cases: tuple[CaseRecord, ...]
-    reference: str
-    tolerance: Tolerance
-    eager_rmse: float | None
-    unsteady: str  # why eager gives other values at a second run; "" where it is repeatable
-    notes: tuple[str, ...]
-    tolerances: dict[str, Tolerance] = field(default_factory=dict)  # of other precisions than fp32
-    samples: int = 0  # how many of the recipe's own are among the cases, at their end
-    metric: float | None = None  # of eager's outputs for them

@@ -30,8 +30,9 @@ from exporter import (
 )
 from exporter.draft import Draft
 from exporter.errors import ExporterError, JobError, RecipeError, UsageError
+from exporter.findings import Findings
 from exporter.isolate import BACKGROUND, EXPORTING, SIDE_BY_SIDE, Child, Zygote, Zygotes
-from exporter.job import Findings, Prepared
+from exporter.job import Prepared
 from exporter.judging import Judging
 from exporter.listener import Listener
 from exporter.no_program import NoProgram

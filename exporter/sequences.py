@@ -13,9 +13,9 @@ import torch
 
 from exporter import cases, eager, nonfinite, places, precision, time_limit, values
 from exporter.cases import MakeInputs
+from exporter.findings import Findings
 from exporter.flattening import FlatModule
 from exporter.golden import Case, Golden, NonFinite, Precision
-from exporter.job import Findings
 from exporter.records import CaseRecord, Tolerance
 from exporter.search import alike
 from exporter.snapshot import Form, Place, Snapshot

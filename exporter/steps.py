@@ -34,9 +34,10 @@ from exporter import (
 from exporter import state as states
 from exporter.errors import ExportError, RecipeError
 from exporter.expressions import Expression
+from exporter.findings import Findings
 from exporter.interpreter import Interpreter
 from exporter.isolate import BACKGROUND, stand_back
-from exporter.job import Findings, Job, Prepared
+from exporter.job import Job, Prepared
 from exporter.loading import LoadedModel, load_model
 from exporter.no_program import NoProgram
 from exporter.records import EAGER, Contract, Range, SizeLimit, Tolerance, Warned

@@ -10,8 +10,8 @@ import torch
 
 from exporter import cases, golden, time_limit
 from exporter.errors import ArtifactError, ExportError
+from exporter.findings import Findings
 from exporter.flattening import FlatModule, flatten_inputs
-from exporter.job import Findings
 from exporter.records import CaseRecord, Range, Tolerance
 
 TOLERANCE = Tolerance(1e-4, 1e-5, 2.0)
