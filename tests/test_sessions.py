@@ -42,7 +42,8 @@ def test_sessions_are_closed_unless_they_are_kept() -> None:
     one, other, kept = Fake(), Fake("failed"), Fake()
     with Sessions() as sessions:
         assert judge(sessions, one, other) == ["passed", "failed"]
-        assert one.closed and other.closed
+        assert one.closed
+        assert other.closed
         assert judge(sessions, kept, keep="trace") == ["passed"]
         assert not kept.closed
         assert sessions.kept == {("trace", "kind0"): kept}
