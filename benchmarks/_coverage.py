@@ -20,9 +20,9 @@ import torch
 
 import exporter
 from exporter import bundle, flattening, recipes, steps, targets
+from exporter.core.records import Range
+from exporter.core.tensors import Tensors
 from exporter.job import Job
-from exporter.records import Range
-from exporter.tensors import Tensors
 
 SEED = 4321
 STEPS = 8  # of a stream

@@ -51,7 +51,7 @@ def rows(
     from _timed import rotate, settings
     from transformers import BertConfig, BertModel
 
-    from exporter import places
+    from exporter.core import source_lines
 
     with settings(device, threads, folder) as scratch, torch.no_grad():
         torch.manual_seed(0)
@@ -71,7 +71,7 @@ def rows(
                 torch.testing.assert_close(tuple(run()), model(*inputs), rtol=1e-3, atol=1e-3)
                 calls[name] = run
             except Exception as error:  # a route may fail in any way
-                found[name] = {"error": places.summary(error)}
+                found[name] = {"error": source_lines.summary(error)}
         timed = rotate(calls, budget, EAGER, device)
     return {name: timed.get(name, {}) | found.get(name, {}) for name in (EAGER, *ROUTES)}
 

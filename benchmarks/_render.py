@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from exporter import benchmark
-from exporter.records import Timing
+from exporter.core.records import Timing
 from exporter.report.rows import number, within
 
 TITLES = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from exporter.errors import ExporterError, JobError
+from exporter.core.errors import ExporterError, JobError
 from exporter.isolate import Zygote
 
 LEAST_S = 5.0  # with less time left no process is begun

@@ -13,8 +13,9 @@ from typing import Any
 
 from _rows import SAMPLES, Rows
 
-from exporter import benchmark, places, stats, targets
-from exporter.errors import JobError
+from exporter import benchmark, stats, targets
+from exporter.core import source_lines
+from exporter.core.errors import JobError
 from exporter.session import server
 
 
@@ -34,7 +35,7 @@ class Call:
         try:
             return server._time(targets.Loaded(self._call), (), runs, self.device)
         except Exception as error:
-            raise JobError(places.summary(error)) from error
+            raise JobError(source_lines.summary(error)) from error
 
 
 @contextlib.contextmanager

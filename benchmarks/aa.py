@@ -12,7 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from exporter import benchmark, bundle, checks, environment, targets
+from exporter import benchmark, bundle, checks, targets
+from exporter.core import environment
 from exporter.isolate import Zygote
 
 ALLOWED = 0.05

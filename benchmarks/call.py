@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from exporter import environment
+from exporter.core import environment
 
 ROOT = Path(__file__).parents[1]
 SCALES = 0.9  # of what the cores allow

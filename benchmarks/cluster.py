@@ -17,7 +17,7 @@ from typing import Any
 from _process import verdict
 from _releases import EXAMPLE, differences, equal_bytes, keys
 
-from exporter import environment
+from exporter.core import environment
 
 CACHE = f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}"  # as torch has it where nobody says otherwise
 

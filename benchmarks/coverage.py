@@ -21,7 +21,7 @@ from typing import Any
 
 import architectures
 
-from exporter import environment
+from exporter.core import environment
 
 TARGETS = ("trace", "script", "compile", "onnx")
 HERE = Path(__file__).absolute().parent

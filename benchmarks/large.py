@@ -23,10 +23,11 @@ from typing import Any
 
 import _tree
 
-from exporter import environment, memory, needs
-from exporter.disk import write_atomic
-from exporter.listener import Listener
-from exporter.records import VariantRecord
+from exporter import needs
+from exporter.core import environment, memory
+from exporter.core.filesystem import write_atomic
+from exporter.core.progress import Listener
+from exporter.core.records import VariantRecord
 
 HERE = Path(__file__).parent
 SIZES = {"0.1": "Small", "0.4": "Medium", "0.8": "Large", "1.5": "XL"}  # of _gpt2.py

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from _process import Run, run, verdict
 
-from exporter import benchmark, bundle, checks, environment, stats, targets
+from exporter import benchmark, bundle, checks, stats, targets
+from exporter.core import environment
 from exporter.isolate import Zygote
 
 RUNS = 5

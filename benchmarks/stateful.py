@@ -19,8 +19,9 @@ import click
 import torch
 
 import exporter
-from exporter import environment, golden, precision
-from exporter.records import CaseRecord, Tolerance, VariantRecord
+from exporter import golden, precision
+from exporter.core import environment
+from exporter.core.records import CaseRecord, Tolerance, VariantRecord
 
 RECIPES = Path(__file__).parent.parent / "tests" / "recipes" / "stateful.py"
 MODELS = (

@@ -25,7 +25,7 @@ import _render
 import _training
 from _rows import Bench, complete
 
-from exporter import environment
+from exporter.core import environment
 from exporter.isolate import Zygote
 
 MEASURES: dict[str, Callable[[Bench], list[dict[str, Any]]]] = {

@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from exporter import beside, builds, carrying, environment, flattening, operators, pipeline, recipes
-from exporter import contract as contracts
+from exporter import beside, carrying, flattening, operators, pipeline, recipes
 from exporter import samples as own_samples
 from exporter import targets as routes
 from exporter.beside import Verify
-from exporter.errors import ArtifactError, ContractError, UsageError
-from exporter.records import Contract, Manifest
+from exporter.core import contract as contracts
+from exporter.core import environment, machine_code
+from exporter.core.errors import ArtifactError, ContractError, UsageError
+from exporter.core.records import Contract, Manifest
+from exporter.core.tensors import Tensors
 from exporter.request import Request, require_threads
-from exporter.tensors import Tensors
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -361,7 +362,7 @@ def open_artifact(
     )
     operators.require(contract.ops)
     if contract.build is not None:
-        builds.require(contract.build, file)
+        machine_code.require(contract.build, file)
     loaded = _route(contract, file).load(file, options)
     if loaded.takes not in (None, len(contract.inputs)):
         said = f"takes {loaded.takes} inputs, and its contract has {len(contract.inputs)}"

@@ -20,11 +20,12 @@ from typing import Any, BinaryIO
 
 import zstandard
 
-from exporter import bundle, disk, proof, publishing, sums
+from exporter import bundle, proof, publishing, sums
 from exporter.bundle import LOGS, MANIFEST
-from exporter.errors import ArtifactError, ExporterError, UsageError
-from exporter.records import ArtifactRecord, Manifest
-from exporter.serialization import from_json
+from exporter.core import filesystem
+from exporter.core.errors import ArtifactError, ExporterError, UsageError
+from exporter.core.json_codec import from_json
+from exporter.core.records import ArtifactRecord, Manifest
 from exporter.signing import ANYBODY, Trust
 
 SUFFIX = ".tar.zst"
@@ -50,15 +51,15 @@ def pack(place: Path, out: Path, trust: Trust = ANYBODY) -> int:
     names = _names(place, manifest)
     if out.resolve().is_relative_to(place.resolve()):
         raise UsageError(f"{out} lies in the bundle itself", "give another --out")
-    new = disk.own_new(out)
+    new = filesystem.own_new(out)
     try:
         with new.open("xb") as file:
             total = _write(place, names, file)
             os.fsync(file.fileno())
         new.replace(out)
-        disk.sync(out.parent)
+        filesystem.sync(out.parent)
     except OSError as error:
-        raise disk.error(error, out) from error
+        raise filesystem.error(error, out) from error
     finally:
         with suppress(OSError):
             new.unlink(missing_ok=True)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from exporter import bundle, proof, sums
-from exporter.errors import AlteredError, ArtifactError, UsageError
-from exporter.records import Manifest
+from exporter.core.errors import AlteredError, ArtifactError, UsageError
+from exporter.core.records import Manifest
 from exporter.signing import ANYBODY
 
 Verify = Literal["if-present", "required", "signed"]

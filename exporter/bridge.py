@@ -16,7 +16,7 @@ from torch import fx
 from torch.export.graph_signature import InputKind, OutputKind
 
 from exporter import recurrent
-from exporter.errors import ExportError
+from exporter.core.errors import ExportError
 from exporter.lowering import Lowering, Value, python_type, source_line
 from exporter.torchscript import arguments, attribute, define, literal, number_tensor
 

@@ -8,10 +8,10 @@ import shutil
 from pathlib import Path
 
 from exporter import sums
-from exporter.disk import NEW
-from exporter.errors import ArtifactError
-from exporter.records import FP32, PRECISIONS, ArtifactRecord, Manifest
-from exporter.serialization import from_json
+from exporter.core.errors import ArtifactError
+from exporter.core.filesystem import NEW
+from exporter.core.json_codec import from_json
+from exporter.core.records import FP32, PRECISIONS, ArtifactRecord, Manifest
 
 MANIFEST = "manifest.json"
 SAMPLES = "samples.json"

@@ -13,14 +13,15 @@ from typing import Any, TypeVar
 
 import torch
 
-from exporter import carrying, experts, mapped, mutation, places, recurrent, specialization, unseen
-from exporter import contract as contracts
-from exporter.errors import ExportError
-from exporter.expressions import Expression
+from exporter import carrying, experts, mapped, mutation, recurrent, specialization, unseen
+from exporter.core import contract as contracts
+from exporter.core import source_lines
+from exporter.core.errors import ExportError
+from exporter.core.expressions import Expression
+from exporter.core.records import Contract, Range, SizeLimit
+from exporter.core.tensors import Tensors
 from exporter.no_program import NoProgram
-from exporter.records import Contract, Range, SizeLimit
 from exporter.specialization import Rule
-from exporter.tensors import Tensors
 
 # How torch.export says that the code holds a size to less than was asked for; the second where it fails to say how.
 VIOLATED = ("Constraints violated", "Cannot create Dim with inconsistent")
@@ -200,7 +201,7 @@ def _export_somehow(
     except Exception as error:
         if not any(said in str(error) for said in VIOLATED):
             said = f"torch.export: {_checked(error)}"
-            raise ExportError(_with_writes(places.blamed(said.removesuffix(": "), error), module)) from error
+            raise ExportError(_with_writes(source_lines.blamed(said.removesuffix(": "), error), module)) from error
         violated = error
     found.relaxed = True
     asked = specialization.rules(str(violated))
@@ -209,12 +210,12 @@ def _export_somehow(
     for unnamed in (found.symbols(contract), set(named)):  # those that it fixed, or else all
         with contextlib.suppress(Exception):
             return export(module, example, contract, {n: free[n] if n in unnamed else named[n] for n in named})
-    raise ExportError(places.blamed("torch.export", violated)) from violated
+    raise ExportError(source_lines.blamed("torch.export", violated)) from violated
 
 
 def _with_writes(said: str, module: torch.nn.Module) -> str:
     """With the line that writes through `.data`, where that may be what torch.export says it lost."""
-    if "fake tensor in the exported program constant" not in said or places.place(said):
+    if "fake tensor in the exported program constant" not in said or source_lines.place(said):
         return said
     lines = unseen.writes(type(inner) for inner in module.modules())
     return f"{said} ({lines[0]})" if lines else said
@@ -230,7 +231,7 @@ def _named(name: str, bounds: Range) -> Any:
 
 def _checked(error: BaseException) -> str:
     """What asked for values of tensors, where the model does so only to raise."""
-    check = places.check_of(error) if "data-dependent" in str(error) else ""
+    check = source_lines.check_of(error) if "data-dependent" in str(error) else ""
     return f"{check} on the values of tensors: " if check else ""
 
 

@@ -6,16 +6,17 @@ import operator
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from exporter import contract as contracts
-from exporter import tolerances, torchscript
-from exporter.errors import ContractError, ExportError
-from exporter.expressions import Expression
-from exporter.records import Contract, StateTensor, TensorSpec
+from exporter import torchscript
+from exporter.core import contract as contracts
+from exporter.core import tolerances
+from exporter.core.errors import ContractError, ExportError
+from exporter.core.expressions import Expression
+from exporter.core.records import Contract, StateTensor, TensorSpec
 
 if TYPE_CHECKING:
     import torch
 
-    from exporter.tensors import Run, Tensors
+    from exporter.core.tensors import Run, Tensors
 
 Shapes = Sequence[Sequence[int]]
 _COPIES = ("clone", "contiguous", "reshape", "lift_fresh_copy", "flatten", "unflatten")

@@ -10,14 +10,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from exporter import eager, nonfinite, places, precision, snapshot, time_limit, values
-from exporter.contract import Sizes, describe
+from exporter import eager, nonfinite, precision, snapshot, values
+from exporter.core import source_lines, time_limit
+from exporter.core.contract import Sizes, describe
+from exporter.core.records import CaseRecord, Range, Tolerance
+from exporter.core.tensors import Tensors
 from exporter.findings import Findings
 from exporter.golden import Case, Golden, NonFinite, Precision
-from exporter.records import CaseRecord, Range, Tolerance
 from exporter.search import alike
 from exporter.snapshot import Snapshot
-from exporter.tensors import Tensors
 
 CASE_OPERATIONS = 300e9  # floating-point operations of one case: some seconds in float64 on two cores
 CASE_BYTES = 100e6  # of one case's inputs
@@ -160,7 +161,7 @@ def in_precisions(
                 with precision.computing(module, name, outputs) as computes:
                     given = tuple(eager.run(computes, case.inputs, device) for case in made.cases)
             except Exception as error:  # whatever a model raises that was not written for it
-                notes.append(f"eager does not run in {name}: {places.summary(error)}")
+                notes.append(f"eager does not run in {name}: {source_lines.summary(error)}")
         far = tuple(case.name for case in made.cases if name == "int8" and case.record.values == values.LARGE)
         found[name] = Precision(tolerance, given, far)
     return found, tuple(notes)

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from exporter import checkpoint_files, places
-from exporter.errors import RecipeError
+from exporter import checkpoint_files
+from exporter.core import source_lines
+from exporter.core.errors import RecipeError
 
 StateDict = dict[str, Any]
 
@@ -143,7 +144,7 @@ def _copy(file: Path, model: nn.Module, fit: _Fit) -> tuple[list[str], list[str]
     try:
         result = model.load_state_dict(loadable, strict=False)
     except Exception as error:  # modules may have loaders of their own
-        raise RecipeError(f"{file.name} does not load: {places.message(error)}", "save it again") from error
+        raise RecipeError(f"{file.name} does not load: {source_lines.message(error)}", "save it again") from error
     tied = _tied(state)
     missing = [
         key

@@ -16,8 +16,8 @@ import numpy
 import safetensors.torch
 import torch
 
-from exporter import places
-from exporter.errors import RecipeError
+from exporter.core import source_lines
+from exporter.core.errors import RecipeError
 
 INDEX = ".index.json"
 LFS_POINTER = b"version https://git-lfs"  # what git leaves in a file's place
@@ -64,7 +64,7 @@ def read(path: Path) -> Mapping[Any, Any]:
         raise
     except Exception as error:  # a file that was cut short fails in as many ways as it has places
         raise RecipeError(
-            f"{path} cannot be read: {places.named(error)}", f"it is cut short or damaged: {_COPY}"
+            f"{path} cannot be read: {source_lines.named(error)}", f"it is cut short or damaged: {_COPY}"
         ) from error
     if not isinstance(found, Mapping):
         raise RecipeError(f"{path} holds a {type(found).__name__}, no state dict", "save model.state_dict()")
@@ -148,7 +148,9 @@ def _weight_map(index: Path) -> dict[str, str]:
         found = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         files = [PurePosixPath(file) for file in found.values()]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RecipeError(f"{index} is no index of shards: {places.named(error)}", "it needs a weight_map") from error
+        raise RecipeError(
+            f"{index} is no index of shards: {source_lines.named(error)}", "it needs a weight_map"
+        ) from error
     for file in files:
         # By its words alone: in the hub's cache every file is a link to another folder.
         if file.is_absolute() or ".." in file.parts or "\\" in str(file) or file.name.endswith(INDEX):

@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from exporter import causes, diagnosis, environment, operators, parity, targets
+from exporter import diagnosis, operators, parity, targets
 from exporter.bundle import GOLDEN
-from exporter.errors import ExporterError, JobError
+from exporter.core import causes, environment
+from exporter.core.errors import ExporterError, JobError
+from exporter.core.records import VERDICTS, Contract, GoldenRecord, Lifecycle, SessionRecord, VariantRecord
 from exporter.isolate import Zygote
-from exporter.records import VERDICTS, Contract, GoldenRecord, Lifecycle, SessionRecord, VariantRecord
 from exporter.session.client import NativeSession, PythonSession, Session
 
 FROM_OUTSIDE = ("", "SIGKILL", "SIGILL", "SIGTERM", "SIGINT")  # of which a process can say nothing

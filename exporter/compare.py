@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from exporter import benchmark, checks, proof, quiet, stats, targets
-from exporter.compatibility import Change, changes
-from exporter.errors import ArtifactError, ExporterError
+from exporter import benchmark, checks, proof, stats, targets
+from exporter.core import machine_load
+from exporter.core.contract_diff import Change, changes
+from exporter.core.errors import ArtifactError, ExporterError
+from exporter.core.progress import Listener
+from exporter.core.records import GoldenRecord, MachineLoad, Manifest, VariantRecord
 from exporter.isolate import Zygote
 from exporter.latency import EXAMPLE, At
-from exporter.listener import Listener
-from exporter.records import GoldenRecord, MachineLoad, Manifest, VariantRecord
 from exporter.sessions import Sessions
 
 SIDES = ("old", "new")
@@ -195,7 +196,7 @@ def _time(
     log = folder / "sessions.log"
     openers = [dict(checks.openers(zygote, one.place, one.record, options, log, how.timeout)) for one in sides]
     found: dict[str, Latency] = {}
-    watch = quiet.Watch()
+    watch = machine_load.Watch()
     for kind in openers[0]:
         if kind not in openers[1]:
             continue

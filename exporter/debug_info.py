@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.jit import _pickle
 
-from exporter import places
+from exporter.core import source_lines
 
 Text = tuple[list[int], int, int]  # indices of its lines, the file's index, the number of its first line
 Move = Callable[[int], int]
@@ -81,7 +81,7 @@ def _moved(lines: list[str], file: str, first: int, index: dict[str, int]) -> tu
         return min([inside, *ends[line + 1 : line + 2]])  # torch has ranges from 0 to 1 of no text
 
     numbers = _Numbers(index.setdefault(line, len(index)) for line in shown if line)  # torch stumbles over empty ones
-    return (numbers, index.setdefault(places.short(file), len(index)), first), move
+    return (numbers, index.setdefault(source_lines.short(file), len(index)), first), move
 
 
 def _frame(line: str) -> str:
@@ -89,7 +89,7 @@ def _frame(line: str) -> str:
     frame = _FRAME.fullmatch(line)
     if frame is None:
         return line
-    file = places.short(frame[1])
+    file = source_lines.short(frame[1])
     return "" if file.startswith(_TRACER) else file + line[frame.end(1) :]
 
 

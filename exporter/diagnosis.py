@@ -6,15 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from exporter import places
-from exporter.records import STATE, CaseRecord, Contract, FixedSize, SizeLimit, Warned
+from exporter.core import source_lines
+from exporter.core.records import STATE, CaseRecord, Contract, FixedSize, SizeLimit, Warned
 
 Sizes = Mapping[str, int]
 VALUES = "depends on values"
 NOT_CARRIED = "the state is not carried"
 UNRECORDED = "no trace and no graph records"
 KINDS = ("boolean", "Python number", "Python float")  # that a tensor became, the likeliest first
-DATA = "written-through-data"  # as exporter.causes calls it
+DATA = "written-through-data"  # as exporter.core.causes calls it
 UNSTEADY = "eager gives other values at a second run"
 
 
@@ -56,7 +56,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Why an artifact fails; `cause` names an entry of `exporter.causes`, and `words` are what it says of it."""
+    """Why an artifact fails; `cause` names an entry of `exporter.core.causes`, and `words` are what it says of it."""
 
     reason: str
     cause: str = ""
@@ -233,6 +233,6 @@ def _of_limit(limit: SizeLimit) -> tuple[str, dict[str, str]]:
 def _branch(warned: Iterable[Warned], kinds: Sequence[str] = KINDS) -> str:
     """Where a tensor became a boolean, or else a number: in the model if anywhere, not in torch's own checks."""
     placed = [one for one in warned if one.place]
-    ours = [one for one in placed if not places.of_library(one.place)]
+    ours = [one for one in placed if not source_lines.of_library(one.place)]
     tried = [(group, kind) for group in (ours, placed) for kind in kinds]
     return next((one.place for group, kind in tried for one in group if kind in one.message), "")

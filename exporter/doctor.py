@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from exporter import environment
+from exporter.core import environment
 
 SUPPORTED = ((2, 11), (2, 14))
 MODULES = ("torch", "torchvision", "transformers", "onnx", "onnxscript", "onnxruntime")

@@ -7,10 +7,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from exporter import environment
 from exporter._version import __version__
+from exporter.core import environment
+from exporter.core.records import EAGER, Manifest, ModelRecord, VariantRecord
 from exporter.publishing import Staging
-from exporter.records import EAGER, Manifest, ModelRecord, VariantRecord
 from exporter.request import Request
 
 

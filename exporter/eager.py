@@ -12,10 +12,11 @@ from typing import TypeVar
 
 import torch
 
-from exporter import experts, nonfinite, places, time_limit, values, widening
-from exporter.errors import ExporterError, ExportError
-from exporter.records import Tolerance
-from exporter.tensors import Tensors
+from exporter import experts, nonfinite, values, widening
+from exporter.core import source_lines, time_limit
+from exporter.core.errors import ExporterError, ExportError
+from exporter.core.records import Tolerance
+from exporter.core.tensors import Tensors
 
 Made = TypeVar("Made")
 
@@ -122,11 +123,11 @@ def naming(sizes: str) -> Iterator[None]:
     except ExporterError:
         raise
     except Exception as error:
-        if own := places.own(error):
+        if own := source_lines.own(error):
             raise ExportError(own) from error
         misnamed = isinstance(error, TypeError) and _MISNAMED.search(str(error))
         raise ExportError(
-            f"the model fails at {sizes or 'its example'}: {places.summary(error)}",
+            f"the model fails at {sizes or 'its example'}: {source_lines.summary(error)}",
             "name the inputs as the arguments of the model's forward"
             if misnamed
             else "mend it or its inputs, or promise only the sizes that it takes: `sizes` of the recipe, "

@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from exporter import contract as contracts
 from exporter import torchscript
-from exporter.records import Contract, TensorSpec
+from exporter.core import contract as contracts
+from exporter.core.records import Contract, TensorSpec
 
 if TYPE_CHECKING:
     import onnx

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from exporter import dimensions
-from exporter.contract import nearest
-from exporter.dimensions import NamedDim
-from exporter.errors import RecipeError
+from exporter.core import dimensions
+from exporter.core.contract import nearest
+from exporter.core.dimensions import NamedDim
+from exporter.core.errors import RecipeError
+from exporter.core.records import Range
 from exporter.flattening import FlatInputs, flatten_inputs
 from exporter.recipes import OPTIONAL, FunctionRecipe, Recipe, example_sizes
-from exporter.records import Range
 
 Dim = Callable[[Mapping[str, int]], int]
 FEW = 2  # a floating tensor of so few values is a mask

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from exporter.records import CaseRecord, Tolerance
+from exporter.core.records import CaseRecord, Tolerance
 
 
 @dataclass(frozen=True)

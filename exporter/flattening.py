@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from exporter import structure
-from exporter.errors import ExportError, RecipeError, UsageError
-from exporter.records import TensorSpec
-from exporter.serialization import LARGEST
-from exporter.tensors import Tensors
+from exporter.core.errors import ExportError, RecipeError, UsageError
+from exporter.core.json_codec import LARGEST
+from exporter.core.records import TensorSpec
+from exporter.core.tensors import Tensors
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from exporter.errors import ArtifactError
-from exporter.records import FP32, CaseRecord, Tolerance
-from exporter.tensors import Tensors
+from exporter.core.errors import ArtifactError
+from exporter.core.records import FP32, CaseRecord, Tolerance
+from exporter.core.tensors import Tensors
 
 SCHEMA = 2  # with sequences; 1 is without, and written where there are none
 

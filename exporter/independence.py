@@ -9,9 +9,9 @@ from torch import fx
 from torch.export.graph_signature import OutputKind
 
 from exporter import experts, recurrent
+from exporter.core.tensors import Tensors
 from exporter.snapshot import Place
 from exporter.state import State
-from exporter.tensors import Tensors
 
 
 def unread(module: torch.nn.Module, example: Tensors, state: State) -> tuple[Place, ...]:

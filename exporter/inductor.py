@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from exporter import environment
+from exporter.core import environment
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 SOURCES = ("wrapper.cpp", "kernel.cpp")  # of a package

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-from exporter import disk, processes
-from exporter.errors import JobError
+from exporter.core import filesystem, processes
+from exporter.core.errors import JobError
 
 LOG_LINES = 30
 # For processes side by side: threads that wait sleep, where they would spin on a core that another one needs. What is
@@ -167,7 +167,7 @@ class Zygote:
     """
 
     def __init__(self, environment: dict[str, str] | None = None, modules: tuple[str, ...] = ()) -> None:
-        disk.require_directory()
+        filesystem.require_directory()
         self.environment = environment or {}
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from exporter.contract import Narrowing, specialized
+from exporter.core.contract import Narrowing, specialized
+from exporter.core.records import Contract, Range, SizeLimit
 from exporter.recipes import Source
-from exporter.records import Contract, Range, SizeLimit
 from exporter.targets import Options
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from exporter import bundle, checks, metrics
+from exporter.core.errors import ExporterError
+from exporter.core.progress import Listener
+from exporter.core.records import SessionRecord, VariantRecord
 from exporter.draft import Draft
-from exporter.errors import ExporterError
 from exporter.isolate import BACKGROUND, Zygote
 from exporter.job import Job, Prepared
 from exporter.just_in_time import Live
-from exporter.listener import Listener
-from exporter.records import SessionRecord, VariantRecord
 from exporter.request import Request
 from exporter.session.client import Session
 from exporter.sessions import Sessions

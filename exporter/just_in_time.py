@@ -12,9 +12,9 @@ from pathlib import Path
 
 from exporter import bundle, targets
 from exporter.checks import Opener
+from exporter.core.records import ArtifactRecord, SessionRecord, VariantRecord
 from exporter.isolate import Zygote
 from exporter.job import Job, Prepared
-from exporter.records import ArtifactRecord, SessionRecord, VariantRecord
 from exporter.session.client import PythonSession, Session
 
 CACHE = "cache"  # the compilers' part of a session's temporary files

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 
 from exporter import carrying, eager, independence, interpreter, search, snapshot
-from exporter.contract import Sizes, describe
-from exporter.errors import ExportError
+from exporter.core.contract import Sizes, describe
+from exporter.core.errors import ExportError
+from exporter.core.records import Contract
+from exporter.core.tensors import Tensors
 from exporter.flattening import FlatModule
 from exporter.job import Job
 from exporter.loading import LoadedModel, find_contract, interpret
-from exporter.records import Contract
 from exporter.search import CALLS, Call, alike
 from exporter.snapshot import Place, Snapshot
 from exporter.state import REMEDY, State
-from exporter.tensors import Tensors
 
 REPEATED = 4  # equal calls in a row
 

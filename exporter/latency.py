@@ -7,9 +7,10 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from exporter import benchmark, causes, checks, quiet, stats
-from exporter.errors import ExporterError
-from exporter.records import MachineLoad, SessionRecord, Timing, VariantRecord
+from exporter import benchmark, checks, stats
+from exporter.core import causes, machine_load
+from exporter.core.errors import ExporterError
+from exporter.core.records import MachineLoad, SessionRecord, Timing, VariantRecord
 from exporter.session.client import Session
 
 Key = tuple[str, str]  # a variant's name, and the kind of its session
@@ -101,9 +102,9 @@ def measure(
     left = dict(sessions)
     found: dict[str, dict[Key, benchmark.Series]] = {}
     hear = functools.partial(progress, baseline[0])
-    waited = quiet.wait(budget.wait_quiet_s, hear) if budget.wait_quiet_s else ""
+    waited = machine_load.wait(budget.wait_quiet_s, hear) if budget.wait_quiet_s else ""
     untimed: dict[str, str] = {}
-    watch = quiet.Watch()
+    watch = machine_load.Watch()
     for point in (EXAMPLE, *points):
         try:
             found[point] = _rotate(left, point, budget, baseline, progress)

@@ -9,28 +9,17 @@ from typing import Any
 
 import torch
 
-from exporter import (
-    checkpoint,
-    contract,
-    eager,
-    examples,
-    flattening,
-    interpreter,
-    memory,
-    places,
-    ranges,
-    recipes,
-    zygote,
-)
+from exporter import checkpoint, eager, examples, flattening, interpreter, ranges, recipes, zygote
 from exporter import state as states
-from exporter.errors import ExportError, RecipeError
-from exporter.expressions import Expression
+from exporter.core import contract, memory, source_lines
+from exporter.core.errors import ExportError, RecipeError
+from exporter.core.expressions import Expression
+from exporter.core.records import STATE, Contract, KeptState, Range, StateTensor, TensorSpec
+from exporter.core.tensors import Tensors
 from exporter.job import Job
-from exporter.records import STATE, Contract, KeptState, Range, StateTensor, TensorSpec
 from exporter.session import server
 from exporter.snapshot import Place, Snapshot
 from exporter.state import State, StatefulModule
-from exporter.tensors import Tensors
 
 
 @dataclass
@@ -122,7 +111,7 @@ def _flat_inputs(
     except RecipeError:
         raise
     except Exception as error:
-        if own := places.own(error):
+        if own := source_lines.own(error):
             raise ExportError(own) from error
         raise RecipeError(
             f"inputs() fails at {contract.describe(sizes)}: {type(error).__name__}: {error}", "mend the recipe"
@@ -203,14 +192,14 @@ def _load_weights(recipe: recipes.Recipe, weights: str) -> torch.nn.Module:
     except RecipeError:
         raise
     except Exception as error:
-        if own := places.own(error):
+        if own := source_lines.own(error):
             raise ExportError(own) from error
         remedy = (
             "give --weights random, or fetch the weights first"
             if weights == "pretrained"
             else "mend the recipe, or install what it imports"
         )
-        raise RecipeError(f"loading the model fails: {places.named(error)}", remedy) from error
+        raise RecipeError(f"loading the model fails: {source_lines.named(error)}", remedy) from error
     if not isinstance(model, torch.nn.Module):
         raise RecipeError(f"the recipe's model is of type {type(model).__name__}", "return a torch.nn.Module")
     return interpreter.taken_over(model)

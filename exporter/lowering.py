@@ -18,7 +18,7 @@ from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 
 from exporter.control_flow import REGIONS
-from exporter.places import place
+from exporter.core.source_lines import place
 from exporter.python_operators import METHODS
 from exporter.torchscript import attribute, literal
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from exporter.records import EAGER, MetricRecord, VariantRecord
+from exporter.core.records import EAGER, MetricRecord, VariantRecord
 
 NOT_AGAIN = "the metric was not computed again, for that needs the recipe"
 

@@ -9,8 +9,9 @@ import torch
 from torch import fx
 from torch.export.graph_signature import InputKind
 
-from exporter import carrying, places, recurrent
-from exporter.errors import ExportError
+from exporter import carrying, recurrent
+from exporter.core import source_lines
+from exporter.core.errors import ExportError
 
 _CONSTANT = re.compile(r"Constant (\S+) is mutated")
 
@@ -61,7 +62,7 @@ def _written(program: torch.export.ExportedProgram) -> Iterator[tuple[str, str]]
             if argument in roots:
                 roots[node] = roots[argument]
                 if writes:
-                    yield roots[argument], places.place(node.meta.get("stack_trace") or "")
+                    yield roots[argument], source_lines.place(node.meta.get("stack_trace") or "")
 
 
 def _aliased(node: fx.Node) -> Iterator[tuple[fx.Node, bool]]:

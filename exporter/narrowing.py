@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from exporter import carrying, eager, memory, ranges
+from exporter import carrying, eager, ranges
 from exporter.capture import Captured
-from exporter.contract import Narrowing, Sizes, narrow
-from exporter.records import Contract, Range, SizeLimit
-from exporter.tensors import Tensors
+from exporter.core import memory
+from exporter.core.contract import Narrowing, Sizes, narrow
+from exporter.core.records import Contract, Range, SizeLimit
+from exporter.core.tensors import Tensors
 
 TRIED = 4  # sizes outside a range that are tried
 FAR = 4  # times the example's size: beyond, a try may cost more than it tells

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from exporter import causes, memory, targets
-from exporter.errors import ExporterError, JobError
-from exporter.records import EAGER, FP32, VariantRecord
+from exporter import targets
+from exporter.core import causes, memory
+from exporter.core.errors import ExporterError, JobError
+from exporter.core.records import EAGER, FP32, VariantRecord
 
 GB = 1e9
 GOLDEN, LOAD = "golden", "load"

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from exporter import time_limit
+from exporter.core import time_limit
+from exporter.core.tensors import Run, Tensors
 from exporter.golden import Case, NonFinite
-from exporter.tensors import Run, Tensors
 
 VALUES = {"NaN": float("nan"), "infinity": float("inf")}
 ALONE = 8  # so many inputs have cases of their own; the others share theirs

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from exporter import contract, places, torchscript
-from exporter.errors import ExportError
+from exporter import torchscript
+from exporter.core import contract, source_lines
+from exporter.core.errors import ExportError
 
 if TYPE_CHECKING:
     from exporter.capture import Program
-    from exporter.records import TensorSpec, Warned
+    from exporter.core.records import TensorSpec, Warned
 
 
 def export(program: Program, opset: int | None, captured: bool) -> tuple[torch.onnx.ONNXProgram, tuple[Warned, ...]]:
@@ -74,7 +75,7 @@ def _translate(
                 },
             )
         except Exception as error:  # whatever a trace or a translation raises
-            raise ExportError(places.named(error)) from error
+            raise ExportError(source_lines.named(error)) from error
     return torchscript.tracer_warnings(caught)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter.errors import ArtifactError, UsageError
+from exporter.core.errors import ArtifactError, UsageError
 
 if TYPE_CHECKING:
     import torch

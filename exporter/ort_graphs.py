@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from exporter import places
+from exporter.core import source_lines
 
 if TYPE_CHECKING:
     import torch
 
-    from exporter.tensors import Tensors
+    from exporter.core.tensors import Tensors
 
 SHAPES = 8  # that are captured; the others run without a graph
 NONE = -1  # the id of no graph, to onnxruntime
@@ -110,7 +110,7 @@ class Graphs:
 
 def reason(error: Exception) -> str:
     """What onnxruntime says, without its codes before and the host's name after."""
-    return places.message(error).rpartition(" : ")[2].partition(" ; ")[0]
+    return source_lines.message(error).rpartition(" : ")[2].partition(" ; ")[0]
 
 
 def obstacle(session: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from exporter.records import VERDICTS, CaseParity, Parity, Tolerance, Verdict
+from exporter.core.records import VERDICTS, CaseParity, Parity, Tolerance, Verdict
 
 Array = NDArray[Any]
 
@@ -30,7 +30,7 @@ class OutputParity:
     rmse_ratio: float | None = None
     cosine: float | None = None
     worst: tuple[int, ...] = ()
-    cause: str = ""  # of a failure, as exporter.causes names it
+    cause: str = ""  # of a failure, as exporter.core.causes names it
 
 
 def compare(

@@ -13,30 +13,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from exporter import (
-    bundle,
-    causes,
-    checks,
-    contract,
-    diagnosis,
-    disk,
-    environment,
-    latency,
-    proof,
-    provenance,
-    publishing,
-    targets,
-    tolerances,
-)
+from exporter import bundle, checks, diagnosis, latency, proof, provenance, publishing, targets
+from exporter.core import causes, contract, environment, filesystem, tolerances
+from exporter.core.errors import ExporterError, JobError, RecipeError, UsageError
+from exporter.core.progress import Listener
+from exporter.core.records import EAGER, GoldenRecord, Lifecycle, Manifest, MetricRecord, VariantRecord
 from exporter.draft import Draft
-from exporter.errors import ExporterError, JobError, RecipeError, UsageError
 from exporter.findings import Findings
 from exporter.isolate import BACKGROUND, EXPORTING, SIDE_BY_SIDE, Child, Zygote, Zygotes
 from exporter.job import Prepared
 from exporter.judging import Judging
-from exporter.listener import Listener
 from exporter.no_program import NoProgram
-from exporter.records import EAGER, GoldenRecord, Lifecycle, Manifest, MetricRecord, VariantRecord
 from exporter.request import Request
 from exporter.sessions import Sessions
 from exporter.turns import Turns, cost
@@ -61,7 +48,7 @@ def run(
         zygote = stack.enter_context(start(SIDE_BY_SIDE, modules))
         alone = stack.enter_context(start()) if request.bench else zygote
         staging = stack.enter_context(publishing.stage(place or request.out))
-        root = stack.enter_context(disk.plain(staging.root))
+        root = stack.enter_context(filesystem.plain(staging.root))
         current = _Run(request, zygote, alone, staging, root, listener or Listener())
         stack.callback(current.turns.close)
         stack.enter_context(current.sessions)
@@ -69,7 +56,7 @@ def run(
             current.execute()
         except OSError as error:
             current.sessions.close()
-            raise disk.error(error, place or request.out) from error
+            raise filesystem.error(error, place or request.out) from error
         except BaseException as error:
             current.stop()
             if current.finish("interrupted"):
@@ -184,7 +171,7 @@ class _Run:
                 child.say(str(allowed))
                 findings: Findings = child.wait(self.request.timeout)
         except ExporterError as error:
-            disk.probe_space(self.staging.root)
+            filesystem.probe_space(self.staging.root)
             raise self.turns.plan.explain_golden(error) from error
         golden = GoldenRecord(
             bundle.record(self.golden),
@@ -248,7 +235,7 @@ class _Run:
         try:
             exported, seconds = self._run_export(variant, prepared, path, self.root / record.log, zygote)
         except ExporterError as error:
-            disk.probe_space(self.staging.root)  # where the disk is full, that is what failed, and ends the run
+            filesystem.probe_space(self.staging.root)  # where the disk is full, that is what failed, and ends the run
             for left in self.staging.root.glob(f"{path.name}*"):
                 left.unlink()
             if self.sessions.stopped:
@@ -310,7 +297,7 @@ class _Run:
         for record in self.draft.manifest.variants:
             if record.sessions:  # else its export failed
                 self.listener.done(self.draft.keep(self.turns.plan.explain(found.timed(record))))
-        disk.write_atomic(self.staging.root / bundle.SAMPLES, found.samples())
+        filesystem.write_atomic(self.staging.root / bundle.SAMPLES, found.samples())
         samples = bundle.record(self.staging.root / bundle.SAMPLES)
         self.draft.update(
             samples=samples,

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from exporter import bundle, disk, provenance, sbom, signing, sums
-from exporter.errors import AlteredError, ArtifactError, BundleError
-from exporter.records import Manifest
+from exporter import bundle, provenance, sbom, signing, sums
+from exporter.core import filesystem
+from exporter.core.errors import AlteredError, ArtifactError, BundleError
+from exporter.core.records import Manifest
 
 REMEDY = "take it again from where it was published, or export again"
 STATEMENTS = {bundle.BOM: sbom.hashes, bundle.PROVENANCE: provenance.subjects}  # and how their hashes are read
@@ -52,14 +53,14 @@ def whole(place: Path, trust: signing.Trust = signing.ANYBODY) -> Manifest:
 def seal(root: Path, manifest: Manifest, materials: tuple[provenance.Material, ...]) -> None:
     """Write the bill, the provenance and the sums of a bundle that is complete. Recorded files are not hashed again."""
     known = _recorded(manifest)
-    disk.write_atomic(root / bundle.BOM, sbom.render(manifest, known))
+    filesystem.write_atomic(root / bundle.BOM, sbom.render(manifest, known))
     digests = sums.tree(root, known, (*bundle.UNLISTED, bundle.PROVENANCE), bundle.REJECTED)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     finished = max(manifest.created, now)  # not before it began, where the clock was set back
     statement = provenance.statement(manifest, materials, finished, digests)
-    disk.write_atomic(root / bundle.PROVENANCE, statement)
+    filesystem.write_atomic(root / bundle.PROVENANCE, statement)
     digests[bundle.PROVENANCE] = sums.of(root / bundle.PROVENANCE)
-    disk.write_atomic(root / sums.NAME, sums.text(digests))
+    filesystem.write_atomic(root / sums.NAME, sums.text(digests))
 
 
 def _recorded(manifest: Manifest) -> dict[str, str]:
@@ -150,8 +151,12 @@ def signatures(place: Path, trust: signing.Trust) -> Iterator[tuple[str, str, bo
         (bundle.SIGNATURE, trust.public_key, "--public-key", signing.require_key),
         (bundle.SIGSTORE, trust.identity, "--identity and --issuer", signing.require_identity),
     ):
-        if os.path.lexists(place / (file + disk.NEW)):
-            yield file + disk.NEW, f"{file}{disk.NEW} is left of a signing that was cut off: remove it", False
+        if os.path.lexists(place / (file + filesystem.NEW)):
+            yield (
+                file + filesystem.NEW,
+                f"{file}{filesystem.NEW} is left of a signing that was cut off: remove it",
+                False,
+            )
         if not os.path.lexists(place / file):
             if asked:
                 yield file, f"it is not signed: {file} is missing", True
@@ -178,12 +183,12 @@ def sign(place: Path, key: Path | None, ask: Callable[[], str]) -> Path:
     path = place / (bundle.SIGNATURE if key else bundle.SIGSTORE)
     text = signing.with_key(payload, key, ask) if key else signing.keyless(payload)
     try:
-        path.with_name(path.name + disk.NEW).unlink(missing_ok=True)  # whoever made it, it may be a link
+        path.with_name(path.name + filesystem.NEW).unlink(missing_ok=True)  # whoever made it, it may be a link
         _list(place, path.name, "")
-        disk.write_atomic(path, text)
+        filesystem.write_atomic(path, text)
         _list(place, path.name, sums.of_held(path))
     except OSError as error:
-        raise BundleError(str(disk.error(error, path)), "sign it where it can be written to") from error
+        raise BundleError(str(filesystem.error(error, path)), "sign it where it can be written to") from error
     return path
 
 
@@ -193,4 +198,4 @@ def _list(place: Path, name: str, digest: str) -> None:
     others = {other: known for other, known in listed.items() if other != name}
     wanted = others | ({name: digest} if digest else {})
     if wanted != listed:
-        disk.write_atomic(place / sums.NAME, sums.text(wanted))
+        filesystem.write_atomic(place / sums.NAME, sums.text(wanted))

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from exporter import sums
-from exporter.errors import ArtifactError
+from exporter.core.errors import ArtifactError
+from exporter.core.records import Manifest
 from exporter.recipes import Source
-from exporter.records import Manifest
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"

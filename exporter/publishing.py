@@ -14,11 +14,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from exporter import disk
 from exporter.bundle import CACHE, FILES, LOGS, MANIFEST, OURS, REASONS, REJECTED, read_manifest
-from exporter.errors import ArtifactError, BundleError
-from exporter.records import EAGER, Manifest, VariantRecord
-from exporter.serialization import to_json
+from exporter.core import filesystem
+from exporter.core.errors import ArtifactError, BundleError
+from exporter.core.json_codec import to_json
+from exporter.core.records import EAGER, Manifest, VariantRecord
 
 RENAME_EXCHANGE = 2
 INTERRUPTED, FAILED = ".interrupted", ".failed"  # end the names of bundles that must not take another's place
@@ -33,7 +33,7 @@ class Staging:
 
     def write(self, manifest: Manifest) -> None:
         """Rewrite the staged manifest atomically."""
-        disk.write_atomic(self.root / MANIFEST, to_json(manifest) + "\n")
+        filesystem.write_atomic(self.root / MANIFEST, to_json(manifest) + "\n")
 
     def reject(self, variant: VariantRecord) -> VariantRecord:
         """Move the files of a variant that was judged and failed to where nobody ships them from, with the reason."""
@@ -100,17 +100,17 @@ def staged(out: Path, refuse: Callable[[Path], None]) -> Iterator[Path]:
     lock = out.with_name(f".{out.name}.lock")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with disk.locked(lock, out):
+        with filesystem.locked(lock, out):
             try:
                 _restore(out)
                 shutil.rmtree(root, ignore_errors=True)
                 root.mkdir()
-                disk.probe_space(root)
+                filesystem.probe_space(root)
                 yield root
             finally:
                 shutil.rmtree(root, ignore_errors=True)
     except OSError as error:
-        raise disk.error(error, out) from error
+        raise filesystem.error(error, out) from error
 
 
 def refuse_foreign(out: Path) -> None:
@@ -120,7 +120,7 @@ def refuse_foreign(out: Path) -> None:
     try:
         held = {entry.name for entry in out.iterdir()} if out.exists() else set()
     except OSError as error:
-        raise disk.error(error, out) from error
+        raise filesystem.error(error, out) from error
     if not held:
         return
     if MANIFEST not in held:
@@ -145,7 +145,7 @@ def swap(staged: Path, place: Path) -> Path:
 
     All of it is on the disk before, so that a loss of power leaves what was there or what is new, as a whole.
     """
-    disk.sync_tree(staged)
+    filesystem.sync_tree(staged)
     if not place.exists():
         staged.rename(place)
     elif not _exchange(staged, place):  # no such call on this file system: a moment without a bundle
@@ -154,7 +154,7 @@ def swap(staged: Path, place: Path) -> Path:
         place.rename(old)
         staged.rename(place)
         shutil.rmtree(old, ignore_errors=True)
-    disk.sync(place.parent)
+    filesystem.sync(place.parent)
     return place
 
 

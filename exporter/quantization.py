@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter import environment
-from exporter.errors import ExportError, MissingDependency
+from exporter.core import environment
+from exporter.core.errors import ExportError, MissingDependency
 
 if TYPE_CHECKING:
     import torch
 
-    from exporter.tensors import Tensors
+    from exporter.core.tensors import Tensors
 
 COMPILED = ("quantized_decomposed", "torchao")  # namespaces that inductor has kernels of its own for
 

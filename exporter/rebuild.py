@@ -15,14 +15,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from exporter import bundle, disk, environment, pipeline, proof, provenance, sums
+from exporter import bundle, pipeline, proof, provenance, sums
 from exporter._version import __version__
+from exporter.core import environment, filesystem
+from exporter.core.errors import ArtifactError, BundleError, JobError, UsageError
+from exporter.core.json_codec import to_json
+from exporter.core.progress import Listener
+from exporter.core.records import EAGER, Manifest
 from exporter.differences import Difference, compare, conclude, records
-from exporter.errors import ArtifactError, BundleError, JobError, UsageError
-from exporter.listener import Listener
-from exporter.records import EAGER, Manifest
 from exporter.request import Request
-from exporter.serialization import to_json
 from exporter.signing import Trust
 
 AGAIN = "export again, and `exporter compare` the two"
@@ -135,7 +136,7 @@ def _versions(manifest: Manifest) -> Iterator[str]:
 
 def _compared(old: Path, new: Path, manifest: Manifest, made: Manifest) -> Iterator[Difference]:
     names = {path.relative_to(place).as_posix() for place in (old, new) for path in place.rglob("*") if path.is_file()}
-    left = {name for name in bundle.UNLISTED if name.endswith(disk.NEW)}  # of a signing that was cut off
+    left = {name for name in bundle.UNLISTED if name.endswith(filesystem.NEW)}  # of a signing that was cut off
     for name in sorted(names - left):
         if name in ONCE:
             yield Difference(name, "known places", ONCE[name])

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from exporter import bundle, checks, disk, environment, latency, metrics, proof, targets
-from exporter.errors import ArtifactError
+from exporter import bundle, checks, latency, metrics, proof, targets
+from exporter.core import environment, filesystem
+from exporter.core.errors import ArtifactError
+from exporter.core.progress import Listener
+from exporter.core.records import Manifest, VariantRecord
 from exporter.isolate import Zygote
-from exporter.listener import Listener
 from exporter.needs import Plan
-from exporter.records import Manifest, VariantRecord
 from exporter.sessions import Sessions
 from exporter.signing import Trust
 
@@ -59,7 +60,7 @@ def run(place: Path, how: Settings, listener: Listener) -> Manifest:
     with contextlib.ExitStack() as stack:
         zygote = stack.enter_context(Zygote())
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="exporter-")))
-        known = stack.enter_context(disk.plain(place.absolute()))
+        known = stack.enter_context(filesystem.plain(place.absolute()))
         current = _Recheck(evidence, manifest, how, listener, zygote, logs, known)
         stack.enter_context(current.sessions)
         return current.execute(recorded)

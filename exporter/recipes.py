@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from exporter import dimensions, places
-from exporter.dimensions import NamedDim
-from exporter.errors import RecipeError, UsageError
-from exporter.records import Range
+from exporter.core import dimensions, source_lines
+from exporter.core.dimensions import NamedDim
+from exporter.core.errors import RecipeError, UsageError
+from exporter.core.records import Range
 
 if TYPE_CHECKING:
     import torch
@@ -270,7 +270,7 @@ def _saved_inputs(path: Path) -> Callable[[], Any]:
         saved = torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:
         refused = isinstance(error, pickle.UnpicklingError)  # torch's message advises to load it unsafely
-        cause = "it is no file of torch.save, or holds more than tensors" if refused else places.message(error)
+        cause = "it is no file of torch.save, or holds more than tensors" if refused else source_lines.message(error)
         remedy = "save a dict of tensors with torch.save"
         raise RecipeError(f"--inputs {path} cannot be read: {cause}", remedy) from error
     return lambda: saved

@@ -7,13 +7,14 @@ import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from exporter import builds, targets
-from exporter.errors import UsageError
+from exporter import targets
+from exporter.core import machine_code
+from exporter.core.errors import UsageError
+from exporter.core.json_codec import LARGEST
+from exporter.core.limits import MAX_THREADS
+from exporter.core.records import FP32, Goal, Range
 from exporter.job import Job
-from exporter.limits import MAX_THREADS
 from exporter.recipes import Source
-from exporter.records import FP32, Goal, Range
-from exporter.serialization import LARGEST
 
 STATES = ("carry", "inputs")  # who keeps what a call leaves for the next: the artifact, or its caller
 
@@ -90,7 +91,7 @@ class Request:
         if self.state not in STATES:
             raise UsageError(f"there is no way {self.state!r} to keep state", f"choose {' or '.join(STATES)}")
         if self.portable:
-            builds.require_portable()
+            machine_code.require_portable()
 
     def job(self, work: Path) -> Job:
         """What its jobs need to know, with `work` for their temporary files."""

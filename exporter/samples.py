@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from exporter import contract, flattening, places
-from exporter.errors import ContractError, RecipeError
-from exporter.expressions import Expression
-from exporter.records import CaseRecord, Contract
+from exporter import flattening
+from exporter.core import contract, source_lines
+from exporter.core.errors import ContractError, RecipeError
+from exporter.core.expressions import Expression
+from exporter.core.records import CaseRecord, Contract
 
 if TYPE_CHECKING:
+    from exporter.core.tensors import Tensors
     from exporter.flattening import FlatInputs
     from exporter.recipes import Recipe
-    from exporter.tensors import Tensors
 
 MOST = 64  # samples that are taken
 
@@ -50,7 +51,7 @@ def given(recipe: Recipe) -> list[Any]:
         raise
     except Exception as error:
         raise RecipeError(
-            f"samples() fails: {places.summary(error)}", "give an iterable of inputs, in the form of inputs()"
+            f"samples() fails: {source_lines.summary(error)}", "give an iterable of inputs, in the form of inputs()"
         ) from error
     if not found:
         raise RecipeError("samples() gives nothing", "give at least one, or leave it out")
@@ -112,7 +113,7 @@ def evaluate(recipe: Recipe, outputs: Sequence[Tensors], names: Sequence[str]) -
             value = metric(dict(zip(names, tensors, strict=True)), one)
         except Exception as error:  # the user's own code
             remedy = "mend metric(): it gets outputs by name, and what samples() gave"
-            raise RecipeError(f"metric() fails at sample {index}: {places.summary(error)}", remedy) from error
+            raise RecipeError(f"metric() fails at sample {index}: {source_lines.summary(error)}", remedy) from error
         values.append(_number(value, index))
     return math.fsum(values) / len(values)
 

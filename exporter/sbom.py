@@ -26,9 +26,10 @@ from packageurl import PackageURL
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from exporter import environment, targets
-from exporter.errors import ArtifactError
-from exporter.records import Manifest, ModelRecord
+from exporter import targets
+from exporter.core import environment
+from exporter.core.errors import ArtifactError
+from exporter.core.records import Manifest, ModelRecord
 
 OPTIONAL = ("timm", "torchao")  # what a run may stand on too, where it is installed
 LICENCE_CHARACTERS = 80  # some distributions give the whole text instead of a name

@@ -11,16 +11,17 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from exporter import cases, eager, nonfinite, places, precision, time_limit, values
+from exporter import cases, eager, nonfinite, precision, values
 from exporter.cases import MakeInputs
+from exporter.core import source_lines, time_limit
+from exporter.core.records import CaseRecord, Tolerance
+from exporter.core.tensors import Tensors
 from exporter.findings import Findings
 from exporter.flattening import FlatModule
 from exporter.golden import Case, Golden, NonFinite, Precision
-from exporter.records import CaseRecord, Tolerance
 from exporter.search import alike
 from exporter.snapshot import Form, Place, Snapshot
 from exporter.state import State, StatefulModule
-from exporter.tensors import Tensors
 
 STEPS = 8  # calls of a sequence
 SEQUENCES = 2  # at each size, the second after a reset
@@ -225,7 +226,7 @@ def in_precisions(
                     _as_before(o, c.eager) for o, c in zip(itertools.chain.from_iterable(runs), made.cases, strict=True)
                 )
             except Exception as error:  # whatever a model raises that was not written for it
-                notes.append(f"eager does not run in {name}: {places.summary(error)}")
+                notes.append(f"eager does not run in {name}: {source_lines.summary(error)}")
             finally:
                 calls.held.restore()
         far = tuple(case.name for case in made.cases if name == "int8" and case.record.values == values.LARGE)

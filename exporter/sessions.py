@@ -9,9 +9,9 @@ from types import TracebackType
 from typing import Self
 
 from exporter import checks
-from exporter.errors import JobError
+from exporter.core.errors import JobError
+from exporter.core.records import GoldenRecord, SessionRecord, VariantRecord
 from exporter.latency import Key
-from exporter.records import GoldenRecord, SessionRecord, VariantRecord
 from exporter.session.client import Session
 
 Visit = Callable[[str, SessionRecord, Session | None], SessionRecord]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from exporter.errors import ExportError
+from exporter.core.errors import ExportError
 from exporter.flattening import output_name
 from exporter.structure import key_name
 from exporter.torchscript import define, literal, number_tensor, unused

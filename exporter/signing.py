@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter.errors import AlteredError, ExporterError, MissingDependency, UsageError
+from exporter.core.errors import AlteredError, ExporterError, MissingDependency, UsageError
 
 if TYPE_CHECKING:
     from securesystemslib.dsse import Envelope

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from exporter import places
+from exporter.core import source_lines
 
 Place = tuple[tuple[str, Any], ...]
 
@@ -379,5 +379,5 @@ def _assignment(kind: type, attribute: str) -> str:
                 continue
             for offset, line in enumerate(lines):
                 if target.search(line):
-                    return places.shown(method.__code__.co_filename, first + offset)
+                    return source_lines.shown(method.__code__.co_filename, first + offset)
     return ""

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from exporter import places
-from exporter.expressions import Expression
-from exporter.records import Contract, SizeLimit
+from exporter.core import source_lines
+from exporter.core.expressions import Expression
+from exporter.core.records import Contract, SizeLimit
 
 LOGGER = "torch.fx.experimental.symbolic_shapes"
 _CREATED = re.compile(r"create_symbol (\w+) = (\d+) for L\['(?:\w+)'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
@@ -91,9 +91,9 @@ class Specializations(logging.Handler):
         if match := _CREATED.match(message):
             self._symbols[match[1]], self._sizes[match[1]] = (int(match[3]), int(match[4])), int(match[2])
         elif match := _GUARD.match(message):
-            self._guards.setdefault(match[1], places.here(self.within))
+            self._guards.setdefault(match[1], source_lines.here(self.within))
         elif (match := _FIXED.match(message)) and match[1] in self._symbols:
-            self.dimensions.setdefault(self._symbols[match[1]], (int(match[2]), places.here(self.within)))
+            self.dimensions.setdefault(self._symbols[match[1]], (int(match[2]), source_lines.here(self.within)))
 
     def symbols(self, contract: Contract) -> set[str]:
         """The symbols that were fixed."""

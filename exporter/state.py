@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 from exporter import snapshot
-from exporter.errors import ArtifactError, ExportError
+from exporter.core.errors import ArtifactError, ExportError
+from exporter.core.json_codec import LARGEST
+from exporter.core.records import STATE, Dim, StateTensor, Values
+from exporter.core.tensors import Tensors
 from exporter.flattening import FlatInputs, FlatModule
-from exporter.records import STATE, Dim, StateTensor, Values
-from exporter.serialization import LARGEST
 from exporter.snapshot import MISSING, Place
-from exporter.tensors import Tensors
 
 LARGEST_INITIAL = 16_000_000  # bytes of an initial value that is not uniform
 

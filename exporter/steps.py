@@ -14,37 +14,35 @@ import torch
 from exporter import (
     capture,
     cases,
-    contract,
     flattening,
     golden,
     keeping,
     narrowing,
     operators,
-    places,
     precision,
     recipes,
     samples,
     sequences,
     targets,
-    tolerances,
     unseen,
     values,
     widening,
 )
 from exporter import state as states
-from exporter.errors import ExportError, RecipeError
-from exporter.expressions import Expression
+from exporter.core import contract, source_lines, tolerances
+from exporter.core.errors import ExportError, RecipeError
+from exporter.core.expressions import Expression
+from exporter.core.records import EAGER, Contract, Range, SizeLimit, Tolerance, Warned
+from exporter.core.tensors import Tensors
 from exporter.findings import Findings
 from exporter.interpreter import Interpreter
 from exporter.isolate import BACKGROUND, stand_back
 from exporter.job import Job, Prepared
 from exporter.loading import LoadedModel, load_model
 from exporter.no_program import NoProgram
-from exporter.records import EAGER, Contract, Range, SizeLimit, Tolerance, Warned
 from exporter.session import server
 from exporter.snapshot import Place, Snapshot
 from exporter.state import StatefulModule
-from exporter.tensors import Tensors
 from exporter.zygote import hear, tell
 
 SAMPLES = range(7000, 7008)  # seeds of what is calibrated with: none of the golden's
@@ -234,7 +232,7 @@ def _capture(job: Job, loaded: LoadedModel, found: Contract, sizes: dict[str, in
         try:
             torch.export.save(captured.program, file)
         except Exception as error:  # its serializer does not know every node that a graph may have
-            NoProgram(f"torch.export.save: {places.summary(error)}", made=True).write(file)
+            NoProgram(f"torch.export.save: {source_lines.summary(error)}", made=True).write(file)
         made.ops |= dict.fromkeys(operators.of_exported(captured.program))
     return made
 

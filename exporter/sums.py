@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from io import BufferedReader
 from pathlib import Path
 
-from exporter.errors import ArtifactError
+from exporter.core.errors import ArtifactError
 
 NAME = "SHA256SUMS"
 LIMIT = 1 << 24  # bytes of a text that tells of a bundle's files

@@ -11,13 +11,13 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter.errors import ArtifactError, ExportError
-from exporter.records import Warned
+from exporter.core.errors import ArtifactError, ExportError
+from exporter.core.records import Warned
 
 if TYPE_CHECKING:
     import torch
 
-    from exporter.tensors import Tensors
+    from exporter.core.tensors import Tensors
 
 
 SHADOWED = {"filter", "format", "hash", "id", "input", "object", "type"}  # builtins that no code of ours calls

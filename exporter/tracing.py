@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from exporter import places
+from exporter.core import source_lines
 
 # Functions of a tensor and a number that a flag may stand for; what they give has the tensor's dtype, or is of flags.
 _GIVEN = frozenset(("value", "fill_value", "other"))  # names of that number
@@ -88,7 +88,7 @@ class Branches(TorchFunctionMode):
             frame = sys._getframe(1)
             while frame.f_back and frame.f_code.co_filename == __file__:
                 frame = frame.f_back
-            self._found[places.shown(frame.f_code.co_filename, frame.f_lineno)] = None
+            self._found[source_lines.shown(frame.f_code.co_filename, frame.f_lineno)] = None
         return func(*args, **(kwargs or {}))
 
     def notes(self) -> tuple[str, ...]:

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from exporter import memory, needs, targets
+from exporter import needs, targets
+from exporter.core import memory
+from exporter.core.records import FP32
 from exporter.isolate import Child, Holder, Zygote
 from exporter.job import Job, Prepared
 from exporter.needs import GOLDEN, Plan
-from exporter.records import FP32
 
 
 class Turns:

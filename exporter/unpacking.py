@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from exporter.errors import ArtifactError
+from exporter.core.errors import ArtifactError
 
 PREFIX = "exporter-package-"
 _DATA = "data"  # the folder below an archive's top that holds the model

@@ -7,7 +7,7 @@ import inspect
 import linecache
 from collections.abc import Iterable, Iterator
 
-from exporter import places
+from exporter.core import source_lines
 
 SAID = ".data is written, which no trace and no graph records"
 
@@ -21,9 +21,9 @@ def writes(classes: Iterable[type]) -> list[str]:
             tree = ast.parse("".join(linecache.getlines(file)))
         except (TypeError, OSError, SyntaxError, ValueError, RecursionError):
             continue
-        if not places.of_library(f"{file}:1"):
+        if not source_lines.of_library(f"{file}:1"):
             bodies = (n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and _is_of(n, one, file))
-            found |= dict.fromkeys(places.shown(file, line) for body in bodies for line in _lines(body))
+            found |= dict.fromkeys(source_lines.shown(file, line) for body in bodies for line in _lines(body))
     return list(found)
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from exporter.records import Tolerance
-from exporter.tensors import Tensors
+from exporter.core.records import Tolerance
+from exporter.core.tensors import Tensors
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 

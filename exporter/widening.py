@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch.utils import _pytree as pytree
 
-from exporter import memory
+from exporter.core import memory
 
 SMALL = 1 << 20  # bytes: what is smaller is never worth it
 EVERYTHING = 1 << 62

@@ -26,8 +26,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from exporter import places, processes
-from exporter.errors import ExporterError
+from exporter.core import processes, source_lines
+from exporter.core.errors import ExporterError
 
 BACKLOG = 1 << 20
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -150,14 +150,14 @@ def _answer(channel: socket.socket, function: Any, arguments: dict[str, Any]) ->
         answer: tuple[str, Any] = ("result", function(channel=channel, **arguments))
     except ExporterError as error:
         traceback.print_exc()
-        error.args = (places.located(str(error)[:LONGEST], error),)
+        error.args = (source_lines.located(str(error)[:LONGEST], error),)
         answer = ("error", error)
     except SystemExit as error:
         traceback.print_exc()
-        answer = ("crash", places.located(f"the model's code ended the process: sys.exit({error.code!r})", error))
+        answer = ("crash", source_lines.located(f"the model's code ended the process: sys.exit({error.code!r})", error))
     except Exception as error:
         traceback.print_exc()
-        answer = ("crash", places.own(error) or places.summary(error))
+        answer = ("crash", source_lines.own(error) or source_lines.summary(error))
     tell(channel, *answer)
 
 

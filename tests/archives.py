@@ -12,8 +12,8 @@ import zstandard
 from manifests import GOLDEN, manifest, variant
 
 from exporter import archive, bundle, publishing
-from exporter.errors import ExporterError
-from exporter.records import Manifest
+from exporter.core.errors import ExporterError
+from exporter.core.records import Manifest
 
 LIMIT = 1 << 20  # bytes
 TRACE = b"a traced model" * 50

@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 
 from exporter import bundle as bundles
-from exporter import disk, environment, pipeline, proof, provenance, recipes, targets
+from exporter import pipeline, proof, provenance, recipes, targets
+from exporter.core import environment, filesystem
+from exporter.core.json_codec import to_json
+from exporter.core.records import Manifest
 from exporter.isolate import EXPORTING, Zygote
-from exporter.records import Manifest
 from exporter.request import Request
-from exporter.serialization import to_json
 
 RECIPES = Path(__file__).parent / "recipes"
 NATIVE = environment.find_runner() is not None
@@ -121,7 +122,7 @@ def bundle(made_bundle: Path, tmp_path: Path) -> Path:
 def republish(place: Path, manifest: Manifest) -> None:
     """Give a bundle another manifest, and what proves it, of the same recipe."""
     materials = provenance.recorded((place / bundles.PROVENANCE).read_bytes())
-    disk.write_atomic(place / bundles.MANIFEST, to_json(manifest) + "\n")
+    filesystem.write_atomic(place / bundles.MANIFEST, to_json(manifest) + "\n")
     proof.seal(place, manifest, materials)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from exporter import targets
-from exporter.errors import ExportError
+from exporter.core.errors import ExportError
 from exporter.session import server
 
 

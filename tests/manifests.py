@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from exporter.records import (
+from exporter.core.json_codec import to_json
+from exporter.core.records import (
     ArtifactRecord,
     CaseRecord,
     Contract,
@@ -21,7 +22,6 @@ from exporter.records import (
     Tolerance,
     VariantRecord,
 )
-from exporter.serialization import to_json
 
 CONTRACT = Contract(
     "toy",

@@ -14,8 +14,8 @@ from types import SimpleNamespace
 from manifests import GOLDEN, manifest, variant
 
 from exporter import bundle, publishing
-from exporter.listener import Listener
-from exporter.records import Manifest
+from exporter.core.progress import Listener
+from exporter.core.records import Manifest
 from exporter.release import executor, run
 from exporter.release.plan import Step
 from exporter.request import Request

@@ -19,8 +19,8 @@ from conftest import recipe_path, republish
 import exporter
 from exporter import api, targets
 from exporter import bundle as bundles
-from exporter.errors import ArtifactError, ContractError, UsageError
-from exporter.records import Range
+from exporter.core.errors import ArtifactError, ContractError, UsageError
+from exporter.core.records import Range
 from exporter.request import Request
 
 

@@ -19,8 +19,9 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from manifests import manifest, variant
 from test_proof import write_keys
 
-from exporter import archive, bundle, disk, proof, publishing
-from exporter.errors import AlteredError, ArtifactError, BundleError, ExporterError, UsageError
+from exporter import archive, bundle, proof, publishing
+from exporter.core import filesystem
+from exporter.core.errors import AlteredError, ArtifactError, BundleError, ExporterError, UsageError
 from exporter.signing import Trust
 
 
@@ -229,7 +230,7 @@ def test_signing_that_is_cut_off_leaves_a_whole_bundle(
 ) -> None:
     """Before each file that it writes, of a first signature and of a second."""
     sealed(toy)
-    write, cuts = disk.write_atomic, 0
+    write, cuts = filesystem.write_atomic, 0
     for _ in range(2):
         for left in range(3):
             calls = iter(range(left))
@@ -241,11 +242,11 @@ def test_signing_that_is_cut_off_leaves_a_whole_bundle(
                     raise KeyboardInterrupt
                 write(path, text)
 
-            monkeypatch.setattr(disk, "write_atomic", cut)
+            monkeypatch.setattr(filesystem, "write_atomic", cut)
             with contextlib.suppress(KeyboardInterrupt):
                 proof.sign(toy, signer, lambda: "")
             assert proof.examine(toy, Trust()).problems == {}
-        monkeypatch.setattr(disk, "write_atomic", write)
+        monkeypatch.setattr(filesystem, "write_atomic", write)
         proof.sign(toy, signer, lambda: "")
         assert proof.examine(toy, Trust(signer.with_name("pub.pem"))).problems == {}
     assert cuts > 3

@@ -13,7 +13,7 @@ from conftest import Run
 
 from exporter import torchscript
 from exporter.bundle import read_manifest
-from exporter.records import Contract, VariantRecord
+from exporter.core.records import Contract, VariantRecord
 
 
 def opened(place: Path, variant: VariantRecord) -> list[str]:
@@ -58,7 +58,7 @@ def test_arguments_of_artifacts_that_carry_their_state(run: Run) -> None:
 
 
 def test_arguments_of_artifacts_with_entries(run: Run) -> None:
-    from exporter.records import Range
+    from exporter.core.records import Range
 
     manifest, place = run("tiny:pair", "trace,script,onnx", ranges={"sequence": Range(3, 6, (3, 6))})
     for variant in manifest.variants[:2]:

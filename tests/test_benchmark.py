@@ -9,8 +9,8 @@ import pytest
 
 from exporter import benchmark
 from exporter.benchmark import FEWEST_WINDOWS, MAX_WINDOWS, MIN_WINDOWS, measure
-from exporter.errors import JobError
-from exporter.records import runs_for
+from exporter.core.errors import JobError
+from exporter.core.records import runs_for
 
 
 class Fake:

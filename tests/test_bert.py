@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from exporter import bundle, environment
+from exporter import bundle
+from exporter.core import environment
 
 PYTHON_FILES = ("libpython", "libtorch_python", ".cpython-", ".abi3.so", ".py")
 

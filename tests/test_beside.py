@@ -14,7 +14,7 @@ from test_proof import flip, write_keys
 
 import exporter
 from exporter import beside, proof, sums
-from exporter.errors import AlteredError, ArtifactError, UsageError
+from exporter.core.errors import AlteredError, ArtifactError, UsageError
 
 RECORDS = ("SHA256SUMS", "manifest.json", "bom.cdx.json", "provenance.json")
 

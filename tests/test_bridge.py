@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from exporter import bridge, lowering
-from exporter.errors import ExportError
+from exporter.core.errors import ExportError
 
 Function = Callable[[torch.Tensor], Any]
 SHAPES = ((3, 4), (2, 4), (5, 4))  # the first is the example

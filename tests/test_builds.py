@@ -13,11 +13,12 @@ import torch
 from conftest import NATIVE, Cli
 
 import exporter
-from exporter import builds, environment, pipeline, sums, targets
-from exporter.errors import ArtifactError, MissingDependency, UsageError
-from exporter.records import Build, Contract, TensorSpec
+from exporter import pipeline, sums, targets
+from exporter.core import environment, machine_code
+from exporter.core.errors import ArtifactError, MissingDependency, UsageError
+from exporter.core.json_codec import to_json
+from exporter.core.records import Build, Contract, TensorSpec
 from exporter.request import Request
-from exporter.serialization import to_json
 
 X86 = platform.machine() == "x86_64"
 PACKAGE = Path("compile.pt2")
@@ -30,7 +31,7 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def act(*flags: str, without: str = "") -> None:
         monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-        found = frozenset((*builds.PORTABLE.isa, *flags)) - {without}
+        found = frozenset((*machine_code.PORTABLE.isa, *flags)) - {without}
         monkeypatch.setattr(environment, "cpu_flags", lambda: found)
 
     return act
@@ -38,26 +39,26 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 def test_native_code_may_use_all_that_a_compiler_knows(cpu) -> None:
     cpu("fpu", "avx512f", "amx_tile", "sme", "hypervisor", "aes")
-    assert builds.native().isa == tuple(sorted((*builds.PORTABLE.isa, "avx512f", "amx_tile")))
-    assert builds.native().level == ""
+    assert machine_code.native().isa == tuple(sorted((*machine_code.PORTABLE.isa, "avx512f", "amx_tile")))
+    assert machine_code.native().level == ""
 
 
 def test_what_this_cpu_has_not_is_named(cpu) -> None:
     cpu("avx512f")
-    builds.require(Build(("avx2", "avx512f")), PACKAGE)
+    machine_code.require(Build(("avx2", "avx512f")), PACKAGE)
     with pytest.raises(ArtifactError, match=r"compile.pt2 was built for avx512_vnni, amx_tile, which this") as raised:
-        builds.require(Build(("avx512f", "avx512_vnni", "amx_tile")), PACKAGE)
+        machine_code.require(Build(("avx512f", "avx512_vnni", "amx_tile")), PACKAGE)
     assert raised.value.remedy == "export it on this machine, or with --portable"
     cpu(without="avx2")
     with pytest.raises(ArtifactError, match="for avx2, which") as raised:
-        builds.require(builds.PORTABLE, PACKAGE)
+        machine_code.require(machine_code.PORTABLE, PACKAGE)
     assert raised.value.remedy == "export it on this machine"
 
 
 def test_a_cpu_that_is_not_known_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "cpu_flags", frozenset)
-    builds.require(Build(("avx512f",)), PACKAGE)
-    assert builds.native() == Build()
+    machine_code.require(Build(("avx512f",)), PACKAGE)
+    assert machine_code.native() == Build()
 
 
 @pytest.mark.parametrize(
@@ -75,12 +76,12 @@ def test_a_cpu_that_is_not_known_refuses_nothing(monkeypatch: pytest.MonkeyPatch
 )
 def test_compute_capability(built: str, here: tuple[int, int], runs: bool) -> None:
     build = Build(capability=built)
-    builds.require(build, PACKAGE)
+    machine_code.require(build, PACKAGE)
     if runs:
-        builds.require(build, PACKAGE, here)
+        machine_code.require(build, PACKAGE, here)
         return
     with pytest.raises(ArtifactError, match=f"built for compute capability {built}, this GPU has {here[0]}.{here[1]}"):
-        builds.require(build, PACKAGE, here)
+        machine_code.require(build, PACKAGE, here)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_compute_capability(built: str, here: tuple[int, int], runs: bool) -> No
 )
 def test_what_is_newer_than_here(monkeypatch: pytest.MonkeyPatch, made: str, cuda: str, text: str) -> None:
     monkeypatch.setattr(environment, "version", lambda name: {"torch": "2.14.1+cu130"}[name])
-    assert builds.newer(replace(CONTRACT, torch=made, build=Build(cuda=cuda)), "13.0") == text
+    assert machine_code.newer(replace(CONTRACT, torch=made, build=Build(cuda=cuda)), "13.0") == text
 
 
 def test_portable_where_it_cannot_be(cli: Cli, cpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -106,7 +107,7 @@ def test_portable_where_it_cannot_be(cli: Cli, cpu, monkeypatch: pytest.MonkeyPa
     assert "--portable builds for x86-64-v3, and this CPU has no bmi2" in done.err
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     with pytest.raises(UsageError, match="this machine is aarch64"):
-        builds.require_portable()
+        machine_code.require_portable()
     assert not (tmp_path / "bundle").exists()
 
 

@@ -10,8 +10,8 @@ import pytest
 from archives import make_bundle
 
 from exporter import bundle, sums
-from exporter.errors import ArtifactError
-from exporter.records import ArtifactRecord
+from exporter.core.errors import ArtifactError
+from exporter.core.records import ArtifactRecord
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "SHA256SUMS"])

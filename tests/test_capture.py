@@ -10,10 +10,10 @@ import torch
 
 from exporter import capture, eager
 from exporter.capture import Program
-from exporter.errors import ExportError
+from exporter.core.errors import ExportError
+from exporter.core.records import Contract, Range, TensorSpec
 from exporter.flattening import FlatModule, flatten_inputs
 from exporter.no_program import NoProgram
-from exporter.records import Contract, Range, TensorSpec
 
 
 def contract(*shape: Any, symbols: dict[str, Range] | None = None) -> Contract:

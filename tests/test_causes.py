@@ -22,9 +22,10 @@ import pytest
 import torch
 from torch import nn
 
-from exporter import bridge, capture, causes, flattening, places
-from exporter.errors import ExportError, JobError
-from exporter.records import Contract, TensorSpec
+from exporter import bridge, capture, flattening
+from exporter.core import causes, source_lines
+from exporter.core.errors import ExportError, JobError
+from exporter.core.records import Contract, TensorSpec
 from exporter.targets import Options, onnx
 
 X = torch.ones(2, 4)
@@ -424,7 +425,7 @@ def fail_in_exporter() -> None:
     try:
         flattening.specs(["x"], [3])  # type: ignore[list-item]
     except AttributeError as error:
-        raise ExportError(places.own(error)) from error
+        raise ExportError(source_lines.own(error)) from error
 
 
 class Case(NamedTuple):
@@ -561,13 +562,13 @@ def spring(act: Callable[[Path], object], folder: Path) -> Exception:
 @pytest.mark.parametrize("case", SPRUNG, ids=[f"{case.name}-{case.target}" for case in SPRUNG])
 def test_the_cause_of_a_real_error(case: Case, tmp_path: Path) -> None:
     error = spring(case.spring, tmp_path)
-    text = places.summary(error)
+    text = source_lines.summary(error)
     cause = causes.find(text, case.target)
     assert cause is not None, text
     assert cause.name == case.name, text
     assert_readable(cause)
     if case.placed:
-        path, _, line = places.place_of(error).rpartition(":")
+        path, _, line = source_lines.place_of(error).rpartition(":")
         assert path == __file__
         assert MARK in linecache.getline(path, int(line)), f"line {line}"
 
@@ -625,7 +626,7 @@ def test_every_cause_has_a_test() -> None:
 
 def test_a_cause_that_is_not_sure_says_perhaps(tmp_path: Path) -> None:
     """Where torch tells that a dimension was fixed, and not by what."""
-    text = places.summary(spring(lambda _: constrained(Rows(), torch.ones(2, 4), batch=(1, 8)), tmp_path))
+    text = source_lines.summary(spring(lambda _: constrained(Rows(), torch.ones(2, 4), batch=(1, 8)), tmp_path))
     for cause in (causes.find(text, "onnx"), causes.named("dimension-baked", "trace", FOUND["dimension-baked"])):
         assert cause is not None
         assert " at 2, perhaps because" in cause.sentence
@@ -647,8 +648,8 @@ def test_an_unknown_message_has_no_cause() -> None:
 
 
 def test_the_line_that_writes_through_data(tmp_path: Path) -> None:
-    text = places.summary(spring(lambda _: exported(WritesData()), tmp_path))
-    path, _, line = places.place(text).rpartition(":")
+    text = source_lines.summary(spring(lambda _: exported(WritesData()), tmp_path))
+    path, _, line = source_lines.place(text).rpartition(":")
     assert path == __file__
     assert MARK in linecache.getline(path, int(line))
 

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from exporter import api, checkpoint
-from exporter.errors import RecipeError
+from exporter.core.errors import RecipeError
 
 State = dict[str, torch.Tensor]
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from exporter import causes, checks, environment
-from exporter.errors import ExporterError, JobError
-from exporter.records import Contract, SessionRecord, VariantRecord
+from exporter import checks
+from exporter.core import causes, environment
+from exporter.core.errors import ExporterError, JobError
+from exporter.core.records import Contract, SessionRecord, VariantRecord
 
 
 @pytest.mark.parametrize(

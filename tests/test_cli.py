@@ -12,8 +12,9 @@ import pytest
 from conftest import NATIVE, Cli, Done, recipe_path
 from test_records import VALIDATOR
 
-from exporter import checks, doctor, environment, targets
+from exporter import checks, doctor, targets
 from exporter.cli import main_export
+from exporter.core import environment
 from exporter.isolate import Zygote
 
 MLP = recipe_path("tiny:mlp")

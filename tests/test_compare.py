@@ -14,11 +14,11 @@ from manifests import CONTRACT, manifest, timing, variant
 
 from exporter import bundle as bundles
 from exporter import compare
-from exporter.errors import ArtifactError, JobError
-from exporter.listener import Listener
-from exporter.records import ArtifactRecord, Manifest, Range
+from exporter.core.errors import ArtifactError, JobError
+from exporter.core.json_codec import to_json
+from exporter.core.progress import Listener
+from exporter.core.records import ArtifactRecord, Manifest, Range
 from exporter.report import comparison
-from exporter.serialization import to_json
 
 NO_GATES = compare.Limits()
 

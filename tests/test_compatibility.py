@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from exporter.compatibility import changes
-from exporter.records import Build, Contract, Range, TensorSpec
+from exporter.core.contract_diff import changes
+from exporter.core.records import Build, Contract, Range, TensorSpec
 
 IDS = TensorSpec("ids", "int64", ("batch", "sequence"))
 TYPES = TensorSpec("types", "int64", ("batch",))

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from manifests import CONTRACT
 
-from exporter import contract
-from exporter.errors import ArtifactError, ContractError, UsageError
-from exporter.records import Contract, Dim, Range, TensorSpec
-from exporter.serialization import from_json, to_json
+from exporter.core import contract
+from exporter.core.errors import ArtifactError, ContractError, UsageError
+from exporter.core.json_codec import from_json, to_json
+from exporter.core.records import Contract, Dim, Range, TensorSpec
 
 SYMBOLS = {"batch": Range(1, 8), "sequence": Range(1, 16)}
 

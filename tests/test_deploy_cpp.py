@@ -12,10 +12,10 @@ import pytest
 from conftest import NATIVE, Cli
 from manifests import CONTRACT, failed, manifest, variant
 
-from exporter import environment
 from exporter.bundle import read_manifest
+from exporter.core import environment
+from exporter.core.errors import ArtifactError, BundleError, JobError, UsageError
 from exporter.deploy import choose, cpp
-from exporter.errors import ArtifactError, BundleError, JobError, UsageError
 
 needs_runner = pytest.mark.skipif(not NATIVE, reason="exporter-run is not built (make cpp)")
 

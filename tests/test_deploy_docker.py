@@ -15,12 +15,12 @@ import pytest
 from conftest import NATIVE, Cli
 from manifests import CONTRACT, manifest, variant
 
-from exporter import environment
 from exporter.bundle import read_manifest
+from exporter.core import environment
+from exporter.core.errors import ArtifactError, JobError, UsageError
+from exporter.core.records import ModelRecord, TensorSpec
 from exporter.deploy import docker
-from exporter.errors import ArtifactError, JobError, UsageError
 from exporter.isolate import Zygote
-from exporter.records import ModelRecord, TensorSpec
 
 
 @pytest.fixture(autouse=True)

@@ -17,11 +17,11 @@ from tritonclient.grpc import model_config_pb2
 
 from exporter import golden
 from exporter.bundle import read_manifest
+from exporter.core.errors import ArtifactError, BundleError, MissingDependency, UsageError
+from exporter.core.json_codec import to_json
+from exporter.core.records import Contract, Range, TensorSpec
 from exporter.deploy import MARK, Deployment, triton
-from exporter.errors import ArtifactError, BundleError, MissingDependency, UsageError
 from exporter.isolate import Zygote
-from exporter.records import Contract, Range, TensorSpec
-from exporter.serialization import to_json
 
 
 @pytest.fixture(autouse=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from exporter import causes, diagnosis
+from exporter import diagnosis
+from exporter.core import causes
+from exporter.core.records import CaseRecord, Contract, FixedSize, Range, SizeLimit, TensorSpec, Warned
 from exporter.diagnosis import CheckedCase, Known
-from exporter.records import CaseRecord, Contract, FixedSize, Range, SizeLimit, TensorSpec, Warned
 
 NOTHING = Known()
 

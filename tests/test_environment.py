@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from exporter import environment
+from exporter.core import environment
 
 
 @pytest.fixture(autouse=True)

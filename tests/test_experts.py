@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from exporter import capture, eager, experts
+from exporter.core.records import Contract, Range, TensorSpec
 from exporter.flattening import FlatModule, flatten_inputs
-from exporter.records import Contract, Range, TensorSpec
 
 TOKENS, CHOSEN = 7, 2
 

@@ -14,12 +14,12 @@ from conftest import Cli, recipe_path
 from test_operators import BUILT, needs_the_library
 
 from exporter import explain, loading, recipes, targets
-from exporter.errors import ExporterError, JobError, RecipeError
+from exporter.core.errors import ExporterError, JobError, RecipeError
+from exporter.core.records import Contract, Range
 from exporter.explain import SECTIONS, Explanation, Finding, Section
 from exporter.explain.subject import Subject
 from exporter.isolate import Zygote
 from exporter.job import Job
-from exporter.records import Contract, Range
 from exporter.report import explanation
 
 QUICK = ("trace", "export", "operators")

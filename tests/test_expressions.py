@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.expressions import DIVISORS, FACTORS, Expression, fit
+from exporter.core.expressions import DIVISORS, FACTORS, Expression, fit
 
 PROBES = (14, 15, 16, 29, 21)
 EXPRESSIONS = st.builds(

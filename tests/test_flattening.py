@@ -14,10 +14,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from exporter import flattening
-from exporter.errors import ExportError, RecipeError, UsageError
+from exporter.core.errors import ExportError, RecipeError, UsageError
+from exporter.core.json_codec import from_json, to_json
+from exporter.core.records import Contract, TensorSpec
 from exporter.flattening import flatten_inputs, output_leaves
-from exporter.records import Contract, TensorSpec
-from exporter.serialization import from_json, to_json
 
 ONE, TWO = torch.ones(1), torch.ones(2)
 

@@ -20,8 +20,8 @@ from fuzz.modules import Drawn, modules, simpler
 from fuzz.worker import Judged, Worker
 from hypothesis import HealthCheck, Phase, assume, given, settings
 
+from exporter.core.records import Manifest, ModelRecord, VariantRecord
 from exporter.isolate import Zygote
-from exporter.records import Manifest, ModelRecord, VariantRecord
 
 # Shrinking is our own: hypothesis does not know that the bytes are statements, and a case takes seconds.
 COMMON: dict[str, Any] = {

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from exporter import cases, golden, time_limit
-from exporter.errors import ArtifactError, ExportError
+from exporter import cases, golden
+from exporter.core import time_limit
+from exporter.core.errors import ArtifactError, ExportError
+from exporter.core.records import CaseRecord, Range, Tolerance
 from exporter.findings import Findings
 from exporter.flattening import FlatModule, flatten_inputs
-from exporter.records import CaseRecord, Range, Tolerance
 
 TOLERANCE = Tolerance(1e-4, 1e-5, 2.0)
 SYMBOLS = {"batch": Range(1, 8)}

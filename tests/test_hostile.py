@@ -33,10 +33,11 @@ from manifests import MANIFEST
 from test_proof import write_keys
 
 import exporter
-from exporter import archive, bundle, environment, proof
-from exporter.errors import ArtifactError, ExporterError
-from exporter.records import Manifest
-from exporter.serialization import from_json, to_json
+from exporter import archive, bundle, proof
+from exporter.core import environment
+from exporter.core.errors import ArtifactError, ExporterError
+from exporter.core.json_codec import from_json, to_json
+from exporter.core.records import Manifest
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 fuzzed = settings(

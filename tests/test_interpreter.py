@@ -15,7 +15,7 @@ from torch.jit._trace import TracerWarning
 from torch.utils import _pytree as pytree
 
 from exporter import flattening
-from exporter.errors import ExportError
+from exporter.core.errors import ExportError
 from exporter.interpreter import Interpreter, taken_over
 from exporter.interpreter.numbers import NUMBERS, Number
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from exporter.errors import ExportError, JobError
+from exporter.core.errors import ExportError, JobError
 from exporter.isolate import Child, Zygote, Zygotes, ended
 
 

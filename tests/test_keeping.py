@@ -13,11 +13,12 @@ import torch
 from recipes import rare
 from torch import nn
 
-from exporter import cases, contract, flattening, keeping, loading, recipes, targets
+from exporter import cases, flattening, keeping, loading, recipes, targets
 from exporter.capture import export_program
-from exporter.errors import ExportError
+from exporter.core import contract
+from exporter.core.errors import ExportError
+from exporter.core.records import Contract, TensorSpec
 from exporter.job import Job
-from exporter.records import Contract, TensorSpec
 from exporter.snapshot import Snapshot, name
 
 RARE = Path(rare.__file__)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from exporter import memory
-from exporter.memory import Room
+from exporter.core import memory
+from exporter.core.memory import Room
 
 
 @pytest.fixture

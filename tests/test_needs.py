@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from conftest import Cli, Run
 
-from exporter import memory, needs, recheck
-from exporter.errors import JobError
-from exporter.listener import Listener
+from exporter import needs, recheck
+from exporter.core import memory
+from exporter.core.errors import JobError
+from exporter.core.progress import Listener
+from exporter.core.records import Manifest, VariantRecord
 from exporter.needs import GB, LOAD, Need, Plan, Shortage
-from exporter.records import Manifest, VariantRecord
 from exporter.session.client import PythonSession
 
 

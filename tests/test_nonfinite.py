@@ -11,16 +11,17 @@ import torch
 from conftest import Run
 from manifests import variant
 
-from exporter import checks, eager, golden, nonfinite, open_artifact, time_limit
+from exporter import checks, eager, golden, nonfinite, open_artifact
+from exporter.core import time_limit
+from exporter.core.records import CaseRecord, Parity, SessionRecord
+from exporter.core.tensors import Tensors
+from exporter.core.tolerances import FLOAT32
 from exporter.golden import Case, Golden, NonFinite
 from exporter.interpreter import Interpreter
-from exporter.records import CaseRecord, Parity, SessionRecord
 from exporter.release import gates
 from exporter.release.plan import Gates
 from exporter.session.server import Judge
 from exporter.targets import Loaded
-from exporter.tensors import Tensors
-from exporter.tolerances import FLOAT32
 
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
 

@@ -13,10 +13,11 @@ import torchvision
 from conftest import NATIVE, Cli, Run, recipe_path
 
 import exporter
-from exporter import environment, operators
+from exporter import operators
 from exporter import targets as routes
-from exporter.errors import ArtifactError, UsageError
-from exporter.records import Manifest
+from exporter.core import environment
+from exporter.core.errors import ArtifactError, UsageError
+from exporter.core.records import Manifest
 
 BUILT = Path(__file__).parent.parent / "build" / "cpp" / "tests" / "exporter_test_ops.so"
 needs_the_library = pytest.mark.skipif(not BUILT.is_file(), reason=f"{BUILT} is not built (make cpp)")

@@ -14,7 +14,7 @@ import torch
 from onnx import TensorProto, helper
 
 from exporter import ort_graphs
-from exporter.errors import ArtifactError
+from exporter.core.errors import ArtifactError
 from exporter.ort_graphs import Bound, Graphs
 from exporter.targets import Options
 from exporter.targets import onnx as target

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from exporter.core.records import CaseParity, Tolerance
 from exporter.parity import OutputParity, compare, summarize
-from exporter.records import CaseParity, Tolerance
 
 F32 = ("float32", "float32")
 TOLERANCE = Tolerance(rtol=1e-4, atol=1e-5, k=2.0)

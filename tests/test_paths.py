@@ -13,15 +13,16 @@ from pathlib import Path
 import pytest
 from conftest import Cli, Run
 
-from exporter import bundle, disk, environment
-from exporter.errors import BundleError, JobError
+from exporter import bundle
+from exporter.core import environment, filesystem
+from exporter.core.errors import BundleError, JobError
 from exporter.isolate import Zygote
 
 ODD = os.fsdecode(b"a b'c\"d\n\xff$(e)")
 
 
 def test_a_plain_folder_is_known_by_its_own_path(tmp_path: Path) -> None:
-    with disk.plain(tmp_path) as known:
+    with filesystem.plain(tmp_path) as known:
         assert known == tmp_path
 
 
@@ -29,7 +30,7 @@ def test_a_plain_folder_is_known_by_its_own_path(tmp_path: Path) -> None:
 def test_an_odd_folder_is_known_by_a_link(name: str, tmp_path: Path) -> None:
     folder = tmp_path / name
     folder.mkdir()
-    with disk.plain(folder) as known:
+    with filesystem.plain(folder) as known:
         assert str(known).isascii()
         assert not set(str(known)) & set(" '\"\n$;")
         (known / "made").write_text("here")
@@ -41,7 +42,7 @@ def test_where_the_temporary_folder_is_odd_too(tmp_path: Path, monkeypatch: pyte
     folder = tmp_path / "a b"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    with disk.plain(folder) as known:
+    with filesystem.plain(folder) as known:
         assert known == folder
 
 
@@ -90,9 +91,9 @@ def test_a_full_temporary_folder(error: OSError, said: str, cli: Cli, monkeypatc
 
 
 def test_other_errors_of_the_system_are_not_taken_for_that(tmp_path: Path) -> None:
-    assert disk.temporary_error(OSError(errno.ENOSPC, "full", "/elsewhere/x")) is None
-    assert disk.temporary_error(FileNotFoundError(errno.ENOENT, "none", f"{tempfile.gettempdir()}/x")) is None
-    known = disk.error(OSError(errno.ENOSPC, "full", f"{tempfile.gettempdir()}/x"), Path("/elsewhere"))
+    assert filesystem.temporary_error(OSError(errno.ENOSPC, "full", "/elsewhere/x")) is None
+    assert filesystem.temporary_error(FileNotFoundError(errno.ENOENT, "none", f"{tempfile.gettempdir()}/x")) is None
+    known = filesystem.error(OSError(errno.ENOSPC, "full", f"{tempfile.gettempdir()}/x"), Path("/elsewhere"))
     assert isinstance(known, BundleError)
     assert known.remedy == "free some space, or set TMPDIR to another folder"
 

@@ -17,11 +17,12 @@ from conftest import Run, recipe_path, request_for, start_cli
 from test_records import VALIDATOR
 
 from exporter import bundle as bundles
-from exporter import disk, environment, pipeline
-from exporter.errors import BundleError, JobError, RecipeError, UsageError
+from exporter import pipeline
+from exporter.core import environment, filesystem
+from exporter.core.errors import BundleError, JobError, RecipeError, UsageError
+from exporter.core.progress import Listener
+from exporter.core.records import Manifest, VariantRecord
 from exporter.isolate import BACKGROUND, Zygote
-from exporter.listener import Listener
-from exporter.records import Manifest, VariantRecord
 
 
 @pytest.fixture(autouse=True)
@@ -292,7 +293,7 @@ def test_an_error_of_the_disk_is_said_and_leaves_nothing(
     def full(path: Path, text: str) -> None:
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr(disk, "write_atomic", full)
+    monkeypatch.setattr(filesystem, "write_atomic", full)
     with pytest.raises(BundleError, match="the disk is full"):
         run("tiny:mlp", out=tmp_path / "toy")
     assert list(tmp_path.iterdir()) == []
@@ -310,7 +311,7 @@ def test_a_disk_that_an_export_fills_ends_the_run_and_leaves_the_last_good_bundl
         if len(probes) > 1:  # the first comes before the run
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(disk, "probe_space", full)
+    monkeypatch.setattr(filesystem, "probe_space", full)
     with pytest.raises(BundleError, match="the disk is full"):
         run("broken:trace_raises", out=tmp_path / "toy")
     assert (good / "manifest.json").read_bytes() == before

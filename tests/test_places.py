@@ -11,8 +11,9 @@ import pytest
 import sympy
 import torch
 
-from exporter import causes, eager, flattening, places, structure
-from exporter.errors import ExportError
+from exporter import eager, flattening, structure
+from exporter.core import causes, source_lines
+from exporter.core.errors import ExportError
 
 SITE = "/usr/lib/python3.12/site-packages"
 TRACEBACK = f"""Traceback (most recent call last):
@@ -49,7 +50,7 @@ TRACEBACK = f"""Traceback (most recent call last):
     ],
 )
 def test_the_place_that_a_text_names(text: str, where: str) -> None:
-    assert places.place(text) == where
+    assert source_lines.place(text) == where
 
 
 class Raises(torch.nn.Module):
@@ -70,7 +71,7 @@ def raised(*sizes: int) -> Exception:
 
 
 def test_the_models_line_and_not_its_callers() -> None:
-    path, _, line = places.place_of(raised(2)).rpartition(":")
+    path, _, line = source_lines.place_of(raised(2)).rpartition(":")
     assert path == __file__
     assert "this line" in linecache.getline(path, int(line))
 
@@ -78,9 +79,9 @@ def test_the_models_line_and_not_its_callers() -> None:
 def test_an_error_of_exporter_itself_has_no_place() -> None:
     with pytest.raises(ExportError) as caught:
         flattening.output_leaves("text")
-    assert places.place_of(caught.value) == ""
-    assert places.own(caught.value) == ""  # it is said on purpose
-    assert places.located("as it is", caught.value) == "as it is"
+    assert source_lines.place_of(caught.value) == ""
+    assert source_lines.own(caught.value) == ""  # it is said on purpose
+    assert source_lines.located("as it is", caught.value) == "as it is"
 
 
 def test_errors_of_exporters_own_code_are_told_from_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +89,7 @@ def test_errors_of_exporters_own_code_are_told_from_the_models(monkeypatch: pyte
     monkeypatch.setattr(structure, "SHORT", None)
     with pytest.raises(ExportError) as said, eager.naming("batch=2"):
         flattening.output_leaves(Holds())
-    assert re.match(rf"{places.OWN} \(exporter/structure\.py:\d+\): TypeError: ", str(said.value))
+    assert re.match(rf"{source_lines.OWN} \(exporter/structure\.py:\d+\): TypeError: ", str(said.value))
     assert "the model" not in str(said.value)
     reason, remedy, _ = causes.describe(said.value)
     assert reason.startswith("This is a bug of exporter's, and nothing that the model does wrong")
@@ -114,7 +115,7 @@ def test_a_librarys_own_arithmetic_is_not_the_models() -> None:
     example = (torch.ones(2),)
     with pytest.raises(TypeError, match="truth value") as caught:
         flattening.FlatModule(Compares(), flattening.flatten_inputs(Compares(), example))(*example)
-    path, _, line = places.place_of(caught.value).rpartition(":")
+    path, _, line = source_lines.place_of(caught.value).rpartition(":")
     assert path == __file__
     assert "this line" in linecache.getline(path, int(line))
 
@@ -134,15 +135,15 @@ def test_a_node_of_a_graph_knows_its_line() -> None:
     trace = caught.value.__traceback__
     assert trace is not None
     caught.value.__traceback__ = trace.tb_next
-    assert places.place_of(caught.value) == "/home/me/net.py:31"
+    assert source_lines.place_of(caught.value) == "/home/me/net.py:31"
 
 
 def test_a_place_is_said_once() -> None:
     error = raised(2)
-    once = places.located("wrapped", error)
+    once = source_lines.located("wrapped", error)
     assert once.startswith("wrapped (")
-    assert places.located(once, error) == once
-    assert places.summary(error) == f"ExportError: {once}"
+    assert source_lines.located(once, error) == once
+    assert source_lines.summary(error) == f"ExportError: {once}"
 
 
 @pytest.mark.parametrize(
@@ -151,7 +152,7 @@ def test_a_place_is_said_once() -> None:
         ("\n\nfirst\nof two lines\n\nand advice", "first of two lines"),
         ("", ""),
         ("no source of <function f at 0x7f103ab40900>", "no source of <function f>"),
-        ("x" * 5000, "x" * places.MESSAGE),
+        ("x" * 5000, "x" * source_lines.MESSAGE),
         ("\x1b[1;31mred\x1b[0m and \x1b[2J", "red and \ufffd[2J"),
         (
             "The following operation failed in the TorchScript interpreter.\nTraceback of TorchScript:\nnet.py(3): f\n"
@@ -166,11 +167,11 @@ def test_a_place_is_said_once() -> None:
     ],
 )
 def test_what_an_error_says_in_one_line(text: str, message: str) -> None:
-    assert places.message(RuntimeError(text)) == message
+    assert source_lines.message(RuntimeError(text)) == message
 
 
 def test_an_error_without_a_message_is_its_type() -> None:
-    assert places.summary(MemoryError()) == "MemoryError"
+    assert source_lines.summary(MemoryError()) == "MemoryError"
 
 
 def test_torchscript_tells_the_line_of_the_model_that_it_was_made_from(tmp_path: Path) -> None:
@@ -183,17 +184,17 @@ def test_torchscript_tells_the_line_of_the_model_that_it_was_made_from(tmp_path:
     torch.jit.save(torch.jit.trace(View(), (torch.ones(2, 4),)), str(tmp_path / "view.pt"))
     with pytest.raises(RuntimeError) as caught:
         torch.jit.load(str(tmp_path / "view.pt"))(torch.ones(2, 4).t())
-    assert places.message(caught.value).startswith("view size is not compatible")
-    path, _, line = places.place(str(caught.value)).rpartition(":")
+    assert source_lines.message(caught.value).startswith("view size is not compatible")
+    path, _, line = source_lines.place(str(caught.value)).rpartition(":")
     assert "of a transposed tensor" in linecache.getline(path, int(line))
 
 
 def test_stack_traces_without_folders() -> None:
     """As artifacts carry them: the same wherever they were made."""
-    here = Path(places.__file__)
+    here = Path(source_lines.__file__)
     trace = f'  File "/home/me/models/net.py", line 4, in forward\n    return x\n  File "{here}", line 1, in f\n'
     trace += '  File "/usr/lib/python3/site-packages/torch/nn/modules/linear.py", line 134, in forward\n'
-    assert places.portable(trace) == (
-        '  File "net.py", line 4, in forward\n    return x\n  File "exporter/places.py", line 1, in f\n'
+    assert source_lines.portable(trace) == (
+        '  File "net.py", line 4, in forward\n    return x\n  File "exporter/core/source_lines.py", line 1, in f\n'
         '  File "torch/nn/modules/linear.py", line 134, in forward\n'
     )

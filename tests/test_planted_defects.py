@@ -15,11 +15,12 @@ import pytest
 import torch
 from exporter_models import minilm
 
-from exporter import cases, contract, environment, flattening, golden, parity, tolerances
-from exporter.records import Contract, Range
-from exporter.serialization import to_json
+from exporter import cases, flattening, golden, parity
+from exporter.core import contract, environment, tolerances
+from exporter.core.json_codec import to_json
+from exporter.core.records import Contract, Range
+from exporter.core.tensors import Tensors
 from exporter.session.server import Judge
-from exporter.tensors import Tensors
 
 RECIPES = Path(__file__).parent / "recipes"
 

@@ -12,11 +12,12 @@ import torch
 from conftest import NATIVE, Run
 
 import exporter
-from exporter import builds, cases, environment, golden, parity, precision, quantization, targets, tolerances
+from exporter import cases, golden, parity, precision, quantization, targets
 from exporter.capture import Program
-from exporter.errors import ArtifactError, ExportError, UsageError
+from exporter.core import environment, machine_code, tolerances
+from exporter.core.errors import ArtifactError, ExportError, UsageError
+from exporter.core.records import Contract, Manifest, Range, TensorSpec, Tolerance
 from exporter.flattening import FlatModule, flatten_inputs
-from exporter.records import Contract, Manifest, Range, TensorSpec, Tolerance
 from exporter.targets import Options, Variant
 
 
@@ -216,7 +217,7 @@ def program_of(module: torch.nn.Module, x: torch.Tensor) -> Program:
 
 def test_int8_of_a_gpus_package_is_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled for the CPU here; what is compiled is the same."""
-    monkeypatch.setattr("exporter.targets.compile._build", lambda options: builds.native())
+    monkeypatch.setattr("exporter.targets.compile._build", lambda options: machine_code.native())
     module, path, target = Wide().eval(), tmp_path / "compile@int8.pt2", targets.get("compile")
     program = program_of(module, torch.randn(2, 5, 512))
     exported = target.export(program, path, Options(precision="int8", device="cuda"))

@@ -9,8 +9,8 @@ import pytest
 from manifests import CONTRACT, failed, manifest, variant
 
 from exporter import report
+from exporter.core.records import Range, TensorSpec
 from exporter.explain import Explanation, Finding, Section
-from exporter.records import Range, TensorSpec
 from exporter.report import console, explanation, markdown
 
 ESCAPE = "\x1b]0;title\x07\x1b[2J\x9b1m\u202e"

@@ -29,9 +29,9 @@ from manifests import manifest, variant
 
 from exporter import checks, proof, provenance, recipes, sbom, sums
 from exporter.bundle import UNLISTED, read_manifest
-from exporter.errors import AlteredError, ArtifactError
+from exporter.core.errors import AlteredError, ArtifactError
+from exporter.core.records import ModelRecord, VariantRecord
 from exporter.publishing import stage
-from exporter.records import ModelRecord, VariantRecord
 from exporter.signing import Trust
 
 VALIDATOR = JsonStrictValidator(SchemaVersion.V1_7)

@@ -30,12 +30,13 @@ from fuzz.inline import Inline
 from torch.utils._pytree import tree_structure, treespec_dumps
 
 from exporter import bundle as bundles
-from exporter import checks, environment, open_artifact, pipeline, recipes, targets, tolerances
+from exporter import checks, open_artifact, pipeline, recipes, targets
 from exporter.capture import Program, export_program
-from exporter.errors import ContractError
+from exporter.core import environment, tolerances
+from exporter.core.errors import ContractError
+from exporter.core.records import Contract, Range, TensorSpec, VariantRecord
 from exporter.flattening import FlatModule, flatten_inputs
 from exporter.isolate import Zygote
-from exporter.records import Contract, Range, TensorSpec, VariantRecord
 
 OPTIONS = targets.Options(threads=1)
 

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from manifests import MANIFEST, manifest, variant
 
-from exporter import bundle, disk, publishing
-from exporter.errors import BundleError
-from exporter.serialization import to_json
+from exporter import bundle, publishing
+from exporter.core import filesystem
+from exporter.core.errors import BundleError
+from exporter.core.json_codec import to_json
 
 FORK = multiprocessing.get_context("spawn")
 
@@ -123,7 +124,7 @@ def test_all_is_on_the_disk_before_it_is_published(
 
 def test_a_file_that_is_replaced_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced = Synced(monkeypatch)
-    disk.write_atomic(tmp_path / "a.json", "one")
+    filesystem.write_atomic(tmp_path / "a.json", "one")
     assert synced.has(tmp_path / "a.json")
     assert synced.has(tmp_path)
 
@@ -136,9 +137,9 @@ def test_directories_that_cannot_be_waited_for(tmp_path: Path, monkeypatch: pyte
 
     (tmp_path / "file").touch()
     monkeypatch.setattr(os, "fsync", refuse)
-    disk.sync(tmp_path)
+    filesystem.sync(tmp_path)
     with pytest.raises(OSError, match="Invalid"):
-        disk.sync(tmp_path / "file")
+        filesystem.sync(tmp_path / "file")
 
 
 def test_publish_into_an_empty_directory(tmp_path: Path) -> None:
@@ -237,7 +238,7 @@ def test_files_of_others_are_not_replaced(tmp_path: Path, files: list[str], mess
     for name in files:
         (out / name).touch()
     if "manifest.json" in files:
-        disk.write_atomic(out / "manifest.json", to_json(manifest(variant())))
+        filesystem.write_atomic(out / "manifest.json", to_json(manifest(variant())))
     with pytest.raises(BundleError, match=message), publishing.stage(out):
         pass
     assert all((out / name).exists() for name in files)
@@ -320,8 +321,8 @@ def test_no_room_is_noticed_before_anything_runs(tmp_path: Path) -> None:
 
 def test_atomic_writes_replace_or_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.json"
-    disk.write_atomic(path, "one")
-    disk.write_atomic(path, "two")
+    filesystem.write_atomic(path, "one")
+    filesystem.write_atomic(path, "two")
     assert path.read_text() == "two"
 
     def broken(self: Path, target: Path) -> Path:
@@ -329,5 +330,5 @@ def test_atomic_writes_replace_or_leave(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Path, "replace", broken)
     with pytest.raises(OSError, match="full"):
-        disk.write_atomic(path, "three")
+        filesystem.write_atomic(path, "three")
     assert path.read_text() == "two"

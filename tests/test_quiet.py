@@ -13,8 +13,8 @@ import pytest
 from conftest import Cli
 from manifests import manifest, timing, variant
 
-from exporter import quiet
-from exporter.records import Goal, MachineLoad, Manifest
+from exporter.core import machine_load
+from exporter.core.records import Goal, MachineLoad, Manifest
 from exporter.report import summary
 
 CALM = MachineLoad(4, 0.02, 0.0, 0.0, 0, 0.3)
@@ -22,23 +22,23 @@ BUSY = replace(CALM, others=0.3, load=7.2)
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., quiet.Reading]:
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., machine_load.Reading]:
     """A /proc of two CPUs with these ticks; each call is a reading one second later."""
     clock = iter(range(100))
-    monkeypatch.setattr(quiet, "PROC", tmp_path)
-    monkeypatch.setattr(quiet.processes, "PROC", tmp_path)
-    monkeypatch.setattr(quiet, "CGROUP", tmp_path / "cgroup")
-    monkeypatch.setattr(quiet, "CPUS", tmp_path / "cpu")
-    monkeypatch.setattr(quiet, "_usable", lambda: frozenset({0, 1}))
-    monkeypatch.setattr(quiet, "_ticks", lambda: 100)
-    monkeypatch.setattr(quiet.os, "getpid", lambda: 7)
-    monkeypatch.setattr(quiet.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(machine_load, "PROC", tmp_path)
+    monkeypatch.setattr(machine_load.processes, "PROC", tmp_path)
+    monkeypatch.setattr(machine_load, "CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(machine_load, "CPUS", tmp_path / "cpu")
+    monkeypatch.setattr(machine_load, "_usable", lambda: frozenset({0, 1}))
+    monkeypatch.setattr(machine_load, "_ticks", lambda: 100)
+    monkeypatch.setattr(machine_load.os, "getpid", lambda: 7)
+    monkeypatch.setattr(machine_load.time, "monotonic", lambda: float(next(clock)))
 
     def write(name: str, text: str) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
 
-    def look(user: int = 0, steal: int = 0, own: int = 0, throttled: int = 0, hot: int = 0) -> quiet.Reading:
+    def look(user: int = 0, steal: int = 0, own: int = 0, throttled: int = 0, hot: int = 0) -> machine_load.Reading:
         cpu = f"{user} 0 0 9 9 0 0 {steal} 0 0"
         write("stat", f"cpu  99 9\ncpu0 {cpu}\ncpu1 0 0 0 0 0 0 0 0 0 0\ncpu9 {10 * user} 0 0 0 0 0 0 0 0 0\nintr 5\n")
         for pid, parent, ticks in ((7, 1, 0), (8, 7, own), (9, 8, 0), (10, 1, 5000 + user)):
@@ -46,23 +46,23 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., qu
         write("self/cgroup", "0::/job\n")
         write("cgroup/job/cpu.stat", f"usage_usec 1\nthrottled_usec {throttled}\n")
         write("cpu/cpu0/thermal_throttle/core_throttle_count", f"{hot}\n")
-        found = quiet.read()
+        found = machine_load.read()
         assert found is not None
         return found
 
     return look
 
 
-def test_what_others_took(machine: Callable[..., quiet.Reading]) -> None:
+def test_what_others_took(machine: Callable[..., machine_load.Reading]) -> None:
     """80 ticks on our two CPUs in a second, 20 of them of a child: the others took 60 of 200."""
-    found = quiet.between(machine(100), machine(180, own=20))
+    found = machine_load.between(machine(100), machine(180, own=20))
     assert found is not None
     assert (found.cpus, found.others, found.steal, found.throttled, found.hot) == (2, pytest.approx(0.3), 0, 0, 0)
     assert found.busy
 
 
-def test_our_own_work_is_not_others(machine: Callable[..., quiet.Reading]) -> None:
-    found = quiet.between(machine(100), machine(300, own=200))
+def test_our_own_work_is_not_others(machine: Callable[..., machine_load.Reading]) -> None:
+    found = machine_load.between(machine(100), machine(300, own=200))
     assert found is not None
     assert (found.others, found.busy) == (0.0, False)
 
@@ -75,25 +75,25 @@ def test_our_own_work_is_not_others(machine: Callable[..., quiet.Reading]) -> No
         ({"hot": 3}, "cores slowed down for heat 3 times"),
     ],
 )
-def test_what_else_disturbs(change: dict[str, int], said: str, machine: Callable[..., quiet.Reading]) -> None:
-    found = quiet.between(machine(), machine(**change))
+def test_what_else_disturbs(change: dict[str, int], said: str, machine: Callable[..., machine_load.Reading]) -> None:
+    found = machine_load.between(machine(), machine(**change))
     assert found is not None
     assert found.busy
     assert said in found.describe()
 
 
 def test_where_nobody_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(quiet, "PROC", tmp_path / "none")
-    assert quiet.read() is None
-    assert quiet.Watch().load() is None
+    monkeypatch.setattr(machine_load, "PROC", tmp_path / "none")
+    assert machine_load.read() is None
+    assert machine_load.Watch().load() is None
 
 
 @pytest.mark.skipif(not Path("/proc/stat").is_file(), reason="there is no /proc")
 def test_this_machine() -> None:
     """Work of a process that we started counts as our own, also when it has ended."""
-    before = quiet.read()
+    before = machine_load.read()
     subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.5: pass"], check=True)
-    after = quiet.read()
+    after = machine_load.read()
     assert before is not None
     assert after is not None
     assert after.own - before.own >= 0.45
@@ -108,14 +108,14 @@ def looks(*found: MachineLoad) -> Iterator[MachineLoad]:
 def test_waiting_ends_when_it_is_quiet_twice() -> None:
     heard: list[str] = []
     given = looks(BUSY, CALM, BUSY, CALM, CALM)
-    assert quiet.wait(60.0, heard.append, lambda: next(given)) == ""
+    assert machine_load.wait(60.0, heard.append, lambda: next(given)) == ""
     assert heard == ["wait: other processes took 30% of 4 CPUs, load 7.2"] * 2
 
 
 def test_waiting_has_an_end() -> None:
-    said = quiet.wait(0.05, lambda _: None, lambda: time.sleep(0.02) or BUSY)
+    said = machine_load.wait(0.05, lambda _: None, lambda: time.sleep(0.02) or BUSY)
     assert said == "the machine did not become quiet in 0.05 s: other processes took 30% of 4 CPUs, load 7.2"
-    assert quiet.wait(0.0, lambda _: None, lambda: pytest.fail("it looked")) == ""
+    assert machine_load.wait(0.0, lambda _: None, lambda: pytest.fail("it looked")) == ""
 
 
 def timed(machine: MachineLoad | None, stable: bool = True, goal: Goal | None = None) -> Manifest:

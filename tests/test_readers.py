@@ -12,7 +12,7 @@ import pytest
 
 import exporter
 from exporter import targets
-from exporter.errors import ArtifactError, ContractError, UsageError
+from exporter.core.errors import ArtifactError, ContractError, UsageError
 
 TABLE = json.loads((Path(__file__).parent / "contracts.json").read_text())
 

@@ -13,9 +13,9 @@ from conftest import Cli, republish
 
 from exporter import checks, recheck
 from exporter.bundle import read_manifest
-from exporter.errors import JobError
-from exporter.listener import Listener
-from exporter.records import VariantRecord
+from exporter.core.errors import JobError
+from exporter.core.progress import Listener
+from exporter.core.records import VariantRecord
 from exporter.session.client import Session
 
 

@@ -12,9 +12,9 @@ import jsonschema
 import pytest
 from manifests import MANIFEST, edited, variant
 
-from exporter import records
-from exporter.records import Manifest, Timing
-from exporter.serialization import from_json, to_json
+from exporter.core import records
+from exporter.core.json_codec import from_json, to_json
+from exporter.core.records import Manifest, Timing
 
 SCHEMA: dict[str, Any] = json.loads((Path(records.__file__).parent / "manifest.schema.json").read_text())
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from exporter import capture, flattening, recurrent
-from exporter.records import Contract, Range, TensorSpec
+from exporter.core.records import Contract, Range, TensorSpec
 
 pytestmark = pytest.mark.filterwarnings("ignore:The tensor attributes .*_flat_weights")
 

@@ -14,9 +14,9 @@ from test_records import VALIDATOR
 
 import exporter
 from exporter import archive, bundle, compare, deploy, proof, recheck, report, sums
-from exporter.errors import AlteredError, UsageError
-from exporter.listener import Listener
-from exporter.records import ArtifactRecord, Manifest
+from exporter.core.errors import AlteredError, UsageError
+from exporter.core.progress import Listener
+from exporter.core.records import ArtifactRecord, Manifest
 from exporter.signing import Trust
 
 

@@ -27,10 +27,11 @@ from conftest import RECIPES, Cli, start_cli
 from manifests import timing, variant
 from test_pipeline import children, gone, wait_for
 
-from exporter import disk, environment, proof
-from exporter.errors import ArtifactError, BundleError, UsageError
-from exporter.listener import Listener
-from exporter.records import ArtifactRecord, Manifest, MetricRecord, Parity, SessionRecord
+from exporter import proof
+from exporter.core import environment, filesystem
+from exporter.core.errors import ArtifactError, BundleError, UsageError
+from exporter.core.progress import Listener
+from exporter.core.records import ArtifactRecord, Manifest, MetricRecord, Parity, SessionRecord
 from exporter.release import executor, file, formats, gates, junit, keys, plan, run
 from exporter.release.plan import Gates, Step
 from exporter.request import Request
@@ -266,7 +267,7 @@ def test_keys_follow_what_a_bundle_depends_on(recipe: Path, tmp_path: Path, monk
     seen |= {key_of(recipe)}
     keys._environment.cache_clear()
     with monkeypatch.context() as patch:
-        patch.setattr("exporter.environment.version", lambda name: "99")
+        patch.setattr("exporter.core.environment.version", lambda name: "99")
         seen |= {key_of(recipe)}
     keys._environment.cache_clear()
     assert len(seen) == 8, "each of these is another key"
@@ -535,7 +536,7 @@ def test_one_release_at_a_time(tmp_path: Path) -> None:
     release(tmp_path)
     before = files(tmp_path / "out")
     with (
-        disk.locked(tmp_path / "out" / ".lock", tmp_path / "out"),
+        filesystem.locked(tmp_path / "out" / ".lock", tmp_path / "out"),
         pytest.raises(BundleError, match=f"out is in use by another run .process {os.getpid()}"),
     ):
         release(tmp_path, resume=False)
@@ -550,7 +551,7 @@ def test_a_full_disk_leaves_the_last_bundles_and_is_gone_on_from(
     before = files(tmp_path / "out")
     written = 0
 
-    def full(path: Path, text: str, write: Callable[[Path, str], None] = disk.write_atomic) -> None:
+    def full(path: Path, text: str, write: Callable[[Path, str], None] = filesystem.write_atomic) -> None:
         nonlocal written
         written += 1
         if written > 7:
@@ -558,7 +559,7 @@ def test_a_full_disk_leaves_the_last_bundles_and_is_gone_on_from(
         write(path, text)
 
     with monkeypatch.context() as patch:
-        patch.setattr(disk, "write_atomic", full)
+        patch.setattr(filesystem, "write_atomic", full)
         with pytest.raises(BundleError, match="the disk is full") as raised:
             release(tmp_path, resume=False)
     assert raised.value.remedy
@@ -720,9 +721,9 @@ def test_junit_is_written_beside_others(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "junit.xml.new").symlink_to(tmp_path / "elsewhere")
     junit.write([], tmp_path / "junit.xml")
     assert not (tmp_path / "elsewhere").exists()
-    named = {disk.own_new(tmp_path / "junit.xml")}
+    named = {filesystem.own_new(tmp_path / "junit.xml")}
     monkeypatch.setattr(os, "getpid", lambda: 1)
-    assert disk.own_new(tmp_path / "junit.xml") not in named
+    assert filesystem.own_new(tmp_path / "junit.xml") not in named
 
 
 def test_junit_has_one_suite_for_a_model_that_stands_twice(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ from test_release import planned
 
 from exporter import archive
 from exporter import bundle as bundles
-from exporter.errors import BundleError, UsageError
-from exporter.listener import Listener
+from exporter.core.errors import BundleError, UsageError
+from exporter.core.progress import Listener
 from exporter.release import cluster, executor, keys, run
 from exporter.release.plan import Step
 

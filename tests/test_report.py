@@ -12,9 +12,9 @@ import pytest
 from manifests import EAGER, EXACT, MANIFEST, failed, manifest, timing, variant
 
 from exporter import report
-from exporter.records import ArtifactRecord, Goal, Lifecycle, Manifest, Parity, SessionRecord, VariantRecord
+from exporter.core.json_codec import from_json, to_json
+from exporter.core.records import ArtifactRecord, Goal, Lifecycle, Manifest, Parity, SessionRecord, VariantRecord
 from exporter.report import comparison, console, rows, summary
-from exporter.serialization import from_json, to_json
 
 FORMS = ("table", "json", "md")
 

@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 from manifests import CONTRACT, EAGER, EXACT, MANIFEST, failed, manifest, timing, variant
 
-from exporter import bundle, disk, report
-from exporter.records import ArtifactRecord, CaseParity, Lifecycle, Manifest, Parity, SessionRecord, Timing
+from exporter import bundle, report
+from exporter.core import filesystem
+from exporter.core.records import ArtifactRecord, CaseParity, Lifecycle, Manifest, Parity, SessionRecord, Timing
 from exporter.report import html, rows
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -82,7 +83,7 @@ def write(place: Path, found: Manifest, count: int = 60) -> Manifest:
     samples = {f"{v.name} {s}": samples_of(t, count) for v in found.variants for s, t in v.timings.items()}
     (place / bundle.SAMPLES).write_text(json.dumps(samples))
     found = dataclasses.replace(found, samples=bundle.record(place / bundle.SAMPLES))
-    disk.write_atomic(place / bundle.MANIFEST, report.render(found, "json"))
+    filesystem.write_atomic(place / bundle.MANIFEST, report.render(found, "json"))
     return found
 
 

@@ -10,9 +10,9 @@ import pytest
 from conftest import recipe_path, request_for
 
 from exporter.cli.export import _request, command
-from exporter.dimensions import parse_all
-from exporter.errors import UsageError
-from exporter.records import Range
+from exporter.core.dimensions import parse_all
+from exporter.core.errors import UsageError
+from exporter.core.records import Range
 from exporter.request import Request
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from exporter import processes
-from exporter.errors import ExporterError, JobError
+from exporter.core import processes
+from exporter.core.errors import ExporterError, JobError
 from exporter.isolate import Zygote
 
 

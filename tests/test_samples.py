@@ -11,9 +11,9 @@ from conftest import Run, recipe_path
 from test_pipeline import fits_the_schema, rows
 
 from exporter import flattening, golden, metrics, recheck, recipes, report, samples
-from exporter.errors import RecipeError
-from exporter.listener import Listener
-from exporter.records import Contract, MetricRecord, Range, TensorSpec, VariantRecord
+from exporter.core.errors import RecipeError
+from exporter.core.progress import Listener
+from exporter.core.records import Contract, MetricRecord, Range, TensorSpec, VariantRecord
 
 CONTRACT = Contract(
     "measured",

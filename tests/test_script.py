@@ -14,10 +14,10 @@ from torch import nn
 
 from exporter import capture, flattening, interpreter
 from exporter.capture import Program
-from exporter.errors import ExportError
+from exporter.core.errors import ExportError
+from exporter.core.records import Contract, Range, TensorSpec
 from exporter.flattening import FlatModule, flatten_inputs, output_leaves
 from exporter.no_program import NoProgram
-from exporter.records import Contract, Range, TensorSpec
 from exporter.targets import Options, script
 
 OPTIONS = Options(threads=1)

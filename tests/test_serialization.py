@@ -8,9 +8,9 @@ import json
 import pytest
 from manifests import MANIFEST, edited, variant
 
-from exporter.errors import ArtifactError
-from exporter.records import Contract, Manifest, Range, TensorSpec
-from exporter.serialization import from_json, to_json
+from exporter.core.errors import ArtifactError
+from exporter.core.json_codec import from_json, to_json
+from exporter.core.records import Contract, Manifest, Range, TensorSpec
 
 
 def test_round_trip() -> None:

@@ -16,10 +16,10 @@ import torch
 
 from exporter import golden as goldens
 from exporter import targets
-from exporter.errors import ArtifactError, JobError
+from exporter.core.errors import ArtifactError, JobError
+from exporter.core.records import CaseRecord, Tolerance
 from exporter.golden import Case, Golden
 from exporter.isolate import SIDE_BY_SIDE, Zygote
-from exporter.records import CaseRecord, Tolerance
 from exporter.session import server
 from exporter.session.client import NativeSession, PythonSession, Session
 

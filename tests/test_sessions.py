@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from exporter import checks
-from exporter.errors import JobError
-from exporter.records import SessionRecord, VariantRecord
+from exporter.core.errors import JobError
+from exporter.core.records import SessionRecord, VariantRecord
 from exporter.sessions import Sessions
 
 RECORD = VariantRecord("trace", "trace", "pending")

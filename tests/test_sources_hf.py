@@ -18,7 +18,7 @@ from conftest import Cli
 from torch.utils import _pytree as pytree
 
 from exporter import recipes
-from exporter.errors import RecipeError
+from exporter.core.errors import RecipeError
 from exporter.recipes import example_sizes
 from exporter.sources import _hf_hub
 

@@ -15,9 +15,9 @@ from conftest import request_for
 from torch import Tensor, nn
 
 from exporter import examples, flattening, golden, pipeline, recipes
-from exporter.dimensions import LARGEST_BATCH
-from exporter.errors import RecipeError
-from exporter.records import Manifest
+from exporter.core.dimensions import LARGEST_BATCH
+from exporter.core.errors import RecipeError
+from exporter.core.records import Manifest
 from exporter.sources import saved
 
 # torch.jit.script complains of an annotation in torch.fx.GraphModule, which is not ours.

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from exporter import recipes
-from exporter.errors import RecipeError
-from exporter.records import Range
+from exporter.core.errors import RecipeError
+from exporter.core.records import Range
 from exporter.sources import _hf_hub
 
 installed = pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is not installed")

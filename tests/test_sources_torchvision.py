@@ -14,8 +14,8 @@ from torch import nn
 from torchvision import models
 
 from exporter import recipes
-from exporter.errors import RecipeError
-from exporter.records import Range
+from exporter.core.errors import RecipeError
+from exporter.core.records import Range
 from exporter.sources import _weights
 
 FAMILIES = [

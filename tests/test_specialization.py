@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from exporter import capture, flattening, specialization
-from exporter.records import Contract, Range, TensorSpec
+from exporter.core.records import Contract, Range, TensorSpec
 
 SYMBOLS = {"batch": Range(1, 16), "sequence": Range(1, 64)}
 

@@ -13,13 +13,14 @@ from conftest import Run
 from recipes import stateful
 from torch import nn
 
-from exporter import api, carrying, contract, eager, flattening, golden, search, snapshot, state
-from exporter.errors import ContractError, ExportError
-from exporter.records import Contract, KeptState, Range, StateTensor, TensorSpec, Values
+from exporter import api, carrying, eager, flattening, golden, search, snapshot, state
+from exporter.core import contract
+from exporter.core.errors import ContractError, ExportError
+from exporter.core.records import Contract, KeptState, Range, StateTensor, TensorSpec, Values
+from exporter.core.tensors import Tensors
 from exporter.sequences import Calls
 from exporter.snapshot import Form, Snapshot
 from exporter.state import State, StatefulModule
-from exporter.tensors import Tensors
 
 
 def found(recipe: Any) -> tuple[nn.Module, flattening.FlatInputs, Snapshot, State | None]:
@@ -342,7 +343,7 @@ def test_the_reference_carries_a_state_of_its_own_in_float64() -> None:
 
 
 def test_a_golden_without_sequences_is_of_schema_1(tmp_path: Any) -> None:
-    from exporter.records import CaseRecord, Tolerance
+    from exporter.core.records import CaseRecord, Tolerance
 
     one = golden.Case(CaseRecord("fixed sizes"), (torch.ones(1),), (torch.ones(1),), (torch.ones(1).double(),))
     for step, schema in ((None, 1), (0, 2)):

@@ -15,11 +15,12 @@ import pytest
 import torch
 from conftest import RECIPES, Run, request_for
 
-from exporter import api, capture, eager, environment, flattening, narrowing, pipeline, ranges, report, targets
-from exporter.contract import Narrowing
-from exporter.errors import ContractError
+from exporter import api, capture, eager, flattening, narrowing, pipeline, ranges, report, targets
+from exporter.core import environment
+from exporter.core.contract import Narrowing
+from exporter.core.errors import ContractError
+from exporter.core.records import Contract, Manifest, Range, TensorSpec, VariantRecord
 from exporter.isolate import Zygote
-from exporter.records import Contract, Manifest, Range, TensorSpec, VariantRecord
 from exporter.targets import trace
 
 spec = importlib.util.spec_from_file_location("stepped", RECIPES / "stepped.py")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from manifests import EAGER, failed, manifest, variant
 
-from exporter.records import SessionRecord
+from exporter.core.records import SessionRecord
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))

@@ -17,14 +17,15 @@ import pytest
 import torch
 from conftest import Run
 
-from exporter import builds, environment, inductor, ort_graphs, targets
+from exporter import inductor, ort_graphs, targets
 from exporter.capture import Program, export_program
-from exporter.contract import entry
-from exporter.errors import ArtifactError, ExportError, MissingDependency, UsageError
+from exporter.core import environment, machine_code
+from exporter.core.contract import entry
+from exporter.core.errors import ArtifactError, ExportError, MissingDependency, UsageError
+from exporter.core.records import Contract, Range, TensorSpec
 from exporter.flattening import FlatModule, flatten_inputs
 from exporter.isolate import Zygote
 from exporter.no_program import NoProgram
-from exporter.records import Contract, Range, TensorSpec
 from exporter.targets import Options, Variant
 
 NAMES = targets.names()
@@ -99,7 +100,7 @@ def test_it_declares_what_it_is(name: str) -> None:
 def test_the_contract_travels_inside(name: str, made: Path) -> None:
     found = targets.get(name).read_contract(made)
     assert dataclasses.replace(found, build=None) == CONTRACT
-    assert found.build == (builds.native() if name == "compile" else None)
+    assert found.build == (machine_code.native() if name == "compile" else None)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -201,7 +202,7 @@ def test_a_portable_package_is_portable(name: str, made: Path, program: Program,
     portable = tmp_path / "portable.pt2"
     exported = targets.get(name).export(program, portable, dataclasses.replace(OPTIONS, portable=True))
     assert exported.notes == ("portable (x86-64-v3)",)
-    assert exported.build == builds.PORTABLE == targets.get(name).read_contract(portable).build
+    assert exported.build == machine_code.PORTABLE == targets.get(name).read_contract(portable).build
     assert not WIDE.search(disassembled(portable, tmp_path))
     if "avx512f" in environment.cpu_flags():
         assert WIDE.search(disassembled(made, tmp_path)), "the search finds what it looks for"

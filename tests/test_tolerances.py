@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from exporter import tolerances
-from exporter.records import PRECISIONS
-from exporter.tolerances import BY_DTYPE, BY_PRECISION, FLOAT32, Asked
+from exporter.core import tolerances
+from exporter.core.records import PRECISIONS
+from exporter.core.tolerances import BY_DTYPE, BY_PRECISION, FLOAT32, Asked
 
 
 def test_they_widen_with_precision() -> None:

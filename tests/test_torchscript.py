@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from exporter import torchscript
-from exporter.errors import ArtifactError, ExportError
+from exporter.core.errors import ArtifactError, ExportError
 
 
 class Scripted(torch.nn.Module):

@@ -9,11 +9,12 @@ import pytest
 import torch
 from conftest import Run, request_for
 
-from exporter import mapped, memory, needs, targets
+from exporter import mapped, needs, targets
+from exporter.core import memory
+from exporter.core.records import VariantRecord
 from exporter.isolate import Holder, Zygote
 from exporter.job import Prepared
 from exporter.needs import GB, Plan
-from exporter.records import VariantRecord
 from exporter.turns import Turns
 
 

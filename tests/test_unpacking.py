@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from exporter import unpacking
-from exporter.errors import ArtifactError
+from exporter.core.errors import ArtifactError
 
 CYCLES = """
 import gc, os, sys

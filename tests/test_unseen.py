@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from exporter import causes, diagnosis, unseen
-from exporter.records import CaseRecord, Warned
+from exporter import diagnosis, unseen
+from exporter.core import causes
+from exporter.core.records import CaseRecord, Warned
 
 
 class Writes(nn.Module):

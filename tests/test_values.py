@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exporter import cases, tolerances, values
-from exporter.records import Range, Tolerance
+from exporter import cases, values
+from exporter.core import tolerances
+from exporter.core.records import Range, Tolerance
 
 
 def test_floats_change_and_indices_stay_within_what_they_held() -> None:

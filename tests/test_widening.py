@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from exporter import eager, memory, widening
+from exporter import eager, widening
+from exporter.core import memory
 
 Tensors = tuple[torch.Tensor, ...]
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import click
 
-from exporter import disk, places
 from exporter._version import __version__
 from exporter.cli import _streams
-from exporter.errors import ExporterError
+from exporter.core import filesystem, source_lines
+from exporter.core.errors import ExporterError
 
 ORDER = (
     "export", "explain", "check", "bench", "compare", "report", "release", "sign", "pack", "unpack", "deploy",
@@ -90,7 +90,7 @@ def _code(command: click.Command, name: str) -> int:
     )
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        disk.require_directory()
+        filesystem.require_directory()
         result: Any = command.main(prog_name=name, standalone_mode=False)
         return result if isinstance(result, int) else 0
     except click.exceptions.Exit as done:
@@ -108,7 +108,7 @@ def _code(command: click.Command, name: str) -> int:
         _show(error)
         return error.exit_code
     except Exception as error:
-        known = disk.temporary_error(error) if isinstance(error, OSError) else None
+        known = filesystem.temporary_error(error) if isinstance(error, OSError) else None
         if known is not None:
             _show(known)
             return known.exit_code
@@ -121,6 +121,6 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _show(error: ExporterError) -> None:
-    click.echo(click.style("Error: ", fg="red", bold=True) + places.printable(str(error)), err=True)
+    click.echo(click.style("Error: ", fg="red", bold=True) + source_lines.printable(str(error)), err=True)
     for line in filter(None, (error.remedy, *getattr(error, "__notes__", []))):
-        click.echo(f"  {places.printable(line)}", err=True)
+        click.echo(f"  {source_lines.printable(line)}", err=True)

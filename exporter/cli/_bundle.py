@@ -10,7 +10,7 @@ import click
 from exporter.cli import _options
 
 if TYPE_CHECKING:
-    from exporter.records import Manifest
+    from exporter.core.records import Manifest
     from exporter.signing import Trust
 
 trust_options = _options.together(
@@ -41,7 +41,7 @@ bundle_options = _options.together(
 
 def trusted(options: dict[str, Any]) -> Trust:
     """Whose signature is insisted on."""
-    from exporter.errors import UsageError
+    from exporter.core.errors import UsageError
     from exporter.signing import Trust
 
     trust = Trust(options["public_key"], options["identity"], options["issuer"])
@@ -52,9 +52,10 @@ def trusted(options: dict[str, Any]) -> Trust:
 
 def recheck(place: Path, options: dict[str, Any], time_budget: float = 0.0) -> Manifest:
     """The bundle as it is found now, timed where there is a budget; `options` are those that `bundle_options` adds."""
-    from exporter import environment, recheck
+    from exporter import recheck
     from exporter.cli import _progress
     from exporter.cli._goal import least_runs
+    from exporter.core import environment
 
     how = recheck.Settings(
         threads=options["threads"] or environment.usable_cpus(),

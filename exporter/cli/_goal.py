@@ -10,7 +10,7 @@ import click
 from exporter.cli import _options
 
 if TYPE_CHECKING:
-    from exporter.records import Goal
+    from exporter.core.records import Goal
 
 goal_options = _options.together(
     click.option(
@@ -31,7 +31,7 @@ goal_options = _options.together(
 
 def least_runs(options: dict[str, Any]) -> int:
     """How many calls of each artifact the goal's bounds want."""
-    from exporter.records import runs_for
+    from exporter.core.records import runs_for
 
     return 0 if options["max_p99_ms"] is None else runs_for(99)
 

@@ -10,11 +10,11 @@ import click
 from click.shell_completion import CompletionItem
 
 from exporter.cli import _options
-from exporter.errors import UsageError
+from exporter.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from exporter.core.records import Range
     from exporter.recipes import Source
-    from exporter.records import Range
 
 Sizes = dict[str, tuple[int, ...]]
 
@@ -160,7 +160,7 @@ def sweep(given: Sizes) -> Sizes:
 
 def ranges(given: Sizes) -> dict[str, Range]:
     """The ranges among them."""
-    from exporter.records import Range
+    from exporter.core.records import Range
 
     found = {name[:-2]: bounds for name, bounds in given.items() if name.endswith("..")}
     return {name: Range(low, high).within(low, high, step) for name, (low, high, step) in found.items()}
@@ -168,7 +168,7 @@ def ranges(given: Sizes) -> dict[str, Range]:
 
 def choose_device(asked: str | None) -> str:
     """The device asked for, or the best there is. UsageError for one that is not here."""
-    from exporter import environment
+    from exporter.core import environment
 
     if asked is None:
         return "cuda" if environment.gpus() and "+cpu" not in (environment.version("torch") or "") else "cpu"

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from exporter.limits import MAX_THREADS
+from exporter.core.limits import MAX_THREADS
 
 Command = Callable[..., Any]
 Option = Callable[[Command], Command]

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from exporter import places
-from exporter.listener import Listener
-from exporter.records import VariantRecord
+from exporter.core import source_lines
+from exporter.core.progress import Listener
+from exporter.core.records import VariantRecord
 from exporter.report.console import escape
 
 
@@ -49,7 +49,7 @@ class PlainLines(Listener):
         self._print(record.name, f"{record.status}{': ' + record.reason if record.reason else ''}")
 
     def _print(self, variant: str, text: str) -> None:
-        said = places.printable(f"{variant:<24} {text}")
+        said = source_lines.printable(f"{variant:<24} {text}")
         print(f"[{time.monotonic() - self._started:6.1f} s] {said}", file=sys.stderr, flush=True)
 
 

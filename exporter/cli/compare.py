@@ -49,8 +49,9 @@ def command(
     Exit codes: 0 NEW can take OLD's place, 1 a contract breaks, a variant is gone, does not pass any more, does not run
     here, or is slower or larger than may be, or a file of a bundle was altered; 2 there are no two bundles to compare.
     """
-    from exporter import compare, environment
+    from exporter import compare
     from exporter.cli import _progress
+    from exporter.core import environment
     from exporter.report import comparison
 
     if max_slower is not None and not measure:

@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from exporter import places
 from exporter.cli import _options
 from exporter.cli._model import choose_device, choose_source, given_sizes, model_options, ranges, single_sizes, sweep
-from exporter.errors import UsageError
+from exporter.core import source_lines
+from exporter.core.errors import UsageError
 
 
 @click.command(name="explain", short_help="Say what is in the way of each target.")
@@ -29,10 +29,11 @@ def command(model: str, device: str | None, as_json: bool, quiet: bool, verbose:
 
     Exit codes: 0 whatever is found, 1 the model does not run, 2 cannot be done as asked.
     """
-    from exporter import environment, explain, targets
+    from exporter import explain, targets
+    from exporter.core import environment
+    from exporter.core.json_codec import to_json
     from exporter.job import Job
     from exporter.report import explanation
-    from exporter.serialization import to_json
 
     source, sizes = choose_source(model, given), given_sizes(given)
     if sweep(sizes):
@@ -55,7 +56,7 @@ def command(model: str, device: str | None, as_json: bool, quiet: bool, verbose:
         )
         found = explain.run(job, work / "explain.log", _silent if quiet else _progress, given["timeout"])
         if verbose:
-            click.echo(places.printable((work / "explain.log").read_text(errors="replace")), err=True)
+            click.echo(source_lines.printable((work / "explain.log").read_text(errors="replace")), err=True)
     click.echo(to_json(found) + "\n" if as_json else explanation.render(found), nl=False)
 
 

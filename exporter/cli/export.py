@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from exporter import places
 from exporter.cli import _options
 from exporter.cli._goal import chosen, goal_options, least_runs
 from exporter.cli._model import (
@@ -24,10 +23,11 @@ from exporter.cli._model import (
     single_sizes,
     sweep,
 )
-from exporter.errors import ArtifactError, UsageError
+from exporter.core import source_lines
+from exporter.core.errors import ArtifactError, UsageError
 
 if TYPE_CHECKING:
-    from exporter.records import Manifest
+    from exporter.core.records import Manifest
     from exporter.request import Request
 
 DEFAULT_TARGETS = "trace,script,compile,onnx"
@@ -181,8 +181,9 @@ def _named(asked: str) -> str:
 
 
 def _request(model: str, targets_text: str, device: str | None, out: Path | None, options: dict[str, Any]) -> Request:
-    from exporter import environment, targets
-    from exporter.records import Goal, Range
+    from exporter import targets
+    from exporter.core import environment
+    from exporter.core.records import Goal, Range
     from exporter.request import Request
 
     source = choose_source(model, options)
@@ -233,7 +234,7 @@ def again(manifest: Manifest) -> Request:
     UsageError where it was made otherwise, or a file that it names is not there.
     """
     from exporter import recipes
-    from exporter.records import EAGER
+    from exporter.core.records import EAGER
 
     variants = [variant for variant in manifest.variants if variant.name != EAGER]
     try:
@@ -260,5 +261,5 @@ def again(manifest: Manifest) -> Request:
 def _show_logs(manifest: Any, place: Path) -> None:
     for record in manifest.variants:
         if record.status == "failed":
-            click.echo(places.printable(f"\n--- {record.name}: {record.log}"), err=True)
-            click.echo(places.printable((place / record.log).read_text(errors="replace")[-4000:]), err=True)
+            click.echo(source_lines.printable(f"\n--- {record.name}: {record.log}"), err=True)
+            click.echo(source_lines.printable((place / record.log).read_text(errors="replace")[-4000:]), err=True)

@@ -14,7 +14,7 @@ import click
 
 from exporter.cli import _options
 from exporter.cli._model import choose_device
-from exporter.errors import UsageError
+from exporter.core.errors import UsageError
 
 if TYPE_CHECKING:
     from exporter.release.executor import Executor

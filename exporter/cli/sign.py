@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from exporter.cli import _options
-from exporter.errors import UsageError
+from exporter.core.errors import UsageError
 
 PASSWORD = "EXPORTER_KEY_PASSWORD"
 

@@ -13,7 +13,7 @@ INDENT, WIDTH = 24, 96  # columns of what is said of a target below its first li
 def command() -> None:
     """List the targets, their variants and their artifacts."""
     from exporter import targets
-    from exporter.errors import MissingDependency
+    from exporter.core.errors import MissingDependency
 
     for name in targets.names():
         target = targets.get(name)

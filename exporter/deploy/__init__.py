@@ -13,12 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from exporter import bundle, disk, publishing
+from exporter import bundle, publishing
 from exporter._version import __version__
-from exporter.errors import ArtifactError, BundleError, UsageError
-from exporter.records import EAGER, SCHEMA, ArtifactRecord, Manifest, Parity, VariantRecord
+from exporter.core import filesystem
+from exporter.core.errors import ArtifactError, BundleError, UsageError
+from exporter.core.json_codec import from_json, to_json
+from exporter.core.records import EAGER, SCHEMA, ArtifactRecord, Manifest, Parity, VariantRecord
 from exporter.report import summary
-from exporter.serialization import from_json, to_json
 
 MARK = "deployment.json"
 Refuse = Callable[[VariantRecord], str]  # why a destination cannot serve a variant; "" where it can
@@ -98,7 +99,7 @@ def publish(root: Path, out: Path, deployment: Deployment) -> Deployment:
     out = out.absolute()
     files = tuple(replace(bundle.record(root / name), path=name) for name in sorted(_files(root)))
     deployment = replace(deployment, files=files)
-    disk.write_atomic(root / MARK, to_json(deployment) + "\n")
+    filesystem.write_atomic(root / MARK, to_json(deployment) + "\n")
     _refuse_foreign(out, deployment.kind)
     publishing.swap(root, out)
     return deployment

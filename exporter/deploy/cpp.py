@@ -18,11 +18,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from exporter import checks, environment, operators, sums, targets
+from exporter import checks, operators, sums, targets
 from exporter.bundle import GOLDEN
+from exporter.core import environment
+from exporter.core.errors import ArtifactError, JobError, MissingDependency, UsageError
+from exporter.core.records import Contract, Manifest, Parity, VariantRecord
 from exporter.deploy import Deployment, choose, golden, publish, staged, take
-from exporter.errors import ArtifactError, JobError, MissingDependency, UsageError
-from exporter.records import Contract, Manifest, Parity, VariantRecord
 from exporter.session.client import NativeSession, Session
 
 KIND = "cpp"

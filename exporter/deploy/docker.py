@@ -16,13 +16,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from exporter import bundle, environment
+from exporter import bundle
+from exporter.core import environment
+from exporter.core.errors import JobError
+from exporter.core.json_codec import from_json
+from exporter.core.records import Contract, Manifest, Parity, VariantRecord
 from exporter.deploy import Deployment, choose, cpp, golden, publish, staged, take
 from exporter.deploy.triton import TYPES
-from exporter.errors import JobError
 from exporter.isolate import Zygote
-from exporter.records import Contract, Manifest, Parity, VariantRecord
-from exporter.serialization import from_json
 
 KIND = "docker"
 NOBODY = "65534:65534"

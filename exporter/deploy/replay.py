@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from exporter import parity
-from exporter.records import Parity, Tolerance
-from exporter.serialization import to_json
+from exporter.core.json_codec import to_json
+from exporter.core.records import Parity, Tolerance
 
 
 def replay(place: Path) -> Parity:

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from exporter import bundle
-from exporter.contract import keeps_state, output_names
+from exporter.core.contract import keeps_state, output_names
+from exporter.core.errors import ArtifactError, BundleError, MissingDependency, UsageError
+from exporter.core.records import Contract, Manifest, VariantRecord
 from exporter.deploy import Deployment, choose, golden, publish, read, staged, take
-from exporter.errors import ArtifactError, BundleError, MissingDependency, UsageError
 from exporter.isolate import Zygote
-from exporter.records import Contract, Manifest, VariantRecord
 
 KIND = "triton"
 CONFIG = "config.pbtxt"

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from exporter import causes, places
-from exporter.errors import ExporterError
+from exporter.core import causes, source_lines
+from exporter.core.errors import ExporterError
+from exporter.core.records import Contract
 from exporter.isolate import SIDE_BY_SIDE, Child, Zygote
 from exporter.job import Job
-from exporter.records import Contract
 
 SECTIONS = ("trace", "script", "compile", "export", "onnx", "operators")
 SCHEMA = 1
@@ -53,9 +53,9 @@ class Explanation:
 
 def failure(message: str, target: str = "", remedy: str = "") -> Finding:
     """What a message says: its cause, its place, and what to do where no remedy is given."""
-    cause, raw = causes.find(message, target), causes.shorten(places.without(message))
+    cause, raw = causes.find(message, target), causes.shorten(source_lines.without(message))
     text = f"{cause.sentence}: {raw}" if cause else raw
-    return Finding("bad", text, places.place(message), remedy or (cause.remedy if cause else ""))
+    return Finding("bad", text, source_lines.place(message), remedy or (cause.remedy if cause else ""))
 
 
 def run(job: Job, log: Path, begun: Callable[[str], None], timeout: float) -> Explanation:

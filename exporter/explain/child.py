@@ -6,7 +6,8 @@ import importlib
 import socket
 import traceback
 
-from exporter import keeping, loading, places
+from exporter import keeping, loading
+from exporter.core import source_lines
 from exporter.explain import Finding, Section, failure
 from exporter.explain.subject import Subject
 from exporter.job import Job
@@ -27,5 +28,5 @@ def _findings(name: str, subject: Subject) -> list[Finding]:
         findings: list[Finding] = importlib.import_module(f"exporter.explain.{name}").examine(subject)
     except Exception as error:  # torch raises whatever it meets; that is what the section has to say
         traceback.print_exc()
-        return [failure(places.own(error) or places.summary(error), name)]
+        return [failure(source_lines.own(error) or source_lines.summary(error), name)]
     return findings

@@ -10,7 +10,7 @@ import torch
 import torch._dynamo
 from torch._dynamo import utils
 
-from exporter import contract, places
+from exporter.core import contract, source_lines
 from exporter.explain import Finding
 from exporter.explain.subject import Subject
 
@@ -50,7 +50,9 @@ def _recompilations(subject: Subject) -> list[Finding]:
             compilations += len(made)
             for one in filter(lambda one: one.recompile_reason, made):
                 text = f"compiled again at {contract.describe(at)}: {_first_line(str(one.recompile_reason))}"
-                found.setdefault(text, Finding("note", text, places.place(f"{one.co_filename}:{one.co_firstlineno}")))
+                found.setdefault(
+                    text, Finding("note", text, source_lines.place(f"{one.co_filename}:{one.co_firstlineno}"))
+                )
     torch._dynamo.reset()
     again = list(found.values())
     said = Finding("ok", f"{compilations} compilations over {len(sizes)} sizes")
@@ -65,4 +67,4 @@ def _first_line(text: str) -> str:
 
 
 def _place(stack: Any) -> str:
-    return places.place("".join(traceback.format_list(stack)))
+    return source_lines.place("".join(traceback.format_list(stack)))

@@ -7,12 +7,13 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from exporter import places, snapshot
-from exporter.contract import Narrowing
-from exporter.errors import ExportError
+from exporter import snapshot
+from exporter.core import source_lines
+from exporter.core.contract import Narrowing
+from exporter.core.errors import ExportError
+from exporter.core.records import Range
 from exporter.explain import Finding, failure
 from exporter.explain.subject import Subject
-from exporter.records import Range
 
 _SYMBOL = re.compile(r"\b[su]\d+\b")
 WHOSE = {
@@ -47,7 +48,9 @@ def _taken(subject: Subject) -> list[Finding]:
     findings = [Finding("ok", f"torch.export takes it; promised: {promised}")]
     if captured.narrowings:
         findings = [Finding("note", f"torch.export takes it, but not all that is promised: {promised}")]
-    findings += [Finding("note", places.without(said), places.place(said)) for said in subject.loaded.narrowed]
+    findings += [
+        Finding("note", source_lines.without(said), source_lines.place(said)) for said in subject.loaded.narrowed
+    ]
     findings += [_narrowed(one, symbols) for one in captured.narrowings]
     findings += [Finding("bad", str(replace(one, place="")), one.place) for one in captured.limits]
     return [*findings, *_conditions(captured.guards, _names(captured.program, subject))]

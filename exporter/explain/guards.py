@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import re
 
-from exporter import places, specialization
+from exporter import specialization
+from exporter.core import source_lines
 
 _ADDED = re.compile(r"eval (.+?) \[guard added\]")
 
@@ -20,7 +21,7 @@ class Guards(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """(condition, line); nothing is ever filtered out."""
         if match := _ADDED.match(record.getMessage()):
-            self.found.append((match[1], places.here()))
+            self.found.append((match[1], source_lines.here()))
         return True
 
     def __enter__(self) -> Guards:

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from exporter import capture, causes, onnx_tracing, places, promotion
-from exporter.errors import ExportError
+from exporter import capture, onnx_tracing, promotion
+from exporter.core import causes, source_lines
+from exporter.core.errors import ExportError
 from exporter.explain import Finding
 from exporter.explain.subject import Subject
 
@@ -82,5 +83,5 @@ def _missing(node: fx.Node, why: str) -> Finding:
     target: Any = node.target
     name = str(target) if isinstance(target, torch._ops.OpOverload) else type(target).__name__
     cause = causes.find(f"No ONNX function found for {target!r}. {why}", "onnx")
-    place = places.place(str(node.meta.get("stack_trace") or ""))
+    place = source_lines.place(str(node.meta.get("stack_trace") or ""))
     return Finding("bad", f"{name}: {cause.sentence if cause else why}", place, cause.remedy if cause else "")

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import torch
 
-from exporter import bridge, causes, places
-from exporter.errors import ExportError
+from exporter import bridge
+from exporter.core import causes, source_lines
+from exporter.core.errors import ExportError
 from exporter.explain import Finding, failure
 from exporter.explain.subject import Subject
 
@@ -29,7 +30,7 @@ def _natively(subject: Subject) -> list[Finding]:
             warnings.simplefilter("ignore")
             torch.jit.script(subject.model)
     except Exception as error:  # the compiler of TorchScript raises whatever it meets
-        natively, bridged = failure(places.summary(error), "script"), _bridged(subject)
+        natively, bridged = failure(source_lines.summary(error), "script"), _bridged(subject)
         return [replace(natively, level="note", remedy="") if bridged.level == "ok" else natively, bridged]
     return [Finding("ok", "torch.jit.script takes it as it is")]
 
@@ -38,6 +39,6 @@ def _bridged(subject: Subject) -> Finding:
     try:
         bridge.from_exported(subject.captured.require())
     except ExportError as error:
-        found = failure(places.located(str(error), error), "script", error.remedy)
+        found = failure(source_lines.located(str(error), error), "script", error.remedy)
         return replace(found, text=f"through the exported graph: {found.text}")
     return Finding("ok", "through the exported graph it becomes TorchScript")

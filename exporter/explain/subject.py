@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
-from exporter import capture, contract, eager, narrowing, time_limit, tolerances, values
-from exporter.errors import ExportError
+from exporter import capture, eager, narrowing, values
+from exporter.core import contract, time_limit, tolerances
+from exporter.core.errors import ExportError
+from exporter.core.records import Contract, SizeLimit
+from exporter.core.tensors import Tensors
 from exporter.explain.guards import Guards
 from exporter.job import Job
 from exporter.loading import LoadedModel
-from exporter.records import Contract, SizeLimit
-from exporter.tensors import Tensors
 
 LARGEST = 16  # a size up to this one is cheap, whatever the example's is
 

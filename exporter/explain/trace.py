@@ -16,10 +16,11 @@ import torch
 from torch.jit._trace import TracerWarning
 from torch.overrides import TorchFunctionMode
 
-from exporter import experts, places
+from exporter import experts
+from exporter.core import source_lines
+from exporter.core.tensors import Tensors
 from exporter.explain import Finding
 from exporter.explain.subject import Subject
-from exporter.tensors import Tensors
 
 CONVERSIONS = ("__bool__", "__int__", "__float__", "__index__", "__len__", "__contains__", "item", "tolist", "numpy")
 RETRACED = 3  # wrong probes at which the model is traced again
@@ -50,7 +51,7 @@ class _Conversions(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         if getattr(function, "__name__", "") in CONVERSIONS:
-            self._numbers.setdefault(places.here(), []).append(repr(result)[:200])
+            self._numbers.setdefault(source_lines.here(), []).append(repr(result)[:200])
         return result
 
 
@@ -93,7 +94,7 @@ def trace(module: torch.nn.Module, inputs: Tensors) -> Traced:
 
     def hear(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
         if issubclass(category, TracerWarning):
-            traced.warned.setdefault(places.here(), str(message).partition(". ")[0].partition(" might cause")[0])
+            traced.warned.setdefault(source_lines.here(), str(message).partition(". ")[0].partition(" might cause")[0])
 
     with warnings.catch_warnings(), torch.no_grad(), _Conversions(traced.numbers), experts.dense(module):
         warnings.simplefilter("always")
@@ -109,7 +110,7 @@ def _difference(module: torch.nn.Module, traced: Traced, inputs: Tensors) -> str
         try:
             given = traced.module(*(t.clone() for t in inputs))
         except Exception as error:  # whatever TorchScript raises is the finding
-            return places.message(error)
+            return source_lines.message(error)
     for one, other in zip(given if isinstance(given, tuple) else (given,), expected, strict=True):
         if one.shape != other.shape:
             return f"an output is {list(one.shape)}, eager's is {list(other.shape)}"
@@ -135,7 +136,7 @@ def _operations(block: Any) -> Iterator[tuple[str, str]]:
         if node.kind() == "prim::Constant":
             value = node.output().toIValue()
             constant = repr(value) if isinstance(value, (bool, int, float)) else ""
-        yield places.place(node.sourceRange()), f"{node.kind()} {constant}"
+        yield source_lines.place(node.sourceRange()), f"{node.kind()} {constant}"
         for inner in node.blocks():
             yield from _operations(inner)
 

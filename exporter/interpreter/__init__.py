@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from exporter.errors import ExportError
+from exporter.core.errors import ExportError
 from exporter.interpreter import graph as graphs
 from exporter.interpreter import operators
 from exporter.interpreter.numbers import Number, Predicate, as_output, as_tensor, as_truth

@@ -23,9 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exporter import archive, bundle, disk, places, publishing
-from exporter.errors import ArtifactError, BundleError, MissingDependency, UsageError
-from exporter.listener import Listener
+from exporter import archive, bundle, publishing
+from exporter.core import filesystem, source_lines
+from exporter.core.errors import ArtifactError, BundleError, MissingDependency, UsageError
+from exporter.core.progress import Listener
 from exporter.release import keys
 from exporter.release.executor import Outcome, Outcomes, perform
 from exporter.release.plan import Step
@@ -92,7 +93,7 @@ def _joined(address: str) -> Iterator[Any]:
             where = None if address == LOCAL else address
             ray.init(where, include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
         except Exception as error:
-            raise UsageError(f"cannot join the cluster {address}: {places.message(error)}", ADDRESS) from error
+            raise UsageError(f"cannot join the cluster {address}: {source_lines.message(error)}", ADDRESS) from error
         finally:
             signal.signal(signal.SIGTERM, handler)
         try:
@@ -132,7 +133,7 @@ class Cluster:
         try:
             return list(self.ray.get(ref))
         except self.ray.exceptions.RayError as error:
-            return [f"exporter does not run there: {places.message(error)}"]
+            return [f"exporter does not run there: {source_lines.message(error)}"]
 
     def run(self, steps: Sequence[Step], listener: Listener) -> Outcomes:
         """As `Executor.run`. What is not timed goes first."""
@@ -209,7 +210,7 @@ class _Run:
         except self.ray.exceptions.RayTaskError:
             raise
         except self.ray.exceptions.RayError as error:
-            return places.message(error)
+            return source_lines.message(error)
         return made
 
     def cancel(self) -> None:
@@ -291,7 +292,7 @@ def make(task: Task) -> Made:
     except BundleError as error:
         return Made(BundleError(f"{platform.node()}: {error}", DISK))
     except OSError as error:
-        cause = disk.error(error, Path(tempfile.gettempdir()))
+        cause = filesystem.error(error, Path(tempfile.gettempdir()))
         return Made(BundleError(f"{platform.node()}: {cause}", DISK))
 
 

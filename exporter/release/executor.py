@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Protocol
 
 from exporter import pipeline
-from exporter.errors import BundleError, ExporterError
+from exporter.core.errors import BundleError, ExporterError
+from exporter.core.progress import Listener
 from exporter.isolate import Zygotes
-from exporter.listener import Listener
 from exporter.release.plan import Step
 
 

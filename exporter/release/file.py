@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from exporter import targets
-from exporter.errors import UsageError
+from exporter.core.errors import UsageError
 
 Place = tuple[str | int, ...]  # of a value: keys, and indices in arrays
 _TABLE = re.compile(r"\s*(\[\[?)([^\[\]]+)\]")

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from exporter import places
-from exporter.errors import UsageError
-from exporter.records import SCHEMA
+from exporter.core import source_lines
+from exporter.core.errors import UsageError
+from exporter.core.records import SCHEMA
 from exporter.release.plan import Step
 from exporter.release.run import Row
 from exporter.report import markdown as report
@@ -45,7 +45,7 @@ def table(rows: Sequence[Row], out: Path) -> str:
 
     text = console.table(HEADINGS, [_cells(row) for row in rows])
     for row in rows:
-        text += "".join(places.printable(f"{row.step.name}: {line}") + "\n" for line in _failures(row))
+        text += "".join(source_lines.printable(f"{row.step.name}: {line}") + "\n" for line in _failures(row))
     return text + f"{_summary(rows)} Bundles: {out}\n"
 
 
@@ -144,7 +144,7 @@ def _wanted(step: Step) -> str:
 
 def _data(text: str) -> str:
     """As a workflow command's message is written: actions/toolkit, packages/core/src/command.ts."""
-    return places.printable(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return source_lines.printable(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def _property(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from exporter.records import EAGER, VERDICTS, MetricRecord, Timing, VariantRecord, runs_for
+from exporter.core.records import EAGER, VERDICTS, MetricRecord, Timing, VariantRecord, runs_for
 from exporter.release.plan import Gates
 from exporter.report.rows import number, size_of
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from junitparser import Failure, JUnitXml, TestCase, TestSuite
 
-from exporter import disk
-from exporter.errors import UsageError
+from exporter.core import filesystem
+from exporter.core.errors import UsageError
 from exporter.release.run import Row
 
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # XML 1.0, 2.2
@@ -26,7 +26,7 @@ def write(rows: Sequence[Row], path: Path) -> None:
     report.update_statistics()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        disk.write_atomic(path, report.tostring().decode(), new=disk.own_new(path))
+        filesystem.write_atomic(path, report.tostring().decode(), new=filesystem.own_new(path))
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}", "give another --junit") from error
 

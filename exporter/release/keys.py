@@ -18,9 +18,10 @@ from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any
 
-from exporter import environment, provenance, sums
+from exporter import provenance, sums
 from exporter._version import __version__
-from exporter.errors import UsageError
+from exporter.core import environment
+from exporter.core.errors import UsageError
 from exporter.recipes import Source
 from exporter.request import Request
 

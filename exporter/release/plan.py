@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from exporter import bundle, environment, places, recipes, targets
-from exporter.errors import UsageError
-from exporter.records import EAGER, FP32, Range, runs_for
+from exporter import bundle, recipes, targets
+from exporter.core import environment, source_lines
+from exporter.core.errors import UsageError
+from exporter.core.records import EAGER, FP32, Range, runs_for
 from exporter.release.file import Place, ReleaseFile
 from exporter.request import Request
 
@@ -127,7 +128,7 @@ class _Model:
         choices = itertools.product(self.all.get("devices", ("cpu",)), self.all.get("sizes", ({},)), variants)
         for device, sizes, variant in choices:
             at = (",".join(f"{name}={size}" for name, size in sizes.items()),) if sizes else ()
-            name = places.printable("/".join((self.own.get("name", source.label), device, *at, variant.name)))
+            name = source_lines.printable("/".join((self.own.get("name", source.label), device, *at, variant.name)))
             request = self._request(source, variant, out / bundle.stem(name), device, sizes)
             self._or_error("model", request.validate)
             gates = replace(self.gates, min_speedup=None, over=EAGER) if variant.name == self.gates.over else self.gates

@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from exporter import bundle, disk, publishing
-from exporter.errors import ExporterError
-from exporter.listener import Listener
-from exporter.records import Manifest, VariantRecord
+from exporter import bundle, publishing
+from exporter.core import filesystem
+from exporter.core.errors import ExporterError
+from exporter.core.progress import Listener
+from exporter.core.records import Manifest, VariantRecord
 from exporter.release import keys
 from exporter.release.executor import Executor, Outcome
 from exporter.release.gates import Check, Measurements, check, measure
@@ -131,10 +132,10 @@ def _opened(out: Path) -> Iterator[Journal]:
     """The state of the release in a directory that nobody else writes to meanwhile."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with disk.locked(out / ".lock", out):
+        with filesystem.locked(out / ".lock", out):
             yield Journal(out)
     except OSError as error:
-        raise disk.error(error, out) from error
+        raise filesystem.error(error, out) from error
     except KeyboardInterrupt as interrupt:
         interrupt.add_note("finished steps are kept: --resume goes on from there")
         raise

@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from exporter import bundle, disk, proof, sums
-from exporter.errors import ArtifactError
-from exporter.records import SCHEMA, Manifest
+from exporter import bundle, proof, sums
+from exporter.core import filesystem
+from exporter.core.errors import ArtifactError
+from exporter.core.json_codec import from_json, to_json
+from exporter.core.records import SCHEMA, Manifest
 from exporter.release.plan import Step
-from exporter.serialization import from_json, to_json
 
 NAME = "release.json"
 
@@ -72,4 +73,4 @@ class Journal:
 
     def _write(self, steps: dict[str, Finished]) -> None:
         self._record = replace(self._record, steps=dict(sorted(steps.items())))
-        disk.write_atomic(self._path, to_json(self._record) + "\n")
+        filesystem.write_atomic(self._path, to_json(self._record) + "\n")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from exporter.errors import UsageError
-from exporter.records import Manifest
-from exporter.serialization import to_json
+from exporter.core.errors import UsageError
+from exporter.core.json_codec import to_json
+from exporter.core.records import Manifest
 
 
 def render(manifest: Manifest, form: str, place: Path | None = None) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from exporter.compare import Comparison, Latency, Pair
+from exporter.core.json_codec import to_json
 from exporter.report import console, markdown
 from exporter.report.rows import number, size_of
-from exporter.serialization import to_json
 
 HEADINGS = ("variant", "session", "contract", "parity", "size", "latency", "new over old")
 

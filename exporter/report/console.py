@@ -12,8 +12,8 @@ from rich import box, markup
 from rich.console import Console
 from rich.table import Table
 
-from exporter import places
-from exporter.records import Manifest
+from exporter.core import source_lines
+from exporter.core.records import Manifest
 from exporter.report import rows, summary
 
 STYLES = {
@@ -87,7 +87,7 @@ def table(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 def escape(text: str) -> str:
     """Text as rich prints it: no markup of its own, and nothing that a terminal would obey."""
-    return markup.escape(places.printable(text))
+    return markup.escape(source_lines.printable(text))
 
 
 def _console() -> Console:

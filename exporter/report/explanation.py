@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from exporter import places
+from exporter.core import source_lines
 from exporter.explain import Explanation, Finding, Section
 
 TITLES = {
@@ -32,7 +32,7 @@ def render(explanation: Explanation) -> str:
     width = min(WIDEST, max(NARROWEST, columns))
     console = Console(file=io.StringIO(), force_terminal=sys.stdout.isatty(), width=width, highlight=False)
     console.print()
-    console.print(Text(places.printable(_heading(explanation)), style="bold"))
+    console.print(Text(source_lines.printable(_heading(explanation)), style="bold"))
     for section in explanation.sections:
         _print_section(console, section)
     output = console.file
@@ -56,11 +56,11 @@ def _print_section(console: Console, section: Section) -> None:
 
 
 def _print_finding(console: Console, finding: Finding) -> None:
-    text = Text(places.printable(finding.text))
+    text = Text(source_lines.printable(finding.text))
     if finding.place:
-        text.append(places.printable(f"\nat {_near(finding.place)}"), style="cyan")
+        text.append(source_lines.printable(f"\nat {_near(finding.place)}"), style="cyan")
     if finding.remedy:
-        text.append(places.printable(f"\nremedy: {finding.remedy}"), style="dim")
+        text.append(source_lines.printable(f"\nremedy: {finding.remedy}"), style="dim")
     lines = text.wrap(console, console.width - MARK - 2)
     for number, line in enumerate(lines):
         mark = Text(f"  {finding.level:<{MARK}}" if number == 0 else " " * (MARK + 2), style=STYLES[finding.level])

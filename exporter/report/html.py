@@ -12,8 +12,8 @@ import numpy as np
 from markupsafe import Markup
 
 from exporter import bundle
-from exporter.errors import ArtifactError
-from exporter.records import Manifest, Timing, VariantRecord, runs_for
+from exporter.core.errors import ArtifactError
+from exporter.core.records import Manifest, Timing, VariantRecord, runs_for
 from exporter.report import figures, rows, summary
 
 MOST_SAMPLES = 1 << 28  # bytes of a file of samples that is read

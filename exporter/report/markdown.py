@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from exporter import places
-from exporter.records import Manifest
+from exporter.core import source_lines
+from exporter.core.records import Manifest
 from exporter.report import rows, summary
 
 
@@ -62,7 +62,7 @@ def _line(cells: tuple[str, ...]) -> str:
 
 def escape(text: str) -> str:
     """Text as a line of Markdown or the cell of a table takes it: no HTML, no link, nothing that a terminal obeys."""
-    plain = " ".join(places.printable(text).splitlines())
+    plain = " ".join(source_lines.printable(text).splitlines())
     if "`" in re.sub(r"(?<!`)`[^`]+`(?!`)", "", plain):  # one without a partner would pair with that of code beside it
         plain = plain.replace("`", "\\`")
     return plain.replace("|", "\\|").replace("<", "&lt;").replace("](", "]\\(")
@@ -70,7 +70,7 @@ def escape(text: str) -> str:
 
 def code(text: str) -> str:
     """Text as code inside a line, whatever backticks it holds: CommonMark 0.31, 6.1."""
-    plain = " ".join(places.printable(text).splitlines())
+    plain = " ".join(source_lines.printable(text).splitlines())
     fence = "`" * (1 + max(map(len, re.findall("`+", plain)), default=0))
     pad = " " if plain.startswith("`") or plain.endswith("`") else ""
     return f"{fence}{pad}{plain}{pad}{fence}"

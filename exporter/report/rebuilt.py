@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from exporter import places
+from exporter.core import source_lines
+from exporter.core.json_codec import to_json
 from exporter.differences import STATUSES
 from exporter.rebuild import Rebuilt
-from exporter.serialization import to_json
 
 
 def render(found: Rebuilt, as_json: bool) -> str:
     """As text or as JSON, with a newline at the end."""
-    return (to_json(found) if as_json else "\n".join(map(places.printable, _lines(found)))) + "\n"
+    return (to_json(found) if as_json else "\n".join(map(source_lines.printable, _lines(found)))) + "\n"
 
 
 def _lines(found: Rebuilt) -> Iterator[str]:

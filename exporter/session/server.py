@@ -17,15 +17,16 @@ from urllib.parse import unquote
 
 import torch
 
-from exporter import contract, nonfinite, operators, parity, places, targets
 from exporter import golden as goldens
-from exporter.errors import ArtifactError, ContractError, ExporterError, UsageError
+from exporter import nonfinite, operators, parity, targets
+from exporter.core import contract, source_lines
+from exporter.core.errors import ArtifactError, ContractError, ExporterError, UsageError
+from exporter.core.json_codec import to_json
+from exporter.core.records import Contract
+from exporter.core.tensors import Run, Tensors
 from exporter.flattening import dtype_name, plain, specs
 from exporter.isolate import stand_back
 from exporter.precision import use_tf32
-from exporter.records import Contract
-from exporter.serialization import to_json
-from exporter.tensors import Run, Tensors
 
 PROTOCOL = 1
 KINDS = {ArtifactError: "artifact", ContractError: "contract", UsageError: "usage"}
@@ -121,7 +122,7 @@ def _error(error: Exception) -> dict[str, Any]:
 
 def _message(error: Exception) -> str:
     """In one line, with the line of the model that TorchScript and eager still know of."""
-    return places.located(places.message(error) or type(error).__name__, error)
+    return source_lines.located(source_lines.message(error) or type(error).__name__, error)
 
 
 def _answer(words: list[str], loaded: targets.Loaded, judge: Judge, device: str) -> dict[str, Any]:

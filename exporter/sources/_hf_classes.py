@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterator
 from typing import Any
 
-from exporter.errors import RecipeError
+from exporter.core.errors import RecipeError
 
 UNLISTED_TASKS = {  # transformers 5 has classes for these, but no pipeline
     "question-answering": "AutoModelForQuestionAnswering",

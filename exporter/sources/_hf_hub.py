@@ -14,9 +14,9 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from exporter import places
 from exporter.checkpoint_files import LFS_POINTER
-from exporter.errors import RecipeError
+from exporter.core import source_lines
+from exporter.core.errors import RecipeError
 
 CONFIG = "config.json"
 CARD = "README.md"
@@ -187,7 +187,7 @@ def _why(name: str, file: str, error: Exception) -> RecipeError:
         return _not_cached(name, file)
     if isinstance(error, errors.EntryNotFoundError):
         return _NoSuchFile(f"{name} has no {file}", "choose a model that transformers can load")
-    return NotHere(f"{file} of {name} cannot be fetched: {places.named(error)}", "try again later")
+    return NotHere(f"{file} of {name} cannot be fetched: {source_lines.named(error)}", "try again later")
 
 
 def _not_cached(name: str, file: str) -> NotHere:

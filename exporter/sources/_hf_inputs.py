@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from exporter.errors import RecipeError
+from exporter.core.errors import RecipeError
 
 Maker = Callable[..., torch.Tensor]
 LONGEST = 512  # tokens, where the model takes more

@@ -15,14 +15,14 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 
 from exporter import bridge, examples
-from exporter.contract import nearest
-from exporter.dimensions import LARGEST, LARGEST_BATCH, NamedDim
-from exporter.errors import ExportError, RecipeError
+from exporter.core.contract import nearest
+from exporter.core.dimensions import LARGEST, LARGEST_BATCH, NamedDim
+from exporter.core.errors import ExportError, RecipeError
+from exporter.core.records import Contract, Range
 from exporter.examples import Dim, Inputs, Leaf
 from exporter.flattening import flatten_inputs, output_leaves
 from exporter.interpreter import Interpreter
 from exporter.recipes import FunctionRecipe, Recipe, Source
-from exporter.records import Contract, Range
 from exporter.sources import _saved_files
 from exporter.sources._saved_inputs import of_golden
 from exporter.sources._saved_scripted import said

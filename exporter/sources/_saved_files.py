@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from exporter import mapped
-from exporter.errors import RecipeError
+from exporter.core.errors import RecipeError
 
 EXPORTED, SCRIPTED = "ExportedProgram", "TorchScript"
 

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from exporter import examples
-from exporter.contract import enforce, nearest
-from exporter.dimensions import NamedDim
-from exporter.errors import ContractError, RecipeError
+from exporter.core.contract import enforce, nearest
+from exporter.core.dimensions import NamedDim
+from exporter.core.errors import ContractError, RecipeError
+from exporter.core.expressions import Expression
+from exporter.core.records import Contract, TensorSpec
 from exporter.examples import Dim, Leaf
-from exporter.expressions import Expression
 from exporter.flattening import specs
-from exporter.records import Contract, TensorSpec
 from exporter.sources import _saved_files
 
 Bounds = dict[str, tuple[int, ...]]  # (min, max), or (min, max, step)

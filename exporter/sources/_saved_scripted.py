@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from exporter.dimensions import NamedDim
-from exporter.errors import RecipeError
+from exporter.core.dimensions import NamedDim
+from exporter.core.errors import RecipeError
+from exporter.core.records import Contract
 from exporter.examples import Inputs, with_dims
 from exporter.flattening import flatten_inputs, output_leaves
 from exporter.interpreter import Interpreter
 from exporter.recipes import FunctionRecipe, Recipe, Source, example_sizes
-from exporter.records import Contract
 from exporter.sources import _saved_files
 from exporter.sources._saved_inputs import example_for, from_contract, renamed
 

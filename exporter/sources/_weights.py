@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from exporter import places
-from exporter.errors import RecipeError
+from exporter.core import source_lines
+from exporter.core.errors import RecipeError
 
 PATIENCE_S = 10.0  # without an answer, a host counts as out of reach
 NOISE = 0.02
@@ -53,7 +53,7 @@ def choose(weights: str, name: str, pretrained: Pretrained | None, random: Calla
             try:
                 return labelled(_fetched(pretrained, name), "pretrained", pretrained.origin, pretrained.licence)
             except (OSError, HTTPException) as error:
-                problem = f"the pretrained weights of {name} cannot be fetched: {places.message(error)}"
+                problem = f"the pretrained weights of {name} cannot be fetched: {source_lines.message(error)}"
                 remedy = _OFFLINE
         if weights == "pretrained":
             raise RecipeError(problem, remedy)
@@ -69,7 +69,7 @@ def _fetched(pretrained: Pretrained, name: str) -> nn.Module:
         if isinstance(error, (OSError, HTTPException)) and not pretrained.cached.exists():
             raise
         raise RecipeError(
-            f"the pretrained weights of {name} cannot be read: {places.named(error)}",
+            f"the pretrained weights of {name} cannot be read: {source_lines.named(error)}",
             f"remove {pretrained.cached}, so that they are fetched again",
         ) from error
 

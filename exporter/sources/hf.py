@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from exporter import places
-from exporter.errors import RecipeError
+from exporter.core import source_lines
+from exporter.core.errors import RecipeError
 from exporter.recipes import Source
 from exporter.sources import _hf_classes, _hf_hub, _hf_inputs, _hf_small, _weights
 
@@ -153,7 +153,7 @@ def _config(name: str, path: Path) -> Any:
 def _unusable(cause: str, error: Exception) -> RecipeError:
     recipe = "write a recipe FILE.py:NAME, with functions NAME and NAME_inputs"
     remedy = "install what it names" if isinstance(error, ImportError) else recipe
-    return RecipeError(f"{cause}: {places.named(error)}", remedy)
+    return RecipeError(f"{cause}: {source_lines.named(error)}", remedy)
 
 
 def _with_plain_experts(model: Any) -> torch.nn.Module:

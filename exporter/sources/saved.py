@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from exporter.contract import read_zip, specialized
-from exporter.errors import ArtifactError, RecipeError
+from exporter.core.contract import read_zip, specialized
+from exporter.core.errors import ArtifactError, RecipeError
+from exporter.core.records import Contract
 from exporter.recipes import Recipe, Source
-from exporter.records import Contract
 from exporter.sources import _saved_exported, _saved_files, _saved_scripted
 
 summary = "path/to/model.pt (TorchScript, under any name) or path/to/program.pt2 (ExportedProgram)"

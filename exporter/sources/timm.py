@@ -12,7 +12,7 @@ from urllib.parse import urlparse
 import torch
 from torch import nn
 
-from exporter.errors import RecipeError
+from exporter.core.errors import RecipeError
 from exporter.recipes import FunctionRecipe, Recipe, Source
 from exporter.sources import _hf_hub, _weights
 

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from exporter import places
-from exporter.errors import RecipeError
+from exporter.core import source_lines
+from exporter.core.errors import RecipeError
 from exporter.recipes import FunctionRecipe, Recipe, Source
 from exporter.sources import _weights
 
@@ -53,7 +53,7 @@ def _library() -> Any:
         from torchvision import models
     except (ImportError, RuntimeError, OSError) as error:  # a RuntimeError where its operators are of another torch
         raise RecipeError(
-            f"torchvision does not import: {places.message(error)}",
+            f"torchvision does not import: {source_lines.message(error)}",
             f"install the torchvision that belongs to torch {torch.__version__}, from the same index",
         ) from error
     return models

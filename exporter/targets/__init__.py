@@ -16,14 +16,14 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast, runtime_checkable
 
-from exporter import environment
-from exporter.contract import Narrowing
-from exporter.errors import MissingDependency, UsageError
-from exporter.records import FP32, PRECISIONS, Build, Contract, SizeLimit, Warned
+from exporter.core import environment
+from exporter.core.contract import Narrowing
+from exporter.core.errors import MissingDependency, UsageError
+from exporter.core.records import FP32, PRECISIONS, Build, Contract, SizeLimit, Warned
 
 if TYPE_CHECKING:
     from exporter.capture import Program
-    from exporter.tensors import Run
+    from exporter.core.tensors import Run
 
 GROUP = "exporter.targets"
 ALSO_CALLED = {

@@ -12,29 +12,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter import (
-    builds,
-    carrying,
-    contract,
-    entries,
-    environment,
-    inductor,
-    operators,
-    places,
-    quantization,
-    unpacking,
-)
-from exporter.errors import ArtifactError, ContractError, ExportError, MissingDependency
-from exporter.expressions import Expression
-from exporter.records import PRECISIONS, Build, Contract, TensorSpec
-from exporter.serialization import to_json
+from exporter import carrying, entries, inductor, operators, quantization, unpacking
+from exporter.core import contract, environment, machine_code, source_lines
+from exporter.core.errors import ArtifactError, ContractError, ExportError, MissingDependency
+from exporter.core.expressions import Expression
+from exporter.core.json_codec import to_json
+from exporter.core.records import PRECISIONS, Build, Contract, TensorSpec
 from exporter.targets import Exported, Loaded, Options
 
 if TYPE_CHECKING:
     import torch
 
     from exporter.capture import Program
-    from exporter.tensors import Tensors
+    from exporter.core.tensors import Tensors
 
 artifact = "compile.pt2"
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # of the backend inductor
@@ -110,7 +100,7 @@ def _settings(graph: torch.export.ExportedProgram, options: Options) -> dict[str
     half = options.precision in ("bf16", "fp16")
     if options.portable:
         # oneDNN's operators on packed weights refuse half precisions where a CPU has no instructions for them.
-        settings |= {"cpp.simdlen": 256, "cpp.march": builds.PORTABLE.level, "cpp.weight_prepack": not half}
+        settings |= {"cpp.simdlen": 256, "cpp.march": machine_code.PORTABLE.level, "cpp.weight_prepack": not half}
     if graph.range_constraints and _convolves(graph) and options.precision != "int8":
         # With a dynamic size inductor's convolutions on packed weights can be wrong: raft_small's are.
         settings |= {"cpp.weight_prepack": False} if half else {"freezing": False}
@@ -133,7 +123,7 @@ def _build(options: Options) -> Build:
     """What the package was built for: its kernels for this GPU, all else for this CPU or a portable one."""
     import torch
 
-    build = builds.PORTABLE if options.portable else builds.native()
+    build = machine_code.PORTABLE if options.portable else machine_code.native()
     if options.device == "cpu":
         return build
     capability = "{}.{}".format(*torch.cuda.get_device_capability(options.device))
@@ -222,7 +212,7 @@ def load(path: Path, options: Options) -> Loaded:
             loaders = {size: _loader(path, name, options.device) for size, name in names.items()}
     except RuntimeError as error:
         raise ArtifactError(
-            f"{path} is not an AOTInductor package that runs here: {places.message(error)}",
+            f"{path} is not an AOTInductor package that runs here: {source_lines.message(error)}",
             "export it again on this machine",
         ) from error
     if not symbol:
@@ -292,8 +282,8 @@ def _check(promise: Contract, path: Path, device: str) -> None:
     if promise.build is None:  # of before they were recorded
         return
     on_gpu = promise.build.capability and device != "cpu"
-    builds.require(promise.build, path, torch.cuda.get_device_capability(device) if on_gpu else None)
-    if newer := builds.newer(promise, torch.version.cuda or ""):
+    machine_code.require(promise.build, path, torch.cuda.get_device_capability(device) if on_gpu else None)
+    if newer := machine_code.newer(promise, torch.version.cuda or ""):
         warnings.warn(f"{path} was {newer}", stacklevel=3)
 
 

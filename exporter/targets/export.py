@@ -6,14 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exporter import carrying, contract, operators, places
-from exporter.errors import ArtifactError, ExportError
-from exporter.serialization import to_json
+from exporter import carrying, operators
+from exporter.core import contract, source_lines
+from exporter.core.errors import ArtifactError, ExportError
+from exporter.core.json_codec import to_json
 from exporter.targets import Exported, Loaded, Options
 
 if TYPE_CHECKING:
     from exporter.capture import Program
-    from exporter.tensors import Tensors
+    from exporter.core.tensors import Tensors
 
 artifact = "exported.pt2"
 variants = ("",)
@@ -38,7 +39,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     for module in exported.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             if trace := node.meta.get("stack_trace"):
-                node.meta["stack_trace"] = places.portable(trace)
+                node.meta["stack_trace"] = source_lines.portable(trace)
     torch.export.save(exported, path, extra_files={"contract.json": promise})
     return Exported(ops=ops)
 

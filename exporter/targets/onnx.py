@@ -11,18 +11,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter import causes, contract, entries, onnx_axes, ort_graphs, places
-from exporter.errors import ArtifactError, ExportError
-from exporter.expressions import Expression
-from exporter.records import PRECISIONS, Contract, SizeLimit, Warned
-from exporter.serialization import to_json
+from exporter import entries, onnx_axes, ort_graphs
+from exporter.core import causes, contract, source_lines
+from exporter.core.errors import ArtifactError, ExportError
+from exporter.core.expressions import Expression
+from exporter.core.json_codec import to_json
+from exporter.core.records import PRECISIONS, Contract, SizeLimit, Warned
 from exporter.targets import Exported, Loaded, Options
 
 if TYPE_CHECKING:
     import torch
 
     from exporter.capture import Program
-    from exporter.tensors import Tensors
+    from exporter.core.tensors import Tensors
 
 artifact = "model.onnx"
 variants = ("",)
@@ -156,7 +157,7 @@ def _by_dynamo(program: Program, exported: torch.export.ExportedProgram, options
                 raise
             made = translate(optimize=False)  # onnxruntime has an optimiser of its own
     except Exception as error:  # the exporter wraps whatever it meets
-        raise ExportError(f"torch.onnx.export: {places.named(_cause(error))}") from error
+        raise ExportError(f"torch.onnx.export: {source_lines.named(_cause(error))}") from error
     if made is None:
         raise ExportError("torch.onnx.export gave no program")
     _free_names(made.model.graph)
@@ -194,7 +195,7 @@ def _leave_out_folders(graph: Any) -> None:
     for node in graph.all_nodes():
         for name, value in node.metadata_props.items():
             if name.endswith("stack_trace"):
-                node.metadata_props[name] = places.portable(value)
+                node.metadata_props[name] = source_lines.portable(value)
 
 
 def _cause(error: BaseException) -> BaseException:
@@ -285,7 +286,7 @@ def _session(path: Path, options: Options, graphs: bool = False) -> Any:
     try:  # without enable_fallback=0 a refused capture would be a session on the CPU
         return ort.InferenceSession(str(path), settings, providers=providers, enable_fallback=int(not graphs))
     except Exception as error:  # onnxruntime's exceptions share no base
-        said = places.message(error)
+        said = source_lines.message(error)
         raise ArtifactError(
             f"onnxruntime cannot load {path}: {said}", causes.remedy(said, "onnx") or "run `exporter doctor`"
         ) from error

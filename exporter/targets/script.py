@@ -11,17 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter import carrying, contract, entries, operators, places, torchscript
-from exporter.errors import ExportError
-from exporter.serialization import to_json
+from exporter import carrying, entries, operators, torchscript
+from exporter.core import contract, source_lines
+from exporter.core.errors import ExportError
+from exporter.core.json_codec import to_json
 from exporter.targets import Exported, Loaded, Options
 
 if TYPE_CHECKING:
     import torch
 
     from exporter.capture import Program
-    from exporter.records import Contract
-    from exporter.tensors import Tensors
+    from exporter.core.records import Contract
+    from exporter.core.tensors import Tensors
 
 artifact = "script.pt"
 variants = ("",)
@@ -53,7 +54,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         except Exception as error:  # the compiler of TorchScript raises whatever it meets
             path.unlink(missing_ok=True)
             whole, (ops, frozen) = False, _bridged(program, path, error)
-            way = f"through the exported graph; {places.own(error) or _said(error)}"
+            way = f"through the exported graph; {source_lines.own(error) or _said(error)}"
     return Exported((way, *_unfrozen(frozen)), ops=ops, whole=whole)
 
 
@@ -167,8 +168,8 @@ def _bridged(program: Program, path: Path, why: Exception) -> tuple[tuple[str, .
     except (ExportError, RuntimeError) as error:
         path.unlink(missing_ok=True)
         remedy = error.remedy if isinstance(error, ExportError) else ""
-        script = places.own(why) or f"torch.jit.script: {places.located(_first_line(why), why)}"
-        both = f"{places.message(error)}; {script}"
+        script = source_lines.own(why) or f"torch.jit.script: {source_lines.located(_first_line(why), why)}"
+        both = f"{source_lines.message(error)}; {script}"
         raise ExportError(both, remedy) from error
 
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter import carrying, contract, entries, operators, quantization, torchscript
-from exporter.records import PRECISIONS
-from exporter.serialization import to_json
+from exporter import carrying, entries, operators, quantization, torchscript
+from exporter.core import contract
+from exporter.core.json_codec import to_json
+from exporter.core.records import PRECISIONS
 from exporter.targets import Exported, Loaded, Options
 
 if TYPE_CHECKING:

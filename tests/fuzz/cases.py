@@ -12,13 +12,14 @@ from pathlib import Path
 
 import torch
 
-from exporter import api, causes, contract, diagnosis, eager, flattening, pipeline, recipes, targets, values
+from exporter import api, diagnosis, eager, flattening, pipeline, recipes, targets, values
 from exporter import cases as goldens
-from exporter.errors import ContractError
-from exporter.records import STATE, Manifest, Range, Tolerance, VariantRecord
+from exporter.core import causes, contract
+from exporter.core.errors import ContractError
+from exporter.core.records import STATE, Manifest, Range, Tolerance, VariantRecord
+from exporter.core.tensors import Tensors
 from exporter.request import STATES, Request
 from exporter.session.server import Judge
-from exporter.tensors import Tensors
 from fuzz.states import PREFIX
 
 FRESH_SEED = 100  # no golden has it

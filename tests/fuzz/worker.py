@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from exporter import bundle, pipeline
-from exporter.errors import JobError
+from exporter.core.errors import JobError
 from exporter.isolate import Child
 from fuzz import cases
 from fuzz.inline import Inline

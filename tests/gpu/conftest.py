@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from exporter import environment
+from exporter.core import environment
 
 collect_ignore_glob = [] if environment.gpus() else ["test_*.py"]

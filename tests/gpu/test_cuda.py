@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from exporter import bundle, environment
-from exporter.records import Manifest
+from exporter import bundle
+from exporter.core import environment
+from exporter.core.records import Manifest
 
 TARGETS = "trace,script,compile,export,compile:default,compile:reduce-overhead"
 

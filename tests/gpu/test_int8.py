@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from exporter import bundle, environment
+from exporter import bundle
+from exporter.core import environment
 
 pytest.importorskip("torchao")
 MODEL = """

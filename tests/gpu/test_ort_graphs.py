@@ -13,7 +13,7 @@ import torch
 
 import exporter
 from exporter import bundle
-from exporter.records import Manifest
+from exporter.core.records import Manifest
 
 MODEL = """
 import torch

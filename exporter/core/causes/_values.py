@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exporter.causes._cause import Cause
+from exporter.core.causes._cause import Cause
 
 GUARD = r"Could not guard on data-dependent expression"
 CONSTRAINTS = r"Constraints violated[\s\S]{0,600}?"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exporter.causes._cause import Cause
+from exporter.core.causes._cause import Cause
 
 CAUSES = (
     # What goes in and comes out.

@@ -36,7 +36,7 @@ _PACKAGE = re.compile(r".*/(?:site|dist)-packages/(?=([^/]+))")
 _STANDARD = re.compile(r"(?:.*/lib/python3\.\d+/|<|code/__torch__|torch/|functorch/)")
 _LAYER = re.compile(r"torch/nn/modules/(?!module\.py)")
 _HELPERS = re.compile(r"/lib/python3\.\d+/(?!(?:site|dist)-packages/)|/torch/utils/_pytree\.py$")
-_FOR_THE_MODEL = ("interpreter", "recurrent.py", "experts.py")  # what runs in the place of the model's own code
+_FOR_THE_MODEL = ("interpreter", "recurrent.py", "mixture_of_experts.py")  # what runs in the place of the model's own code
 _COMPILERS = {"exporter", "functorch", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "torch", "torchgen", "triton"}
 _LIBRARIES = frozenset(_COMPILERS | {"cloudpickle", "ml_dtypes", "mpmath", "numpy", "safetensors", "sympy"})
 
@@ -62,7 +62,7 @@ def short(file: str) -> str:
     """A file without the folders of this machine."""
     if package := _PACKAGE.match(file):
         return file[package.end() :]
-    here = str(Path(__file__).parent.parent)
+    here = str(Path(__file__).parents[2])
     return file[len(here) + 1 :] if file.startswith(f"{here}/exporter/") else Path(file).name
 
 
@@ -100,7 +100,7 @@ def own(error: BaseException) -> str:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not _HELPERS.search(f.filename)]
     if not frames or not _is_ours(frames[-1].filename):
         return ""
-    file = Path(frames[-1].filename).relative_to(Path(__file__).parent.parent)
+    file = Path(frames[-1].filename).relative_to(Path(__file__).parents[2])
     if any(part in file.parts for part in _FOR_THE_MODEL):
         return ""
     return f"{OWN} ({file}:{frames[-1].lineno}): {named(error)}"
@@ -226,7 +226,7 @@ def _is_library(path: str) -> bool:
 
 
 def _is_ours(path: str) -> bool:
-    return path.startswith(f"{Path(__file__).parent}/")
+    return path.startswith(f"{Path(__file__).parents[1]}/")
 
 
 @functools.cache

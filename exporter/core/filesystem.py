@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from exporter.errors import BundleError, UsageError
+from exporter.core.errors import BundleError, UsageError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 _PLAIN = re.compile(r"[\w@%+=:,./-]+", re.ASCII)

@@ -138,7 +138,7 @@ def find_runner() -> Path | None:
     if named is not None:
         return Path(named) if os.access(named, os.X_OK) else None
     on_path = shutil.which("exporter-run")
-    built = Path(__file__).parent.parent / "build" / "cpp" / "exporter-run"
+    built = Path(__file__).parents[2] / "build" / "cpp" / "exporter-run"
     return Path(on_path) if on_path else built if os.access(built, os.X_OK) else None
 
 

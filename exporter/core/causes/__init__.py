@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from exporter.causes import _code, _machine, _operators, _torchscript, _values
-from exporter.causes._cause import Cause
-from exporter.errors import ExporterError
-from exporter.places import place
+from exporter.core.causes import _code, _machine, _operators, _torchscript, _values
+from exporter.core.causes._cause import Cause
+from exporter.core.errors import ExporterError
+from exporter.core.source_lines import place
 
 INT8 = "ship bf16 or fp16, or int8 by another target"  # where nothing better is known of a quantized variant
 OUT_OF_MEMORY, KILLED = "out-of-memory", "killed"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exporter.records import VariantRecord
+from exporter.core.records import VariantRecord
 
 
 class Listener:

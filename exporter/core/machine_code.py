@@ -6,9 +6,9 @@ import platform
 import re
 from pathlib import Path
 
-from exporter import environment
-from exporter.errors import ArtifactError, UsageError
-from exporter.records import Build, Contract
+from exporter.core import environment
+from exporter.core.errors import ArtifactError, UsageError
+from exporter.core.records import Build, Contract
 
 # What x86-64-v3 has over any x86-64, as /proc/cpuinfo names it.
 PORTABLE = Build(

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from exporter.expressions import Expression
+from exporter.core.expressions import Expression
 
 SCHEMA = 1  # of the manifest, and of whatever has no number of its own
 CONTRACT_SCHEMAS = (1, 2)  # that are read; the last is what is written

@@ -8,9 +8,9 @@ import types
 import typing
 from typing import Any, Literal, TypeVar
 
-from exporter import places
-from exporter.errors import ArtifactError
-from exporter.records import CONTRACT_SCHEMAS, SCHEMA, Contract
+from exporter.core import source_lines
+from exporter.core.errors import ArtifactError
+from exporter.core.records import CONTRACT_SCHEMAS, SCHEMA, Contract
 
 Record = TypeVar("Record")
 SCHEMAS: dict[type, tuple[int, ...]] = {Contract: CONTRACT_SCHEMAS}  # of other records, SCHEMA alone
@@ -29,7 +29,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if abs(value) <= LARGEST else None
     if isinstance(value, str):
-        return places.printable(value)
+        return source_lines.printable(value)
     if isinstance(value, dict):
         return {_plain(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -73,12 +73,12 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
         raise TypeError(f"{where} is {value}, which nothing comes to")
     if kind is int and value.bit_length() > 64:
         raise TypeError(f"{where} has more than 64 bits")
-    return places.printable(value) if kind is str else value
+    return source_lines.printable(value) if kind is str else value
 
 
 def _decode_record(kind: type, value: Any, where: str) -> Any:
     if isinstance(value, str) and (of_text := getattr(kind, "of_text", None)):
-        return of_text(places.printable(value))
+        return of_text(source_lines.printable(value))
     _expect(dict, value, where)
     _expect_schema(kind, value)
     hints = typing.get_type_hints(kind)

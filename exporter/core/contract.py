@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from exporter.errors import ArtifactError, ContractError, UsageError
-from exporter.expressions import Expression, fit
-from exporter.records import (
+from exporter.core.errors import ArtifactError, ContractError, UsageError
+from exporter.core.expressions import Expression, fit
+from exporter.core.json_codec import from_json
+from exporter.core.records import (
     DEVICES,
     ITEM_BYTES,
     PRECISIONS,
@@ -28,7 +29,6 @@ from exporter.records import (
     TensorSpec,
     Values,
 )
-from exporter.serialization import from_json
 
 Sizes = dict[str, int]
 Probe = Callable[[Sizes], tuple[TensorSpec, ...]]

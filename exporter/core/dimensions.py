@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from exporter.errors import UsageError
-from exporter.records import Range
+from exporter.core.errors import UsageError
+from exporter.core.records import Range
 
 FORM = "NAME=INPUT:AXIS[:MIN..MAX]"
 LARGEST_BATCH = 64  # of a batch to which nobody gave a bound

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exporter.causes._cause import Cause
+from exporter.core.causes._cause import Cause
 
 NO_ONNX = r"No ONNX function found for "
 BACKEND = r"Could not run '(?P<op>[\w:.]+)' with arguments from the '(?P<backend>"

@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from exporter import processes
-from exporter.records import MachineLoad
+from exporter.core import processes
+from exporter.core.records import MachineLoad
 
 PROC, CGROUP, CPUS = Path("/proc"), Path("/sys/fs/cgroup"), Path("/sys/devices/system/cpu")
 LOOK_S = 1.0  # between two looks while waiting
