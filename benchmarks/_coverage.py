@@ -19,10 +19,11 @@ from typing import Any
 import torch
 
 import exporter
-from exporter import bundle, flattening, recipes, steps, targets
+from exporter import bundle, steps, targets
 from exporter.core.records import Range
 from exporter.core.tensors import Tensors
 from exporter.job import Job
+from exporter.model import flattening, recipes
 
 SEED = 4321
 STEPS = 8  # of a stream

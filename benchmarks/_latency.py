@@ -98,7 +98,7 @@ def bare(channel: Any, model: str, device: str, threads: int, budget: float, fol
     import torch
     from _timed import rotate, settings
 
-    from exporter import recipes
+    from exporter.model import recipes
 
     recipe = recipes.load(recipes.find(model))
     with settings(device, threads, folder), torch.no_grad():

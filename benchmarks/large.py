@@ -169,7 +169,8 @@ class _Speaker(Listener):
 
 def _export(size: str, out: str, names: str, timeout: float) -> None:
     """What `exporter export --no-bench` does, and says."""
-    from exporter import pipeline, recipes, targets
+    from exporter import pipeline, targets
+    from exporter.model import recipes
     from exporter.request import Request
 
     source = recipes.find(f"{HERE / '_gpt2.py'}:{SIZES[size]}")

@@ -19,9 +19,10 @@ import click
 import torch
 
 import exporter
-from exporter import golden, precision
+from exporter import golden
 from exporter.core import environment
 from exporter.core.records import CaseRecord, Tolerance, VariantRecord
+from exporter.model import precision
 
 RECIPES = Path(__file__).parent.parent / "tests" / "recipes" / "stateful.py"
 MODELS = (
@@ -92,7 +93,7 @@ def in_cpp(path: Path, sequences: list[list[tuple[Tensors, Tensors]]], folder: P
 
 def initial(artifact: Any, inputs: Tensors) -> Tensors:
     """The initial state at the sizes of these inputs."""
-    from exporter import carrying
+    from exporter.model.state import carrying
 
     return carrying.initial(artifact.contract, inputs)
 

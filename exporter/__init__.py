@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 from exporter._version import __version__ as __version__
 
 __all__ = ["Artifact", "Bundle", "ExporterError", "Recipe", "export", "open_artifact"]
-_ROOMS = {"ExporterError": "exporter.core.errors", "Recipe": "exporter.recipes"}  # of what is not in exporter.api
+_ROOMS = {"ExporterError": "exporter.core.errors", "Recipe": "exporter.model.recipes"}  # of what is not in exporter.api
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
     from exporter.api import Artifact, Bundle, export, open_artifact
     from exporter.core.errors import ExporterError
-    from exporter.recipes import Recipe
+    from exporter.model.recipes import Recipe
 
 
 def __dir__() -> list[str]:

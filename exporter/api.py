@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from exporter import beside, carrying, flattening, operators, pipeline, recipes
+from exporter import beside, pipeline
 from exporter import samples as own_samples
 from exporter import targets as routes
 from exporter.beside import Verify
@@ -22,6 +22,8 @@ from exporter.core import environment, machine_code
 from exporter.core.errors import ArtifactError, ContractError, UsageError
 from exporter.core.records import Contract, Manifest
 from exporter.core.tensors import Tensors
+from exporter.model import custom_ops, flattening, recipes
+from exporter.model.state import carrying
 from exporter.request import Request, require_threads
 
 if TYPE_CHECKING:
@@ -180,7 +182,7 @@ def _pickle(model: torch.nn.Module, own: dict[str, Any], folder: Path, name: str
     """The module with what is given beside it, in a file for the processes that export it."""
     import sys
 
-    from exporter import pickling  # classes and functions of a script travel by value
+    from exporter.model import pickling  # classes and functions of a script travel by value
 
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"model is {type(model).__name__}", "give a torch.nn.Module, a recipe's name or file.py:NAME")
@@ -360,7 +362,7 @@ def open_artifact(
     options = routes.Options(
         device=where, threads=torch.get_num_threads() if threads is None else threads, cuda_graphs=cuda_graphs
     )
-    operators.require(contract.ops)
+    custom_ops.require(contract.ops)
     if contract.build is not None:
         machine_code.require(contract.build, file)
     loaded = _route(contract, file).load(file, options)

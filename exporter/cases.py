@@ -10,15 +10,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from exporter import eager, nonfinite, precision, snapshot, values
+from exporter import eager, nonfinite, values
 from exporter.core import source_lines, time_limit
 from exporter.core.contract import Sizes, describe
 from exporter.core.records import CaseRecord, Range, Tolerance
 from exporter.core.tensors import Tensors
 from exporter.findings import Findings
 from exporter.golden import Case, Golden, NonFinite, Precision
-from exporter.search import alike
-from exporter.snapshot import Snapshot
+from exporter.model import precision
+from exporter.model.state import snapshot
+from exporter.model.state.search import alike
+from exporter.model.state.snapshot import Snapshot
 
 CASE_OPERATIONS = 300e9  # floating-point operations of one case: some seconds in float64 on two cores
 CASE_BYTES = 100e6  # of one case's inputs

@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from exporter import diagnosis, operators, parity, targets
+from exporter import diagnosis, parity, targets
 from exporter.bundle import GOLDEN
 from exporter.core import causes, environment
 from exporter.core.errors import ExporterError, JobError
 from exporter.core.records import VERDICTS, Contract, GoldenRecord, Lifecycle, SessionRecord, VariantRecord
 from exporter.isolate import Zygote
+from exporter.model import custom_ops
 from exporter.session.client import NativeSession, PythonSession, Session
 
 FROM_OUTSIDE = ("", "SIGKILL", "SIGILL", "SIGTERM", "SIGINT")  # of which a process can say nothing
@@ -54,7 +55,7 @@ def openers(
 
 def _ops_libs(contract: Contract, options: targets.Options) -> Iterator[str]:
     """`--ops-lib FILE` for the user's libraries, and for those that are known for the artifact's operators."""
-    for file in (*options.ops_libs, *filter(None, map(operators.library, contract.ops))):
+    for file in (*options.ops_libs, *filter(None, map(custom_ops.library, contract.ops))):
         yield from ("--ops-lib", str(file))
 
 

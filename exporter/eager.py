@@ -12,11 +12,12 @@ from typing import TypeVar
 
 import torch
 
-from exporter import experts, nonfinite, values, widening
+from exporter import nonfinite, values
 from exporter.core import source_lines, time_limit
 from exporter.core.errors import ExporterError, ExportError
 from exporter.core.records import Tolerance
 from exporter.core.tensors import Tensors
+from exporter.model import mixture_of_experts, widening
 
 Made = TypeVar("Made")
 
@@ -45,7 +46,7 @@ def in_double(module: torch.nn.Module, compute: Callable[[], Made]) -> Made:
     """What `compute` gives while the module is in float64 on the CPU, its weights widened at each use where all at once
     are too large."""
     module.to("cpu")
-    with experts.dense(module):
+    with mixture_of_experts.dense(module):
         if not widening.fits(module):
             try:
                 with widening.at_each_use(module) as others, _in_float64(others):

@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from exporter import torchscript
 from exporter.core import contract as contracts
 from exporter.core.records import Contract, TensorSpec
+from exporter.model.torchscript import codegen
 
 if TYPE_CHECKING:
     import onnx
@@ -25,8 +25,8 @@ def script_module(entries: Mapping[int, torch.jit.ScriptModule], contract: Contr
     import torch
 
     index, axis = contracts.selector(contract)
-    inputs = torchscript.arguments([spec.name for spec in contract.inputs])
-    chosen = torchscript.unused("size", inputs)
+    inputs = codegen.arguments([spec.name for spec in contract.inputs])
+    chosen = codegen.unused("size", inputs)
     shell = torch.nn.Module()
     for size, module in entries.items():
         shell.add_module(name(size), module)
@@ -39,7 +39,7 @@ def script_module(entries: Mapping[int, torch.jit.ScriptModule], contract: Contr
         lines += [f"    if {chosen} == {size}:", f"        return self.{name(size)}({', '.join(inputs)})"]
     symbol = contracts.specialized(contract)
     lines += [f'    raise RuntimeError("{symbol} is not {contract.symbols[symbol]}")', ""]
-    return torchscript.define(shell, "\n".join(lines))
+    return codegen.define(shell, "\n".join(lines))
 
 
 def onnx_model(entries: Mapping[int, onnx.ModelProto], contract: Contract) -> onnx.ModelProto:

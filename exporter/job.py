@@ -7,7 +7,7 @@ from pathlib import Path
 
 from exporter.core.contract import Narrowing, specialized
 from exporter.core.records import Contract, Range, SizeLimit
-from exporter.recipes import Source
+from exporter.model.recipes import Source
 from exporter.targets import Options
 
 

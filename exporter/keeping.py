@@ -9,17 +9,19 @@ from typing import Any
 
 import torch
 
-from exporter import carrying, eager, independence, interpreter, search, snapshot
+from exporter import eager
 from exporter.core.contract import Sizes, describe
 from exporter.core.errors import ExportError
 from exporter.core.records import Contract
 from exporter.core.tensors import Tensors
-from exporter.flattening import FlatModule
 from exporter.job import Job
 from exporter.loading import LoadedModel, find_contract, interpret
-from exporter.search import CALLS, Call, alike
-from exporter.snapshot import Place, Snapshot
-from exporter.state import REMEDY, State
+from exporter.model.flattening import FlatModule
+from exporter.model.state import carrying, independence, search, snapshot
+from exporter.model.state.search import CALLS, Call, alike
+from exporter.model.state.snapshot import Place, Snapshot
+from exporter.model.state.stateful import REMEDY, State
+from exporter.model.torchscript import interpreter
 
 REPEATED = 4  # equal calls in a row
 

@@ -9,17 +9,19 @@ from typing import Any
 
 import torch
 
-from exporter import checkpoint, eager, examples, flattening, interpreter, ranges, recipes, zygote
-from exporter import state as states
+from exporter import eager, zygote
 from exporter.core import contract, memory, source_lines
 from exporter.core.errors import ExportError, RecipeError
 from exporter.core.expressions import Expression
 from exporter.core.records import STATE, Contract, KeptState, Range, StateTensor, TensorSpec
 from exporter.core.tensors import Tensors
 from exporter.job import Job
+from exporter.model import checkpoint, examples, flattening, ranges, recipes
+from exporter.model.state import stateful as states
+from exporter.model.state.snapshot import Place, Snapshot
+from exporter.model.state.stateful import State, StatefulModule
+from exporter.model.torchscript import interpreter
 from exporter.session import server
-from exporter.snapshot import Place, Snapshot
-from exporter.state import State, StatefulModule
 
 
 @dataclass

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 import torch
 
-from exporter import carrying, eager, ranges
-from exporter.capture import Captured
+from exporter import eager
 from exporter.core import memory
 from exporter.core.contract import Narrowing, Sizes, narrow
 from exporter.core.records import Contract, Range, SizeLimit
 from exporter.core.tensors import Tensors
+from exporter.model import ranges
+from exporter.model.capture import Captured
+from exporter.model.state import carrying
 
 TRIED = 4  # sizes outside a range that are tried
 FAR = 4  # times the example's size: beyond, a try may cost more than it tells

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from exporter import torchscript
 from exporter.core import contract, source_lines
 from exporter.core.errors import ExportError
+from exporter.model.torchscript import codegen
 
 if TYPE_CHECKING:
-    from exporter.capture import Program
     from exporter.core.records import TensorSpec, Warned
+    from exporter.model.capture import Program
 
 
 def export(program: Program, opset: int | None, captured: bool) -> tuple[torch.onnx.ONNXProgram, tuple[Warned, ...]]:
@@ -76,7 +76,7 @@ def _translate(
             )
         except Exception as error:  # whatever a trace or a translation raises
             raise ExportError(source_lines.named(error)) from error
-    return torchscript.tracer_warnings(caught)
+    return codegen.tracer_warnings(caught)
 
 
 def _traceable(program: Program) -> torch.nn.Module:

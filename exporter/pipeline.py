@@ -23,7 +23,7 @@ from exporter.findings import Findings
 from exporter.isolate import BACKGROUND, EXPORTING, SIDE_BY_SIDE, Child, Zygote, Zygotes
 from exporter.job import Prepared
 from exporter.judging import Judging
-from exporter.no_program import NoProgram
+from exporter.model.no_program import NoProgram
 from exporter.request import Request
 from exporter.sessions import Sessions
 from exporter.turns import Turns, cost

@@ -17,7 +17,7 @@ from typing import Any
 from exporter import sums
 from exporter.core.errors import ArtifactError
 from exporter.core.records import Manifest
-from exporter.recipes import Source
+from exporter.model.recipes import Source
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"

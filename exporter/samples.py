@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from exporter import flattening
 from exporter.core import contract, source_lines
 from exporter.core.errors import ContractError, RecipeError
 from exporter.core.expressions import Expression
 from exporter.core.records import CaseRecord, Contract
+from exporter.model import flattening
 
 if TYPE_CHECKING:
     from exporter.core.tensors import Tensors
-    from exporter.flattening import FlatInputs
-    from exporter.recipes import Recipe
+    from exporter.model.flattening import FlatInputs
+    from exporter.model.recipes import Recipe
 
 MOST = 64  # samples that are taken
 

@@ -11,17 +11,18 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from exporter import cases, eager, nonfinite, precision, values
+from exporter import cases, eager, nonfinite, values
 from exporter.cases import MakeInputs
 from exporter.core import source_lines, time_limit
 from exporter.core.records import CaseRecord, Tolerance
 from exporter.core.tensors import Tensors
 from exporter.findings import Findings
-from exporter.flattening import FlatModule
 from exporter.golden import Case, Golden, NonFinite, Precision
-from exporter.search import alike
-from exporter.snapshot import Form, Place, Snapshot
-from exporter.state import State, StatefulModule
+from exporter.model import precision
+from exporter.model.flattening import FlatModule
+from exporter.model.state.search import alike
+from exporter.model.state.snapshot import Form, Place, Snapshot
+from exporter.model.state.stateful import State, StatefulModule
 
 STEPS = 8  # calls of a sequence
 SEQUENCES = 2  # at each size, the second after a reset

@@ -11,38 +11,24 @@ from pathlib import Path
 
 import torch
 
-from exporter import (
-    capture,
-    cases,
-    flattening,
-    golden,
-    keeping,
-    narrowing,
-    operators,
-    precision,
-    recipes,
-    samples,
-    sequences,
-    targets,
-    unseen,
-    values,
-    widening,
-)
-from exporter import state as states
+from exporter import cases, golden, keeping, narrowing, samples, sequences, targets, values
 from exporter.core import contract, source_lines, tolerances
 from exporter.core.errors import ExportError, RecipeError
 from exporter.core.expressions import Expression
 from exporter.core.records import EAGER, Contract, Range, SizeLimit, Tolerance, Warned
 from exporter.core.tensors import Tensors
 from exporter.findings import Findings
-from exporter.interpreter import Interpreter
 from exporter.isolate import BACKGROUND, stand_back
 from exporter.job import Job, Prepared
 from exporter.loading import LoadedModel, load_model
-from exporter.no_program import NoProgram
+from exporter.model import capture, custom_ops, flattening, precision, recipes, widening
+from exporter.model.no_program import NoProgram
+from exporter.model.state import data_writes
+from exporter.model.state import stateful as states
+from exporter.model.state.snapshot import Place, Snapshot
+from exporter.model.state.stateful import StatefulModule
+from exporter.model.torchscript.interpreter import Interpreter
 from exporter.session import server
-from exporter.snapshot import Place, Snapshot
-from exporter.state import StatefulModule
 from exporter.zygote import hear, tell
 
 SAMPLES = range(7000, 7008)  # seeds of what is calibrated with: none of the golden's
@@ -233,7 +219,7 @@ def _capture(job: Job, loaded: LoadedModel, found: Contract, sizes: dict[str, in
             torch.export.save(captured.program, file)
         except Exception as error:  # its serializer does not know every node that a graph may have
             NoProgram(f"torch.export.save: {source_lines.summary(error)}", made=True).write(file)
-        made.ops |= dict.fromkeys(operators.of_exported(captured.program))
+        made.ops |= dict.fromkeys(custom_ops.of_exported(captured.program))
     return made
 
 
@@ -363,8 +349,8 @@ def _unseen(program: capture.Program) -> tuple[Warned, ...]:
     """Lines that change a state without the artifact's knowing."""
     if program.contract.state is None:
         return ()
-    lines = unseen.writes(type(module) for module in program.module.modules())
-    return tuple(Warned(unseen.SAID, line, unrecorded=True) for line in lines)
+    lines = data_writes.writes(type(module) for module in program.module.modules())
+    return tuple(Warned(data_writes.SAID, line, unrecorded=True) for line in lines)
 
 
 def serve_live(channel: socket.socket, job: Job, prepared: Prepared, target: str, golden_path: str) -> None:

@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 
 from exporter import bundle as bundles
-from exporter import pipeline, proof, provenance, recipes, targets
+from exporter import pipeline, proof, provenance, targets
 from exporter.core import environment, filesystem
 from exporter.core.json_codec import to_json
 from exporter.core.records import Manifest
 from exporter.isolate import EXPORTING, Zygote
+from exporter.model import recipes
 from exporter.request import Request
 
 RECIPES = Path(__file__).parent / "recipes"

@@ -11,9 +11,9 @@ import pytest
 import torch
 from conftest import Run
 
-from exporter import torchscript
 from exporter.bundle import read_manifest
 from exporter.core.records import Contract, VariantRecord
+from exporter.model.torchscript import codegen
 
 
 def opened(place: Path, variant: VariantRecord) -> list[str]:
@@ -43,7 +43,7 @@ def test_onnx_axes_and_arguments(recipe: str, run: Run) -> None:
     assert {v.name: v.reason for v in manifest.variants if v.status == "failed"} == {}
     by_name = {v.name: v for v in manifest.variants}
     for name in ("trace", "script"):
-        wanted = torchscript.arguments([spec.name for spec in promised(by_name[name]).inputs])
+        wanted = codegen.arguments([spec.name for spec in promised(by_name[name]).inputs])
         assert opened(place, by_name[name]) == wanted
     graph, contract = onnx.load(str(place / "model.onnx")).graph, promised(by_name["onnx"])
     for values, specs in ((graph.input, contract.inputs), (graph.output, contract.outputs)):
@@ -74,7 +74,7 @@ def test_a_natively_scripted_model(made_bundle: Path) -> None:
 
 def test_names_that_no_argument_can_have() -> None:
     given = ["input", "state.h", "x.0", "x_0", "0", "self", "lambda", "float", "größe"]
-    assert torchscript.arguments(given) == [
+    assert codegen.arguments(given) == [
         "input", "state_h", "x_0", "x_0_", "_0", "_self", "_lambda", "_float", "gr__e",
     ]  # fmt: skip
-    assert torchscript.unused("answer", ["answer", "answer_"]) == "answer__"
+    assert codegen.unused("answer", ["answer", "answer_"]) == "answer__"

@@ -17,8 +17,8 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
-from exporter import bridge, lowering
 from exporter.core.errors import ExportError
+from exporter.model.torchscript import bridge, lowering
 
 Function = Callable[[torch.Tensor], Any]
 SHAPES = ((3, 4), (2, 4), (5, 4))  # the first is the example

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from exporter import capture, eager
-from exporter.capture import Program
+from exporter import eager
 from exporter.core.errors import ExportError
 from exporter.core.records import Contract, Range, TensorSpec
-from exporter.flattening import FlatModule, flatten_inputs
-from exporter.no_program import NoProgram
+from exporter.model import capture
+from exporter.model.capture import Program
+from exporter.model.flattening import FlatModule, flatten_inputs
+from exporter.model.no_program import NoProgram
 
 
 def contract(*shape: Any, symbols: dict[str, Range] | None = None) -> Contract:

@@ -22,10 +22,11 @@ import pytest
 import torch
 from torch import nn
 
-from exporter import bridge, capture, flattening
 from exporter.core import causes, source_lines
 from exporter.core.errors import ExportError, JobError
 from exporter.core.records import Contract, TensorSpec
+from exporter.model import capture, flattening
+from exporter.model.torchscript import bridge
 from exporter.targets import Options, onnx
 
 X = torch.ones(2, 4)

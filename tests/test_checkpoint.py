@@ -15,8 +15,9 @@ from conftest import Cli, recipe_path
 from safetensors.torch import save_file
 from torch import nn
 
-from exporter import api, checkpoint
+from exporter import api
 from exporter.core.errors import RecipeError
+from exporter.model import checkpoint
 
 State = dict[str, torch.Tensor]
 

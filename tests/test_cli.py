@@ -115,7 +115,7 @@ def test_a_traceback_only_when_asked_for(cli: Cli) -> None:
 
 
 def test_an_error_of_our_own_is_called_that(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exporter.recipes.find", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("exporter.model.recipes.find", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError) as raised:
         cli("export", "bert")
     assert "error of exporter itself" in " ".join(raised.value.__notes__)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from exporter import debug_info
+from exporter.model.torchscript import debug_info
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning")
 

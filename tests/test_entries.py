@@ -11,10 +11,10 @@ from conftest import Run, recipe_path
 from manifests import CONTRACT
 
 import exporter
-from exporter import recipes
 from exporter.core import contract
 from exporter.core.errors import ContractError, UsageError
 from exporter.core.records import Range
+from exporter.model import recipes
 
 
 @pytest.fixture(autouse=True)

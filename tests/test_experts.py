@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from exporter import capture, eager, experts
+from exporter import eager
 from exporter.core.records import Contract, Range, TensorSpec
-from exporter.flattening import FlatModule, flatten_inputs
+from exporter.model import capture, mixture_of_experts
+from exporter.model.flattening import FlatModule, flatten_inputs
 
 TOKENS, CHOSEN = 7, 2
 
@@ -41,8 +42,8 @@ def test_the_same_as_expert_by_expert(kind: str, name: str, sizes: Any) -> None:
     share = torch.rand(TOKENS, CHOSEN, dtype=torch.float64)
     module.config._experts_implementation = "eager"
     wanted = module(inputs, index, share)
-    with experts.dense(module):
-        assert module.config._experts_implementation == experts.NAME
+    with mixture_of_experts.dense(module):
+        assert module.config._experts_implementation == mixture_of_experts.NAME
         given = module(inputs, index, share)
     assert module.config._experts_implementation == "eager"
     torch.testing.assert_close(given, wanted, rtol=1e-9, atol=1e-9)
@@ -51,7 +52,7 @@ def test_the_same_as_expert_by_expert(kind: str, name: str, sizes: Any) -> None:
 def test_what_was_not_chosen_may_be_infinite() -> None:
     module = made(*KINDS[0][:2], **KINDS[0][2])
     module.down_proj[3] = torch.inf
-    with experts.dense(module):
+    with mixture_of_experts.dense(module):
         given = module(torch.randn(5, 16).double(), torch.tensor([[0, 1]] * 5), torch.ones(5, 2).double())
     assert given.isfinite().all()
 

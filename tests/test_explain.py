@@ -13,13 +13,14 @@ import pytest
 from conftest import Cli, recipe_path
 from test_operators import BUILT, needs_the_library
 
-from exporter import explain, loading, recipes, targets
+from exporter import explain, loading, targets
 from exporter.core.errors import ExporterError, JobError, RecipeError
 from exporter.core.records import Contract, Range
 from exporter.explain import SECTIONS, Explanation, Finding, Section
 from exporter.explain.subject import Subject
 from exporter.isolate import Zygote
 from exporter.job import Job
+from exporter.model import recipes
 from exporter.report import explanation
 
 QUICK = ("trace", "export", "operators")

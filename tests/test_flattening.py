@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from exporter import flattening
 from exporter.core.errors import ExportError, RecipeError, UsageError
 from exporter.core.json_codec import from_json, to_json
 from exporter.core.records import Contract, TensorSpec
-from exporter.flattening import flatten_inputs, output_leaves
+from exporter.model import flattening
+from exporter.model.flattening import flatten_inputs, output_leaves
 
 ONE, TWO = torch.ones(1), torch.ones(2)
 

@@ -13,7 +13,7 @@ from exporter.core import time_limit
 from exporter.core.errors import ArtifactError, ExportError
 from exporter.core.records import CaseRecord, Range, Tolerance
 from exporter.findings import Findings
-from exporter.flattening import FlatModule, flatten_inputs
+from exporter.model.flattening import FlatModule, flatten_inputs
 
 TOLERANCE = Tolerance(1e-4, 1e-5, 2.0)
 SYMBOLS = {"batch": Range(1, 8)}

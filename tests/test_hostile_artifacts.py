@@ -17,12 +17,12 @@ import pytest
 import torch
 
 import exporter
-from exporter.capture import Program
 from exporter.core import contract
 from exporter.core.errors import ArtifactError, ContractError
 from exporter.core.expressions import Expression
 from exporter.core.json_codec import to_json
 from exporter.core.records import Contract, Range, TensorSpec
+from exporter.model.capture import Program
 
 FILES = ["trace.pt", "script.pt", "exported.pt2", "model.onnx"]
 PAIR = {"ids": torch.tensor([[1, 2, 3], [4, 5, 6]]), "mask": torch.ones(2, 3)}

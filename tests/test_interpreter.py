@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.jit._trace import TracerWarning
 from torch.utils import _pytree as pytree
 
-from exporter import flattening
 from exporter.core.errors import ExportError
-from exporter.interpreter import Interpreter, taken_over
-from exporter.interpreter.numbers import NUMBERS, Number
+from exporter.model import flattening
+from exporter.model.torchscript.interpreter import Interpreter, taken_over
+from exporter.model.torchscript.interpreter.numbers import NUMBERS, Number
 
 # torch.jit.script complains of an annotation in torch.fx.GraphModule, which is not ours.
 pytestmark = pytest.mark.filterwarnings("ignore:The TorchScript type system:UserWarning")

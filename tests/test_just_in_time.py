@@ -18,11 +18,11 @@ from test_records import VALIDATOR
 from exporter import bundle as bundles
 from exporter import just_in_time, pipeline, publishing, targets
 from exporter.bundle import CACHE
-from exporter.capture import Program
 from exporter.core.errors import UsageError
 from exporter.core.records import ArtifactRecord, Contract, Range, TensorSpec, VariantRecord
-from exporter.flattening import FlatModule, flatten_inputs
 from exporter.isolate import Zygote
+from exporter.model.capture import Program
+from exporter.model.flattening import FlatModule, flatten_inputs
 from exporter.targets import Options, Variant
 from exporter.targets.compile import BACKENDS, MODES
 

@@ -13,13 +13,14 @@ import torch
 from recipes import rare
 from torch import nn
 
-from exporter import cases, flattening, keeping, loading, recipes, targets
-from exporter.capture import export_program
+from exporter import cases, keeping, loading, targets
 from exporter.core import contract
 from exporter.core.errors import ExportError
 from exporter.core.records import Contract, TensorSpec
 from exporter.job import Job
-from exporter.snapshot import Snapshot, name
+from exporter.model import flattening, recipes
+from exporter.model.capture import export_program
+from exporter.model.state.snapshot import Snapshot, name
 
 RARE = Path(rare.__file__)
 

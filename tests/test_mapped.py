@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from exporter import mapped
+from exporter.model import mapped_program
 
 Load = Callable[[Path], torch.export.ExportedProgram]
 
@@ -30,7 +30,7 @@ class Flagged(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")
-@pytest.mark.parametrize("load", [mapped.read, mapped.load])
+@pytest.mark.parametrize("load", [mapped_program.read, mapped_program.load])
 def test_a_buffer_is_written_to_where_nothing_else_lies(load: Load, tmp_path: Path) -> None:
     file, x = tmp_path / "flagged.pt2", torch.ones(4)
     torch.export.save(torch.export.export(Flagged(), (x,)), file)

@@ -17,7 +17,7 @@ from exporter.core.records import CaseRecord, Parity, SessionRecord
 from exporter.core.tensors import Tensors
 from exporter.core.tolerances import FLOAT32
 from exporter.golden import Case, Golden, NonFinite
-from exporter.interpreter import Interpreter
+from exporter.model.torchscript.interpreter import Interpreter
 from exporter.release import gates
 from exporter.release.plan import Gates
 from exporter.session.server import Judge

@@ -13,11 +13,11 @@ import torchvision
 from conftest import NATIVE, Cli, Run, recipe_path
 
 import exporter
-from exporter import operators
 from exporter import targets as routes
 from exporter.core import environment
 from exporter.core.errors import ArtifactError, UsageError
 from exporter.core.records import Manifest
+from exporter.model import custom_ops
 
 BUILT = Path(__file__).parent.parent / "build" / "cpp" / "tests" / "exporter_test_ops.so"
 needs_the_library = pytest.mark.skipif(not BUILT.is_file(), reason=f"{BUILT} is not built (make cpp)")
@@ -49,16 +49,16 @@ class Choice(torch.nn.Module):
 
 
 def test_of_script() -> None:
-    assert operators.of_script(torch.jit.script(Branches())) == ("torchvision",)
-    assert operators.of_script(torch.jit.script(torch.nn.Linear(2, 3))) == ()
+    assert custom_ops.of_script(torch.jit.script(Branches())) == ("torchvision",)
+    assert custom_ops.of_script(torch.jit.script(torch.nn.Linear(2, 3))) == ()
 
 
 def test_of_exported() -> None:
     example = (torch.rand(1, 3, 8, 8), torch.tensor([[0.0, 1.0, 1.0, 4.0, 4.0]]))
     with torch.no_grad():
-        assert operators.of_exported(torch.export.export(Choice(), example, strict=False)) == ("torchvision",)
+        assert custom_ops.of_exported(torch.export.export(Choice(), example, strict=False)) == ("torchvision",)
     linear = torch.export.export(torch.nn.Linear(2, 3), (torch.rand(1, 2),))
-    assert operators.of_exported(linear) == ()
+    assert custom_ops.of_exported(linear) == ()
 
 
 def test_the_library_of_torchvision_is_found_and_serves_alone() -> None:
@@ -73,9 +73,9 @@ def test_the_library_of_torchvision_is_found_and_serves_alone() -> None:
 
 
 def test_a_library_that_nobody_knows() -> None:
-    assert operators.library("mine") is None
+    assert custom_ops.library("mine") is None
     with pytest.raises(ArtifactError, match="operators of mine, which are not registered") as caught:
-        operators.require(["mine"])
+        custom_ops.require(["mine"])
     assert "--ops-lib" in caught.value.remedy
 
 
@@ -83,7 +83,7 @@ def test_a_library_that_is_none(tmp_path: Path) -> None:
     file = tmp_path / "text.so"
     file.write_text("text")
     with pytest.raises(UsageError, match=r"text\.so cannot be loaded as a library of operators"):
-        operators.load(file)
+        custom_ops.load(file)
 
 
 def passed(manifest: Manifest, namespace: str) -> None:
@@ -143,5 +143,5 @@ def test_exporter_run_names_the_library_that_is_missing(run: Run) -> None:
     command = [str(environment.find_runner()), "verify", str(place / "trace.pt")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
-    file = operators.library("torchvision")
+    file = custom_ops.library("torchvision")
     assert f"operators of torchvision, which are not registered here: give --ops-lib {file}" in done.stderr

@@ -15,11 +15,12 @@ import pytest
 import torch
 from exporter_models import minilm
 
-from exporter import cases, flattening, golden, parity
+from exporter import cases, golden, parity
 from exporter.core import contract, environment, tolerances
 from exporter.core.json_codec import to_json
 from exporter.core.records import Contract, Range
 from exporter.core.tensors import Tensors
+from exporter.model import flattening
 from exporter.session.server import Judge
 
 RECIPES = Path(__file__).parent / "recipes"

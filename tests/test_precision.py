@@ -12,12 +12,13 @@ import torch
 from conftest import NATIVE, Run
 
 import exporter
-from exporter import cases, golden, parity, precision, quantization, targets
-from exporter.capture import Program
+from exporter import cases, golden, parity, quantization, targets
 from exporter.core import environment, machine_code, tolerances
 from exporter.core.errors import ArtifactError, ExportError, UsageError
 from exporter.core.records import Contract, Manifest, Range, TensorSpec, Tolerance
-from exporter.flattening import FlatModule, flatten_inputs
+from exporter.model import precision
+from exporter.model.capture import Program
+from exporter.model.flattening import FlatModule, flatten_inputs
 from exporter.targets import Options, Variant
 
 

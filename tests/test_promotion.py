@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from exporter import promotion
+from exporter.model import type_promotion
 
 X, N = torch.tensor([[-1.0, 0.5, 9.0], [2.0, 0.0, -3.0]]), torch.tensor([[3, 1, 7], [0, 2, 5]])
 
@@ -48,7 +48,7 @@ def test_torch_translates_it_and_gives_the_same(
     def prepared(explicit: bool) -> torch.export.ExportedProgram:
         program = torch.export.export(model, (X, N), dynamic_shapes=(rows, rows), strict=False)
         if explicit:
-            promotion.make_explicit(program)
+            type_promotion.make_explicit(program)
         return _core._prepare_exported_program_for_export(program, registry=registry)
 
     with pytest.raises(RuntimeError, match="Cannot find a compatible OpOverload"):  # else there is no need of it

@@ -27,10 +27,11 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from manifests import manifest, variant
 
-from exporter import checks, proof, provenance, recipes, sbom, sums
+from exporter import checks, proof, provenance, sbom, sums
 from exporter.bundle import UNLISTED, read_manifest
 from exporter.core.errors import AlteredError, ArtifactError
 from exporter.core.records import ModelRecord, VariantRecord
+from exporter.model import recipes
 from exporter.publishing import stage
 from exporter.signing import Trust
 

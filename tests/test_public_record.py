@@ -30,13 +30,14 @@ from fuzz.inline import Inline
 from torch.utils._pytree import tree_structure, treespec_dumps
 
 from exporter import bundle as bundles
-from exporter import checks, open_artifact, pipeline, recipes, targets
-from exporter.capture import Program, export_program
+from exporter import checks, open_artifact, pipeline, targets
 from exporter.core import environment, tolerances
 from exporter.core.errors import ContractError
 from exporter.core.records import Contract, Range, TensorSpec, VariantRecord
-from exporter.flattening import FlatModule, flatten_inputs
 from exporter.isolate import Zygote
+from exporter.model import recipes
+from exporter.model.capture import Program, export_program
+from exporter.model.flattening import FlatModule, flatten_inputs
 
 OPTIONS = targets.Options(threads=1)
 

@@ -21,7 +21,7 @@ from conftest import RECIPES, Cli, republish
 from manifests import manifest, variant
 
 from exporter import bundle as bundles
-from exporter import pipeline, rebuild, recipes, targets
+from exporter import pipeline, rebuild, targets
 from exporter.cli.export import again
 from exporter.core import environment
 from exporter.core.errors import BundleError, UsageError
@@ -29,6 +29,7 @@ from exporter.core.progress import Listener
 from exporter.core.records import Manifest
 from exporter.differences import Difference, _libraries, _numbers, compare, conclude, records
 from exporter.isolate import Zygote
+from exporter.model import recipes
 from exporter.report import rebuilt
 from exporter.request import Request
 from exporter.signing import Trust

@@ -12,11 +12,11 @@ import pytest
 import torch
 from conftest import RECIPES, recipe_path
 
-from exporter import examples, recipes
 from exporter.core import dimensions
 from exporter.core.errors import RecipeError, UsageError
 from exporter.core.records import Range
-from exporter.recipes import FunctionRecipe, Source
+from exporter.model import examples, recipes
+from exporter.model.recipes import FunctionRecipe, Source
 
 
 @pytest.fixture(autouse=True)

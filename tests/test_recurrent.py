@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from exporter import capture, flattening, recurrent
 from exporter.core.records import Contract, Range, TensorSpec
+from exporter.model import capture, flattening, recurrent
 
 pytestmark = pytest.mark.filterwarnings("ignore:The tensor attributes .*_flat_weights")
 

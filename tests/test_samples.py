@@ -10,10 +10,11 @@ import torch
 from conftest import Run, recipe_path
 from test_pipeline import fits_the_schema, rows
 
-from exporter import flattening, golden, metrics, recheck, recipes, report, samples
+from exporter import golden, metrics, recheck, report, samples
 from exporter.core.errors import RecipeError
 from exporter.core.progress import Listener
 from exporter.core.records import Contract, MetricRecord, Range, TensorSpec, VariantRecord
+from exporter.model import flattening, recipes
 
 CONTRACT = Contract(
     "measured",
@@ -200,7 +201,7 @@ def test_what_is_calibrated_with_goes_on_from_the_state_that_the_call_before_lef
 def calibrated(recipe: str, folder: Path) -> list[tuple[torch.Tensor, ...]]:
     """What int8 of a model with state is calibrated with."""
     from exporter import job, keeping, loading, steps
-    from exporter import state as states
+    from exporter.model.state import stateful as states
     from exporter.targets import Options
 
     source = recipes.find(recipe_path(recipe))

@@ -12,12 +12,13 @@ import pytest
 import torch
 from torch import nn
 
-from exporter import capture, flattening, interpreter
-from exporter.capture import Program
 from exporter.core.errors import ExportError
 from exporter.core.records import Contract, Range, TensorSpec
-from exporter.flattening import FlatModule, flatten_inputs, output_leaves
-from exporter.no_program import NoProgram
+from exporter.model import capture, flattening
+from exporter.model.capture import Program
+from exporter.model.flattening import FlatModule, flatten_inputs, output_leaves
+from exporter.model.no_program import NoProgram
+from exporter.model.torchscript import interpreter
 from exporter.targets import Options, script
 
 OPTIONS = Options(threads=1)
@@ -257,7 +258,9 @@ def test_what_cannot_be_frozen_is_written_as_it_is(tmp_path: Path, monkeypatch: 
 
 def test_a_bridge_that_fails_when_run_is_no_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = "def forward(self, x: Tensor) -> Tuple[Tensor]:\n    return (x.view(3, 5, 7),)\n"
-    monkeypatch.setattr("exporter.bridge.from_exported", lambda *_: script.torchscript.define(nn.Module(), source))
+    monkeypatch.setattr(
+        "exporter.model.torchscript.bridge.from_exported", lambda *_: script.torchscript.define(nn.Module(), source)
+    )
     with pytest.raises(ExportError, match=r"shape '\[3, 5, 7\]' is invalid .*; torch\.jit\.script: "):
         check(Variadic(), lambda batch: (ramp(batch),), tmp_path, captured=True)
     assert not (tmp_path / "script.pt").exists()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from exporter import snapshot
+from exporter.model.state import snapshot
 
 
 class Holding(torch.nn.Module):

@@ -17,10 +17,10 @@ import torch
 from conftest import Cli
 from torch.utils import _pytree as pytree
 
-from exporter import recipes
 from exporter.core.errors import RecipeError
-from exporter.recipes import example_sizes
-from exporter.sources import _hf_hub
+from exporter.model import recipes
+from exporter.model.recipes import example_sizes
+from exporter.model.sources import _hf_hub
 
 transformers = pytest.importorskip("transformers")
 
@@ -236,7 +236,7 @@ def test_an_architecture_has_no_weights_of_its_own() -> None:
 @pytest.fixture(scope="session")
 def saved_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small BERT as save_pretrained writes it. Do not change it: take `folder` for that."""
-    from exporter.sources import _hf_small
+    from exporter.model.sources import _hf_small
 
     torch.manual_seed(5)
     path = tmp_path_factory.mktemp("saved") / "small-bert"

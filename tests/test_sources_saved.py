@@ -14,11 +14,12 @@ import torch
 from conftest import request_for
 from torch import Tensor, nn
 
-from exporter import examples, flattening, golden, pipeline, recipes
+from exporter import golden, pipeline
 from exporter.core.dimensions import LARGEST_BATCH
 from exporter.core.errors import RecipeError
 from exporter.core.records import Manifest
-from exporter.sources import saved
+from exporter.model import examples, flattening, recipes
+from exporter.model.sources import saved
 
 # torch.jit.script complains of an annotation in torch.fx.GraphModule, which is not ours.
 pytestmark = pytest.mark.filterwarnings("ignore:The TorchScript type system:UserWarning")

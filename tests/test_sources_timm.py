@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import nn
 
-from exporter import recipes
 from exporter.core.errors import RecipeError
 from exporter.core.records import Range
-from exporter.sources import _hf_hub
+from exporter.model import recipes
+from exporter.model.sources import _hf_hub
 
 installed = pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is not installed")
 

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 from torchvision import models
 
-from exporter import recipes
 from exporter.core.errors import RecipeError
 from exporter.core.records import Range
-from exporter.sources import _weights
+from exporter.model import recipes
+from exporter.model.sources import _weights
 
 FAMILIES = [
     "efficientnet_b0",

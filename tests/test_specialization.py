@@ -9,8 +9,8 @@ import math
 import pytest
 import torch
 
-from exporter import capture, flattening, specialization
 from exporter.core.records import Contract, Range, TensorSpec
+from exporter.model import capture, fixed_dims, flattening
 
 SYMBOLS = {"batch": Range(1, 16), "sequence": Range(1, 64)}
 
@@ -86,7 +86,7 @@ def test_nothing_is_fixed() -> None:
 
 
 def test_the_log_is_as_it_was() -> None:
-    logger = logging.getLogger(specialization.LOGGER)
+    logger = logging.getLogger(fixed_dims.LOGGER)
     before = (logger.level, logger.propagate, list(logger.handlers))
     export(Loop())
     assert (logger.level, logger.propagate, list(logger.handlers)) == before

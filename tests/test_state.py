@@ -13,14 +13,16 @@ from conftest import Run
 from recipes import stateful
 from torch import nn
 
-from exporter import api, carrying, eager, flattening, golden, search, snapshot, state
+from exporter import api, eager, golden
 from exporter.core import contract
 from exporter.core.errors import ContractError, ExportError
 from exporter.core.records import Contract, KeptState, Range, StateTensor, TensorSpec, Values
 from exporter.core.tensors import Tensors
+from exporter.model import flattening
+from exporter.model.state import carrying, search, snapshot, stateful
+from exporter.model.state.snapshot import Form, Snapshot
+from exporter.model.state.stateful import State, StatefulModule
 from exporter.sequences import Calls
-from exporter.snapshot import Form, Snapshot
-from exporter.state import State, StatefulModule
 
 
 def found(recipe: Any) -> tuple[nn.Module, flattening.FlatInputs, Snapshot, State | None]:
@@ -73,7 +75,7 @@ def test_a_device_that_the_first_call_notes_is_that_of_the_state() -> None:
     model, _, _, kept = found(stateful.made_at_the_first_call)
     assert kept is not None
     moved = tuple(tensor.to("meta") for tensor in kept.initial)
-    with state.holding(model, kept, moved):
+    with stateful.holding(model, kept, moved):
         assert model.device == torch.device("meta")
     assert not hasattr(model, "device")
 
@@ -299,18 +301,18 @@ def test_a_module_of_torchscript_has_its_attributes_watched() -> None:
 )
 def test_an_initial_value_survives_the_contract(tensor: torch.Tensor) -> None:
     dtype = flattening.dtype_name(tensor.dtype)
-    recorded = StateTensor("h", dtype, (2, 3), state.recorded(tensor, (2, 3)))
-    again = state.initial(recorded).expand(2, 3)
+    recorded = StateTensor("h", dtype, (2, 3), stateful.recorded(tensor, (2, 3)))
+    again = stateful.initial(recorded).expand(2, 3)
     torch.testing.assert_close(again, tensor, rtol=0, atol=0, equal_nan=True)
 
 
 def test_an_initial_value_is_broadcast_where_the_state_follows_a_size() -> None:
     rows = torch.arange(3.0).expand(4, 3)
-    recorded = state.recorded(rows, ("batch", 3))
+    recorded = stateful.recorded(rows, ("batch", 3))
     assert isinstance(recorded, Values)
     assert recorded.shape == (1, 3)
     with pytest.raises(ExportError, match="not uniform where its size follows"):
-        state.recorded(torch.arange(12.0).reshape(4, 3), ("batch", 3))
+        stateful.recorded(torch.arange(12.0).reshape(4, 3), ("batch", 3))
 
 
 def test_the_contract_as_a_function() -> None:

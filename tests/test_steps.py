@@ -15,12 +15,13 @@ import pytest
 import torch
 from conftest import RECIPES, Run, request_for
 
-from exporter import api, capture, eager, flattening, narrowing, pipeline, ranges, report, targets
+from exporter import api, eager, narrowing, pipeline, report, targets
 from exporter.core import environment
 from exporter.core.contract import Narrowing
 from exporter.core.errors import ContractError
 from exporter.core.records import Contract, Manifest, Range, TensorSpec, VariantRecord
 from exporter.isolate import Zygote
+from exporter.model import capture, flattening, ranges
 from exporter.targets import trace
 
 spec = importlib.util.spec_from_file_location("stepped", RECIPES / "stepped.py")

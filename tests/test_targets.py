@@ -18,14 +18,14 @@ import torch
 from conftest import Run
 
 from exporter import inductor, ort_graphs, targets
-from exporter.capture import Program, export_program
 from exporter.core import environment, machine_code
 from exporter.core.contract import entry
 from exporter.core.errors import ArtifactError, ExportError, MissingDependency, UsageError
 from exporter.core.records import Contract, Range, TensorSpec
-from exporter.flattening import FlatModule, flatten_inputs
 from exporter.isolate import Zygote
-from exporter.no_program import NoProgram
+from exporter.model.capture import Program, export_program
+from exporter.model.flattening import FlatModule, flatten_inputs
+from exporter.model.no_program import NoProgram
 from exporter.targets import Options, Variant
 
 NAMES = targets.names()

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from exporter import torchscript
 from exporter.core.errors import ArtifactError, ExportError
+from exporter.model.torchscript import codegen
 
 
 class Scripted(torch.nn.Module):
@@ -29,7 +29,7 @@ class Scripted(torch.nn.Module):
 def test_every_kind_of_output_becomes_a_tuple(tmp_path: Path, kind: str, count: int) -> None:
     traced = torch.jit.trace(Scripted(kind), torch.ones(1))
     torch.jit.save(traced, str(tmp_path / "m.pt"))
-    outputs = torchscript.load(tmp_path / "m.pt", "cpu")((torch.ones(3),))
+    outputs = codegen.load(tmp_path / "m.pt", "cpu")((torch.ones(3),))
     assert isinstance(outputs, tuple)
     assert len(outputs) == count
 
@@ -37,15 +37,15 @@ def test_every_kind_of_output_becomes_a_tuple(tmp_path: Path, kind: str, count: 
 def test_a_list_of_outputs_becomes_a_tuple(tmp_path: Path) -> None:
     traced = torch.jit.trace(Scripted("list"), torch.ones(1), strict=False)
     torch.jit.save(traced, str(tmp_path / "m.pt"))
-    assert isinstance(torchscript.load(tmp_path / "m.pt", "cpu")((torch.ones(3),)), tuple)
+    assert isinstance(codegen.load(tmp_path / "m.pt", "cpu")((torch.ones(3),)), tuple)
 
 
 def test_what_is_not_torchscript(tmp_path: Path) -> None:
     (tmp_path / "m.pt").write_bytes(b"nothing of the kind")
     with pytest.raises(ArtifactError, match=r"m\.pt is not TorchScript"):
-        torchscript.load(tmp_path / "m.pt", "cpu")
+        codegen.load(tmp_path / "m.pt", "cpu")
     with pytest.raises(ArtifactError):
-        torchscript.load(tmp_path / "missing.pt", "cpu")
+        codegen.load(tmp_path / "missing.pt", "cpu")
 
 
 class Bakes(torch.nn.Module):
@@ -59,7 +59,7 @@ def test_tracer_warnings_name_their_line_once() -> None:
         for _ in range(2):
             torch.jit.trace(Bakes(), torch.ones(1), check_trace=False)
         warnings.warn("something else", stacklevel=1)
-    (said,) = torchscript.tracer_warnings(caught)
+    (said,) = codegen.tracer_warnings(caught)
     assert "test_torchscript.py:" in said.place
     assert said.message.startswith("Converting a tensor to a Python")
 
@@ -73,18 +73,18 @@ def module(**tensors: torch.Tensor) -> torch.nn.Module:
 
 def test_a_module_defined_by_its_source() -> None:
     source = "def forward(self, x: Tensor) -> Tensor:\n    return torch.ops.aten.add(x, self.b)\n"
-    defined = torchscript.define(module(b=torch.ones(2)), source)
+    defined = codegen.define(module(b=torch.ones(2)), source)
     assert torch.equal(defined(torch.ones(2)), torch.full((2,), 2.0))
-    again = torchscript.define(module(b=torch.ones(2)), source.replace("add", "sub"))
+    again = codegen.define(module(b=torch.ones(2)), source.replace("add", "sub"))
     assert torch.equal(again(torch.ones(2)), torch.zeros(2))
     with pytest.raises(RuntimeError, match='File "<string>", line 2'):
-        torchscript.define(module(), source)
+        codegen.define(module(), source)
 
 
 def test_attributes_whose_names_are_no_names() -> None:
-    assert torchscript.attribute("layers.weight") == "self.layers.weight"
-    assert torchscript.attribute("layers.0.weight") == 'getattr(self.layers, "0").weight'
-    assert torchscript.attribute("in.a-b") == 'getattr(getattr(self, "in"), "a-b")'
+    assert codegen.attribute("layers.weight") == "self.layers.weight"
+    assert codegen.attribute("layers.0.weight") == 'getattr(self.layers, "0").weight'
+    assert codegen.attribute("in.a-b") == 'getattr(getattr(self, "in"), "a-b")'
 
 
 TYPES = {
@@ -119,9 +119,9 @@ TYPES = {
     ],
 )
 def test_literals_mean_what_they_say(value: Any, kind: str) -> None:
-    literal = torchscript.literal(value, TYPES[kind])
+    literal = codegen.literal(value, TYPES[kind])
     source = f"def forward(self) -> {kind}:\n    return {literal}\n"
-    got = torchscript.define(module(), source)()
+    got = codegen.define(module(), source)()
     assert got == (list(value) if kind.startswith("List") else value)
     if kind in ("int", "float", "bool"):
         assert type(got).__name__ == kind
@@ -131,14 +131,14 @@ def test_literals_of_torch() -> None:
     number = TYPES["number"]
     values = (None, torch.float16, torch.strided, torch.channels_last, 1 + 2j)
     texts = ("None", "torch.float16", "torch.strided", "torch.channels_last", "complex(1.0, 2.0)")
-    assert tuple(torchscript.literal(value, number) for value in values) == texts
-    assert torchscript.literal("x", number, lambda value, kind: f"<{value}>") == "<x>"
+    assert tuple(codegen.literal(value, number) for value in values) == texts
+    assert codegen.literal("x", number, lambda value, kind: f"<{value}>") == "<x>"
     with pytest.raises(ExportError, match="no literal for object"):
-        torchscript.literal(object(), number)
+        codegen.literal(object(), number)
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("bool", torch.bool), ("int", torch.int64), ("float", torch.float32)])
 def test_a_number_as_a_tensor(kind: str, dtype: torch.dtype) -> None:
-    source = f"def forward(self) -> Tensor:\n    return {torchscript.number_tensor('1', kind)}\n"
-    tensor = torchscript.define(module(), source)()
+    source = f"def forward(self) -> Tensor:\n    return {codegen.number_tensor('1', kind)}\n"
+    tensor = codegen.define(module(), source)()
     assert (tensor.dtype, tensor.shape, tensor.item()) == (dtype, (), 1)

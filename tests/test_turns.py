@@ -9,11 +9,12 @@ import pytest
 import torch
 from conftest import Run, request_for
 
-from exporter import mapped, needs, targets
+from exporter import needs, targets
 from exporter.core import memory
 from exporter.core.records import VariantRecord
 from exporter.isolate import Holder, Zygote
 from exporter.job import Prepared
+from exporter.model import mapped_program
 from exporter.needs import GB, Plan
 from exporter.turns import Turns
 
@@ -176,7 +177,7 @@ def test_weights_of_a_saved_program_are_mapped(tmp_path: Path) -> None:
     file = tmp_path / "program.pt2"
     x = torch.randn(2, 300)
     torch.export.save(torch.export.export(Model(), (x,)), file)
-    usual, found = torch.export.load(file), mapped.load(file)
+    usual, found = torch.export.load(file), mapped_program.load(file)
     assert str(file) in Path("/proc/self/maps").read_text()
     assert found.state_dict.keys() == usual.state_dict.keys()
     for name, tensor in usual.state_dict.items():

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from conftest import RECIPES, Run, request_for
 
-from exporter import pipeline, recipes
+from exporter import pipeline
+from exporter.model import recipes
 
 GENERATED = "serialization_id"  # torch counts all that it writes, names of members included; a hash of what differs
 

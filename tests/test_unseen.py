@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from exporter import diagnosis, unseen
+from exporter import diagnosis
 from exporter.core import causes
 from exporter.core.records import CaseRecord, Warned
+from exporter.model.state import data_writes
 
 
 class Writes(nn.Module):
@@ -50,14 +51,14 @@ class Decorated(nn.Module):
 
 
 def test_a_decorated_method_is_its_class_s() -> None:
-    assert len(unseen.writes([Decorated])) == 1
+    assert len(data_writes.writes([Decorated])) == 1
 
 
 def test_a_namesake_s_lines_are_not_a_class_s_own() -> None:
-    assert unseen.writes([_namesake()]) == []
+    assert data_writes.writes([_namesake()]) == []
 
 
-WRITE = Warned(unseen.SAID, "net.py:7", unrecorded=True)
+WRITE = Warned(data_writes.SAID, "net.py:7", unrecorded=True)
 WHY = "no trace and no graph records what is written through .data (net.py:7)"
 
 
@@ -78,7 +79,7 @@ def test_a_size_is_not_fixed_by_a_write() -> None:
 
 
 def test_lines_are_of_writes_alone() -> None:
-    lines = [place.rpartition(":") for place in unseen.writes([Writes, Reads, nn.Linear, int])]
+    lines = [place.rpartition(":") for place in data_writes.writes([Writes, Reads, nn.Linear, int])]
     assert [path for path, _, _ in lines] == [__file__] * 3
     assert all("# here" in linecache.getline(__file__, int(line)) for _, _, line in lines)
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from exporter import eager, widening
+from exporter import eager
 from exporter.core import memory
+from exporter.model import widening
 
 Tensors = tuple[torch.Tensor, ...]
 

@@ -14,7 +14,7 @@ from exporter.core.errors import UsageError
 
 if TYPE_CHECKING:
     from exporter.core.records import Range
-    from exporter.recipes import Source
+    from exporter.model.recipes import Source
 
 Sizes = dict[str, tuple[int, ...]]
 
@@ -26,7 +26,7 @@ class ModelName(click.ParamType[str]):
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Installed recipes, or files."""
-        from exporter import recipes
+        from exporter.model import recipes
 
         found = [CompletionItem(name) for name in recipes.available() if name.startswith(incomplete)]
         return found or [CompletionItem(incomplete, type="file")]
@@ -185,7 +185,7 @@ def choose_device(asked: str | None) -> str:
 
 def choose_source(model: str, options: dict[str, Any]) -> Source:
     """Where the model, its inputs and its weights come from. UsageError for options that contradict each other."""
-    from exporter import recipes
+    from exporter.model import recipes
 
     inputs_file = str(Path(options["inputs_file"]).resolve()) if options["inputs_file"] else ""
     source = recipes.find(model, inputs_file, options["task"])

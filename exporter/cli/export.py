@@ -233,8 +233,8 @@ def again(manifest: Manifest) -> Request:
 
     UsageError where it was made otherwise, or a file that it names is not there.
     """
-    from exporter import recipes
     from exporter.core.records import EAGER
+    from exporter.model import recipes
 
     variants = [variant for variant in manifest.variants if variant.name != EAGER]
     try:

@@ -12,7 +12,7 @@ import click
 @click.command(name="models")
 def command() -> None:
     """List the models that have a recipe here, and the libraries whose models need none."""
-    from exporter import recipes
+    from exporter.model import recipes
 
     found = recipes.available()
     width = max(map(len, found), default=0)
@@ -28,7 +28,7 @@ def command() -> None:
 
 def _offer(source: str) -> str:
     """What a source offers: its `summary`."""
-    for statement in _parsed(f"exporter.sources.{source}").body:
+    for statement in _parsed(f"exporter.model.sources.{source}").body:
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "summary":
             return str(ast.literal_eval(statement.value))
     return ""

@@ -18,12 +18,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from exporter import checks, operators, sums, targets
+from exporter import checks, sums, targets
 from exporter.bundle import GOLDEN
 from exporter.core import environment
 from exporter.core.errors import ArtifactError, JobError, MissingDependency, UsageError
 from exporter.core.records import Contract, Manifest, Parity, VariantRecord
 from exporter.deploy import Deployment, choose, golden, publish, staged, take
+from exporter.model import custom_ops
 from exporter.session.client import NativeSession, Session
 
 KIND = "cpp"
@@ -123,7 +124,7 @@ def fill(
 
 def _operators(contract: Contract, ops_libs: Sequence[str]) -> list[Path]:
     """The user's libraries of operators, and those that are known for what the artifact calls."""
-    known = {namespace: operators.library(namespace) for namespace in contract.ops}
+    known = {namespace: custom_ops.library(namespace) for namespace in contract.ops}
     unknown = [namespace for namespace, file in known.items() if file is None]
     if unknown and not ops_libs:
         raise UsageError(

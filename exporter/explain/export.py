@@ -7,13 +7,13 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from exporter import snapshot
 from exporter.core import source_lines
 from exporter.core.contract import Narrowing
 from exporter.core.errors import ExportError
 from exporter.core.records import Range
 from exporter.explain import Finding, failure
 from exporter.explain.subject import Subject
+from exporter.model.state import snapshot
 
 _SYMBOL = re.compile(r"\b[su]\d+\b")
 WHOSE = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import re
 
-from exporter import specialization
 from exporter.core import source_lines
+from exporter.model import fixed_dims
 
 _ADDED = re.compile(r"eval (.+?) \[guard added\]")
 
@@ -25,8 +25,8 @@ class Guards(logging.Filter):
         return True
 
     def __enter__(self) -> Guards:
-        logging.getLogger(specialization.LOGGER).addFilter(self)
+        logging.getLogger(fixed_dims.LOGGER).addFilter(self)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        logging.getLogger(specialization.LOGGER).removeFilter(self)
+        logging.getLogger(fixed_dims.LOGGER).removeFilter(self)

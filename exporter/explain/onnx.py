@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from exporter import capture, onnx_tracing, promotion
+from exporter import onnx_tracing
 from exporter.core import causes, source_lines
 from exporter.core.errors import ExportError
 from exporter.explain import Finding
 from exporter.explain.subject import Subject
+from exporter.model import capture, type_promotion
 
 
 def examine(subject: Subject) -> list[Finding]:
@@ -51,7 +52,7 @@ def _by_dynamo(subject: Subject) -> list[Finding]:
     if program is None:
         return [Finding("bad", "there is no exported graph to translate: see export")]
     logging.getLogger("onnxscript").setLevel(logging.ERROR)
-    promotion.make_explicit(program)
+    type_promotion.make_explicit(program)
     registry = _registration.ONNXRegistry.from_torchlib()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch about torch

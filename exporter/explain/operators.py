@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from exporter import operators
 from exporter.explain import Finding
 from exporter.explain.subject import Subject
 from exporter.explain.trace import trace
+from exporter.model import custom_ops
 
 
 def examine(subject: Subject) -> list[Finding]:
     """From the exported graph; from a trace where there is none."""
     program = subject.captured.program
     if program is not None:
-        found = operators.of_exported(program)
+        found = custom_ops.of_exported(program)
     else:
-        found = operators.of_script(trace(subject.module, subject.example).module)
+        found = custom_ops.of_script(trace(subject.module, subject.example).module)
     if not found:
         return [Finding("ok", "all operators are torch's own")]
     return [_library(namespace, subject.job.options.ops_libs) for namespace in found]
@@ -22,7 +22,7 @@ def examine(subject: Subject) -> list[Finding]:
 
 def _library(namespace: str, given: tuple[str, ...]) -> Finding:
     """Which library C++ loads: the one that is known, else what the user gave, of which nobody knows what it holds."""
-    file = operators.library(namespace)
+    file = custom_ops.library(namespace)
     if file is not None:
         return Finding("note", f"operators of {namespace}: C++ loads them from {file} (--ops-lib)")
     if given:

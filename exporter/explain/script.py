@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import torch
 
-from exporter import bridge
 from exporter.core import causes, source_lines
 from exporter.core.errors import ExportError
 from exporter.explain import Finding, failure
 from exporter.explain.subject import Subject
+from exporter.model.torchscript import bridge
 
 
 def examine(subject: Subject) -> list[Finding]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from exporter import capture, eager, narrowing, values
+from exporter import eager, narrowing, values
 from exporter.core import contract, time_limit, tolerances
 from exporter.core.errors import ExportError
 from exporter.core.records import Contract, SizeLimit
@@ -18,6 +18,7 @@ from exporter.core.tensors import Tensors
 from exporter.explain.guards import Guards
 from exporter.job import Job
 from exporter.loading import LoadedModel
+from exporter.model import capture
 
 LARGEST = 16  # a size up to this one is cheap, whatever the example's is
 

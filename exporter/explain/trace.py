@@ -16,11 +16,11 @@ import torch
 from torch.jit._trace import TracerWarning
 from torch.overrides import TorchFunctionMode
 
-from exporter import experts
 from exporter.core import source_lines
 from exporter.core.tensors import Tensors
 from exporter.explain import Finding
 from exporter.explain.subject import Subject
+from exporter.model import mixture_of_experts
 
 CONVERSIONS = ("__bool__", "__int__", "__float__", "__index__", "__len__", "__contains__", "item", "tolist", "numpy")
 RETRACED = 3  # wrong probes at which the model is traced again
@@ -96,7 +96,7 @@ def trace(module: torch.nn.Module, inputs: Tensors) -> Traced:
         if issubclass(category, TracerWarning):
             traced.warned.setdefault(source_lines.here(), str(message).partition(". ")[0].partition(" might cause")[0])
 
-    with warnings.catch_warnings(), torch.no_grad(), _Conversions(traced.numbers), experts.dense(module):
+    with warnings.catch_warnings(), torch.no_grad(), _Conversions(traced.numbers), mixture_of_experts.dense(module):
         warnings.simplefilter("always")
         warnings.showwarning = hear
         traced.module = torch.jit.trace(module, inputs, strict=False, check_trace=False)

@@ -22,7 +22,7 @@ from exporter import provenance, sums
 from exporter._version import __version__
 from exporter.core import environment
 from exporter.core.errors import UsageError
-from exporter.recipes import Source
+from exporter.model.recipes import Source
 from exporter.request import Request
 
 # Fields of a request that its bundle does not depend on, or that are counted by their content.

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from exporter import bundle, recipes, targets
+from exporter import bundle, targets
 from exporter.core import environment, source_lines
 from exporter.core.errors import UsageError
 from exporter.core.records import EAGER, FP32, Range, runs_for
+from exporter.model import recipes
 from exporter.release.file import Place, ReleaseFile
 from exporter.request import Request
 

@@ -18,15 +18,16 @@ from urllib.parse import unquote
 import torch
 
 from exporter import golden as goldens
-from exporter import nonfinite, operators, parity, targets
+from exporter import nonfinite, parity, targets
 from exporter.core import contract, source_lines
 from exporter.core.errors import ArtifactError, ContractError, ExporterError, UsageError
 from exporter.core.json_codec import to_json
 from exporter.core.records import Contract
 from exporter.core.tensors import Run, Tensors
-from exporter.flattening import dtype_name, plain, specs
 from exporter.isolate import stand_back
-from exporter.precision import use_tf32
+from exporter.model import custom_ops
+from exporter.model.flattening import dtype_name, plain, specs
+from exporter.model.precision import use_tf32
 
 PROTOCOL = 1
 KINDS = {ArtifactError: "artifact", ContractError: "contract", UsageError: "usage"}
@@ -44,7 +45,7 @@ def serve_artifact(
     configure(options)
 
     def load() -> targets.Loaded:
-        operators.require(promised.ops)
+        custom_ops.require(promised.ops)
         return targets.get(target).load(Path(path), options)
 
     serve(channel, load, golden_path, tuple(spec.name for spec in promised.outputs), options, promised)
@@ -67,7 +68,7 @@ def configure(options: targets.Options) -> None:
         torch.cuda.set_device(options.device if ":" in options.device else 0)
     use_tf32(options.precision == "tf32")
     for file in options.ops_libs:
-        operators.load(file)
+        custom_ops.load(file)
 
 
 def serve(

@@ -22,8 +22,8 @@ from exporter.core.errors import MissingDependency, UsageError
 from exporter.core.records import FP32, PRECISIONS, Build, Contract, SizeLimit, Warned
 
 if TYPE_CHECKING:
-    from exporter.capture import Program
     from exporter.core.tensors import Run
+    from exporter.model.capture import Program
 
 GROUP = "exporter.targets"
 ALSO_CALLED = {

@@ -12,19 +12,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter import carrying, entries, inductor, operators, quantization, unpacking
+from exporter import entries, inductor, quantization, unpacking
 from exporter.core import contract, environment, machine_code, source_lines
 from exporter.core.errors import ArtifactError, ContractError, ExportError, MissingDependency
 from exporter.core.expressions import Expression
 from exporter.core.json_codec import to_json
 from exporter.core.records import PRECISIONS, Build, Contract, TensorSpec
+from exporter.model import custom_ops
+from exporter.model.state import carrying
 from exporter.targets import Exported, Loaded, Options
 
 if TYPE_CHECKING:
     import torch
 
-    from exporter.capture import Program
     from exporter.core.tensors import Tensors
+    from exporter.model.capture import Program
 
 artifact = "compile.pt2"
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # of the backend inductor
@@ -47,7 +49,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     import torch
     from torch._inductor import config
 
-    from exporter import recurrent
+    from exporter.model import recurrent
 
     if environment.compiler() is None:
         raise MissingDependency(
@@ -141,7 +143,7 @@ def _graph(program: Program, options: Options) -> torch.export.ExportedProgram:
     """What is compiled."""
     if options.precision != "int8":
         return program.artifact
-    from exporter import capture, precision
+    from exporter.model import capture, precision
 
     if _weights_alone(options):
         outputs = tuple(spec.dtype for spec in program.function.outputs)
@@ -159,7 +161,7 @@ def _package(program: Program, path: Path, options: Options) -> tuple[tuple[str,
     """A package with one model; returns the namespaces of operators that it calls, and notes."""
     graph = _graph(program, options)
     settings = _settings(graph, options)
-    ops = operators.of_exported(graph)
+    ops = custom_ops.of_exported(graph)
     if not program.keeps_state:
         _write(graph, path, settings)
         return ops, ()
@@ -195,7 +197,7 @@ def _package_entries(graphs: dict[int, torch.export.ExportedProgram], path: Path
         module = exported.module(check_guards=False)
         with torch.set_grad_enabled(not settings["freezing"]):
             files[entries.name(size)] = torch._inductor.aot_compile(module, args, kwargs, options=settings)
-        ops |= dict.fromkeys(operators.of_exported(exported))
+        ops |= dict.fromkeys(custom_ops.of_exported(exported))
     package_aoti(str(path), files)
     return tuple(ops)
 

@@ -6,15 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exporter import carrying, operators
 from exporter.core import contract, source_lines
 from exporter.core.errors import ArtifactError, ExportError
 from exporter.core.json_codec import to_json
+from exporter.model import custom_ops
+from exporter.model.state import carrying
 from exporter.targets import Exported, Loaded, Options
 
 if TYPE_CHECKING:
-    from exporter.capture import Program
     from exporter.core.tensors import Tensors
+    from exporter.model.capture import Program
 
 artifact = "exported.pt2"
 variants = ("",)
@@ -34,7 +35,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     if program.entries:
         raise ExportError("an exported program has one entry", "leave out --specialize, or the target export")
     exported = program.artifact
-    ops = operators.of_exported(exported)
+    ops = custom_ops.of_exported(exported)
     promise = to_json(replace(program.contract, ops=ops))
     for module in exported.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
@@ -48,10 +49,10 @@ def load(path: Path, options: Options) -> Loaded:
     """The program's graph, run op by op."""
     import torch
 
-    from exporter import mapped
+    from exporter.model import mapped_program
 
     try:
-        exported = mapped.read(path)
+        exported = mapped_program.read(path)
         module = exported.module()
     except Exception as error:  # a broken archive raises many things
         raise ArtifactError(f"{path} is not an exported program: {error}", "export it again") from error

@@ -22,8 +22,8 @@ from exporter.targets import Exported, Loaded, Options
 if TYPE_CHECKING:
     import torch
 
-    from exporter.capture import Program
     from exporter.core.tensors import Tensors
+    from exporter.model.capture import Program
 
 artifact = "model.onnx"
 variants = ("",)
@@ -134,9 +134,9 @@ def _by_dynamo(program: Program, exported: torch.export.ExportedProgram, options
     """torch's ONNX program of the exported one. ExportError names what it does not translate."""
     import torch
 
-    from exporter import promotion, recurrent
+    from exporter.model import recurrent, type_promotion
 
-    promotion.make_explicit(exported)
+    type_promotion.make_explicit(exported)
     names: dict[str, Any] = {
         "input_names": [s.name for s in program.contract.inputs],
         "output_names": contract.output_names(program.contract),

@@ -11,18 +11,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter import carrying, entries, operators, torchscript
+from exporter import entries
 from exporter.core import contract, source_lines
 from exporter.core.errors import ExportError
 from exporter.core.json_codec import to_json
+from exporter.model import custom_ops
+from exporter.model.state import carrying
+from exporter.model.torchscript import codegen
 from exporter.targets import Exported, Loaded, Options
 
 if TYPE_CHECKING:
     import torch
 
-    from exporter.capture import Program
     from exporter.core.records import Contract
     from exporter.core.tensors import Tensors
+    from exporter.model.capture import Program
 
 artifact = "script.pt"
 variants = ("",)
@@ -69,8 +72,8 @@ def _native(program: Program, path: Path) -> tuple[tuple[str, ...], bool]:
     """
     import torch
 
-    from exporter import shell
-    from exporter.flattening import output_leaves
+    from exporter.model.flattening import output_leaves
+    from exporter.model.torchscript import typed_wrapper
 
     flat: Any = program.module
     eager, own = (_copied(flat.model) for _ in range(2))  # a run may change buffers, and scripting submodules
@@ -78,8 +81,8 @@ def _native(program: Program, path: Path) -> tuple[tuple[str, ...], bool]:
     args, kwargs = flat.example.rebuild(_inputs(program))
     with _seeded():
         output = eager(*args, **kwargs)
-    inputs = torchscript.arguments([spec.name for spec in program.contract.inputs])
-    scripted = shell.wrap(scripted, flat.example.rebuild, inputs, output, flat.leave_out)
+    inputs = codegen.arguments([spec.name for spec in program.contract.inputs])
+    scripted = typed_wrapper.wrap(scripted, flat.example.rebuild, inputs, output, flat.leave_out)
     names, wanted = output_leaves(output, flat.leave_out)
 
     def differences(outputs: Tensors) -> str:
@@ -94,7 +97,7 @@ def _native(program: Program, path: Path) -> tuple[tuple[str, ...], bool]:
 
 def _is_torchscript(program: Program) -> bool:
     """Whether the model is a TorchScript program under its own names: there is nothing to script."""
-    from exporter.interpreter import Interpreter
+    from exporter.model.torchscript.interpreter import Interpreter
 
     flat: Any = program.module
     return isinstance(flat.model, Interpreter) and not flat.model.renamed
@@ -134,17 +137,17 @@ def _write(
     """
     import torch
 
-    from exporter import debug_info
+    from exporter.model.torchscript import debug_info
 
     def write(made: torch.jit.ScriptModule) -> tuple[str, ...]:
         if program.keeps_state:
             made = carrying.script_module(made, program.contract, program.device)
-        ops = operators.of_script(made)
+        ops = custom_ops.of_script(made)
         promise = to_json(replace(promised, ops=ops))
         debug_info.save(made, path, {"contract.json": promise})
         with _seeded():
             inputs = _inputs(program)[: len(program.contract.inputs)]
-            wrong = differences(torchscript.load(path, program.device)(inputs))
+            wrong = differences(codegen.load(path, program.device)(inputs))
         if wrong:
             raise ExportError(wrong)
         return ops
@@ -157,7 +160,7 @@ def _write(
 
 def _bridged(program: Program, path: Path, why: Exception) -> tuple[tuple[str, ...], bool]:
     """Write the exported graph as TorchScript; returns what _write does. ExportError names both failures."""
-    from exporter import bridge
+    from exporter.model.torchscript import bridge
 
     names = [spec.name for spec in program.function.inputs]
     try:
@@ -184,5 +187,5 @@ def _first_line(error: Exception) -> str:
 
 def load(path: Path, options: Options) -> Loaded:
     """torch.jit.load, as any user would."""
-    script = torchscript.load(path, options.device)
+    script = codegen.load(path, options.device)
     return Loaded(script, reset=script.reset, takes=script.takes)

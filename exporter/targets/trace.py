@@ -8,16 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter import carrying, entries, operators, quantization, torchscript
+from exporter import entries, quantization
 from exporter.core import contract
 from exporter.core.json_codec import to_json
 from exporter.core.records import PRECISIONS
+from exporter.model import custom_ops
+from exporter.model.state import carrying
+from exporter.model.torchscript import codegen
 from exporter.targets import Exported, Loaded, Options
 
 if TYPE_CHECKING:
     import torch
 
-    from exporter.capture import Program
+    from exporter.model.capture import Program
 
 artifact = "trace.pt"
 variants = ("",)
@@ -34,7 +37,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     """Trace the eager module at the capture sizes. Branches and Python numbers are baked in: the golden tells."""
     import torch
 
-    from exporter import debug_info
+    from exporter.model.torchscript import debug_info
     from exporter.tracing import Branches, warned
 
     branches = Branches()
@@ -48,10 +51,10 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         taken = (whole and program.whole) or program.contract
         if program.keeps_state:
             frozen = carrying.script_module(frozen, taken, program.device)
-        ops = operators.of_script(frozen)
+        ops = custom_ops.of_script(frozen)
         promise = to_json(replace(taken, ops=ops))
         debug_info.save(frozen, path, {"contract.json": promise})
-    return Exported((*notes, *branches.notes()), torchscript.tracer_warnings(caught), ops=ops, whole=whole)
+    return Exported((*notes, *branches.notes()), codegen.tracer_warnings(caught), ops=ops, whole=whole)
 
 
 def _is_right_outside(program: Program, module: torch.nn.Module, traced: torch.jit.ScriptModule) -> bool:
@@ -77,12 +80,12 @@ def _module(program: Program, options: Options) -> tuple[torch.nn.Module, tuple[
 def _trace(program: Program, module: torch.nn.Module) -> torch.jit.ScriptModule:
     import torch
 
-    from exporter import experts
+    from exporter.model import mixture_of_experts
     from exporter.tracing import NumbersForFlags
 
-    with _forward_alone(), experts.dense(module), NumbersForFlags():
+    with _forward_alone(), mixture_of_experts.dense(module), NumbersForFlags():
         traced: torch.jit.ScriptModule = torch.jit.trace(module, program.example, strict=False, check_trace=False)
-    torchscript.name_arguments(traced, [spec.name for spec in program.function.inputs])
+    codegen.name_arguments(traced, [spec.name for spec in program.function.inputs])
     return traced
 
 
@@ -109,5 +112,5 @@ def _forward_alone() -> Iterator[None]:
 
 def load(path: Path, options: Options) -> Loaded:
     """torch.jit.load, as any user would."""
-    script = torchscript.load(path, options.device)
+    script = codegen.load(path, options.device)
     return Loaded(script, reset=script.reset, takes=script.takes)

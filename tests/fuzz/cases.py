@@ -12,12 +12,13 @@ from pathlib import Path
 
 import torch
 
-from exporter import api, diagnosis, eager, flattening, pipeline, recipes, targets, values
+from exporter import api, diagnosis, eager, pipeline, targets, values
 from exporter import cases as goldens
 from exporter.core import causes, contract
 from exporter.core.errors import ContractError
 from exporter.core.records import STATE, Manifest, Range, Tolerance, VariantRecord
 from exporter.core.tensors import Tensors
+from exporter.model import flattening, recipes
 from exporter.request import STATES, Request
 from exporter.session.server import Judge
 from fuzz.states import PREFIX

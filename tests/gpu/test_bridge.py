@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from exporter import bridge
+from exporter.model.torchscript import bridge
 
 
 class Positions(nn.Module):

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from exporter.interpreter.numbers import (
+from exporter.model.torchscript.interpreter.numbers import (
     NUMBERS,
     Number,
     Predicate,

@@ -21,9 +21,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from exporter.core.errors import ExportError
-from exporter.interpreter import graph as graphs
-from exporter.interpreter import operators
-from exporter.interpreter.numbers import Number, Predicate, as_output, as_tensor, as_truth
+from exporter.model.torchscript.interpreter import graph as graphs
+from exporter.model.torchscript.interpreter import operators
+from exporter.model.torchscript.interpreter.numbers import Number, Predicate, as_output, as_tensor, as_truth
 
 Environment = dict[str, Any]
 TYPES: dict[str, Any] = {

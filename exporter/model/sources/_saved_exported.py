@@ -14,18 +14,19 @@ import torch
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 
-from exporter import bridge, examples
 from exporter.core.contract import nearest
 from exporter.core.dimensions import LARGEST, LARGEST_BATCH, NamedDim
 from exporter.core.errors import ExportError, RecipeError
 from exporter.core.records import Contract, Range
-from exporter.examples import Dim, Inputs, Leaf
-from exporter.flattening import flatten_inputs, output_leaves
-from exporter.interpreter import Interpreter
-from exporter.recipes import FunctionRecipe, Recipe, Source
-from exporter.sources import _saved_files
-from exporter.sources._saved_inputs import of_golden
-from exporter.sources._saved_scripted import said
+from exporter.model import examples
+from exporter.model.examples import Dim, Inputs, Leaf
+from exporter.model.flattening import flatten_inputs, output_leaves
+from exporter.model.recipes import FunctionRecipe, Recipe, Source
+from exporter.model.sources import _saved_files
+from exporter.model.sources._saved_inputs import of_golden
+from exporter.model.sources._saved_scripted import said
+from exporter.model.torchscript import bridge
+from exporter.model.torchscript.interpreter import Interpreter
 
 UNBOUNDED = 2**31
 

@@ -91,7 +91,7 @@ def available() -> dict[str, str]:
 
 def sources() -> list[str]:
     """What may stand before the colon in `hf:bert`."""
-    package = importlib.import_module("exporter.sources")
+    package = importlib.import_module("exporter.model.sources")
     found = (info.name for info in pkgutil.iter_modules(package.__path__))
     return sorted(name for name in found if name != "saved" and not name.startswith("_"))
 
@@ -150,7 +150,9 @@ def load(source: Source) -> Recipe:
         sys.path.extend(entry for entry in source.search_path if entry not in sys.path)
         return _from_memory(Path(source.place))
     if source.kind == "source":
-        recipe: Recipe = importlib.import_module(f"exporter.sources.{source.place}").recipe(source.attribute, source)
+        recipe: Recipe = importlib.import_module(f"exporter.model.sources.{source.place}").recipe(
+            source.attribute, source
+        )
         return recipe if source.place == "saved" else _with_inputs(recipe, source)
     try:
         module = _import_file(Path(source.place)) if source.kind == "file" else importlib.import_module(source.place)

@@ -17,10 +17,10 @@ import torch
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 
-from exporter.control_flow import REGIONS
 from exporter.core.source_lines import place
-from exporter.python_operators import METHODS
-from exporter.torchscript import attribute, literal
+from exporter.model.torchscript.codegen import attribute, literal
+from exporter.model.torchscript.control_flow import REGIONS
+from exporter.model.torchscript.python_operators import METHODS
 
 Value = Any  # an expression, or a tuple of them for an operator that was written out
 

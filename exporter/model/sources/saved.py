@@ -12,8 +12,8 @@ from pathlib import Path
 from exporter.core.contract import read_zip, specialized
 from exporter.core.errors import ArtifactError, RecipeError
 from exporter.core.records import Contract
-from exporter.recipes import Recipe, Source
-from exporter.sources import _saved_exported, _saved_files, _saved_scripted
+from exporter.model.recipes import Recipe, Source
+from exporter.model.sources import _saved_exported, _saved_files, _saved_scripted
 
 summary = "path/to/model.pt (TorchScript, under any name) or path/to/program.pt2 (ExportedProgram)"
 

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from exporter.core.errors import RecipeError
-from exporter.recipes import FunctionRecipe, Recipe, Source
-from exporter.sources import _hf_hub, _weights
+from exporter.model.recipes import FunctionRecipe, Recipe, Source
+from exporter.model.sources import _hf_hub, _weights
 
 summary = "any of timm.list_models(), with the weights of a tag as NAME.TAG"
 

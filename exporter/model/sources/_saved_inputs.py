@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from exporter import examples
 from exporter.core.contract import enforce, nearest
 from exporter.core.dimensions import NamedDim
 from exporter.core.errors import ContractError, RecipeError
 from exporter.core.expressions import Expression
 from exporter.core.records import Contract, TensorSpec
-from exporter.examples import Dim, Leaf
-from exporter.flattening import specs
-from exporter.sources import _saved_files
+from exporter.model import examples
+from exporter.model.examples import Dim, Leaf
+from exporter.model.flattening import specs
+from exporter.model.sources import _saved_files
 
 Bounds = dict[str, tuple[int, ...]]  # (min, max), or (min, max, step)
 GOLDEN = "golden.pt"

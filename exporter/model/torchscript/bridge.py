@@ -15,10 +15,10 @@ import torch
 from torch import fx
 from torch.export.graph_signature import InputKind, OutputKind
 
-from exporter import recurrent
 from exporter.core.errors import ExportError
-from exporter.lowering import Lowering, Value, python_type, source_line
-from exporter.torchscript import arguments, attribute, define, literal, number_tensor
+from exporter.model import recurrent
+from exporter.model.torchscript.codegen import arguments, attribute, define, literal, number_tensor
+from exporter.model.torchscript.lowering import Lowering, Value, python_type, source_line
 
 REMEDY = (
     "write it so that torch.jit.script takes the model itself, or use a target that takes it as it is: compile, onnx"

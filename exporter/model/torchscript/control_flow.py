@@ -1,7 +1,7 @@
 """Higher-order operators of torch.export, written out as the `if`, `while` and `for` that they stand for.
 
 Regions that only switch a mode of torch become their content: gradients do not matter to an artifact, and the casts of
-autocast are written out before (exporter.bridge).
+autocast are written out before (exporter.model.torchscript.bridge).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import fx
 
 if TYPE_CHECKING:
-    from exporter.lowering import Lowering, Value
+    from exporter.model.torchscript.lowering import Lowering, Value
 
 
 def _region(skip: int) -> Callable[[Lowering, fx.Node, fx.GraphModule], Value]:

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from exporter import mapped
 from exporter.core.errors import RecipeError
+from exporter.model import mapped_program
 
 EXPORTED, SCRIPTED = "ExportedProgram", "TorchScript"
 
@@ -102,7 +102,7 @@ def load_exported(path: Path) -> torch.export.ExportedProgram:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)  # torch's own reading
-            return mapped.read(path)
+            return mapped_program.read(path)
     except Exception as error:  # a broken archive raises many things
         raise RecipeError(
             f"torch.export.load cannot read {path}: {_cause(error)}", "load it with the torch that saved it"

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from exporter import structure
 from exporter.core.errors import ExportError, RecipeError, UsageError
 from exporter.core.json_codec import LARGEST
 from exporter.core.records import TensorSpec
 from exporter.core.tensors import Tensors
+from exporter.model import structure
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,16 @@ from typing import Any, TypeVar
 
 import torch
 
-from exporter import carrying, experts, mapped, mutation, recurrent, specialization, unseen
 from exporter.core import contract as contracts
 from exporter.core import source_lines
 from exporter.core.errors import ExportError
 from exporter.core.expressions import Expression
 from exporter.core.records import Contract, Range, SizeLimit
 from exporter.core.tensors import Tensors
-from exporter.no_program import NoProgram
-from exporter.specialization import Rule
+from exporter.model import fixed_dims, mapped_program, mixture_of_experts, recurrent
+from exporter.model.fixed_dims import Rule
+from exporter.model.no_program import NoProgram
+from exporter.model.state import carrying, data_writes, mutation
 
 # How torch.export says that the code holds a size to less than was asked for; the second where it fails to say how.
 VIOLATED = ("Constraints violated", "Cannot create Dim with inconsistent")
@@ -144,7 +145,7 @@ def load_program(file: Path) -> torch.export.ExportedProgram:
 
     torch loads ranges of derived dimensions among those of symbols.
     """
-    program = mapped.load(file)
+    program = mapped_program.load(file)
     for node in program.graph.nodes:
         environment = getattr(getattr(node.meta.get("val"), "fake_mode", None), "shape_env", None)
         if environment is not None:
@@ -180,7 +181,7 @@ def capture(module: torch.nn.Module, example: Tensors, contract: Contract, stric
     length of 1 that takes another kernel, say) are often needless; `exporter.narrowing` finds out. ExportError names
     what is in the way, and what the program changes that is not known to be state.
     """
-    with specialization.watch(_export_somehow.__name__) as found:
+    with fixed_dims.watch(_export_somehow.__name__) as found:
         program = _export_somehow(functools.partial(_export, strict=strict), module, example, contract, found)
     mutation.require_known(program)
     place = functools.partial(found.place, contract)
@@ -192,7 +193,7 @@ def _export_somehow(
     module: torch.nn.Module,
     example: Tensors,
     contract: Contract,
-    found: specialization.Specializations,
+    found: fixed_dims.Specializations,
 ) -> torch.export.ExportedProgram:
     moving = {n: r for n, r in contract.symbols.items() if len(r.sizes) > 1}
     named = {n: _named(n, r) for n, r in moving.items()}
@@ -204,7 +205,7 @@ def _export_somehow(
             raise ExportError(_with_writes(source_lines.blamed(said.removesuffix(": "), error), module)) from error
         violated = error
     found.relaxed = True
-    asked = specialization.rules(str(violated))
+    asked = fixed_dims.rules(str(violated))
     found.rules = {n: rule for n, rule in asked.items() if n in moving and moving[n].multiple_of % rule.multiple}
     free = {n: torch.export.Dim.AUTO(min=r.min, max=r.max) for n, r in moving.items()}
     for unnamed in (found.symbols(contract), set(named)):  # those that it fixed, or else all
@@ -217,7 +218,7 @@ def _with_writes(said: str, module: torch.nn.Module) -> str:
     """With the line that writes through `.data`, where that may be what torch.export says it lost."""
     if "fake tensor in the exported program constant" not in said or source_lines.place(said):
         return said
-    lines = unseen.writes(type(inner) for inner in module.modules())
+    lines = data_writes.writes(type(inner) for inner in module.modules())
     return f"{said} ({lines[0]})" if lines else said
 
 
@@ -242,7 +243,7 @@ def _export(
         {axis: _dim(dim, dims) for axis, dim in enumerate(spec.shape) if not isinstance(dim, int)}
         for spec in contract.inputs
     )
-    with torch.no_grad(), recurrent.kept(), experts.dense(module):
+    with torch.no_grad(), recurrent.kept(), mixture_of_experts.dense(module):
         return torch.export.export(module, example, dynamic_shapes=(dynamic,), strict=strict)
 
 

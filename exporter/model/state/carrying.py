@@ -6,12 +6,12 @@ import operator
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from exporter import torchscript
 from exporter.core import contract as contracts
 from exporter.core import tolerances
 from exporter.core.errors import ContractError, ExportError
 from exporter.core.expressions import Expression
 from exporter.core.records import Contract, StateTensor, TensorSpec
+from exporter.model.torchscript import codegen
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +30,7 @@ def name(index: int) -> str:
 
 def fixed_initial(contract: Contract) -> list[torch.Tensor]:
     """The initial state at its sizes. ExportError where these follow the inputs': a buffer has one size."""
-    from exporter import state as states
+    from exporter.model.state import stateful as states
 
     made = []
     for tensor in contract.state.tensors if contract.state else ():
@@ -115,7 +115,7 @@ def script_module(function: torch.jit.ScriptModule, contract: Contract, device: 
     """The function with its state in attributes, of any size, and a method `reset` that begins again from the start."""
     import torch
 
-    from exporter import state as states
+    from exporter.model.state import stateful as states
 
     assert contract.state is not None
     shell = torch.nn.Module()
@@ -127,8 +127,8 @@ def script_module(function: torch.jit.ScriptModule, contract: Contract, device: 
             f"initial_{index}", initial.reshape([1] * (len(tensor.shape) - initial.dim()) + [*initial.shape])
         )
         shell.register_buffer(name(index), torch.empty(0, dtype=initial.dtype, device=device))
-    inputs = torchscript.arguments([spec.name for spec in contract.inputs])
-    given = torchscript.unused("given", inputs)
+    inputs = codegen.arguments([spec.name for spec in contract.inputs])
+    given = codegen.unused("given", inputs)
     held = [f"self.{name(index)}" for index in range(len(contract.state.tensors))]
     kinds = ", ".join(["Tensor"] * len(contract.outputs))
     lines = [f"def forward(self, {', '.join(f'{i}: Tensor' for i in inputs)}) -> Tuple[{kinds}]:", "    if self.fresh:"]
@@ -144,7 +144,7 @@ def script_module(function: torch.jit.ScriptModule, contract: Contract, device: 
     lines += [f"    {place} = {given}[{first + index}].clone()" for index, place in enumerate(held)]
     lines.append(f"    return ({''.join(f'{given}[{index}], ' for index in range(first))})")
     lines += ["", "def reset(self) -> None:", "    self.fresh = True", ""]
-    return torchscript.define(shell, "\n".join(lines))
+    return codegen.define(shell, "\n".join(lines))
 
 
 def _sizes(tensor: StateTensor, contract: Contract) -> list[str]:
@@ -154,7 +154,7 @@ def _sizes(tensor: StateTensor, contract: Contract) -> list[str]:
 
 def _size(dim: str, tensor: StateTensor, contract: Contract) -> str:
     wanted = Expression.parse(dim)
-    names = torchscript.arguments([spec.name for spec in contract.inputs])
+    names = codegen.arguments([spec.name for spec in contract.inputs])
     for name, spec in zip(names, contract.inputs, strict=True):
         for axis, size in enumerate(spec.shape):
             known = Expression.parse(size) if isinstance(size, str) else None
@@ -240,7 +240,7 @@ class Carried:
 
 def initial(contract: Contract, inputs: Sequence[torch.Tensor]) -> Tensors:
     """The initial state at the sizes of these inputs, on their device."""
-    from exporter import state as states
+    from exporter.model.state import stateful as states
 
     sizes = _symbols(contract, inputs)
     return tuple(
@@ -274,7 +274,7 @@ def _tensors(contract: Contract) -> tuple[StateTensor, ...]:
 
 
 def _symbols(contract: Contract, inputs: Sequence[torch.Tensor]) -> contracts.Sizes:
-    from exporter.flattening import dtype_name
+    from exporter.model.flattening import dtype_name
 
     given = zip(contract.inputs, inputs, strict=False)
     return contracts.sizes_of(contract, [TensorSpec(s.name, dtype_name(t.dtype), tuple(t.shape)) for s, t in given])

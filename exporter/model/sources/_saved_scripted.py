@@ -13,12 +13,12 @@ import torch
 from exporter.core.dimensions import NamedDim
 from exporter.core.errors import RecipeError
 from exporter.core.records import Contract
-from exporter.examples import Inputs, with_dims
-from exporter.flattening import flatten_inputs, output_leaves
-from exporter.interpreter import Interpreter
-from exporter.recipes import FunctionRecipe, Recipe, Source, example_sizes
-from exporter.sources import _saved_files
-from exporter.sources._saved_inputs import example_for, from_contract, renamed
+from exporter.model.examples import Inputs, with_dims
+from exporter.model.flattening import flatten_inputs, output_leaves
+from exporter.model.recipes import FunctionRecipe, Recipe, Source, example_sizes
+from exporter.model.sources import _saved_files
+from exporter.model.sources._saved_inputs import example_for, from_contract, renamed
+from exporter.model.torchscript.interpreter import Interpreter
 
 
 def recipe(path: Path, contract: Contract | None, source: Source) -> Recipe:

@@ -15,9 +15,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from exporter.core.errors import ExportError
-from exporter.flattening import output_name
-from exporter.structure import key_name
-from exporter.torchscript import define, literal, number_tensor, unused
+from exporter.model.flattening import output_name
+from exporter.model.structure import key_name
+from exporter.model.torchscript.codegen import define, literal, number_tensor, unused
 
 Kind = Any  # torch._C.JitType and its subclasses
 Rebuild = Callable[[Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]]

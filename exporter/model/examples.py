@@ -14,8 +14,8 @@ from exporter.core.contract import nearest
 from exporter.core.dimensions import NamedDim
 from exporter.core.errors import RecipeError
 from exporter.core.records import Range
-from exporter.flattening import FlatInputs, flatten_inputs
-from exporter.recipes import OPTIONAL, FunctionRecipe, Recipe, example_sizes
+from exporter.model.flattening import FlatInputs, flatten_inputs
+from exporter.model.recipes import OPTIONAL, FunctionRecipe, Recipe, example_sizes
 
 Dim = Callable[[Mapping[str, int]], int]
 FEW = 2  # a floating tensor of so few values is a mask

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from exporter import checkpoint_files
 from exporter.core import source_lines
 from exporter.core.errors import RecipeError
+from exporter.model import checkpoint_files
 
 StateDict = dict[str, Any]
 

@@ -17,8 +17,8 @@ import torch
 
 from exporter.core import source_lines
 from exporter.core.errors import RecipeError
-from exporter.recipes import Source
-from exporter.sources import _hf_classes, _hf_hub, _hf_inputs, _hf_small, _weights
+from exporter.model.recipes import Source
+from exporter.model.sources import _hf_classes, _hf_hub, _hf_inputs, _hf_small, _weights
 
 summary = (
     "hf:ID, a model of transformers from the hub or a folder; hf:bert and the like, a small one with random weights"

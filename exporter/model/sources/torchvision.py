@@ -16,8 +16,8 @@ from torch.utils.hooks import RemovableHandle
 
 from exporter.core import source_lines
 from exporter.core.errors import RecipeError
-from exporter.recipes import FunctionRecipe, Recipe, Source
-from exporter.sources import _weights
+from exporter.model.recipes import FunctionRecipe, Recipe, Source
+from exporter.model.sources import _weights
 
 summary = "any of torchvision.models.list_models(): classification, segmentation, detection, video, optical flow"
 

@@ -14,9 +14,9 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from exporter.checkpoint_files import LFS_POINTER
 from exporter.core import source_lines
 from exporter.core.errors import RecipeError
+from exporter.model.checkpoint_files import LFS_POINTER
 
 CONFIG = "config.json"
 CARD = "README.md"

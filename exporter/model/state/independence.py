@@ -8,10 +8,10 @@ import torch
 from torch import fx
 from torch.export.graph_signature import OutputKind
 
-from exporter import experts, recurrent
 from exporter.core.tensors import Tensors
-from exporter.snapshot import Place
-from exporter.state import State
+from exporter.model import mixture_of_experts, recurrent
+from exporter.model.state.snapshot import Place
+from exporter.model.state.stateful import State
 
 
 def unread(module: torch.nn.Module, example: Tensors, state: State) -> tuple[Place, ...]:
@@ -20,7 +20,7 @@ def unread(module: torch.nn.Module, example: Tensors, state: State) -> tuple[Pla
     `example` are inputs and state.
     """
     try:
-        with torch.no_grad(), recurrent.kept(), experts.dense(module):
+        with torch.no_grad(), recurrent.kept(), mixture_of_experts.dense(module):
             program = torch.export.export(module, example, strict=False).run_decompositions()
     except Exception:  # whatever torch.export does not take proves nothing
         return ()

@@ -9,9 +9,10 @@ import torch
 from torch import fx
 from torch.export.graph_signature import InputKind
 
-from exporter import carrying, recurrent
 from exporter.core import source_lines
 from exporter.core.errors import ExportError
+from exporter.model import recurrent
+from exporter.model.state import carrying
 
 _CONSTANT = re.compile(r"Constant (\S+) is mutated")
 
