@@ -13,18 +13,17 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from exporter import ort_graphs
 from exporter.core.errors import ArtifactError
-from exporter.ort_graphs import Bound, Graphs
-from exporter.targets import Options
+from exporter.targets import Options, _ort_cuda_graphs
 from exporter.targets import onnx as target
+from exporter.targets._ort_cuda_graphs import Bound, Graphs
 
 REFUSAL = "[ONNXRuntimeError] : 1 : FAIL : CUDA failure 900: not permitted ; GPU=0 ; hostname=secret ; line=1"
 
 
 @pytest.fixture(autouse=True)
 def no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ort_graphs, "_wait", lambda device: None)
+    monkeypatch.setattr(_ort_cuda_graphs, "_wait", lambda device: None)
 
 
 class Session:
@@ -97,12 +96,12 @@ def test_inputs_need_not_be_contiguous_nor_stay() -> None:
 def test_shapes_beyond_the_bound_run_without_a_graph() -> None:
     session = Session()
     runner = graphs(session)
-    for size in range(1, ort_graphs.SHAPES + 3):
+    for size in range(1, _ort_cuda_graphs.SHAPES + 3):
         check(runner, torch.randn(size, 2))
     session.asked.clear()
-    check(runner, torch.randn(ort_graphs.SHAPES + 1, 2))
-    check(runner, torch.randn(ort_graphs.SHAPES, 2))
-    assert session.asked == ["-1", str(ort_graphs.SHAPES - 1)]
+    check(runner, torch.randn(_ort_cuda_graphs.SHAPES + 1, 2))
+    check(runner, torch.randn(_ort_cuda_graphs.SHAPES, 2))
+    assert session.asked == ["-1", str(_ort_cuda_graphs.SHAPES - 1)]
 
 
 def test_what_cannot_be_captured_fails() -> None:
@@ -152,7 +151,7 @@ def test_a_value_that_the_cpu_uses_stands_in_the_way(where: str) -> None:
         get_input_memory_infos=infos("Cuda", where),
         get_output_memory_infos=infos("Cuda"),
     )
-    assert ort_graphs.obstacle(session) == ("" if where == "Cuda" else "size is used on the CPU")
+    assert _ort_cuda_graphs.obstacle(session) == ("" if where == "Cuda" else "size is used on the CPU")
 
 
 def test_a_kernel_that_is_missing_has_its_own_remedy(tmp_path: Path) -> None:

@@ -12,14 +12,14 @@ import torch
 from conftest import NATIVE, Run
 
 import exporter
-from exporter import cases, golden, parity, quantization, targets
+from exporter import cases, golden, parity, targets
 from exporter.core import environment, machine_code, tolerances
 from exporter.core.errors import ArtifactError, ExportError, UsageError
 from exporter.core.records import Contract, Manifest, Range, TensorSpec, Tolerance
 from exporter.model import precision
 from exporter.model.capture import Program
 from exporter.model.flattening import FlatModule, flatten_inputs
-from exporter.targets import Options, Variant
+from exporter.targets import Options, Variant, _int8
 
 
 class Scaled(torch.nn.Module):
@@ -129,7 +129,7 @@ def judge(got: torch.Tensor, reference: torch.Tensor, name: str = "logits") -> p
 def test_int8_of_a_layer_that_is_called_by_name(tmp_path: Path) -> None:
     """As a model that is one Linear layer is, and as callers may."""
     layer = torch.nn.Linear(8, 4).eval()
-    quantized, told = quantization.dynamic(layer)
+    quantized, told = _int8.dynamic(layer)
     x = torch.randn(2, 8)
     assert torch.allclose(quantized(input=x), layer(x), atol=0.1)
     traced = torch.jit.trace(quantized, x)

@@ -17,7 +17,7 @@ import pytest
 import torch
 from conftest import Run
 
-from exporter import inductor, ort_graphs, targets
+from exporter import targets
 from exporter.core import environment, machine_code
 from exporter.core.contract import entry
 from exporter.core.errors import ArtifactError, ExportError, MissingDependency, UsageError
@@ -26,7 +26,7 @@ from exporter.isolate import Zygote
 from exporter.model.capture import Program, export_program
 from exporter.model.flattening import FlatModule, flatten_inputs
 from exporter.model.no_program import NoProgram
-from exporter.targets import Options, Variant
+from exporter.targets import Options, Variant, _inductor, _ort_cuda_graphs
 
 NAMES = targets.names()
 CONTRACT = Contract(
@@ -183,14 +183,14 @@ def test_inductor_finds_the_vector_instructions(name: str, made: Path) -> None:
 def test_a_package_without_vector_instructions_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor import cpu_vec_isa
 
-    monkeypatch.setattr(inductor.environment, "isa", lambda: "avx2")
+    monkeypatch.setattr(_inductor.environment, "isa", lambda: "avx2")
     monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", lambda: ["avx2"])
-    assert inductor.find_vector_instructions() == ()
+    assert _inductor.find_vector_instructions() == ()
     monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", list)
-    (note,) = inductor.find_vector_instructions()
+    (note,) = _inductor.find_vector_instructions()
     assert note.startswith("slow: without vector instructions")
-    monkeypatch.setattr(inductor.environment, "isa", lambda: "sse4_2")
-    assert inductor.find_vector_instructions() == ()
+    monkeypatch.setattr(_inductor.environment, "isa", lambda: "sse4_2")
+    assert _inductor.find_vector_instructions() == ()
 
 
 WIDE = re.compile(r"%(zmm\d+|[xy]mm(1[6-9]|[23]\d)|k[0-7])\b")  # registers that AVX-512 alone has
@@ -381,7 +381,7 @@ def test_onnx_values_become_tensors_of_their_own_type(values: list[Any]) -> None
     import onnxruntime
 
     want = torch.tensor(values)
-    got = ort_graphs.tensor(onnxruntime.OrtValue.ortvalue_from_numpy(want.numpy()))
+    got = _ort_cuda_graphs.tensor(onnxruntime.OrtValue.ortvalue_from_numpy(want.numpy()))
     assert got.dtype == want.dtype
     assert torch.equal(got, want)
 
@@ -595,7 +595,7 @@ def test_a_package_has_the_same_sources_each_time(tmp_path: Path, monkeypatch: p
     from torch._inductor import codecache
 
     monkeypatch.setattr(codecache, "write", codecache.write)  # as it was, once the test is over
-    inductor.repeat_itself()
+    _inductor.repeat_itself()
     paths = set()
     for address, byte in (("0x7f85e24a1d00", 253), ("0x7fa4a43aa020", 254)):
         numbers = [f"{byte if index == 108 else 1}L" for index in range(772)]

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.jit._trace import TracerWarning
 
-from exporter.tracing import Branches, NumbersForFlags, warned
+from exporter.targets._tracing import Branches, NumbersForFlags, warned
 
 
 class Flagged(nn.Module):

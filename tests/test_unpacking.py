@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from exporter import unpacking
 from exporter.core.errors import ArtifactError
+from exporter.targets import _unpacking
 
 CYCLES = """
 import gc, os, sys
@@ -75,16 +75,16 @@ def test_opening_and_closing_is_flat(package: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_not_used_has_no_weights(package: Path) -> None:
-    folder, release = unpacking.unpack(package)
+    folder, release = _unpacking.unpack(package)
     (library,) = folder.rglob("*.so")
     whole, blocks = library.read_bytes(), library.stat().st_blocks
-    other, release_other = unpacking.unpack(package)
+    other, release_other = _unpacking.unpack(package)
     assert other == folder
     release()
     assert library.read_bytes() == whole  # somebody has it still
     release_other()
     assert library.stat().st_blocks < blocks - 48_000 // 512 // 2
-    _, release = unpacking.unpack(package)
+    _, release = _unpacking.unpack(package)
     assert library.read_bytes() == whole
     release()
 
@@ -94,7 +94,7 @@ def test_an_altered_package(package: Path, tmp_path: Path) -> None:
     data[data.index(b"\x7fELF") + 5000] ^= 1
     (tmp_path / "altered.pt2").write_bytes(data)
     with pytest.raises(ArtifactError, match="was altered"):
-        unpacking.unpack(tmp_path / "altered.pt2")
+        _unpacking.unpack(tmp_path / "altered.pt2")
 
 
 def test_what_a_killed_process_left_is_swept(package: Path, tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from exporter import onnx_tracing
 from exporter.core import causes, source_lines
 from exporter.core.errors import ExportError
 from exporter.explain import Finding
 from exporter.explain.subject import Subject
 from exporter.model import capture, type_promotion
+from exporter.targets import _onnx_tracing
 
 
 def examine(subject: Subject) -> list[Finding]:
@@ -39,7 +39,7 @@ def _is_translated_by_the_older(subject: Subject) -> bool:
         exported_file=None,
     )
     try:
-        onnx_tracing.export(program, subject.job.options.opset, subject.captured.program is not None)
+        _onnx_tracing.export(program, subject.job.options.opset, subject.captured.program is not None)
     except ExportError:
         return False
     return True

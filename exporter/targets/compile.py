@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter import entries, inductor, quantization, unpacking
 from exporter.core import contract, environment, machine_code, source_lines
 from exporter.core.errors import ArtifactError, ContractError, ExportError, MissingDependency
 from exporter.core.expressions import Expression
@@ -20,7 +19,7 @@ from exporter.core.json_codec import to_json
 from exporter.core.records import PRECISIONS, Build, Contract, TensorSpec
 from exporter.model import custom_ops
 from exporter.model.state import carrying
-from exporter.targets import Exported, Loaded, Options
+from exporter.targets import Exported, Loaded, Options, _inductor, _int8, _specialized, _unpacking
 
 if TYPE_CHECKING:
     import torch
@@ -61,9 +60,9 @@ def export(program: Program, path: Path, options: Options) -> Exported:
             f"torch {torch.__version__} compiles packages for this machine alone",
             "install torch 2.14, or leave out --portable",
         )
-    inductor.keep_headers()
-    inductor.repeat_itself()
-    slow = inductor.find_vector_instructions()
+    _inductor.keep_headers()
+    _inductor.repeat_itself()
+    slow = _inductor.find_vector_instructions()
     if options.device == "cpu":
         # libtorch.so would pull in every CUDA library; `_settings` links the two that a CPU package calls.
         os.environ["LIBRARY_PATH"] = f"{Path(torch.__file__).parent / 'lib'}:{os.environ.get('LIBRARY_PATH', '')}"
@@ -78,7 +77,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
             ops = _package_entries(graphs, path, options)
         else:
             ops, unfrozen = _package(program, path, options)
-    ops = tuple(op for op in ops if op not in quantization.COMPILED)
+    ops = tuple(op for op in ops if op not in _int8.COMPILED)
     build = _build(options)
     contract.append_to_zip(path, to_json(replace(program.contract, ops=ops, build=build)))
     return Exported((*_quantized(program, options), *unfrozen, *_notes(build), *slow), ops=ops, build=build)
@@ -148,12 +147,12 @@ def _graph(program: Program, options: Options) -> torch.export.ExportedProgram:
     if _weights_alone(options):
         outputs = tuple(spec.dtype for spec in program.function.outputs)
         half = precision.cast(copy.deepcopy(program.module), "bf16", outputs)
-        return program.capture(quantization.weights(half))
+        return program.capture(_int8.weights(half))
     try:
-        quantized = quantization.pt2e(program.exported.module(check_guards=False), program.samples, options.portable)
+        quantized = _int8.pt2e(program.exported.module(check_guards=False), program.samples, options.portable)
     except (ValueError, IndexError):  # it tells the calls of a layer apart by what only a strict export notes
         graph = capture.export_program(program.module, program.example, program.function, strict=True)
-        quantized = quantization.pt2e(graph.module(check_guards=False), program.samples, options.portable)
+        quantized = _int8.pt2e(graph.module(check_guards=False), program.samples, options.portable)
     return program.capture(quantized)
 
 
@@ -165,7 +164,7 @@ def _package(program: Program, path: Path, options: Options) -> tuple[tuple[str,
     if not program.keeps_state:
         _write(graph, path, settings)
         return ops, ()
-    with inductor.unfolded(carrying.BUFFER):
+    with _inductor.unfolded(carrying.BUFFER):
         try:
             _write(graph, path, settings)
             loader = _loader(path, "model", options.device)
@@ -196,7 +195,7 @@ def _package_entries(graphs: dict[int, torch.export.ExportedProgram], path: Path
         settings = _settings(exported, options) | {"aot_inductor.package": True}
         module = exported.module(check_guards=False)
         with torch.set_grad_enabled(not settings["freezing"]):
-            files[entries.name(size)] = torch._inductor.aot_compile(module, args, kwargs, options=settings)
+            files[_specialized.name(size)] = torch._inductor.aot_compile(module, args, kwargs, options=settings)
         ops |= dict.fromkeys(custom_ops.of_exported(exported))
     package_aoti(str(path), files)
     return tuple(ops)
@@ -210,7 +209,7 @@ def load(path: Path, options: Options) -> Loaded:
     sizes = promise.symbols[symbol].choices if symbol else ()
     try:
         with _loading:
-            names = {size: entries.name(size) if size else "model" for size in sizes or (0,)}
+            names = {size: _specialized.name(size) if size else "model" for size in sizes or (0,)}
             loaders = {size: _loader(path, name, options.device) for size, name in names.items()}
     except RuntimeError as error:
         raise ArtifactError(
@@ -246,7 +245,7 @@ def _loader(path: Path, model: str, device: str) -> Any:
     settings = model, False, 1, int(device.partition(":")[2] or -1)
     if not _loads_folders(torch.__version__):
         return make(str(path), *settings)  # which unpacks it anew each time, and never gives it back
-    folder, release = unpacking.unpack(path)
+    folder, release = _unpacking.unpack(path)
     try:
         loader = make(str(folder), *settings)
     except BaseException:

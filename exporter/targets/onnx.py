@@ -11,13 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter import entries, onnx_axes, ort_graphs
 from exporter.core import causes, contract, source_lines
 from exporter.core.errors import ArtifactError, ExportError
 from exporter.core.expressions import Expression
 from exporter.core.json_codec import to_json
 from exporter.core.records import PRECISIONS, Contract, SizeLimit, Warned
-from exporter.targets import Exported, Loaded, Options
+from exporter.targets import Exported, Loaded, Options, _onnx_axes, _ort_cuda_graphs, _specialized
 
 if TYPE_CHECKING:
     import torch
@@ -71,9 +70,9 @@ def export(program: Program, path: Path, options: Options) -> Exported:
 def _quantize(program: Program, path: Path, size: int) -> str:
     if size > ONE_FILE_BYTES:
         raise ExportError("onnxruntime quantizes models below 2 GB", "choose onnx@fp16, or compile@int8")
-    from exporter import quantization
+    from exporter.targets import _int8
 
-    how = quantization.onnx(path, [spec.name for spec in program.contract.inputs], program.samples)
+    how = _int8.onnx(path, [spec.name for spec in program.contract.inputs], program.samples)
     found = program.calibration if how == "static" else "ranges found at each call"
     return f"{how} int8 by onnxruntime, {found}"
 
@@ -84,7 +83,7 @@ def _export_entries(program: Program, path: Path, options: Options) -> Exported:
 
     translated = _translate(tuple(program.entries.values()), options)
     models = {size: one.model_proto for size, one in zip(program.entries, translated.programs, strict=True)}
-    made = entries.onnx_model(models, program.contract)
+    made = _specialized.onnx_model(models, program.contract)
     onnx.helper.set_model_props(made, {PROPERTY: to_json(program.contract, indent=None)})
     external = sum(len(weight.raw_data) for weight in made.graph.initializer) > ONE_FILE_BYTES
     companion = path.name + ".data"
@@ -109,17 +108,17 @@ class _Translated:
 
 def _translate(programs: tuple[Program, ...], options: Options) -> _Translated:
     """By torch's exporter of exported programs, else by its older one. ExportError names what ONNX cannot take."""
-    from exporter import onnx_tracing
+    from exporter.targets import _onnx_tracing
 
     captured = False
     try:
         exported = [program.exported for program in programs]
-        captured = not any(map(onnx_tracing.takes_numbers, exported))
+        captured = not any(map(_onnx_tracing.takes_numbers, exported))
         return _Translated(tuple(map(partial(_by_dynamo, options=options), programs, exported)), DYNAMO)
     except ExportError as error:
         failed = error
     try:
-        made = [onnx_tracing.export(program, options.opset, captured) for program in programs]
+        made = [_onnx_tracing.export(program, options.opset, captured) for program in programs]
     except ExportError as error:
         if not captured:  # the trace is not to be trusted, or fails of the same
             raise failed from None
@@ -162,7 +161,7 @@ def _by_dynamo(program: Program, exported: torch.export.ExportedProgram, options
         raise ExportError("torch.onnx.export gave no program")
     _free_names(made.model.graph)
     _leave_out_folders(made.model.graph)
-    onnx_axes.name(made.model.graph, (*program.function.inputs, *program.function.outputs))
+    _onnx_axes.name(made.model.graph, (*program.function.inputs, *program.function.outputs))
     return made
 
 
@@ -246,11 +245,11 @@ def load(path: Path, options: Options) -> Loaded:
             )
         return Loaded(_run_cpu(session), lambda: "CPU", takes=_takes(session))
 
-    bound = ort_graphs.Bound(session, options.device)
+    bound = _ort_cuda_graphs.Bound(session, options.device)
     if not captures:
         notes = (f"no CUDA graph: {failure}",) if failure else ()
         return Loaded(bound.run, lambda: "CUDA", lambda: notes, takes=_takes(session))
-    graphs = ort_graphs.Graphs(bound)
+    graphs = _ort_cuda_graphs.Graphs(bound)
     return Loaded(graphs.run, lambda: "CUDA graph", takes=_takes(session))
 
 
@@ -264,8 +263,8 @@ def _with_graphs(path: Path, options: Options) -> tuple[Any, str]:
     try:
         session = _session(path, options, graphs=True)
     except ArtifactError as error:
-        return None, ort_graphs.reason(error)
-    obstacle = ort_graphs.obstacle(session)
+        return None, _ort_cuda_graphs.reason(error)
+    obstacle = _ort_cuda_graphs.obstacle(session)
     return (None, obstacle) if obstacle else (session, "")
 
 
@@ -320,6 +319,6 @@ def _run_bfloat16(session: Any, names: list[str]) -> Callable[[Tensors], Tensors
 
     def run(inputs: Tensors) -> Tensors:
         given = {n: value(t.detach().cpu().contiguous()) for n, t in zip(names, inputs, strict=True)}
-        return tuple(map(ort_graphs.tensor, session.run_with_ort_values(None, given)))
+        return tuple(map(_ort_cuda_graphs.tensor, session.run_with_ort_values(None, given)))
 
     return run

@@ -11,14 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter import entries
 from exporter.core import contract, source_lines
 from exporter.core.errors import ExportError
 from exporter.core.json_codec import to_json
 from exporter.model import custom_ops
 from exporter.model.state import carrying
 from exporter.model.torchscript import codegen
-from exporter.targets import Exported, Loaded, Options
+from exporter.targets import Exported, Loaded, Options, _specialized
 
 if TYPE_CHECKING:
     import torch
@@ -166,7 +165,7 @@ def _bridged(program: Program, path: Path, why: Exception) -> tuple[tuple[str, .
     try:
         if program.entries:
             parts = {size: bridge.from_exported(entry.exported, names) for size, entry in program.entries.items()}
-            return _write(entries.script_module(parts, program.function), program, path, program.contract)
+            return _write(_specialized.script_module(parts, program.function), program, path, program.contract)
         return _write(bridge.from_exported(program.exported, names), program, path, program.contract)
     except (ExportError, RuntimeError) as error:
         path.unlink(missing_ok=True)

@@ -8,14 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter import entries, quantization
 from exporter.core import contract
 from exporter.core.json_codec import to_json
 from exporter.core.records import PRECISIONS
 from exporter.model import custom_ops
 from exporter.model.state import carrying
 from exporter.model.torchscript import codegen
-from exporter.targets import Exported, Loaded, Options
+from exporter.targets import Exported, Loaded, Options, _int8, _specialized
 
 if TYPE_CHECKING:
     import torch
@@ -38,14 +37,14 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     import torch
 
     from exporter.model.torchscript import debug_info
-    from exporter.tracing import Branches, warned
+    from exporter.targets._tracing import Branches, warned
 
     branches = Branches()
     with warned() as caught, torch.no_grad():
         module, notes = _module(program, options)
         with branches:
             parts = {size: _trace(entry, module) for size, entry in program.entries.items()}
-            traced = entries.script_module(parts, program.function) if parts else _trace(program, module)
+            traced = _specialized.script_module(parts, program.function) if parts else _trace(program, module)
         frozen = torch.jit.freeze(traced.eval())
         whole = _is_right_outside(program, module, traced)
         taken = (whole and program.whole) or program.contract
@@ -73,7 +72,7 @@ def _module(program: Program, options: Options) -> tuple[torch.nn.Module, tuple[
     """What is traced, and what the row says of it."""
     if options.precision != "int8":
         return program.module, ()
-    module, note = quantization.dynamic(program.module)
+    module, note = _int8.dynamic(program.module)
     return module, (note,)
 
 
@@ -81,7 +80,7 @@ def _trace(program: Program, module: torch.nn.Module) -> torch.jit.ScriptModule:
     import torch
 
     from exporter.model import mixture_of_experts
-    from exporter.tracing import NumbersForFlags
+    from exporter.targets._tracing import NumbersForFlags
 
     with _forward_alone(), mixture_of_experts.dense(module), NumbersForFlags():
         traced: torch.jit.ScriptModule = torch.jit.trace(module, program.example, strict=False, check_trace=False)
