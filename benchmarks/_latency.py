@@ -13,9 +13,10 @@ from typing import Any
 from _process import said
 from _rows import SAMPLES, Bench, Rows, failed
 
-from exporter import bundle, stats
+from exporter import bundle
 from exporter.core.errors import ExporterError, JobError
 from exporter.core.records import EAGER, Manifest, VariantRecord
+from exporter.evidence import stats
 
 MODELS = {"bert": "BERT-base, batch 1, sequence 14", "resnet18": "ResNet18, batch 1, images of 224²"}
 SMALL = f"{Path(__file__).with_name('_small.py')}:bert2"

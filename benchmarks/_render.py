@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from exporter import benchmark
 from exporter.core.records import Timing
+from exporter.evidence import benchmark
 from exporter.report.rows import number, within
 
 TITLES = {

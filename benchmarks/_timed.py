@@ -13,9 +13,10 @@ from typing import Any
 
 from _rows import SAMPLES, Rows
 
-from exporter import benchmark, stats, targets
+from exporter import targets
 from exporter.core import source_lines
 from exporter.core.errors import JobError
+from exporter.evidence import benchmark, stats
 from exporter.session import server
 
 

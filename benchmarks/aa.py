@@ -12,8 +12,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from exporter import benchmark, bundle, checks, targets
+from exporter import bundle, checks, targets
 from exporter.core import environment
+from exporter.evidence import benchmark
 from exporter.isolate import Zygote
 
 ALLOWED = 0.05

@@ -21,7 +21,7 @@ import torch
 from _plain import Flat, onnx, program
 from _timed import rotate, settings
 
-from exporter import stats
+from exporter.evidence import stats
 
 Tensors = tuple[torch.Tensor, ...]
 Run = Callable[[], Any]

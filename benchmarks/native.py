@@ -11,8 +11,9 @@ from pathlib import Path
 
 from _process import Run, run, verdict
 
-from exporter import benchmark, bundle, checks, stats, targets
+from exporter import bundle, checks, targets
 from exporter.core import environment
+from exporter.evidence import benchmark, stats
 from exporter.isolate import Zygote
 
 RUNS = 5

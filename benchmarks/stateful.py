@@ -19,9 +19,9 @@ import click
 import torch
 
 import exporter
-from exporter import golden
 from exporter.core import environment
 from exporter.core.records import CaseRecord, Tolerance, VariantRecord
+from exporter.evidence import golden
 from exporter.model import precision
 
 RECIPES = Path(__file__).parent.parent / "tests" / "recipes" / "stateful.py"

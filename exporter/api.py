@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from exporter import beside, pipeline
-from exporter import samples as own_samples
 from exporter import targets as routes
 from exporter.beside import Verify
 from exporter.core import contract as contracts
@@ -22,6 +21,7 @@ from exporter.core import environment, machine_code
 from exporter.core.errors import ArtifactError, ContractError, UsageError
 from exporter.core.records import Contract, Manifest
 from exporter.core.tensors import Tensors
+from exporter.evidence import samples as own_samples
 from exporter.model import custom_ops, flattening, recipes
 from exporter.model.state import carrying
 from exporter.request import Request, require_threads

@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from exporter import diagnosis, parity, targets
+from exporter import targets
 from exporter.bundle import GOLDEN
 from exporter.core import causes, environment
 from exporter.core.errors import ExporterError, JobError
 from exporter.core.records import VERDICTS, Contract, GoldenRecord, Lifecycle, SessionRecord, VariantRecord
+from exporter.evidence import diagnosis, parity
 from exporter.isolate import Zygote
 from exporter.model import custom_ops
 from exporter.session.client import NativeSession, PythonSession, Session

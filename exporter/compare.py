@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from exporter import benchmark, checks, proof, stats, targets
+from exporter import checks, proof, targets
 from exporter.core import machine_load
 from exporter.core.contract_diff import Change, changes
 from exporter.core.errors import ArtifactError, ExporterError
 from exporter.core.progress import Listener
 from exporter.core.records import GoldenRecord, MachineLoad, Manifest, VariantRecord
+from exporter.evidence import benchmark, stats
 from exporter.isolate import Zygote
 from exporter.latency import EXAMPLE, At
 from exporter.sessions import Sessions

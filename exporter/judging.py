@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from exporter import bundle, checks, metrics
+from exporter import bundle, checks
 from exporter.core.errors import ExporterError
 from exporter.core.progress import Listener
 from exporter.core.records import SessionRecord, VariantRecord
 from exporter.draft import Draft
+from exporter.evidence import metrics
 from exporter.isolate import BACKGROUND, Zygote
 from exporter.job import Job, Prepared
 from exporter.just_in_time import Live

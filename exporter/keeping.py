@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from exporter import eager
 from exporter.core.contract import Sizes, describe
 from exporter.core.errors import ExportError
 from exporter.core.records import Contract
 from exporter.core.tensors import Tensors
+from exporter.evidence import eager
 from exporter.job import Job
 from exporter.loading import LoadedModel, find_contract, interpret
 from exporter.model.flattening import FlatModule

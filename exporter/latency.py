@@ -7,10 +7,11 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from exporter import benchmark, checks, stats
+from exporter import checks
 from exporter.core import causes, machine_load
 from exporter.core.errors import ExporterError
 from exporter.core.records import MachineLoad, SessionRecord, Timing, VariantRecord
+from exporter.evidence import benchmark, stats
 from exporter.session.client import Session
 
 Key = tuple[str, str]  # a variant's name, and the kind of its session

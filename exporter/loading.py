@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
-from exporter import eager, zygote
+from exporter import zygote
 from exporter.core import contract, memory, source_lines
 from exporter.core.errors import ExportError, RecipeError
 from exporter.core.expressions import Expression
 from exporter.core.records import STATE, Contract, KeptState, Range, StateTensor, TensorSpec
 from exporter.core.tensors import Tensors
+from exporter.evidence import eager
 from exporter.job import Job
 from exporter.model import checkpoint, examples, flattening, ranges, recipes
 from exporter.model.state import stateful as states

@@ -13,13 +13,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from exporter import bundle, checks, diagnosis, latency, proof, provenance, publishing, targets
+from exporter import bundle, checks, latency, proof, provenance, publishing, targets
 from exporter.core import causes, contract, environment, filesystem, tolerances
 from exporter.core.errors import ExporterError, JobError, RecipeError, UsageError
 from exporter.core.progress import Listener
 from exporter.core.records import EAGER, GoldenRecord, Lifecycle, Manifest, MetricRecord, VariantRecord
 from exporter.draft import Draft
-from exporter.findings import Findings
+from exporter.evidence import diagnosis
+from exporter.evidence.findings import Findings
 from exporter.isolate import BACKGROUND, EXPORTING, SIDE_BY_SIDE, Child, Zygote, Zygotes
 from exporter.job import Prepared
 from exporter.judging import Judging

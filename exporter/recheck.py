@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from exporter import bundle, checks, latency, metrics, proof, targets
+from exporter import bundle, checks, latency, proof, targets
 from exporter.core import environment, filesystem
 from exporter.core.errors import ArtifactError
 from exporter.core.progress import Listener
 from exporter.core.records import Manifest, VariantRecord
+from exporter.evidence import metrics
 from exporter.isolate import Zygote
 from exporter.needs import Plan
 from exporter.sessions import Sessions

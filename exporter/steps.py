@@ -11,13 +11,14 @@ from pathlib import Path
 
 import torch
 
-from exporter import cases, golden, keeping, narrowing, samples, sequences, targets, values
+from exporter import keeping, targets
 from exporter.core import contract, source_lines, tolerances
 from exporter.core.errors import ExportError, RecipeError
 from exporter.core.expressions import Expression
 from exporter.core.records import EAGER, Contract, Range, SizeLimit, Tolerance, Warned
 from exporter.core.tensors import Tensors
-from exporter.findings import Findings
+from exporter.evidence import golden, make_golden, narrowing, perturbations, samples, sequences
+from exporter.evidence.findings import Findings
 from exporter.isolate import BACKGROUND, stand_back
 from exporter.job import Job, Prepared
 from exporter.loading import LoadedModel, load_model
@@ -81,7 +82,7 @@ def prepare(
     usual = tolerance.over(tolerances.of_outputs({spec.dtype for spec in found.outputs}))
     others = {name: tolerance.over(tolerances.BY_PRECISION[name]) for name in precisions}
     make = _make_sequences if loaded.state else _make_cases
-    made, findings = make(loaded, found, cases.Plan(plan, loaded.symbols, points), usual, others, device)
+    made, findings = make(loaded, found, make_golden.Plan(plan, loaded.symbols, points), usual, others, device)
     golden.save(made, golden_path)
     return replace(findings, tolerances=others)
 
@@ -90,26 +91,26 @@ Tolerances = dict[str, Tolerance]
 
 
 def _make_cases(
-    loaded: LoadedModel, found: Contract, plan: cases.Plan, usual: Tolerance, others: Tolerances, device: str
+    loaded: LoadedModel, found: Contract, plan: make_golden.Plan, usual: Tolerance, others: Tolerances, device: str
 ) -> tuple[golden.Golden, Findings]:
     """The golden of a model that keeps no state: a call for each case, and for each of the recipe's own samples."""
-    made, findings = cases.make(loaded.module, loaded.inputs, plan, usual, device)
+    made, findings = make_golden.make(loaded.module, loaded.inputs, plan, usual, device)
     own = {one.case: one.inputs for one in _samples(loaded, found)}
     names = [spec.name for spec in found.inputs]
     made, findings = _with_nonfinite(
-        made, findings, loaded, lambda: cases.nonfinite_of(loaded.module, made, names, device)
+        made, findings, loaded, lambda: make_golden.nonfinite_of(loaded.module, made, names, device)
     )
-    made, findings = cases.add_samples(made, findings, loaded.module, own, device)
+    made, findings = make_golden.add_samples(made, findings, loaded.module, own, device)
     _require_known(loaded, made, device, loaded.strange())
     names = [spec.name for spec in found.outputs]
     metric = samples.evaluate(loaded.recipe, [case.eager for case in golden.samples(made)], names)
     outputs = tuple(spec.dtype for spec in found.outputs)
-    precisions, notes = cases.in_precisions(made, loaded.module, others, outputs, device)
+    precisions, notes = make_golden.in_precisions(made, loaded.module, others, outputs, device)
     return replace(made, precisions=precisions), replace(findings, notes=findings.notes + notes, metric=metric)
 
 
 def _make_sequences(
-    loaded: LoadedModel, found: Contract, plan: cases.Plan, usual: Tolerance, others: Tolerances, device: str
+    loaded: LoadedModel, found: Contract, plan: make_golden.Plan, usual: Tolerance, others: Tolerances, device: str
 ) -> tuple[golden.Golden, Findings]:
     """The golden of a model with state."""
     assert isinstance(loaded.module, StatefulModule)
@@ -133,7 +134,7 @@ def _require_known(loaded: LoadedModel, made: golden.Golden, device: str, strang
     if strange:
         calls = [(case.name, case.inputs[: len(loaded.module.example.names)]) for case in made.cases]
         name, data = calls[0]  # of which other values were tried, and are no case where they settle nothing
-        calls += [(f"{name} {change}", changed) for change, changed in values.changed(data).items()]
+        calls += [(f"{name} {change}", changed) for change, changed in perturbations.changed(data).items()]
         keeping.require_known(loaded, device, calls)
 
 

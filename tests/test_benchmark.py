@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from exporter import benchmark
-from exporter.benchmark import FEWEST_WINDOWS, MAX_WINDOWS, MIN_WINDOWS, measure
 from exporter.core.errors import JobError
 from exporter.core.records import runs_for
+from exporter.evidence import benchmark
+from exporter.evidence.benchmark import FEWEST_WINDOWS, MAX_WINDOWS, MIN_WINDOWS, measure
 
 
 class Fake:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from exporter import eager
 from exporter.core.errors import ExportError
 from exporter.core.records import Contract, Range, TensorSpec
+from exporter.evidence import eager
 from exporter.model import capture
 from exporter.model.capture import Program
 from exporter.model.flattening import FlatModule, flatten_inputs

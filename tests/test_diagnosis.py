@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from exporter import diagnosis
 from exporter.core import causes
 from exporter.core.records import CaseRecord, Contract, FixedSize, Range, SizeLimit, TensorSpec, Warned
-from exporter.diagnosis import CheckedCase, Known
+from exporter.evidence import diagnosis
+from exporter.evidence.diagnosis import CheckedCase, Known
 
 NOTHING = Known()
 

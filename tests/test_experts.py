@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from exporter import eager
 from exporter.core.records import Contract, Range, TensorSpec
+from exporter.evidence import eager
 from exporter.model import capture, mixture_of_experts
 from exporter.model.flattening import FlatModule, flatten_inputs
 

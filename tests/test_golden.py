@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from exporter import cases, golden
 from exporter.core import time_limit
 from exporter.core.errors import ArtifactError, ExportError
 from exporter.core.records import CaseRecord, Range, Tolerance
-from exporter.findings import Findings
+from exporter.evidence import golden, make_golden
+from exporter.evidence.findings import Findings
 from exporter.model.flattening import FlatModule, flatten_inputs
 
 TOLERANCE = Tolerance(1e-4, 1e-5, 2.0)
@@ -27,7 +27,7 @@ def inputs(sizes: dict[str, int], seed: int) -> tuple[torch.Tensor, ...]:
 def make(model: torch.nn.Module, *plan: tuple[int, int], whole: tuple[str, ...] = ()) -> tuple[golden.Golden, Findings]:
     sizes = [({"batch": batch}, seed) for batch, seed in plan or ((2, 0), (2, 1), (3, 0))]
     module = FlatModule(model, flatten_inputs(model, inputs(*sizes[0]))).eval()
-    return cases.make(module, inputs, cases.Plan(sizes, SYMBOLS, whole), TOLERANCE, "cpu")
+    return make_golden.make(module, inputs, make_golden.Plan(sizes, SYMBOLS, whole), TOLERANCE, "cpu")
 
 
 VALUES = tuple(f"batch=2 {change}" for change in ("zeros", "ones", "negative", "large", "tiny"))
@@ -133,8 +133,8 @@ def test_a_model_that_remembers_in_attributes_is_told_by_their_names() -> None:
             self.history.append(x.mean())
             return x * self.scale + torch.stack(self.history).sum()
 
-    plan, tolerance = cases.Plan([({"batch": 2}, 0)], {}), Tolerance(1e-4, 1e-5, 2.0)
-    _, findings = cases.make(Remembers(), lambda sizes, seed: (torch.ones(2, 3),), plan, tolerance, "cpu")
+    plan, tolerance = make_golden.Plan([({"batch": 2}, 0)], {}), Tolerance(1e-4, 1e-5, 2.0)
+    _, findings = make_golden.make(Remembers(), lambda sizes, seed: (torch.ones(2, 3),), plan, tolerance, "cpu")
     assert findings.unsteady.startswith("the model changes its steps, history.")
 
 
@@ -191,14 +191,14 @@ def test_nan_is_kept_and_makes_no_noise() -> None:
 
 
 def test_cases_that_are_too_large_are_cut_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cases, "CASE_BYTES", 4 * 4 * 5)
+    monkeypatch.setattr(make_golden, "CASE_BYTES", 4 * 4 * 5)
     _, findings = make(torch.nn.Linear(4, 3), (2, 0), (8, 0), (7, 0))
     assert tuple(map(str, findings.cases)) == ("batch=2", "batch=4", "batch=3", *VALUES)
     assert findings.notes[0] == "batch=8 is too large to check in reasonable time; checked up to batch=4"
 
 
 def test_a_case_that_the_user_asked_for_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cases, "CASE_BYTES", 4 * 4 * 5)
+    monkeypatch.setattr(make_golden, "CASE_BYTES", 4 * 4 * 5)
     made, findings = make(torch.nn.Linear(4, 3), (2, 0), (8, 0), whole=("batch=8",))
     assert tuple(map(str, findings.cases)) == ("batch=2", "batch=8", *VALUES)
     assert made.cases[1].inputs[0].shape == (8, 4)
@@ -206,7 +206,7 @@ def test_a_case_that_the_user_asked_for_stays_whole(monkeypatch: pytest.MonkeyPa
 
 
 def test_an_example_that_is_too_large_is_run_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cases, "CASE_OPERATIONS", 0)
+    monkeypatch.setattr(make_golden, "CASE_OPERATIONS", 0)
     assert tuple(map(str, make(torch.nn.Linear(4, 3), (2, 0))[1].cases)) == ("batch=2", *VALUES)
 
 

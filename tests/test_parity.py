@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from exporter.core.records import CaseParity, Tolerance
-from exporter.parity import OutputParity, compare, summarize
+from exporter.evidence.parity import OutputParity, compare, summarize
 
 F32 = ("float32", "float32")
 TOLERANCE = Tolerance(rtol=1e-4, atol=1e-5, k=2.0)

@@ -11,9 +11,9 @@ import pytest
 import sympy
 import torch
 
-from exporter import eager
 from exporter.core import causes, source_lines
 from exporter.core.errors import ExportError
+from exporter.evidence import eager
 from exporter.model import flattening, structure
 
 SITE = "/usr/lib/python3.12/site-packages"

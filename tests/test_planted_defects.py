@@ -15,11 +15,11 @@ import pytest
 import torch
 from exporter_models import minilm
 
-from exporter import cases, golden, parity
 from exporter.core import contract, environment, tolerances
 from exporter.core.json_codec import to_json
 from exporter.core.records import Contract, Range
 from exporter.core.tensors import Tensors
+from exporter.evidence import golden, make_golden, parity
 from exporter.model import flattening
 from exporter.session.server import Judge
 
@@ -53,9 +53,9 @@ class Subject:
         self.example = flat({"batch": 2}, 0)
         self.names = example.names
         self.flatten = lambda module: flattening.FlatModule(module, example).eval()
-        plan = cases.Plan(contract.probe_plan(base, self.symbols), self.symbols)
+        plan = make_golden.Plan(contract.probe_plan(base, self.symbols), self.symbols)
         tolerance = tolerances.FLOAT32
-        self.golden, _ = cases.make(self.flatten(model), flat, plan, tolerance, "cpu")
+        self.golden, _ = make_golden.make(self.flatten(model), flat, plan, tolerance, "cpu")
         golden.save(self.golden, folder / "golden.pt")
         with torch.no_grad():
             self.outputs, values = flattening.output_leaves(model(**inputs(**base)))

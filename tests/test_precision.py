@@ -12,10 +12,11 @@ import torch
 from conftest import NATIVE, Run
 
 import exporter
-from exporter import cases, golden, parity, targets
+from exporter import targets
 from exporter.core import environment, machine_code, tolerances
 from exporter.core.errors import ArtifactError, ExportError, UsageError
 from exporter.core.records import Contract, Manifest, Range, TensorSpec, Tolerance
+from exporter.evidence import golden, make_golden, parity
 from exporter.model import precision
 from exporter.model.capture import Program
 from exporter.model.flattening import FlatModule, flatten_inputs
@@ -81,9 +82,9 @@ def test_a_precision_that_does_not_exist() -> None:
 def test_a_golden_keeps_what_each_precision_is_judged_by(tmp_path: Path) -> None:
     module = Scaled()
     outputs = ("float32", "int64")
-    plan = cases.Plan([({"batch": 3}, 0)], {"batch": Range(3, 3)})
-    made, _ = cases.make(module, lambda sizes, seed: (X, N), plan, tolerances.FLOAT32, "cpu")
-    others, notes = cases.in_precisions(
+    plan = make_golden.Plan([({"batch": 3}, 0)], {"batch": Range(3, 3)})
+    made, _ = make_golden.make(module, lambda sizes, seed: (X, N), plan, tolerances.FLOAT32, "cpu")
+    others, notes = make_golden.in_precisions(
         made, module, {name: tolerances.BY_PRECISION[name] for name in ("bf16", "int8")}, outputs, "cpu"
     )
     golden.save(golden.Golden(made.cases, made.tolerance, others), tmp_path / "golden.pt")
@@ -113,8 +114,12 @@ class Stubborn(torch.nn.Module):
 
 def test_a_model_that_does_not_run_in_a_precision_is_judged_by_float32(tmp_path: Path) -> None:
     module = Stubborn()
-    made, _ = cases.make(module, lambda sizes, seed: (X,), cases.Plan([({}, 0)], {}), tolerances.FLOAT32, "cpu")
-    others, notes = cases.in_precisions(made, module, {"bf16": tolerances.BY_PRECISION["bf16"]}, ("float32",), "cpu")
+    made, _ = make_golden.make(
+        module, lambda sizes, seed: (X,), make_golden.Plan([({}, 0)], {}), tolerances.FLOAT32, "cpu"
+    )
+    others, notes = make_golden.in_precisions(
+        made, module, {"bf16": tolerances.BY_PRECISION["bf16"]}, ("float32",), "cpu"
+    )
     assert "does not run in bf16" in notes[0]
     assert others["bf16"].eager == ()
     assert module.linear.weight.dtype == torch.float32

@@ -186,7 +186,7 @@ def test_a_p99_of_few_runs_is_not_printed() -> None:
 
 
 def test_help_promises_what_is_kept(cli: Cli) -> None:
-    from exporter.benchmark import FEWEST_WINDOWS
+    from exporter.evidence.benchmark import FEWEST_WINDOWS
 
     for name in ("export", "bench"):
         said = " ".join(cli(name, "--help").out.split())

@@ -10,10 +10,11 @@ import torch
 from conftest import Run, recipe_path
 from test_pipeline import fits_the_schema, rows
 
-from exporter import golden, metrics, recheck, report, samples
+from exporter import recheck, report
 from exporter.core.errors import RecipeError
 from exporter.core.progress import Listener
 from exporter.core.records import Contract, MetricRecord, Range, TensorSpec, VariantRecord
+from exporter.evidence import golden, metrics, samples
 from exporter.model import flattening, recipes
 
 CONTRACT = Contract(

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from exporter import golden as goldens
 from exporter import targets
 from exporter.core.errors import ArtifactError, JobError
 from exporter.core.records import CaseRecord, Tolerance
-from exporter.golden import Case, Golden
+from exporter.evidence import golden as goldens
+from exporter.evidence.golden import Case, Golden
 from exporter.isolate import SIDE_BY_SIDE, Zygote
 from exporter.session import server
 from exporter.session.client import NativeSession, PythonSession, Session

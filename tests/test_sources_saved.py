@@ -14,10 +14,11 @@ import torch
 from conftest import request_for
 from torch import Tensor, nn
 
-from exporter import golden, pipeline
+from exporter import pipeline
 from exporter.core.dimensions import LARGEST_BATCH
 from exporter.core.errors import RecipeError
 from exporter.core.records import Manifest
+from exporter.evidence import golden
 from exporter.model import examples, flattening, recipes
 from exporter.model.sources import saved
 

@@ -13,16 +13,17 @@ from conftest import Run
 from recipes import stateful
 from torch import nn
 
-from exporter import api, eager, golden
+from exporter import api
 from exporter.core import contract
 from exporter.core.errors import ContractError, ExportError
 from exporter.core.records import Contract, KeptState, Range, StateTensor, TensorSpec, Values
 from exporter.core.tensors import Tensors
+from exporter.evidence import eager, golden
+from exporter.evidence.sequences import Calls
 from exporter.model import flattening
 from exporter.model.state import carrying, search, snapshot, stateful
 from exporter.model.state.snapshot import Form, Snapshot
 from exporter.model.state.stateful import State, StatefulModule
-from exporter.sequences import Calls
 
 
 def found(recipe: Any) -> tuple[nn.Module, flattening.FlatInputs, Snapshot, State | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from exporter import stats
+from exporter.evidence import stats
 
 
 def test_median_and_percentiles() -> None:

@@ -15,11 +15,12 @@ import pytest
 import torch
 from conftest import RECIPES, Run, request_for
 
-from exporter import api, eager, narrowing, pipeline, report, targets
+from exporter import api, pipeline, report, targets
 from exporter.core import environment
 from exporter.core.contract import Narrowing
 from exporter.core.errors import ContractError
 from exporter.core.records import Contract, Manifest, Range, TensorSpec, VariantRecord
+from exporter.evidence import eager, narrowing
 from exporter.isolate import Zygote
 from exporter.model import capture, flattening, ranges
 from exporter.targets import trace

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from exporter import diagnosis
 from exporter.core import causes
 from exporter.core.records import CaseRecord, Warned
+from exporter.evidence import diagnosis
 from exporter.model.state import data_writes
 
 

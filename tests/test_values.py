@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exporter import cases, values
 from exporter.core import tolerances
 from exporter.core.records import Range, Tolerance
+from exporter.evidence import make_golden, perturbations
 
 
 def test_floats_change_and_indices_stay_within_what_they_held() -> None:
     ids, x, mask = torch.tensor([[3, 5, 4]]), torch.tensor([[-1.0, 2.0]]), torch.tensor([True, False])
-    made = values.changed((ids, x, mask))
+    made = perturbations.changed((ids, x, mask))
     assert list(made) == ["zeros", "ones", "negative", "large", "tiny"]
     assert [t.tolist() for t in made["zeros"]] == [[[3, 3, 3]], [[0.0, 0.0]], [False, False]]
     assert [t.tolist() for t in made["ones"]] == [[[5, 5, 5]], [[1.0, 1.0]], [True, True]]
@@ -25,17 +25,17 @@ def test_floats_change_and_indices_stay_within_what_they_held() -> None:
 
 
 def test_what_changes_nothing_is_left_out() -> None:
-    assert list(values.changed((torch.zeros(2), torch.tensor(7)))) == ["ones"]
-    assert values.changed((torch.ones(2, dtype=torch.complex64),)) == {}
-    assert values.changed((torch.zeros(0, dtype=torch.int64),)) == {}
+    assert list(perturbations.changed((torch.zeros(2), torch.tensor(7)))) == ["ones"]
+    assert perturbations.changed((torch.ones(2, dtype=torch.complex64),)) == {}
+    assert perturbations.changed((torch.zeros(0, dtype=torch.int64),)) == {}
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_what_stands_for_rounding_is_of_the_dtype_itself(dtype: torch.dtype) -> None:
     """A perturbation beyond the tolerance would leave a model in float64 no other values at all."""
     data = (torch.linspace(-1, 1, 100).to(dtype), torch.arange(3))
-    once, again = values.perturbed(data, 1), values.perturbed(data, -1)
-    assert values.settled(once, again, tolerances.BY_DTYPE[str(dtype).removeprefix("torch.")])
+    once, again = perturbations.perturbed(data, 1), perturbations.perturbed(data, -1)
+    assert perturbations.settled(once, again, tolerances.BY_DTYPE[str(dtype).removeprefix("torch.")])
     assert torch.equal(once[0], again[0]) == (dtype == torch.bfloat16)
     assert torch.equal(once[1], data[1])
 
@@ -56,8 +56,8 @@ class Steps(torch.nn.Module):
 
 def test_the_golden_keeps_only_settled_values() -> None:
     def make(module: torch.nn.Module) -> tuple[str, ...]:
-        plan = cases.Plan([({"batch": 2}, 0), ({"batch": 3}, 0)], {"batch": Range(1, 4)})
-        found = cases.make(module, data, plan, Tolerance(1e-4, 1e-5, 2.0), "cpu")
+        plan = make_golden.Plan([({"batch": 2}, 0), ({"batch": 3}, 0)], {"batch": Range(1, 4)})
+        found = make_golden.make(module, data, plan, Tolerance(1e-4, 1e-5, 2.0), "cpu")
         return tuple(map(str, found[1].cases))
 
     def data(sizes: dict[str, int], seed: int) -> tuple[torch.Tensor]:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from exporter import eager
 from exporter.core import memory
+from exporter.evidence import eager
 from exporter.model import widening
 
 Tensors = tuple[torch.Tensor, ...]

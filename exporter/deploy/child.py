@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from exporter import diagnosis, golden
 from exporter.core.records import Contract
+from exporter.evidence import diagnosis, golden
 
 
 def warm_up(channel: socket.socket, golden_path: str, folder: str, one_row: bool) -> list[list[int]]:

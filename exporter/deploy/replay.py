@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from exporter import parity
 from exporter.core.json_codec import to_json
 from exporter.core.records import Parity, Tolerance
+from exporter.evidence import parity
 
 
 def replay(place: Path) -> Parity:

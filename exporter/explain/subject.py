@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from exporter import eager, narrowing, values
 from exporter.core import contract, time_limit, tolerances
 from exporter.core.errors import ExportError
 from exporter.core.records import Contract, SizeLimit
 from exporter.core.tensors import Tensors
+from exporter.evidence import eager, narrowing, perturbations
 from exporter.explain.guards import Guards
 from exporter.job import Job
 from exporter.loading import LoadedModel
@@ -107,7 +107,7 @@ class Subject:
         for sizes in self.sizes():
             yield contract.describe(sizes), self.inputs(sizes)
         limit_s = time_limit.of(lambda: eager.run(self.module, self.example, self.job.options.device))
-        for name, changed in values.changed(self.example).items():
+        for name, changed in perturbations.changed(self.example).items():
             with contextlib.suppress(time_limit.OutOfTime):
                 if eager.is_settled(self.module, changed, self.job.options.device, tolerances.FLOAT32, limit_s):
                     yield f"{name} as values", changed

@@ -178,7 +178,7 @@ def capture(module: torch.nn.Module, example: Tensors, contract: Contract, stric
     """torch.export with the contract's dimensions dynamic, and what it fixed or narrowed all the same.
 
     Where some guard of the graph forbids part of the promised range, the range is left to torch.export: such guards (a
-    length of 1 that takes another kernel, say) are often needless; `exporter.narrowing` finds out. ExportError names
+    length of 1 that takes another kernel, say) are often needless; `exporter.evidence.narrowing` finds out. ExportError names
     what is in the way, and what the program changes that is not known to be state.
     """
     with fixed_dims.watch(_export_somehow.__name__) as found:

@@ -39,7 +39,7 @@ class Recipe(Protocol):
     """What a recipe offers: a module, a class or any object with these.
 
     It may also have `samples()`, an iterable of real inputs in the form of inputs(), and `metric(outputs, sample)`, a
-    number (higher is better) for a dict of outputs by name and what samples() gave (`exporter.samples`).
+    number (higher is better) for a dict of outputs by name and what samples() gave (`exporter.evidence.samples`).
     """
 
     sizes: Mapping[str, tuple[int, ...]]  # (min, max) or (min, max, step)

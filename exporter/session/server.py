@@ -17,13 +17,14 @@ from urllib.parse import unquote
 
 import torch
 
-from exporter import golden as goldens
-from exporter import nonfinite, parity, targets
+from exporter import targets
 from exporter.core import contract, source_lines
 from exporter.core.errors import ArtifactError, ContractError, ExporterError, UsageError
 from exporter.core.json_codec import to_json
 from exporter.core.records import Contract
 from exporter.core.tensors import Run, Tensors
+from exporter.evidence import golden as goldens
+from exporter.evidence import nonfinite, parity
 from exporter.isolate import stand_back
 from exporter.model import custom_ops
 from exporter.model.flattening import dtype_name, plain, specs

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import torch
 
-from exporter import api, diagnosis, eager, pipeline, targets, values
-from exporter import cases as goldens
+from exporter import api, pipeline, targets
 from exporter.core import causes, contract
 from exporter.core.errors import ContractError
 from exporter.core.records import STATE, Manifest, Range, Tolerance, VariantRecord
 from exporter.core.tensors import Tensors
+from exporter.evidence import diagnosis, eager, perturbations
+from exporter.evidence import make_golden as goldens
 from exporter.model import flattening, recipes
 from exporter.request import STATES, Request
 from exporter.session.server import Judge
@@ -115,8 +116,8 @@ class Case:
     def _is_sound_in_sequence(self, given: list[Tensors]) -> bool:
         loose = LOOSE_HALF if _half(given[0]) else LOOSE
         outputs = self.calls(given)
-        others = [self.calls([values.perturbed(data, sign) for data in given]) for sign in (1, -1)]
-        return all(values.settled(o, a, loose) for other in others for o, a in zip(outputs, other, strict=True))
+        others = [self.calls([perturbations.perturbed(data, sign) for data in given]) for sign in (1, -1)]
+        return all(perturbations.settled(o, a, loose) for other in others for o, a in zip(outputs, other, strict=True))
 
     def sound(self) -> bool:
         """Whether eager runs at all those sizes, repeats itself, and does not hang on rounding."""
@@ -214,6 +215,6 @@ def _wrong_in_sequence(case: Case, artifact: api.Artifact) -> Iterator[str]:
             except Exception as error:  # whatever an artifact raises is a finding
                 yield f"at {name} call {step} it raises {type(error).__name__}: {str(error)[:300]}"
                 break
-            if not values.settled(got, wanted, loose):
+            if not perturbations.settled(got, wanted, loose):
                 yield f"at {name} it differs at call {step}"
                 break

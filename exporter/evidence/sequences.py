@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from exporter import cases, eager, nonfinite, values
-from exporter.cases import MakeInputs
 from exporter.core import source_lines, time_limit
 from exporter.core.records import CaseRecord, Tolerance
 from exporter.core.tensors import Tensors
-from exporter.findings import Findings
-from exporter.golden import Case, Golden, NonFinite, Precision
+from exporter.evidence import eager, make_golden, nonfinite, perturbations
+from exporter.evidence.findings import Findings
+from exporter.evidence.golden import Case, Golden, NonFinite, Precision
+from exporter.evidence.make_golden import MakeInputs
 from exporter.model import precision
 from exporter.model.flattening import FlatModule
 from exporter.model.state.search import alike
@@ -109,7 +109,7 @@ def _widen(found: Outputs, outputs: Outputs) -> Outputs:
 
 
 def make(
-    calls: Calls, inputs: MakeInputs, plan: cases.Plan, tolerance: Tolerance, device: str
+    calls: Calls, inputs: MakeInputs, plan: make_golden.Plan, tolerance: Tolerance, device: str
 ) -> tuple[Golden, Findings]:
     """Run eager through SEQUENCES of STEPS calls at every planned size, and with other values at the first.
 
@@ -119,8 +119,8 @@ def make(
     planned = len(chosen)
     first = next(iter(chosen.values()))
     limit_s = time_limit.of(lambda: calls.run(first, device))
-    for change in values.CHANGES:
-        changed = [values.changed(data).get(change) for data in first]
+    for change in perturbations.CHANGES:
+        changed = [perturbations.changed(data).get(change) for data in first]
         given = [data for data in changed if data is not None]
         try:
             if len(given) == STEPS and _is_settled(calls, given, device, tolerance, limit_s):
@@ -132,7 +132,7 @@ def make(
     unsteady = "" if repeats else "the model draws random numbers"
     if unsteady:
         tolerance = replace(tolerance, k=0.0)
-    noise = cases.noise([case for sequence in made[:planned] for case in sequence])
+    noise = make_golden.noise([case for sequence in made[:planned] for case in sequence])
     flat = tuple(case for sequence in made for case in sequence)
     records = tuple(case.record for case in flat)
     reference = "float64" if wide else "eager"
@@ -169,12 +169,12 @@ def add_samples(
 
 
 def _planned(
-    calls: Calls, inputs: MakeInputs, plan: cases.Plan, device: str
+    calls: Calls, inputs: MakeInputs, plan: make_golden.Plan, device: str
 ) -> tuple[dict[CaseRecord, Outputs], list[str]]:
     """Inputs of each sequence by its first case, the example's first; and notes of what was cut down."""
-    limit = cases.Limit(calls.plain, inputs(*plan.cases[0]), device, calls=SEQUENCES * STEPS)
+    limit = make_golden.Limit(calls.plain, inputs(*plan.cases[0]), device, calls=SEQUENCES * STEPS)
     calls.held.restore()
-    firsts, notes = cases.fitting(inputs, plan, limit)
+    firsts, notes = make_golden.fitting(inputs, plan, limit)
     chosen: dict[CaseRecord, Outputs] = {}
     for name, sizes in firsts.items():
         for seed in range(SEQUENCES):
@@ -202,11 +202,11 @@ def _is_settled(calls: Calls, given: Outputs, device: str, tolerance: Tolerance,
     try:
         with time_limit.stop_after(limit_s):
             outputs = calls.run(given, device)
-        others = [calls.run([values.perturbed(data, sign) for data in given], device) for sign in (1, -1)]
+        others = [calls.run([perturbations.perturbed(data, sign) for data in given], device) for sign in (1, -1)]
         others.append(calls.references([given], [outputs])[0][0])
     except Exception:  # whatever a model raises at values that it was not made for
         return False
-    return all(values.settled(o, a, tolerance) for other in others for o, a in zip(outputs, other, strict=True))
+    return all(perturbations.settled(o, a, tolerance) for other in others for o, a in zip(outputs, other, strict=True))
 
 
 def in_precisions(
@@ -230,7 +230,7 @@ def in_precisions(
                 notes.append(f"eager does not run in {name}: {source_lines.summary(error)}")
             finally:
                 calls.held.restore()
-        far = tuple(case.name for case in made.cases if name == "int8" and case.record.values == values.LARGE)
+        far = tuple(case.name for case in made.cases if name == "int8" and case.record.values == perturbations.LARGE)
         found[name] = Precision(tolerance, given, far)
     return found, tuple(notes)
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from exporter import stats
 from exporter.core.errors import ExporterError
 from exporter.core.records import Timing, runs_for
+from exporter.evidence import stats
 
 WINDOW_MS = 60.0  # long against the clock's and the scheduler's grain, short against the machine's drift
 WARMUP_SHARE = 0.3  # of the budget at most

@@ -12,11 +12,11 @@ from typing import TypeVar
 
 import torch
 
-from exporter import nonfinite, values
 from exporter.core import source_lines, time_limit
 from exporter.core.errors import ExporterError, ExportError
 from exporter.core.records import Tolerance
 from exporter.core.tensors import Tensors
+from exporter.evidence import nonfinite, perturbations
 from exporter.model import mixture_of_experts, widening
 
 Made = TypeVar("Made")
@@ -109,9 +109,9 @@ def is_settled(module: torch.nn.Module, data: Tensors, device: str, tolerance: T
     try:
         with time_limit.stop_after(limit_s):
             outputs = run(module, data, device)
-        others = [run(module, values.perturbed(data, sign), device) for sign in (1, -1)]
+        others = [run(module, perturbations.perturbed(data, sign), device) for sign in (1, -1)]
         (reference,), _ = references(module, [data], [outputs], device)
-        return all(values.settled(outputs, other, tolerance) for other in (*others, reference))
+        return all(perturbations.settled(outputs, other, tolerance) for other in (*others, reference))
     except Exception:  # whatever a model raises at values that it was not made for
         return False
 

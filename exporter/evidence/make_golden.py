@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from exporter import eager, nonfinite, values
 from exporter.core import source_lines, time_limit
 from exporter.core.contract import Sizes, describe
 from exporter.core.records import CaseRecord, Range, Tolerance
 from exporter.core.tensors import Tensors
-from exporter.findings import Findings
-from exporter.golden import Case, Golden, NonFinite, Precision
+from exporter.evidence import eager, nonfinite, perturbations
+from exporter.evidence.findings import Findings
+from exporter.evidence.golden import Case, Golden, NonFinite, Precision
 from exporter.model import precision
 from exporter.model.state import snapshot
 from exporter.model.state.search import alike
@@ -63,7 +63,7 @@ def make(
     chosen, notes = _fitting(inputs, plan, limit)
     planned, example = len(chosen), next(iter(chosen.values()))
     limit_s = time_limit.of(lambda: eager.run(module, example, device))
-    for change, data in values.changed(example).items():
+    for change, data in perturbations.changed(example).items():
         try:
             if eager.is_settled(module, data, device, tolerance, limit_s):
                 chosen[plan.changed(change)] = data
@@ -164,7 +164,7 @@ def in_precisions(
                     given = tuple(eager.run(computes, case.inputs, device) for case in made.cases)
             except Exception as error:  # whatever a model raises that was not written for it
                 notes.append(f"eager does not run in {name}: {source_lines.summary(error)}")
-        far = tuple(case.name for case in made.cases if name == "int8" and case.record.values == values.LARGE)
+        far = tuple(case.name for case in made.cases if name == "int8" and case.record.values == perturbations.LARGE)
         found[name] = Precision(tolerance, given, far)
     return found, tuple(notes)
 

@@ -9,7 +9,7 @@ import torch
 
 from exporter.core import time_limit
 from exporter.core.tensors import Run, Tensors
-from exporter.golden import Case, NonFinite
+from exporter.evidence.golden import Case, NonFinite
 
 VALUES = {"NaN": float("nan"), "infinity": float("inf")}
 ALONE = 8  # so many inputs have cases of their own; the others share theirs

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from exporter import eager
 from exporter.core import memory
 from exporter.core.contract import Narrowing, Sizes, narrow
 from exporter.core.records import Contract, Range, SizeLimit
 from exporter.core.tensors import Tensors
+from exporter.evidence import eager
 from exporter.model import ranges
 from exporter.model.capture import Captured
 from exporter.model.state import carrying
