@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 import exporter
-from exporter import bundle, steps, targets
+from exporter import steps, targets
+from exporter.bundle import layout
 from exporter.core.records import Range
 from exporter.core.tensors import Tensors
 from exporter.job import Job
@@ -150,9 +151,9 @@ def agree(outputs: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...])
 
 def judge_bundle(subject: Subject, place: Path) -> dict[str, str]:
     """`right`, `wrong` (passed, and should not have), or `refused: why` for each row of a bundle."""
-    if not (place / bundle.MANIFEST).is_file():
+    if not (place / layout.MANIFEST).is_file():
         place = place.with_name(f"{place.name}.interrupted")
-    manifest = bundle.read_manifest(place)
+    manifest = layout.read_manifest(place)
     words = {}
     for record in manifest.variants:
         if record.status == "failed":

@@ -13,7 +13,7 @@ from typing import Any
 from _process import said
 from _rows import SAMPLES, Bench, Rows, failed
 
-from exporter import bundle
+from exporter.bundle import layout
 from exporter.core.errors import ExporterError, JobError
 from exporter.core.records import EAGER, Manifest, VariantRecord
 from exporter.evidence import stats
@@ -54,9 +54,9 @@ def exported(bench: Bench, model: str) -> Rows:
         command += ["--timeout", str(bench.row_limit_s), "--out", str(out)]
         try:
             text = said(command, bench.left(), {**os.environ, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/cache"})
-            if not (out / bundle.SAMPLES).is_file():
+            if not (out / layout.SAMPLES).is_file():
                 raise JobError(f"exporter timed nothing: {text[-300:]}")
-            return rows_of(bundle.read_manifest(out), json.loads((out / bundle.SAMPLES).read_text()))
+            return rows_of(layout.read_manifest(out), json.loads((out / layout.SAMPLES).read_text()))
         except (ExporterError, TimeoutError) as error:
             return failed(["all of exporter export"], error)
 

@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from exporter import bundle, sums
-from exporter.differences import compare
+from exporter.bundle import checksums, layout
+from exporter.bundle.differences import compare
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "release.toml"
 # What no two runs have in common: times, memory and places in manifests; files with times, or of what was printed.
 OWN = {"lifecycle", "load_s", "first_call_ms", "peak_rss_mb", "reproduce"}
-APART = {bundle.MANIFEST, bundle.BOM, bundle.PROVENANCE, sums.NAME, "release.json"}
+APART = {layout.MANIFEST, layout.BOM, layout.PROVENANCE, checksums.NAME, "release.json"}
 
 
 def keys(out: Path) -> dict[str, str]:
@@ -32,7 +32,7 @@ def differences(one: Path, other: Path) -> list[str]:
             found.append(str(name))
     for file in (path for path in one.rglob("*") if path.is_file() and path.name not in APART):
         twin = other / file.relative_to(one)
-        if bundle.LOGS not in file.parts and twin.is_file() and sums.of(file) != sums.of(twin):
+        if layout.LOGS not in file.parts and twin.is_file() and checksums.of(file) != checksums.of(twin):
             told = compare(file, twin)
             found.append(f"{file.relative_to(one)}: {told.status}: {told.detail}")
     return found

@@ -12,7 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from exporter import bundle, checks, targets
+from exporter import checks, targets
+from exporter.bundle import layout
 from exporter.core import environment
 from exporter.evidence import benchmark
 from exporter.isolate import Zygote
@@ -44,7 +45,7 @@ def main() -> None:
         subprocess.run(
             [*command, "--targets", arguments.target, "--out", str(out)], check=True, stdout=subprocess.DEVNULL
         )
-        record = next(v for v in bundle.read_manifest(out).variants if v.name == arguments.target)
+        record = next(v for v in layout.read_manifest(out).variants if v.name == arguments.target)
         options = targets.Options(threads=environment.usable_cpus())
         copies = {}
         for name in ("a", "b"):

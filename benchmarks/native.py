@@ -11,7 +11,8 @@ from pathlib import Path
 
 from _process import Run, run, verdict
 
-from exporter import bundle, checks, targets
+from exporter import checks, targets
+from exporter.bundle import layout
 from exporter.core import environment
 from exporter.evidence import benchmark, stats
 from exporter.isolate import Zygote
@@ -72,7 +73,7 @@ def _steady(model: str, place: Path, budget: float) -> list[tuple[str, float, fl
     claims = []
     options = targets.Options(threads=environment.usable_cpus())
     with Zygote() as zygote:
-        for record in bundle.read_manifest(place).variants:
+        for record in layout.read_manifest(place).variants:
             log = place / "logs" / "native.log"
             sessions = {kind: start() for kind, start in checks.openers(zygote, place, record, options, log, 600)}
             for session in sessions.values():

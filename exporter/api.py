@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from exporter import beside, pipeline
+from exporter import pipeline
 from exporter import targets as routes
-from exporter.beside import Verify
+from exporter.bundle import adjacent_records
+from exporter.bundle.adjacent_records import Verify
 from exporter.core import contract as contracts
 from exporter.core import environment, machine_code
 from exporter.core.errors import ArtifactError, ContractError, UsageError
@@ -349,7 +350,7 @@ def open_artifact(
     """
     if threads is not None:
         require_threads(threads)
-    found = beside.vouch(Path(path), verify, None if public_key is None else Path(public_key))
+    found = adjacent_records.vouch(Path(path), verify, None if public_key is None else Path(public_key))
     file = found.path
     if not found.recorded:
         contracts.require_whole(file)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from exporter import targets
-from exporter.bundle import GOLDEN
+from exporter.bundle.layout import GOLDEN
 from exporter.core import causes, environment
 from exporter.core.errors import ExporterError, JobError
 from exporter.core.records import VERDICTS, Contract, GoldenRecord, Lifecycle, SessionRecord, VariantRecord

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from exporter import checks, proof, targets
+from exporter import checks, targets
+from exporter.bundle import integrity
 from exporter.core import machine_load
 from exporter.core.contract_diff import Change, changes
 from exporter.core.errors import ArtifactError, ExporterError
@@ -81,7 +82,7 @@ class TimingOptions:
 
 def run(places: tuple[Path, Path], gates: Limits, how: TimingOptions | None, listener: Listener) -> Comparison:
     """Compare; with `how`, measure latency again. ArtifactError for a bundle that was altered."""
-    manifests = proof.whole(places[0]), proof.whole(places[1])
+    manifests = integrity.whole(places[0]), integrity.whole(places[1])
     shipped = tuple({v.name: v for v in one.variants if v.artifact or v.rejected} for one in manifests)
     both = [name for name in shipped[0] if name in shipped[1]]
     pairs = [_pair(shipped[0][name], shipped[1][name]) for name in both]

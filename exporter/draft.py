@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from exporter._version import __version__
+from exporter.bundle.publishing import Staging
 from exporter.core import environment
 from exporter.core.records import EAGER, Manifest, ModelRecord, VariantRecord
-from exporter.publishing import Staging
 from exporter.request import Request
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from exporter import bundle, checks
+from exporter import checks
+from exporter.bundle import layout
 from exporter.core.errors import ExporterError
 from exporter.core.progress import Listener
 from exporter.core.records import SessionRecord, VariantRecord
@@ -69,7 +70,7 @@ class Judging:
 
     def _measure(self, record: VariantRecord, session: Session) -> VariantRecord:
         """With the recipe's metric of what the session gives for its samples; a note where that cannot be had."""
-        file = self.job.work / f"outputs-{bundle.stem(record.name)}.pt"
+        file = self.job.work / f"outputs-{layout.stem(record.name)}.pt"
         names = tuple(spec.name for spec in record.contract.outputs) if record.contract else ()
         arguments = {"job": self.job, "outputs": file, "names": names}
         log = self.folder / record.log

@@ -10,7 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from exporter import bundle, targets
+from exporter import targets
+from exporter.bundle import layout
 from exporter.checks import Opener
 from exporter.core.records import ArtifactRecord, SessionRecord, VariantRecord
 from exporter.isolate import Zygote
@@ -39,7 +40,7 @@ class Live:
     def pack(self) -> tuple[ArtifactRecord, ...]:
         """What the compilers of that session cached, as a file of the bundle; nothing where they did not."""
         packed = self.variant is not None and pack_cache(self._scratch / CACHE, self._packed)
-        return (bundle.record(self._packed),) if packed else ()
+        return (layout.record(self._packed),) if packed else ()
 
     @contextlib.contextmanager
     def cached(self) -> Iterator[Opener]:
@@ -49,7 +50,7 @@ class Live:
         try:
             yield functools.partial(self._open, scratch)
         finally:
-            bundle.remove(scratch)
+            layout.remove(scratch)
 
     @staticmethod
     def started(cold: SessionRecord, cached: SessionRecord) -> SessionRecord:
@@ -72,7 +73,7 @@ class Live:
             "job": replace(self.job, options=options),
             "prepared": self.prepared,
             "target": self.record.target,
-            "golden_path": str(self.folder / bundle.GOLDEN),
+            "golden_path": str(self.folder / layout.GOLDEN),
         }
         log = self.folder / self.record.log
         child = self.zygote.spawn(f"{self.record.name} (python)", "exporter.steps:serve_live", arguments, log)
@@ -80,11 +81,11 @@ class Live:
 
     @property
     def _scratch(self) -> Path:
-        return self.job.work / bundle.stem(self.record.name)
+        return self.job.work / layout.stem(self.record.name)
 
     @property
     def _packed(self) -> Path:
-        return self.folder / f"{bundle.stem(self.record.name)}{bundle.CACHE}"
+        return self.folder / f"{layout.stem(self.record.name)}{layout.CACHE}"
 
 
 def pack_cache(folder: Path, path: Path) -> bool:

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from exporter import bundle, checks, latency, proof, provenance, publishing, targets
+from exporter import checks, latency, targets
+from exporter.bundle import integrity, layout, provenance, publishing
 from exporter.core import causes, contract, environment, filesystem, tolerances
 from exporter.core.errors import ExporterError, JobError, RecipeError, UsageError
 from exporter.core.progress import Listener
@@ -94,8 +95,8 @@ class _Run:
         self.draft = Draft(request, staging)
         self.sessions = Sessions(request.device if request.bench else "cpu")  # untimed, others come and go
         self.judging = Judging(request, self.job, root, alone, self.draft, self.listener, self.sessions)
-        self.golden = root / bundle.GOLDEN
-        self.turns = Turns(zygote, self.job, request.variants, root / bundle.LOGS / "prepare.log")
+        self.golden = root / layout.GOLDEN
+        self.turns = Turns(zygote, self.job, request.variants, root / layout.LOGS / "prepare.log")
         self.prepared = False
 
     def execute(self) -> None:
@@ -175,7 +176,7 @@ class _Run:
             filesystem.probe_space(self.staging.root)
             raise self.turns.plan.explain_golden(error) from error
         golden = GoldenRecord(
-            bundle.record(self.golden),
+            layout.record(self.golden),
             findings.cases,
             findings.reference,
             findings.tolerance,
@@ -223,7 +224,7 @@ class _Run:
 
     def _begin(self, variant: targets.Variant, log: str = "") -> VariantRecord:
         name = variant.name
-        log = f"{bundle.LOGS}/{bundle.stem(log or name)}.log"
+        log = f"{layout.LOGS}/{layout.stem(log or name)}.log"
         return VariantRecord(name, variant.target, "pending", "export", reproduce=self.request.reproduce(name), log=log)
 
     def _export(self, variant: targets.Variant, prepared: Prepared, zygote: Zygote) -> VariantRecord:
@@ -248,8 +249,8 @@ class _Run:
         return self.draft.keep(
             replace(
                 record,
-                artifact=bundle.record(path),
-                companions=tuple(bundle.record(path.with_name(name)) for name in exported.companions),
+                artifact=layout.record(path),
+                companions=tuple(layout.record(path.with_name(name)) for name in exported.companions),
                 contract=replace(promised, target=target, ops=exported.ops, build=exported.build),
                 notes=tuple(dict.fromkeys((*said, *exported.notes))),
                 warnings=exported.warnings,
@@ -275,7 +276,7 @@ class _Run:
         return exported
 
     def _check_in_turn(self, prepared: Prepared) -> None:
-        eager = VariantRecord(EAGER, EAGER, "pending", contract=prepared.contract, log=f"{bundle.LOGS}/eager.log")
+        eager = VariantRecord(EAGER, EAGER, "pending", contract=prepared.contract, log=f"{layout.LOGS}/eager.log")
         for record in (eager, *(r for r in self.draft.manifest.variants if r.status == "pending")):
             self.turns.plan.begin(record.name)
             keep = record.name == EAGER or self.turns.plan.keeps(record)
@@ -298,8 +299,8 @@ class _Run:
         for record in self.draft.manifest.variants:
             if record.sessions:  # else its export failed
                 self.listener.done(self.draft.keep(self.turns.plan.explain(found.timed(record))))
-        filesystem.write_atomic(self.staging.root / bundle.SAMPLES, found.samples())
-        samples = bundle.record(self.staging.root / bundle.SAMPLES)
+        filesystem.write_atomic(self.staging.root / layout.SAMPLES, found.samples())
+        samples = layout.record(self.staging.root / layout.SAMPLES)
         self.draft.update(
             samples=samples,
             machine=found.machine,
@@ -329,9 +330,9 @@ class _Run:
 
     def finish(self, status: str) -> bool:
         """Remove the work files, write the last manifest and seal the bundle; whether anything was finished."""
-        bundle.remove(self.work)
+        layout.remove(self.work)
         finished = self.draft.finish(status)
-        proof.seal(self.staging.root, self.draft.manifest, self.materials)
+        integrity.seal(self.staging.root, self.draft.manifest, self.materials)
         return finished
 
 

@@ -15,16 +15,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from exporter import bundle, pipeline, proof, provenance, sums
+from exporter import pipeline
 from exporter._version import __version__
+from exporter.bundle import checksums, integrity, layout, provenance
+from exporter.bundle.differences import Difference, compare, conclude, records
+from exporter.bundle.signing import Trust
 from exporter.core import environment, filesystem
 from exporter.core.errors import ArtifactError, BundleError, JobError, UsageError
 from exporter.core.json_codec import to_json
 from exporter.core.progress import Listener
 from exporter.core.records import EAGER, Manifest
-from exporter.differences import Difference, compare, conclude, records
 from exporter.request import Request
-from exporter.signing import Trust
 
 AGAIN = "export again, and `exporter compare` the two"
 # Of a manifest: what is measured or told of one run, and hashes of files that are compared themselves.
@@ -34,14 +35,14 @@ MEASURED = frozenset((
     "sha256",
 ))  # fmt: skip
 DERIVED = {
-    sums.NAME: "derived: the hashes of the other files",
-    bundle.BOM: "derived: hashes of the other files, the time, the packages of now",
-    bundle.PROVENANCE: "derived: hashes of the other files, times, the environment of now",
+    checksums.NAME: "derived: the hashes of the other files",
+    layout.BOM: "derived: hashes of the other files, the time, the packages of now",
+    layout.PROVENANCE: "derived: hashes of the other files, times, the environment of now",
 }
 ONCE = {
-    bundle.SAMPLES: "nothing is timed again",
-    bundle.SIGNATURE: "a signature is not made again",
-    bundle.SIGSTORE: "a signature is not made again",
+    layout.SAMPLES: "nothing is timed again",
+    layout.SIGNATURE: "a signature is not made again",
+    layout.SIGSTORE: "a signature is not made again",
 }
 
 
@@ -70,9 +71,9 @@ def run(
     AlteredError when a file is not what was published; UsageError when the recipe, the checkpoint or the inputs are not
     what they were; ArtifactError when it cannot be built again.
     """
-    evidence = proof.examine(place, trust)
+    evidence = integrity.examine(place, trust)
     evidence.require(evidence.problems | evidence.spoilt)
-    manifest = bundle.read_manifest(place)
+    manifest = layout.read_manifest(place)
     request = ask(manifest)
     _require_materials(place, request)
     with tempfile.TemporaryDirectory(prefix="exporter-") as folder, listener() as heard:
@@ -96,8 +97,8 @@ def run(
 
 def _require_materials(place: Path, request: Request) -> None:
     """UsageError for what the bundle was made of and is not the same any more."""
-    path = place / bundle.PROVENANCE
-    before = provenance.recorded(sums.read_bounded(path)) if path.is_file() else ()
+    path = place / layout.PROVENANCE
+    before = provenance.recorded(checksums.read_bounded(path)) if path.is_file() else ()
     then, now = _digests(before), _digests(provenance.materials(request.source))
     for role, name in dict.fromkeys((*then, *now)):
         if (role, name) not in then:
@@ -136,13 +137,13 @@ def _versions(manifest: Manifest) -> Iterator[str]:
 
 def _compared(old: Path, new: Path, manifest: Manifest, made: Manifest) -> Iterator[Difference]:
     names = {path.relative_to(place).as_posix() for place in (old, new) for path in place.rglob("*") if path.is_file()}
-    left = {name for name in bundle.UNLISTED if name.endswith(filesystem.NEW)}  # of a signing that was cut off
+    left = {name for name in layout.UNLISTED if name.endswith(filesystem.NEW)}  # of a signing that was cut off
     for name in sorted(names - left):
         if name in ONCE:
             yield Difference(name, "known places", ONCE[name])
-        elif name.startswith(f"{bundle.LOGS}/"):
+        elif name.startswith(f"{layout.LOGS}/"):
             yield _log(name, old / name, new / name)
-        elif name.startswith(f"{bundle.REJECTED}/"):
+        elif name.startswith(f"{layout.REJECTED}/"):
             yield Difference(name, "known places", "an artifact that failed, which nobody ships")
         elif not (old / name).is_file():
             yield Difference(name, "differs", "it was not there")
@@ -150,7 +151,7 @@ def _compared(old: Path, new: Path, manifest: Manifest, made: Manifest) -> Itera
             yield Difference(name, "differs", f"it is not made any more: {_reason(name, manifest, made)}")
         elif name in DERIVED:
             yield Difference(name, "known places", DERIVED[name])
-        elif name == bundle.MANIFEST:
+        elif name == layout.MANIFEST:
             yield conclude(name, records(_plain(manifest), _plain(made), MEASURED))
         else:
             yield compare(old / name, new / name)

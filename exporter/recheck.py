@@ -11,7 +11,9 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from exporter import bundle, checks, latency, proof, targets
+from exporter import checks, latency, targets
+from exporter.bundle import integrity, layout
+from exporter.bundle.signing import Trust
 from exporter.core import environment, filesystem
 from exporter.core.errors import ArtifactError
 from exporter.core.progress import Listener
@@ -20,7 +22,6 @@ from exporter.evidence import metrics
 from exporter.isolate import Zygote
 from exporter.needs import Plan
 from exporter.sessions import Sessions
-from exporter.signing import Trust
 
 SKEW = timedelta(minutes=5)  # between two clocks that are right, as Kerberos takes it: RFC 4120
 
@@ -46,15 +47,15 @@ def run(place: Path, how: Settings, listener: Listener) -> Manifest:
     AlteredError when any file is not what was published, before a process is started; ArtifactError when that is the
     golden. A variant whose artifact was altered is not loaded; its row says so.
     """
-    evidence = proof.examine(place, how.trust)
+    evidence = integrity.examine(place, how.trust)
     if evidence.problems:
         evidence.require(evidence.problems | evidence.spoilt)
-    manifest = bundle.read_manifest(place)
+    manifest = layout.read_manifest(place)
     if manifest.golden is None:
         raise ArtifactError(f"{place} has no golden: its run ended before one was made", "export again")
     for file in (manifest.golden.file, manifest.samples):
         if file is not None:
-            bundle.verify(place, file, evidence.digests.get(file.path))
+            layout.verify(place, file, evidence.digests.get(file.path))
     recorded = [v for v in manifest.variants if v.artifact is not None or _altered(evidence, v)]
     if not recorded:
         raise ArtifactError(f"{place} holds no artifact", "export again")
@@ -71,7 +72,7 @@ def run(place: Path, how: Settings, listener: Listener) -> Manifest:
 class _Recheck:
     """A recheck in progress: the sessions that wait to be timed."""
 
-    evidence: proof.Evidence
+    evidence: integrity.Evidence
     manifest: Manifest
     how: Settings
     listener: Listener
@@ -103,7 +104,7 @@ class _Recheck:
         warnings += self.manifest.warnings
         warnings += (metrics.NOT_AGAIN,) if self.manifest.metric else ()
         warnings += tuple(
-            f"{variant.name} is not checked: it failed when it was exported, and lies in {bundle.REJECTED}/"
+            f"{variant.name} is not checked: it failed when it was exported, and lies in {layout.REJECTED}/"
             for variant in self.manifest.variants
             if variant.rejected
         )
@@ -175,11 +176,11 @@ def _ahead(created: str, now: datetime) -> tuple[str, ...]:
     return ()
 
 
-def _altered(evidence: proof.Evidence, record: VariantRecord) -> ArtifactError | None:
+def _altered(evidence: integrity.Evidence, record: VariantRecord) -> ArtifactError | None:
     """What is wrong with the first of the variant's files that is not what was recorded."""
     for file in record.files:
         try:
-            bundle.verify(evidence.place, file, evidence.digests.get(file.path))
+            layout.verify(evidence.place, file, evidence.digests.get(file.path))
         except ArtifactError as error:
             return error
     return None

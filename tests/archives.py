@@ -11,7 +11,7 @@ from pathlib import Path
 import zstandard
 from manifests import GOLDEN, manifest, variant
 
-from exporter import archive, bundle, publishing
+from exporter.bundle import archive, layout, publishing
 from exporter.core.errors import ExporterError
 from exporter.core.records import Manifest
 
@@ -26,8 +26,8 @@ def make_bundle(place: Path) -> Path:
         (staging.root / "trace.pt").write_bytes(TRACE)
         (staging.root / "golden.pt").write_bytes(b"golden")
         (staging.logs / "trace.log").write_text("all is well")
-        golden = replace(GOLDEN, file=bundle.record(staging.root / "golden.pt"))
-        artifact = bundle.record(staging.root / "trace.pt")
+        golden = replace(GOLDEN, file=layout.record(staging.root / "golden.pt"))
+        artifact = layout.record(staging.root / "trace.pt")
         staging.write(manifest(variant(artifact=artifact), golden=golden))
         return staging.publish()
 
@@ -88,6 +88,6 @@ def attempt(data: bytes, folder: Path) -> Manifest | None:
     assert bool(held) == (found is not None)
     if found:
         for recorded in found.files:
-            bundle.verify(out, recorded)
-        bundle.remove(out)
+            layout.verify(out, recorded)
+        layout.remove(out)
     return found

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from exporter import bundle as bundles
-from exporter import pipeline, proof, provenance, targets
+from exporter import pipeline, targets
+from exporter.bundle import integrity, provenance
+from exporter.bundle import layout as bundles
 from exporter.core import environment, filesystem
 from exporter.core.json_codec import to_json
 from exporter.core.records import Manifest
@@ -124,7 +125,7 @@ def republish(place: Path, manifest: Manifest) -> None:
     """Give a bundle another manifest, and what proves it, of the same recipe."""
     materials = provenance.recorded((place / bundles.PROVENANCE).read_bytes())
     filesystem.write_atomic(place / bundles.MANIFEST, to_json(manifest) + "\n")
-    proof.seal(place, manifest, materials)
+    integrity.seal(place, manifest, materials)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from exporter import sums
+from exporter.bundle import checksums
 
 Fault = Callable[[Path], object]
 FILES = (
@@ -95,8 +95,8 @@ def _linked_logs(place: Path) -> None:
 
 def _sums_of_the_altered(place: Path) -> None:
     flip(place / "trace.pt")
-    listed = sums.read(place) or {}
-    rewrite(place / sums.NAME, sums.text(listed | {"trace.pt": sums.of(place / "trace.pt")}).encode())
+    listed = checksums.read(place) or {}
+    rewrite(place / checksums.NAME, checksums.text(listed | {"trace.pt": checksums.of(place / "trace.pt")}).encode())
 
 
 def _another_artifact(place: Path) -> None:

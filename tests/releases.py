@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 from manifests import GOLDEN, manifest, variant
 
-from exporter import bundle, publishing
+from exporter.bundle import layout, publishing
 from exporter.core.progress import Listener
 from exporter.core.records import Manifest
 from exporter.release import executor, run
@@ -29,11 +29,11 @@ def make(request: Request, *_: object) -> tuple[Manifest, Path]:
     with (request.out.parents[2] / LOG).open("a") as log:
         log.write(f"{request.model} {name}\n")
     with publishing.stage(request.out) as staging:
-        for file in ("trace.pt", bundle.GOLDEN):
+        for file in ("trace.pt", layout.GOLDEN):
             (staging.root / file).write_text(f"{request.model} {name} {file}")
         time.sleep(0.02)
-        golden = replace(GOLDEN, file=bundle.record(staging.root / bundle.GOLDEN))
-        made = manifest(variant(name, artifact=bundle.record(staging.root / "trace.pt")), golden=golden)
+        golden = replace(GOLDEN, file=layout.record(staging.root / layout.GOLDEN))
+        made = manifest(variant(name, artifact=layout.record(staging.root / "trace.pt")), golden=golden)
         staging.write(made)
         return made, staging.publish()
 

@@ -18,7 +18,7 @@ from conftest import recipe_path, republish
 
 import exporter
 from exporter import api, targets
-from exporter import bundle as bundles
+from exporter.bundle import layout as bundles
 from exporter.core.errors import ArtifactError, ContractError, UsageError
 from exporter.core.records import Range
 from exporter.request import Request

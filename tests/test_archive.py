@@ -19,10 +19,10 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from manifests import manifest, variant
 from test_proof import write_keys
 
-from exporter import archive, bundle, proof, publishing
+from exporter.bundle import archive, integrity, layout, publishing
+from exporter.bundle.signing import Trust
 from exporter.core import filesystem
 from exporter.core.errors import AlteredError, ArtifactError, BundleError, ExporterError, UsageError
-from exporter.signing import Trust
 
 
 @pytest.fixture
@@ -50,14 +50,14 @@ def test_a_bundle_of_any_length(toy: Path, tmp_path: Path) -> None:
 
 def sealed(place: Path) -> Path:
     """With what proves it, as an export leaves it."""
-    proof.seal(place, bundle.read_manifest(place), ())
+    integrity.seal(place, layout.read_manifest(place), ())
     return place
 
 
 def test_what_proves_a_bundle_comes_along(toy: Path, tmp_path: Path) -> None:
     out = unpack(packed(sealed(toy)), tmp_path)
     assert tree(out) == tree(toy)
-    assert proof.examine(out, None).problems == {}
+    assert integrity.examine(out, None).problems == {}
 
 
 def test_a_log_that_is_not_the_one_that_was_sealed(toy: Path, tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_weights_that_artifacts_share_are_stored_once(tmp_path: Path) -> None:
         records = []
         for name in ("script.pt", "trace.pt"):
             (staging.root / name).write_bytes(name.encode() + noise)
-            records.append(bundle.record(staging.root / name))
+            records.append(layout.record(staging.root / name))
         variants = [variant(r.path, artifact=r) for r in records]
         staging.write(manifest(*variants, golden=None))
         staging.publish()
@@ -176,12 +176,12 @@ def test_no_link_is_followed_into_a_pack(toy: Path, tmp_path: Path, name: str, p
 
 @pytest.mark.parametrize("name", ["SHA256SUMS", "provenance.dsse.json", "manifest.json"])
 def test_check_takes_no_link(toy: Path, tmp_path: Path, signer: Path, name: str) -> None:
-    proof.sign(sealed(toy), signer, lambda: "")
+    integrity.sign(sealed(toy), signer, lambda: "")
     trust = Trust(signer.with_name("pub.pem"))
-    assert proof.examine(toy, trust).problems == {}
+    assert integrity.examine(toy, trust).problems == {}
     (toy / name).rename(tmp_path / "elsewhere")
     (toy / name).symlink_to(tmp_path / "elsewhere")
-    said = proof.examine(toy, trust).problems[name]
+    said = integrity.examine(toy, trust).problems[name]
     assert "is a link" in said or "is not a file" in said
 
 
@@ -192,7 +192,7 @@ def signer(tmp_path: Path) -> Path:
 
 def test_signatures_that_are_spoilt_are_not_packed(toy: Path, signer: Path) -> None:
     """Whatever byte of it: `SHA256SUMS` lists the signature too."""
-    signature = proof.sign(sealed(toy), signer, lambda: "")
+    signature = integrity.sign(sealed(toy), signer, lambda: "")
     whole = signature.read_bytes()
     assert packed(toy)
     spoilt = [whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(0, len(whole), 97)]
@@ -209,14 +209,14 @@ def test_who_signed_may_be_insisted_on(cli: Cli, toy: Path, signer: Path, tmp_pa
     (tmp_path / "other").mkdir()
     _, other = write_keys(tmp_path / "other", ed25519.Ed25519PrivateKey.generate())
     assert cli("pack", sealed(toy), "--public-key", other).code == 1
-    proof.sign(toy, signer, lambda: "")
+    integrity.sign(toy, signer, lambda: "")
     refused = cli("pack", toy, "--public-key", other)
     assert (refused.code, "was not signed by the key" in refused.err) == (1, True)
     assert cli("pack", toy, "--public-key", signer.with_name("pub.pem")).code == 0
 
 
 def test_a_spoilt_signature_is_not_unpacked(toy: Path, signer: Path, tmp_path: Path) -> None:
-    proof.sign(sealed(toy), signer, lambda: "")
+    integrity.sign(sealed(toy), signer, lambda: "")
     members = members_of(packed(toy))
     name = "bundle/provenance.dsse.json"
     for data in (b"", b"{}", members[[i.name for i, _ in members].index(name)][1][:-9]):
@@ -244,11 +244,11 @@ def test_signing_that_is_cut_off_leaves_a_whole_bundle(
 
             monkeypatch.setattr(filesystem, "write_atomic", cut)
             with contextlib.suppress(KeyboardInterrupt):
-                proof.sign(toy, signer, lambda: "")
-            assert proof.examine(toy, Trust()).problems == {}
+                integrity.sign(toy, signer, lambda: "")
+            assert integrity.examine(toy, Trust()).problems == {}
         monkeypatch.setattr(filesystem, "write_atomic", write)
-        proof.sign(toy, signer, lambda: "")
-        assert proof.examine(toy, Trust(signer.with_name("pub.pem"))).problems == {}
+        integrity.sign(toy, signer, lambda: "")
+        assert integrity.examine(toy, Trust(signer.with_name("pub.pem"))).problems == {}
     assert cuts > 3
 
 
@@ -387,7 +387,7 @@ def test_the_commands(cli: Cli, toy: Path) -> None:
     done = cli("pack", toy)
     assert done.code == 0, done.err
     assert done.out.startswith(f"{toy}.tar.zst: ")
-    bundle.remove(toy)
+    layout.remove(toy)
     done = cli("unpack", f"{toy}.tar.zst")
     assert (done.code, done.out) == (0, f"Next: exporter check {toy}\n")
     assert tree(toy) == before

@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import Run
 
-from exporter.bundle import read_manifest
+from exporter.bundle.layout import read_manifest
 from exporter.core.records import Contract, VariantRecord
 from exporter.model.torchscript import codegen
 

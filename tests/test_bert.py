@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from exporter import bundle
+from exporter.bundle import layout
 from exporter.core import environment
 
 PYTHON_FILES = ("libpython", "libtorch_python", ".cpython-", ".abi3.so", ".py")
@@ -32,7 +32,7 @@ def runner() -> Path:
 
 
 def test_cases_cover_batches_and_sequences(traced: Path) -> None:
-    manifest = bundle.read_manifest(traced)
+    manifest = layout.read_manifest(traced)
     assert manifest.golden is not None
     cases = set(map(str, manifest.golden.cases))
     wanted = {"batch=1 sequence=14", "batch=2 sequence=14", "batch=3 sequence=14", "batch=64 sequence=14"}
@@ -41,7 +41,7 @@ def test_cases_cover_batches_and_sequences(traced: Path) -> None:
 
 
 def test_passes_in_both_languages(traced: Path) -> None:
-    record = bundle.read_manifest(traced).variants[0]
+    record = layout.read_manifest(traced).variants[0]
     assert {s.session: s.status for s in record.sessions} == {"python": "passed", "native": "passed"}
     assert all(s.parity is not None and s.parity.cases >= 10 for s in record.sessions)
 

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from test_proof import flip, write_keys
 
 import exporter
-from exporter import beside, proof, sums
+from exporter.bundle import adjacent_records, checksums, integrity
 from exporter.core.errors import AlteredError, ArtifactError, UsageError
 
 RECORDS = ("SHA256SUMS", "manifest.json", "bom.cdx.json", "provenance.json")
@@ -26,7 +26,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture
 def signed(bundle: Path, keys: tuple[Path, Path]) -> Path:
-    proof.sign(bundle, keys[0], lambda: "")
+    integrity.sign(bundle, keys[0], lambda: "")
     return bundle
 
 
@@ -37,20 +37,20 @@ def keep(place: Path, *names: str) -> None:
 
 
 def test_a_whole_bundle_and_a_lone_artifact(bundle: Path, tmp_path: Path) -> None:
-    found = beside.vouch(bundle / "trace.pt")
-    assert found == beside.Vouched(bundle.resolve() / "trace.pt", "trace")
-    assert beside.vouch(bundle / "trace.pt", "required") == found
+    found = adjacent_records.vouch(bundle / "trace.pt")
+    assert found == adjacent_records.Vouched(bundle.resolve() / "trace.pt", "trace")
+    assert adjacent_records.vouch(bundle / "trace.pt", "required") == found
     (tmp_path / "alone").mkdir()
     alone = Path(shutil.copy(bundle / "trace.pt", tmp_path / "alone" / "any name.pt"))
-    assert beside.vouch(alone) == beside.Vouched(alone)
+    assert adjacent_records.vouch(alone) == adjacent_records.Vouched(alone)
     with pytest.raises(AlteredError, match="has no record beside it"):
-        beside.vouch(alone, "required")
+        adjacent_records.vouch(alone, "required")
 
 
 @pytest.mark.parametrize("record", RECORDS)
 def test_any_record_by_itself_refuses_an_altered_artifact(bundle: Path, record: str) -> None:
     keep(bundle, record)
-    assert beside.vouch(bundle / "trace.pt", "required").path == bundle / "trace.pt"
+    assert adjacent_records.vouch(bundle / "trace.pt", "required").path == bundle / "trace.pt"
     flip(bundle / "trace.pt")
     with pytest.raises(AlteredError, match=rf"trace\.pt does not match {record}: its SHA-256 differs"):
         exporter.open_artifact(bundle / "trace.pt")
@@ -89,7 +89,7 @@ def test_records_that_contradict_each_other(bundle: Path, record: str) -> None:
     text = (bundle / record).read_bytes()
     (bundle / record).write_bytes(text.replace(b'": ', b'":  ', 1))
     with pytest.raises(AlteredError, match=rf"{record}.*does not match"):
-        beside.vouch(bundle / "trace.pt")
+        adjacent_records.vouch(bundle / "trace.pt")
 
 
 def test_links(bundle: Path, tmp_path: Path) -> None:
@@ -100,9 +100,11 @@ def test_links(bundle: Path, tmp_path: Path) -> None:
     (places / "newest.pt").symlink_to("current.pt")
     (places / "current").symlink_to(bundle)
     for link in (places / "current.pt", places / "newest.pt", places / "current" / "trace.pt"):
-        assert beside.vouch(link, "required") == beside.Vouched(bundle.resolve() / "trace.pt", "trace")
+        assert adjacent_records.vouch(link, "required") == adjacent_records.Vouched(
+            bundle.resolve() / "trace.pt", "trace"
+        )
     (bundle / "inside.pt").symlink_to("trace.pt")
-    assert beside.vouch(bundle / "inside.pt", "required").path.name == "trace.pt"
+    assert adjacent_records.vouch(bundle / "inside.pt", "required").path.name == "trace.pt"
     assert exporter.open_artifact(places / "current.pt").contract.target == "trace"
     flip(bundle / "trace.pt")
     for link in (places / "current.pt", places / "newest.pt", places / "current" / "trace.pt"):
@@ -115,12 +117,12 @@ def test_links_out_of_a_bundle(bundle: Path, tmp_path: Path) -> None:
     (bundle / "script.pt").rename(evil)
     (bundle / "script.pt").symlink_to(evil)
     (bundle / "more.pt").symlink_to(evil)
-    assert beside.vouch(bundle / "script.pt").path == evil, "it is what the records say"
+    assert adjacent_records.vouch(bundle / "script.pt").path == evil, "it is what the records say"
     flip(evil)
     with pytest.raises(AlteredError, match="SHA-256 differs"):
-        beside.vouch(bundle / "script.pt")
+        adjacent_records.vouch(bundle / "script.pt")
     with pytest.raises(AlteredError, match=r"more\.pt is not among the files"):
-        beside.vouch(bundle / "more.pt")
+        adjacent_records.vouch(bundle / "more.pt")
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
@@ -137,17 +139,17 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 def test_weights_beside_a_model(bundle: Path) -> None:
     """`model.onnx.data` is as much of the artifact as the file that is named."""
     (bundle / "model.onnx.data").write_bytes(b"weights")
-    listed = (sums.read(bundle) or {}) | {"model.onnx.data": sums.of(bundle / "model.onnx.data")}
+    listed = (checksums.read(bundle) or {}) | {"model.onnx.data": checksums.of(bundle / "model.onnx.data")}
     keep(bundle)
-    (bundle / sums.NAME).write_text(sums.text(listed))
-    beside.vouch(bundle / "model.onnx")
+    (bundle / checksums.NAME).write_text(checksums.text(listed))
+    adjacent_records.vouch(bundle / "model.onnx")
     (bundle / "model.onnx.data").write_bytes(b"Weights")
     with pytest.raises(AlteredError, match=r"model\.onnx\.data does not match"):
-        beside.vouch(bundle / "model.onnx")
+        adjacent_records.vouch(bundle / "model.onnx")
     (bundle / "model.onnx.data").unlink()
     with pytest.raises(AlteredError, match=r"model\.onnx\.data is missing"):
-        beside.vouch(bundle / "model.onnx")
-    beside.vouch(bundle / "trace.pt")
+        adjacent_records.vouch(bundle / "model.onnx")
+    adjacent_records.vouch(bundle / "trace.pt")
 
 
 def test_what_has_to_be_signed(signed: Path, keys: tuple[Path, Path], tmp_path: Path) -> None:
@@ -155,33 +157,33 @@ def test_what_has_to_be_signed(signed: Path, keys: tuple[Path, Path], tmp_path: 
     trace = signed / "trace.pt"
     assert exporter.open_artifact(trace, verify="signed", public_key=str(keys[1])).contract.target == "trace"
     with pytest.raises(AlteredError, match="not signed by the key"):
-        beside.vouch(trace, "signed", other)
+        adjacent_records.vouch(trace, "signed", other)
     keep(signed, "provenance.json", "provenance.dsse.json")
-    assert beside.vouch(trace, "signed", keys[1]).path == trace
+    assert adjacent_records.vouch(trace, "signed", keys[1]).path == trace
     flip(trace)
     with pytest.raises(AlteredError, match=r"does not match provenance\.json"):
-        beside.vouch(trace, "signed", keys[1])
+        adjacent_records.vouch(trace, "signed", keys[1])
     flip(trace)
     (signed / "provenance.dsse.json").unlink()
     with pytest.raises(AlteredError, match="not signed"):
-        beside.vouch(trace, "signed", keys[1])
+        adjacent_records.vouch(trace, "signed", keys[1])
     (signed / "provenance.json").unlink()
     with pytest.raises(AlteredError, match="not signed"):
-        beside.vouch(trace, "signed", keys[1])
-    assert beside.vouch(trace).path == trace
+        adjacent_records.vouch(trace, "signed", keys[1])
+    assert adjacent_records.vouch(trace).path == trace
 
 
 def test_a_signature_of_something_else(signed: Path) -> None:
     envelope = json.loads((signed / "provenance.dsse.json").read_text())
     (signed / "provenance.dsse.json").write_text(json.dumps({**envelope, "payload": "e30="}))
     with pytest.raises(AlteredError, match=r"provenance\.dsse\.json"):
-        beside.vouch(signed / "trace.pt")
+        adjacent_records.vouch(signed / "trace.pt")
     keep(signed, "provenance.dsse.json")
     with pytest.raises(AlteredError, match=r"provenance\.json cannot be read"):
-        beside.vouch(signed / "trace.pt")
+        adjacent_records.vouch(signed / "trace.pt")
 
 
 def test_requests_that_contradict_themselves(signed: Path, keys: tuple[Path, Path]) -> None:
     for verify, key in (("signed", None), ("required", keys[1]), ("if-present", keys[1]), ("never", None)):
         with pytest.raises(UsageError):
-            beside.vouch(signed / "trace.pt", verify, key)  # type: ignore[arg-type]
+            adjacent_records.vouch(signed / "trace.pt", verify, key)  # type: ignore[arg-type]

@@ -13,7 +13,8 @@ import torch
 from conftest import NATIVE, Cli
 
 import exporter
-from exporter import pipeline, sums, targets
+from exporter import pipeline, targets
+from exporter.bundle import checksums
 from exporter.core import environment, machine_code
 from exporter.core.errors import ArtifactError, MissingDependency, UsageError
 from exporter.core.json_codec import to_json
@@ -170,7 +171,7 @@ def test_python_warns_of_a_later_torch(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_cpp_refuses_before_it_loads(bundle: Path, words: tuple[str, ...]) -> None:
     command, *options = words
     made = [package(bundle / name, build) for name, build in (("c.pt2", UNKNOWN), ("old.pt2", None))]
-    done, old = (run_native(command, path, *options, "--sha256", sums.of(path)) for path in made)
+    done, old = (run_native(command, path, *options, "--sha256", checksums.of(path)) for path in made)
     assert done.returncode == 1
     assert f"c.pt2 {SENTENCE}: export it on this machine, or with --portable" in done.stdout + done.stderr
     assert "old.pt2: cannot be loaded" in old.stdout + old.stderr

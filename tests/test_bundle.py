@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from archives import make_bundle
 
-from exporter import bundle, sums
+from exporter.bundle import checksums, layout
 from exporter.core.errors import ArtifactError
 from exporter.core.records import ArtifactRecord
 
@@ -20,14 +20,14 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
     (place / name).unlink(missing_ok=True)
     os.mkfifo(place / name)
     with pytest.raises(ArtifactError, match=f"{name} is not a file"):
-        bundle.read_manifest(place)
+        layout.read_manifest(place)
     with pytest.raises(ArtifactError, match=f"{name} is not a file"):
-        sums.read_bounded(place / name)
+        checksums.read_bounded(place / name)
     (tmp_path / "link").symlink_to("/dev/zero")
     with pytest.raises(ArtifactError, match="link is a link"):
-        sums.read_bounded(tmp_path / "link")
+        checksums.read_bounded(tmp_path / "link")
     with pytest.raises(ArtifactError, match="zero is not a file"):
-        sums.read_bounded(Path("/dev/zero"))
+        checksums.read_bounded(Path("/dev/zero"))
 
 
 def test_folders_in_folders(tmp_path: Path) -> None:
@@ -40,37 +40,37 @@ def test_folders_in_folders(tmp_path: Path) -> None:
             deep = inner
     finally:
         os.close(deep)
-    assert sums.tree(tmp_path, {}, ()) == {}
+    assert checksums.tree(tmp_path, {}, ()) == {}
     subprocess.run(["rm", "-r", tmp_path / "f"], check=True)  # Python's own way of it recurses
 
 
 def test_no_bundle_to_read(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="holds no bundle"):
-        bundle.read_manifest(tmp_path)
+        layout.read_manifest(tmp_path)
     (tmp_path / "manifest.json").write_text('{"model": ')
     with pytest.raises(ArtifactError, match=r"manifest\.json: not a valid Manifest") as raised:
-        bundle.read_manifest(tmp_path)
+        layout.read_manifest(tmp_path)
     assert "export again" in raised.value.remedy
 
 
 def test_what_was_recorded_is_verified(tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     path.write_bytes(b"0123456789")
-    recorded = bundle.record(path)
+    recorded = layout.record(path)
     assert recorded.bytes == 10
-    bundle.verify(tmp_path, recorded)
+    layout.verify(tmp_path, recorded)
     path.write_bytes(b"012345678")
     with pytest.raises(ArtifactError, match="has 9 bytes, 10 were recorded"):
-        bundle.verify(tmp_path, recorded)
+        layout.verify(tmp_path, recorded)
     path.write_bytes(b"012345678X")
     with pytest.raises(ArtifactError, match="SHA-256 differs"):
-        bundle.verify(tmp_path, recorded)
+        layout.verify(tmp_path, recorded)
     path.unlink()
     with pytest.raises(ArtifactError, match="is missing"):
-        bundle.verify(tmp_path, recorded)
+        layout.verify(tmp_path, recorded)
 
 
 @pytest.mark.parametrize("name", ["../a.pt", "/etc/hostname", "logs/a.log", ""])
 def test_files_outside_of_the_bundle_are_not_read(tmp_path: Path, name: str) -> None:
     with pytest.raises(ArtifactError):
-        bundle.verify(tmp_path, ArtifactRecord(name, 1, "0" * 64))
+        layout.verify(tmp_path, ArtifactRecord(name, 1, "0" * 64))

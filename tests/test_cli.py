@@ -227,7 +227,7 @@ def test_check_finds_what_was_spoilt(cli: Cli, bundle: Path, harm, reason: str) 
 
 def test_check_finds_an_artifact_that_was_swapped_with_its_record(cli: Cli, bundle: Path) -> None:
     """Hashes can be forged; the golden cannot be pleased by another model."""
-    from exporter.bundle import record
+    from exporter.bundle.layout import record
 
     unprove(bundle)
     text = (bundle / "manifest.json").read_text()

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from manifests import CONTRACT, manifest, timing, variant
 
-from exporter import bundle as bundles
 from exporter import compare
+from exporter.bundle import layout as bundles
 from exporter.core.errors import ArtifactError, JobError
 from exporter.core.json_codec import to_json
 from exporter.core.progress import Listener

@@ -12,7 +12,7 @@ import pytest
 from conftest import NATIVE, Cli
 from manifests import CONTRACT, failed, manifest, variant
 
-from exporter.bundle import read_manifest
+from exporter.bundle.layout import read_manifest
 from exporter.core import environment
 from exporter.core.errors import ArtifactError, BundleError, JobError, UsageError
 from exporter.deploy import choose, cpp

@@ -15,7 +15,7 @@ import pytest
 from conftest import NATIVE, Cli
 from manifests import CONTRACT, manifest, variant
 
-from exporter.bundle import read_manifest
+from exporter.bundle.layout import read_manifest
 from exporter.core import environment
 from exporter.core.errors import ArtifactError, JobError, UsageError
 from exporter.core.records import ModelRecord, TensorSpec

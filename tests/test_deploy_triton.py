@@ -15,7 +15,7 @@ from google.protobuf import text_format
 from manifests import CONTRACT, variant
 from tritonclient.grpc import model_config_pb2
 
-from exporter.bundle import read_manifest
+from exporter.bundle.layout import read_manifest
 from exporter.core.errors import ArtifactError, BundleError, MissingDependency, UsageError
 from exporter.core.json_codec import to_json
 from exporter.core.records import Contract, Range, TensorSpec

@@ -33,7 +33,7 @@ from manifests import MANIFEST
 from test_proof import write_keys
 
 import exporter
-from exporter import archive, bundle, proof
+from exporter.bundle import archive, integrity, layout
 from exporter.core import environment
 from exporter.core.errors import ArtifactError, ExporterError
 from exporter.core.json_codec import from_json, to_json
@@ -164,9 +164,9 @@ PLACES = list(places(PLAIN))[1:]
 
 def read(text: bytes, folder: Path) -> None:
     """Refused in one way, or read, and then it can be written and read again."""
-    (folder / bundle.MANIFEST).write_bytes(text)
+    (folder / layout.MANIFEST).write_bytes(text)
     try:
-        found = bundle.read_manifest(folder)
+        found = layout.read_manifest(folder)
     except ArtifactError:
         return
     assert from_json(Manifest, to_json(found)) == found
@@ -216,7 +216,7 @@ def one(made_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     """What the table's copies are made of."""
     folder = tmp_path_factory.mktemp("one")
     place = Path(shutil.copytree(made_bundle, folder / "pair"))
-    found = bundle.read_manifest(place)
+    found = layout.read_manifest(place)
     for variant in found.variants:
         if variant.name != "trace":
             assert variant.artifact is not None
@@ -225,7 +225,7 @@ def one(made_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     (place / "logs" / "trace.log").write_text("all is well")
     republish(place, dataclasses.replace(found, variants=tuple(v for v in found.variants if v.name == "trace")))
     key, public = write_keys(folder, ed25519.Ed25519PrivateKey.generate())
-    proof.sign(place, key, lambda: "")
+    integrity.sign(place, key, lambda: "")
     torch.save(PAIR, folder / "inputs.pt")
     return Whole(place, key, public, folder / "inputs.pt")
 
@@ -280,7 +280,7 @@ def pack(cli: Cli, whole: Whole, place: Path) -> Any:
 
 def sign(cli: Cli, whole: Whole, place: Path) -> Any:
     ended(cli, "sign", place, "--key", whole.key)
-    return base64.b64decode(json.loads((place / bundle.SIGNATURE).read_text())["payload"])
+    return base64.b64decode(json.loads((place / layout.SIGNATURE).read_text())["payload"])
 
 
 def compare(cli: Cli, whole: Whole, place: Path) -> Any:
@@ -411,14 +411,14 @@ def test_what_only_a_signature_shows(one: Whole, cli: Cli, tmp_path: Path) -> No
     """Whoever alters a bundle on purpose makes all that proves it again, but not the signature."""
     place = Path(shutil.copytree(one.place, tmp_path / "pair"))
     faults.flip(place / "trace.pt")
-    found = bundle.read_manifest(place)
+    found = layout.read_manifest(place)
     (row,) = found.variants
     republish(place, dataclasses.replace(found, variants=(dataclasses.replace(row, artifact=None),)))
-    row = dataclasses.replace(row, artifact=bundle.record(place / "trace.pt"))
+    row = dataclasses.replace(row, artifact=layout.record(place / "trace.pt"))
     republish(place, dataclasses.replace(found, variants=(row,)))
     for signature in (True, False):
         if not signature:
-            (place / bundle.SIGNATURE).unlink()
+            (place / layout.SIGNATURE).unlink()
         for command in (check_signed, open_signed):
             with pytest.raises(Refused, match="sign"):
                 command(cli, one, place)

@@ -15,9 +15,10 @@ import torch
 from conftest import Cli, Run, republish, request_for
 from test_records import VALIDATOR
 
-from exporter import bundle as bundles
-from exporter import just_in_time, pipeline, publishing, targets
-from exporter.bundle import CACHE
+from exporter import just_in_time, pipeline, targets
+from exporter.bundle import layout as bundles
+from exporter.bundle import publishing
+from exporter.bundle.layout import CACHE
 from exporter.core.errors import UsageError
 from exporter.core.records import ArtifactRecord, Contract, Range, TensorSpec, VariantRecord
 from exporter.isolate import Zygote

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import Cli, Run
 
-from exporter import bundle
+from exporter.bundle import layout
 from exporter.core import environment, filesystem
 from exporter.core.errors import BundleError, JobError
 from exporter.isolate import Zygote
@@ -52,7 +52,7 @@ def test_an_export_to_an_odd_place(run: Run, cli: Cli, tmp_path: Path) -> None:
     manifest, place = run("tiny:mlp", "trace,compile", out=tmp_path / ODD)
     assert {v.name: v.reason for v in manifest.variants} == {"trace": "", "compile": ""}
     assert place == tmp_path / ODD
-    assert bundle.read_manifest(place).passes
+    assert layout.read_manifest(place).passes
     done = cli("check", place, "-q")
     assert (done.code, "2 of 2 variants passed" in done.out) == (0, True)
 
@@ -81,7 +81,7 @@ def test_a_full_temporary_folder(error: OSError, said: str, cli: Cli, monkeypatc
     def fails(*_: object) -> str:
         raise error
 
-    monkeypatch.setattr(bundle, "read_manifest", fails)
+    monkeypatch.setattr(layout, "read_manifest", fails)
     monkeypatch.setattr(report, "render_all", fails)
     done = cli("report", "somewhere")
     assert done.code == 2

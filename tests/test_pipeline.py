@@ -16,8 +16,8 @@ import pytest
 from conftest import Run, recipe_path, request_for, start_cli
 from test_records import VALIDATOR
 
-from exporter import bundle as bundles
 from exporter import pipeline
+from exporter.bundle import layout as bundles
 from exporter.core import environment, filesystem
 from exporter.core.errors import BundleError, JobError, RecipeError, UsageError
 from exporter.core.progress import Listener

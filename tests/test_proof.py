@@ -27,13 +27,14 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from manifests import manifest, variant
 
-from exporter import checks, proof, provenance, sbom, sums
-from exporter.bundle import UNLISTED, read_manifest
+from exporter import checks
+from exporter.bundle import checksums, integrity, provenance, sbom
+from exporter.bundle.layout import UNLISTED, read_manifest
+from exporter.bundle.publishing import stage
+from exporter.bundle.signing import Trust
 from exporter.core.errors import AlteredError, ArtifactError
 from exporter.core.records import ModelRecord, VariantRecord
 from exporter.model import recipes
-from exporter.publishing import stage
-from exporter.signing import Trust
 
 VALIDATOR = JsonStrictValidator(SchemaVersion.V1_7)
 # Every file of the bundle `signed`; a test holds the list and the bundle together.
@@ -61,7 +62,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture
 def signed(bundle: Path, keys: tuple[Path, Path]) -> Path:
-    proof.sign(bundle, keys[0], lambda: "")
+    integrity.sign(bundle, keys[0], lambda: "")
     return bundle
 
 
@@ -102,7 +103,7 @@ def test_every_file_is_known(signed: Path) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_one_byte_of_any_file(signed: Path, keys: tuple[Path, Path], name: str, share: float) -> None:
     flip(signed / name, share)
-    found = proof.examine(signed, Trust(keys[1]))
+    found = integrity.examine(signed, Trust(keys[1]))
     assert name in {**found.problems, **found.spoilt} or any(name in said for said in found.problems.values())
     assert set(found.spoilt) == {name} & (ARTIFACTS | {"golden.pt"})
     if not found.spoilt:
@@ -153,7 +154,7 @@ def test_nothing_is_started_for_a_bundle_that_was_altered(
 )
 def test_missing_and_additional_files(signed: Path, harm: Callable[[Path], object], said: str) -> None:
     harm(signed)
-    found = proof.examine(signed, None)
+    found = integrity.examine(signed, None)
     assert said in "; ".join([*found.problems.values(), *found.spoilt.values()])
 
 
@@ -164,7 +165,7 @@ def swap_for_link(path: Path) -> None:
 
 def reseal(place: Path) -> None:
     """SHA256SUMS made anew, as whoever alters a bundle can."""
-    (place / sums.NAME).write_text(sums.text(sums.tree(place, {}, UNLISTED)))
+    (place / checksums.NAME).write_text(checksums.text(checksums.tree(place, {}, UNLISTED)))
 
 
 def test_an_artifact_that_was_swapped_with_its_sum_is_told_by_its_statements(cli: Cli, signed: Path) -> None:
@@ -181,7 +182,7 @@ def test_a_bundle_that_was_altered_in_all_of_its_statements_is_told_by_its_signa
     flip(signed / "logs" / "trace.log")
     statement = json.loads((signed / "provenance.json").read_text())
     for subject in statement["subject"]:
-        subject["digest"]["sha256"] = sums.of(signed / subject["name"])
+        subject["digest"]["sha256"] = checksums.of(signed / subject["name"])
     (signed / "provenance.json").write_text(json.dumps(statement))
     reseal(signed)
     for words in ((), ("--public-key", keys[1])):
@@ -200,7 +201,7 @@ def test_a_bundle_that_was_altered_in_all_of_its_statements_is_told_by_its_signa
 def test_coreutils_read_the_sums(made_bundle: Path) -> None:
     done = subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=made_bundle, capture_output=True)
     assert done.returncode == 0
-    listed = sums.read(made_bundle)
+    listed = checksums.read(made_bundle)
     assert listed is not None
     assert set(listed) == files(made_bundle) - {"SHA256SUMS"}
 
@@ -214,7 +215,7 @@ def test_the_bill_is_cyclonedx(made_bundle: Path) -> None:
     found = {component["name"]: component for component in bill["components"]}
     assert found["torch"]["purl"].startswith("pkg:pypi/torch@")
     assert found["CUDA"]["type"] == "platform"
-    assert found["trace.pt"]["hashes"] == [{"alg": "SHA-256", "content": sums.of(made_bundle / "trace.pt")}]
+    assert found["trace.pt"]["hashes"] == [{"alg": "SHA-256", "content": checksums.of(made_bundle / "trace.pt")}]
     needs = {dependency["ref"]: dependency.get("dependsOn", []) for dependency in bill["dependencies"]}
     assert "package:torch" in needs["file:trace.pt"]
 
@@ -273,7 +274,7 @@ def test_the_provenance_is_an_in_toto_statement(made_bundle: Path) -> None:
     assert built["externalParameters"]["command"] == "exporter ..."
     assert built["externalParameters"]["seed"] == 0
     recipe = next(d for d in built["resolvedDependencies"] if d["annotations"]["role"] == "recipe")
-    assert recipe["digest"]["sha256"] == sums.of(Path(recipe_path("tiny:pair").rpartition(":")[0]))
+    assert recipe["digest"]["sha256"] == checksums.of(Path(recipe_path("tiny:pair").rpartition(":")[0]))
     assert statement["predicate"]["runDetails"]["builder"]["id"].startswith("pkg:generic/exporter@")
 
 
@@ -330,7 +331,7 @@ def test_materials_cover_the_shards_of_a_checkpoint(tmp_path: Path) -> None:
     found = provenance.materials(recipes.Source("source", "timm", "net", checkpoint=str(index)))
     assert [m["name"] for m in found] == [index.name, "1.safetensors", "2.safetensors"]
     assert {m["annotations"]["role"] for m in found} == {"checkpoint"}
-    assert found[1]["digest"]["sha256"] == sums.of(tmp_path / "1.safetensors")
+    assert found[1]["digest"]["sha256"] == checksums.of(tmp_path / "1.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -355,7 +356,7 @@ def test_a_broken_index_has_no_shards(tmp_path: Path, text: str) -> None:
 def test_a_run_whose_model_fails_leaves_proof_too(run: Run) -> None:
     record, place = run("broken:forward_raises")
     assert record.status == "failed"
-    assert proof.examine(place, Trust()).problems == {}
+    assert integrity.examine(place, Trust()).problems == {}
     assert VALIDATOR.validate_str((place / "bom.cdx.json").read_text()) is None
 
 
@@ -393,7 +394,7 @@ def test_kinds_of_keys(cli: Cli, bundle: Path, tmp_path: Path, make: Callable[[]
     key, public = write_keys(tmp_path, make())
     done = cli("sign", bundle, "--key", key)
     assert (done.code, done.out.strip()) == (0, str(bundle / "provenance.dsse.json"))
-    assert proof.examine(bundle, Trust(public)).problems == {}
+    assert integrity.examine(bundle, Trust(public)).problems == {}
     assert cli("sign", bundle, "--key", key).code == 0, "again"
 
 
@@ -410,7 +411,7 @@ def test_a_material_that_is_no_text(signed: Path, change: dict[str, Any]) -> Non
 def test_what_a_killed_sign_leaves_does_not_matter(cli: Cli, signed: Path, keys: tuple[Path, Path]) -> None:
     left, other = signed / "provenance.dsse.json.new", signed.parent / "other"
     left.write_text('{"payload": "')
-    found = proof.examine(signed, Trust(keys[1]))
+    found = integrity.examine(signed, Trust(keys[1]))
     assert (found.problems, found.spoilt) == ({}, {})
     assert found.notes == (f"{left.name} is left of a signing that was cut off: remove it",)
     assert cli("pack", signed).code == 0
@@ -438,7 +439,7 @@ def test_a_signature_that_cannot_be_written(
     assert "cannot write to " in done.err
     assert "the disk is full" in done.err
     assert (signed / "provenance.dsse.json").read_bytes() == before
-    assert proof.examine(signed, Trust(keys[1])).problems == {}
+    assert integrity.examine(signed, Trust(keys[1])).problems == {}
 
 
 def test_a_signature_is_verified(
@@ -462,7 +463,7 @@ def test_a_locked_key(cli: Cli, bundle: Path, tmp_path: Path, monkeypatch: pytes
     assert not (bundle / "provenance.dsse.json").exists()
     monkeypatch.setenv("EXPORTER_KEY_PASSWORD", "open sesame")
     assert cli("sign", bundle, "--key", key).code == 0
-    assert proof.examine(bundle, Trust(public)).problems == {}
+    assert integrity.examine(bundle, Trust(public)).problems == {}
 
 
 def test_a_locked_key_where_nobody_can_be_asked(
@@ -532,24 +533,24 @@ def test_the_identity_of_sigstore(cli: Cli, bundle: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(models.Bundle, "from_json", lambda text: text)
     issuer = "https://accounts.example.org"
     trust = Trust(identity="me@example.org", issuer=issuer)
-    assert "missing" in proof.examine(bundle, trust).problems["provenance.sigstore.json"]
+    assert "missing" in integrity.examine(bundle, trust).problems["provenance.sigstore.json"]
     write(payload)
-    assert proof.examine(bundle, trust).problems == {}
-    assert "--identity" in proof.examine(bundle, Trust()).notes[0]
-    other = proof.examine(bundle, Trust(identity="you@example.org", issuer=issuer))
+    assert integrity.examine(bundle, trust).problems == {}
+    assert "--identity" in integrity.examine(bundle, Trust()).notes[0]
+    other = integrity.examine(bundle, Trust(identity="you@example.org", issuer=issuer))
     assert "not signed by you@example.org" in other.problems["provenance.sigstore.json"]
     write(b"{}")
     for asked in (trust, Trust()):
-        assert "another provenance.json" in proof.examine(bundle, asked).problems["provenance.sigstore.json"]
+        assert "another provenance.json" in integrity.examine(bundle, asked).problems["provenance.sigstore.json"]
     (bundle / "provenance.sigstore.json").write_text("[]")
-    assert "no sigstore bundle" in proof.examine(bundle, Trust()).problems["provenance.sigstore.json"]
+    assert "no sigstore bundle" in integrity.examine(bundle, Trust()).problems["provenance.sigstore.json"]
 
 
 def test_a_signed_bundle_is_replaced_as_a_whole(signed: Path) -> None:
     with stage(signed) as staging:
         record = dataclasses.replace(manifest(), golden=None)
         staging.write(record)
-        proof.seal(staging.root, record, ())
+        integrity.seal(staging.root, record, ())
         staging.publish()
-    assert proof.examine(signed, Trust()).problems == {}
+    assert integrity.examine(signed, Trust()).problems == {}
     assert files(signed) == {"SHA256SUMS", "bom.cdx.json", "manifest.json", "provenance.json"}

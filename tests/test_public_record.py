@@ -29,8 +29,8 @@ from conftest import NATIVE, RECIPES, recipe_path, request_for
 from fuzz.inline import Inline
 from torch.utils._pytree import tree_structure, treespec_dumps
 
-from exporter import bundle as bundles
 from exporter import checks, open_artifact, pipeline, targets
+from exporter.bundle import layout as bundles
 from exporter.core import environment, tolerances
 from exporter.core.errors import ContractError
 from exporter.core.records import Contract, Range, TensorSpec, VariantRecord

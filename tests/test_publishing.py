@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from manifests import MANIFEST, manifest, variant
 
-from exporter import bundle, publishing
+from exporter.bundle import layout, publishing
 from exporter.core import filesystem
 from exporter.core.errors import BundleError
 from exporter.core.json_codec import to_json
@@ -26,7 +26,7 @@ def publish(out: Path, mark: str = "one") -> Path:
     """A bundle with one artifact that holds `mark`."""
     with publishing.stage(out) as staging:
         (staging.root / "trace.pt").write_text(mark)
-        staging.write(manifest(variant(artifact=bundle.record(staging.root / "trace.pt"))))
+        staging.write(manifest(variant(artifact=layout.record(staging.root / "trace.pt"))))
         return staging.publish()
 
 
@@ -38,7 +38,7 @@ def test_publish_into_a_new_place(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "er" / "toy"
     assert publish(out) == out
     assert (out / "trace.pt").read_text() == "one"
-    assert bundle.read_manifest(out).model.name == "toy"
+    assert layout.read_manifest(out).model.name == "toy"
     assert leftovers(out.parent) == set()
 
 
@@ -163,7 +163,7 @@ def test_an_interrupted_run_stands_beside_the_last_bundle(tmp_path: Path) -> Non
         staging.write(MANIFEST)
         assert staging.publish_beside(publishing.INTERRUPTED) == tmp_path / "toy.interrupted"
     assert (tmp_path / "toy" / "trace.pt").read_text() == "one"
-    assert bundle.read_manifest(tmp_path / "toy.interrupted") == MANIFEST
+    assert layout.read_manifest(tmp_path / "toy.interrupted") == MANIFEST
 
 
 def test_an_interrupted_run_takes_a_free_place(tmp_path: Path) -> None:

@@ -20,19 +20,19 @@ import torch
 from conftest import RECIPES, Cli, republish
 from manifests import manifest, variant
 
-from exporter import bundle as bundles
 from exporter import pipeline, rebuild, targets
+from exporter.bundle import layout as bundles
+from exporter.bundle.differences import Difference, _libraries, _numbers, compare, conclude, records
+from exporter.bundle.signing import Trust
 from exporter.cli.export import again
 from exporter.core import environment
 from exporter.core.errors import BundleError, UsageError
 from exporter.core.progress import Listener
 from exporter.core.records import Manifest
-from exporter.differences import Difference, _libraries, _numbers, compare, conclude, records
 from exporter.isolate import Zygote
 from exporter.model import recipes
 from exporter.report import rebuilt
 from exporter.request import Request
-from exporter.signing import Trust
 
 Edit = Callable[[str, bytes], bytes]
 KEYS = ["ccudhjqbvv3ztu3ohjnlkg2hukpcw5zawgn4hdtp4h7ogxmkst5l", "cnzot2nsyod6bvjye2eqrrrbytstlq43776lgm3pu5gxbev5j6ov"]

@@ -12,7 +12,7 @@ import pytest
 from conftest import Cli, republish
 
 from exporter import checks, recheck
-from exporter.bundle import read_manifest
+from exporter.bundle.layout import read_manifest
 from exporter.core.errors import JobError
 from exporter.core.progress import Listener
 from exporter.core.records import VariantRecord

@@ -13,11 +13,12 @@ from manifests import failed, manifest, variant
 from test_records import VALIDATOR
 
 import exporter
-from exporter import archive, bundle, compare, deploy, proof, recheck, report, sums
+from exporter import compare, deploy, recheck, report
+from exporter.bundle import archive, checksums, integrity, layout
+from exporter.bundle.signing import Trust
 from exporter.core.errors import AlteredError, UsageError
 from exporter.core.progress import Listener
 from exporter.core.records import ArtifactRecord, Manifest
-from exporter.signing import Trust
 
 
 @pytest.fixture
@@ -35,14 +36,14 @@ def test_what_failed_parity_is_set_aside(made: tuple[Manifest, Path], tmp_path: 
     assert trace.parity.verdict == "FAIL"
     assert not (place / "trace.pt").exists()
     assert [file.path for file in trace.rejected] == ["rejected/trace.pt"]
-    assert trace.rejected[0].sha256 == sums.of(place / "rejected" / "trace.pt")
+    assert trace.rejected[0].sha256 == checksums.of(place / "rejected" / "trace.pt")
     assert trace.reason in (place / "rejected" / "REASONS.txt").read_text()
-    assert bundle.read_manifest(place) == found
+    assert layout.read_manifest(place) == found
     VALIDATOR.validate(json.loads((place / "manifest.json").read_text()))
-    assert not [name for name in sums.read(place) or {} if "rejected" in name or name == "trace.pt"]
+    assert not [name for name in checksums.read(place) or {} if "rejected" in name or name == "trace.pt"]
     for name in ("bom.cdx.json", "provenance.json"):
         assert "trace.pt" not in (place / name).read_text()
-    assert proof.examine(place, Trust()).problems == {}
+    assert integrity.examine(place, Trust()).problems == {}
 
 
 def test_what_failed_goes_nowhere(made: tuple[Manifest, Path], tmp_path: Path) -> None:
@@ -52,7 +53,7 @@ def test_what_failed_goes_nowhere(made: tuple[Manifest, Path], tmp_path: Path) -
     archive.unpack(tmp_path / "packed", tmp_path / "unpacked", 1 << 24)
     assert not [path for path in (tmp_path / "unpacked").rglob("*") if path.name == "trace.pt"]
     shutil.rmtree(place / "rejected")
-    assert proof.whole(place) == found, "nobody misses it"
+    assert integrity.whole(place) == found, "nobody misses it"
     with pytest.raises(UsageError, match="trace failed"):
         deploy.choose(found, "trace", lambda _: "")
     again = recheck.run(place, recheck.Settings(threads=1, timeout=120), Listener())
@@ -77,7 +78,7 @@ def test_a_link_called_rejected(made: tuple[Manifest, Path], tmp_path: Path) -> 
     place = made[1]
     (place / "rejected").rename(tmp_path / "elsewhere")
     (place / "rejected").symlink_to(tmp_path / "elsewhere")
-    assert "rejected" in proof.examine(place, None).problems
+    assert "rejected" in integrity.examine(place, None).problems
     with pytest.raises(AlteredError):
         archive.pack(place, tmp_path / "packed")
 
@@ -94,14 +95,14 @@ def test_a_rejected_variant_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None
     old = variant("script")
     new = dataclasses.replace(REJECTED, contract=old.contract)
     sides = iter((manifest(old), manifest(new, variant())))
-    monkeypatch.setattr(proof, "whole", lambda _: next(sides))
+    monkeypatch.setattr(integrity, "whole", lambda _: next(sides))
     found = compare.run((Path("old"), Path("new")), compare.Limits(), None, Listener())
     assert found.broken == ("script passed, and does not any more",)
 
 
 def test_what_was_not_judged_keeps_its_name() -> None:
     """Its row says that it was not checked, and how to."""
-    from exporter.publishing import Staging
+    from exporter.bundle.publishing import Staging
 
     row = failed(artifact=ArtifactRecord("trace.pt", 9, "0" * 64))
     assert Staging(Path("out"), Path("root")).reject(row) == row

@@ -27,7 +27,7 @@ from conftest import RECIPES, Cli, start_cli
 from manifests import timing, variant
 from test_pipeline import children, gone, wait_for
 
-from exporter import proof
+from exporter.bundle import integrity
 from exporter.core import environment, filesystem
 from exporter.core.errors import ArtifactError, BundleError, UsageError
 from exporter.core.progress import Listener
@@ -374,7 +374,7 @@ def test_what_proves_a_bundle_is_altered_and_it_is_made_again(
     def sealed(request: Request, *_: object) -> tuple[Manifest, Path]:
         made, place = releases.make(request)
         (place / "logs" / "trace.log").write_text("all is well")
-        proof.seal(place, made, ())
+        integrity.seal(place, made, ())
         return made, place
 
     monkeypatch.setattr(executor, "pipeline", SimpleNamespace(run=sealed))
@@ -427,7 +427,7 @@ def test_a_bundle_that_keeps_no_gate_gives_way_to_the_last(tmp_path: Path) -> No
         (row,) = release(tmp_path, text.format(0.00001), resume=False, only="bert/")
         assert (row.passed, row.place) == (False, place.with_name("trace.failed"))
         assert artifact.stat().st_ino == good
-        assert proof.whole(row.place).variants
+        assert integrity.whole(row.place).variants
     (again,) = release(tmp_path, text.format(5), only="bert/")
     assert (again.passed, again.kept, again.place) == (True, False, place)
     assert artifact.stat().st_ino != good

@@ -23,8 +23,8 @@ from ray.cluster_utils import Cluster
 from test_pipeline import children, gone, wait_for
 from test_release import planned
 
-from exporter import archive
-from exporter import bundle as bundles
+from exporter.bundle import archive
+from exporter.bundle import layout as bundles
 from exporter.core.errors import BundleError, UsageError
 from exporter.core.progress import Listener
 from exporter.release import cluster, executor, keys, run

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 from manifests import CONTRACT, EAGER, EXACT, MANIFEST, failed, manifest, timing, variant
 
-from exporter import bundle, report
+from exporter import report
+from exporter.bundle import layout
 from exporter.core import filesystem
 from exporter.core.records import ArtifactRecord, CaseParity, Lifecycle, Manifest, Parity, SessionRecord, Timing
 from exporter.report import html, rows
@@ -81,9 +82,9 @@ def write(place: Path, found: Manifest, count: int = 60) -> Manifest:
     """A bundle of this manifest, with so many samples of each session."""
     place.mkdir()
     samples = {f"{v.name} {s}": samples_of(t, count) for v in found.variants for s, t in v.timings.items()}
-    (place / bundle.SAMPLES).write_text(json.dumps(samples))
-    found = dataclasses.replace(found, samples=bundle.record(place / bundle.SAMPLES))
-    filesystem.write_atomic(place / bundle.MANIFEST, report.render(found, "json"))
+    (place / layout.SAMPLES).write_text(json.dumps(samples))
+    found = dataclasses.replace(found, samples=layout.record(place / layout.SAMPLES))
+    filesystem.write_atomic(place / layout.MANIFEST, report.render(found, "json"))
     return found
 
 
@@ -239,14 +240,14 @@ def test_hills_are_drawn_of_the_samples_that_were_recorded(tmp_path: Path) -> No
 
 
 def spoil(place: Path) -> None:
-    text = (place / bundle.SAMPLES).read_text()
-    (place / bundle.SAMPLES).write_text(text.replace("1", "2"))
+    text = (place / layout.SAMPLES).read_text()
+    (place / layout.SAMPLES).write_text(text.replace("1", "2"))
 
 
 def refill(text: str):
     def act(place: Path) -> ArtifactRecord:
-        (place / bundle.SAMPLES).write_text(text)
-        return bundle.record(place / bundle.SAMPLES)
+        (place / layout.SAMPLES).write_text(text)
+        return layout.record(place / layout.SAMPLES)
 
     return act
 
@@ -255,13 +256,13 @@ def refill(text: str):
     ("change", "words"),
     [
         (spoil, "SHA-256 differs"),
-        (lambda place: (place / bundle.SAMPLES).unlink(), "is missing"),
+        (lambda place: (place / layout.SAMPLES).unlink(), "is missing"),
         (refill("[1, 2"), "Expecting"),
         (refill("[1, 2]"), "no attribute"),
         (refill('{"trace python": [[1.0], "x"]}'), "could not convert"),
         (refill('{"trace python": []}'), "need at least one array"),
         (refill(f'{{"trace python": [[{"9" * 401}]]}}'), "too large"),
-        (lambda _: ArtifactRecord(bundle.SAMPLES, 1 << 40, "0" * 64), "is larger than 268 MB"),
+        (lambda _: ArtifactRecord(layout.SAMPLES, 1 << 40, "0" * 64), "is larger than 268 MB"),
     ],
     ids=["altered", "missing", "cut", "list", "words", "empty", "digits", "large"],
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import recipe_path
 
-from exporter import bundle as bundles
+from exporter.bundle import layout as bundles
 
 PROGRAM = f"'{sys.executable}' -P -m exporter"
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from conftest import recipe_path
 
-from exporter.bundle import read_manifest
+from exporter.bundle.layout import read_manifest
 from exporter.deploy import docker
 from exporter.isolate import Zygote
 

@@ -10,8 +10,8 @@ import click
 from exporter.cli import _options
 
 if TYPE_CHECKING:
+    from exporter.bundle.signing import Trust
     from exporter.core.records import Manifest
-    from exporter.signing import Trust
 
 trust_options = _options.together(
     click.option(
@@ -41,8 +41,8 @@ bundle_options = _options.together(
 
 def trusted(options: dict[str, Any]) -> Trust:
     """Whose signature is insisted on."""
+    from exporter.bundle.signing import Trust
     from exporter.core.errors import UsageError
-    from exporter.signing import Trust
 
     trust = Trust(options["public_key"], options["identity"], options["issuer"])
     if bool(trust.identity) != bool(trust.issuer):

@@ -35,7 +35,7 @@ def cpp(bundle: Path, variant: str | None, out: Path, ops_libs: tuple[str, ...])
 
     It runs where it lies, in an empty chroot too. The artifact is checked there before the folder is put in its place.
     """
-    from exporter.bundle import read_manifest
+    from exporter.bundle.layout import read_manifest
     from exporter.deploy import cpp
 
     _show(cpp.deploy(bundle, read_manifest(bundle), variant, out, ops_libs), out)
@@ -53,7 +53,7 @@ def triton(bundle: Path, variant: str | None, repository: Path, name: str | None
     TorchScript and AOTInductor go to the PyTorch backend (packages from release 26.05 on, one request at a time), ONNX
     to the ONNX Runtime backend. Batches are formed where every tensor begins with `batch`.
     """
-    from exporter.bundle import read_manifest
+    from exporter.bundle.layout import read_manifest
     from exporter.deploy import triton
 
     deployment = triton.deploy(bundle, read_manifest(bundle), variant, repository, name, version)
@@ -75,7 +75,7 @@ def triton(bundle: Path, variant: str | None, repository: Path, name: str | None
 @OPS_LIBS
 def docker(bundle: Path, variant: str | None, out: Path, runtime: str, ops_libs: tuple[str, ...]) -> None:
     """A context for `docker build`: a Dockerfile and all that it copies. The build fails where parity is lost."""
-    from exporter.bundle import read_manifest
+    from exporter.bundle.layout import read_manifest
     from exporter.deploy import docker
 
     _show(docker.deploy(bundle, read_manifest(bundle), variant, out, runtime, ops_libs), out)

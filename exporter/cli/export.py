@@ -155,7 +155,7 @@ def command(model: str, targets_text: str, device: str | None, out: Path | None,
 
 def _kept(request: Request, manifest: Manifest, place: Path) -> str:
     """Why the bundle that was there stays, and where the new one is."""
-    from exporter import publishing
+    from exporter.bundle import publishing
 
     lost = ", ".join(publishing.lost(request.out, manifest))
     why = f"{lost} passed there and would be gone" if manifest.passes else "nothing passed in this run"
@@ -165,10 +165,10 @@ def _kept(request: Request, manifest: Manifest, place: Path) -> str:
 
 def _refuse_anothers(request: Request) -> None:
     """UsageError where the default place holds the bundle of another model: two files may have a `net` each."""
-    from exporter import bundle
+    from exporter.bundle import layout
 
     try:
-        held = bundle.read_manifest(request.out).model.source
+        held = layout.read_manifest(request.out).model.source
     except ArtifactError:
         return
     if _named(held) != _named(request.asked):

@@ -22,7 +22,7 @@ def command(bundle: Path, out: Path | None, **options: Any) -> None:
 
     What several artifacts hold alike, up to 1 GB apart, is stored once. Packing takes 1.2 GB of memory.
     """
-    from exporter import archive
+    from exporter.bundle import archive
     from exporter.report.rows import size_of
 
     place = bundle.resolve()

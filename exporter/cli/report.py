@@ -23,7 +23,7 @@ def command(bundles: tuple[Path, ...], form: str, **options: Any) -> None:
     Of several, html is one page that compares them.
     """
     from exporter import report
-    from exporter.bundle import read_manifest
+    from exporter.bundle.layout import read_manifest
 
     manifests = map(read_manifest, bundles)
     found = [(dataclasses.replace(m, goal=chosen(m.goal, options)), b) for m, b in zip(manifests, bundles, strict=True)]

@@ -32,9 +32,9 @@ def command(bundle: Path, key: Path | None) -> int:
     Exit codes: 0 signed, 1 the bundle was altered or sigstore cannot be reached, 2 there is no bundle or no key, or
     it cannot be written.
     """
-    from exporter import proof
+    from exporter.bundle import integrity
 
-    click.echo(proof.sign(bundle, key, _password))
+    click.echo(integrity.sign(bundle, key, _password))
     return 0
 
 

@@ -22,7 +22,7 @@ def command(file: Path, out: Path | None, max_gb: float) -> None:
 
     It need not be trusted to be unpacked; to be loaded it does, as any program.
     """
-    from exporter import archive
+    from exporter.bundle import archive
 
     out = out or file.with_name(file.name.removesuffix(archive.SUFFIX))
     archive.unpack(file, out, int(max_gb * 1e9))

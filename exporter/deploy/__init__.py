@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from exporter import bundle, publishing
 from exporter._version import __version__
+from exporter.bundle import layout, publishing
 from exporter.core import filesystem
 from exporter.core.errors import ArtifactError, BundleError, UsageError
 from exporter.core.json_codec import from_json, to_json
@@ -75,7 +75,7 @@ def _reason(variant: VariantRecord, refuse: Refuse) -> str:
 
 def take(place: Path, record: ArtifactRecord, to: Path) -> None:
     """Copy a file of the bundle; ArtifactError when it is not the one that was recorded."""
-    bundle.verify(place, record)
+    layout.verify(place, record)
     to.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(place / record.path, to)
 
@@ -97,7 +97,7 @@ def staged(out: Path, kind: str) -> Iterator[Path]:
 def publish(root: Path, out: Path, deployment: Deployment) -> Deployment:
     """List what was staged and put it in its place; returns the deployment with its files."""
     out = out.absolute()
-    files = tuple(replace(bundle.record(root / name), path=name) for name in sorted(_files(root)))
+    files = tuple(replace(layout.record(root / name), path=name) for name in sorted(_files(root)))
     deployment = replace(deployment, files=files)
     filesystem.write_atomic(root / MARK, to_json(deployment) + "\n")
     _refuse_foreign(out, deployment.kind)

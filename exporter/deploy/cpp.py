@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from exporter import checks, sums, targets
-from exporter.bundle import GOLDEN
+from exporter import checks, targets
+from exporter.bundle import checksums
+from exporter.bundle.layout import GOLDEN
 from exporter.core import environment
 from exporter.core.errors import ArtifactError, JobError, MissingDependency, UsageError
 from exporter.core.records import Contract, Manifest, Parity, VariantRecord
@@ -108,7 +109,9 @@ def fill(
     files = (*variant.files, golden(place, manifest))
     for file in files:
         take(place, file, root / file.path)
-    (root / sums.NAME).write_text(sums.text({file.path: file.sha256 for file in files}))  # which the runner insists on
+    (root / checksums.NAME).write_text(
+        checksums.text({file.path: file.sha256 for file in files})
+    )  # which the runner insists on
     libraries = _operators(variant.contract, ops_libs)
     start = Start(f"/lib/{_copy_programs(root, libraries)}", tuple(f"/lib/{file.name}" for file in libraries))
     (root / "tmp").mkdir()

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from exporter import bundle
+from exporter.bundle import layout
 from exporter.core import environment
 from exporter.core.errors import JobError
 from exporter.core.json_codec import from_json
@@ -116,7 +116,7 @@ def _with_onnxruntime(root: Path, place: Path, manifest: Manifest, variant: Vari
 
 def _write_golden(model: Path, place: Path, manifest: Manifest, artifact: str, promised: Contract) -> None:
     recorded = golden(place, manifest)
-    bundle.verify(place, recorded)
+    layout.verify(place, recorded)
     assert manifest.golden is not None
     tolerance = manifest.golden.tolerances.get(promised.precision, manifest.golden.tolerance)
     arguments = {"path": str(model / "golden.npz"), "golden_path": str(place / recorded.path), "promised": promised}

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exporter import bundle
+from exporter.bundle import layout
 from exporter.core.contract import keeps_state, output_names
 from exporter.core.errors import ArtifactError, BundleError, MissingDependency, UsageError
 from exporter.core.records import Contract, Manifest, VariantRecord
@@ -108,7 +108,7 @@ def deploy(
             take(place, file, root / str(version) / (backend.file if main else file.path))
         _keep_others(out, root, version, config)
         recorded = golden(place, manifest)
-        bundle.verify(place, recorded)
+        layout.verify(place, recorded)
         _warm_up(config, root / WARMUP, place / recorded.path)
         (root / CONFIG).write_text(_text(config, variant.contract))
         return publish(root, out, Deployment(KIND, model, variant.name))
@@ -165,7 +165,7 @@ def _keep_others(out: Path, root: Path, version: int, config: Any) -> None:
         return
     try:
         for written in (file for file in deployment.files if file.path == CONFIG):
-            bundle.verify(out, written)
+            layout.verify(out, written)
     except ArtifactError:
         raise BundleError(f"{out / CONFIG} was edited since", "move the model away, or give another --name") from None
     others = [path for path in out.iterdir() if path.name.isdigit() and path.name != str(version)]

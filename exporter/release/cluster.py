@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exporter import archive, bundle, publishing
+from exporter.bundle import archive, layout, publishing
 from exporter.core import filesystem, source_lines
 from exporter.core.errors import ArtifactError, BundleError, MissingDependency, UsageError
 from exporter.core.progress import Listener
@@ -315,7 +315,7 @@ def _make(step: Step, folder: Path) -> Made:
     if outcome.place is None:
         return Made(outcome)
     archive.pack(outcome.place, packed := folder / "packed")
-    return Made(outcome, bundle.read_manifest(outcome.place).passes, np.fromfile(packed, np.uint8))
+    return Made(outcome, layout.read_manifest(outcome.place).passes, np.fromfile(packed, np.uint8))
 
 
 def _arrive(step: Step, made: Made) -> Outcome:

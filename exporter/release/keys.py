@@ -18,8 +18,8 @@ from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any
 
-from exporter import provenance, sums
 from exporter._version import __version__
+from exporter.bundle import checksums, provenance
 from exporter.core import environment
 from exporter.core.errors import UsageError
 from exporter.model.recipes import Source
@@ -79,7 +79,7 @@ def _hash(path: Path) -> str:
 @functools.cache
 def _digest(path: Path, changed: int) -> str:
     """A file's hash; `changed` is for the cache."""
-    return sums.of(path)
+    return checksums.of(path)
 
 
 def _files(request: Request) -> Iterator[list[Path]]:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from exporter import bundle, targets
+from exporter import targets
+from exporter.bundle import layout
 from exporter.core import environment, source_lines
 from exporter.core.errors import UsageError
 from exporter.core.records import EAGER, FP32, Range, runs_for
@@ -130,7 +131,7 @@ class _Model:
         for device, sizes, variant in choices:
             at = (",".join(f"{name}={size}" for name, size in sizes.items()),) if sizes else ()
             name = source_lines.printable("/".join((self.own.get("name", source.label), device, *at, variant.name)))
-            request = self._request(source, variant, out / bundle.stem(name), device, sizes)
+            request = self._request(source, variant, out / layout.stem(name), device, sizes)
             self._or_error("model", request.validate)
             gates = replace(self.gates, min_speedup=None, over=EAGER) if variant.name == self.gates.over else self.gates
             yield Step(name, request, gates, self.file.line(("models", self.index)), lines)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from exporter import bundle, publishing
+from exporter.bundle import layout, publishing
 from exporter.core import filesystem
 from exporter.core.errors import ExporterError
 from exporter.core.progress import Listener
@@ -68,7 +68,7 @@ def run(
                 for step, outcome in running:
                     outcomes[step.name] = outcome
                     if outcome.place:
-                        done[step.name] = bundle.read_manifest(outcome.place)
+                        done[step.name] = layout.read_manifest(outcome.place)
                     record = _record(step, done.get(step.name), outcome)
                     if record.status == "passed" and _is_still(step, found[step.name]):
                         state.keep(step, found[step.name])
@@ -92,13 +92,13 @@ def _hold(step: Step) -> None:
     place, held = step.request.out, _held(step)
     if held.exists() and not place.exists():
         held.rename(place)
-    if not held.exists() and (place / bundle.MANIFEST).exists():
+    if not held.exists() and (place / layout.MANIFEST).exists():
         shutil.copytree(place, held, symlinks=True, copy_function=_link)
 
 
 def _is_held_twice(step: Step) -> bool:
     """Whether what is kept is what stands in the step's place."""
-    place, held = step.request.out / bundle.MANIFEST, _held(step) / bundle.MANIFEST
+    place, held = step.request.out / layout.MANIFEST, _held(step) / layout.MANIFEST
     return place.is_file() and held.is_file() and place.read_bytes() == held.read_bytes()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from exporter import bundle, proof, sums
+from exporter.bundle import checksums, integrity, layout
 from exporter.core import filesystem
 from exporter.core.errors import ArtifactError
 from exporter.core.json_codec import from_json, to_json
@@ -55,15 +55,15 @@ class Journal:
         if known is None or known.key != key:
             return None
         try:
-            if sums.of(place / bundle.MANIFEST) != known.manifest:
+            if checksums.of(place / layout.MANIFEST) != known.manifest:
                 return None
-            return proof.whole(place)
+            return integrity.whole(place)
         except (ArtifactError, OSError):
             return None
 
     def keep(self, step: Step, key: str) -> None:
         """Record a step whose bundle is in its place, with the key that it had when it began."""
-        manifest = sums.of(step.request.out / bundle.MANIFEST)
+        manifest = checksums.of(step.request.out / layout.MANIFEST)
         self._write(self._record.steps | {step.name: Finished(key, manifest)})
 
     def forget(self, steps: Iterable[Step]) -> None:

@@ -11,7 +11,7 @@ import jinja2
 import numpy as np
 from markupsafe import Markup
 
-from exporter import bundle
+from exporter.bundle import layout
 from exporter.core.errors import ArtifactError
 from exporter.core.records import Manifest, Timing, VariantRecord, runs_for
 from exporter.report import figures, rows, summary
@@ -104,7 +104,7 @@ def read_samples(manifest: Manifest, place: Path) -> tuple[Samples, str]:
     try:
         if manifest.samples.bytes > MOST_SAMPLES:
             return {}, f"The samples are not shown: {manifest.samples.path} is larger than {rows.size_of(MOST_SAMPLES)}"
-        bundle.verify(place, manifest.samples)
+        layout.verify(place, manifest.samples)
         found = json.loads((place / manifest.samples.path).read_bytes())
         flat = {name: np.concatenate([np.asarray(w, np.float64) for w in windows]) for name, windows in found.items()}
     except ArtifactError as error:

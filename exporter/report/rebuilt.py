@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from exporter.bundle.differences import STATUSES
 from exporter.core import source_lines
 from exporter.core.json_codec import to_json
-from exporter.differences import STATUSES
 from exporter.rebuild import Rebuilt
 
 

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from exporter import bundle, pipeline
+from exporter import pipeline
+from exporter.bundle import layout
 from exporter.core.errors import JobError
 from exporter.isolate import Child
 from fuzz import cases
@@ -58,7 +59,7 @@ def _judge(case: cases.Case, names: str, folder: Path) -> Judged:
 
 
 def _judge_bundle(case: cases.Case, folder: Path) -> Judged:
-    manifest = bundle.read_manifest(folder)
+    manifest = layout.read_manifest(folder)
     rows = {row.name: row.status for row in manifest.variants}
     return Judged(rows, tuple(cases.untrue(case, manifest, folder)), tuple(cases.unnamed(manifest)))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from exporter import bundle
+from exporter.bundle import layout
 from exporter.core import environment
 from exporter.core.records import Manifest
 
@@ -39,7 +39,7 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
         "-q",
     )
     assert (out / "manifest.json").is_file(), done.stderr
-    return bundle.read_manifest(out)
+    return layout.read_manifest(out)
 
 
 @pytest.mark.parametrize("name", ["eager", *TARGETS.split(",")])

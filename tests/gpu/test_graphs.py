@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from exporter import bundle
+from exporter.bundle import layout
 from exporter.core import environment
 from exporter.core.records import Manifest
 
@@ -72,7 +72,7 @@ def export(folder: Path, name: str, *options: str) -> tuple[Manifest, Path]:
     command = [sys.executable, "-m", "exporter", "export", f"{folder / 'net.py'}:{name}", "--device", "cuda"]
     done = run(*command, "--time-budget", "0.3", "--out", str(out), "-q", *options)
     assert (out / "manifest.json").is_file(), done.stderr
-    return bundle.read_manifest(out), out
+    return layout.read_manifest(out), out
 
 
 @pytest.fixture(scope="module")

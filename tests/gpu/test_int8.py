@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from exporter import bundle
+from exporter.bundle import layout
 from exporter.core import environment
 
 pytest.importorskip("torchao")
@@ -42,7 +42,7 @@ def test_int8_is_the_weights_of_a_package(tmp_path: Path) -> None:
         "-q",
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    rows = {v.name: v for v in bundle.read_manifest(out).variants}
+    rows = {v.name: v for v in layout.read_manifest(out).variants}
     row = rows["compile@int8"]
     assert row.status == "passed", (row.reason, done.stderr)
     assert row.parity is not None

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import exporter
-from exporter import bundle
+from exporter.bundle import layout
 from exporter.core.records import Manifest
 
 MODEL = """
@@ -72,7 +72,7 @@ def export(folder: Path, name: str, *options: str) -> tuple[Manifest, Path]:
     command += ["--targets", "onnx", "--cuda-graphs", "--no-bench", "--out", str(out), "-q", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (out / "manifest.json").is_file(), done.stderr
-    return bundle.read_manifest(out), out
+    return layout.read_manifest(out), out
 
 
 @pytest.fixture(scope="module")

@@ -20,17 +20,17 @@ from typing import Any, BinaryIO
 
 import zstandard
 
-from exporter import bundle, proof, publishing, sums
-from exporter.bundle import LOGS, MANIFEST
+from exporter.bundle import checksums, integrity, layout, publishing
+from exporter.bundle.layout import LOGS, MANIFEST
+from exporter.bundle.signing import ANYBODY, Trust
 from exporter.core import filesystem
 from exporter.core.errors import ArtifactError, ExporterError, UsageError
 from exporter.core.json_codec import from_json
 from exporter.core.records import ArtifactRecord, Manifest
-from exporter.signing import ANYBODY, Trust
 
 SUFFIX = ".tar.zst"
 TOP = "bundle/"
-PROOFS = (bundle.BOM, bundle.PROVENANCE, sums.NAME, bundle.SIGNATURE, bundle.SIGSTORE)
+PROOFS = (layout.BOM, layout.PROVENANCE, checksums.NAME, layout.SIGNATURE, layout.SIGSTORE)
 WINDOW = 30  # log2 of bytes
 LEVEL = 1  # weights are noise: more effort finds nothing
 THREADS = 4  # any number but 0 gives the same bytes
@@ -47,7 +47,7 @@ def pack(place: Path, out: Path, trust: Trust = ANYBODY) -> int:
     ArtifactError when the bundle is not what its manifest records, or is not signed by who is trusted; UsageError when
     it holds other files.
     """
-    manifest = proof.whole(place, trust)
+    manifest = integrity.whole(place, trust)
     names = _names(place, manifest)
     if out.resolve().is_relative_to(place.resolve()):
         raise UsageError(f"{out} lies in the bundle itself", "give another --out")
@@ -70,10 +70,10 @@ def _names(place: Path, manifest: Manifest) -> list[str]:
     """The files to pack, in order. UsageError for files that exporter did not write."""
     recorded = [*sorted(_recorded(manifest)), *(name for name in PROOFS if os.path.lexists(place / name))]
     folder = place / LOGS
-    linked = {name for name in (LOGS, bundle.REJECTED) if (place / name).is_symlink()}
+    linked = {name for name in (LOGS, layout.REJECTED) if (place / name).is_symlink()}
     logs = [] if LOGS in linked else sorted(f"{LOGS}/{log.name}" for log in folder.glob("*"))
     held = {entry.name for entry in place.iterdir()}
-    foreign = held.difference(recorded, bundle.UNLISTED, (MANIFEST, LOGS, bundle.REJECTED)) | linked
+    foreign = held.difference(recorded, layout.UNLISTED, (MANIFEST, LOGS, layout.REJECTED)) | linked
     foreign.update(log for log in logs if not (_is_log(log) and stat.S_ISREG((place / log).lstat().st_mode)))
     if foreign:
         raise UsageError(
@@ -98,7 +98,7 @@ def _write(place: Path, names: list[str], file: BinaryIO) -> int:
     ):
         for name in names:
             info = tarfile.TarInfo(TOP + name)
-            with sums.opened(place / name) as content:
+            with checksums.opened(place / name) as content:
                 info.size = os.fstat(content.fileno()).st_size
                 tar.addfile(info, content)
     return total
@@ -199,7 +199,7 @@ def _extract(source: _Source, root: Path) -> Manifest:
     source.expect(sum(file.bytes for file in missing.values()))
     for name, size in members:
         file = missing.pop(name, None)
-        known = file is not None or _is_log(name) or (name in PROOFS and size <= sums.LIMIT)
+        known = file is not None or _is_log(name) or (name in PROOFS and size <= checksums.LIMIT)
         if not known or (root / name).exists():
             raise ValueError(f"{name!r} is no file of this bundle, or comes twice")
         if file and size != file.bytes:
@@ -209,12 +209,12 @@ def _extract(source: _Source, root: Path) -> Manifest:
             raise ValueError(f"{name} is not the file that was recorded: its SHA-256 differs")
     if missing:
         raise ValueError(f"{min(missing)} is missing")
-    listed = sums.read(root)
+    listed = checksums.read(root)
     if listed is not None:
-        found = {name: digest for name, digest in digests.items() if name in listed or name not in bundle.UNLISTED}
-        if wrong := sums.differences(listed, found, sums.NAME):
+        found = {name: digest for name, digest in digests.items() if name in listed or name not in layout.UNLISTED}
+        if wrong := checksums.differences(listed, found, checksums.NAME):
             raise ValueError("; ".join(wrong.values()))
-    for _, said, is_wrong in proof.signatures(root, ANYBODY):
+    for _, said, is_wrong in integrity.signatures(root, ANYBODY):
         if is_wrong:
             raise ValueError(said)
     return manifest

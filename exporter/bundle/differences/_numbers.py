@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from exporter.differences._finding import Finding
+from exporter.bundle.differences._finding import Finding
 
 CHUNK = 1 << 20  # numbers that are compared at a time
 

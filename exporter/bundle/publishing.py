@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from exporter.bundle import CACHE, FILES, LOGS, MANIFEST, OURS, REASONS, REJECTED, read_manifest
+from exporter.bundle.layout import CACHE, FILES, LOGS, MANIFEST, OURS, REASONS, REJECTED, read_manifest
 from exporter.core import filesystem
 from exporter.core.errors import ArtifactError, BundleError
 from exporter.core.json_codec import to_json

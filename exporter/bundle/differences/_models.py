@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from exporter.differences._finding import Finding
-from exporter.differences._numbers import apart
+from exporter.bundle.differences._finding import Finding
+from exporter.bundle.differences._numbers import apart
 from exporter.targets.onnx import PROPERTY
 
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from exporter import sums
+from exporter.bundle import checksums
 from exporter.core.errors import ArtifactError
 from exporter.core.records import Manifest
 from exporter.model.recipes import Source
@@ -123,7 +123,7 @@ def _hashed(files: Iterable[tuple[str, str]]) -> Iterator[Material]:
     for role, file in files:
         with suppress(OSError):  # whoever needs it says what is wrong with it
             if file:
-                digest = {"sha256": sums.of(Path(file))}
+                digest = {"sha256": checksums.of(Path(file))}
                 yield {"name": Path(file).name, "digest": digest, "annotations": {"role": role}}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from exporter.differences._finding import Finding
+from exporter.bundle.differences._finding import Finding
 
 NAME = re.compile(rb"c[a-z2-7]{51}")  # inductor's names: a hash of what went into the file
 _FOLDER = re.compile(rb"[^\s\"']*/(?=<generated>)")

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from exporter import bundle, proof, sums
+from exporter.bundle import checksums, integrity, layout
+from exporter.bundle.signing import ANYBODY
 from exporter.core.errors import AlteredError, ArtifactError, UsageError
 from exporter.core.records import Manifest
-from exporter.signing import ANYBODY
 
 Verify = Literal["if-present", "required", "signed"]
 ALTERED = "take it again from where it was published, or export again"
@@ -65,11 +65,11 @@ def vouch(path: Path, verify: Verify = "if-present", public_key: Path | None = N
         _hold(_records(link.parent), link.name, digest, known=bool(records.told))
     _hold(records, file.name, digest, known=False)
     trust = replace(ANYBODY, public_key=public_key)
-    for _, said, wrong in proof.signatures(file.parent, trust):
+    for _, said, wrong in integrity.signatures(file.parent, trust):
         if wrong:
             raise AlteredError(f"{file} is not vouched for: {said}", ALTERED)
     if verify != "if-present" and not records.told:
-        needed = f"one of {', '.join((sums.NAME, bundle.MANIFEST, bundle.PROVENANCE))} with its hash"
+        needed = f"one of {', '.join((checksums.NAME, layout.MANIFEST, layout.PROVENANCE))} with its hash"
         raise AlteredError(f"{file} has no record beside it, and verify={verify!r} needs {needed}", STRANGE)
     return Vouched(file, _target(records.manifest, file.name), bool(records.told))
 
@@ -83,7 +83,7 @@ def _chain(path: Path) -> list[Path]:
             found.append(led.parent.resolve() / led.name)
             if len(found) > LINKS:
                 raise ArtifactError(f"{path} leads in a circle", "check the path")
-        with sums.opened(found[-1]):
+        with checksums.opened(found[-1]):
             return found
     except OSError as error:
         raise ArtifactError(f"{path} cannot be read: {error.strerror}", "check the path") from error
@@ -93,7 +93,7 @@ def _chain(path: Path) -> list[Path]:
 
 def _digest(file: Path) -> str:
     try:
-        return sums.of_held(file)
+        return checksums.of_held(file)
     except OSError as error:
         raise ArtifactError(f"{file} cannot be read: {error.strerror}", "change its owner or its mode") from error
 
@@ -103,17 +103,17 @@ def _records(folder: Path) -> _Records:
     told: dict[str, Told] = {}
     manifest = None
     try:
-        listed = sums.read(folder)
+        listed = checksums.read(folder)
         if listed is not None:
-            told[sums.NAME] = listed
-        if os.path.lexists(folder / bundle.MANIFEST):
-            manifest = bundle.read_manifest(folder)
-            told[bundle.MANIFEST] = {file.path: file.sha256 for file in manifest.files}
-        for name in proof.STATEMENTS:
+            told[checksums.NAME] = listed
+        if os.path.lexists(folder / layout.MANIFEST):
+            manifest = layout.read_manifest(folder)
+            told[layout.MANIFEST] = {file.path: file.sha256 for file in manifest.files}
+        for name in integrity.STATEMENTS:
             if os.path.lexists(folder / name):
-                told[name] = proof.told(folder, name)
+                told[name] = integrity.told(folder, name)
     except ArtifactError as error:
-        remedy = STRANGE if error.remedy in ("", bundle.ALTERED) else error.remedy
+        remedy = STRANGE if error.remedy in ("", layout.ALTERED) else error.remedy
         raise AlteredError(f"what lies beside the artifact cannot be believed: {folder}: {error}", remedy) from error
     return _Records(folder, told, manifest)
 
@@ -129,7 +129,7 @@ def _hold(records: _Records, name: str, digest: Callable[[], str], known: bool) 
             cause = f"{records.folder / name} is not among the files that {record} beside it knows"
             raise AlteredError(cause, STRANGE)
         for other in sorted(told.keys() & {name, *belongs, *records.told} - {record}):
-            found = digest() if other == name else sums.held(records.folder, other)
+            found = digest() if other == name else checksums.held(records.folder, other)
             if found is None and other not in belongs:
                 continue  # a record that stayed behind contradicts nothing
             if found != told[other]:

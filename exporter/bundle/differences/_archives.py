@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from exporter.differences import _generated, _libraries, _numbers, _storages
-from exporter.differences._finding import Finding
-from exporter.differences._json import records
+from exporter.bundle.differences import _generated, _libraries, _numbers, _storages
+from exporter.bundle.differences._finding import Finding
+from exporter.bundle.differences._json import records
 
 SLACK = 1 << 24  # bytes by which a member may be larger than its twin before it is no longer read
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from exporter.differences._finding import Finding
+from exporter.bundle.differences._finding import Finding
 
 
 def records(old: Any, new: Any, known: Iterable[str], place: str = "") -> Iterator[Finding]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 
-from exporter.differences._finding import Finding
-from exporter.differences._generated import NAME
+from exporter.bundle.differences._finding import Finding
+from exporter.bundle.differences._generated import NAME
 
 TEXT = range(0x20, 0x7F)  # of ASCII
 

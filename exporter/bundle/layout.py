@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from exporter import sums
+from exporter.bundle import checksums
 from exporter.core.errors import ArtifactError
 from exporter.core.filesystem import NEW
 from exporter.core.json_codec import from_json
@@ -22,7 +22,7 @@ REASONS = "REASONS.txt"  # in that folder
 BOM = "bom.cdx.json"
 PROVENANCE = "provenance.json"
 SIGNATURE, SIGSTORE = "provenance.dsse.json", "provenance.sigstore.json"
-UNLISTED = (sums.NAME, SIGNATURE, SIGSTORE, SIGNATURE + NEW, SIGSTORE + NEW)  # what SHA256SUMS does not list
+UNLISTED = (checksums.NAME, SIGNATURE, SIGSTORE, SIGNATURE + NEW, SIGSTORE + NEW)  # what SHA256SUMS does not list
 CACHE = ".cache.zip"  # how the name of a just-in-time variant's cache ends
 FILES = tuple(
     f"{stem}{'' if precision == FP32 else f'@{precision}'}{suffix}"
@@ -39,17 +39,17 @@ ALTERED = "the bundle was cut short or altered: take it again from where it was 
 
 def record(path: Path) -> ArtifactRecord:
     """A file of a bundle, by its name in the bundle."""
-    return ArtifactRecord(path.name, path.stat().st_size, sums.of(path))
+    return ArtifactRecord(path.name, path.stat().st_size, checksums.of(path))
 
 
 def read_manifest(bundle: Path) -> Manifest:
     """The manifest of a bundle; ArtifactError when there is none, it is broken, or not what SHA256SUMS says."""
     path = bundle / MANIFEST
     try:
-        data = sums.bounded(path)
-        listed = sums.read(bundle)
+        data = checksums.bounded(path)
+        listed = checksums.read(bundle)
         if listed is not None and listed.get(MANIFEST) != hashlib.sha256(data).hexdigest():
-            raise ArtifactError(f"it does not match {sums.NAME}", ALTERED)
+            raise ArtifactError(f"it does not match {checksums.NAME}", ALTERED)
         return from_json(Manifest, data)
     except OSError as error:
         raise ArtifactError(
@@ -79,9 +79,9 @@ def verify(bundle: Path, recorded: ArtifactRecord, found: str | None = None) -> 
 def _held(path: Path, found: str | None) -> tuple[int, str]:
     """Size and hash of a file of a bundle. ArtifactError where it is none, or cannot be read."""
     try:
-        with sums.opened(path) as file:
+        with checksums.opened(path) as file:
             size = os.fstat(file.fileno()).st_size
-        return size, sums.of_held(path) if found is None else found
+        return size, checksums.of_held(path) if found is None else found
     except ArtifactError as error:
         raise ArtifactError(f"{path}: {error}", error.remedy or ALTERED) from error
     except OSError as error:

@@ -16,10 +16,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from exporter import bundle, sums
-from exporter.differences import _archives, _models
-from exporter.differences._finding import STATUSES, Finding, Status
-from exporter.differences._json import records
+from exporter.bundle import checksums, layout
+from exporter.bundle.differences import _archives, _models
+from exporter.bundle.differences._finding import STATUSES, Finding, Status
+from exporter.bundle.differences._json import records
 
 _SPOILT = (
     zipfile.BadZipFile,
@@ -48,7 +48,7 @@ class Difference:
 
 def compare(old: Path, new: Path) -> Difference:
     """Two builds of a file of the same name: an archive of torch's, an ONNX model or its weights, or any other."""
-    if old.stat().st_size == new.stat().st_size and sums.of(old) == sums.of(new):
+    if old.stat().st_size == new.stat().st_size and checksums.of(old) == checksums.of(new):
         return Difference(old.name, "identical")
     try:
         return conclude(old.name, _findings(old, new))
@@ -59,7 +59,7 @@ def compare(old: Path, new: Path) -> Difference:
 def _findings(old: Path, new: Path) -> Iterable[Finding]:
     if old.name.endswith((".onnx", ".onnx.data")):
         return _models.compare(old, new)
-    if old.name.endswith(bundle.CACHE):
+    if old.name.endswith(layout.CACHE):
         return _archives.caches(old, new)
     if zipfile.is_zipfile(old) and zipfile.is_zipfile(new):
         return _archives.compare(old, new)
