@@ -19,12 +19,13 @@ from typing import Any
 import torch
 
 import exporter
-from exporter import steps, targets
+from exporter import targets
 from exporter.bundle import layout
 from exporter.core.records import Range
 from exporter.core.tensors import Tensors
-from exporter.job import Job
 from exporter.model import flattening, recipes
+from exporter.workers import tasks
+from exporter.workers.messages import Job
 
 SEED = 4321
 STEPS = 8  # of a stream
@@ -49,7 +50,7 @@ def main(
         sizes = {name: size[0] for name, size in asked.items() if len(size) == 1}
         ranges = {name: Range(*size) for name, size in asked.items() if len(size) > 1}
         job = Job("m", recipes.find(model), "random", 0, sizes, Path(folder), targets.Options(), ranges)
-        loaded = steps.load_model(job)
+        loaded = tasks.load_model(job)
         subject = Subject(loaded)
         words: dict[str, dict[str, str]] = {"exporter": judge_bundle(subject, place)}
         if bare:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from exporter.core.errors import ExporterError, JobError
-from exporter.isolate import Zygote
+from exporter.workers.children import Zygote
 
 LEAST_S = 5.0  # with less time left no process is begun
 SAMPLES = 100  # of a window at most are kept: of a call of some microseconds there are thousands

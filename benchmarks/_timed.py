@@ -17,7 +17,7 @@ from exporter import targets
 from exporter.core import source_lines
 from exporter.core.errors import JobError
 from exporter.evidence import benchmark, stats
-from exporter.session import server
+from exporter.workers.session import server
 
 
 @dataclass(frozen=True)

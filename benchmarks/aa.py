@@ -16,7 +16,7 @@ from exporter import checks, targets
 from exporter.bundle import layout
 from exporter.core import environment
 from exporter.evidence import benchmark
-from exporter.isolate import Zygote
+from exporter.workers.children import Zygote
 
 ALLOWED = 0.05
 

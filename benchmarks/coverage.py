@@ -27,7 +27,14 @@ TARGETS = ("trace", "script", "compile", "onnx")
 HERE = Path(__file__).absolute().parent
 FILES = {"own": "architectures.py", "zoo": "zoo/recipes.py"}
 JUDGES = multiprocessing.get_context("forkserver")  # whose server has imported these for them
-HEAVY = ("torch._inductor.compile_fx", "torch.onnx", "onnxscript", "onnxruntime", "torchvision", "exporter.steps")
+HEAVY = (
+    "torch._inductor.compile_fx",
+    "torch.onnx",
+    "onnxscript",
+    "onnxruntime",
+    "torchvision",
+    "exporter.workers.tasks",
+)
 
 
 def main() -> None:

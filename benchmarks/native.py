@@ -15,7 +15,7 @@ from exporter import checks, targets
 from exporter.bundle import layout
 from exporter.core import environment
 from exporter.evidence import benchmark, stats
-from exporter.isolate import Zygote
+from exporter.workers.children import Zygote
 
 RUNS = 5
 FIRST_RESULT = """

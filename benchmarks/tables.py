@@ -26,7 +26,7 @@ import _training
 from _rows import Bench, complete
 
 from exporter.core import environment
-from exporter.isolate import Zygote
+from exporter.workers.children import Zygote
 
 MEASURES: dict[str, Callable[[Bench], list[dict[str, Any]]]] = {
     "a": _latency.measure,

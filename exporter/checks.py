@@ -13,9 +13,9 @@ from exporter.core import causes, environment
 from exporter.core.errors import ExporterError, JobError
 from exporter.core.records import VERDICTS, Contract, GoldenRecord, Lifecycle, SessionRecord, VariantRecord
 from exporter.evidence import diagnosis, parity
-from exporter.isolate import Zygote
 from exporter.model import custom_ops
-from exporter.session.client import NativeSession, PythonSession, Session
+from exporter.workers.children import Zygote
+from exporter.workers.session.client import NativeSession, PythonSession, Session
 
 FROM_OUTSIDE = ("", "SIGKILL", "SIGILL", "SIGTERM", "SIGINT")  # of which a process can say nothing
 Opener = Callable[[], Session]
@@ -40,7 +40,8 @@ def openers(
     yield (
         "python",
         lambda: PythonSession(
-            zygote.spawn(f"{record.name} (python)", "exporter.session.server:serve_artifact", arguments, log), timeout
+            zygote.spawn(f"{record.name} (python)", "exporter.workers.session.server:serve_artifact", arguments, log),
+            timeout,
         ),
     )
     runner = environment.find_runner()

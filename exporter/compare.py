@@ -18,9 +18,9 @@ from exporter.core.errors import ArtifactError, ExporterError
 from exporter.core.progress import Listener
 from exporter.core.records import GoldenRecord, MachineLoad, Manifest, VariantRecord
 from exporter.evidence import benchmark, stats
-from exporter.isolate import Zygote
 from exporter.latency import EXAMPLE, At
 from exporter.sessions import Sessions
+from exporter.workers.children import Zygote
 
 SIDES = ("old", "new")
 

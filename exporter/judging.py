@@ -13,12 +13,12 @@ from exporter.core.progress import Listener
 from exporter.core.records import SessionRecord, VariantRecord
 from exporter.draft import Draft
 from exporter.evidence import metrics
-from exporter.isolate import BACKGROUND, Zygote
-from exporter.job import Job, Prepared
 from exporter.just_in_time import Live
 from exporter.request import Request
-from exporter.session.client import Session
 from exporter.sessions import Sessions
+from exporter.workers.children import BACKGROUND, Zygote
+from exporter.workers.messages import Job, Prepared
+from exporter.workers.session.client import Session
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Judging:
         log = self.folder / record.log
         try:
             session.outputs(file)
-            metric = self.zygote.run("metric", "exporter.steps:measure", arguments, log, self.request.timeout)
+            metric = self.zygote.run("metric", "exporter.workers.tasks:measure", arguments, log, self.request.timeout)
         except ExporterError as error:
             return replace(record, notes=(*record.notes, f"its metric is not known: {error}"))
         finally:

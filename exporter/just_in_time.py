@@ -14,9 +14,9 @@ from exporter import targets
 from exporter.bundle import layout
 from exporter.checks import Opener
 from exporter.core.records import ArtifactRecord, SessionRecord, VariantRecord
-from exporter.isolate import Zygote
-from exporter.job import Job, Prepared
-from exporter.session.client import PythonSession, Session
+from exporter.workers.children import Zygote
+from exporter.workers.messages import Job, Prepared
+from exporter.workers.session.client import PythonSession, Session
 
 CACHE = "cache"  # the compilers' part of a session's temporary files
 
@@ -76,7 +76,7 @@ class Live:
             "golden_path": str(self.folder / layout.GOLDEN),
         }
         log = self.folder / self.record.log
-        child = self.zygote.spawn(f"{self.record.name} (python)", "exporter.steps:serve_live", arguments, log)
+        child = self.zygote.spawn(f"{self.record.name} (python)", "exporter.workers.tasks:serve_live", arguments, log)
         return PythonSession(child, self.timeout)
 
     @property

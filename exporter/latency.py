@@ -12,7 +12,7 @@ from exporter.core import causes, machine_load
 from exporter.core.errors import ExporterError
 from exporter.core.records import MachineLoad, SessionRecord, Timing, VariantRecord
 from exporter.evidence import benchmark, stats
-from exporter.session.client import Session
+from exporter.workers.session.client import Session
 
 Key = tuple[str, str]  # a variant's name, and the kind of its session
 EXAMPLE = ""

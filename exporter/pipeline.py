@@ -22,13 +22,13 @@ from exporter.core.records import EAGER, GoldenRecord, Lifecycle, Manifest, Metr
 from exporter.draft import Draft
 from exporter.evidence import diagnosis
 from exporter.evidence.findings import Findings
-from exporter.isolate import BACKGROUND, EXPORTING, SIDE_BY_SIDE, Child, Zygote, Zygotes
-from exporter.job import Prepared
 from exporter.judging import Judging
 from exporter.model.no_program import NoProgram
 from exporter.request import Request
 from exporter.sessions import Sessions
 from exporter.turns import Turns, cost
+from exporter.workers.children import BACKGROUND, EXPORTING, SIDE_BY_SIDE, Child, Zygote, Zygotes
+from exporter.workers.messages import Prepared
 
 
 def run(
@@ -271,7 +271,7 @@ class _Run:
             "path": path,
         }
         exported: tuple[targets.Exported, float] = zygote.run(
-            f"export to {variant.name}", "exporter.steps:export_variant", arguments, log, self.request.timeout
+            f"export to {variant.name}", "exporter.workers.tasks:export_variant", arguments, log, self.request.timeout
         )
         return exported
 

@@ -19,9 +19,9 @@ from exporter.core.errors import ArtifactError
 from exporter.core.progress import Listener
 from exporter.core.records import Manifest, VariantRecord
 from exporter.evidence import metrics
-from exporter.isolate import Zygote
 from exporter.needs import Plan
 from exporter.sessions import Sessions
+from exporter.workers.children import Zygote
 
 SKEW = timedelta(minutes=5)  # between two clocks that are right, as Kerberos takes it: RFC 4120
 

@@ -13,8 +13,8 @@ from exporter.core.errors import UsageError
 from exporter.core.json_codec import LARGEST
 from exporter.core.limits import MAX_THREADS
 from exporter.core.records import FP32, Goal, Range
-from exporter.job import Job
 from exporter.model.recipes import Source
+from exporter.workers.messages import Job
 
 STATES = ("carry", "inputs")  # who keeps what a call leaves for the next: the artifact, or its caller
 

@@ -12,7 +12,7 @@ from exporter import checks
 from exporter.core.errors import JobError
 from exporter.core.records import GoldenRecord, SessionRecord, VariantRecord
 from exporter.latency import Key
-from exporter.session.client import Session
+from exporter.workers.session.client import Session
 
 Visit = Callable[[str, SessionRecord, Session | None], SessionRecord]
 

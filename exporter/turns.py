@@ -10,9 +10,9 @@ from pathlib import Path
 from exporter import needs, targets
 from exporter.core import memory
 from exporter.core.records import FP32
-from exporter.isolate import Child, Holder, Zygote
-from exporter.job import Job, Prepared
 from exporter.needs import GOLDEN, Plan
+from exporter.workers.children import Child, Holder, Zygote
+from exporter.workers.messages import Job, Prepared
 
 
 class Turns:
@@ -37,7 +37,7 @@ class Turns:
         self.plan.begin(needs.LOAD)
         if self.job.options.device != "cpu":
             return
-        child = self._zygote.spawn("load", "exporter.holding:hold", {"job": self.job}, self.log)
+        child = self._zygote.spawn("load", "exporter.workers.model_holder:hold", {"job": self.job}, self.log)
         if child.expect("loaded", timeout):
             self._holder = Holder(child, self._zygote.environment)
         else:
@@ -45,7 +45,7 @@ class Turns:
 
     def prepare(self, arguments: dict[str, object]) -> Child:
         """Start the job that prepares, and then makes the golden."""
-        return self.model.spawn("making the golden", "exporter.steps:prepare", arguments, self.log)
+        return self.model.spawn("making the golden", "exporter.workers.tasks:prepare", arguments, self.log)
 
     @property
     def model(self) -> Zygote:

@@ -21,9 +21,9 @@ from exporter.bundle import layout as bundles
 from exporter.core import environment, filesystem
 from exporter.core.json_codec import to_json
 from exporter.core.records import Manifest
-from exporter.isolate import EXPORTING, Zygote
 from exporter.model import recipes
 from exporter.request import Request
+from exporter.workers.children import EXPORTING, Zygote
 
 RECIPES = Path(__file__).parent / "recipes"
 NATIVE = environment.find_runner() is not None
@@ -72,7 +72,7 @@ def zygote() -> Iterator[Zygote]:
 @pytest.fixture
 def lent_zygote(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of this test take their children from the shared zygote."""
-    for module in ("exporter.pipeline", "exporter.recheck", "exporter.isolate"):
+    for module in ("exporter.pipeline", "exporter.recheck", "exporter.workers.children"):
         monkeypatch.setattr(f"{module}.Zygote", lambda *_: zygote.lend())
 
 

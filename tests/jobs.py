@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from exporter import targets
 from exporter.core.errors import ExportError
-from exporter.session import server
+from exporter.workers.session import server
 
 
 def give(channel: socket.socket, value: Any) -> Any:
@@ -90,7 +90,7 @@ def start_children_and_hang(channel: socket.socket, note: Path) -> None:
 
 
 def tell_its_number_and_hang(channel: socket.socket) -> None:
-    from exporter.zygote import tell
+    from exporter.workers.forkserver import tell
 
     tell(channel, "pid", os.getpid())
     time.sleep(600)

@@ -15,7 +15,7 @@ from test_records import VALIDATOR
 from exporter import checks, doctor, targets
 from exporter.cli import main_export
 from exporter.core import environment
-from exporter.isolate import Zygote
+from exporter.workers.children import Zygote
 
 MLP = recipe_path("tiny:mlp")
 

@@ -20,7 +20,7 @@ from exporter.core import environment
 from exporter.core.errors import ArtifactError, JobError, UsageError
 from exporter.core.records import ModelRecord, TensorSpec
 from exporter.deploy import docker
-from exporter.isolate import Zygote
+from exporter.workers.children import Zygote
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from exporter.core.json_codec import to_json
 from exporter.core.records import Contract, Range, TensorSpec
 from exporter.deploy import MARK, Deployment, triton
 from exporter.evidence import golden
-from exporter.isolate import Zygote
+from exporter.workers.children import Zygote
 
 
 @pytest.fixture(autouse=True)

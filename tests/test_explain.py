@@ -13,15 +13,16 @@ import pytest
 from conftest import Cli, recipe_path
 from test_operators import BUILT, needs_the_library
 
-from exporter import explain, loading, targets
+from exporter import targets
 from exporter.core.errors import ExporterError, JobError, RecipeError
 from exporter.core.records import Contract, Range
-from exporter.explain import SECTIONS, Explanation, Finding, Section
-from exporter.explain.subject import Subject
-from exporter.isolate import Zygote
-from exporter.job import Job
 from exporter.model import recipes
 from exporter.report import explanation
+from exporter.workers import explain, loading
+from exporter.workers.children import Zygote
+from exporter.workers.explain import SECTIONS, Explanation, Finding, Section
+from exporter.workers.explain.subject import Subject
+from exporter.workers.messages import Job
 
 QUICK = ("trace", "export", "operators")
 
@@ -42,7 +43,7 @@ def say(tmp_path: Path) -> Say:
         job = job_for(recipe, tmp_path)
         loaded = loading.load_model(job)
         subject = Subject(job, loaded, loading.find_contract(job, loaded))
-        found: list[Finding] = importlib.import_module(f"exporter.explain.{section}").examine(subject)
+        found: list[Finding] = importlib.import_module(f"exporter.workers.explain.{section}").examine(subject)
         return found
 
     return act
@@ -191,8 +192,8 @@ def test_operators_are_found_without_an_exported_graph(say: Say) -> None:
 @pytest.fixture
 def lent(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> None:
     """Children of the shared zygote, and the quick sections."""
-    monkeypatch.setattr("exporter.explain.Zygote", lambda *_: zygote.lend())
-    monkeypatch.setattr("exporter.explain.SECTIONS", QUICK)
+    monkeypatch.setattr("exporter.workers.explain.Zygote", lambda *_: zygote.lend())
+    monkeypatch.setattr("exporter.workers.explain.SECTIONS", QUICK)
 
 
 def explained(recipe: str, folder: Path, timeout: float = 300.0) -> tuple[Explanation, list[str]]:

@@ -21,7 +21,7 @@ from fuzz.worker import Judged, Worker
 from hypothesis import HealthCheck, Phase, assume, given, settings
 
 from exporter.core.records import Manifest, ModelRecord, VariantRecord
-from exporter.isolate import Zygote
+from exporter.workers.children import Zygote
 
 # Shrinking is our own: hypothesis does not know that the bytes are statements, and a case takes seconds.
 COMMON: dict[str, Any] = {

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from exporter.core.errors import ExportError, JobError
-from exporter.isolate import Child, Zygote, Zygotes, ended
+from exporter.workers.children import Child, Zygote, Zygotes, ended
 
 
 @pytest.fixture

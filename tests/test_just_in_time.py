@@ -21,11 +21,11 @@ from exporter.bundle import publishing
 from exporter.bundle.layout import CACHE
 from exporter.core.errors import UsageError
 from exporter.core.records import ArtifactRecord, Contract, Range, TensorSpec, VariantRecord
-from exporter.isolate import Zygote
 from exporter.model.capture import Program
 from exporter.model.flattening import FlatModule, flatten_inputs
 from exporter.targets import Options, Variant
 from exporter.targets.compile import BACKENDS, MODES
+from exporter.workers.children import Zygote
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +70,7 @@ def test_a_second_process_starts_from_the_cache(tmp_path: Path, monkeypatch: pyt
 
 def test_a_cache_that_is_wrong_fails_the_row(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """What another process gets of it is judged as well."""
-    from exporter.session.client import Session
+    from exporter.workers.session.client import Session
 
     closed: list[str] = []
     check = Session.check

@@ -13,15 +13,16 @@ import torch
 from recipes import rare
 from torch import nn
 
-from exporter import keeping, loading, targets
+from exporter import targets
 from exporter.core import contract
 from exporter.core.errors import ExportError
 from exporter.core.records import Contract, TensorSpec
 from exporter.evidence import make_golden
-from exporter.job import Job
 from exporter.model import flattening, recipes
 from exporter.model.capture import export_program
 from exporter.model.state.snapshot import Snapshot, name
+from exporter.workers import keeping, loading
+from exporter.workers.messages import Job
 
 RARE = Path(rare.__file__)
 

@@ -17,7 +17,7 @@ from exporter.core.errors import JobError
 from exporter.core.progress import Listener
 from exporter.core.records import Manifest, VariantRecord
 from exporter.needs import GB, LOAD, Need, Plan, Shortage
-from exporter.session.client import PythonSession
+from exporter.workers.session.client import PythonSession
 
 
 def test_a_large_model_takes_a_share_of_the_machine() -> None:

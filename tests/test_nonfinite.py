@@ -21,8 +21,8 @@ from exporter.evidence.golden import Case, Golden, NonFinite
 from exporter.model.torchscript.interpreter import Interpreter
 from exporter.release import gates
 from exporter.release.plan import Gates
-from exporter.session.server import Judge
 from exporter.targets import Loaded
+from exporter.workers.session.server import Judge
 
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
 

@@ -16,7 +16,7 @@ from conftest import Cli, Run
 from exporter.bundle import layout
 from exporter.core import environment, filesystem
 from exporter.core.errors import BundleError, JobError
-from exporter.isolate import Zygote
+from exporter.workers.children import Zygote
 
 ODD = os.fsdecode(b"a b'c\"d\n\xff$(e)")
 

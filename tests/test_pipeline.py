@@ -22,7 +22,7 @@ from exporter.core import environment, filesystem
 from exporter.core.errors import BundleError, JobError, RecipeError, UsageError
 from exporter.core.progress import Listener
 from exporter.core.records import Manifest, VariantRecord
-from exporter.isolate import BACKGROUND, Zygote
+from exporter.workers.children import BACKGROUND, Zygote
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from exporter.core.records import Contract, Range
 from exporter.core.tensors import Tensors
 from exporter.evidence import golden, make_golden, parity
 from exporter.model import flattening
-from exporter.session.server import Judge
+from exporter.workers.session.server import Judge
 
 RECIPES = Path(__file__).parent / "recipes"
 

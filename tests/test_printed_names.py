@@ -10,8 +10,8 @@ from manifests import CONTRACT, failed, manifest, variant
 
 from exporter import report
 from exporter.core.records import Range, TensorSpec
-from exporter.explain import Explanation, Finding, Section
 from exporter.report import console, explanation, markdown
+from exporter.workers.explain import Explanation, Finding, Section
 
 ESCAPE = "\x1b]0;title\x07\x1b[2J\x9b1m\u202e"
 HTML = "<img src=x onerror=alert(1)>"

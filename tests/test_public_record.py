@@ -34,10 +34,10 @@ from exporter.bundle import layout as bundles
 from exporter.core import environment, tolerances
 from exporter.core.errors import ContractError
 from exporter.core.records import Contract, Range, TensorSpec, VariantRecord
-from exporter.isolate import Zygote
 from exporter.model import recipes
 from exporter.model.capture import Program, export_program
 from exporter.model.flattening import FlatModule, flatten_inputs
+from exporter.workers.children import Zygote
 
 OPTIONS = targets.Options(threads=1)
 

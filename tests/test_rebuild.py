@@ -29,10 +29,10 @@ from exporter.core import environment
 from exporter.core.errors import BundleError, UsageError
 from exporter.core.progress import Listener
 from exporter.core.records import Manifest
-from exporter.isolate import Zygote
 from exporter.model import recipes
 from exporter.report import rebuilt
 from exporter.request import Request
+from exporter.workers.children import Zygote
 
 Edit = Callable[[str, bytes], bytes]
 KEYS = ["ccudhjqbvv3ztu3ohjnlkg2hukpcw5zawgn4hdtp4h7ogxmkst5l", "cnzot2nsyod6bvjye2eqrrrbytstlq43776lgm3pu5gxbev5j6ov"]

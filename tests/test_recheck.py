@@ -16,7 +16,7 @@ from exporter.bundle.layout import read_manifest
 from exporter.core.errors import JobError
 from exporter.core.progress import Listener
 from exporter.core.records import VariantRecord
-from exporter.session.client import Session
+from exporter.workers.session.client import Session
 
 
 class Heard(Listener):

@@ -9,7 +9,7 @@ import pytest
 
 from exporter.core import processes
 from exporter.core.errors import ExporterError, JobError
-from exporter.isolate import Zygote
+from exporter.workers.children import Zygote
 
 
 def ended(pid: int) -> bool:

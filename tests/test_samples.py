@@ -142,15 +142,15 @@ def test_a_metric_that_is_not_there_ends_the_run(run: Run, lent_zygote: None, na
 
 
 def test_what_is_calibrated_with_has_the_samples(tmp_path: Path) -> None:
-    from exporter import job, steps
     from exporter.targets import Options
+    from exporter.workers import messages, tasks
 
     source = recipes.find(recipe_path("measured:measured"))
-    asked = job.Job("measured", source, "auto", 0, {}, tmp_path, Options(threads=1))
+    asked = messages.Job("measured", source, "auto", 0, {}, tmp_path, Options(threads=1))
     sizes = {"batch": 2, "length": 16}
-    prepared = job.Prepared(CONTRACT, sizes, sizes, "random", 0, 0, 0.0)
-    program = steps._program(asked, prepared, "onnx")
-    assert [inputs[0].shape[1] for inputs in program.samples] == [8, 16, 31, *(16 for _ in steps.SAMPLES)]
+    prepared = messages.Prepared(CONTRACT, sizes, sizes, "random", 0, 0, 0.0)
+    program = tasks._program(asked, prepared, "onnx")
+    assert [inputs[0].shape[1] for inputs in program.samples] == [8, 16, 31, *(16 for _ in tasks.SAMPLES)]
     assert program.calibration == "calibrated with 3 of samples() and 8 drawn inputs"
 
 
@@ -201,13 +201,15 @@ def test_what_is_calibrated_with_goes_on_from_the_state_that_the_call_before_lef
 
 def calibrated(recipe: str, folder: Path) -> list[tuple[torch.Tensor, ...]]:
     """What int8 of a model with state is calibrated with."""
-    from exporter import job, keeping, loading, steps
     from exporter.model.state import stateful as states
     from exporter.targets import Options
+    from exporter.workers import keeping, loading, messages, tasks
 
     source = recipes.find(recipe_path(recipe))
-    asked = job.Job("streamed", source, "auto", 0, {}, folder, Options(threads=1))
+    asked = messages.Job("streamed", source, "auto", 0, {}, folder, Options(threads=1))
     loaded = loading.load_model(asked)
     found = keeping.find(asked, loaded)
     states.save(loaded.kept, asked.state_file)
-    return steps._program(asked, job.Prepared(found, {"batch": 3}, {"batch": 2}, "random", 0, 0, 0.0), "onnx").samples
+    return tasks._program(
+        asked, messages.Prepared(found, {"batch": 3}, {"batch": 2}, "random", 0, 0, 0.0), "onnx"
+    ).samples

@@ -19,9 +19,9 @@ from exporter.core.errors import ArtifactError, JobError
 from exporter.core.records import CaseRecord, Tolerance
 from exporter.evidence import golden as goldens
 from exporter.evidence.golden import Case, Golden
-from exporter.isolate import SIDE_BY_SIDE, Zygote
-from exporter.session import server
-from exporter.session.client import NativeSession, PythonSession, Session
+from exporter.workers.children import SIDE_BY_SIDE, Zygote
+from exporter.workers.session import server
+from exporter.workers.session.client import NativeSession, PythonSession, Session
 
 
 @pytest.fixture(scope="module")
@@ -264,7 +264,7 @@ def test_a_session_of_an_artifact_imports_no_model_code(zygote: Zygote, made_bun
     script = (
         "import sys, json, socket\n"
         "from exporter import targets\n"
-        "from exporter.session import server\n"
+        "from exporter.workers.session import server\n"
         "from exporter.targets import Options\n"
         "a, b = socket.socketpair()\n"
         "a.sendall(b'check\\nquit\\n')\n"

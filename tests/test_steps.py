@@ -21,9 +21,9 @@ from exporter.core.contract import Narrowing
 from exporter.core.errors import ContractError
 from exporter.core.records import Contract, Manifest, Range, TensorSpec, VariantRecord
 from exporter.evidence import eager, narrowing
-from exporter.isolate import Zygote
 from exporter.model import capture, flattening, ranges
 from exporter.targets import trace
+from exporter.workers.children import Zygote
 
 spec = importlib.util.spec_from_file_location("stepped", RECIPES / "stepped.py")
 assert spec is not None

@@ -22,11 +22,11 @@ from exporter.core import environment, machine_code
 from exporter.core.contract import entry
 from exporter.core.errors import ArtifactError, ExportError, MissingDependency, UsageError
 from exporter.core.records import Contract, Range, TensorSpec
-from exporter.isolate import Zygote
 from exporter.model.capture import Program, export_program
 from exporter.model.flattening import FlatModule, flatten_inputs
 from exporter.model.no_program import NoProgram
 from exporter.targets import Options, Variant, _inductor, _ort_cuda_graphs
+from exporter.workers.children import Zygote
 
 NAMES = targets.names()
 CONTRACT = Contract(

@@ -14,7 +14,7 @@ from conftest import recipe_path
 
 from exporter.bundle.layout import read_manifest
 from exporter.deploy import docker
-from exporter.isolate import Zygote
+from exporter.workers.children import Zygote
 
 VARIABLE = "ORT_DISABLE_TELEMETRY"
 OPEN = """

@@ -12,11 +12,11 @@ from conftest import Run, request_for
 from exporter import needs, targets
 from exporter.core import memory
 from exporter.core.records import VariantRecord
-from exporter.isolate import Holder, Zygote
-from exporter.job import Prepared
 from exporter.model import mapped_program
 from exporter.needs import GB, Plan
 from exporter.turns import Turns
+from exporter.workers.children import Holder, Zygote
+from exporter.workers.messages import Prepared
 
 
 @pytest.fixture(autouse=True)

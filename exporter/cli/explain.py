@@ -29,11 +29,12 @@ def command(model: str, device: str | None, as_json: bool, quiet: bool, verbose:
 
     Exit codes: 0 whatever is found, 1 the model does not run, 2 cannot be done as asked.
     """
-    from exporter import explain, targets
+    from exporter import targets
     from exporter.core import environment
     from exporter.core.json_codec import to_json
-    from exporter.job import Job
     from exporter.report import explanation
+    from exporter.workers import explain
+    from exporter.workers.messages import Job
 
     source, sizes = choose_source(model, given), given_sizes(given)
     if sweep(sizes):

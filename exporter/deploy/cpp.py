@@ -26,7 +26,7 @@ from exporter.core.errors import ArtifactError, JobError, MissingDependency, Usa
 from exporter.core.records import Contract, Manifest, Parity, VariantRecord
 from exporter.deploy import Deployment, choose, golden, publish, staged, take
 from exporter.model import custom_ops
-from exporter.session.client import NativeSession, Session
+from exporter.workers.session.client import NativeSession, Session
 
 KIND = "cpp"
 RUNNER = "/bin/exporter-run"

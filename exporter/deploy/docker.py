@@ -23,7 +23,7 @@ from exporter.core.json_codec import from_json
 from exporter.core.records import Contract, Manifest, Parity, VariantRecord
 from exporter.deploy import Deployment, choose, cpp, golden, publish, staged, take
 from exporter.deploy.triton import TYPES
-from exporter.isolate import Zygote
+from exporter.workers.children import Zygote
 
 KIND = "docker"
 NOBODY = "65534:65534"

@@ -26,7 +26,7 @@ from exporter.core.contract import keeps_state, output_names
 from exporter.core.errors import ArtifactError, BundleError, MissingDependency, UsageError
 from exporter.core.records import Contract, Manifest, VariantRecord
 from exporter.deploy import Deployment, choose, golden, publish, read, staged, take
-from exporter.isolate import Zygote
+from exporter.workers.children import Zygote
 
 KIND = "triton"
 CONFIG = "config.pbtxt"

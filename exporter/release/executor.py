@@ -16,8 +16,8 @@ from typing import Protocol
 from exporter import pipeline
 from exporter.core.errors import BundleError, ExporterError
 from exporter.core.progress import Listener
-from exporter.isolate import Zygotes
 from exporter.release.plan import Step
+from exporter.workers.children import Zygotes
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from exporter.core import source_lines
-from exporter.explain import Explanation, Finding, Section
+from exporter.workers.explain import Explanation, Finding, Section
 
 TITLES = {
     "trace": "torch.jit.trace: does it hold at other sizes and values?",

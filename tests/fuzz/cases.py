@@ -21,7 +21,7 @@ from exporter.evidence import diagnosis, eager, perturbations
 from exporter.evidence import make_golden as goldens
 from exporter.model import flattening, recipes
 from exporter.request import STATES, Request
-from exporter.session.server import Judge
+from exporter.workers.session.server import Judge
 from fuzz.states import PREFIX
 
 FRESH_SEED = 100  # no golden has it

@@ -20,8 +20,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from exporter import zygote
-from exporter.isolate import Child
+from exporter.workers import forkserver
+from exporter.workers.children import Child
 
 _runner = ThreadPoolExecutor(1, "job")
 
@@ -37,7 +37,7 @@ class Job(Child):
 
 
 class Inline:
-    """As `exporter.isolate.Zygote`, to those who use it."""
+    """As `exporter.workers.children.Zygote`, to those who use it."""
 
     environment: dict[str, str] = {}
 
@@ -89,4 +89,4 @@ class Inline:
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")  # as in a child, where none is an error
-            zygote._answer(channel, getattr(import_module(module), name), arguments)
+            forkserver._answer(channel, getattr(import_module(module), name), arguments)

@@ -18,7 +18,7 @@ from pathlib import Path
 from exporter import pipeline
 from exporter.bundle import layout
 from exporter.core.errors import JobError
-from exporter.isolate import Child
+from exporter.workers.children import Child
 from fuzz import cases
 from fuzz.inline import Inline
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from exporter import loading, zygote
-from exporter.job import Job
+from exporter.workers import forkserver, loading
+from exporter.workers.messages import Job
 
 
 def hold(channel: socket.socket, job: Job) -> None:
@@ -23,9 +23,9 @@ def hold(channel: socket.socket, job: Job) -> None:
     """
     loading.hold(replace(job, options=replace(job.options, threads=1)))
     forks = len(list(Path("/proc/self/task").iterdir())) == 1 and not torch.cuda.is_initialized()
-    zygote.tell(channel, "loaded", forks)
+    forkserver.tell(channel, "loaded", forks)
     if not forks:
         return
     _, (descriptor,), _, _ = socket.recv_fds(channel, 1, 1)
     with socket.socket(fileno=descriptor) as control:
-        zygote.attend(control)
+        forkserver.attend(control)

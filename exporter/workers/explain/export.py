@@ -11,9 +11,9 @@ from exporter.core import source_lines
 from exporter.core.contract import Narrowing
 from exporter.core.errors import ExportError
 from exporter.core.records import Range
-from exporter.explain import Finding, failure
-from exporter.explain.subject import Subject
 from exporter.model.state import snapshot
+from exporter.workers.explain import Finding, failure
+from exporter.workers.explain.subject import Subject
 
 _SYMBOL = re.compile(r"\b[su]\d+\b")
 WHOSE = {

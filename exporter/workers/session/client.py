@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 from exporter.core.errors import ArtifactError, ExporterError, JobError
-from exporter.isolate import LOG_LINES, Child, ended, stand_back
+from exporter.workers.children import LOG_LINES, Child, ended, stand_back
 
 GRACE_S = 3.0  # for an end that removes what the session unpacked
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from exporter import keeping, targets
+from exporter import targets
 from exporter.core import contract, source_lines, tolerances
 from exporter.core.errors import ExportError, RecipeError
 from exporter.core.expressions import Expression
@@ -19,9 +19,6 @@ from exporter.core.records import EAGER, Contract, Range, SizeLimit, Tolerance, 
 from exporter.core.tensors import Tensors
 from exporter.evidence import golden, make_golden, narrowing, perturbations, samples, sequences
 from exporter.evidence.findings import Findings
-from exporter.isolate import BACKGROUND, stand_back
-from exporter.job import Job, Prepared
-from exporter.loading import LoadedModel, load_model
 from exporter.model import capture, custom_ops, flattening, precision, recipes, widening
 from exporter.model.no_program import NoProgram
 from exporter.model.state import data_writes
@@ -29,8 +26,12 @@ from exporter.model.state import stateful as states
 from exporter.model.state.snapshot import Place, Snapshot
 from exporter.model.state.stateful import StatefulModule
 from exporter.model.torchscript.interpreter import Interpreter
-from exporter.session import server
-from exporter.zygote import hear, tell
+from exporter.workers import keeping
+from exporter.workers.children import BACKGROUND, stand_back
+from exporter.workers.forkserver import hear, tell
+from exporter.workers.loading import LoadedModel, load_model
+from exporter.workers.messages import Job, Prepared
+from exporter.workers.session import server
 
 SAMPLES = range(7000, 7008)  # seeds of what is calibrated with: none of the golden's
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from exporter.explain import Finding
-from exporter.explain.subject import Subject
-from exporter.explain.trace import trace
 from exporter.model import custom_ops
+from exporter.workers.explain import Finding
+from exporter.workers.explain.subject import Subject
+from exporter.workers.explain.trace import trace
 
 
 def examine(subject: Subject) -> list[Finding]:

@@ -25,10 +25,10 @@ from exporter.core.records import Contract
 from exporter.core.tensors import Run, Tensors
 from exporter.evidence import golden as goldens
 from exporter.evidence import nonfinite, parity
-from exporter.isolate import stand_back
 from exporter.model import custom_ops
 from exporter.model.flattening import dtype_name, plain, specs
 from exporter.model.precision import use_tf32
+from exporter.workers.children import stand_back
 
 PROTOCOL = 1
 KINDS = {ArtifactError: "artifact", ContractError: "contract", UsageError: "usage"}

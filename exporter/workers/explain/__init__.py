@@ -1,6 +1,6 @@
 """What in a model is in the way of each target, found without exporting it.
 
-The parent's side: torch is never imported here. Each section is found in a child (`exporter.explain.child`) by a module
+The parent's side: torch is never imported here. Each section is found in a child (`exporter.workers.explain.child`) by a module
 of its own; one that crashes is a line in its section, and the others still come.
 """
 
@@ -14,8 +14,8 @@ from typing import Literal
 from exporter.core import causes, source_lines
 from exporter.core.errors import ExporterError
 from exporter.core.records import Contract
-from exporter.isolate import SIDE_BY_SIDE, Child, Zygote
-from exporter.job import Job
+from exporter.workers.children import SIDE_BY_SIDE, Child, Zygote
+from exporter.workers.messages import Job
 
 SECTIONS = ("trace", "script", "compile", "export", "onnx", "operators")
 SCHEMA = 1
@@ -68,7 +68,9 @@ def run(job: Job, log: Path, begun: Callable[[str], None], timeout: float) -> Ex
         while True:
             begun("load model")
             left = SECTIONS[len(found) :]
-            child = zygote.spawn("explain", "exporter.explain.child:examine", {"job": job, "sections": left}, log)
+            child = zygote.spawn(
+                "explain", "exporter.workers.explain.child:examine", {"job": job, "sections": left}, log
+            )
             sizes, contract = child.expect("subject", timeout)
             found += _sections(child, left, begun, timeout)
             if len(found) == len(SECTIONS):

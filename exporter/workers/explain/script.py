@@ -10,9 +10,9 @@ import torch
 
 from exporter.core import causes, source_lines
 from exporter.core.errors import ExportError
-from exporter.explain import Finding, failure
-from exporter.explain.subject import Subject
 from exporter.model.torchscript import bridge
+from exporter.workers.explain import Finding, failure
+from exporter.workers.explain.subject import Subject
 
 
 def examine(subject: Subject) -> list[Finding]:

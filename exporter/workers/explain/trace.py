@@ -18,9 +18,9 @@ from torch.overrides import TorchFunctionMode
 
 from exporter.core import source_lines
 from exporter.core.tensors import Tensors
-from exporter.explain import Finding
-from exporter.explain.subject import Subject
 from exporter.model import mixture_of_experts
+from exporter.workers.explain import Finding
+from exporter.workers.explain.subject import Subject
 
 CONVERSIONS = ("__bool__", "__int__", "__float__", "__index__", "__len__", "__contains__", "item", "tolist", "numpy")
 RETRACED = 3  # wrong probes at which the model is traced again

@@ -9,20 +9,20 @@ from typing import Any
 
 import torch
 
-from exporter import zygote
 from exporter.core import contract, memory, source_lines
 from exporter.core.errors import ExportError, RecipeError
 from exporter.core.expressions import Expression
 from exporter.core.records import STATE, Contract, KeptState, Range, StateTensor, TensorSpec
 from exporter.core.tensors import Tensors
 from exporter.evidence import eager
-from exporter.job import Job
 from exporter.model import checkpoint, examples, flattening, ranges, recipes
 from exporter.model.state import stateful as states
 from exporter.model.state.snapshot import Place, Snapshot
 from exporter.model.state.stateful import State, StatefulModule
 from exporter.model.torchscript import interpreter
-from exporter.session import server
+from exporter.workers import forkserver
+from exporter.workers.messages import Job
+from exporter.workers.session import server
 
 
 @dataclass
@@ -110,7 +110,7 @@ def _flat_inputs(
     torch.manual_seed(seed)
     try:
         inputs = recipe.inputs(**sizes)
-        zygote.leave_if_copied()
+        forkserver.leave_if_copied()
     except RecipeError:
         raise
     except Exception as error:
@@ -141,7 +141,7 @@ def load_model(job: Job) -> LoadedModel:
         if replace(held, options=job.options) == job and held.options.device == job.options.device:
             return _as_prepared(loaded, job)
     recipe = recipes.load(job.source)
-    zygote.leave_if_copied()
+    forkserver.leave_if_copied()
     named = job.source.dims if job.source.place != "saved" else ()  # a saved program has named them itself
     if not named:
         _choose_sizes(recipe, job)  # before the model takes its time
@@ -191,7 +191,7 @@ def _choose_sizes(recipe: recipes.Recipe, job: Job) -> tuple[dict[str, int], dic
 def _load_weights(recipe: recipes.Recipe, weights: str) -> torch.nn.Module:
     try:
         model = recipe.load(weights)
-        zygote.leave_if_copied()
+        forkserver.leave_if_copied()
     except RecipeError:
         raise
     except Exception as error:

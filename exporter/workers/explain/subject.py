@@ -15,10 +15,10 @@ from exporter.core.errors import ExportError
 from exporter.core.records import Contract, SizeLimit
 from exporter.core.tensors import Tensors
 from exporter.evidence import eager, narrowing, perturbations
-from exporter.explain.guards import Guards
-from exporter.job import Job
-from exporter.loading import LoadedModel
 from exporter.model import capture
+from exporter.workers.explain.guards import Guards
+from exporter.workers.loading import LoadedModel
+from exporter.workers.messages import Job
 
 LARGEST = 16  # a size up to this one is cheap, whatever the example's is
 

@@ -11,8 +11,8 @@ import torch._dynamo
 from torch._dynamo import utils
 
 from exporter.core import contract, source_lines
-from exporter.explain import Finding
-from exporter.explain.subject import Subject
+from exporter.workers.explain import Finding
+from exporter.workers.explain.subject import Subject
 
 LIMIT = 64  # compilations of one function; torch's own limit is 8
 SHOWN = 8  # recompilations that are named

@@ -6,12 +6,12 @@ import importlib
 import socket
 import traceback
 
-from exporter import keeping, loading
 from exporter.core import source_lines
-from exporter.explain import Finding, Section, failure
-from exporter.explain.subject import Subject
-from exporter.job import Job
-from exporter.zygote import tell
+from exporter.workers import keeping, loading
+from exporter.workers.explain import Finding, Section, failure
+from exporter.workers.explain.subject import Subject
+from exporter.workers.forkserver import tell
+from exporter.workers.messages import Job
 
 
 def examine(channel: socket.socket, job: Job, sections: tuple[str, ...]) -> None:
@@ -25,7 +25,7 @@ def examine(channel: socket.socket, job: Job, sections: tuple[str, ...]) -> None
 
 def _findings(name: str, subject: Subject) -> list[Finding]:
     try:
-        findings: list[Finding] = importlib.import_module(f"exporter.explain.{name}").examine(subject)
+        findings: list[Finding] = importlib.import_module(f"exporter.workers.explain.{name}").examine(subject)
     except Exception as error:  # torch raises whatever it meets; that is what the section has to say
         traceback.print_exc()
         return [failure(source_lines.own(error) or source_lines.summary(error), name)]

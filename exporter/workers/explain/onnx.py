@@ -13,10 +13,10 @@ from torch import fx
 
 from exporter.core import causes, source_lines
 from exporter.core.errors import ExportError
-from exporter.explain import Finding
-from exporter.explain.subject import Subject
 from exporter.model import capture, type_promotion
 from exporter.targets import _onnx_tracing
+from exporter.workers.explain import Finding
+from exporter.workers.explain.subject import Subject
 
 
 def examine(subject: Subject) -> list[Finding]:
