@@ -12,10 +12,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from exporter import checks, targets
+from exporter import targets
 from exporter.bundle import layout
 from exporter.core import environment
 from exporter.evidence import benchmark
+from exporter.runs import session_checks
 from exporter.workers.children import Zygote
 
 ALLOWED = 0.05
@@ -49,13 +50,15 @@ def main() -> None:
         options = targets.Options(threads=environment.usable_cpus())
         copies = {}
         for name in ("a", "b"):
-            _, open_session = next(checks.openers(zygote, out, record, options, Path(folder) / f"{name}.log", 300.0))
+            _, open_session = next(
+                session_checks.openers(zygote, out, record, options, Path(folder) / f"{name}.log", 300.0)
+            )
             copies[name] = open_session()
             copies[name].start()
         sys.exit(repeat(copies, arguments))
 
 
-def repeat(copies: dict[str, checks.Session], arguments: argparse.Namespace) -> int:
+def repeat(copies: dict[str, session_checks.Session], arguments: argparse.Namespace) -> int:
     """Print each difference and their rate; the exit code."""
     different = 0
     for number in range(arguments.repetitions):

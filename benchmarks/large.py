@@ -23,11 +23,11 @@ from typing import Any
 
 import _tree
 
-from exporter import needs
 from exporter.core import environment, memory
 from exporter.core.filesystem import write_atomic
 from exporter.core.progress import Listener
 from exporter.core.records import VariantRecord
+from exporter.runs import memory_needs
 
 HERE = Path(__file__).parent
 SIZES = {"0.1": "Small", "0.4": "Medium", "0.8": "Large", "1.5": "XL"}  # of _gpt2.py
@@ -51,7 +51,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.export:
         if arguments.in_order:
-            needs.LARGE = 0
+            memory_needs.LARGE = 0
         return _export(*arguments.export, arguments.targets, arguments.timeout)
     if arguments.bare:
         return _compile_bare(arguments.bare)
@@ -83,7 +83,7 @@ def _runs(size: str, names: str) -> Iterator[tuple[str, list[str]]]:
     yield "exporter", export
     if "compile" in names.split(","):
         yield "torch", ["--bare", size]
-        if float(size) * 4e9 < needs.LARGE:
+        if float(size) * 4e9 < memory_needs.LARGE:
             yield "in order", [*export, "--in-order"]
 
 
@@ -169,9 +169,10 @@ class _Speaker(Listener):
 
 def _export(size: str, out: str, names: str, timeout: float) -> None:
     """What `exporter export --no-bench` does, and says."""
-    from exporter import pipeline, targets
+    from exporter import targets
     from exporter.model import recipes
-    from exporter.request import Request
+    from exporter.runs import pipeline
+    from exporter.runs.request import Request
 
     source = recipes.find(f"{HERE / '_gpt2.py'}:{SIZES[size]}")
     request = Request(

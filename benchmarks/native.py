@@ -11,10 +11,11 @@ from pathlib import Path
 
 from _process import Run, run, verdict
 
-from exporter import checks, targets
+from exporter import targets
 from exporter.bundle import layout
 from exporter.core import environment
 from exporter.evidence import benchmark, stats
+from exporter.runs import session_checks
 from exporter.workers.children import Zygote
 
 RUNS = 5
@@ -75,7 +76,9 @@ def _steady(model: str, place: Path, budget: float) -> list[tuple[str, float, fl
     with Zygote() as zygote:
         for record in layout.read_manifest(place).variants:
             log = place / "logs" / "native.log"
-            sessions = {kind: start() for kind, start in checks.openers(zygote, place, record, options, log, 600)}
+            sessions = {
+                kind: start() for kind, start in session_checks.openers(zygote, place, record, options, log, 600)
+            }
             for session in sessions.values():
                 session.start()
             series = benchmark.measure(sessions, budget, "python")

@@ -15,14 +15,15 @@ from typing import Any
 
 import pytest
 
-from exporter import pipeline, targets
+from exporter import targets
 from exporter.bundle import integrity, provenance
 from exporter.bundle import layout as bundles
 from exporter.core import environment, filesystem
 from exporter.core.json_codec import to_json
 from exporter.core.records import Manifest
 from exporter.model import recipes
-from exporter.request import Request
+from exporter.runs import pipeline
+from exporter.runs.request import Request
 from exporter.workers.children import EXPORTING, Zygote
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -72,7 +73,7 @@ def zygote() -> Iterator[Zygote]:
 @pytest.fixture
 def lent_zygote(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of this test take their children from the shared zygote."""
-    for module in ("exporter.pipeline", "exporter.recheck", "exporter.workers.children"):
+    for module in ("exporter.runs.pipeline", "exporter.runs.check_bundle", "exporter.workers.children"):
         monkeypatch.setattr(f"{module}.Zygote", lambda *_: zygote.lend())
 
 
@@ -109,7 +110,7 @@ def made_bundle(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Pat
     """A bundle of `pair` through every target that needs no compiler. Do not change it: take `bundle` for that."""
     out = tmp_path_factory.mktemp("made") / "pair"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("exporter.pipeline.Zygote", lambda *_: zygote.lend())
+        patch.setattr("exporter.runs.pipeline.Zygote", lambda *_: zygote.lend())
         manifest, place = pipeline.run(request_for("tiny:pair", out, "trace,script,onnx,export"))
     assert {v.name: v.reason for v in manifest.variants if v.status == "failed"} == {}
     return place

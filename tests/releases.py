@@ -18,7 +18,7 @@ from exporter.core.progress import Listener
 from exporter.core.records import Manifest
 from exporter.release import executor, run
 from exporter.release.plan import Step
-from exporter.request import Request
+from exporter.runs.request import Request
 
 LOG = "log"  # beside the bundles: every step that was begun
 

@@ -21,7 +21,7 @@ from exporter import api, targets
 from exporter.bundle import layout as bundles
 from exporter.core.errors import ArtifactError, ContractError, UsageError
 from exporter.core.records import Range
-from exporter.request import Request
+from exporter.runs.request import Request
 
 
 class Local(torch.nn.Module):

@@ -13,13 +13,14 @@ import torch
 from conftest import NATIVE, Cli
 
 import exporter
-from exporter import pipeline, targets
+from exporter import targets
 from exporter.bundle import checksums
 from exporter.core import environment, machine_code
 from exporter.core.errors import ArtifactError, MissingDependency, UsageError
 from exporter.core.json_codec import to_json
 from exporter.core.records import Build, Contract, TensorSpec
-from exporter.request import Request
+from exporter.runs import pipeline
+from exporter.runs.request import Request
 
 X86 = platform.machine() == "x86_64"
 PACKAGE = Path("compile.pt2")

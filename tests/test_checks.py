@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from exporter import checks
 from exporter.core import causes, environment
 from exporter.core.errors import ExporterError, JobError
 from exporter.core.records import Contract, SessionRecord, VariantRecord
+from exporter.runs import session_checks
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_memory_of_the_gpu(
         return next(answers)
 
     monkeypatch.setattr(environment, "gpu_memory_mb", ask)
-    record, _ = checks.watch_gpu_memory(device, lambda: (SessionRecord("python", "passed"), None))
+    record, _ = session_checks.watch_gpu_memory(device, lambda: (SessionRecord("python", "passed"), None))
     assert record.gpu_mb == grown
     assert asked == [device] * len(said)
 
@@ -43,9 +43,9 @@ def test_a_quantized_variant_has_a_remedy(cause: str, remedy: str) -> None:
     output = {"output": "y", "verdict": "FAIL", "reason": "as it is", "worst": [0], "cause": cause}
     numbers = dict.fromkeys(("max_abs", "max_rel", "rmse_ratio", "cosine"))
     answer = [{"case": "batch=2", "seed": 0, "error": "", "outputs": [output | numbers]}]
-    session = checks._judged(SessionRecord("python", "failed", "check"), answer, None, record, None)
+    session = session_checks._judged(SessionRecord("python", "failed", "check"), answer, None, record, None)
     assert (session.reason, session.cause) == ("y at batch=2: as it is", cause)
-    assert remedy in checks.conclude(record, (session,)).remedy
+    assert remedy in session_checks.conclude(record, (session,)).remedy
 
 
 @pytest.mark.parametrize(
@@ -64,5 +64,5 @@ def test_a_quantized_variant_has_a_remedy(cause: str, remedy: str) -> None:
     ],
 )
 def test_a_crash_has_its_last_words(said: str, log: str, text: str, signal: str) -> None:
-    assert checks.crashed(JobError(said, "", log, signal)) == text
-    assert checks.crashed(ExporterError(said)) == said
+    assert session_checks.crashed(JobError(said, "", log, signal)) == text
+    assert session_checks.crashed(ExporterError(said)) == said

@@ -12,9 +12,10 @@ import pytest
 from conftest import NATIVE, Cli, Done, recipe_path
 from test_records import VALIDATOR
 
-from exporter import checks, doctor, targets
+from exporter import targets
 from exporter.cli import main_export
 from exporter.core import environment
+from exporter.runs import doctor, session_checks
 from exporter.workers.children import Zygote
 
 MLP = recipe_path("tiny:mlp")
@@ -99,7 +100,7 @@ def test_inputs_that_are_none(cli: Cli, tmp_path: Path) -> None:
 
 def test_torch_is_not_there(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('no libtorch')")
-    monkeypatch.setattr("exporter.pipeline.Zygote", lambda *_: Zygote({"PYTHONPATH": str(tmp_path)}))
+    monkeypatch.setattr("exporter.runs.pipeline.Zygote", lambda *_: Zygote({"PYTHONPATH": str(tmp_path)}))
     done = cli("export", MLP, "--targets", "trace", "--out", tmp_path / "toy", "-q")
     assert done.code == 1
     assert "torch cannot be imported: ImportError: no libtorch" in done.out + done.err
@@ -183,13 +184,13 @@ def test_check_lets_onnx_fall_back_where_it_was_told(
     cli: Cli, bundle: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
     seen: list[targets.Options] = []
-    whole = checks.openers
+    whole = session_checks.openers
 
     def openers(*arguments: Any) -> Any:
         seen.append(arguments[3])
         return whole(*arguments)
 
-    monkeypatch.setattr(checks, "openers", openers)
+    monkeypatch.setattr(session_checks, "openers", openers)
     assert cli("check", bundle, "-q", *words).code == 0
     assert {options.allow_cpu_fallback for options in seen} == {bool(words)}
 

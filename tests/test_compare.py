@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from manifests import CONTRACT, manifest, timing, variant
 
-from exporter import compare
 from exporter.bundle import layout as bundles
 from exporter.core.errors import ArtifactError, JobError
 from exporter.core.json_codec import to_json
 from exporter.core.progress import Listener
 from exporter.core.records import ArtifactRecord, Manifest, Range
 from exporter.report import comparison
+from exporter.runs import compare_bundles
 
-NO_GATES = compare.Limits()
+NO_GATES = compare_bundles.Limits()
 
 
 def made(place: Path, record: Manifest) -> Path:
@@ -42,9 +42,11 @@ def shipped(name: str = "trace", size: int = 1000, **changes: Any) -> Any:
     return variant(name, artifact=ArtifactRecord(f"{name}.pt", size, ""), **changes)
 
 
-def compared(folder: Path, old: Manifest, new: Manifest, gates: compare.Limits = NO_GATES) -> compare.Comparison:
+def compared(
+    folder: Path, old: Manifest, new: Manifest, gates: compare_bundles.Limits = NO_GATES
+) -> compare_bundles.Comparison:
     places = made(folder / "old", old), made(folder / "new", new)
-    return compare.run(places, gates, None, Listener())
+    return compare_bundles.run(places, gates, None, Listener())
 
 
 def test_a_bundle_can_take_its_own_place(tmp_path: Path) -> None:
@@ -73,22 +75,24 @@ def test_a_bundle_in_which_nothing_passed_takes_no_place(tmp_path: Path, variant
 def test_a_narrower_contract_breaks_unless_it_may(tmp_path: Path) -> None:
     narrow = dataclasses.replace(CONTRACT, symbols={name: Range(2, 2) for name in CONTRACT.symbols})
     places = made(tmp_path / "old", manifest(shipped())), made(tmp_path / "new", manifest(shipped(contract=narrow)))
-    assert "is batch (2 to 2)" in compare.run(places, NO_GATES, None, Listener()).broken[0]
-    assert compare.run(places, compare.Limits(allow_breaking=True), None, Listener()).broken == ()
+    assert "is batch (2 to 2)" in compare_bundles.run(places, NO_GATES, None, Listener()).broken[0]
+    assert compare_bundles.run(places, compare_bundles.Limits(allow_breaking=True), None, Listener()).broken == ()
 
 
 @pytest.mark.parametrize(("size", "breaks"), [(1100, False), (1101, True)])
 def test_larger_than_may_be(tmp_path: Path, size: int, breaks: bool) -> None:
-    found = compared(tmp_path, manifest(shipped()), manifest(shipped(size=size)), compare.Limits(max_larger=10))
+    found = compared(tmp_path, manifest(shipped()), manifest(shipped(size=size)), compare_bundles.Limits(max_larger=10))
     assert bool(found.broken) == breaks
 
 
 def test_slower_than_may_be_is_what_is_surely_slower() -> None:
     def broken(low: float) -> list[str]:
-        pair = compare.Pair(
-            "trace", (), ("exact", "exact"), (1, 1), {"python": compare.Latency(1, 1.2, 1.2, (low, 1.3))}
+        pair = compare_bundles.Pair(
+            "trace", (), ("exact", "exact"), (1, 1), {"python": compare_bundles.Latency(1, 1.2, 1.2, (low, 1.3))}
         )
-        return compare._broken(compare.Comparison("old", "new", (pair,), (), ()), compare.Limits(max_slower=5))
+        return compare_bundles._broken(
+            compare_bundles.Comparison("old", "new", (pair,), (), ()), compare_bundles.Limits(max_slower=5)
+        )
 
     assert broken(1.04) == []
     assert broken(1.06) == ["trace (python) is 20.0% slower, 5% may be"]
@@ -98,7 +102,7 @@ def test_an_altered_artifact_is_refused(tmp_path: Path) -> None:
     places = made(tmp_path / "old", manifest(shipped())), made(tmp_path / "new", manifest(shipped()))
     (places[1] / "trace.pt").write_bytes(b"1" * 1000)
     with pytest.raises(ArtifactError, match=r"trace\.pt"):
-        compare.run(places, NO_GATES, None, Listener())
+        compare_bundles.run(places, NO_GATES, None, Listener())
 
 
 def test_an_altered_golden_is_refused(bundle: Path, tmp_path: Path, cli: Any) -> None:
@@ -126,10 +130,12 @@ def test_what_does_not_run_here_is_not_as_fast(
     def openers(_: Any, place: Path, *rest: Any) -> list[tuple[str, Any]]:
         return [("python", lambda: SimpleNamespace(name=place.name, close=lambda: None))]
 
-    monkeypatch.setattr(compare.checks, "check", check)
-    monkeypatch.setattr(compare.checks, "openers", openers)
+    monkeypatch.setattr(compare_bundles.checks, "check", check)
+    monkeypatch.setattr(compare_bundles.checks, "openers", openers)
     places = made(tmp_path / "old", manifest(shipped())), made(tmp_path / "new", manifest(shipped()))
-    found = compare.run(places, compare.Limits(max_slower), compare.TimingOptions(0.1, 1, 60.0), Listener())
+    found = compare_bundles.run(
+        places, compare_bundles.Limits(max_slower), compare_bundles.TimingOptions(0.1, 1, 60.0), Listener()
+    )
     assert found.pairs[0].note == f"the {side} one fails here: no such CPU"
     assert found.broken == ((f"trace: the {side} one fails here: no such CPU",) if broken else ())
 
@@ -145,17 +151,21 @@ def test_what_dies_while_it_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyP
         }
 
     session = SimpleNamespace(close=lambda: None)
-    monkeypatch.setattr(compare.checks, "check", lambda *_: (SimpleNamespace(status="passed", reason=""), session))
-    monkeypatch.setattr(compare.checks, "openers", lambda *_: [("python", None)])
-    monkeypatch.setattr(compare.benchmark, "measure", measure)
+    monkeypatch.setattr(
+        compare_bundles.checks, "check", lambda *_: (SimpleNamespace(status="passed", reason=""), session)
+    )
+    monkeypatch.setattr(compare_bundles.checks, "openers", lambda *_: [("python", None)])
+    monkeypatch.setattr(compare_bundles.benchmark, "measure", measure)
     places = made(tmp_path / "old", manifest(shipped())), made(tmp_path / "new", manifest(shipped()))
-    found = compare.run(places, compare.Limits(5.0), compare.TimingOptions(0.1, 1, 60.0), Listener())
+    found = compare_bundles.run(
+        places, compare_bundles.Limits(5.0), compare_bundles.TimingOptions(0.1, 1, 60.0), Listener()
+    )
     assert found.broken == (f"trace: the {dies} one fails here: it was ended by SIGSEGV",)
 
 
 def test_what_was_recorded_as_nothing(tmp_path: Path) -> None:
     empty = manifest(shipped(size=0, timings={"python": dataclasses.replace(timing(5.0), median_ms=0.0)}))
-    found = compared(tmp_path, empty, manifest(shipped(size=5)), compare.Limits(max_larger=10))
+    found = compared(tmp_path, empty, manifest(shipped(size=5)), compare_bundles.Limits(max_larger=10))
     assert found.pairs[0].latency == {}
     assert found.broken == ("trace is 400.0% larger, 10% may be",)
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from exporter import doctor
 from exporter.core import environment
-from exporter.doctor import Part
+from exporter.runs import doctor
+from exporter.runs.doctor import Part
 
 FINE = dict.fromkeys(doctor.MODULES, ("", "1.0")) | {"torch": ("", "2.14.1+cpu")}
 

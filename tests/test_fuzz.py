@@ -60,7 +60,7 @@ def worker(zygote: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     """What runs and judges one case after the other."""
     if not NIGHTLY:
         monkeypatch.setenv("EXPORTER_RUN", "/nowhere/exporter-run")
-    monkeypatch.setattr("exporter.pipeline.Zygote", lambda *_: zygote.lend())
+    monkeypatch.setattr("exporter.runs.pipeline.Zygote", lambda *_: zygote.lend())
     made = Worker(lambda: zygote.spawn("fuzz", "fuzz.worker:serve", {}, tmp_path / "worker.log"), cases.run)
     yield made
     made.close()
@@ -89,7 +89,7 @@ def written(file: Path, statement: str, factor: int) -> Path:
 
 def test_a_wrong_artifact_would_be_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An artifact of another model, whose own golden it passes."""
-    monkeypatch.setattr("exporter.pipeline.Zygote", Inline)
+    monkeypatch.setattr("exporter.runs.pipeline.Zygote", Inline)
     twice, thrice = (cases.Case(written(tmp_path / f"drawn{n}.py", "pass", n)) for n in (2, 3))
     with Inline():
         manifest, place = cases.run(twice, "trace,export", tmp_path / "bundle")

@@ -15,7 +15,7 @@ import torch
 from conftest import Cli, Run, republish, request_for
 from test_records import VALIDATOR
 
-from exporter import just_in_time, pipeline, targets
+from exporter import targets
 from exporter.bundle import layout as bundles
 from exporter.bundle import publishing
 from exporter.bundle.layout import CACHE
@@ -23,6 +23,7 @@ from exporter.core.errors import UsageError
 from exporter.core.records import ArtifactRecord, Contract, Range, TensorSpec, VariantRecord
 from exporter.model.capture import Program
 from exporter.model.flattening import FlatModule, flatten_inputs
+from exporter.runs import just_in_time, pipeline
 from exporter.targets import Options, Variant
 from exporter.targets.compile import BACKENDS, MODES
 from exporter.workers.children import Zygote

@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 from conftest import Cli, Run
 
-from exporter import needs, recheck
 from exporter.core import memory
 from exporter.core.errors import JobError
 from exporter.core.progress import Listener
 from exporter.core.records import Manifest, VariantRecord
-from exporter.needs import GB, LOAD, Need, Plan, Shortage
+from exporter.runs import check_bundle, memory_needs
+from exporter.runs.memory_needs import GB, LOAD, Need, Plan, Shortage
 from exporter.workers.session.client import PythonSession
 
 
 def test_a_large_model_takes_a_share_of_the_machine() -> None:
-    assert needs.share(10**12, round(0.9 * GB)) == 10**12
+    assert memory_needs.share(10**12, round(0.9 * GB)) == 10**12
     weights = round(3.1 * GB)
-    assert weights + needs.share(10**12, weights) <= 3.5 * weights + 2 * GB, "as promised"
-    assert needs.share(123, weights) == 123, "no more than there is"
+    assert weights + memory_needs.share(10**12, weights) <= 3.5 * weights + 2 * GB, "as promised"
+    assert memory_needs.share(123, weights) == 123, "no more than there is"
 
 
 def test_a_need_grows_with_the_weights() -> None:
@@ -101,15 +101,15 @@ def test_a_run_that_cannot_load_says_what_was_free(run: Run, monkeypatch: pytest
 
 
 def recheck_timed(place: Path) -> Manifest:
-    return recheck.run(place, recheck.Settings(threads=1, timeout=120, time_budget=0.05), Listener())
+    return check_bundle.run(place, check_bundle.Settings(threads=1, timeout=120, time_budget=0.05), Listener())
 
 
 @pytest.fixture
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that counts as large, where one session of trace fits, and none of what needs more."""
     monkeypatch.setenv("EXPORTER_RUN", "/nowhere/exporter-run")
-    monkeypatch.setattr(needs, "LARGE", 0)
-    monkeypatch.setattr(needs, "SESSIONS", {"trace": Need(0.0, 1 * GB), "": Need(0.0, 3 * GB)})
+    monkeypatch.setattr(memory_needs, "LARGE", 0)
+    monkeypatch.setattr(memory_needs, "SESSIONS", {"trace": Need(0.0, 1 * GB), "": Need(0.0, 3 * GB)})
     monkeypatch.setattr(memory, "free", lambda: 2 * 10**9)
 
 
@@ -143,7 +143,7 @@ def test_a_check_says_what_was_needed_and_there(budget: float, run: Run, monkeyp
         raise JobError("trace (python) was ended by SIGKILL (out of memory?)", signal="SIGKILL")
 
     monkeypatch.setattr(PythonSession, "start", fail)
-    (row,) = recheck.run(place, recheck.Settings(1, 120, time_budget=budget), Listener()).variants
+    (row,) = check_bundle.run(place, check_bundle.Settings(1, 120, time_budget=budget), Listener()).variants
     said = "The memory did not suffice: a session of trace needs about 1.5 GB, 0.5 GB were free: "
     assert (row.status, row.reason.startswith(said)) == ("failed", True), row.reason
     assert "use a machine with 1.7 GB free" in row.remedy

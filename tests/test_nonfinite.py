@@ -11,7 +11,7 @@ import torch
 from conftest import Run
 from manifests import variant
 
-from exporter import checks, open_artifact
+from exporter import open_artifact
 from exporter.core import time_limit
 from exporter.core.records import CaseRecord, Parity, SessionRecord
 from exporter.core.tensors import Tensors
@@ -21,6 +21,7 @@ from exporter.evidence.golden import Case, Golden, NonFinite
 from exporter.model.torchscript.interpreter import Interpreter
 from exporter.release import gates
 from exporter.release.plan import Gates
+from exporter.runs import session_checks
 from exporter.targets import Loaded
 from exporter.workers.session.server import Judge
 
@@ -203,7 +204,7 @@ def parity(unpropagated: tuple[str, ...] | None) -> Parity:
 def concluded(found: Sequence[tuple[str, ...] | None]) -> tuple[tuple[str, ...], bool]:
     """Notes of a variant with such sessions, and whether the gate holds."""
     sessions = tuple(SessionRecord("python", "passed", parity=parity(one)) for one in found)
-    record = checks.conclude(variant("trace"), sessions)
+    record = session_checks.conclude(variant("trace"), sessions)
     (check,) = gates.check(Gates(propagate_nan=True), gates.measure(record))
     return record.notes, check.passed
 

@@ -16,12 +16,12 @@ import pytest
 from conftest import Run, recipe_path, request_for, start_cli
 from test_records import VALIDATOR
 
-from exporter import pipeline
 from exporter.bundle import layout as bundles
 from exporter.core import environment, filesystem
 from exporter.core.errors import BundleError, JobError, RecipeError, UsageError
 from exporter.core.progress import Listener
 from exporter.core.records import Manifest, VariantRecord
+from exporter.runs import pipeline
 from exporter.workers.children import BACKGROUND, Zygote
 
 
@@ -322,7 +322,7 @@ def test_without_eager_nothing_is_timed(run: Run, monkeypatch: pytest.MonkeyPatc
     def broken(*args: object) -> None:
         raise JobError("eager was ended by SIGSEGV")
 
-    monkeypatch.setattr("exporter.just_in_time.PythonSession", broken)
+    monkeypatch.setattr("exporter.runs.just_in_time.PythonSession", broken)
     with pytest.raises(JobError, match="eager cannot be timed"):
         run("tiny:mlp", "trace", bench=True)
 
@@ -383,7 +383,7 @@ def test_the_parent_stays_small() -> None:
 
 
 def test_slots_do_not_exceed_the_work(zygote: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exporter.pipeline.Zygote", lambda *_: zygote.lend())
+    monkeypatch.setattr("exporter.runs.pipeline.Zygote", lambda *_: zygote.lend())
     monkeypatch.setattr(environment, "usable_cpus", lambda: 64)
     manifest, _ = pipeline.run(request_for("tiny:mlp", tmp_path / "toy"))
     assert manifest.variants[0].status == "passed"

@@ -27,7 +27,6 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from manifests import manifest, variant
 
-from exporter import checks
 from exporter.bundle import checksums, integrity, provenance, sbom
 from exporter.bundle.layout import UNLISTED, read_manifest
 from exporter.bundle.publishing import stage
@@ -35,6 +34,7 @@ from exporter.bundle.signing import Trust
 from exporter.core.errors import AlteredError, ArtifactError
 from exporter.core.records import ModelRecord, VariantRecord
 from exporter.model import recipes
+from exporter.runs import session_checks
 
 VALIDATOR = JsonStrictValidator(SchemaVersion.V1_7)
 # Every file of the bundle `signed`; a test holds the list and the bundle together.
@@ -87,8 +87,8 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(record.artifact.path)
         return []
 
-    monkeypatch.setattr(checks, "openers", openers)
-    monkeypatch.setattr(checks, "conclude", lambda record, sessions: record)
+    monkeypatch.setattr(session_checks, "openers", openers)
+    monkeypatch.setattr(session_checks, "conclude", lambda record, sessions: record)
     return names
 
 
@@ -130,7 +130,7 @@ def test_check_tells_of_one_byte(cli: Cli, signed: Path, keys: tuple[Path, Path]
 def test_nothing_is_started_for_a_bundle_that_was_altered(
     cli: Cli, signed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("exporter.recheck.Zygote", None)
+    monkeypatch.setattr("exporter.runs.check_bundle.Zygote", None)
     flip(signed / "logs" / "trace.log")
     assert cli("check", signed).code == 1
 

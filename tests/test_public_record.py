@@ -29,7 +29,7 @@ from conftest import NATIVE, RECIPES, recipe_path, request_for
 from fuzz.inline import Inline
 from torch.utils._pytree import tree_structure, treespec_dumps
 
-from exporter import checks, open_artifact, pipeline, targets
+from exporter import open_artifact, targets
 from exporter.bundle import layout as bundles
 from exporter.core import environment, tolerances
 from exporter.core.errors import ContractError
@@ -37,6 +37,7 @@ from exporter.core.records import Contract, Range, TensorSpec, VariantRecord
 from exporter.model import recipes
 from exporter.model.capture import Program, export_program
 from exporter.model.flattening import FlatModule, flatten_inputs
+from exporter.runs import pipeline, session_checks
 from exporter.workers.children import Zygote
 
 OPTIONS = targets.Options(threads=1)
@@ -52,7 +53,7 @@ def recipe(name: str) -> tuple[torch.nn.Module, Any]:
 @pytest.fixture
 def export(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """`export("bert", "trace,script")`: the pipeline in this process; gives rows by name, and the bundle."""
-    monkeypatch.setattr("exporter.pipeline.Zygote", Inline)
+    monkeypatch.setattr("exporter.runs.pipeline.Zygote", Inline)
     monkeypatch.setenv("EXPORTER_RUN", "/nowhere/exporter-run")
 
     def act(name: str, names: str) -> tuple[dict[str, VariantRecord], Path]:
@@ -325,7 +326,7 @@ def packages(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     bare = subprocess.Popen([sys.executable, "-c", BARE, str(RECIPES), str(folder / "bare.pt2")])
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("exporter.pipeline.Zygote", lambda *_: zygote.lend())
+            patch.setattr("exporter.runs.pipeline.Zygote", lambda *_: zygote.lend())
             manifest, place = pipeline.run(request_for("public_record:sums", folder / "sums", "compile"))
     finally:
         assert bare.wait() == 0
@@ -407,8 +408,8 @@ def test_a_package_for_another_processor_is_a_row(packages: tuple[Path, Path], z
     assert run_bare(folder / "compile.pt2", "torch.ones(3, 64)").returncode == -signal.SIGILL
     (row,) = bundles.read_manifest(folder).variants
     found = [
-        checks.check(kind, opener, row, None)[0]
-        for kind, opener in checks.openers(zygote, folder, row, OPTIONS, tmp_path / "check.log", 60.0)
+        session_checks.check(kind, opener, row, None)[0]
+        for kind, opener in session_checks.openers(zygote, folder, row, OPTIONS, tmp_path / "check.log", 60.0)
     ]
     assert [session.session for session in found] == ["python", "native"][: 1 + NATIVE]
     for session in found:

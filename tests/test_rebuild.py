@@ -20,7 +20,7 @@ import torch
 from conftest import RECIPES, Cli, republish
 from manifests import manifest, variant
 
-from exporter import pipeline, rebuild, targets
+from exporter import targets
 from exporter.bundle import layout as bundles
 from exporter.bundle.differences import Difference, _libraries, _numbers, compare, conclude, records
 from exporter.bundle.signing import Trust
@@ -31,7 +31,8 @@ from exporter.core.progress import Listener
 from exporter.core.records import Manifest
 from exporter.model import recipes
 from exporter.report import rebuilt
-from exporter.request import Request
+from exporter.runs import pipeline, rebuild
+from exporter.runs.request import Request
 from exporter.workers.children import Zygote
 
 Edit = Callable[[str, bytes], bytes]
@@ -70,7 +71,7 @@ def own(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Path:
     variants = tuple(targets.parse("trace"))
     request = Request("mlp", source, variants, folder / "mlp", asked=asked, bench=False, command="exporter ...")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("exporter.pipeline.Zygote", lambda *_: zygote.lend())
+        patch.setattr("exporter.runs.pipeline.Zygote", lambda *_: zygote.lend())
         made, _ = pipeline.run(request)
     assert made.variants[0].status == "passed"
     return folder

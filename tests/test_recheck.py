@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from conftest import Cli, republish
 
-from exporter import checks, recheck
 from exporter.bundle.layout import read_manifest
 from exporter.core.errors import JobError
 from exporter.core.progress import Listener
 from exporter.core.records import VariantRecord
+from exporter.runs import check_bundle, session_checks
 from exporter.workers.session.client import Session
 
 
@@ -36,15 +36,15 @@ def test_a_variant_that_fails_in_one_language_is_done_once(
 ) -> None:
     """When what its other session gave is known."""
     monkeypatch.setenv("EXPORTER_RUN", "/nowhere/exporter-run")
-    openers = checks.openers
+    openers = session_checks.openers
 
-    def openers_of_both(*args: object) -> Iterator[tuple[str, checks.Opener]]:
+    def openers_of_both(*args: object) -> Iterator[tuple[str, session_checks.Opener]]:
         yield from openers(*args)  # type: ignore[arg-type]
         yield "native", crashes
 
-    monkeypatch.setattr(checks, "openers", openers_of_both)
+    monkeypatch.setattr(session_checks, "openers", openers_of_both)
     heard = Heard()
-    manifest = recheck.run(bundle, recheck.Settings(threads=1, timeout=120, time_budget=0.1), heard)
+    manifest = check_bundle.run(bundle, check_bundle.Settings(threads=1, timeout=120, time_budget=0.1), heard)
     assert [(r.name, r.status) for r in heard.records] == [(v.name, "failed") for v in manifest.variants]
     assert all("python" in r.timings for r in heard.records)
 
@@ -60,15 +60,15 @@ def test_a_variant_that_fails_in_one_language_is_done_once(
     ],
 )
 def test_a_bundle_made_later_than_it_is(created: str, said: bool) -> None:
-    found = recheck._ahead(created, datetime(2026, 1, 2, 3, 4, tzinfo=UTC))
+    found = check_bundle._ahead(created, datetime(2026, 1, 2, 3, 4, tzinfo=UTC))
     assert bool(found) == said
     assert all(created in one and "here it is 2026-01-02T03:04:00" in one for one in found)
 
 
 def test_what_the_export_warned_of_is_said_again(bundle: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once, and not what it said of its own timing."""
-    monkeypatch.setattr(checks, "openers", lambda *_: [])
-    monkeypatch.setattr(checks, "conclude", lambda record, sessions: record)
+    monkeypatch.setattr(session_checks, "openers", lambda *_: [])
+    monkeypatch.setattr(session_checks, "conclude", lambda record, sessions: record)
     found = read_manifest(bundle)
     warned = ("weights were drawn at random", "weights were drawn at random")
     first = dataclasses.replace(found.variants[0], notes=("height: multiples of 2",), untimed="there is no memory")
@@ -84,8 +84,8 @@ def test_what_the_export_warned_of_is_said_again(bundle: Path, cli: Cli, monkeyp
 
 
 def test_check_warns_of_a_bundle_from_the_future(bundle: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "openers", lambda *_: [])
-    monkeypatch.setattr(checks, "conclude", lambda record, sessions: record)
+    monkeypatch.setattr(session_checks, "openers", lambda *_: [])
+    monkeypatch.setattr(session_checks, "conclude", lambda record, sessions: record)
     republish(bundle, dataclasses.replace(read_manifest(bundle), created="2100-01-01T00:00:00+00:00"))
     done = cli("check", bundle, "-q")
     assert done.code == 0, done.err

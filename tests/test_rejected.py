@@ -13,12 +13,13 @@ from manifests import failed, manifest, variant
 from test_records import VALIDATOR
 
 import exporter
-from exporter import compare, deploy, recheck, report
+from exporter import deploy, report
 from exporter.bundle import archive, checksums, integrity, layout
 from exporter.bundle.signing import Trust
 from exporter.core.errors import AlteredError, UsageError
 from exporter.core.progress import Listener
 from exporter.core.records import ArtifactRecord, Manifest
+from exporter.runs import check_bundle, compare_bundles
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def test_what_failed_goes_nowhere(made: tuple[Manifest, Path], tmp_path: Path) -
     assert integrity.whole(place) == found, "nobody misses it"
     with pytest.raises(UsageError, match="trace failed"):
         deploy.choose(found, "trace", lambda _: "")
-    again = recheck.run(place, recheck.Settings(threads=1, timeout=120), Listener())
+    again = check_bundle.run(place, check_bundle.Settings(threads=1, timeout=120), Listener())
     assert [(v.name, v.status) for v in again.variants] == [("script", "passed")]
     assert any("trace is not checked: it failed" in warning for warning in again.warnings)
 
@@ -96,7 +97,7 @@ def test_a_rejected_variant_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None
     new = dataclasses.replace(REJECTED, contract=old.contract)
     sides = iter((manifest(old), manifest(new, variant())))
     monkeypatch.setattr(integrity, "whole", lambda _: next(sides))
-    found = compare.run((Path("old"), Path("new")), compare.Limits(), None, Listener())
+    found = compare_bundles.run((Path("old"), Path("new")), compare_bundles.Limits(), None, Listener())
     assert found.broken == ("script passed, and does not any more",)
 
 

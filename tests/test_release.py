@@ -34,7 +34,7 @@ from exporter.core.progress import Listener
 from exporter.core.records import ArtifactRecord, Manifest, MetricRecord, Parity, SessionRecord
 from exporter.release import executor, file, formats, gates, junit, keys, plan, run
 from exporter.release.plan import Gates, Step
-from exporter.request import Request
+from exporter.runs.request import Request
 
 ROOT = Path(__file__).parent.parent
 MODELS = '[[models]]\nmodel = "bert"\n'

@@ -13,7 +13,7 @@ from exporter.cli.export import _request, command
 from exporter.core.dimensions import parse_all
 from exporter.core.errors import UsageError
 from exporter.core.records import Range
-from exporter.request import Request
+from exporter.runs.request import Request
 
 
 def parsed(line: str) -> Request:

@@ -10,12 +10,13 @@ import torch
 from conftest import Run, recipe_path
 from test_pipeline import fits_the_schema, rows
 
-from exporter import recheck, report
+from exporter import report
 from exporter.core.errors import RecipeError
 from exporter.core.progress import Listener
 from exporter.core.records import Contract, MetricRecord, Range, TensorSpec, VariantRecord
 from exporter.evidence import golden, metrics, samples
 from exporter.model import flattening, recipes
+from exporter.runs import check_bundle
 
 CONTRACT = Contract(
     "measured",
@@ -117,7 +118,7 @@ def test_a_run_shows_the_metric_of_eager_and_of_every_variant(run: Run, lent_zyg
         page = report.render_all([(manifest, place)], form)
         assert f"metric of eager {metric.eager:.4g} over 3 samples" in page
         assert page.count(f"{metric.eager:.4g}") > 1
-    checked = recheck.run(place, recheck.Settings(1, 300.0), Listener())
+    checked = check_bundle.run(place, check_bundle.Settings(1, 300.0), Listener())
     assert checked.metric == metric
     assert rows(checked)["trace"].metric is None
     assert metrics.NOT_AGAIN in checked.warnings

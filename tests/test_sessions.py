@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from exporter import checks
 from exporter.core.errors import JobError
 from exporter.core.records import SessionRecord, VariantRecord
-from exporter.sessions import Sessions
+from exporter.runs import session_checks
+from exporter.runs.sessions import Sessions
 
 RECORD = VariantRecord("trace", "trace", "pending")
 
@@ -30,7 +30,7 @@ def _check(monkeypatch: pytest.MonkeyPatch) -> None:
         session = open_session()
         return SessionRecord(kind, session.status), session
 
-    monkeypatch.setattr(checks, "check", check)
+    monkeypatch.setattr(session_checks, "check", check)
 
 
 def judge(sessions: Sessions, *fakes: Fake, **settings: Any) -> list[str]:

@@ -14,13 +14,13 @@ import torch
 from conftest import request_for
 from torch import Tensor, nn
 
-from exporter import pipeline
 from exporter.core.dimensions import LARGEST_BATCH
 from exporter.core.errors import RecipeError
 from exporter.core.records import Manifest
 from exporter.evidence import golden
 from exporter.model import examples, flattening, recipes
 from exporter.model.sources import saved
+from exporter.runs import pipeline
 
 # torch.jit.script complains of an annotation in torch.fx.GraphModule, which is not ours.
 pytestmark = pytest.mark.filterwarnings("ignore:The TorchScript type system:UserWarning")

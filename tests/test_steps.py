@@ -15,13 +15,14 @@ import pytest
 import torch
 from conftest import RECIPES, Run, request_for
 
-from exporter import api, pipeline, report, targets
+from exporter import api, report, targets
 from exporter.core import environment
 from exporter.core.contract import Narrowing
 from exporter.core.errors import ContractError
 from exporter.core.records import Contract, Manifest, Range, TensorSpec, VariantRecord
 from exporter.evidence import eager, narrowing
 from exporter.model import capture, flattening, ranges
+from exporter.runs import pipeline
 from exporter.targets import trace
 from exporter.workers.children import Zygote
 

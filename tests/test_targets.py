@@ -540,7 +540,7 @@ def test_a_missing_dependency_is_a_row(run: Run, monkeypatch: pytest.MonkeyPatch
     (info / "METADATA").write_text("Name: needy\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[exporter.targets]\nneedy = needy_target\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("exporter.pipeline.Zygote", lambda *_: Zygote({"PYTHONPATH": str(tmp_path)}))
+    monkeypatch.setattr("exporter.runs.pipeline.Zygote", lambda *_: Zygote({"PYTHONPATH": str(tmp_path)}))
     manifest, _ = run("tiny:mlp", "trace,needy")
     rows = {variant.name: variant for variant in manifest.variants}
     assert rows["trace"].status == "passed"

@@ -9,12 +9,13 @@ import pytest
 import torch
 from conftest import Run, request_for
 
-from exporter import needs, targets
+from exporter import targets
 from exporter.core import memory
 from exporter.core.records import VariantRecord
 from exporter.model import mapped_program
-from exporter.needs import GB, Plan
-from exporter.turns import Turns
+from exporter.runs import memory_needs
+from exporter.runs.memory_needs import GB, Plan
+from exporter.runs.scheduling import Turns
 from exporter.workers.children import Holder, Zygote
 from exporter.workers.messages import Prepared
 
@@ -33,7 +34,7 @@ def loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run_in_a_fresh_zygote(recipe: str, names: str, out: Path) -> dict[str, str]:
-    from exporter import pipeline
+    from exporter.runs import pipeline
 
     manifest, _ = pipeline.run(request_for(recipe, out, names))
     return {variant.name: variant.status for variant in manifest.variants}
@@ -111,7 +112,7 @@ def test_the_golden_holds_what_weights_there_is_room_for(
 
 def test_a_job_counts_for_no_more_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     turns = turns_for("trace", 3.1, 20, monkeypatch, memory_limit_gb=1.0)
-    assert turns.plan.share(needs.EXPORTS, "trace") == GB
+    assert turns.plan.share(memory_needs.EXPORTS, "trace") == GB
 
 
 def test_a_limit_that_is_too_low_is_explained(run: Run) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from conftest import RECIPES, Run, request_for
 
-from exporter import pipeline
 from exporter.model import recipes
+from exporter.runs import pipeline
 
 GENERATED = "serialization_id"  # torch counts all that it writes, names of members included; a hash of what differs
 

@@ -52,12 +52,12 @@ def trusted(options: dict[str, Any]) -> Trust:
 
 def recheck(place: Path, options: dict[str, Any], time_budget: float = 0.0) -> Manifest:
     """The bundle as it is found now, timed where there is a budget; `options` are those that `bundle_options` adds."""
-    from exporter import recheck
     from exporter.cli import _progress
     from exporter.cli._goal import least_runs
     from exporter.core import environment
+    from exporter.runs import check_bundle
 
-    how = recheck.Settings(
+    how = check_bundle.Settings(
         threads=options["threads"] or environment.usable_cpus(),
         time_budget=time_budget,
         trust=trusted(options),
@@ -66,7 +66,7 @@ def recheck(place: Path, options: dict[str, Any], time_budget: float = 0.0) -> M
         **{name: options[name] for name in ("timeout", "ops_libs", "allow_cpu_fallback", "cuda_graphs")},
     )
     with _progress.listener(quiet=options["quiet"]) as listener:
-        return recheck.run(place, how, listener)
+        return check_bundle.run(place, how, listener)
 
 
 def show(manifest: Manifest, place: Path, options: dict[str, Any]) -> int:

@@ -49,17 +49,21 @@ def command(
     Exit codes: 0 NEW can take OLD's place, 1 a contract breaks, a variant is gone, does not pass any more, does not run
     here, or is slower or larger than may be, or a file of a bundle was altered; 2 there are no two bundles to compare.
     """
-    from exporter import compare
     from exporter.cli import _progress
     from exporter.core import environment
     from exporter.report import comparison
+    from exporter.runs import compare_bundles
 
     if max_slower is not None and not measure:
         raise click.UsageError("--max-slower is about what is measured side by side: add --measure")
     how = (
-        compare.TimingOptions(time_budget, threads or environment.usable_cpus(), timeout, ops_libs) if measure else None
+        compare_bundles.TimingOptions(time_budget, threads or environment.usable_cpus(), timeout, ops_libs)
+        if measure
+        else None
     )
     with _progress.listener(quiet=quiet or not measure) as listener:
-        found = compare.run((old, new), compare.Limits(max_slower, max_larger, allow_breaking), how, listener)
+        found = compare_bundles.run(
+            (old, new), compare_bundles.Limits(max_slower, max_larger, allow_breaking), how, listener
+        )
     click.echo(comparison.render(found, form), nl=False)
     return 1 if found.broken else 0

@@ -8,7 +8,7 @@ import click
 @click.command(name="doctor")
 def command() -> int:
     """Look over this machine: packages, compiler, GPU, the C++ runner. Exit code 1 when something is broken."""
-    from exporter import doctor
+    from exporter.runs import doctor
 
     findings = doctor.examine()
     marks = {

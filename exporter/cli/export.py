@@ -28,7 +28,7 @@ from exporter.core.errors import ArtifactError, UsageError
 
 if TYPE_CHECKING:
     from exporter.core.records import Manifest
-    from exporter.request import Request
+    from exporter.runs.request import Request
 
 DEFAULT_TARGETS = "trace,script,compile,onnx"
 
@@ -137,8 +137,9 @@ def command(model: str, targets_text: str, device: str | None, out: Path | None,
 
     Exit codes: 0 all passed, 1 a variant failed or lost parity, 2 cannot be done as asked, 130 interrupted.
     """
-    from exporter import pipeline, report
+    from exporter import report
     from exporter.cli import _progress
+    from exporter.runs import pipeline
 
     request = _request(model, targets_text, device, out, options)
     if out is None:
@@ -184,7 +185,7 @@ def _request(model: str, targets_text: str, device: str | None, out: Path | None
     from exporter import targets
     from exporter.core import environment
     from exporter.core.records import Goal, Range
-    from exporter.request import Request
+    from exporter.runs.request import Request
 
     source = choose_source(model, options)
     given = given_sizes(options)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from exporter import checks, targets
+from exporter import targets
 from exporter.bundle import checksums
 from exporter.bundle.layout import GOLDEN
 from exporter.core import environment
@@ -26,6 +26,7 @@ from exporter.core.errors import ArtifactError, JobError, MissingDependency, Usa
 from exporter.core.records import Contract, Manifest, Parity, VariantRecord
 from exporter.deploy import Deployment, choose, golden, publish, staged, take
 from exporter.model import custom_ops
+from exporter.runs import session_checks
 from exporter.workers.session.client import NativeSession, Session
 
 KIND = "cpp"
@@ -189,7 +190,7 @@ def _judge(root: Path, manifest: Manifest, variant: VariantRecord, start: Start)
         def open_session() -> Session:
             return NativeSession(variant.name, words, Path(scratch) / "log", TIMEOUT_S, variables)
 
-        record, session = checks.check("native", open_session, variant, manifest.golden)
+        record, session = session_checks.check("native", open_session, variant, manifest.golden)
         outside: list[str] = []
         if session is not None:
             with contextlib.closing(session):

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from exporter import pipeline
 from exporter.core.errors import BundleError, ExporterError
 from exporter.core.progress import Listener
 from exporter.release.plan import Step
+from exporter.runs import pipeline
 from exporter.workers.children import Zygotes
 
 

@@ -23,7 +23,7 @@ from exporter.bundle import checksums, provenance
 from exporter.core import environment
 from exporter.core.errors import UsageError
 from exporter.model.recipes import Source
-from exporter.request import Request
+from exporter.runs.request import Request
 
 # Fields of a request that its bundle does not depend on, or that are counted by their content.
 LEFT_OUT = frozenset((

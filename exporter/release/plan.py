@@ -16,7 +16,7 @@ from exporter.core.errors import UsageError
 from exporter.core.records import EAGER, FP32, Range, runs_for
 from exporter.model import recipes
 from exporter.release.file import Place, ReleaseFile
-from exporter.request import Request
+from exporter.runs.request import Request
 
 TARGETS = ("trace", "script", "compile", "onnx")
 OUT = "artifacts/release"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from exporter.compare import Comparison, Latency, Pair
 from exporter.core.json_codec import to_json
 from exporter.report import console, markdown
 from exporter.report.rows import number, size_of
+from exporter.runs.compare_bundles import Comparison, Latency, Pair
 
 HEADINGS = ("variant", "session", "contract", "parity", "size", "latency", "new over old")
 

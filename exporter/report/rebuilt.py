@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from exporter.bundle.differences import STATUSES
 from exporter.core import source_lines
 from exporter.core.json_codec import to_json
-from exporter.rebuild import Rebuilt
+from exporter.runs.rebuild import Rebuilt
 
 
 def render(found: Rebuilt, as_json: bool) -> str:

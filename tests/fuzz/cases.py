@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from exporter import api, pipeline, targets
+from exporter import api, targets
 from exporter.core import causes, contract
 from exporter.core.errors import ContractError
 from exporter.core.records import STATE, Manifest, Range, Tolerance, VariantRecord
@@ -20,7 +20,8 @@ from exporter.core.tensors import Tensors
 from exporter.evidence import diagnosis, eager, perturbations
 from exporter.evidence import make_golden as goldens
 from exporter.model import flattening, recipes
-from exporter.request import STATES, Request
+from exporter.runs import pipeline
+from exporter.runs.request import STATES, Request
 from exporter.workers.session.server import Judge
 from fuzz.states import PREFIX
 

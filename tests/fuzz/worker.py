@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from exporter import pipeline
 from exporter.bundle import layout
 from exporter.core.errors import JobError
+from exporter.runs import pipeline
 from exporter.workers.children import Child
 from fuzz import cases
 from fuzz.inline import Inline

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from exporter import checks, latency, targets
+from exporter import targets
 from exporter.bundle import integrity, layout
 from exporter.bundle.signing import Trust
 from exporter.core import environment, filesystem
@@ -19,8 +19,9 @@ from exporter.core.errors import ArtifactError
 from exporter.core.progress import Listener
 from exporter.core.records import Manifest, VariantRecord
 from exporter.evidence import metrics
-from exporter.needs import Plan
-from exporter.sessions import Sessions
+from exporter.runs import latency, session_checks
+from exporter.runs.memory_needs import Plan
+from exporter.runs.sessions import Sessions
 from exporter.workers.children import Zygote
 
 SKEW = timedelta(minutes=5)  # between two clocks that are right, as Kerberos takes it: RFC 4120
@@ -121,9 +122,9 @@ class _Recheck:
         keep = bool(self.how.time_budget) and plan.keeps(record)
         if self.how.time_budget and not keep:
             record = replace(record, untimed="there is no memory for it beside the others")
-        openers = checks.openers(self.zygote, self.place, record, self.options, log, self.how.timeout)
+        openers = session_checks.openers(self.zygote, self.place, record, self.options, log, self.how.timeout)
         results = self.sessions.judge(record, self.manifest.golden, openers, record.name if keep else "")
-        return plan.explain(checks.conclude(record, results))
+        return plan.explain(session_checks.conclude(record, results))
 
     def _time(self, manifest: Manifest, recorded: list[VariantRecord]) -> Manifest:
         """With timings of what passed; the first is what the others are compared with, for there is no eager."""

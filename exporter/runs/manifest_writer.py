@@ -11,7 +11,7 @@ from exporter._version import __version__
 from exporter.bundle.publishing import Staging
 from exporter.core import environment
 from exporter.core.records import EAGER, Manifest, ModelRecord, VariantRecord
-from exporter.request import Request
+from exporter.runs.request import Request
 
 
 class Draft:

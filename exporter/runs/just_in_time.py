@@ -12,8 +12,8 @@ from pathlib import Path
 
 from exporter import targets
 from exporter.bundle import layout
-from exporter.checks import Opener
 from exporter.core.records import ArtifactRecord, SessionRecord, VariantRecord
+from exporter.runs.session_checks import Opener
 from exporter.workers.children import Zygote
 from exporter.workers.messages import Job, Prepared
 from exporter.workers.session.client import PythonSession, Session

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from exporter import pipeline
 from exporter._version import __version__
 from exporter.bundle import checksums, integrity, layout, provenance
 from exporter.bundle.differences import Difference, compare, conclude, records
@@ -25,7 +24,8 @@ from exporter.core.errors import ArtifactError, BundleError, JobError, UsageErro
 from exporter.core.json_codec import to_json
 from exporter.core.progress import Listener
 from exporter.core.records import EAGER, Manifest
-from exporter.request import Request
+from exporter.runs import pipeline
+from exporter.runs.request import Request
 
 AGAIN = "export again, and `exporter compare` the two"
 # Of a manifest: what is measured or told of one run, and hashes of files that are compared themselves.

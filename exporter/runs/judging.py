@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from exporter import checks
 from exporter.bundle import layout
 from exporter.core.errors import ExporterError
 from exporter.core.progress import Listener
 from exporter.core.records import SessionRecord, VariantRecord
-from exporter.draft import Draft
 from exporter.evidence import metrics
-from exporter.just_in_time import Live
-from exporter.request import Request
-from exporter.sessions import Sessions
+from exporter.runs import session_checks
+from exporter.runs.just_in_time import Live
+from exporter.runs.manifest_writer import Draft
+from exporter.runs.request import Request
+from exporter.runs.sessions import Sessions
 from exporter.workers.children import BACKGROUND, Zygote
 from exporter.workers.messages import Job, Prepared
 from exporter.workers.session.client import Session
@@ -56,7 +56,7 @@ class Judging:
 
         kept = record.name if self.request.bench and keep else ""
         results = self.sessions.judge(record, self.draft.manifest.golden, self._openers(record, live), kept, visit)
-        concluded = checks.conclude(found, results)
+        concluded = session_checks.conclude(found, results)
         if self.draft.manifest.metric is not None:
             concluded = metrics.hold(concluded, self.draft.manifest.metric)
         return self.draft.keep(concluded)
@@ -87,10 +87,10 @@ class Judging:
         variant = next((v for v in self.request.variants if v.name == record.name), None)
         return Live(record, variant, self.folder, self.job, prepared, self.zygote, self.request.timeout)
 
-    def _openers(self, record: VariantRecord, live: Live) -> Iterator[tuple[str, checks.Opener]]:
+    def _openers(self, record: VariantRecord, live: Live) -> Iterator[tuple[str, session_checks.Opener]]:
         if record.artifact is None:
             yield "python", live.open
             return
         options = self.job.options if self.request.bench else replace(self.job.options, niceness=BACKGROUND)
         log = self.folder / record.log
-        yield from checks.openers(self.zygote, self.folder, record, options, log, self.request.timeout)
+        yield from session_checks.openers(self.zygote, self.folder, record, options, log, self.request.timeout)

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self
 
-from exporter import checks
 from exporter.core.errors import JobError
 from exporter.core.records import GoldenRecord, SessionRecord, VariantRecord
-from exporter.latency import Key
+from exporter.runs import session_checks
+from exporter.runs.latency import Key
 from exporter.workers.session.client import Session
 
 Visit = Callable[[str, SessionRecord, Session | None], SessionRecord]
@@ -47,7 +47,7 @@ class Sessions:
         self,
         record: VariantRecord,
         golden: GoldenRecord | None,
-        openers: Iterable[tuple[str, checks.Opener]],
+        openers: Iterable[tuple[str, session_checks.Opener]],
         keep: str = "",
         visit: Visit = _as_found,
     ) -> tuple[SessionRecord, ...]:
@@ -57,8 +57,10 @@ class Sessions:
         """
         results: list[SessionRecord] = []
         for kind, open_session in openers:
-            check = functools.partial(checks.check, kind, functools.partial(self._open, open_session), record, golden)
-            found, session = checks.watch_gpu_memory(self.device, check)
+            check = functools.partial(
+                session_checks.check, kind, functools.partial(self._open, open_session), record, golden
+            )
+            found, session = session_checks.watch_gpu_memory(self.device, check)
             kept = False
             try:
                 results.append(visit(kind, found, session))
@@ -72,7 +74,7 @@ class Sessions:
                     session.close()
         return tuple(results)
 
-    def _open(self, open_session: checks.Opener) -> Session:
+    def _open(self, open_session: session_checks.Opener) -> Session:
         """A session that `close` will find, whichever thread it is in."""
         with self._lock:
             if self._stopped:

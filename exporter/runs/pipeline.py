@@ -13,20 +13,21 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from exporter import checks, latency, targets
+from exporter import targets
 from exporter.bundle import integrity, layout, provenance, publishing
 from exporter.core import causes, contract, environment, filesystem, tolerances
 from exporter.core.errors import ExporterError, JobError, RecipeError, UsageError
 from exporter.core.progress import Listener
 from exporter.core.records import EAGER, GoldenRecord, Lifecycle, Manifest, MetricRecord, VariantRecord
-from exporter.draft import Draft
 from exporter.evidence import diagnosis
 from exporter.evidence.findings import Findings
-from exporter.judging import Judging
 from exporter.model.no_program import NoProgram
-from exporter.request import Request
-from exporter.sessions import Sessions
-from exporter.turns import Turns, cost
+from exporter.runs import latency, session_checks
+from exporter.runs.judging import Judging
+from exporter.runs.manifest_writer import Draft
+from exporter.runs.request import Request
+from exporter.runs.scheduling import Turns, cost
+from exporter.runs.sessions import Sessions
 from exporter.workers.children import BACKGROUND, EXPORTING, SIDE_BY_SIDE, Child, Zygote, Zygotes
 from exporter.workers.messages import Prepared
 
@@ -134,7 +135,7 @@ class _Run:
             child = self._begin_to_prepare(False)
             prepared = self._prepared(child)
             for file in self.job.captures(prepared.contract):
-                said = f"torch.export: {error}{checks.last_words(error, said='logs/prepare.log')}"
+                said = f"torch.export: {error}{session_checks.last_words(error, said='logs/prepare.log')}"
                 NoProgram(said).write(file)
             return child, prepared
 
@@ -337,6 +338,6 @@ class _Run:
 
 
 def _failed(record: VariantRecord, stage: str, error: ExporterError) -> VariantRecord:
-    reason, remedy, cause = causes.describe(error, record.target, checks.crashed(error))
+    reason, remedy, cause = causes.describe(error, record.target, session_checks.crashed(error))
     remedy = remedy or (causes.INT8 if record.quantized or record.name.endswith("@int8") else "")
     return replace(record, status="failed", stage=stage, reason=reason, remedy=remedy, cause=cause)

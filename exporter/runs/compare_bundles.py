@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from exporter import checks, targets
+from exporter import targets
 from exporter.bundle import integrity
 from exporter.core import machine_load
 from exporter.core.contract_diff import Change, changes
@@ -18,8 +18,9 @@ from exporter.core.errors import ArtifactError, ExporterError
 from exporter.core.progress import Listener
 from exporter.core.records import GoldenRecord, MachineLoad, Manifest, VariantRecord
 from exporter.evidence import benchmark, stats
-from exporter.latency import EXAMPLE, At
-from exporter.sessions import Sessions
+from exporter.runs import session_checks
+from exporter.runs.latency import EXAMPLE, At
+from exporter.runs.sessions import Sessions
 from exporter.workers.children import Zygote
 
 SIDES = ("old", "new")
@@ -196,7 +197,7 @@ def _time(
 ) -> Pair:
     """Both sides of one variant in rotation, in each language that can run them."""
     log = folder / "sessions.log"
-    openers = [dict(checks.openers(zygote, one.place, one.record, options, log, how.timeout)) for one in sides]
+    openers = [dict(session_checks.openers(zygote, one.place, one.record, options, log, how.timeout)) for one in sides]
     found: dict[str, Latency] = {}
     watch = machine_load.Watch()
     for kind in openers[0]:

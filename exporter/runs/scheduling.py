@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from exporter import needs, targets
+from exporter import targets
 from exporter.core import memory
 from exporter.core.records import FP32
-from exporter.needs import GOLDEN, Plan
+from exporter.runs import memory_needs
+from exporter.runs.memory_needs import GOLDEN, Plan
 from exporter.workers.children import Child, Holder, Zygote
 from exporter.workers.messages import Job, Prepared
 
@@ -34,7 +35,7 @@ class Turns:
 
     def load(self, timeout: float) -> None:
         """Load the model for all. Raises what loading it raised."""
-        self.plan.begin(needs.LOAD)
+        self.plan.begin(memory_needs.LOAD)
         if self.job.options.device != "cpu":
             return
         child = self._zygote.spawn("load", "exporter.workers.model_holder:hold", {"job": self.job}, self.log)
@@ -55,7 +56,7 @@ class Turns:
     def settle(self, prepared: Prepared) -> None:
         """Plan with what is known now: the model is loaded and captured, and what is free now is there for the rest."""
         self.plan.weights = prepared.weight_bytes
-        self.room = memory.Room(needs.share(memory.free(), self.plan.weights))
+        self.room = memory.Room(memory_needs.share(memory.free(), self.plan.weights))
         for user in [user for user in self._users if isinstance(user, targets.Variant)]:
             if not _needs_model(user, prepared):
                 self._leave(user)
@@ -63,16 +64,16 @@ class Turns:
     def in_order(self, variants: Sequence[targets.Variant]) -> list[targets.Variant]:
         """What takes longest first; where not all fit beside each other, what shares the loaded model before that."""
         longest = sorted(variants, key=cost, reverse=True)
-        exports = [self.plan.share(needs.EXPORTS, v.target) for v in self._exports]
-        if sum(exports) + self.plan.share(needs.OTHERS, GOLDEN) <= self.room.size:
+        exports = [self.plan.share(memory_needs.EXPORTS, v.target) for v in self._exports]
+        if sum(exports) + self.plan.share(memory_needs.OTHERS, GOLDEN) <= self.room.size:
             return longest
         return sorted(longest, key=lambda variant: variant not in self._users)
 
     @contextmanager
     def golden(self) -> Iterator[int]:
         """The golden's turn; gives how many bytes of float64 weights it may hold."""
-        fixed = self.plan.share(needs.OTHERS, GOLDEN)
-        exports = [self.plan.share(needs.EXPORTS, v.target) for v in self._exports]
+        fixed = self.plan.share(memory_needs.OTHERS, GOLDEN)
+        exports = [self.plan.share(memory_needs.EXPORTS, v.target) for v in self._exports]
         beside = max((need for need in exports if need + fixed <= self.room.size), default=0)
         widened = min(max(self.room.size - beside - fixed, 0), 2 * self.plan.weights)
         try:
@@ -91,7 +92,7 @@ class Turns:
             return
         shares = variant in self._users
         try:
-            with self.room.take(self.plan.share(needs.EXPORTS, variant.target)):
+            with self.room.take(self.plan.share(memory_needs.EXPORTS, variant.target)):
                 self.plan.begin(variant.name)
                 yield self.model if shares else self._zygote
         finally:
@@ -100,7 +101,7 @@ class Turns:
     @contextmanager
     def check(self, variant: targets.Variant) -> Iterator[None]:
         """The turn of a variant's sessions, which follow each other."""
-        with self.room.take(self.plan.share(needs.SESSIONS, "" if targets.is_live(variant) else variant.target)):
+        with self.room.take(self.plan.share(memory_needs.SESSIONS, "" if targets.is_live(variant) else variant.target)):
             self.plan.begin(variant.name)
             yield
 

@@ -7,11 +7,11 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from exporter import checks
 from exporter.core import causes, machine_load
 from exporter.core.errors import ExporterError
 from exporter.core.records import MachineLoad, SessionRecord, Timing, VariantRecord
 from exporter.evidence import benchmark, stats
+from exporter.runs import session_checks
 from exporter.workers.session.client import Session
 
 Key = tuple[str, str]  # a variant's name, and the kind of its session
@@ -64,7 +64,7 @@ class Measured:
         }
         sessions = tuple(_failed(s, *errors[s.session]) if s.session in errors else s for s in record.sessions)
         timings = sweep.pop(EXAMPLE, {})
-        return checks.conclude(replace(record, timings=timings, sweep=sweep), sessions)
+        return session_checks.conclude(replace(record, timings=timings, sweep=sweep), sessions)
 
     def _timings(self, variant: str, point: str) -> dict[str, Timing]:
         series = self.points[point]
