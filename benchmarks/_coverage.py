@@ -22,8 +22,8 @@ import exporter
 from exporter import targets
 from exporter.bundle import layout
 from exporter.core.records import Range
-from exporter.core.tensors import Tensors
 from exporter.model import flattening, recipes
+from exporter.model.tensors import Tensors
 from exporter.workers import tasks
 from exporter.workers.messages import Job
 

@@ -20,10 +20,10 @@ from exporter.core import contract as contracts
 from exporter.core import environment, machine_code
 from exporter.core.errors import ArtifactError, ContractError, UsageError
 from exporter.core.records import Contract, Manifest
-from exporter.core.tensors import Tensors
 from exporter.evidence import samples as own_samples
 from exporter.model import custom_ops, flattening, recipes
 from exporter.model.state import carrying
+from exporter.model.tensors import Tensors
 from exporter.runs import pipeline
 from exporter.runs.request import Request, require_threads
 
@@ -99,9 +99,9 @@ def export(
         metric: for a module with samples: a function of the outputs by name and of the sample that they are for; higher
             is better. Its mean is shown for eager and every variant, and held against `min_metric` and
             `max_metric_loss`.
-        options: as the command line's, by their names in `exporter.runs.request.Request`: device (`cpu` when none is given,
-            unlike the command line's), ranges, sweep, dynamic, state, weights, seed, threads, time_budget, wait_quiet,
-            timeout, bench, memory_limit_gb, rtol, atol, min_metric, max_metric_loss, opset, allow_cpu_fallback,
+        options: as the command line's, by their names in `exporter.runs.request.Request`: device (`cpu` when none is
+            given, unlike the command line's), ranges, sweep, dynamic, state, weights, seed, threads, time_budget,
+            wait_quiet, timeout, bench, memory_limit_gb, rtol, atol, min_metric, max_metric_loss, opset, allow_cpu_fallback,
             cuda_graphs, fullgraph, portable, ops_libs, replace.
 
     Raises:

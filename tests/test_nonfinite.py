@@ -14,10 +14,10 @@ from manifests import variant
 from exporter import open_artifact
 from exporter.core import time_limit
 from exporter.core.records import CaseRecord, Parity, SessionRecord
-from exporter.core.tensors import Tensors
 from exporter.core.tolerances import FLOAT32
 from exporter.evidence import eager, golden, nonfinite
 from exporter.evidence.golden import Case, Golden, NonFinite
+from exporter.model.tensors import Tensors
 from exporter.model.torchscript.interpreter import Interpreter
 from exporter.release import gates
 from exporter.release.plan import Gates

@@ -18,9 +18,9 @@ from exporter_models import minilm
 from exporter.core import contract, environment, tolerances
 from exporter.core.json_codec import to_json
 from exporter.core.records import Contract, Range
-from exporter.core.tensors import Tensors
 from exporter.evidence import golden, make_golden, parity
 from exporter.model import flattening
+from exporter.model.tensors import Tensors
 from exporter.workers.session.server import Judge
 
 RECIPES = Path(__file__).parent / "recipes"

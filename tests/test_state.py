@@ -17,13 +17,14 @@ from exporter import api
 from exporter.core import contract
 from exporter.core.errors import ContractError, ExportError
 from exporter.core.records import Contract, KeptState, Range, StateTensor, TensorSpec, Values
-from exporter.core.tensors import Tensors
 from exporter.evidence import eager, golden
 from exporter.evidence.sequences import Calls
 from exporter.model import flattening
-from exporter.model.state import carrying, search, snapshot, stateful
+from exporter.model.state import carrying, search, snapshot
+from exporter.model.state import stateful as states
 from exporter.model.state.snapshot import Form, Snapshot
 from exporter.model.state.stateful import State, StatefulModule
+from exporter.model.tensors import Tensors
 
 
 def found(recipe: Any) -> tuple[nn.Module, flattening.FlatInputs, Snapshot, State | None]:
@@ -76,7 +77,7 @@ def test_a_device_that_the_first_call_notes_is_that_of_the_state() -> None:
     model, _, _, kept = found(stateful.made_at_the_first_call)
     assert kept is not None
     moved = tuple(tensor.to("meta") for tensor in kept.initial)
-    with stateful.holding(model, kept, moved):
+    with states.holding(model, kept, moved):
         assert model.device == torch.device("meta")
     assert not hasattr(model, "device")
 
@@ -302,18 +303,18 @@ def test_a_module_of_torchscript_has_its_attributes_watched() -> None:
 )
 def test_an_initial_value_survives_the_contract(tensor: torch.Tensor) -> None:
     dtype = flattening.dtype_name(tensor.dtype)
-    recorded = StateTensor("h", dtype, (2, 3), stateful.recorded(tensor, (2, 3)))
-    again = stateful.initial(recorded).expand(2, 3)
+    recorded = StateTensor("h", dtype, (2, 3), states.recorded(tensor, (2, 3)))
+    again = states.initial(recorded).expand(2, 3)
     torch.testing.assert_close(again, tensor, rtol=0, atol=0, equal_nan=True)
 
 
 def test_an_initial_value_is_broadcast_where_the_state_follows_a_size() -> None:
     rows = torch.arange(3.0).expand(4, 3)
-    recorded = stateful.recorded(rows, ("batch", 3))
+    recorded = states.recorded(rows, ("batch", 3))
     assert isinstance(recorded, Values)
     assert recorded.shape == (1, 3)
     with pytest.raises(ExportError, match="not uniform where its size follows"):
-        stateful.recorded(torch.arange(12.0).reshape(4, 3), ("batch", 3))
+        states.recorded(torch.arange(12.0).reshape(4, 3), ("batch", 3))
 
 
 def test_the_contract_as_a_function() -> None:

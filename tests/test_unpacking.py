@@ -98,13 +98,13 @@ def test_an_altered_package(package: Path, tmp_path: Path) -> None:
 
 
 def test_what_a_killed_process_left_is_swept(package: Path, tmp_path: Path) -> None:
-    code = "import sys; from pathlib import Path; from exporter import unpacking; unpacking.unpack(Path(sys.argv[1]))"
+    code = "import sys; from pathlib import Path; from exporter.targets import _unpacking as u; u.unpack(Path(sys.argv[1]))"
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     words = [sys.executable, "-c", f"{code}; print(flush=True); sys.stdin.read()", str(package)]
     with subprocess.Popen(words, stdin=-1, stdout=-1, env=environment) as killed:
         assert killed.stdout is not None
         killed.stdout.readline()
-        sweeping = [sys.executable, "-c", "from exporter import unpacking; unpacking.sweep()"]
+        sweeping = [sys.executable, "-c", "from exporter.targets import _unpacking; _unpacking.sweep()"]
         subprocess.run(sweeping, env=environment, check=True)
         assert list(tmp_path.iterdir())  # its process lives
         killed.send_signal(signal.SIGKILL)

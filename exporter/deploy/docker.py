@@ -29,7 +29,10 @@ KIND = "docker"
 NOBODY = "65534:65534"
 TIMEOUT_S = 600.0
 # exporter's modules that check.py needs.
-RULE = ("__init__", "_version", "errors", "expressions", "parity", "places", "records", "serialization")
+RULE = (
+    *("__init__", "_version", "core/__init__", "core/errors", "core/expressions", "core/json_codec", "core/records"),
+    *("core/source_lines", "evidence/__init__", "evidence/parity"),
+)
 FROM_SCRATCH = """# {about}: exporter-run and the libraries that it loads; no Python, no shell
 FROM scratch
 COPY root/ /
@@ -103,7 +106,9 @@ def _with_onnxruntime(root: Path, place: Path, manifest: Manifest, variant: Vari
     shutil.copyfile(here / "replay.py", model / "check.py")
     (model / "exporter").mkdir()
     for name in RULE:
-        shutil.copyfile(here.parent / f"{name}.py", model / "exporter" / f"{name}.py")
+        copy = model / "exporter" / f"{name}.py"
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(here.parent / f"{name}.py", copy)
     text = WITH_ONNXRUNTIME.format(
         about=about(manifest, variant),
         nobody=NOBODY,

@@ -11,7 +11,7 @@ import torch
 
 from exporter.core.errors import ArtifactError
 from exporter.core.records import FP32, CaseRecord, Tolerance
-from exporter.core.tensors import Tensors
+from exporter.model.tensors import Tensors
 
 SCHEMA = 2  # with sequences; 1 is without, and written where there are none
 

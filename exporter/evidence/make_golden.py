@@ -13,7 +13,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from exporter.core import source_lines, time_limit
 from exporter.core.contract import Sizes, describe
 from exporter.core.records import CaseRecord, Range, Tolerance
-from exporter.core.tensors import Tensors
 from exporter.evidence import eager, nonfinite, perturbations
 from exporter.evidence.findings import Findings
 from exporter.evidence.golden import Case, Golden, NonFinite, Precision
@@ -21,6 +20,7 @@ from exporter.model import precision
 from exporter.model.state import snapshot
 from exporter.model.state.search import alike
 from exporter.model.state.snapshot import Snapshot
+from exporter.model.tensors import Tensors
 
 CASE_OPERATIONS = 300e9  # floating-point operations of one case: some seconds in float64 on two cores
 CASE_BYTES = 100e6  # of one case's inputs

@@ -10,11 +10,11 @@ import torch
 from exporter.core import memory
 from exporter.core.contract import Narrowing, Sizes, narrow
 from exporter.core.records import Contract, Range, SizeLimit
-from exporter.core.tensors import Tensors
 from exporter.evidence import eager
 from exporter.model import ranges
 from exporter.model.capture import Captured
 from exporter.model.state import carrying
+from exporter.model.tensors import Tensors
 
 TRIED = 4  # sizes outside a range that are tried
 FAR = 4  # times the example's size: beyond, a try may cost more than it tells

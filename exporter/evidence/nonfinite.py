@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from exporter.core import time_limit
-from exporter.core.tensors import Run, Tensors
 from exporter.evidence.golden import Case, NonFinite
+from exporter.model.tensors import Run, Tensors
 
 VALUES = {"NaN": float("nan"), "infinity": float("inf")}
 ALONE = 8  # so many inputs have cases of their own; the others share theirs

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from exporter.core.records import Tolerance
-from exporter.core.tensors import Tensors
+from exporter.model.tensors import Tensors
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 

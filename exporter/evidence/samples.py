@@ -17,9 +17,9 @@ from exporter.core.records import CaseRecord, Contract
 from exporter.model import flattening
 
 if TYPE_CHECKING:
-    from exporter.core.tensors import Tensors
     from exporter.model.flattening import FlatInputs
     from exporter.model.recipes import Recipe
+    from exporter.model.tensors import Tensors
 
 MOST = 64  # samples that are taken
 

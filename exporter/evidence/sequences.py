@@ -13,7 +13,6 @@ import torch
 
 from exporter.core import source_lines, time_limit
 from exporter.core.records import CaseRecord, Tolerance
-from exporter.core.tensors import Tensors
 from exporter.evidence import eager, make_golden, nonfinite, perturbations
 from exporter.evidence.findings import Findings
 from exporter.evidence.golden import Case, Golden, NonFinite, Precision
@@ -23,6 +22,7 @@ from exporter.model.flattening import FlatModule
 from exporter.model.state.search import alike
 from exporter.model.state.snapshot import Form, Place, Snapshot
 from exporter.model.state.stateful import State, StatefulModule
+from exporter.model.tensors import Tensors
 
 STEPS = 8  # calls of a sequence
 SEQUENCES = 2  # at each size, the second after a reset

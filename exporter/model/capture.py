@@ -18,11 +18,11 @@ from exporter.core import source_lines
 from exporter.core.errors import ExportError
 from exporter.core.expressions import Expression
 from exporter.core.records import Contract, Range, SizeLimit
-from exporter.core.tensors import Tensors
 from exporter.model import fixed_dims, mapped_program, mixture_of_experts, recurrent
 from exporter.model.fixed_dims import Rule
 from exporter.model.no_program import NoProgram
 from exporter.model.state import carrying, data_writes, mutation
+from exporter.model.tensors import Tensors
 
 # How torch.export says that the code holds a size to less than was asked for; the second where it fails to say how.
 VIOLATED = ("Constraints violated", "Cannot create Dim with inconsistent")
@@ -178,8 +178,8 @@ def capture(module: torch.nn.Module, example: Tensors, contract: Contract, stric
     """torch.export with the contract's dimensions dynamic, and what it fixed or narrowed all the same.
 
     Where some guard of the graph forbids part of the promised range, the range is left to torch.export: such guards (a
-    length of 1 that takes another kernel, say) are often needless; `exporter.evidence.narrowing` finds out. ExportError names
-    what is in the way, and what the program changes that is not known to be state.
+    length of 1 that takes another kernel, say) are often needless; `exporter.evidence.narrowing` finds out. ExportError
+    names what is in the way, and what the program changes that is not known to be state.
     """
     with fixed_dims.watch(_export_somehow.__name__) as found:
         program = _export_somehow(functools.partial(_export, strict=strict), module, example, contract, found)

@@ -16,8 +16,8 @@ import torch
 from exporter.core.errors import ExportError, RecipeError, UsageError
 from exporter.core.json_codec import LARGEST
 from exporter.core.records import TensorSpec
-from exporter.core.tensors import Tensors
 from exporter.model import structure
+from exporter.model.tensors import Tensors
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
-from exporter.core.tensors import Tensors
+from exporter.model.tensors import Tensors
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -1,1 +1,1 @@
-"""TODO."""
+"""The order of steps, in the parent: export, check, bench, rebuild, compare. No torch."""

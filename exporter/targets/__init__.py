@@ -22,8 +22,8 @@ from exporter.core.errors import MissingDependency, UsageError
 from exporter.core.records import FP32, PRECISIONS, Build, Contract, SizeLimit, Warned
 
 if TYPE_CHECKING:
-    from exporter.core.tensors import Run
     from exporter.model.capture import Program
+    from exporter.model.tensors import Run
 
 GROUP = "exporter.targets"
 ALSO_CALLED = {
@@ -140,7 +140,7 @@ class LiveTarget(Protocol):
 
 def names() -> list[str]:
     """All targets, ours and installed ones."""
-    ours = {info.name for info in pkgutil.iter_modules(__path__)}
+    ours = {info.name for info in pkgutil.iter_modules(__path__) if not info.name.startswith("_")}
     return sorted(ours | {point.name for point in entry_points(group=GROUP)})
 
 

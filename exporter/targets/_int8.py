@@ -15,7 +15,7 @@ from exporter.core.errors import ExportError, MissingDependency
 if TYPE_CHECKING:
     import torch
 
-    from exporter.core.tensors import Tensors
+    from exporter.model.tensors import Tensors
 
 COMPILED = ("quantized_decomposed", "torchao")  # namespaces that inductor has kernels of its own for
 

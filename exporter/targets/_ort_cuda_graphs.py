@@ -10,7 +10,7 @@ from exporter.core import source_lines
 if TYPE_CHECKING:
     import torch
 
-    from exporter.core.tensors import Tensors
+    from exporter.model.tensors import Tensors
 
 SHAPES = 8  # that are captured; the others run without a graph
 NONE = -1  # the id of no graph, to onnxruntime

@@ -24,8 +24,8 @@ from exporter.targets import Exported, Loaded, Options, _inductor, _int8, _speci
 if TYPE_CHECKING:
     import torch
 
-    from exporter.core.tensors import Tensors
     from exporter.model.capture import Program
+    from exporter.model.tensors import Tensors
 
 artifact = "compile.pt2"
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # of the backend inductor

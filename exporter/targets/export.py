@@ -14,8 +14,8 @@ from exporter.model.state import carrying
 from exporter.targets import Exported, Loaded, Options
 
 if TYPE_CHECKING:
-    from exporter.core.tensors import Tensors
     from exporter.model.capture import Program
+    from exporter.model.tensors import Tensors
 
 artifact = "exported.pt2"
 variants = ("",)

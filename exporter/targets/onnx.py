@@ -21,8 +21,8 @@ from exporter.targets import Exported, Loaded, Options, _onnx_axes, _ort_cuda_gr
 if TYPE_CHECKING:
     import torch
 
-    from exporter.core.tensors import Tensors
     from exporter.model.capture import Program
+    from exporter.model.tensors import Tensors
 
 artifact = "model.onnx"
 variants = ("",)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import torch
 
     from exporter.core.records import Contract
-    from exporter.core.tensors import Tensors
     from exporter.model.capture import Program
+    from exporter.model.tensors import Tensors
 
 artifact = "script.pt"
 variants = ("",)

@@ -1,8 +1,8 @@
 """The server that children are forked from: it has imported torch once, so that a job need not.
 
-Run as `python -m exporter.workers.forkserver FD MODULE...`, with a Unix socket at FD, and what to import beside torch. Each request
-is a pickled (function, arguments) from our own parent process, with the descriptors of a socket and of a log. A
-supervisor is forked for each; it leads a process group of its own, forks the job, waits, and sends how the job ended as
+Run as `python -m exporter.workers.forkserver FD MODULE...`, with a Unix socket at FD, and what to import beside torch.
+Each request is a pickled (function, arguments) from our own parent process, with the descriptors of a socket and of a
+log. A supervisor is forked for each; it leads a process group of its own, forks the job, waits, and sends how the job ended as
 the last message on the socket.
 
 It never starts a thread and never touches CUDA: both would break in its children.

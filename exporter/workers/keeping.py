@@ -12,13 +12,13 @@ import torch
 from exporter.core.contract import Sizes, describe
 from exporter.core.errors import ExportError
 from exporter.core.records import Contract
-from exporter.core.tensors import Tensors
 from exporter.evidence import eager
 from exporter.model.flattening import FlatModule
 from exporter.model.state import carrying, independence, search, snapshot
 from exporter.model.state.search import CALLS, Call, alike
 from exporter.model.state.snapshot import Place, Snapshot
 from exporter.model.state.stateful import REMEDY, State
+from exporter.model.tensors import Tensors
 from exporter.model.torchscript import interpreter
 from exporter.workers.loading import LoadedModel, find_contract, interpret
 from exporter.workers.messages import Job

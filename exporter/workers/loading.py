@@ -13,12 +13,12 @@ from exporter.core import contract, memory, source_lines
 from exporter.core.errors import ExportError, RecipeError
 from exporter.core.expressions import Expression
 from exporter.core.records import STATE, Contract, KeptState, Range, StateTensor, TensorSpec
-from exporter.core.tensors import Tensors
 from exporter.evidence import eager
 from exporter.model import checkpoint, examples, flattening, ranges, recipes
 from exporter.model.state import stateful as states
 from exporter.model.state.snapshot import Place, Snapshot
 from exporter.model.state.stateful import State, StatefulModule
+from exporter.model.tensors import Tensors
 from exporter.model.torchscript import interpreter
 from exporter.workers import forkserver
 from exporter.workers.messages import Job

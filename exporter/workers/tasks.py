@@ -16,7 +16,6 @@ from exporter.core import contract, source_lines, tolerances
 from exporter.core.errors import ExportError, RecipeError
 from exporter.core.expressions import Expression
 from exporter.core.records import EAGER, Contract, Range, SizeLimit, Tolerance, Warned
-from exporter.core.tensors import Tensors
 from exporter.evidence import golden, make_golden, narrowing, perturbations, samples, sequences
 from exporter.evidence.findings import Findings
 from exporter.model import capture, custom_ops, flattening, precision, recipes, widening
@@ -25,6 +24,7 @@ from exporter.model.state import data_writes
 from exporter.model.state import stateful as states
 from exporter.model.state.snapshot import Place, Snapshot
 from exporter.model.state.stateful import StatefulModule
+from exporter.model.tensors import Tensors
 from exporter.model.torchscript.interpreter import Interpreter
 from exporter.workers import keeping
 from exporter.workers.children import BACKGROUND, stand_back

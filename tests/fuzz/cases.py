@@ -16,10 +16,10 @@ from exporter import api, targets
 from exporter.core import causes, contract
 from exporter.core.errors import ContractError
 from exporter.core.records import STATE, Manifest, Range, Tolerance, VariantRecord
-from exporter.core.tensors import Tensors
 from exporter.evidence import diagnosis, eager, perturbations
 from exporter.evidence import make_golden as goldens
 from exporter.model import flattening, recipes
+from exporter.model.tensors import Tensors
 from exporter.runs import pipeline
 from exporter.runs.request import STATES, Request
 from exporter.workers.session.server import Judge

@@ -16,7 +16,7 @@ from exporter.model.torchscript import codegen
 if TYPE_CHECKING:
     import torch
 
-    from exporter.core.tensors import Run, Tensors
+    from exporter.model.tensors import Run, Tensors
 
 Shapes = Sequence[Sequence[int]]
 _COPIES = ("clone", "contiguous", "reshape", "lift_fresh_copy", "flatten", "unflatten")

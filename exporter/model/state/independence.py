@@ -8,10 +8,10 @@ import torch
 from torch import fx
 from torch.export.graph_signature import OutputKind
 
-from exporter.core.tensors import Tensors
 from exporter.model import mixture_of_experts, recurrent
 from exporter.model.state.snapshot import Place
 from exporter.model.state.stateful import State
+from exporter.model.tensors import Tensors
 
 
 def unread(module: torch.nn.Module, example: Tensors, state: State) -> tuple[Place, ...]:

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from exporter.core.errors import ExportError
-from exporter.core.tensors import Tensors
 from exporter.model.state import snapshot
 from exporter.model.state.snapshot import MISSING, Place, Snapshot
 from exporter.model.state.stateful import REMEDY, State, holding
+from exporter.model.tensors import Tensors
 
 CALLS = 8  # of the model in a row, by which its state is found
 NOISE = 1e-6  # relative to the largest value: what two equal calls may differ by

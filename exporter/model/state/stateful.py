@@ -18,10 +18,10 @@ import torch
 from exporter.core.errors import ArtifactError, ExportError
 from exporter.core.json_codec import LARGEST
 from exporter.core.records import STATE, Dim, StateTensor, Values
-from exporter.core.tensors import Tensors
 from exporter.model.flattening import FlatInputs, FlatModule
 from exporter.model.state import snapshot
 from exporter.model.state.snapshot import MISSING, Place
+from exporter.model.tensors import Tensors
 
 LARGEST_INITIAL = 16_000_000  # bytes of an initial value that is not uniform
 

@@ -17,7 +17,7 @@ from exporter.core.records import Warned
 if TYPE_CHECKING:
     import torch
 
-    from exporter.core.tensors import Tensors
+    from exporter.model.tensors import Tensors
 
 
 SHADOWED = {"filter", "format", "hash", "id", "input", "object", "type"}  # builtins that no code of ours calls

@@ -1,7 +1,7 @@
 """What in a model is in the way of each target, found without exporting it.
 
-The parent's side: torch is never imported here. Each section is found in a child (`exporter.workers.explain.child`) by a module
-of its own; one that crashes is a line in its section, and the others still come.
+The parent's side: torch is never imported here. Each section is found in a child (`exporter.workers.explain.child`) by
+a module of its own; one that crashes is a line in its section, and the others still come.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ import torch
 from exporter.core import contract, time_limit, tolerances
 from exporter.core.errors import ExportError
 from exporter.core.records import Contract, SizeLimit
-from exporter.core.tensors import Tensors
 from exporter.evidence import eager, narrowing, perturbations
 from exporter.model import capture
+from exporter.model.tensors import Tensors
 from exporter.workers.explain.guards import Guards
 from exporter.workers.loading import LoadedModel
 from exporter.workers.messages import Job

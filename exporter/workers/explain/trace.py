@@ -17,8 +17,8 @@ from torch.jit._trace import TracerWarning
 from torch.overrides import TorchFunctionMode
 
 from exporter.core import source_lines
-from exporter.core.tensors import Tensors
 from exporter.model import mixture_of_experts
+from exporter.model.tensors import Tensors
 from exporter.workers.explain import Finding
 from exporter.workers.explain.subject import Subject
 

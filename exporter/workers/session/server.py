@@ -22,12 +22,12 @@ from exporter.core import contract, source_lines
 from exporter.core.errors import ArtifactError, ContractError, ExporterError, UsageError
 from exporter.core.json_codec import to_json
 from exporter.core.records import Contract
-from exporter.core.tensors import Run, Tensors
 from exporter.evidence import golden as goldens
 from exporter.evidence import nonfinite, parity
 from exporter.model import custom_ops
 from exporter.model.flattening import dtype_name, plain, specs
 from exporter.model.precision import use_tf32
+from exporter.model.tensors import Run, Tensors
 from exporter.workers.children import stand_back
 
 PROTOCOL = 1
