@@ -101,8 +101,8 @@ def export(
             `max_metric_loss`.
         options: as the command line's, by their names in `exporter.runs.request.Request`: device (`cpu` when none is
             given, unlike the command line's), ranges, sweep, dynamic, state, weights, seed, threads, time_budget,
-            wait_quiet, timeout, bench, memory_limit_gb, rtol, atol, min_metric, max_metric_loss, opset, allow_cpu_fallback,
-            cuda_graphs, fullgraph, portable, ops_libs, replace.
+            wait_quiet, timeout, bench, memory_limit_gb, rtol, atol, min_metric, max_metric_loss, opset,
+            allow_cpu_fallback, cuda_graphs, fullgraph, portable, ops_libs, replace.
 
     Raises:
         UsageError: the request cannot be met; nothing was written.

@@ -56,12 +56,12 @@ def test_names_that_do_not_exist() -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        "pipeline",
-        "recheck",
+        "runs.pipeline",
+        "runs.check_bundle",
         "report",
-        "doctor",
-        "session.client",
-        "explain",
+        "runs.doctor",
+        "workers.session.client",
+        "workers.explain",
         "deploy.cpp",
         "cli.export",
         "cli.explain",

@@ -90,7 +90,7 @@ def test_errors_of_exporters_own_code_are_told_from_the_models(monkeypatch: pyte
     monkeypatch.setattr(structure, "SHORT", None)
     with pytest.raises(ExportError) as said, eager.naming("batch=2"):
         flattening.output_leaves(Holds())
-    assert re.match(rf"{source_lines.OWN} \(exporter/structure\.py:\d+\): TypeError: ", str(said.value))
+    assert re.match(rf"{source_lines.OWN} \(exporter/model/structure\.py:\d+\): TypeError: ", str(said.value))
     assert "the model" not in str(said.value)
     reason, remedy, _ = causes.describe(said.value)
     assert reason.startswith("This is a bug of exporter's, and nothing that the model does wrong")

@@ -98,7 +98,7 @@ def test_an_altered_package(package: Path, tmp_path: Path) -> None:
 
 
 def test_what_a_killed_process_left_is_swept(package: Path, tmp_path: Path) -> None:
-    code = "import sys; from pathlib import Path; from exporter.targets import _unpacking as u; u.unpack(Path(sys.argv[1]))"
+    code = "import sys, pathlib; from exporter.targets import _unpacking as u; u.unpack(pathlib.Path(sys.argv[1]))"
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     words = [sys.executable, "-c", f"{code}; print(flush=True); sys.stdin.read()", str(package)]
     with subprocess.Popen(words, stdin=-1, stdout=-1, env=environment) as killed:

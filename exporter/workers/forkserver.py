@@ -2,8 +2,8 @@
 
 Run as `python -m exporter.workers.forkserver FD MODULE...`, with a Unix socket at FD, and what to import beside torch.
 Each request is a pickled (function, arguments) from our own parent process, with the descriptors of a socket and of a
-log. A supervisor is forked for each; it leads a process group of its own, forks the job, waits, and sends how the job ended as
-the last message on the socket.
+log. A supervisor is forked for each; it leads a process group of its own, forks the job, waits, and sends how the job
+ended as the last message on the socket.
 
 It never starts a thread and never touches CUDA: both would break in its children.
 """
