@@ -53,7 +53,7 @@ coverage: cpp ## pytest again, twice as long: 90% of all branches have to be cov
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --cov=exporter --cov-branch --cov-fail-under=90 --cov-report=term:skip-covered
 
 fuzz: cpp ## 500 drawn modules through every target, in Python and C++; 25,000 spoilt archives and manifests
-	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -p no:cacheprovider -s tests/test_fuzz.py tests/test_hostile.py
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -p no:cacheprovider -s tests/whole/test_fuzz.py tests/whole/test_hostile.py
 
 fuzz-cpp: cpp ## 10,000 spoilt contracts, archives and goldens under libFuzzer and AddressSanitizer
 	@clang++ --version > build/clang.log 2>&1 || { echo 'fuzz-cpp needs clang++ with libFuzzer: apt-get install clang'; exit 1; }

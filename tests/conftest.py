@@ -6,28 +6,19 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import Cli, Done, Run, request_for
 
-from exporter import targets
-from exporter.bundle import integrity, provenance
-from exporter.bundle import layout as bundles
-from exporter.core import environment, filesystem
-from exporter.core.json_codec import to_json
+from exporter.core import environment
 from exporter.core.records import Manifest
-from exporter.model import recipes
 from exporter.runs import pipeline
-from exporter.runs.request import Request
 from exporter.workers.children import EXPORTING, Zygote
 
-RECIPES = Path(__file__).parent / "recipes"
-NATIVE = environment.find_runner() is not None
 TEMPORARY = os.environ.get("TMPDIR", "/tmp")
 # Files that take longest, which go first: workers that share the others out end at about the same time then.
 LONGEST = ("fuzz", "coverage", "planted_defects", "pipeline", "release_cluster", "precision", "release")
@@ -77,24 +68,6 @@ def lent_zygote(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"{module}.Zygote", lambda *_: zygote.lend())
 
 
-def request_for(recipe: str, out: Path, names: str = "trace", **settings: Any) -> Request:
-    """A request for one of the recipes here (`tiny:mlp`), without timing."""
-    text = recipe_path(recipe)
-    settings = {"bench": False, "timeout": 300.0} | settings
-    return Request(
-        recipe.partition(":")[2],
-        recipes.find(text),
-        tuple(targets.parse(names)),
-        out,
-        asked=text,
-        command="exporter ...",
-        **settings,
-    )
-
-
-Run = Callable[..., tuple[Manifest, Path]]
-
-
 @pytest.fixture
 def run(lent_zygote: None, tmp_path: Path) -> Run:
     """Run the pipeline for a recipe: `run("tiny:mlp", "trace,onnx", bench=False, ...)`."""
@@ -122,25 +95,6 @@ def bundle(made_bundle: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made_bundle, tmp_path / "pair"))
 
 
-def republish(place: Path, manifest: Manifest) -> None:
-    """Give a bundle another manifest, and what proves it, of the same recipe."""
-    materials = provenance.recorded((place / bundles.PROVENANCE).read_bytes())
-    filesystem.write_atomic(place / bundles.MANIFEST, to_json(manifest) + "\n")
-    integrity.seal(place, manifest, materials)
-
-
-@dataclass(frozen=True)
-class Done:
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-
-Cli = Callable[..., Done]
-
-
 @pytest.fixture
 def cli(lent_zygote: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Cli]:
     """The command line in this process, through the console script's own entry: `cli("report", bundle)`."""
@@ -158,15 +112,3 @@ def cli(lent_zygote: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
     handler = signal.getsignal(signal.SIGTERM)
     yield act
     signal.signal(signal.SIGTERM, handler)
-
-
-def start_cli(*words: object, **settings: Any) -> subprocess.Popen[str]:
-    """The command line in a process of its own."""
-    command = [sys.executable, "-P", "-c", "from exporter.cli import main; main()", *map(str, words)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **settings)
-
-
-def recipe_path(name: str) -> str:
-    """`tiny:mlp` as one writes it on the command line."""
-    stem, _, attribute = name.partition(":")
-    return f"{RECIPES / stem}.py:{attribute}"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Run
 from recipes import stateful
+from support.commands import Run
 
 from exporter import api
 

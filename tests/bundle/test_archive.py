@@ -1,0 +1,409 @@
+"""Packed bundles: the same bytes each time, all that was recorded, and nothing that was not."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from support.archives import (
+    LIMIT,
+    TRACE,
+    Member,
+    attempt,
+    compressed,
+    make_bundle,
+    member,
+    members_of,
+    packed,
+    tar_of,
+    tree,
+)
+from support.commands import Cli
+from support.manifests import manifest, variant
+from support.signatures import write_keys
+
+from exporter.bundle import archive, integrity, layout, publishing
+from exporter.bundle.signing import Trust
+from exporter.core import filesystem
+from exporter.core.errors import AlteredError, ArtifactError, BundleError, ExporterError, UsageError
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Path:
+    return make_bundle(tmp_path / "toy")
+
+
+def unpack(data: bytes, folder: Path, limit: int = LIMIT) -> Path:
+    (folder / "given.tar.zst").write_bytes(data)
+    archive.unpack(folder / "given.tar.zst", folder / "given", limit)
+    return folder / "given"
+
+
+def test_what_is_packed_comes_out(toy: Path, tmp_path: Path) -> None:
+    assert tree(unpack(packed(toy), tmp_path)) == tree(toy)
+
+
+def test_a_bundle_of_any_length(toy: Path, tmp_path: Path) -> None:
+    """Zeros fill a tar up to a whole record: one block of them at least, all of a record at most."""
+    for blocks in range(tarfile.RECORDSIZE // tarfile.BLOCKSIZE):
+        (toy / "logs" / "trace.log").write_bytes(bytes(blocks * tarfile.BLOCKSIZE))
+        out = unpack(packed(toy), tmp_path)
+        assert (out / "logs" / "trace.log").stat().st_size == blocks * tarfile.BLOCKSIZE
+
+
+def sealed(place: Path) -> Path:
+    """With what proves it, as an export leaves it."""
+    integrity.seal(place, layout.read_manifest(place), ())
+    return place
+
+
+def test_what_proves_a_bundle_comes_along(toy: Path, tmp_path: Path) -> None:
+    out = unpack(packed(sealed(toy)), tmp_path)
+    assert tree(out) == tree(toy)
+    assert integrity.examine(out, None).problems == {}
+
+
+def test_a_log_that_is_not_the_one_that_was_sealed(toy: Path, tmp_path: Path) -> None:
+    members = [(i, b"all is lost" if i.name.endswith(".log") else d) for i, d in members_of(packed(sealed(toy)))]
+    with pytest.raises(ArtifactError, match=r"logs/trace\.log does not match SHA256SUMS"):
+        unpack(compressed(tar_of(members)), tmp_path)
+    (toy / "logs" / "trace.log").write_text("all is lost")
+    with pytest.raises(ArtifactError, match="is not what was published"):
+        packed(toy)
+
+
+def test_the_same_bundle_gives_the_same_bytes(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = packed(toy)
+    again = make_bundle(tmp_path / "another name")
+    for file in again.rglob("*"):
+        os.utime(file, (1, 1))
+        file.chmod(0o700)
+    monkeypatch.setattr(archive, "THREADS", 1)
+    assert packed(again) == first
+
+
+def test_the_manifest_comes_first(toy: Path) -> None:
+    names = [info.name for info, _ in members_of(packed(toy))]
+    assert names == ["bundle/manifest.json", "bundle/golden.pt", "bundle/trace.pt", "bundle/logs/trace.log"]
+
+
+def test_weights_that_artifacts_share_are_stored_once(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).bytes(4 << 20)  # further apart than zstd looks by itself at this level
+    with publishing.stage(tmp_path / "toy") as staging:
+        records = []
+        for name in ("script.pt", "trace.pt"):
+            (staging.root / name).write_bytes(name.encode() + noise)
+            records.append(layout.record(staging.root / name))
+        variants = [variant(r.path, artifact=r) for r in records]
+        staging.write(manifest(*variants, golden=None))
+        staging.publish()
+    assert len(packed(tmp_path / "toy")) < 1.1 * len(noise)
+
+
+def test_an_altered_bundle_is_not_packed(toy: Path) -> None:
+    (toy / "trace.pt").write_bytes(TRACE[::-1])
+    with pytest.raises(ArtifactError, match="SHA-256 differs"):
+        packed(toy)
+    assert not (toy.parent / "packed.tar.zst").exists()
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "logs/.hidden", "logs/folder/x"])
+def test_files_that_exporter_did_not_write_are_not_packed(toy: Path, name: str) -> None:
+    (toy / name).parent.mkdir(exist_ok=True)
+    (toy / name).write_text("mine")
+    with pytest.raises(UsageError, match=name.removesuffix("/x")):
+        packed(toy)
+
+
+@pytest.mark.parametrize("name", ["toy.tar.zst", "logs/toy.tar.zst", "../toy/toy.tar.zst"])
+def test_a_bundle_is_not_packed_into_itself(toy: Path, name: str) -> None:
+    before = tree(toy)
+    with pytest.raises(UsageError, match="lies in the bundle itself"):
+        archive.pack(toy, toy / name)
+    assert tree(toy) == before
+
+
+def test_a_pack_that_fails_leaves_the_last(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = packed(toy)
+
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(archive, "_write", full)
+    with pytest.raises(BundleError, match="the disk is full"):
+        packed(toy)
+    assert {f.name for f in toy.parent.iterdir()} == {"toy", "packed.tar.zst"}
+    assert (toy.parent / "packed.tar.zst").read_bytes() == before
+
+
+def test_a_bundle_is_replaced_and_foreign_files_are_not(toy: Path, tmp_path: Path) -> None:
+    data = packed(toy)
+    place = unpack(data, tmp_path)
+    (place / "logs" / "old.log").write_text("old")
+    assert tree(unpack(data, tmp_path)) == tree(toy)
+    (place / "mine.txt").write_text("mine")
+    with pytest.raises(BundleError, match=r"mine\.txt"):
+        unpack(data, tmp_path)
+    assert (place / "mine.txt").read_text() == "mine"
+
+
+def test_what_is_no_packed_bundle(tmp_path: Path) -> None:
+    for data, said in ((b"", "cut short"), (b"hello", "cannot be unpacked"), (compressed(b""), "cut short")):
+        with pytest.raises(ArtifactError, match=said):
+            unpack(data, tmp_path)
+    for path, said in ((tmp_path / "none.tar.zst", "No such file"), (tmp_path, "Is a directory")):
+        with pytest.raises(ArtifactError, match=said):
+            archive.unpack(path, tmp_path / "out", LIMIT)
+    assert not (tmp_path / "out").exists()
+
+
+LINKED = ("manifest.json", "trace.pt", "SHA256SUMS", "bom.cdx.json", "provenance.json", "provenance.dsse.json")
+
+
+@pytest.mark.parametrize("name", [*LINKED, "provenance.sigstore.json", "logs", "logs/trace.log", "logs/more.log"])
+@pytest.mark.parametrize("proven", [True, False])
+def test_no_link_is_followed_into_a_pack(toy: Path, tmp_path: Path, name: str, proven: bool) -> None:
+    """Not even to the very bytes that were there, nor in a bundle that nothing proves."""
+    if proven:
+        sealed(toy)
+    secret = tmp_path / "secret"
+    if (toy / name).exists():
+        (toy / name).rename(secret)
+    else:
+        secret.write_text("a secret")
+    (toy / name).symlink_to(secret)
+    with pytest.raises(ExporterError):
+        packed(toy)
+    assert not (toy.parent / "packed.tar.zst").exists()
+
+
+@pytest.mark.parametrize("name", ["SHA256SUMS", "provenance.dsse.json", "manifest.json"])
+def test_check_takes_no_link(toy: Path, tmp_path: Path, signer: Path, name: str) -> None:
+    integrity.sign(sealed(toy), signer, lambda: "")
+    trust = Trust(signer.with_name("pub.pem"))
+    assert integrity.examine(toy, trust).problems == {}
+    (toy / name).rename(tmp_path / "elsewhere")
+    (toy / name).symlink_to(tmp_path / "elsewhere")
+    said = integrity.examine(toy, trust).problems[name]
+    assert "is a link" in said or "is not a file" in said
+
+
+@pytest.fixture
+def signer(tmp_path: Path) -> Path:
+    return write_keys(tmp_path, ed25519.Ed25519PrivateKey.generate())[0]
+
+
+def test_signatures_that_are_spoilt_are_not_packed(toy: Path, signer: Path) -> None:
+    """Whatever byte of it: `SHA256SUMS` lists the signature too."""
+    signature = integrity.sign(sealed(toy), signer, lambda: "")
+    whole = signature.read_bytes()
+    assert packed(toy)
+    spoilt = [whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(0, len(whole), 97)]
+    for data in (*spoilt, b"", whole[:-1], whole[: len(whole) // 2], whole + b" "):
+        signature.write_bytes(data)
+        with pytest.raises(AlteredError, match=r"provenance\.dsse\.json"):
+            packed(toy)
+    signature.unlink()
+    with pytest.raises(AlteredError, match=r"provenance\.dsse\.json is missing"):
+        packed(toy)
+
+
+def test_who_signed_may_be_insisted_on(cli: Cli, toy: Path, signer: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    _, other = write_keys(tmp_path / "other", ed25519.Ed25519PrivateKey.generate())
+    assert cli("pack", sealed(toy), "--public-key", other).code == 1
+    integrity.sign(toy, signer, lambda: "")
+    refused = cli("pack", toy, "--public-key", other)
+    assert (refused.code, "was not signed by the key" in refused.err) == (1, True)
+    assert cli("pack", toy, "--public-key", signer.with_name("pub.pem")).code == 0
+
+
+def test_a_spoilt_signature_is_not_unpacked(toy: Path, signer: Path, tmp_path: Path) -> None:
+    integrity.sign(sealed(toy), signer, lambda: "")
+    members = members_of(packed(toy))
+    name = "bundle/provenance.dsse.json"
+    for data in (b"", b"{}", members[[i.name for i, _ in members].index(name)][1][:-9]):
+        others = [member(name, data) if i.name == name else (i, d) for i, d in members]
+        with pytest.raises(ArtifactError, match=r"provenance\.dsse\.json"):
+            unpack(compressed(tar_of(others)), tmp_path)
+
+
+def test_signing_that_is_cut_off_leaves_a_whole_bundle(
+    toy: Path, signer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before each file that it writes, of a first signature and of a second."""
+    sealed(toy)
+    write, cuts = filesystem.write_atomic, 0
+    for _ in range(2):
+        for left in range(3):
+            calls = iter(range(left))
+
+            def cut(path: Path, text: str, calls: Iterator[int] = calls) -> None:
+                nonlocal cuts
+                if next(calls, None) is None:
+                    cuts += 1
+                    raise KeyboardInterrupt
+                write(path, text)
+
+            monkeypatch.setattr(filesystem, "write_atomic", cut)
+            with contextlib.suppress(KeyboardInterrupt):
+                integrity.sign(toy, signer, lambda: "")
+            assert integrity.examine(toy, Trust()).problems == {}
+        monkeypatch.setattr(filesystem, "write_atomic", write)
+        integrity.sign(toy, signer, lambda: "")
+        assert integrity.examine(toy, Trust(signer.with_name("pub.pem"))).problems == {}
+    assert cuts > 3
+
+
+HOSTILE: dict[str, list[Member]] = {
+    "above": [member("bundle/../sentinel/kept", b"x")],
+    "above by logs": [member("bundle/logs/../../../sentinel/kept", b"x")],
+    "absolute": [member("/etc/exporter", b"x")],
+    "absolute within": [member("bundle//etc/exporter", b"x")],
+    "elsewhere": [member("trace.pt", b"x")],
+    "a name of its own": [member("bundle/notes.txt", b"x")],
+    "a hidden log": [member("bundle/logs/.lock", b"x")],
+    "a folder below": [member("bundle/logs/a/b", b"x")],
+    "a name with a line break": [member("bundle/logs/a\nb", b"x")],
+    "a symbolic link": [member("bundle/logs/a", kind=tarfile.SYMTYPE, link="/etc/passwd")],
+    "a hard link": [member("bundle/logs/a", kind=tarfile.LNKTYPE, link="bundle/trace.pt")],
+    "a device": [member("bundle/logs/a", kind=tarfile.CHRTYPE)],
+    "a pipe": [member("bundle/logs/a", kind=tarfile.FIFOTYPE)],
+    "a directory": [member("bundle/logs", kind=tarfile.DIRTYPE)],
+    "a long name": [member("././@LongLink", b"bundle/logs/a\0", tarfile.GNUTYPE_LONGNAME)],
+    "an extended header": [member("bundle/x", b"20 path=bundle/logs/a\n", tarfile.XHDTYPE)],
+    "the manifest twice": [member("bundle/manifest.json", b"{}")],
+    "an artifact twice": [member("bundle/trace.pt", TRACE)],
+    "a log twice": [member("bundle/logs/trace.log", b"x")],
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_members_that_are_refused(toy: Path, tmp_path: Path, what: str) -> None:
+    members = [*members_of(packed(toy)), *HOSTILE[what]]
+    assert attempt(compressed(tar_of(members)), tmp_path / "in") is None
+
+
+def test_members_that_are_taken(toy: Path, tmp_path: Path) -> None:
+    """Or the tests above could not fail."""
+    members = [*members_of(packed(toy)), member("bundle/logs/more.log", b"x")]
+    assert attempt(compressed(tar_of(members)), tmp_path / "in") is not None
+
+
+def test_every_recorded_file_is_asked_for(toy: Path, tmp_path: Path) -> None:
+    first, *others = members_of(packed(toy))
+    for left_out in others[:2]:
+        members = [first, *(m for m in others if m is not left_out)]
+        with pytest.raises(ArtifactError, match=f"{left_out[0].name.removeprefix('bundle/')} is missing"):
+            unpack(compressed(tar_of(members)), tmp_path)
+    with pytest.raises(ArtifactError, match=r"does not begin with a manifest\.json"):
+        unpack(compressed(tar_of([*others, first])), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"), [(TRACE[::-1], "SHA-256 differs"), (TRACE[1:], "699 bytes, 700 were recorded")]
+)
+def test_an_altered_artifact(toy: Path, tmp_path: Path, data: bytes, said: str) -> None:
+    members = [member(i.name, data) if i.name.endswith("trace.pt") else (i, d) for i, d in members_of(packed(toy))]
+    with pytest.raises(ArtifactError, match=said):
+        unpack(compressed(tar_of(members)), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../x.pt", "/x.pt", "manifest.json", "logs", ".lock", "a/b.pt", "", "a\0b"])
+def test_hostile_names_in_the_manifest(toy: Path, tmp_path: Path, name: str) -> None:
+    (_, text), *others = members_of(packed(toy))
+    altered = json.loads(text)
+    altered["variants"][0]["artifact"]["path"] = name
+    members = [member("bundle/manifest.json", json.dumps(altered).encode()), *others]
+    with pytest.raises(ArtifactError, match="is no file of a bundle"):
+        unpack(compressed(tar_of(members)), tmp_path)
+
+
+def test_what_is_taken_out_is_counted(toy: Path, tmp_path: Path) -> None:
+    data = packed(toy)
+    size = sum(len(content) for content in tree(toy).values())
+    with pytest.raises(ArtifactError, match="more than is allowed") as raised:
+        unpack(data, tmp_path, size)  # headers count too
+    assert "--max-gb" in raised.value.remedy
+    unpack(data, tmp_path, size + 10_240)
+
+
+def test_a_bomb(toy: Path, tmp_path: Path) -> None:
+    """A log is recorded nowhere: only counting stops it. A kilobyte or so, where 100 MB would come out."""
+    bomb = compressed(tar_of([*members_of(packed(toy)), member("bundle/logs/bomb", bytes(100_000_000))]))
+    assert len(bomb) < 20_000
+    with pytest.raises(ArtifactError, match="more than is allowed"):
+        unpack(bomb, tmp_path)
+
+
+def test_many_members(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "LOG_FILES", 3)
+    with pytest.raises(ArtifactError, match="is no plain file"):
+        unpack(packed(toy), tmp_path)
+
+
+def test_a_window_that_takes_more_memory_than_packing_does(toy: Path, tmp_path: Path) -> None:
+    data = bytearray(packed(toy))
+    data[5] = (archive.WINDOW + 1 - 10) << 3  # RFC 8878, 3.1.1.1.2
+    with pytest.raises(ArtifactError, match="too much memory"):
+        unpack(bytes(data), tmp_path)
+
+
+def test_more_after_the_end(toy: Path, tmp_path: Path) -> None:
+    tar = tar_of(members_of(packed(toy)))
+    for more in (b"x", bytes(tarfile.RECORDSIZE)):
+        with pytest.raises(ArtifactError, match="more follows"):
+            unpack(compressed(tar + more), tmp_path)
+
+
+SKIPPABLE = b"\x50\x2a\x4d\x18" + b"\3\0\0\0abc"  # RFC 8878, 3.1.2
+
+
+@pytest.mark.parametrize(
+    "more",
+    [b"x", b"\x28\xb5", b"garbage" * 9, bytes(4), compressed(b""), compressed(bytes(100)), compressed(b"x"), SKIPPABLE],
+    ids=[
+        "a byte",
+        "half a frame",
+        "garbage",
+        "zeros",
+        "an empty frame",
+        "a frame of zeros",
+        "a frame",
+        "a skippable frame",
+    ],
+)
+def test_more_after_the_frame(toy: Path, tmp_path: Path, more: bytes) -> None:
+    with pytest.raises(ArtifactError, match="more follows"):
+        unpack(packed(toy) + more, tmp_path)
+
+
+def test_a_bit_of_a_log(toy: Path, tmp_path: Path) -> None:
+    """The manifest knows no hash of it; zstd does."""
+    data = packed(toy)
+    with pytest.raises(ExporterError):
+        unpack(data[:-1] + bytes([data[-1] ^ 1]), tmp_path)
+
+
+def test_the_commands(cli: Cli, toy: Path) -> None:
+    before = tree(toy)
+    done = cli("pack", toy)
+    assert done.code == 0, done.err
+    assert done.out.startswith(f"{toy}.tar.zst: ")
+    layout.remove(toy)
+    done = cli("unpack", f"{toy}.tar.zst")
+    assert (done.code, done.out) == (0, f"Next: exporter check {toy}\n")
+    assert tree(toy) == before
+    done = cli("unpack", f"{toy}.tar.zst", "--max-gb", "1e-6")
+    assert done.code == 2
+    assert "more than is allowed" in done.err
+    assert tree(toy) == before

@@ -1,0 +1,334 @@
+"""Publishing a bundle: lock, staging, swap, and what stands in the way."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import resource
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.manifests import MANIFEST, manifest, variant
+
+from exporter.bundle import layout, publishing
+from exporter.core import filesystem
+from exporter.core.errors import BundleError
+from exporter.core.json_codec import to_json
+
+FORK = multiprocessing.get_context("spawn")
+
+
+def publish(out: Path, mark: str = "one") -> Path:
+    """A bundle with one artifact that holds `mark`."""
+    with publishing.stage(out) as staging:
+        (staging.root / "trace.pt").write_text(mark)
+        staging.write(manifest(variant(artifact=layout.record(staging.root / "trace.pt"))))
+        return staging.publish()
+
+
+def leftovers(folder: Path) -> set[str]:
+    return {entry.name for entry in folder.iterdir() if entry.name.startswith(".")}
+
+
+def test_publish_into_a_new_place(tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "er" / "toy"
+    assert publish(out) == out
+    assert (out / "trace.pt").read_text() == "one"
+    assert layout.read_manifest(out).model.name == "toy"
+    assert leftovers(out.parent) == set()
+
+
+def test_publish_over_a_bundle(tmp_path: Path) -> None:
+    publish(tmp_path / "toy", "one")
+    publish(tmp_path / "toy", "two")
+    assert (tmp_path / "toy" / "trace.pt").read_text() == "two"
+    assert leftovers(tmp_path) == set()
+
+
+def test_publish_where_directories_cannot_be_exchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "_exchange", lambda a, b: False)
+    publish(tmp_path / "toy", "one")
+    publish(tmp_path / "toy", "two")
+    assert (tmp_path / "toy" / "trace.pt").read_text() == "two"
+    assert leftovers(tmp_path) == set()
+
+
+def test_a_bundle_that_a_kill_left_aside_comes_back(tmp_path: Path) -> None:
+    """Killed between the two renames; and after both, where the old one is what nobody needs."""
+    place = publish(tmp_path / "toy", "one")
+    place.rename(tmp_path / ".toy.old")
+    with publishing.stage(place):
+        assert (place / "trace.pt").read_text() == "one"
+    assert leftovers(tmp_path) == set()
+    shutil.copytree(place, tmp_path / ".toy.old")
+    publish(place, "two")
+    assert (place / "trace.pt").read_text() == "two"
+    assert leftovers(tmp_path) == set()
+
+
+def test_an_exchange_that_cannot_be_made_says_so(tmp_path: Path) -> None:
+    assert publishing._exchange(tmp_path / "a", tmp_path / "b") is False
+
+
+class Synced:
+    """What `os.fsync` was asked to wait for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._files: set[int] = set()
+        fsync = os.fsync
+
+        def note(descriptor: int) -> None:
+            self._files.add(os.fstat(descriptor).st_ino)
+            fsync(descriptor)
+
+        monkeypatch.setattr(os, "fsync", note)
+
+    def has(self, path: Path) -> bool:
+        return path.stat().st_ino in self._files
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_all_is_on_the_disk_before_it_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    """Files, folders in folders, and in the end the folder that has the new name."""
+    out = tmp_path / "toy"
+    if there:
+        publish(out)
+    synced = Synced(monkeypatch)
+    found: list[bool] = []
+    with publishing.stage(out) as staging:
+        (staging.root / "trace.pt").write_text("new")
+        (staging.logs / "deep").mkdir()
+        (staging.logs / "deep" / "a.log").write_text("said")
+        (staging.logs / "link").symlink_to("/nowhere")
+        staging.write(MANIFEST)
+        moves = [(publishing, "_exchange", publishing._exchange), (Path, "rename", Path.rename)]
+        for owner, name, move in moves:
+
+            def look(a: Path, b: Path, move: Callable[[Path, Path], object] = move) -> object:
+                tree = [staging.root, *(path for path in staging.root.rglob("*") if not path.is_symlink())]
+                found.extend(map(synced.has, tree))
+                return move(a, b)
+
+            monkeypatch.setattr(owner, name, look)
+        staging.publish()
+    assert len(found) >= 6
+    assert all(found)
+    assert synced.has(tmp_path)
+
+
+def test_a_file_that_is_replaced_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = Synced(monkeypatch)
+    filesystem.write_atomic(tmp_path / "a.json", "one")
+    assert synced.has(tmp_path / "a.json")
+    assert synced.has(tmp_path)
+
+
+def test_directories_that_cannot_be_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on some network file systems; a file's error is the user's to hear."""
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(os, "fsync", refuse)
+    filesystem.sync(tmp_path)
+    with pytest.raises(OSError, match="Invalid"):
+        filesystem.sync(tmp_path / "file")
+
+
+def test_publish_into_an_empty_directory(tmp_path: Path) -> None:
+    (tmp_path / "toy").mkdir()
+    publish(tmp_path / "toy")
+    assert (tmp_path / "toy" / "trace.pt").is_file()
+
+
+def test_a_run_that_raises_leaves_the_last_bundle(tmp_path: Path) -> None:
+    publish(tmp_path / "toy")
+    with pytest.raises(ZeroDivisionError), publishing.stage(tmp_path / "toy") as staging:  # noqa: PT012
+        (staging.root / "trace.pt").write_text("half")
+        raise ZeroDivisionError
+    assert (tmp_path / "toy" / "trace.pt").read_text() == "one"
+    assert leftovers(tmp_path) == set()
+
+
+def test_an_interrupted_run_stands_beside_the_last_bundle(tmp_path: Path) -> None:
+    publish(tmp_path / "toy")
+    with publishing.stage(tmp_path / "toy") as staging:
+        staging.write(MANIFEST)
+        assert staging.publish_beside(publishing.INTERRUPTED) == tmp_path / "toy.interrupted"
+    assert (tmp_path / "toy" / "trace.pt").read_text() == "one"
+    assert layout.read_manifest(tmp_path / "toy.interrupted") == MANIFEST
+
+
+def test_an_interrupted_run_takes_a_free_place(tmp_path: Path) -> None:
+    with publishing.stage(tmp_path / "toy") as staging:
+        staging.write(MANIFEST)
+        assert staging.publish_beside(publishing.INTERRUPTED) == tmp_path / "toy"
+
+
+def test_an_interrupted_run_does_not_replace_what_is_not_ours(tmp_path: Path) -> None:
+    publish(tmp_path / "toy")
+    (tmp_path / "toy.interrupted").mkdir()
+    (tmp_path / "toy.interrupted" / "thesis.tex").write_text("years of work")
+    with pytest.raises(BundleError, match=r"toy\.interrupted"), publishing.stage(tmp_path / "toy") as staging:  # noqa: PT012
+        staging.write(MANIFEST)
+        staging.publish_beside(publishing.INTERRUPTED)
+    assert (tmp_path / "toy.interrupted" / "thesis.tex").read_text() == "years of work"
+
+
+def test_what_a_killed_run_left_is_cleared(tmp_path: Path) -> None:
+    staging = tmp_path / ".toy.staging"
+    staging.mkdir()
+    (staging / "half.pt").touch()
+    (tmp_path / ".toy.lock").write_text("12345")
+    publish(tmp_path / "toy")
+    assert leftovers(tmp_path) == set()
+    assert not (tmp_path / "toy" / "half.pt").exists()
+
+
+def test_one_run_at_a_time(tmp_path: Path) -> None:
+    with publishing.stage(tmp_path / "toy"):
+        with (
+            pytest.raises(BundleError, match=f"in use by another run .process {os.getpid()}") as raised,
+            publishing.stage(tmp_path / "toy"),
+        ):
+            raise AssertionError("two runs at once")
+        assert "--out" in raised.value.remedy
+        assert (tmp_path / ".toy.lock").exists(), "the one that came second took nothing away"
+        publish(tmp_path / "other")
+    publish(tmp_path / "toy")
+
+
+def _hold(out: Path, held: multiprocessing.synchronize.Event) -> None:
+    with publishing.stage(out):
+        held.set()
+        signal.pause()
+
+
+def test_the_lock_of_a_killed_run_is_free(tmp_path: Path) -> None:
+    held = FORK.Event()
+    holder = FORK.Process(target=_hold, args=(tmp_path / "toy", held))
+    holder.start()
+    assert held.wait(60)
+    with pytest.raises(BundleError, match=f"process {holder.pid}"), publishing.stage(tmp_path / "toy"):
+        pass
+    holder.kill()
+    holder.join()
+    publish(tmp_path / "toy")
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (["thesis.tex"], "holds files, but no bundle"),
+        (["manifest.json", "trace.pt", "notes.txt"], "holds notes.txt, which exporter did not write"),
+    ],
+)
+def test_files_of_others_are_not_replaced(tmp_path: Path, files: list[str], message: str) -> None:
+    out = tmp_path / "toy"
+    if "manifest.json" in files:
+        publish(out)
+    out.mkdir(exist_ok=True)
+    for name in files:
+        (out / name).touch()
+    if "manifest.json" in files:
+        filesystem.write_atomic(out / "manifest.json", to_json(manifest(variant())))
+    with pytest.raises(BundleError, match=message), publishing.stage(out):
+        pass
+    assert all((out / name).exists() for name in files)
+
+
+def test_a_bundle_with_a_broken_manifest_may_be_replaced(tmp_path: Path) -> None:
+    publish(tmp_path / "toy", "one")
+    (tmp_path / "toy" / "manifest.json").write_text("{")
+    publish(tmp_path / "toy", "two")
+    assert (tmp_path / "toy" / "trace.pt").read_text() == "two"
+
+
+def test_a_file_or_a_link_in_the_place(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    for name in ("file", "link"):
+        with pytest.raises(BundleError, match="is not a directory"), publishing.stage(tmp_path / name):
+            pass
+
+
+def test_a_file_on_the_way(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    words = "a part of the path is a file|there is a file in its place"
+    with pytest.raises(BundleError, match=words), publishing.stage(tmp_path / "file" / "toy"):
+        pass
+
+
+def test_a_directory_that_no_one_may_write() -> None:
+    with pytest.raises(BundleError, match="cannot write to /proc/"), publishing.stage(Path("/proc/toy")):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("number", "cause"),
+    [
+        (errno.ENOSPC, "the disk is full"),
+        (errno.EDQUOT, "the disk quota is spent"),
+        (errno.EROFS, "the file system is read-only"),
+        (errno.EACCES, "permission denied"),
+        (errno.EPERM, "not permitted"),
+        (errno.ENOTDIR, "a part of the path is a file"),
+        (errno.EIO, "Input/output error"),
+    ],
+)
+def test_what_the_file_system_says_is_put_in_words(tmp_path: Path, number: int, cause: str) -> None:
+    publish(tmp_path / "toy")
+    with pytest.raises(BundleError, match=cause) as raised, publishing.stage(tmp_path / "toy") as staging:  # noqa: PT012
+        (staging.root / "trace.pt").write_text("half")
+        raise OSError(number, os.strerror(number), str(staging.root / "trace.pt"))
+    assert "--out" in raised.value.remedy
+    assert (tmp_path / "toy" / "trace.pt").read_text() == "one"
+    assert leftovers(tmp_path) == set()
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="the disk is full"), publishing.stage(tmp_path / "toy") as staging:  # noqa: PT012
+        (staging.root / "manifest.json.new").symlink_to("/dev/full")
+        staging.write(MANIFEST)
+    assert leftovers(tmp_path) == set()
+
+
+def _stage_with_little_room(out: Path) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+    try:
+        with publishing.stage(out):
+            os._exit(3)
+    except BundleError as error:
+        os._exit(0 if "File too large" in str(error) else 4)
+
+
+def test_no_room_is_noticed_before_anything_runs(tmp_path: Path) -> None:
+    child = FORK.Process(target=_stage_with_little_room, args=(tmp_path / "toy",))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    assert leftovers(tmp_path) == set()
+
+
+def test_atomic_writes_replace_or_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.json"
+    filesystem.write_atomic(path, "one")
+    filesystem.write_atomic(path, "two")
+    assert path.read_text() == "two"
+
+    def broken(self: Path, target: Path) -> Path:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(Path, "replace", broken)
+    with pytest.raises(OSError, match="full"):
+        filesystem.write_atomic(path, "three")
+    assert path.read_text() == "two"

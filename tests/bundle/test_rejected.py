@@ -1,0 +1,109 @@
+"""Artifacts that were judged and failed: set aside, with the reason, where nothing that ships looks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from support.commands import Run
+from support.manifests import failed, manifest, variant
+from support.schema import VALIDATOR
+
+import exporter
+from exporter import deploy, report
+from exporter.bundle import archive, checksums, integrity, layout
+from exporter.bundle.signing import Trust
+from exporter.core.errors import AlteredError, UsageError
+from exporter.core.progress import Listener
+from exporter.core.records import ArtifactRecord, Manifest
+from exporter.runs import check_bundle, compare_bundles
+
+
+@pytest.fixture
+def made(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Manifest, Path]:
+    """A loop over the batch: right as TorchScript, wrong as a trace."""
+    monkeypatch.setenv("EXPORTER_RUN", "/nowhere/exporter-run")
+    return run("broken:batch_is_baked", "trace,script", out=tmp_path / "toy")
+
+
+def test_what_failed_parity_is_set_aside(made: tuple[Manifest, Path], tmp_path: Path) -> None:
+    found, place = made
+    trace, script = found.variants
+    assert (trace.status, trace.artifact, script.status) == ("failed", None, "passed"), trace
+    assert trace.parity is not None
+    assert trace.parity.verdict == "FAIL"
+    assert not (place / "trace.pt").exists()
+    assert [file.path for file in trace.rejected] == ["rejected/trace.pt"]
+    assert trace.rejected[0].sha256 == checksums.of(place / "rejected" / "trace.pt")
+    assert trace.reason in (place / "rejected" / "REASONS.txt").read_text()
+    assert layout.read_manifest(place) == found
+    VALIDATOR.validate(json.loads((place / "manifest.json").read_text()))
+    assert not [name for name in checksums.read(place) or {} if "rejected" in name or name == "trace.pt"]
+    for name in ("bom.cdx.json", "provenance.json"):
+        assert "trace.pt" not in (place / name).read_text()
+    assert integrity.examine(place, Trust()).problems == {}
+
+
+def test_what_failed_goes_nowhere(made: tuple[Manifest, Path], tmp_path: Path) -> None:
+    """Into no pack, no deployment and no check; it can be opened by its own path, as what nobody vouches for."""
+    found, place = made
+    archive.pack(place, tmp_path / "packed")
+    archive.unpack(tmp_path / "packed", tmp_path / "unpacked", 1 << 24)
+    assert not [path for path in (tmp_path / "unpacked").rglob("*") if path.name == "trace.pt"]
+    shutil.rmtree(place / "rejected")
+    assert integrity.whole(place) == found, "nobody misses it"
+    with pytest.raises(UsageError, match="trace failed"):
+        deploy.choose(found, "trace", lambda _: "")
+    again = check_bundle.run(place, check_bundle.Settings(threads=1, timeout=120), Listener())
+    assert [(v.name, v.status) for v in again.variants] == [("script", "passed")]
+    assert any("trace is not checked: it failed" in warning for warning in again.warnings)
+
+
+def test_what_failed_is_opened_by_nobody_who_insists(made: tuple[Manifest, Path]) -> None:
+    path = made[1] / "rejected" / "trace.pt"
+    assert exporter.open_artifact(path).contract.target == "trace"
+    with pytest.raises(AlteredError, match="no record beside it"):
+        exporter.open_artifact(path, verify="required")
+
+
+def test_a_bundle_with_rejected_artifacts_is_replaced(made: tuple[Manifest, Path], run: Run) -> None:
+    _, place = run("tiny:mlp", "script", out=made[1])
+    assert place == made[1]
+    assert not (place / "rejected").exists()
+
+
+def test_a_link_called_rejected(made: tuple[Manifest, Path], tmp_path: Path) -> None:
+    place = made[1]
+    (place / "rejected").rename(tmp_path / "elsewhere")
+    (place / "rejected").symlink_to(tmp_path / "elsewhere")
+    assert "rejected" in integrity.examine(place, None).problems
+    with pytest.raises(AlteredError):
+        archive.pack(place, tmp_path / "packed")
+
+
+REJECTED = failed(stage="check", rejected=(ArtifactRecord("rejected/script.pt", 9, "0" * 64),))
+
+
+@pytest.mark.parametrize("form", ["table", "md", "html"])
+def test_the_report_says_where_it_is(form: str, tmp_path: Path) -> None:
+    assert "rejected/script.pt" in report.render(manifest(variant(), REJECTED), form, tmp_path)
+
+
+def test_a_rejected_variant_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = variant("script")
+    new = dataclasses.replace(REJECTED, contract=old.contract)
+    sides = iter((manifest(old), manifest(new, variant())))
+    monkeypatch.setattr(integrity, "whole", lambda _: next(sides))
+    found = compare_bundles.run((Path("old"), Path("new")), compare_bundles.Limits(), None, Listener())
+    assert found.broken == ("script passed, and does not any more",)
+
+
+def test_what_was_not_judged_keeps_its_name() -> None:
+    """Its row says that it was not checked, and how to."""
+    from exporter.bundle.publishing import Staging
+
+    row = failed(artifact=ArtifactRecord("trace.pt", 9, "0" * 64))
+    assert Staging(Path("out"), Path("root")).reject(row) == row

@@ -1,0 +1,66 @@
+"""Output that is closed, full, or read by nobody any more: the work is done, and the exit code is the work's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.commands import recipe_path
+
+from exporter.bundle import layout as bundles
+
+PROGRAM = f"'{sys.executable}' -P -m exporter"
+
+
+def shell(line: str) -> tuple[int, str, str]:
+    """How a line of bash ends; `exporter` in it is ours."""
+    done = subprocess.run(
+        ["bash", "-c", f'set -o pipefail; exporter() {{ {PROGRAM} "$@"; }}; {line}'],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("form", ["table", "json", "html"])
+def test_a_reader_that_has_had_enough(made_bundle: Path, form: str) -> None:
+    code, out, err = shell(f"exporter report '{made_bundle}' --format {form} | head -c 1")
+    assert (code, len(out), err) == (0, 1, "")
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [(">&-", "it is closed"), (">&- <&-", "it is closed"), ("> /dev/full", "No space left on device")],
+)
+def test_a_report_that_cannot_be_written(made_bundle: Path, where: str, said: str) -> None:
+    code, _, err = shell(f"exporter report '{made_bundle}' {where}")
+    assert code == 74
+    assert f"Error: the output cannot be written: {said}" in err
+
+
+@pytest.mark.parametrize("where", ["2>&-", "2> /dev/full", "2>&- <&-", ">&- 2>&- <&-"])
+def test_a_message_that_cannot_be_written(made_bundle: Path, where: str) -> None:
+    assert shell(f"exporter report '{made_bundle}/none' {where}")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("where", "code"),
+    [("2>&-", 0), (">&- 2>&- <&-", 74), ("> /dev/full", 74)],
+)
+def test_a_bundle_is_made_whatever_becomes_of_the_output(tmp_path: Path, where: str, code: int) -> None:
+    out = tmp_path / "toy"
+    words = f"exporter export '{recipe_path('tiny:mlp')}' --targets trace --no-bench --threads 1 --device cpu"
+    assert shell(f"{words} --out '{out}' {where}")[0] == code
+    (row,) = bundles.read_manifest(out).variants
+    assert row.status == "passed"
+    assert not list((out / "logs").glob("*.pt"))
+
+
+def test_a_failure_is_not_hidden_by_what_becomes_of_the_output(tmp_path: Path) -> None:
+    words = f"exporter export '{recipe_path('broken:forward_raises')}' --targets trace --no-bench --device cpu"
+    assert shell(f"{words} --out '{tmp_path / 'toy'}' > /dev/full")[0] == 1

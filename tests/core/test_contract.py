@@ -1,0 +1,335 @@
+"""Contracts: found by probing, enforced on calls, carried in files. No torch here."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+from support.manifests import CONTRACT
+
+from exporter.core import contract
+from exporter.core.errors import ArtifactError, ContractError, UsageError
+from exporter.core.json_codec import from_json, to_json
+from exporter.core.records import Contract, Dim, Range, TensorSpec
+
+SYMBOLS = {"batch": Range(1, 8), "sequence": Range(1, 16)}
+
+
+def spec(*shape: Dim, name: str = "x", dtype: str = "float32") -> TensorSpec:
+    return TensorSpec(name, dtype, shape)
+
+
+def probed(*shapes_of, base: dict[str, int] | None = None, symbols: dict[str, Range] | None = None):
+    """Specs of tensors whose shapes are functions of the sizes."""
+    return contract.probe_shapes(
+        lambda sizes: tuple(spec(*shape(sizes), name=f"x{i}") for i, shape in enumerate(shapes_of)),
+        base or {"batch": 2, "sequence": 5},
+        SYMBOLS if symbols is None else symbols,
+    )
+
+
+def test_dimensions_follow_symbols() -> None:
+    found = probed(lambda s: (s["batch"], s["sequence"], 768), lambda s: (3, s["batch"]))
+    assert [f.shape for f in found] == [("batch", "sequence", 768), (3, "batch")]
+
+
+def test_a_dimension_that_merely_equals_a_size_is_fixed() -> None:
+    assert probed(lambda s: (s["batch"], 2, 5))[0].shape == ("batch", 2, 5)
+
+
+def test_a_dimension_that_follows_in_another_way_is_anything() -> None:
+    shape = probed(lambda s: (s["sequence"] ** 2, s["sequence"] - 1, s["batch"] * s["sequence"]))[0].shape
+    assert shape == (None, "sequence-1", None)
+
+
+def test_equal_example_sizes_are_told_apart() -> None:
+    found = probed(lambda s: (s["batch"], s["sequence"]), base={"batch": 4, "sequence": 4})
+    assert found[0].shape == ("batch", "sequence")
+
+
+def test_a_size_at_its_maximum_is_probed_below() -> None:
+    assert probed(lambda s: (s["batch"],), base={"batch": 8, "sequence": 5})[0].shape == ("batch",)
+
+
+def test_a_symbol_with_one_size_stays_fixed() -> None:
+    symbols = {"batch": Range(2, 2), "sequence": Range(1, 9)}
+    assert probed(lambda s: (s["batch"], s["sequence"]), symbols=symbols)[0].shape == (2, "sequence")
+
+
+def test_ranks_and_names_may_not_change() -> None:
+    with pytest.raises(ContractError, match="names or ranks differ"):
+        probed(lambda s: (1,) * s["batch"])
+    with pytest.raises(ContractError, match="batch=3"):
+        contract.infer_shapes(
+            [({"batch": 2}, (spec(2, name="a"),)), ({"batch": 3}, (spec(3, name="b"),))], {"batch": Range(1, 8)}
+        )
+
+
+def test_capture_sizes_avoid_one_and_each_other() -> None:
+    assert contract.capture_sizes({"batch": 1, "sequence": 14}, SYMBOLS) == {"batch": 2, "sequence": 14}
+    assert contract.capture_sizes({"batch": 2, "sequence": 2}, SYMBOLS) == {"batch": 2, "sequence": 3}
+    assert contract.capture_sizes({"batch": 1}, {"batch": Range(1, 1)}) == {"batch": 1}
+    assert contract.capture_sizes({"n": 5}, {}) == {"n": 5}, "what is no symbol is left alone"
+
+
+def test_the_plan_starts_with_the_example_and_tries_every_end() -> None:
+    base = {"batch": 2, "sequence": 6}
+    plan = contract.probe_plan(base, SYMBOLS)
+    assert plan[:2] == [(base, 0), (base, 1)]
+    tried = {name: {sizes[name] for sizes, _ in plan} for name in SYMBOLS}
+    assert {1, 2, 3, 8} <= tried["batch"]
+    assert {1, 2, 3, 7, 16} <= tried["sequence"]
+    assert any(s["batch"] != 2 and s["sequence"] != 6 for s, _ in plan), "all together once"
+    assert len({(contract.describe(s), seed) for s, seed in plan}) == len(plan), "none twice"
+
+
+def test_the_plan_stays_inside_the_ranges() -> None:
+    for sizes, _ in contract.probe_plan({"batch": 4, "sequence": 9}, {"batch": Range(4, 5), "sequence": Range(8, 9)}):
+        assert 4 <= sizes["batch"] <= 5
+        assert 8 <= sizes["sequence"] <= 9
+
+
+def test_a_sweep_is_every_combination_the_example_first() -> None:
+    base = {"batch": 2, "sequence": 6, "depth": 3}
+    points = contract.sweep_points(base, SYMBOLS, {"sequence": (16, 6), "batch": (2, 8)})
+    assert points == {
+        "batch=2 sequence=6 depth=3": {"sequence": 6, "batch": 2},
+        "batch=2 sequence=16 depth=3": {"sequence": 16, "batch": 2},
+        "batch=8 sequence=16 depth=3": {"sequence": 16, "batch": 8},
+        "batch=8 sequence=6 depth=3": {"sequence": 6, "batch": 8},
+    }
+    assert next(iter(points)) == "batch=2 sequence=6 depth=3"
+    planned = [sizes for sizes, _ in contract.probe_plan(base, SYMBOLS, points.values())]
+    assert all({**base, **point} in planned for point in points.values())
+    assert contract.sweep_points(base, SYMBOLS, {}) == {}
+
+
+def test_a_sweep_keeps_to_what_is_promised() -> None:
+    with pytest.raises(UsageError, match="batch is 1 to 8, which leaves out 9"):
+        contract.sweep_points({"batch": 2}, SYMBOLS, {"batch": (2, 9)})
+    with pytest.raises(UsageError, match="batch is 1 or 8, which leaves out 4") as raised:
+        contract.sweep_points({"batch": 1}, {"batch": Range(1, 8, (1, 8))}, {"batch": (1, 4)})
+    assert raised.value.remedy == "--specialize batch=1,4,8 promises more"
+    with pytest.raises(UsageError, match="depth is not dynamic"):
+        contract.sweep_points({"depth": 2}, SYMBOLS, {"depth": (2, 3)})
+
+
+def test_the_plan_without_sizes() -> None:
+    assert contract.probe_plan({}, {}) == [({}, 0), ({}, 1)]
+    assert contract.describe({}) == "fixed sizes"
+
+
+def test_sizes_are_checked() -> None:
+    contract.check_sizes({"batch": 8, "other": 10**6}, SYMBOLS)
+    for size in (0, 9):
+        with pytest.raises(UsageError, match=f"batch is {size}, which is outside its range, 1 to 8") as raised:
+            contract.check_sizes({"batch": size}, SYMBOLS)
+        assert "--size batch=N" in raised.value.remedy
+
+
+PAIR = Contract(
+    "m",
+    (spec("batch", "sequence", name="ids", dtype="int64"), spec("batch", 4, None, name="x")),
+    (spec("batch", name="y"),),
+    SYMBOLS,
+)
+GOOD = (spec(2, 3, name="ids", dtype="int64"), spec(2, 4, 99))
+
+
+def test_what_fits_passes() -> None:
+    contract.enforce(PAIR, GOOD)
+    contract.enforce(PAIR, (spec(8, 16, dtype="int64"), spec(8, 4, 0)))
+
+
+@pytest.mark.parametrize(
+    ("actual", "message"),
+    [
+        ((GOOD[0],), "1 inputs given, the contract has 2: ids, x"),
+        ((*GOOD, GOOD[0]), "3 inputs given"),
+        ((spec(2, 3, dtype="int32"), GOOD[1]), "ids: dtype int32, the contract wants int64"),
+        ((spec(2, dtype="int64"), GOOD[1]), "ids: 1 dimensions, the contract wants 2"),
+        ((GOOD[0], spec(2, 5, 9)), "x dim 1 is 5, the contract wants 4"),
+        ((GOOD[0], spec(3, 4, 9)), r"x dim 0 is 3, but batch is 2 \(from ids dim 0\)"),
+        ((spec(9, 3, dtype="int64"), spec(9, 4, 9)), "batch is 9, the contract allows 1 to 8"),
+        ((spec(0, 3, dtype="int64"), spec(0, 4, 9)), "batch is 0, the contract allows 1 to 8"),
+        ((spec(2, 17, dtype="int64"), GOOD[1]), "sequence is 17, the contract allows 1 to 16"),
+    ],
+)
+def test_what_does_not_fit_is_named(actual: tuple[TensorSpec, ...], message: str) -> None:
+    with pytest.raises(ContractError, match=message):
+        contract.enforce(PAIR, actual)
+
+
+def archive(path: Path, **members: str) -> Path:
+    with zipfile.ZipFile(path, "w") as file:
+        for name, text in members.items():
+            file.writestr(name.replace("__", "/"), text)
+    return path
+
+
+def test_a_contract_travels_in_a_zip(tmp_path: Path) -> None:
+    path = archive(tmp_path / "a.pt2", model__version="3")
+    contract.append_to_zip(path, to_json(CONTRACT))
+    assert contract.read_zip(path) == CONTRACT
+    with zipfile.ZipFile(path) as written:
+        assert written.infolist()[-1].date_time[0] == 1980  # the same bytes at any time
+
+
+def test_a_contract_has_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zip archives know none before 1980, which is what a clock may say."""
+    path = archive(tmp_path / "a.pt2", model__version="3")
+    monkeypatch.setattr("time.time", lambda: 0.0)
+    contract.append_to_zip(path, to_json(CONTRACT))
+    assert contract.read_zip(path) == CONTRACT
+
+
+def test_files_without_a_contract(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="carries no contract"):
+        contract.read_zip(archive(tmp_path / "a.pt", model__version="3"))
+    with pytest.raises(ArtifactError, match="cannot be read"):
+        contract.read_zip(tmp_path / "missing.pt")
+    (tmp_path / "b.pt").write_bytes(b"PK\x03\x04 no archive")
+    with pytest.raises(ArtifactError, match="cannot be read"):
+        contract.read_zip(tmp_path / "b.pt")
+
+
+@pytest.mark.parametrize("text", ["{}", "[1", to_json(dataclasses.replace(CONTRACT, schema=3))])
+def test_broken_contracts(tmp_path: Path, text: str) -> None:
+    path = archive(tmp_path / "a.pt", model__version="3")
+    contract.append_to_zip(path, text)
+    with pytest.raises(ArtifactError):
+        contract.read_zip(path)
+
+
+def test_a_contract_whose_bytes_were_changed(tmp_path: Path) -> None:
+    path = archive(tmp_path / "a.pt", model__version="3")
+    contract.append_to_zip(path, to_json(CONTRACT))
+    path.write_bytes(path.read_bytes().replace(b'"batch"', b'"bitch"'))
+    with pytest.raises(ArtifactError, match="cannot be read"):
+        contract.read_zip(path)
+
+
+def test_a_contract_that_names_a_symbol_it_does_not_have(tmp_path: Path) -> None:
+    path = archive(tmp_path / "a.pt", model__version="3")
+    data = json.loads(to_json(CONTRACT)) | {"symbols": {}}
+    contract.append_to_zip(path, json.dumps(data))
+    with pytest.raises(ArtifactError, match="batch"):
+        contract.read_zip(path)
+
+
+def test_derived_dimensions_are_found() -> None:
+    found = probed(lambda s: (2 * s["batch"] + 1, s["sequence"] // 2, (s["sequence"] + 1) // 2))[0]
+    assert found.shape == ("2*batch+1", "sequence//2", "(sequence+1)//2")
+
+
+def derived(*shape: Dim) -> Contract:
+    return dataclasses.replace(
+        CONTRACT, inputs=(spec(*shape),), outputs=(), symbols={"n": Range(2, 9), "m": Range(1, 3)}
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes"),
+    [
+        (("n", "2*n+1"), (3, 7)),
+        (("2*n+1", "n"), (7, 3)),
+        (("n//2", "2*n"), (2, 10)),
+        (("n//2",), (4,)),
+        (("(n+1)//2", "m"), (1, 3)),
+    ],
+)
+def test_sizes_that_fit_their_expressions(shape: tuple[Dim, ...], sizes: tuple[int, ...]) -> None:
+    contract.enforce(derived(*shape), [spec(*sizes)])
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes", "message"),
+    [
+        (("n", "2*n+1"), (3, 8), r"x dim 1 is 8, not 2\*n\+1 = 7, but n is 3 \(from x dim 0\)"),
+        (("2*n+1",), (8,), r"no n of 2 to 9 gives 2\*n\+1 = 8"),
+        (("2*n+1",), (21,), r"x dim 0: n is 10, the contract allows 2 to 9"),
+        (("n//2",), (5,), r"no n of 2 to 9 gives n//2 = 5"),
+        (("(3*n)//2",), (5,), r"no n of 2 to 9 gives \(3\*n\)//2 = 5"),
+        (("n//2", "2*n"), (2, 12), r"x dim 0 is 2, not n//2 = 3, but n is 6 \(from x dim 1\)"),
+    ],
+)
+def test_sizes_that_do_not_fit_their_expressions(shape: tuple[Dim, ...], sizes: tuple[int, ...], message: str) -> None:
+    with pytest.raises(ContractError, match=message):
+        contract.enforce(derived(*shape), [spec(*sizes)])
+
+
+def choose(sizes=None, ranges=None, dynamic: str = "all"):
+    return contract.choose_sizes({"batch": 2, "sequence": 5, "image": 224}, SYMBOLS, sizes or {}, ranges or {}, dynamic)
+
+
+def test_the_user_chooses_sizes() -> None:
+    assert choose() == ({"batch": 2, "sequence": 5, "image": 224}, SYMBOLS)
+    assert choose({"image": 160})[0]["image"] == 160
+    assert choose(dynamic="batch")[1] == {"batch": Range(1, 8)}
+    assert choose(dynamic="none")[1] == {}
+    base, symbols = choose(ranges={"batch": Range(4, 16), "image": Range(100, 300)}, dynamic="image, batch")
+    assert (base["batch"], base["image"]) == (4, 224)
+    assert symbols == {"batch": Range(4, 16), "image": Range(100, 300)}
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"sizes": {"width": 3}}, "inputs.. takes no width"),
+        ({"ranges": {"width": Range(1, 3)}}, "inputs.. takes no width"),
+        ({"dynamic": "width"}, "inputs.. takes no width"),
+        ({"dynamic": "image"}, "image has no range to be dynamic in"),
+        ({"sizes": {"batch": 9}}, "batch is 9, which is outside its range, 1 to 8"),
+        ({"sizes": {"batch": 2}, "ranges": {"batch": Range(4, 8)}}, "batch is 2"),
+    ],
+)
+def test_sizes_that_cannot_be(asked, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        choose(**asked)
+
+
+STEPPED = {"height": Range(32, 512, multiple_of=16)}
+
+
+def test_sizes_of_goldens_keep_to_the_step() -> None:
+    sizes = {at["height"] for at, _ in contract.probe_plan({"height": 64}, STEPPED)}
+    assert sizes == {32, 48, 64, 80, 512}
+    both = {name: Range(16, 64, multiple_of=16) for name in ("height", "width")}
+    assert contract.capture_sizes({"height": 16, "width": 16}, both) == {"height": 32, "width": 48}
+    assert [contract.nearest(size, STEPPED["height"]) for size in (1, 39, 41, 1000)] == [32, 32, 48, 512]
+    assert all(size % 16 == 0 for size in contract.probes(64, STEPPED["height"]))
+
+
+def test_a_step_is_enforced_and_said() -> None:
+    promised = Contract("m", (TensorSpec("x", "float32", ("height", "2*height")),), (), STEPPED)
+    contract.enforce(promised, [TensorSpec("x", "float32", (48, 96))])
+    with pytest.raises(ContractError, match="height is 40, the contract allows 32 to 512, multiples of 16"):
+        contract.enforce(promised, [TensorSpec("x", "float32", (40, 80))])
+
+
+@pytest.mark.parametrize(("schema", "read"), [(1, True), (2, True), (3, False)])
+def test_schemas_that_are_read(schema: int, read: bool) -> None:
+    text = to_json(dataclasses.replace(CONTRACT, schema=schema))
+    if read:
+        assert from_json(Contract, text).schema == schema
+    else:
+        with pytest.raises(ArtifactError, match="schema 3 is not known, only 1 and 2"):
+            from_json(Contract, text)
+
+
+def test_a_contract_of_before_has_no_step() -> None:
+    data = json.loads(to_json(dataclasses.replace(CONTRACT, schema=1)))
+    for bounds in data["symbols"].values():
+        del bounds["multiple_of"]
+    assert all(bounds.multiple_of == 1 for bounds in from_json(Contract, json.dumps(data)).symbols.values())
+
+
+@pytest.mark.parametrize(("low", "high", "step"), [(1, 8, 9), (1, 8, 0), (9, 8, 1)])
+def test_ranges_without_a_size_are_none(low: int, high: int, step: int) -> None:
+    data = json.loads(to_json(CONTRACT))
+    data["symbols"] = {name: {"min": low, "max": high, "multiple_of": step} for name in data["symbols"]}
+    with pytest.raises(ArtifactError, match="not a valid Contract"):
+        from_json(Contract, json.dumps(data))

@@ -1,0 +1,152 @@
+"""What the machine is, on machines that are not this one."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from exporter.core import environment
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    environment.gpus.cache_clear()
+    yield
+    environment.gpus.cache_clear()
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
+    """Put a program on the PATH, and nothing else."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    def act(name: str, script: str = "exit 0") -> Path:
+        path = tmp_path / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        return path
+
+    return act
+
+
+def test_versions() -> None:
+    assert environment.version("click")
+    assert environment.version("a-distribution-that-nobody-has") is None
+
+
+def test_describe_is_text_and_names_what_matters() -> None:
+    facts = environment.describe()
+    assert all(isinstance(value, str) and value for value in facts.values())
+    assert {"cpu", "cpus", "isa", "os", "python", "compiler", "torch", "click"} <= set(facts)
+    assert int(facts["cpus"]) == environment.usable_cpus() >= 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "isa"),
+    [("sse4_2 avx avx2 avx512f amx_tile", "amx_tile"), ("avx avx2 avx512f", "avx512f"), ("sse4_2", "sse4_2")],
+)
+def test_the_widest_instruction_set(monkeypatch: pytest.MonkeyPatch, flags: str, isa: str) -> None:
+    monkeypatch.setattr(environment, "_cpuinfo", lambda: {"flags": flags, "model name": "A CPU"})
+    assert environment.isa() == isa
+    assert environment.cpu_flags() == set(flags.split())
+    assert environment.cpu_name() == "A CPU"
+
+
+def test_a_machine_without_cpuinfo(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(self: Path, *args: object) -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    assert environment.isa()
+    assert environment.cpu_name()
+
+
+def test_no_gpu(program) -> None:
+    assert environment.gpus() == ()
+
+
+ONE, TWO = "NVIDIA H200, 570.1", "NVIDIA L4, 570.1"
+
+
+def test_gpus(program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    program("nvidia-smi", f"echo 'GPU-aa01, {ONE}'; echo; echo 'GPU-bb02, {TWO}'")
+    assert environment.gpus() == (ONE, TWO)
+    assert environment.describe()["gpu1"] == TWO
+
+
+def test_driver(program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert environment.driver() == ""
+    environment.gpus.cache_clear()
+    program("nvidia-smi", f"echo 'GPU-aa01, {ONE}'")
+    assert environment.driver() == "570.1"
+    environment.gpus.cache_clear()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-dd04")
+    assert environment.driver() == ""
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ("", ()),
+        ("-1", ()),
+        ("NoDevFiles", ()),
+        ("1", (TWO,)),
+        ("1,0", (TWO, ONE)),
+        ("0, 7, 1", (ONE,)),
+        ("GPU-bb", (TWO,)),
+        ("GPU-aa01,GPU-bb02", (ONE, TWO)),
+        ("GPU-cc03", ()),
+        ("MIG-dd04", ("MIG-dd04",)),
+    ],
+)
+def test_gpus_that_are_hidden(program, monkeypatch: pytest.MonkeyPatch, wanted: str, found: tuple[str, ...]) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", wanted)
+    program("nvidia-smi", f"echo 'GPU-aa01, {ONE}'; echo 'GPU-bb02, {TWO}'")
+    assert environment.gpus() == found
+
+
+def test_memory_of_a_gpu(program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    program("nvidia-smi", "echo 'GPU-aa01, 1000 MiB'; echo 'GPU-bb02, [N/A]'")
+    assert environment.gpu_memory_mb("cuda") is None, "nobody says"
+    assert environment.gpu_memory_mb("cuda:1") == pytest.approx(1048.576)
+    assert environment.gpu_memory_mb("cuda:2") is None
+
+
+def test_a_driver_that_does_not_answer(program) -> None:
+    program("nvidia-smi", "echo 'no devices were found'; exit 9")
+    assert environment.gpus() == ()
+    assert environment.gpu_memory_mb("cuda") is None
+
+
+def test_compiler(program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    assert environment.compiler() is None
+    clang = program("clang++")
+    assert environment.compiler() == str(clang)
+    gcc = program("g++")
+    assert environment.compiler() == str(gcc)
+    mine = program("my-c++")
+    monkeypatch.setenv("CXX", "my-c++")
+    assert environment.compiler() == str(mine)
+
+
+def test_find_runner(program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "exporter" / "core" / "environment.py"))
+    monkeypatch.delenv("EXPORTER_RUN", raising=False)
+    assert environment.find_runner() is None
+    built = tmp_path / "build" / "cpp"
+    built.mkdir(parents=True)
+    program("build/cpp/exporter-run")
+    assert environment.find_runner() == built / "exporter-run"
+    on_path = program("exporter-run")
+    assert environment.find_runner() == on_path
+    monkeypatch.setenv("EXPORTER_RUN", str(built / "exporter-run"))
+    assert environment.find_runner() == built / "exporter-run"
+    monkeypatch.setenv("EXPORTER_RUN", str(tmp_path / "nowhere"))
+    assert environment.find_runner() is None

@@ -1,0 +1,194 @@
+"""What the machine did beside a measurement: how that is read, and what the report makes of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.commands import Cli
+from support.manifests import manifest, timing, variant
+
+from exporter.core import machine_load
+from exporter.core.records import Goal, MachineLoad, Manifest
+from exporter.report import summary
+
+CALM = MachineLoad(4, 0.02, 0.0, 0.0, 0, 0.3)
+BUSY = replace(CALM, others=0.3, load=7.2)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., machine_load.Reading]:
+    """A /proc of two CPUs with these ticks; each call is a reading one second later."""
+    clock = iter(range(100))
+    monkeypatch.setattr(machine_load, "PROC", tmp_path)
+    monkeypatch.setattr(machine_load.processes, "PROC", tmp_path)
+    monkeypatch.setattr(machine_load, "CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(machine_load, "CPUS", tmp_path / "cpu")
+    monkeypatch.setattr(machine_load, "_usable", lambda: frozenset({0, 1}))
+    monkeypatch.setattr(machine_load, "_ticks", lambda: 100)
+    monkeypatch.setattr(machine_load.os, "getpid", lambda: 7)
+    monkeypatch.setattr(machine_load.time, "monotonic", lambda: float(next(clock)))
+
+    def write(name: str, text: str) -> None:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    def look(user: int = 0, steal: int = 0, own: int = 0, throttled: int = 0, hot: int = 0) -> machine_load.Reading:
+        cpu = f"{user} 0 0 9 9 0 0 {steal} 0 0"
+        write("stat", f"cpu  99 9\ncpu0 {cpu}\ncpu1 0 0 0 0 0 0 0 0 0 0\ncpu9 {10 * user} 0 0 0 0 0 0 0 0 0\nintr 5\n")
+        for pid, parent, ticks in ((7, 1, 0), (8, 7, own), (9, 8, 0), (10, 1, 5000 + user)):
+            write(f"{pid}/stat", f"{pid} (a (b) c) S {parent} {' '.join('0' * 9)} {ticks} 0 0 0 20 0\n")
+        write("self/cgroup", "0::/job\n")
+        write("cgroup/job/cpu.stat", f"usage_usec 1\nthrottled_usec {throttled}\n")
+        write("cpu/cpu0/thermal_throttle/core_throttle_count", f"{hot}\n")
+        found = machine_load.read()
+        assert found is not None
+        return found
+
+    return look
+
+
+def test_what_others_took(machine: Callable[..., machine_load.Reading]) -> None:
+    """80 ticks on our two CPUs in a second, 20 of them of a child: the others took 60 of 200."""
+    found = machine_load.between(machine(100), machine(180, own=20))
+    assert found is not None
+    assert (found.cpus, found.others, found.steal, found.throttled, found.hot) == (2, pytest.approx(0.3), 0, 0, 0)
+    assert found.busy
+
+
+def test_our_own_work_is_not_others(machine: Callable[..., machine_load.Reading]) -> None:
+    found = machine_load.between(machine(100), machine(300, own=200))
+    assert found is not None
+    assert (found.others, found.busy) == (0.0, False)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"steal": 10}, "other guests of the host 5%"),
+        ({"throttled": 50_000}, "a quota stopped it for 5% of the time"),
+        ({"hot": 3}, "cores slowed down for heat 3 times"),
+    ],
+)
+def test_what_else_disturbs(change: dict[str, int], said: str, machine: Callable[..., machine_load.Reading]) -> None:
+    found = machine_load.between(machine(), machine(**change))
+    assert found is not None
+    assert found.busy
+    assert said in found.describe()
+
+
+def test_where_nobody_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(machine_load, "PROC", tmp_path / "none")
+    assert machine_load.read() is None
+    assert machine_load.Watch().load() is None
+
+
+@pytest.mark.skipif(not Path("/proc/stat").is_file(), reason="there is no /proc")
+def test_this_machine() -> None:
+    """Work of a process that we started counts as our own, also when it has ended."""
+    before = machine_load.read()
+    subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.5: pass"], check=True)
+    after = machine_load.read()
+    assert before is not None
+    assert after is not None
+    assert after.own - before.own >= 0.45
+    assert after.busy - before.busy >= 0.45
+
+
+def looks(*found: MachineLoad) -> Iterator[MachineLoad]:
+    yield from found
+    pytest.fail("it looked again")
+
+
+def test_waiting_ends_when_it_is_quiet_twice() -> None:
+    heard: list[str] = []
+    given = looks(BUSY, CALM, BUSY, CALM, CALM)
+    assert machine_load.wait(60.0, heard.append, lambda: next(given)) == ""
+    assert heard == ["wait: other processes took 30% of 4 CPUs, load 7.2"] * 2
+
+
+def test_waiting_has_an_end() -> None:
+    said = machine_load.wait(0.05, lambda _: None, lambda: time.sleep(0.02) or BUSY)
+    assert said == "the machine did not become quiet in 0.05 s: other processes took 30% of 4 CPUs, load 7.2"
+    assert machine_load.wait(0.0, lambda _: None, lambda: pytest.fail("it looked")) == ""
+
+
+def timed(machine: MachineLoad | None, stable: bool = True, goal: Goal | None = None) -> Manifest:
+    """trace is 1.5 times as fast as eager, onnx a little slower than trace."""
+    rows = [
+        replace(variant(name), timings={"python": replace(timing(median), stable=stable, speedup=1.5, speedup_ci95=ci)})
+        for name, median, ci in (("trace", 10.0, (1.2, 1.9)), ("onnx", 11.0, (1.1, 1.7)))
+    ]
+    return replace(manifest(*rows), machine=machine, goal=goal or Goal())
+
+
+def headline(found: Manifest) -> str:
+    return " ".join(summary.sentences(found)[1:])
+
+
+def test_a_quiet_machine_is_not_worth_a_word() -> None:
+    for machine in (CALM, None):
+        text = headline(timed(machine))
+        assert text.startswith("Ship trace.pt: 10.0 ms in Python, 1.2x to 1.9x eager")
+        assert "distinguishable" not in text
+        assert "busy" not in text
+
+
+def test_a_busy_machine_is_in_the_headline_and_widens_it() -> None:
+    text = headline(timed(BUSY))
+    assert text.startswith(
+        "The machine was busy while this was timed: other processes took 30% of 4 CPUs, load 7.2. Ship trace.pt: "
+    )
+    assert "(not distinguishable from onnx)" in text
+    assert "It is not distinguishable from eager, or slower." in text  # 1.2 by 0.7
+
+
+@pytest.mark.parametrize(("machine", "stable"), [(BUSY, False), (replace(BUSY, others=0.6), True)])
+def test_times_that_decide_nothing_recommend_nothing(machine: MachineLoad, stable: bool) -> None:
+    text = headline(timed(machine, stable))
+    assert "Ship" not in text
+    assert text.endswith("so nothing is recommended. " + summary.AGAIN)
+    assert summary.alternatives(timed(machine, stable)) == []
+    assert "Ship trace.pt" in headline(timed(machine, stable, Goal("size")))
+
+
+def test_a_large_speed_up_is_written_out() -> None:
+    wide = replace(timing(1.0, stable=False), speedup=200.0, speedup_ci95=(3.14, 512.3))
+    assert summary._faster(wide, "eager") == "3.1x to 512x eager"
+
+
+def test_a_wide_interval_is_no_number() -> None:
+    """As eager's between 566 and 1216 ms, marked by a `~` alone."""
+    assert "1.2x to 1.9x eager" in headline(timed(CALM, stable=False))
+    assert "1.50x" not in headline(timed(CALM, stable=False))
+    assert "2.00x eager" in headline(manifest(variant("trace", 5.0)))  # ±1%
+
+
+def test_a_p99_of_few_runs_is_not_printed() -> None:
+    """A bundle of an earlier exporter may have one."""
+    from exporter.release import gates
+    from exporter.release.plan import Gates
+    from exporter.report import rows
+
+    few = replace(timing(10.0), runs=20)
+    assert rows.percentile(few, 90) == rows.percentile(few, 99) == "-"
+    assert rows.percentile(timing(10.0), 99) == "12.0"
+    record = replace(variant("trace"), timings={"python": few})
+    (check,) = gates.check(Gates(max_p99_ms=99), gates.measure(record))
+    assert (check.passed, check.text) == (False, "not measured, at most 99 ms")
+    found = replace(manifest(record), goal=Goal(max_p99_ms=99))
+    assert "No artifact keeps the bounds" in headline(found)
+
+
+def test_help_promises_what_is_kept(cli: Cli) -> None:
+    from exporter.evidence.benchmark import FEWEST_WINDOWS
+
+    for name in ("export", "bench"):
+        said = " ".join(cli(name, "--help").out.split())
+        assert f"at least {FEWEST_WINDOWS} calls of each count" in said
+        assert "--wait-quiet SECONDS" in said

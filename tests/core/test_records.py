@@ -1,0 +1,82 @@
+"""The schema that describes the manifest to others."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from support.manifests import MANIFEST, edited, variant
+from support.schema import SCHEMA, VALIDATOR
+
+from exporter.core import records
+from exporter.core.json_codec import from_json, to_json
+from exporter.core.records import Manifest, Timing
+
+RECORDS = {
+    k: v
+    for k, v in vars(records).items()
+    if getattr(v, "__module__", "") == records.__name__ and dataclasses.is_dataclass(v)
+}
+
+
+def test_the_schema_is_a_schema() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+
+
+def test_the_schema_takes_a_manifest() -> None:
+    VALIDATOR.validate(json.loads(to_json(MANIFEST)))
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_the_schema_has_every_field_and_no_other(name: str) -> None:
+    """A field that is added to a record, but not to the schema, fails here."""
+    described = SCHEMA if name == "Manifest" else SCHEMA["$defs"][name]
+    fields = {field.name for field in dataclasses.fields(RECORDS[name])}
+    assert set(described["properties"]) == fields
+    assert set(described["required"]) == fields, "all fields are always written"
+    assert described["additionalProperties"] is False
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_every_field_is_described(name: str) -> None:
+    described = SCHEMA if name == "Manifest" else SCHEMA["$defs"][name]
+    for field, form in described["properties"].items():
+        assert "$ref" in form or form.get("description"), f"{name}.{field}"
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_the_schema_lets_the_same_fields_be_null(name: str) -> None:
+    described = SCHEMA if name == "Manifest" else SCHEMA["$defs"][name]
+    for field, hint in typing.get_type_hints(RECORDS[name]).items():
+        form = described["properties"][field]
+        kinds = [*form.get("anyOf", []), form]
+        nullable = any(kind.get("type") == "null" or "null" in kind.get("type", []) for kind in kinds)
+        assert nullable == (type(None) in typing.get_args(hint)), f"{name}.{field}"
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("schema",), 2),
+        (("status",), "done"),
+        (("surprise",), 1),
+        (("golden", "file", "sha256"), "abc"),
+        (("variants", 1, "parity", "verdict"), "fine"),
+        (("variants", 1, "timings", "rust"), dataclasses.asdict(typing.cast(Timing, variant().timings["python"]))),
+        (("contract", "symbols", "batch", "min"), 0),
+    ],
+)
+def test_the_schema_refuses(path: tuple[str | int, ...], value: Any) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        VALIDATOR.validate(json.loads(edited(*path, to=value)))
+
+
+def test_real_manifests_fit_the_schema(made_bundle: Path) -> None:
+    text = (made_bundle / "manifest.json").read_text()
+    VALIDATOR.validate(json.loads(text))
+    assert to_json(from_json(Manifest, text)) + "\n" == text

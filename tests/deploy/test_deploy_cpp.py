@@ -1,0 +1,139 @@
+"""`exporter deploy cpp`: a folder that runs by itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.commands import NATIVE, Cli
+from support.manifests import CONTRACT, failed, manifest, variant
+
+from exporter.bundle.layout import read_manifest
+from exporter.core import environment
+from exporter.core.errors import ArtifactError, BundleError, JobError, UsageError
+from exporter.deploy import choose, cpp
+
+needs_runner = pytest.mark.skipif(not NATIVE, reason="exporter-run is not built (make cpp)")
+
+
+@pytest.fixture(scope="module")
+def folder(made_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A deployment of the tiny bundle's trace. Do not change it."""
+    out = tmp_path_factory.mktemp("deployed") / "pair"
+    deployment = cpp.deploy(made_bundle, read_manifest(made_bundle), "trace", out)
+    assert deployment.parity is not None
+    assert deployment.parity.verdict == "exact"
+    return out
+
+
+@needs_runner
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may chroot")
+def test_it_verifies_in_an_empty_root(folder: Path) -> None:
+    """Nothing of this machine is there: no shell, no /lib64, no /proc, no Python."""
+    command = next(line.split() for line in (folder / "README").read_text().splitlines() if " verify /" in line)
+    done = subprocess.run(["chroot", folder, *command], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "/trace.pt: exact (12 cases, 0 failed)")
+    assert not [file for file in folder.rglob("*") if "python" in file.name]
+
+
+@needs_runner
+def test_its_script_runs_it_from_anywhere(folder: Path, tmp_path: Path) -> None:
+    link = tmp_path / "a link"
+    link.symlink_to(folder / "run")
+    words = [link, "verify", folder / "trace.pt"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, cwd=tmp_path, env={}, check=False)
+    assert (done.returncode, "exact (12 cases, 0 failed)" in done.stdout) == (0, True)
+
+
+@needs_runner
+def test_it_is_made_again_in_its_place_but_not_over_files_of_others(folder: Path, bundle: Path, tmp_path: Path) -> None:
+    out = tmp_path / "pair-cpp"
+    shutil.copytree(folder, out, copy_function=os.link)
+    cpp.deploy(bundle, read_manifest(bundle), "script", out)
+    assert {file.name for file in out.glob("*.pt")} == {"script.pt", "golden.pt"}
+    (out / "lib" / "mine.txt").write_text("mine")
+    with pytest.raises(BundleError, match=r"lib/mine\.txt, which exporter did not write"):
+        cpp.deploy(bundle, read_manifest(bundle), "trace", out)
+    assert (out / "lib" / "mine.txt").read_text() == "mine"
+
+
+def test_a_folder_of_others_is_left_alone(bundle: Path, tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="holds files, but no deployment"):
+        cpp.deploy(bundle, read_manifest(bundle), "trace", bundle)
+
+
+@pytest.mark.parametrize("file", ["trace.pt", "golden.pt"])
+def test_altered_files_are_refused(bundle: Path, tmp_path: Path, file: str) -> None:
+    data = bytearray((bundle / file).read_bytes())
+    data[-1] ^= 1
+    (bundle / file).write_bytes(data)
+    with pytest.raises(ArtifactError, match=f"{file} is not the file that was recorded"):
+        cpp.deploy(bundle, read_manifest(bundle), "trace", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@needs_runner
+def test_a_library_from_outside_is_found_out(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = environment.find_runner()
+    assert runner is not None
+    short = {name: path for name, path in cpp.loaded_by(runner).items() if name != "libm.so.6"}
+    monkeypatch.setattr(cpp, "loaded_by", lambda *_: short)
+    with pytest.raises(JobError, match=r"does not stand alone: /\S*/libm\S* came from outside"):
+        cpp.deploy(bundle, read_manifest(bundle), "trace", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def refuse_onnx(record: object) -> str:
+    return "does not run in C++" if getattr(record, "target", "") == "onnx" else ""
+
+
+def test_which_variant() -> None:
+    """The recommended one of those that fit; the only one that fits; the one that was named."""
+    onnx, slow, fast = variant("onnx", 1.0), variant("trace", 5.0), variant("script", 4.0)
+    assert choose(manifest(onnx, slow, fast), None, refuse_onnx).name == "script"
+    assert choose(manifest(onnx, slow, fast), "trace", refuse_onnx).name == "trace"
+    assert choose(manifest(onnx, variant("trace", None)), None, refuse_onnx).name == "trace"
+    with pytest.raises(UsageError, match="no timing tells"):
+        choose(manifest(variant("trace", None), variant("script", None)), None, refuse_onnx)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("script", "script failed: TorchScript has no cond"),
+        ("onnx", r"onnx does not run in C\+\+"),
+        ("compile", "no variant 'compile'"),
+        ("compile:default", "leaves no artifact"),
+        (None, "no artifact can be served so: script failed"),
+    ],
+)
+def test_variants_that_are_refused(name: str | None, words: str) -> None:
+    live = variant("compile:default", artifact=None)
+    with pytest.raises(UsageError, match=words):
+        choose(manifest(failed(), variant("onnx"), live), name, refuse_onnx)
+
+
+def test_what_exporter_run_does_not_run_on_a_cpu() -> None:
+    assert cpp.refuse(variant()) == ""
+    assert "C++" in cpp.refuse(variant("onnx"))
+    assert "GPU" in cpp.refuse(variant(contract=replace(CONTRACT, device="cuda")))
+
+
+def test_operators_need_their_library(bundle: Path, tmp_path: Path) -> None:
+    found = read_manifest(bundle)
+    calling = tuple(replace(v, contract=replace(CONTRACT, ops=("mine",))) for v in found.variants if v.name == "trace")
+    with pytest.raises(UsageError, match="calls operators of mine"):
+        cpp.deploy(bundle, replace(found, variants=calling), None, tmp_path / "out")
+
+
+@needs_runner
+def test_the_command_says_what_it_made(cli: Cli, bundle: Path, tmp_path: Path) -> None:
+    done = cli("deploy", "cpp", bundle, "--variant", "trace", "--out", tmp_path / "out")
+    assert done.code == 0
+    assert "Checked there: exact, 12 cases." in done.out
+    assert "libtorch_cpu.so" in done.out
+    assert cli("deploy", "cpp", bundle, "--out", tmp_path / "out").code == 2  # nothing was timed

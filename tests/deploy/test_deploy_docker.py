@@ -1,0 +1,123 @@
+"""`exporter deploy docker`: what `docker build` is given; there is no docker here, so its steps are taken by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.commands import NATIVE, Cli
+from support.manifests import CONTRACT, manifest, variant
+
+from exporter.bundle.layout import read_manifest
+from exporter.core import environment
+from exporter.core.errors import ArtifactError, JobError, UsageError
+from exporter.core.records import ModelRecord, TensorSpec
+from exporter.deploy import docker
+from exporter.workers.children import Zygote
+
+
+@pytest.fixture(autouse=True)
+def _one_zygote(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docker, "Zygote", lambda: zygote.lend())
+
+
+def deploy(bundle: Path, out: Path, runtime: str, name: str) -> list[tuple[str, str]]:
+    """Deploy a variant; the Dockerfile's instructions, which hadolint finds nothing in."""
+    docker.deploy(bundle, read_manifest(bundle), name, out, runtime)
+    linted = subprocess.run(
+        [Path(sys.executable).parent / "hadolint", out / "Dockerfile"], capture_output=True, text=True, check=False
+    )
+    assert (linted.returncode, linted.stdout, linted.stderr) == (0, "", "")
+    lines = (out / "Dockerfile").read_text().splitlines()
+    return [(word, rest) for word, _, rest in (line.partition(" ") for line in lines) if word != "#"]
+
+
+def test_every_module_of_the_rule_is_in_the_image(bundle: Path, tmp_path: Path) -> None:
+    """And what is installed here stands in for none of them."""
+    deploy(bundle, tmp_path / "context", "onnxruntime", "onnx")
+    model = tmp_path / "context" / "model"
+    names = "[m.__file__ for n, m in sys.modules.items() if n.partition('.')[0] in ('exporter', 'torch')]"
+    code = f"import check, json, sys; print(check.replay(check.Path('.')).verdict); print(json.dumps({names}))"
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", code], cwd=model, env={}, capture_output=True, text=True, check=True
+    )
+    verdict, files = done.stdout.splitlines()
+    assert verdict == "exact"
+    assert all(Path(file).is_relative_to(model / "exporter") for file in json.loads(files))
+
+
+def test_onnxruntime(bundle: Path, tmp_path: Path) -> None:
+    steps = deploy(bundle, tmp_path / "context", "onnxruntime", "onnx")
+    version = environment.version("onnxruntime-gpu") or environment.version("onnxruntime")
+    assert steps[0] == ("FROM", f"python:{sys.version_info[0]}.{sys.version_info[1]}-slim")
+    assert steps[1] == ("ENV", "ORT_DISABLE_TELEMETRY=1")
+    assert steps[2] == ("RUN", f"pip install --no-cache-dir onnxruntime=={version} numpy=={np.__version__}")
+    assert ("RUN", '["python", "check.py"]') in steps
+
+
+def test_the_image_with_onnxruntime_fails_to_build_without_parity(bundle: Path, tmp_path: Path) -> None:
+    deploy(bundle, tmp_path / "context", "onnxruntime", "onnx")
+    model = tmp_path / "context" / "model"
+    with np.load(model / "golden.npz") as golden:
+        moved = {name: value + (name in ("0.eager.0", "0.reference.0")) for name, value in golden.items()}
+    np.savez(model / "golden.npz", **moved)
+    with pytest.raises(JobError, match="parity is lost with onnxruntime alone: hidden at batch=1"):
+        docker.replay(model)
+    (model / "model.onnx").write_bytes(b"none")
+    with pytest.raises(JobError, match=r"check\.py fails: .*model\.onnx"):
+        docker.replay(model)
+
+
+@pytest.mark.skipif(not NATIVE, reason="exporter-run is not built (make cpp)")
+def test_from_scratch(bundle: Path, tmp_path: Path) -> None:
+    """The image is root/ alone: what RUN does, is done in it."""
+    steps = dict(deploy(bundle, tmp_path / "context", "cpp", "script"))
+    root = tmp_path / "context" / "root"
+    assert (steps["FROM"], steps["COPY"], steps["USER"]) == ("scratch", "root/ /", "65534:65534")
+    command = json.loads(steps["RUN"])
+    assert json.loads(steps["ENTRYPOINT"]) + json.loads(steps["CMD"]) == command
+    assert not [file for file in root.rglob("*") if "python" in file.name]
+    assert (root / "tmp").stat().st_mode & 0o7777 == 0o1777  # packages are unpacked there, by whomever
+    if os.geteuid() == 0:
+        done = subprocess.run(["chroot", "--userspec=65534:65534", root, *command], timeout=120, check=False)
+        assert done.returncode == 0
+
+
+def test_names_stay_in_their_comment() -> None:
+    model = ModelRecord("toy\nRUN rm -rf /", "toy.py:toy", "random", 0)
+    assert docker.about(replace(manifest(), model=model), variant()).splitlines() == [r"toy\nRUN rm -rf /, trace"]
+
+
+@pytest.mark.parametrize(
+    ("target", "changes", "words"),
+    [
+        ("trace", {}, "not for onnxruntime"),
+        ("onnx", {"device": "cuda"}, "for a GPU"),
+        ("onnx", {"inputs": (TensorSpec("x", "bfloat16", (1,)),)}, "tensors of bfloat16"),
+    ],
+)
+def test_what_the_image_with_onnxruntime_cannot_run(target: str, changes: dict[str, Any], words: str) -> None:
+    assert words in docker.refuse(variant(target, contract=replace(CONTRACT, **changes)))
+
+
+def test_altered_files_are_refused(bundle: Path, tmp_path: Path) -> None:
+    with (bundle / "model.onnx").open("ab") as file:
+        file.write(b"more")
+    with pytest.raises(ArtifactError, match="were recorded"):
+        deploy(bundle, tmp_path / "context", "onnxruntime", "onnx")
+    with pytest.raises(UsageError, match="not for onnxruntime"):
+        deploy(bundle, tmp_path / "context", "onnxruntime", "trace")
+    assert not (tmp_path / "context").exists()
+
+
+def test_the_command(cli: Cli, bundle: Path, tmp_path: Path) -> None:
+    done = cli("deploy", "docker", bundle, "--runtime", "onnxruntime", "--out", tmp_path / "context")
+    assert (done.code, (tmp_path / "context" / "Dockerfile").is_file()) == (0, True)
+    assert "Checked there: exact, 12 cases." in done.out

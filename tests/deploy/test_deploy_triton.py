@@ -1,0 +1,188 @@
+"""`exporter deploy triton`: a model repository, read back by Triton's own schema."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from google.protobuf import text_format
+from support.commands import Cli
+from support.manifests import CONTRACT, variant
+from tritonclient.grpc import model_config_pb2
+
+from exporter.bundle.layout import read_manifest
+from exporter.core.errors import ArtifactError, BundleError, MissingDependency, UsageError
+from exporter.core.json_codec import to_json
+from exporter.core.records import Contract, Range, TensorSpec
+from exporter.deploy import MARK, Deployment, triton
+from exporter.evidence import golden
+from exporter.workers.children import Zygote
+
+
+@pytest.fixture(autouse=True)
+def _one_zygote(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "Zygote", lambda: zygote.lend())
+
+
+def deploy(bundle: Path, repository: Path, name: str = "trace", **settings: Any) -> Any:
+    """Deploy a variant; what Triton's schema makes of the configuration."""
+    deployment = triton.deploy(bundle, read_manifest(bundle), name, repository, **settings)
+    text = (repository / deployment.model / "config.pbtxt").read_text()
+    return text_format.Parse(text, model_config_pb2.ModelConfig())
+
+
+def tensors(found: Any) -> list[tuple[str, str, list[int], bool]]:
+    kind = model_config_pb2.DataType.Name
+    return [(t.name, kind(t.data_type), list(t.dims), t.HasField("reshape")) for t in found]
+
+
+def test_torchscript(bundle: Path, tmp_path: Path) -> None:
+    config = deploy(bundle, tmp_path / "models")
+    place = tmp_path / "models" / "pair"
+    assert (config.name, config.backend, config.platform) == ("pair", "pytorch", "pytorch_libtorch")
+    assert (config.max_batch_size, config.HasField("dynamic_batching")) == (4, True)
+    assert tensors(config.input) == [
+        ("INPUT__0", "TYPE_INT64", [-1], False),
+        ("INPUT__1", "TYPE_FP32", [-1], False),
+    ]
+    assert tensors(config.output) == [
+        ("OUTPUT__0", "TYPE_FP32", [-1, 4], False),
+        ("OUTPUT__1", "TYPE_FP32", [4], False),
+        ("OUTPUT__2", "TYPE_INT64", [1], True),  # nothing but the batch: Triton wants a dimension
+    ]
+    assert [group.kind for group in config.instance_group] == [model_config_pb2.ModelInstanceGroup.KIND_CPU]
+    assert (
+        (place / "config.pbtxt")
+        .read_text()
+        .startswith("# INPUT__0 is ids\n# INPUT__1 is mask\n# OUTPUT__0 is hidden\n")
+    )
+    assert (place / "1" / "model.pt").read_bytes() == (bundle / "trace.pt").read_bytes()
+
+
+def test_onnx_has_names_of_its_own(bundle: Path, tmp_path: Path) -> None:
+    config = deploy(bundle, tmp_path / "models", "onnx", model="other", version=7)
+    assert (config.backend, config.platform, config.name) == ("onnxruntime", "onnxruntime_onnx", "other")
+    graph = onnx.load(tmp_path / "models" / "other" / "7" / "model.onnx").graph
+    assert [t.name for t in config.input] == [t.name for t in graph.input]
+    assert [t.name for t in config.output] == [t.name for t in graph.output]
+
+
+def test_the_warm_up_is_one_row_of_the_golden(bundle: Path, tmp_path: Path) -> None:
+    (sample,) = deploy(bundle, tmp_path / "models").model_warmup
+    first = golden.read(bundle / "golden.pt").cases[0].inputs
+    assert (sample.batch_size, sorted(sample.inputs)) == (1, ["INPUT__0", "INPUT__1"])
+    for name, tensor, dtype in zip(("INPUT__0", "INPUT__1"), first, (np.int64, np.float32), strict=True):
+        given = sample.inputs[name]
+        data = np.fromfile(tmp_path / "models" / "pair" / "warmup" / given.input_data_file, dtype)
+        assert np.array_equal(data.reshape(1, *given.dims), tensor[:1].numpy())
+
+
+def contract(first: tuple[Any, ...] = ("batch", 4), bounds: Range | None = None, **changes: Any) -> Contract:
+    settings: dict[str, Any] = {"inputs": (TensorSpec("x", "float32", first),)} | changes
+    settings["outputs"] = (TensorSpec("output", "float32", ("batch", "2*batch")),)
+    return replace(CONTRACT, symbols={"batch": bounds or Range(1, 8)}, **settings)
+
+
+@pytest.mark.parametrize(
+    ("given", "batch", "dims"),
+    [
+        (contract(), 8, [4]),
+        (contract((4, "batch")), 0, [4, -1]),  # the batch stands elsewhere
+        (contract(bounds=Range(2, 8)), 0, [-1, 4]),  # Triton would send one
+        (contract(bounds=Range(1, 8, (1, 8))), 0, [-1, 4]),  # or three
+        (contract(bounds=Range(2, 8, multiple_of=2)), 0, [-1, 4]),  # or three again
+        (contract(bounds=Range(1, 1)), 1, [4]),
+    ],
+)
+def test_when_batches_are_formed(given: Contract, batch: int, dims: list[int]) -> None:
+    config = triton.configuration("toy", given, triton.TORCHSCRIPT)
+    assert (config.max_batch_size, list(config.input[0].dims)) == (batch, dims)
+    assert config.HasField("dynamic_batching") == (batch > 1)
+
+
+def test_a_step_is_said_for_triton_does_not_check_it() -> None:
+    given = contract(bounds=Range(16, 64, multiple_of=16))
+    config = triton.configuration("toy", given, triton.TORCHSCRIPT)
+    assert "# batch is 16 to 64, multiples of 16\n" in triton._text(config, given)
+
+
+def test_packages_and_gpus() -> None:
+    config = triton.configuration("toy", replace(contract(), device="cuda"), triton.AOTINDUCTOR)
+    assert (config.platform, config.max_batch_size, list(config.input[0].dims)) == ("torch_aoti", 0, [-1, 4])
+    assert config.instance_group[0].kind == model_config_pb2.ModelInstanceGroup.KIND_GPU
+
+
+def test_types_are_those_of_the_schema() -> None:
+    assert set(triton.TYPES.values()) <= set(model_config_pb2.DataType.keys())
+
+
+@pytest.mark.parametrize(
+    ("target", "changes", "words"),
+    [
+        ("export", {}, "no backend"),
+        ("trace", {"outputs": (TensorSpec("y", "complex64", (2,)),)}, "tensors of complex64"),
+        ("trace", {"ops": ("torchvision", "mine")}, "operators of mine"),
+        ("onnx", {"ops": ("torchvision",)}, "operators of torchvision"),
+        ("compile", {"symbols": {"batch": Range(1, 8, (1, 8))}}, "an entry for each size"),
+    ],
+)
+def test_what_triton_cannot_serve(target: str, changes: dict[str, Any], words: str) -> None:
+    assert words in triton.refuse(variant(target, contract=replace(CONTRACT, **changes)))
+    assert triton.refuse(variant("trace", contract=replace(CONTRACT, ops=("torchvision",)))) == ""
+
+
+def test_another_version_leaves_the_first(bundle: Path, tmp_path: Path) -> None:
+    deploy(bundle, tmp_path / "models")
+    deploy(bundle, tmp_path / "models", "script", version=2)
+    place = tmp_path / "models" / "pair"
+    assert (place / "1" / "model.pt").read_bytes() == (bundle / "trace.pt").read_bytes()
+    assert (place / "2" / "model.pt").read_bytes() == (bundle / "script.pt").read_bytes()
+    with pytest.raises(UsageError, match="1, 2 of pair have another platform, backend, input, output in"):
+        deploy(bundle, tmp_path / "models", "onnx", version=3)
+
+
+def test_an_edited_configuration_is_kept(bundle: Path, tmp_path: Path) -> None:
+    deploy(bundle, tmp_path / "models")
+    config = tmp_path / "models" / "pair" / "config.pbtxt"
+    config.write_text(edited := config.read_text() + "# tuned\n")
+    with pytest.raises(BundleError, match="was edited since"):
+        deploy(bundle, tmp_path / "models")
+    assert config.read_text() == edited
+
+
+def test_a_deployment_of_another_kind_is_left_alone(bundle: Path, tmp_path: Path) -> None:
+    place = tmp_path / "models" / "pair"
+    place.mkdir(parents=True)
+    (place / MARK).write_text(mark := to_json(Deployment("cpp", "pair", "trace")))
+    with pytest.raises(BundleError, match="no deployment for triton"):
+        deploy(bundle, tmp_path / "models")
+    assert (place / MARK).read_text() == mark
+
+
+@pytest.mark.parametrize("name", ["../pair", ".hidden", "a/b", "-x"])
+def test_names_that_are_none(bundle: Path, tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="no name for a folder"):
+        deploy(bundle, tmp_path / "models", model=name)
+
+
+def test_an_altered_golden_is_refused(bundle: Path, tmp_path: Path) -> None:
+    with (bundle / "golden.pt").open("ab") as file:
+        file.write(b"more")
+    with pytest.raises(ArtifactError, match="were recorded"):
+        deploy(bundle, tmp_path / "models")
+
+
+def test_without_tritonclient(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tritonclient.grpc", None)
+    with pytest.raises(MissingDependency, match=r"tritonclient\[grpc\] is not installed"):
+        deploy(bundle, tmp_path / "models")
+
+
+def test_the_command(cli: Cli, bundle: Path, tmp_path: Path) -> None:
+    done = cli("deploy", "triton", bundle, "--variant", "onnx", "--repository", tmp_path / "models", "--version", 3)
+    assert (done.code, (tmp_path / "models" / "pair" / "3" / "model.onnx").is_file()) == (0, True)

@@ -1,0 +1,216 @@
+"""The user's own inputs and metric."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from support.commands import Run, recipe_path
+from support.schema import fits_the_schema, rows
+
+from exporter import report
+from exporter.core.errors import RecipeError
+from exporter.core.progress import Listener
+from exporter.core.records import Contract, MetricRecord, Range, TensorSpec, VariantRecord
+from exporter.evidence import golden, metrics, samples
+from exporter.model import flattening, recipes
+from exporter.runs import check_bundle
+
+CONTRACT = Contract(
+    "measured",
+    (TensorSpec("x", "float32", ("batch", "length")),),
+    (TensorSpec("scores", "float32", ("batch", 3)),),
+    {"batch": Range(1, 8), "length": Range(4, 64)},
+)
+
+
+def read(name: str) -> list[samples.Sample]:
+    recipe = recipes.load(recipes.find(recipe_path(f"measured:{name}")))
+    model = recipe.load("auto")
+    return samples.read(recipe, flattening.flatten_inputs(model, recipe.inputs()), model, CONTRACT)
+
+
+@pytest.mark.parametrize("name", ["measured", "fast"])
+def test_samples_are_the_contract_s_tensors_with_their_sizes(name: str) -> None:
+    found = read(name)
+    assert [one.case.name for one in found] == [f"batch=1 length={n} sample {i}" for i, n in enumerate((8, 16, 31))]
+    assert [one.sizes for one in found] == [{"batch": 1, "length": n} for n in (8, 16, 31)]
+    assert torch.equal(found[0].inputs[0], torch.linspace(-1, 1, 8)[None])
+
+
+@pytest.mark.parametrize(
+    ("name", "cause", "remedy"),
+    [
+        ("sample_does_not_fit", "sample 0 does not fit: .*length is 65, the contract allows 4 to 64", "--size"),
+        (
+            "samples_raise",
+            r"samples\(\) fails: FileNotFoundError: the recordings are gone \(.*measured.py:\d+\)",
+            "give",
+        ),
+        ("metric_alone", r"has metric\(\) and no samples\(\)", r"samples\(\)"),
+    ],
+)
+def test_samples_that_cannot_be_used(name: str, cause: str, remedy: str) -> None:
+    with pytest.raises(RecipeError, match=cause) as raised:
+        read(name)
+    assert remedy.replace("\\", "") in raised.value.remedy
+
+
+def evaluate(name: str) -> float | None:
+    recipe = recipes.load(recipes.find(recipe_path(f"measured:{name}")))
+    outputs = [(torch.tensor([[float(i), 0.0, 0.0]]),) for i in range(3)]
+    return samples.evaluate(recipe, outputs, ["scores"])
+
+
+def test_a_metric_gets_outputs_by_name_and_what_samples_gave() -> None:
+    assert evaluate("measured") == pytest.approx((0 + 8 + 1 + 16 + 2 + 31) / 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("metric_raises", r"metric\(\) fails at sample 0: KeyError: 'logits' \(.*measured.py:\d+\)"),
+        ("metric_returns_text", r"metric\(\) returns str good at sample 0"),
+    ],
+)
+def test_a_metric_that_cannot_be_used(name: str, cause: str) -> None:
+    with pytest.raises(RecipeError, match=cause):
+        evaluate(name)
+
+
+@pytest.mark.parametrize(
+    ("value", "least", "loss", "said"),
+    [
+        (0.9, 0.8, 0.1, ""),
+        (0.9, None, None, ""),
+        (None, None, None, ""),
+        (0.9, 0.95, None, "the metric is 0.9, the least is 0.95; eager's is 0.96"),
+        (0.9, None, 0.05, "the metric is 0.9; eager's is 0.96, 0.06 less, and 0.05 may be lost"),
+        (0.99, None, 0.0, ""),
+        (None, 0.1, None, "the metric is not known, the least is 0.1; eager's is 0.96"),
+        (None, None, 0.1, "the metric is not known; eager's is 0.96, and 0.1 may be lost"),
+    ],
+)
+def test_bounds(value: float | None, least: float | None, loss: float | None, said: str) -> None:
+    metric = MetricRecord(0.96, 3, least, loss)
+    assert metrics.broken(value, metric) == said
+    passed = VariantRecord("trace", "trace", "passed", "done", metric=value)
+    held = metrics.hold(passed, metric)
+    assert (held.status, held.stage, held.reason) == (("failed", "metric", said) if said else ("passed", "done", ""))
+    failed = replace(passed, status="failed", reason="worse")
+    assert metrics.hold(failed, metric) == failed
+
+
+def test_a_run_shows_the_metric_of_eager_and_of_every_variant(run: Run, lent_zygote: None) -> None:
+    manifest, place = run("measured:measured", "trace", max_metric_loss=1e-3)
+    metric = manifest.metric
+    assert metric is not None
+    assert (metric.samples, metric.least, metric.most_loss) == (3, None, 1e-3)
+    assert rows(manifest)["trace"].metric == pytest.approx(metric.eager)
+    assert manifest.golden is not None
+    assert manifest.golden.cases[-1].name == "batch=1 length=31 sample 2"
+    cases = golden.samples(golden.read(place / "golden.pt"))
+    assert [case.inputs[0].shape[1] for case in cases] == [8, 16, 31]
+    fits_the_schema(place)
+    for form in ("table", "md", "html"):
+        page = report.render_all([(manifest, place)], form)
+        assert f"metric of eager {metric.eager:.4g} over 3 samples" in page
+        assert page.count(f"{metric.eager:.4g}") > 1
+    checked = check_bundle.run(place, check_bundle.Settings(1, 300.0), Listener())
+    assert checked.metric == metric
+    assert rows(checked)["trace"].metric is None
+    assert metrics.NOT_AGAIN in checked.warnings
+
+
+def test_a_bound_fails_a_variant_that_is_right(run: Run, lent_zygote: None) -> None:
+    manifest, _ = run("measured:measured", "trace", min_metric=1e3)
+    found = rows(manifest)["trace"]
+    assert (found.status, found.stage) == ("failed", "metric")
+    assert found.parity is not None
+    assert found.parity.verdict == "exact"
+    assert "the least is 1000" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [("tiny:mlp", "bound a metric, and the recipe has none"), ("measured:metric_raises", "KeyError: 'logits'")],
+)
+def test_a_metric_that_is_not_there_ends_the_run(run: Run, lent_zygote: None, name: str, cause: str) -> None:
+    with pytest.raises(RecipeError, match=cause):
+        run(name, "trace", min_metric=0.5)
+
+
+def test_what_is_calibrated_with_has_the_samples(tmp_path: Path) -> None:
+    from exporter.targets import Options
+    from exporter.workers import messages, tasks
+
+    source = recipes.find(recipe_path("measured:measured"))
+    asked = messages.Job("measured", source, "auto", 0, {}, tmp_path, Options(threads=1))
+    sizes = {"batch": 2, "length": 16}
+    prepared = messages.Prepared(CONTRACT, sizes, sizes, "random", 0, 0, 0.0)
+    program = tasks._program(asked, prepared, "onnx")
+    assert [inputs[0].shape[1] for inputs in program.samples] == [8, 16, 31, *(16 for _ in tasks.SAMPLES)]
+    assert program.calibration == "calibrated with 3 of samples() and 8 drawn inputs"
+
+
+def test_an_int8_row_says_what_it_was_calibrated_with(run: Run, lent_zygote: None) -> None:
+    manifest, place = run("measured:measured", "compile@int8,onnx@int8,trace@int8")
+    said = {name: "; ".join(row.notes) for name, row in rows(manifest).items()}
+    for name in ("compile@int8", "onnx@int8"):
+        assert "calibrated with 3 of samples() and 8 drawn inputs" in said[name]
+    assert "calibrated" not in said["trace@int8"]
+    assert "calibrated with 3 of samples()" in report.render_all([(manifest, place)], "md")
+
+
+def streamed() -> list[float]:
+    """The metric of each of the samples, by the model itself."""
+    recipe = recipes.load(recipes.find(recipe_path("measured:streamed")))
+    model = recipe.load("auto").eval()
+    with torch.no_grad():
+        return [recipe.metric({"output": model(**one)}, one) for one in recipe.samples()]
+
+
+@pytest.mark.parametrize("state", ["carry", "inputs"])
+def test_samples_of_a_model_with_state_are_one_sequence(run: Run, lent_zygote: None, state: str) -> None:
+    manifest, root = run("measured:streamed", "trace", state=state)
+    assert manifest.metric is not None
+    assert manifest.metric.samples == 3
+    expected = sum(streamed()) / 3
+    assert manifest.metric.eager == pytest.approx(expected, rel=1e-5)
+    found = rows(manifest)["trace"]
+    assert (found.status, found.reason) == ("passed", "")
+    assert found.metric == pytest.approx(expected, rel=1e-5)
+    own = golden.samples(golden.read(root / "golden.pt"))
+    assert [(case.name, case.step) for case in own] == [(f"batch=2 sample {i}", i) for i in range(3)]
+
+
+def test_samples_of_several_sizes_are_no_sequence_of_state_that_has_their_size(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"state.h has the size batch, which differs") as raised:
+        calibrated("measured:streamed_of_two_sizes", tmp_path)
+    assert raised.value.remedy == "give samples of one batch"
+
+
+def test_what_is_calibrated_with_goes_on_from_the_state_that_the_call_before_left(tmp_path: Path) -> None:
+    found = calibrated("measured:streamed", tmp_path)
+    held = [float(state[0, 0]) for _, state in found[:3]]
+    assert held == [0.0, 1.0, 2.5]  # h = 0.5 * h + x, for x of 1, 2 and 3
+    assert not found[3][1].any()  # the drawn ones are a sequence of their own
+    assert all(state.any() for _, state in found[4:])
+
+
+def calibrated(recipe: str, folder: Path) -> list[tuple[torch.Tensor, ...]]:
+    """What int8 of a model with state is calibrated with."""
+    from exporter.model.state import stateful as states
+    from exporter.targets import Options
+    from exporter.workers import keeping, loading, messages, tasks
+
+    source = recipes.find(recipe_path(recipe))
+    asked = messages.Job("streamed", source, "auto", 0, {}, folder, Options(threads=1))
+    loaded = loading.load_model(asked)
+    found = keeping.find(asked, loaded)
+    states.save(loaded.kept, asked.state_file)
+    return tasks._program(
+        asked, messages.Prepared(found, {"batch": 3}, {"batch": 2}, "random", 0, 0, 0.0), "onnx"
+    ).samples

@@ -1,0 +1,447 @@
+"""State: found, named, taken out of a model and given back to it."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from recipes import stateful
+from support.commands import Run
+from torch import nn
+
+from exporter import api
+from exporter.core import contract
+from exporter.core.errors import ContractError, ExportError
+from exporter.core.records import Contract, KeptState, Range, StateTensor, TensorSpec, Values
+from exporter.evidence import eager, golden
+from exporter.evidence.sequences import Calls
+from exporter.model import flattening
+from exporter.model.state import carrying, search, snapshot
+from exporter.model.state import stateful as states
+from exporter.model.state.snapshot import Form, Snapshot
+from exporter.model.state.stateful import State, StatefulModule
+from exporter.model.tensors import Tensors
+
+
+def found(recipe: Any) -> tuple[nn.Module, flattening.FlatInputs, Snapshot, State | None]:
+    model = recipe.load("random").eval().requires_grad_(False)
+    example = flattening.flatten_inputs(model, recipe.inputs())
+    flat, held = flattening.FlatModule(model, example), Snapshot(model)
+    given = []
+    for seed in range(search.CALLS):
+        torch.manual_seed(seed)
+        given.append(flattening.flatten_inputs(model, recipe.inputs()).tensors)
+
+    def step(number: int) -> Tensors:
+        torch.manual_seed(number)
+        return eager.run(flat, given[number], "cpu")
+
+    return model, example, held, search.find(model, held, step)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "names", "initial"),
+    [
+        (stateful.conv_streaming, ("state.context",), [0.0]),
+        (stateful.lstm, ("state.h", "state.c"), [0.0, 0.0]),
+        (stateful.gru, ("state.h",), [0.0]),
+        (stateful.ring, ("state.ring", "state.at"), [0.0, 0]),
+        (stateful.counter, ("state.count",), [0]),
+        (stateful.cache, ("state.k", "state.v", "state.position"), [0.0, 0.0, 0]),
+        (stateful.of_batch, ("state.h",), [0.0]),  # None before the first call
+        (stateful.reassigned, ("state.state",), [0.5]),
+        (stateful.in_a_list, ("state.past.0", "state.past.1"), [0.0, 0.0]),
+        (stateful.in_one_tensor_thrice, ("state.past.1", "state.past.2"), [0.0, 0.0]),
+        (stateful.made_at_the_first_call, ("state.cache",), [0.0]),
+        (stateful.randomness, ("state.seed",), [12345]),
+        (stateful.nested, ("state.first.context", "state.second.mean", "state.second.square"), [0.0, 0.0, 1.0]),
+        (stateful.answers_its_state, ("state.sum",), [0.0]),
+        (stateful.long_echo, ("state.line",), [0.0]),
+        (stateful.long_queue, tuple(f"state.past.{index}" for index in range(12)), [0.0] * 12),
+        (stateful.rare_event, ("state.hit",), [False]),
+        (stateful.keyed_by_tuple, ("state.cache.0.k",), [0.0]),
+    ],
+)
+def test_state_is_found_wherever_it_is_kept(recipe: Any, names: tuple[str, ...], initial: list[float]) -> None:
+    _, _, _, kept = found(recipe)
+    assert kept is not None
+    assert kept.names == names
+    assert [tensor.unique().tolist() for tensor in kept.initial] == [[value] for value in initial]
+
+
+def test_a_device_that_the_first_call_notes_is_that_of_the_state() -> None:
+    model, _, _, kept = found(stateful.made_at_the_first_call)
+    assert kept is not None
+    moved = tuple(tensor.to("meta") for tensor in kept.initial)
+    with states.holding(model, kept, moved):
+        assert model.device == torch.device("meta")
+    assert not hasattr(model, "device")
+
+
+def test_a_model_without_state_has_none_and_one_that_draws_has_none_to_carry() -> None:
+    assert found(stateful.draws)[3] is None
+
+
+def test_what_nobody_reads_is_no_state() -> None:
+    model, _, _, kept = found(stateful.only_remembers)
+    assert kept is not None
+    assert kept.paths == ()
+    assert [snapshot.name(path) for path in kept.dropped] == ["calls", "last", "ramp"]
+    assert "a call writes to calls (" in search.unread(model, kept)
+    _, _, _, kept = found(stateful.averages_for_nobody)
+    assert kept is not None
+    assert (kept.paths, [snapshot.name(path) for path in kept.dropped]) == ((), ["mean", "attention"])
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 4), (1, 3)])
+def test_state_that_shares_its_memory_is_refused_for_that(first: int, last: int) -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            whole = torch.zeros(4)
+            self.register_buffer("one", whole)
+            self.register_buffer("other", whole if first == 0 else whole[first:last])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.one.add_(x.mean())
+            return x.mean() + self.other
+
+    class recipe(stateful._Recipe):
+        model = Shared
+
+    with pytest.raises(ExportError, match="keeps state that shares its memory with other, in one"):
+        found(recipe)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said", "code"),
+    [
+        (stateful.counts_in_python, "state that is no tensor (1, 2, 3, …), in calls", "self.calls += 1"),
+        (stateful.late_switch, "gives other outputs when another number is in calls", "self.calls += 1"),
+        (stateful.grows, "state that is not there after each call, in past.1", "self.past.append(x.mean())"),
+        (stateful.changes_a_parameter, "changes its parameter gain", "self.gain.mul_(0.9)"),
+    ],
+)
+def test_state_that_cannot_be_carried_is_refused_by_name_and_line(recipe: Any, said: str, code: str) -> None:
+    with pytest.raises(ExportError) as raised:
+        found(recipe)
+    assert said in str(raised.value)
+    assert raised.value.remedy
+    file, _, line = str(raised.value).rpartition("(")[2].rstrip(")").rpartition(":")
+    assert Path(file).read_text().splitlines()[int(line) - 1].strip() == code
+
+
+class GrowingCache(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.past = torch.zeros(1, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.past = torch.cat([self.past, x[:1, :1]])
+        return x + self.past.sum()
+
+
+class FirstCallDiffers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean = x.mean(0) if self.mean is None else 0.9 * self.mean + 0.1 * x.mean(0)
+        return x - self.mean
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (GrowingCache, r"size changes from call to call \(\[2, 1\], \[3, 1\], \[4, 1\], …\), in past \("),
+        (FirstCallDiffers, r"is not the same at its first call as later, by mean \("),
+    ],
+)
+def test_state_of_no_fixed_form_is_refused(model: type[nn.Module], said: str) -> None:
+    class recipe(stateful._Recipe):
+        inputs = staticmethod(lambda: torch.randn(2, 3))
+
+    recipe.model = model
+    with pytest.raises(ExportError, match=said):
+        found(recipe)
+
+
+@pytest.mark.parametrize("recipe", [stateful.nested, stateful.in_a_list, stateful.of_batch, stateful.ring])
+def test_as_a_function_it_gives_what_the_model_gives_and_leaves_it_alone(recipe: Any) -> None:
+    model, example, held, kept = found(recipe)
+    assert kept is not None
+    function = StatefulModule(model, example, kept).eval()
+    own, carried = recipe.load("random").eval(), kept.initial
+    for _ in range(4):
+        x = recipe.inputs()
+        with torch.no_grad():
+            got, wanted = function(x.clone(), *carried), own(x.clone())
+        carried = got[len(got) - len(carried) :]
+        torch.testing.assert_close(got[0], wanted[0] if isinstance(wanted, tuple) else wanted)
+        assert not held.changes()
+
+
+def test_the_state_given_is_not_written_over_and_the_next_shares_nothing_with_inputs_and_outputs() -> None:
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("last", torch.zeros(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            before = self.last.clone()
+            self.last = x
+            return before + self.last
+
+    path = (("vars", "_buffers"), ("item", "last"))
+    model, x, given = Last(), torch.ones(3), torch.zeros(3)
+    function = StatefulModule(model, flattening.flatten_inputs(model, (x,)), State((path,), (given,)))
+    output, following = function(x, given)
+    for other in (x, output, given):
+        other.fill_(7)
+    assert following.tolist() == [1, 1, 1]
+    assert model.last.tolist() == [0, 0, 0]
+
+
+Pair = collections.namedtuple("Pair", "a b")
+
+
+class Holder:
+    def __init__(self) -> None:
+        self.tensor, self.more = torch.zeros(2), {"deep": [torch.zeros(1)]}
+
+
+class Everywhere(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.BatchNorm1d(2)
+        self.pair, self.queue = Pair(torch.zeros(1), 3), collections.deque([torch.zeros(1)], maxlen=2)
+        self.holder, self.text, self.none = Holder(), "a", None
+        self.itself = self  # a circle
+
+    def change(self) -> None:
+        self.inner.running_mean.add_(1)
+        self.inner.running_var = torch.full((2,), 9.0)
+        self.pair = Pair(torch.ones(1), 4)
+        self.queue.append(torch.ones(1))
+        self.holder.tensor += 1
+        self.holder.more["deep"][0] = torch.ones(1)
+        self.holder.more["new"] = 1
+        self.text, self.none, self.added = "b", torch.ones(1), 5
+
+
+def test_a_snapshot_sees_every_change_and_takes_all_of_them_back() -> None:
+    model = Everywhere()
+    mean = model.inner.running_mean
+    held = Snapshot(model)
+    assert held.changes() == {}
+    model.change()
+    names = {snapshot.name(path) for path in held.changes()}
+    assert names >= {
+        "inner.running_mean", "inner.running_var", "pair.0", "pair.1", "queue.1", "holder.tensor",
+        "holder.more.deep.0", "holder.more.new", "text", "none", "added",
+    }  # fmt: skip
+    held.restore()
+    assert held.changes() == {}
+    assert model.inner.running_mean is mean
+    assert (model.text, model.none, len(model.queue), type(model.pair)) == ("a", None, 1, Pair)
+    assert not hasattr(model, "added")
+    assert model.holder.more.keys() == {"deep"}
+
+
+def test_a_snapshot_restores_in_another_form_and_in_its_own_again() -> None:
+    model = Everywhere()
+    held = Snapshot(model)
+    held.restore(Form(torch.float64))
+    assert model.inner.running_mean.dtype == model.holder.tensor.dtype == torch.float64
+    assert model.inner.num_batches_tracked.dtype == torch.int64
+    model.change()
+    held.restore()
+    assert model.inner.running_mean.dtype == torch.float32
+    assert held.changes() == {}
+
+
+def test_a_module_of_torchscript_has_its_attributes_watched() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.n, self.mean = 0, torch.zeros(2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.n += 1
+            self.mean = self.mean + x
+            return self.mean * self.n
+
+    model = torch.jit.script(Counts())
+    held = Snapshot(model)
+    model(torch.ones(2))
+    assert {snapshot.name(path): str(value) for path, value in held.changes().items()} == {
+        "mean": "tensor([1., 1.])",
+        "n": "1",
+    }
+    held.restore()
+    assert held.changes() == {}
+    assert model(torch.ones(2)).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(2, 3),
+        torch.full((2, 3), 0.1, dtype=torch.float16),
+        torch.arange(6).reshape(2, 3),
+        torch.tensor([[True, False, True]]).expand(2, 3),
+        torch.full((2, 3), float("nan")),
+        torch.full((2, 3), 1 + 2j),
+        torch.full((2, 3), 2**62),
+        torch.randn(2, 3, dtype=torch.bfloat16),
+    ],
+)
+def test_an_initial_value_survives_the_contract(tensor: torch.Tensor) -> None:
+    dtype = flattening.dtype_name(tensor.dtype)
+    recorded = StateTensor("h", dtype, (2, 3), states.recorded(tensor, (2, 3)))
+    again = states.initial(recorded).expand(2, 3)
+    torch.testing.assert_close(again, tensor, rtol=0, atol=0, equal_nan=True)
+
+
+def test_an_initial_value_is_broadcast_where_the_state_follows_a_size() -> None:
+    rows = torch.arange(3.0).expand(4, 3)
+    recorded = states.recorded(rows, ("batch", 3))
+    assert isinstance(recorded, Values)
+    assert recorded.shape == (1, 3)
+    with pytest.raises(ExportError, match="not uniform where its size follows"):
+        states.recorded(torch.arange(12.0).reshape(4, 3), ("batch", 3))
+
+
+def test_the_contract_as_a_function() -> None:
+    x, h = TensorSpec("x", "float32", ("batch", 4)), StateTensor("h", "float32", ("batch", 6), 0)
+    inside = Contract("m", (x,), (x,), {"batch": Range(1, 4)}, state=KeptState("inside", (h,)))
+    outside = contract.as_function(inside)
+    assert [spec.name for spec in outside.inputs] == [spec.name for spec in outside.outputs] == ["x", "state.h"]
+    assert contract.keeps_state(inside)
+    assert not contract.keeps_state(outside)
+    assert contract.as_function(outside) == outside
+    assert contract.output_names(outside) == ["x.next", "state.h.next"]
+    with pytest.raises(ValueError, match=r"state\.h has a dimension rows, which has no range"):
+        dataclasses.replace(inside, state=KeptState("inside", (dataclasses.replace(h, shape=("rows",)),)))
+
+
+def test_the_reference_carries_a_state_of_its_own_in_float64() -> None:
+    model, example, held, kept = found(stateful.reassigned)
+    assert kept is not None
+    calls = Calls(StatefulModule(model, example, kept), held, outside=True)
+    given = [(stateful.reassigned.inputs(),) for _ in range(5)]
+    outputs = calls.run(given, "cpu")
+    (references,), is_wide = calls.references([given], [outputs])
+    assert is_wide
+    assert [t.dtype for t in references[-1]] == [torch.float64, torch.float64]
+    assert [t.dtype for t in outputs[-1]] == [torch.float32, torch.float32]
+    for got, reference in zip(outputs, references, strict=True):
+        torch.testing.assert_close(got[1].double(), reference[1], rtol=1e-5, atol=1e-6)
+        assert not torch.equal(got[1].double(), reference[1])
+    assert held.changes() == {}
+
+
+def test_a_golden_without_sequences_is_of_schema_1(tmp_path: Any) -> None:
+    from exporter.core.records import CaseRecord, Tolerance
+
+    one = golden.Case(CaseRecord("fixed sizes"), (torch.ones(1),), (torch.ones(1),), (torch.ones(1).double(),))
+    for step, schema in ((None, 1), (0, 2)):
+        made = golden.Golden(
+            (dataclasses.replace(one, record=CaseRecord("fixed sizes", step=step)),), Tolerance(1e-4, 1e-5, 2.0)
+        )
+        golden.save(made, tmp_path / "golden.pt")
+        assert torch.load(tmp_path / "golden.pt")["schema"] == schema
+        assert golden.read(tmp_path / "golden.pt").cases[0].step == step
+
+
+def test_state_as_inputs_by_torchs_older_onnx_exporter(run: Run) -> None:
+    """The newer one takes attention of four dimensions alone; a graph's output cannot bear an input's name."""
+    manifest, place = run("stateful:cache", "onnx", state="inputs")
+    (row,) = manifest.variants
+    assert row.status == "passed", row.reason
+    assert any("torch's older exporter" in note for note in row.notes)
+    assert row.artifact is not None
+    stream = api.open_artifact(place / row.artifact.path).stream()
+    own = stateful.cache.load("random").eval()
+    for seed in range(5):
+        torch.manual_seed(seed)
+        x = stateful.cache.inputs()
+        with torch.no_grad():
+            torch.testing.assert_close(stream(x)["output"], own(x.clone()), rtol=1e-4, atol=1e-5)
+
+
+def test_a_trial_of_an_artifact_leaves_its_program_in_the_initial_state() -> None:
+    """What is packaged after it would else begin from where the trial ended."""
+    model, example, _, kept = found(stateful.counter)
+    assert kept is not None
+    promised = Contract(
+        "counter",
+        (TensorSpec("x", "float32", (2, 4)),),
+        (TensorSpec("output", "float32", (2, 4)),),
+        {},
+        state=KeptState("inside", (StateTensor("count", "int64", (1,), 0),)),
+    )
+    inside = carrying.module(StatefulModule(model, example, kept).eval(), promised, "cpu")
+    given = tuple(torch.ones(tuple(t.shape)) for t in example.tensors)
+    program = torch.export.export(inside, given)
+    before = {name: tensor.clone() for name, tensor in program.state_dict.items()}
+    assert not carrying.repeats(lambda inputs: (torch.zeros(1),), program, given)
+    calls = iter(range(9))
+    fresh = carrying.module(StatefulModule(model, example, kept).eval(), promised, "cpu")
+    assert carrying.repeats(lambda inputs: (next(calls), fresh(*inputs))[1], program, given)
+    assert next(calls) == 4
+    assert all(torch.equal(tensor, before[name]) for name, tensor in program.state_dict.items())
+
+
+def test_what_a_call_passes_on_as_it_was_is_computed() -> None:
+    """Inductor would read it from the buffer when that has been written to."""
+    model, example, _, kept = found(stateful.delay)
+    assert kept is not None
+    frame, turned = TensorSpec("last", "float32", (1, 24)), TensorSpec("before", "float32", (24, 1))
+    state_tensors = tuple(StateTensor(one.name, one.dtype, one.shape, 0.0) for one in (frame, turned))
+    promised = Contract("delay", (frame,), (frame, frame), {}, state=KeptState("inside", state_tensors))
+    function, given = StatefulModule(model, example, kept).eval(), (torch.ones(1, 24),)
+    program = torch.export.export(carrying.module(function, promised, "cpu"), given)
+    passed = carrying.passed_on(program)
+    assert passed == {0, 1, 3}  # both outputs, and what `before` becomes; `last` becomes the input
+    again = torch.export.export(carrying.module(function, promised, "cpu", passed), given)
+    assert carrying.passed_on(again) == set()
+    one, other = program.module(), again.module()
+    assert all(torch.equal(a, b) for x in torch.randn(3, 1, 24) for a, b in zip(one(x), other(x), strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.float16, torch.complex64])
+def test_a_computed_tensor_is_the_same_to_the_bit(dtype: torch.dtype) -> None:
+    tensor = torch.tensor([0.0, -0.0, 1.0, 3.0]).to(dtype)
+    computed = carrying._computed(tensor)
+    assert computed.dtype == dtype
+    assert torch.equal(tensor.view(torch.uint8), computed.view(torch.uint8))
+
+
+def test_a_stream_refuses_what_does_not_fit_by_the_contract() -> None:
+    h = StateTensor("h", "float32", ("batch", 3), 0.0)
+    x = TensorSpec("x", "float32", ("batch", 3))
+    inside = Contract("m", (x,), (x,), {"batch": Range(1, 8)}, state=KeptState("inside", (h,)))
+    for promised in (inside, contract.as_function(inside)):
+        run = carrying.Carried(lambda given: (given[0] + given[1], given[1] + 1), promised)
+        stream = api.Artifact(promised, run, "cpu", run.reset).stream()
+        for wrong, said in (
+            (torch.ones(2), "x: 1 dimensions"),
+            (torch.ones(2, 3).double(), "float64"),
+            ([1.0], "x is list, not a tensor"),
+            (torch.ones(9, 3), "batch is 9"),
+        ):
+            with pytest.raises(ContractError, match=said):
+                stream(wrong)
+        for call in range(3):
+            assert float(stream(torch.ones(2, 3))["x"][0, 0]) == 1 + call
+        with pytest.raises(ContractError, match=r"state\.h is of batch 2, the inputs are of 3: call reset"):
+            stream(torch.ones(3, 3))
+        assert float(stream(torch.ones(2, 3))["x"][0, 0]) == 4, "what was refused changed nothing"
+        stream.reset()
+        assert stream(torch.ones(3, 3))["x"].shape == (3, 3)

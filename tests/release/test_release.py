@@ -1,0 +1,838 @@
+"""Releases: the file and its errors, keys and what is kept, gates, and what a run that is killed leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import junitparser
+import pytest
+from support import releases
+from support.commands import RECIPES, Cli, start_cli
+from support.manifests import timing, variant
+from support.processes import children, gone, wait_for
+from support.releases import planned
+
+from exporter.bundle import integrity
+from exporter.core import environment, filesystem
+from exporter.core.errors import ArtifactError, BundleError, UsageError
+from exporter.core.progress import Listener
+from exporter.core.records import ArtifactRecord, Manifest, MetricRecord, Parity, SessionRecord
+from exporter.release import executor, file, formats, gates, junit, keys, plan, run
+from exporter.release.plan import Gates
+from exporter.runs.request import Request
+
+ROOT = Path(__file__).parents[2]
+MODELS = '[[models]]\nmodel = "bert"\n'
+
+
+def test_what_init_writes_is_valid_and_is_not_overwritten(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "new.toml"
+    assert cli("release", "--init", path).code == 0
+    done = cli("release", path, "--dry-run")
+    assert (done.code, done.err) == (0, "")
+    assert "bert/cpu/compile@bf16" in done.out
+    again = cli("release", "--init", path)
+    assert (again.code, "File exists" in again.err) == (2, True)
+
+
+def test_the_commented_settings_are_valid_too(tmp_path: Path) -> None:
+    path = tmp_path / "release.toml"
+    commented = re.sub(r"^# (?=\w+ = )", "", file.template(), flags=re.MULTILINE)
+    path.write_text(commented.replace("bench = false", "bench = true"))
+    assert len(file.read(path).data) > len(tomllib.loads(file.template()))
+
+
+def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT / "examples")
+    steps, warnings = plan.make(file.read(Path("release.toml")), tmp_path)
+    assert (len(steps), warnings) == (3 * 4 * 2, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("out = 3\n" + MODELS, "release.toml:1: out: 3 is not of type 'string'"),
+        ('targts = ["trace"]\n' + MODELS, "release.toml:1: targts: there is no such key; did you mean targets?"),
+        ("out = 'x'\n", "release.toml:1: 'models' is a required property"),
+        (MODELS + "[models.gates]\nmax_p99 = 3", "release.toml:4: models[0].gates.max_p99: there is no such key"),
+        (MODELS + MODELS + "gates.parity = 'bad'", "release.toml:5: models[1].gates.parity: 'bad' is not one of"),
+        (MODELS + "targets = [\n'trace',\n7]", "release.toml:3: models[0].targets[1]: 7 is not of type"),
+        (MODELS + "devices = ['gpu']", "release.toml:3: models[0].devices[0]: 'gpu' does not match"),
+        (MODELS + "sizes = [{'../x' = 2}]", "release.toml:3: models[0].sizes[0]: '../x' does not match"),
+        (MODELS + "sizes = [{batch = 2.0}]", "release.toml:3: models[0].sizes[0].batch: 2.0 is not of type 'integer'"),
+        (MODELS + "name = '../x'", "release.toml:3: models[0].name: '../x' does not match"),
+        ("a = 1\nb = ", "release.toml:2: Invalid value"),
+        ("a = " + "[" * 3000, "release.toml: it is nested too deep"),
+        ("timeout = inf\n" + MODELS, "release.toml:1: timeout: inf is not a finite number"),
+        (MODELS + "gates = {max_mb = nan}", "release.toml:3: models[0].gates.max_mb: nan is not a finite number"),
+        ('targets = ["trase"]\n' + MODELS, "release.toml:1: targets: there is no target 'trase'"),
+        ('[[models]]\nmodel = "bort"', "release.toml:2: models[0].model: there is no model 'bort'"),
+        (MODELS + "checkpoint = 'gone.pt'", "release.toml:3: models[0].checkpoint: there is no file gone.pt"),
+        ("bench = false\n[gates]\nmax_p99_ms = 3\n" + MODELS, "release.toml:3: gates.max_p99_ms: nothing is timed"),
+        ("[gates]\nover = 'tract'\n" + MODELS, "release.toml:2: gates.over: there is no bert/cpu/tract"),
+        (MODELS + MODELS, "release.toml:4: models[1].model: bert/cpu/trace is already made by line 1"),
+        (MODELS + "ranges = {batch = [8, 1]}", "release.toml:3: models[0].ranges.batch: the range 8 to 1 is empty"),
+        ("[ranges]\nbatch = [8, 1]\n" + MODELS, "release.toml:2: ranges.batch: the range 8 to 1 is empty"),
+        (MODELS + "devices = ['cpu', 'cpu']", "release.toml:3: models[0].devices: ['cpu', 'cpu'] has non-unique"),
+        (MODELS + "precisions = ['tf32']", "release.toml:2: models[0].model: tf32 is computed by NVIDIA's GPUs alone"),
+    ],
+)
+def test_errors_name_the_line_and_the_key(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        planned(tmp_path, text)
+    assert str(raised.value).startswith(f"{tmp_path}/{message}")
+
+
+def test_all_errors_come_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as raised:
+        planned(tmp_path, "out = 3\nseed = 'x'\ntargets = ['trase']\n" + MODELS)
+    assert [line.partition("toml")[2][:3] for line in str(raised.value).splitlines()] == [":1:", ":2:", ":3:"]
+
+
+def test_a_model_overrides_the_top(tmp_path: Path) -> None:
+    text = """
+        seed = 3
+        targets = ["trace", "compile"]
+        portable = true
+        [gates]
+        parity = "drift"
+        max_mb = 5
+
+        [[models]]
+        model = "bert"
+        targets = ["trace@int8"]
+        devices = ["cpu", "cuda"]
+        sizes = [{batch = 1}, {batch = 8, sequence = 16}]
+        ranges = {batch = [1, 8]}
+
+        [models.gates]
+        parity = "quantized"
+
+        [[models]]
+        model = "resnet18"
+        name = "small"
+        """
+    steps = planned(tmp_path, text)
+    names = [step.name for step in steps]
+    assert names == [
+        "bert/cpu/batch=1/trace@int8", "bert/cpu/batch=8,sequence=16/trace@int8",
+        "bert/cuda/batch=1/trace@int8", "bert/cuda/batch=8,sequence=16/trace@int8",
+        "small/cpu/trace", "small/cpu/compile",
+    ]  # fmt: skip
+    first, last = steps[0], steps[-1]
+    assert first.gates == Gates("quantized", max_mb=5)
+    assert (last.gates.parity, last.request.portable, steps[-2].request.portable) == ("drift", True, False)
+    assert (first.line, first.gate_lines["parity"], first.gate_lines["max_mb"]) == (9, 17, 7)
+    assert (first.request.seed, first.request.ranges["batch"].max) == (3, 8)
+    assert first.request.out == tmp_path / "out" / "bert/cpu/batch=1/trace@int8"
+    assert pickle.loads(pickle.dumps(steps)) == steps, "plain data"
+
+
+def test_commands_that_reproduce_a_step_run_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old net.pt").touch()
+    (tmp_path / "folder").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    asked = {
+        "old net.pt": f"'{tmp_path}/old net.pt'", "hf:folder": f"hf:{tmp_path}/folder",
+        "hf:~/folder": f"hf:{tmp_path}/folder", "hf:acme/bert": "hf:acme/bert", "timm:vit_tiny": "timm:vit_tiny",
+    }  # fmt: skip
+    for model, absolute in asked.items():
+        (step,) = planned(tmp_path, f'targets = ["trace"]\n[[models]]\nmodel = "{model}"\nname = "net"\n')
+        assert step.request.reproduce("trace").startswith(f"exporter export {absolute} --targets trace ")
+
+
+def test_the_command_of_a_release_is_quoted(tmp_path: Path) -> None:
+    folder = tmp_path / "it's here"
+    folder.mkdir()
+    (step, *_) = planned(folder, MODELS)
+    assert shlex.split(step.request.command) == ["exporter", "release", f"{folder}/release.toml"]
+
+
+def test_what_a_target_lacks_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "release.toml").write_text('targets = ["script"]\nprecisions = ["fp32", "int8"]\n' + MODELS)
+    steps, warnings = plan.make(file.read(tmp_path / "release.toml"), tmp_path)
+    assert [step.name for step in steps] == ["bert/cpu/script"]
+    assert "release.toml:1: targets: script is not made in int8" in warnings[0]
+
+
+EXACT, NATIVE = Parity("exact", 0, 0, 1, 1, ""), SessionRecord("native", "passed")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "passed", "measured"),
+    [
+        (Gates(parity="rounding"), True, "exact"),
+        (Gates(max_p99_ms=4.81), True, 4.8),
+        (Gates(max_p99_ms=4.79), False, 4.8),
+        (Gates(max_p99_ms=4.81, cpp=True), False, 6.0),
+        (Gates(min_speedup=2.5), False, 2.475),
+        (Gates(min_speedup=2.47), True, 2.475),
+        (Gates(min_speedup=1.2, over="onnx"), True, 2.475 / 2.02),
+        (Gates(min_speedup=1.23, over="onnx"), False, 2.475 / 2.02),
+        (Gates(max_mb=1.2), False, 1.234567),
+        (Gates(max_mb=1.3), True, 1.234567),
+        (Gates(cpp=True), True, True),
+        (Gates(min_metric=0.95), True, 0.95),
+        (Gates(min_metric=0.96), False, 0.95),
+        (Gates(max_metric_loss=0.02), True, 0.01),
+        (Gates(max_metric_loss=0.005), False, 0.01),
+    ],
+)
+def test_gates(wanted: Gates, passed: bool, measured: Any) -> None:
+    """Of the faster session, but for what must run in C++; the speed-up by the lower end of its interval."""
+    record = variant(sessions=(NATIVE,), timings={"python": timing(4.0), "native": timing(5.0)}, metric=0.95)
+    over = gates.measure(variant("onnx", 5.0))
+    first = gates.check(wanted, gates.measure(record, wanted.cpp, MetricRecord(0.96, 3)), over)[0]
+    assert (first.passed, first.measured) == (passed, pytest.approx(measured))
+
+
+@pytest.mark.parametrize("verdict", ["exact", "rounding", "drift", "quantized", "FAIL"])
+def test_the_parity_gate_allows_what_is_better(verdict: Any) -> None:
+    found = gates.measure(variant(parity=replace(EXACT, verdict=verdict)))
+    (one,) = gates.check(Gates(parity="drift"), found)
+    assert one.passed == (verdict in ("exact", "rounding", "drift"))
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        Gates(max_p99_ms=9),
+        Gates(min_speedup=0.1),
+        Gates(cpp=True),
+        Gates("quantized"),
+        Gates(min_metric=0.0),
+        Gates(max_metric_loss=9.0),
+    ],
+)
+def test_what_was_not_measured_does_not_pass(wanted: Gates) -> None:
+    (one,) = gates.check(wanted, gates.measure(variant(median=None, parity=None)))
+    assert not one.passed
+    (other,) = gates.check(Gates(min_speedup=0.1, over="onnx"), gates.measure(variant()), None)
+    assert other.text.startswith("not measured")
+    assert "it is onnx that has no timing: make its step too" in other.text
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    """A folder with a recipe file and the module beside it that it imports."""
+    folder = tmp_path / "recipes"
+    folder.mkdir()
+    for name in ("tiny.py", "recipes_shared.py"):
+        shutil.copy(RECIPES / name, folder / name)
+    return folder
+
+
+def key_of(folder: Path, **changes: Any) -> str:
+    text = f'bench = false\ntargets = ["trace"]\n[[models]]\nmodel = "{folder}/tiny.py:mlp"\n'
+    (step,) = planned(folder.parent, text)
+    return keys.key(replace(step.request, **changes))
+
+
+def test_keys_follow_what_a_bundle_depends_on(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = key_of(recipe)
+    moved = tmp_path / "elsewhere" / "recipes"
+    shutil.copytree(recipe, moved)
+    (moved / "unrelated.py").write_text("x = 1")
+    assert key_of(moved) == before, "not on where it lies"
+    assert key_of(recipe, out=Path("/x"), timeout=9.0, command="other") == before
+    library = tmp_path / "ops.so"
+    library.touch()
+    seen = {before, key_of(recipe, seed=1), key_of(recipe, sizes={"batch": 3}), key_of(recipe, bench=True)}
+    seen |= {key_of(recipe, ops_libs=(str(library),))}
+    (recipe / "recipes_shared.py").write_text((recipe / "recipes_shared.py").read_text() + "\nx = 1\n")
+    seen |= {key_of(recipe)}
+    (recipe / "tiny.py").write_text((recipe / "tiny.py").read_text() + "\nx = 1\n")
+    seen |= {key_of(recipe)}
+    keys._environment.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr("exporter.core.environment.version", lambda name: "99")
+        seen |= {key_of(recipe)}
+    keys._environment.cache_clear()
+    assert len(seen) == 8, "each of these is another key"
+
+
+@pytest.mark.parametrize(
+    ("written", "imports"),
+    [("net.py", "from .layers import x"), ("net.py", "import layers"), ("deep/net.py", "from ..layers import x")],
+)
+def test_keys_follow_the_package_of_a_recipe_and_none_beside_it(tmp_path: Path, written: str, imports: str) -> None:
+    recipe = tmp_path / "own" / written
+    recipe.parent.mkdir(parents=True)
+    for folder in {recipe.parent, tmp_path / "own"}:
+        (folder / "__init__.py").touch()
+    recipe.write_text(f"import others\n{imports}\n")
+    layers, others = tmp_path / "own" / "layers.py", tmp_path / "others" / "__init__.py"
+    others.parent.mkdir()
+    found = []
+    for ours, theirs in (("x = 1", "y = 1"), ("x = 1", "y = 2"), ("x = 2", "y = 2")):
+        layers.write_text(ours)
+        others.write_text(theirs)
+        (step,) = planned(tmp_path, f'targets = ["trace"]\n[[models]]\nmodel = "{recipe}:net"\n')
+        found.append(keys.key(step.request))
+    assert found[0] == found[1] != found[2]
+
+
+def test_keys_follow_the_shards_of_a_checkpoint(recipe: Path, tmp_path: Path) -> None:
+    index, shard = tmp_path / "model.safetensors.index.json", tmp_path / "one.safetensors"
+    index.write_text('{"weight_map": {"a": "one.safetensors", "b": "one.safetensors"}}')
+    found = []
+    for content in ("x", "yy"):
+        shard.write_text(content)
+        (step,) = planned(
+            tmp_path, f'targets = ["trace"]\n[[models]]\nmodel = "{recipe}/tiny.py:mlp"\ncheckpoint = "{index}"\n'
+        )
+        found.append(keys.key(step.request))
+    assert found[0] != found[1]
+
+
+TWELVE = """
+bench = false
+targets = ["trace", "script", "onnx"]
+precisions = ["fp32", "bf16"]
+[[models]]
+model = "bert"
+[[models]]
+model = "resnet18"
+"""
+
+
+def release(folder: Path, text: str = TWELVE, resume: bool = True, only: str = "") -> list[run.Row]:
+    steps = planned(folder, text)
+    chosen = [step for step in steps if step.name.startswith(only)]
+    return run.run(steps, chosen, folder / "out", resume, executor.Local(), Listener())
+
+
+def made_again(rows: list[run.Row]) -> set[str]:
+    return {row.step.name for row in rows if not row.kept}
+
+
+@pytest.fixture
+def no_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "pipeline", SimpleNamespace(run=releases.make))
+
+
+@pytest.mark.usefixtures("no_models")
+def test_a_resumed_release_makes_what_is_not_finished(tmp_path: Path) -> None:
+    rows = release(tmp_path)
+    assert all(row.passed for row in rows)
+    assert len(made_again(rows)) == releases.begun(tmp_path / "out") == 12
+    rows = release(tmp_path)
+    assert all(row.passed for row in rows)
+    assert (made_again(rows), releases.begun(tmp_path / "out")) == (set(), 12)
+    (tmp_path / "out" / "bert/cpu/trace/trace.pt").write_text("altered")
+    (tmp_path / "out" / "bert/cpu/onnx/manifest.json").write_text("{}")
+    shutil.rmtree(tmp_path / "out" / "resnet18/cpu/script@bf16")
+    assert made_again(release(tmp_path)) == {"bert/cpu/trace", "bert/cpu/onnx", "resnet18/cpu/script@bf16"}
+    assert len(made_again(release(tmp_path, resume=False))) == 12
+
+
+def test_a_recipe_that_changes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: Path) -> None:
+    """What was made of it is not kept for what it was before, and is again."""
+    recipe = recipe / "tiny.py"
+    text, before = f"bench = false\ntargets = ['trace']\n[[models]]\nmodel = '{recipe}:mlp'\n", recipe.read_text()
+
+    def edited(request: Request, *_: object) -> tuple[Manifest, Path]:
+        recipe.write_text(before + "\n# another\n")
+        return releases.make(request)
+
+    monkeypatch.setattr(executor, "pipeline", SimpleNamespace(run=edited))
+    assert all(row.passed for row in release(tmp_path, text))
+    recipe.write_text(before)
+    assert len(made_again(release(tmp_path, text))) == 1
+    monkeypatch.setattr(executor, "pipeline", SimpleNamespace(run=releases.make))
+    recipe.write_text(before)
+    release(tmp_path, text)
+    assert made_again(release(tmp_path, text)) == set()
+
+
+@pytest.mark.parametrize("name", ["provenance.json", "SHA256SUMS", "bom.cdx.json", "logs/trace.log"])
+def test_what_proves_a_bundle_is_altered_and_it_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def sealed(request: Request, *_: object) -> tuple[Manifest, Path]:
+        made, place = releases.make(request)
+        (place / "logs" / "trace.log").write_text("all is well")
+        integrity.seal(place, made, ())
+        return made, place
+
+    monkeypatch.setattr(executor, "pipeline", SimpleNamespace(run=sealed))
+    text = 'targets = ["trace"]\n' + MODELS
+    release(tmp_path, text)
+    assert made_again(release(tmp_path, text)) == set()
+    path = tmp_path / "out" / "bert/cpu/trace" / name
+    path.write_text(path.read_text() + " ")
+    assert made_again(release(tmp_path, text)) == {"bert/cpu/trace"}
+
+
+@pytest.mark.usefixtures("no_models")
+def test_the_same_name_of_another_library_is_made_again(tmp_path: Path) -> None:
+    text = 'targets = ["trace"]\n[[models]]\nmodel = "{}:resnet18"\n'
+    for library in ("torchvision", "timm"):
+        for made in ({"resnet18/cpu/trace"}, set()):
+            assert made_again(release(tmp_path, text.format(library))) == made
+
+
+@pytest.mark.usefixtures("no_models")
+def test_foreign_files_are_refused_before_anything_is_made(tmp_path: Path) -> None:
+    mine = tmp_path / "out" / "resnet18/cpu/onnx@bf16" / "mine.txt"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    with pytest.raises(BundleError, match="holds files, but no bundle"):
+        release(tmp_path)
+    assert releases.begun(tmp_path / "out") == 0
+    assert len(release(tmp_path, only="bert/")) == 6, "it is not in their way"
+
+
+@pytest.mark.usefixtures("no_models")
+def test_a_change_makes_again_what_depends_on_it(tmp_path: Path) -> None:
+    release(tmp_path)
+    made = made_again(release(tmp_path, TWELVE + "seed = 5\n"))
+    assert len(made) == 6
+    assert all(name.startswith("resnet18/") for name in made)
+    rows = release(tmp_path, TWELVE + "seed = 5\ngates.max_mb = 0.00001\n")
+    assert made_again(rows) == set(), "a gate is judged anew, and makes nothing again"
+    assert [row.passed for row in rows] == [True] * 6 + [False] * 6
+
+
+@pytest.mark.usefixtures("no_models")
+def test_a_bundle_that_keeps_no_gate_gives_way_to_the_last(tmp_path: Path) -> None:
+    text = f"targets = ['trace']\n[gates]\nmax_mb = {{}}\n{MODELS}"
+    (first,) = release(tmp_path, text.format(5), only="bert/")
+    place = first.step.request.out
+    artifact = place / "trace.pt"
+    good = artifact.stat().st_ino
+    for _ in range(2):
+        (row,) = release(tmp_path, text.format(0.00001), resume=False, only="bert/")
+        assert (row.passed, row.place) == (False, place.with_name("trace.failed"))
+        assert artifact.stat().st_ino == good
+        assert integrity.whole(row.place).variants
+    (again,) = release(tmp_path, text.format(5), only="bert/")
+    assert (again.passed, again.kept, again.place) == (True, False, place)
+    assert artifact.stat().st_ino != good
+    assert sorted(path.name for path in place.parent.iterdir() if path.is_dir()) == ["trace", "trace.failed"]
+
+
+@pytest.mark.usefixtures("no_models")
+def test_what_a_killed_release_held_comes_back(tmp_path: Path) -> None:
+    """It was killed after a bundle took its place and before its gates were judged, or in the middle of giving way."""
+    text = f"targets = ['trace']\n[gates]\nmax_mb = {{}}\n{MODELS}"
+    (first,) = release(tmp_path, text.format(5), only="bert/")
+    place = first.step.request.out
+    good = (place / "trace.pt").stat().st_ino
+    held = place.with_name(".trace.last")
+    for leave in (lambda: shutil.copytree(place, held, copy_function=os.link), lambda: place.rename(held)):
+        leave()
+        release(tmp_path, text.format(0.00001), resume=False, only="bert/")
+        assert (place / "trace.pt").stat().st_ino == good
+        assert not held.exists()
+
+
+@pytest.mark.usefixtures("no_models")
+def test_only_some(tmp_path: Path) -> None:
+    release(tmp_path)
+    assert len(made_again(release(tmp_path, resume=False, only="bert/"))) == 6
+    assert releases.begun(tmp_path / "out") == 18
+    assert made_again(release(tmp_path)) == set(), "the others are still known"
+
+
+@pytest.mark.usefixtures("no_models")
+def test_a_baseline_that_is_not_among_the_chosen(tmp_path: Path) -> None:
+    text = f"targets = ['trace', 'onnx']\n[gates]\nmin_speedup = 0.98\nover = 'trace'\n{MODELS}"
+    release(tmp_path, text)
+    (row,) = release(tmp_path, text, resume=False, only="bert/cpu/onnx")
+    assert row.checks[0].measured == pytest.approx(0.99 / 1.01)
+
+
+@pytest.mark.usefixtures("no_models")
+def test_a_baseline_need_not_be_faster_than_itself(tmp_path: Path) -> None:
+    text = f"targets = ['trace', 'onnx']\n[gates]\nmin_speedup = 0.99\nmax_mb = 1\nover = 'trace'\n{MODELS}"
+    gated = {row.step.variant.name: [check.gate for check in row.checks] for row in release(tmp_path, text)}
+    assert gated == {"trace": ["max_mb"], "onnx": ["min_speedup", "max_mb"]}
+
+
+@pytest.mark.usefixtures("no_models")
+def test_a_baseline_that_was_not_made_is_named(tmp_path: Path) -> None:
+    text = f"targets = ['trace', 'onnx']\n[gates]\nmin_speedup = 0.98\nover = 'trace'\n{MODELS}"
+    (row,) = release(tmp_path, text, only="bert/cpu/onnx")
+    assert not row.passed
+    assert "it is trace that has no timing: make its step too" in row.checks[0].text
+
+
+@pytest.mark.usefixtures("no_models")
+def test_a_step_that_fails_is_a_row_and_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(request: Request, *_: object) -> tuple[Manifest, Path]:
+        if request.variants[0].target == "script":
+            raise UsageError("inputs() takes no such size", "look")
+        return releases.make(request)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(executor, "pipeline", SimpleNamespace(run=failing))
+        rows = release(tmp_path)
+    scripts = {f"{model}/cpu/script{at}" for model in ("bert", "resnet18") for at in ("", "@bf16")}
+    assert {row.step.name: row.reason for row in rows if not row.passed} == dict.fromkeys(
+        scripts, "failed at prepare: inputs() takes no such size"
+    )
+    assert made_again(release(tmp_path)) == scripts
+
+
+def files(folder: Path) -> dict[str, str]:
+    """Every file with its content, but for the log of what was begun."""
+    found = {str(one.relative_to(folder)): one for one in folder.rglob("*") if one.is_file()}
+    return {name: one.read_text() for name, one in found.items() if name != releases.LOG}
+
+
+def test_killed_at_random_moments_it_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+    moments, kills = random.Random(7), 0
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for out in (whole, killed):
+        (tmp_path / "release.toml").write_text(TWELVE)
+        steps, _ = plan.make(file.read(tmp_path / "release.toml"), out)
+        (tmp_path / out.name).with_suffix(".pickle").write_bytes(pickle.dumps(steps))
+
+    def start(out: Path) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, releases.__file__, out.with_suffix(".pickle"), out])
+
+    while kills < 10:
+        before = releases.begun(killed)
+        with start(killed) as process:
+            wait_for(lambda: process.poll() is not None or releases.begun(killed) > before)  # noqa: B023
+            time.sleep(moments.uniform(0, 0.05))
+            process.kill()
+        kills += process.returncode == -signal.SIGKILL
+        if process.returncode == 0:
+            break
+    for out in (whole, killed):
+        with start(out) as process:
+            assert process.wait(60) == 0
+    assert kills > 2
+    assert releases.begun(killed) <= 12 + kills
+    assert files(killed) == files(whole)
+
+
+@pytest.mark.usefixtures("no_models")
+def test_one_release_at_a_time(tmp_path: Path) -> None:
+    release(tmp_path)
+    before = files(tmp_path / "out")
+    with (
+        filesystem.locked(tmp_path / "out" / ".lock", tmp_path / "out"),
+        pytest.raises(BundleError, match=f"out is in use by another run .process {os.getpid()}"),
+    ):
+        release(tmp_path, resume=False)
+    assert files(tmp_path / "out") == before
+
+
+@pytest.mark.usefixtures("no_models")
+def test_a_full_disk_leaves_the_last_bundles_and_is_gone_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release(tmp_path)
+    before = files(tmp_path / "out")
+    written = 0
+
+    def full(path: Path, text: str, write: Callable[[Path, str], None] = filesystem.write_atomic) -> None:
+        nonlocal written
+        written += 1
+        if written > 7:
+            raise OSError(28, "No space left on device", str(path))
+        write(path, text)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(filesystem, "write_atomic", full)
+        with pytest.raises(BundleError, match="the disk is full") as raised:
+            release(tmp_path, resume=False)
+    assert raised.value.remedy
+    after = files(tmp_path / "out")
+    assert {n: t for n, t in after.items() if n != "release.json"} == {
+        n: t for n, t in before.items() if n != "release.json"
+    }
+    assert len(made_again(release(tmp_path))) == 12 - 3
+
+
+def test_a_place_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(BundleError, match="there is a file in its place"):
+        release(tmp_path)
+    (tmp_path / "out").unlink()
+
+    def refuse(*args: object, **settings: object) -> None:
+        raise PermissionError(13, "Permission denied", str(tmp_path / "out"))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(BundleError, match=r"cannot write to .*out: permission denied"):
+        release(tmp_path)
+
+
+def test_a_broken_state_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "release.json").write_text('{"steps": []}')
+    with pytest.raises(ArtifactError, match=r"release\.json") as raised:
+        release(tmp_path)
+    assert "remove it" in raised.value.remedy
+
+
+def test_steps_side_by_side(tmp_path: Path) -> None:
+    """In processes of their own; these fail at once, for nothing in them is compiled just in time."""
+    steps = [replace(s, request=replace(s.request, fullgraph=True)) for s in planned(tmp_path, TWELVE)[:3]]
+    outcomes = list(executor.Local(2).run(steps, Listener()))
+    assert sorted(step.name for step, _ in outcomes) == sorted(step.name for step in steps)
+    assert {outcome.reason for _, outcome in outcomes} == {"--fullgraph is for what is compiled just in time"}
+
+
+def test_a_worker_that_is_killed_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "_perform_in_worker", releases.die)
+    steps = planned(tmp_path, TWELVE)[:3]
+    rows = run.run(steps, steps, tmp_path / "out", True, executor.Local(2), Listener())
+    assert [row.step.name for row in rows] == [step.name for step in steps]
+    assert {row.reason for row in rows} == {"failed at prepare: a process that makes steps was killed"}
+    assert all("fewer --jobs" in row.remedy for row in rows)
+    monkeypatch.undo()
+    monkeypatch.setattr(executor, "pipeline", SimpleNamespace(run=releases.make))
+    assert len(made_again(releases.resume(steps, tmp_path / "out"))) == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_steps_side_by_side_end_with_the_release(tmp_path: Path, number: signal.Signals) -> None:
+    path = tmp_path / "release.toml"
+    path.write_text(
+        f'bench = false\n[[models]]\nmodel = "{RECIPES}/broken.py:trace_hangs"\ntargets = ["trace", "export"]\n'
+    )
+    process = start_cli("release", path, "--jobs", "2", "--out", tmp_path / "out")
+    with process:
+        logs = tmp_path / "out" / "trace_hangs" / "cpu"
+        wait_for(lambda: (logs / ".trace.staging" / "logs" / "trace.log").exists())
+        family = children(process.pid)
+        process.send_signal(number)
+        process.communicate(timeout=60)
+    wait_for(lambda: all(map(gone, family)))
+    assert process.returncode == (130 if number == signal.SIGTERM else -9)
+
+
+def rows_of(tmp_path: Path) -> list[run.Row]:
+    """A step that passed, one with a gate that failed, and one that failed itself."""
+    steps = planned(tmp_path, TWELVE.replace("[[models]]", "[gates]\nmax_mb = 1\n[[models]]", 1))[:3]
+    passed, large, failed = (replace(step, request=replace(step.request, out=Path("/out"))) for step in steps)
+    small = gates.measure(variant(artifact=ArtifactRecord("trace.pt", 10, "")))
+    found = gates.measure(variant())
+    return [
+        run.Row(passed, Path("/out/a"), measured=small, checks=gates.check(passed.gates, small)),
+        run.Row(large, Path("/out/b"), measured=found, checks=gates.check(large.gates, found)),
+        run.Row(failed, None, reason="failed at export: 100% wrong,\n<really>: so", remedy="mend it"),
+    ]
+
+
+def test_the_table_fits_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = formats.render(rows_of(tmp_path), "table", Path("release.toml"), Path("/out"))
+    assert max(map(len, text.split("bert/cpu/trace@bf16: ")[0].splitlines())) <= 80
+    assert "bert/cpu/trace@bf16: max_mb: 1.23 MB, at most 1 MB" in text
+    assert "1 of 3 steps passed their gates." in text
+    monkeypatch.setenv("COLUMNS", "50")
+    narrow = formats.render(rows_of(tmp_path), "table", Path("release.toml"), Path("/out"))
+    assert max(map(len, narrow.split("bert/cpu/trace@bf16: ")[0].splitlines())) <= 50
+
+
+def test_annotations_of_github(tmp_path: Path) -> None:
+    text = formats.render(rows_of(tmp_path), "github", Path("ci/release.toml"), Path("/out"))
+    annotations = [line for line in text.splitlines() if line.startswith("::")]
+    assert annotations == [
+        "::error file=ci/release.toml,line=6,title=bert/cpu/trace@bf16%3A max_mb::1.23 MB, at most 1 MB",
+        "::error file=ci/release.toml,line=7,title=bert/cpu/script%3A failed"
+        "::failed at export: 100%25 wrong,%0A<really>: so; mend it",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "annotations"),
+    [
+        (
+            "out = 3\nseed = 'x'\n" + MODELS,
+            ["line=1::out: 3 is not of type 'string'", "line=2::seed: 'x' is not of type 'integer'"],
+        ),
+        ("a = 1\nb = ", ["line=2::Invalid value; it is no TOML: https://toml.io"]),
+        (MODELS + "checkpoint = 'gone.pt'", ["line=3::models[0].checkpoint: there is no file gone.pt; check the path"]),
+        (None, ["line=1::{file} cannot be read: No such file or directory; give the path of a release file"]),
+    ],
+    ids=["schema", "TOML", "plan", "missing"],
+)
+def test_github_is_told_of_errors_in_the_file(
+    cli: Cli, tmp_path: Path, text: str | None, annotations: list[str]
+) -> None:
+    path = tmp_path / "release.toml"
+    if text is not None:
+        path.write_text(text)
+    done = cli("release", path, "--format", "github")
+    assert done.code == 2
+    told = done.out.splitlines()
+    assert len(told) == len(annotations)
+    for line, wanted in zip(told, annotations, strict=True):
+        assert line.startswith(f"::error file={path},{wanted.format(file=path)}")
+    assert str(path) in done.err
+    assert "::" not in cli("release", path).out
+
+
+def test_json_and_markdown(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path)
+    found = json.loads(formats.render(rows, "json", Path("release.toml"), Path("/out")))
+    assert (found["status"], [step["status"] for step in found["steps"]]) == ("failed", ["passed", "failed", "failed"])
+    assert found["steps"][1]["gates"][0]["measured"] == pytest.approx(1.234567)
+    text = formats.render(rows, "md", Path("release.toml"), Path("/out"))
+    assert text.startswith("### release.toml: FAILED\n")
+    assert "- **bert/cpu/script**: failed at export: 100% wrong, &lt;really>: so; mend it" in text
+
+
+def test_junit(tmp_path: Path) -> None:
+    junit.write(rows_of(tmp_path), tmp_path / "junit.xml")
+    report = junitparser.JUnitXml.fromfile(str(tmp_path / "junit.xml"))
+    assert (report.tests, report.failures) == (5, 2)
+    cases = [case for suite in report for case in suite if case.result]
+    assert [(case.classname, case.name) for case in cases] == [
+        ("bert/cpu/trace@bf16", "max_mb"),
+        ("bert/cpu/script", "export and parity"),
+    ]
+    junit.write([], tmp_path / "nowhere" / "junit.xml")
+    with pytest.raises(UsageError, match="cannot write"):
+        junit.write([], tmp_path / "junit.xml" / "junit.xml")
+
+
+def test_junit_is_written_beside_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two releases that write one file do not write into each other's half, nor through a link that lies in wait."""
+    (tmp_path / "junit.xml.new").symlink_to(tmp_path / "elsewhere")
+    junit.write([], tmp_path / "junit.xml")
+    assert not (tmp_path / "elsewhere").exists()
+    named = {filesystem.own_new(tmp_path / "junit.xml")}
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    assert filesystem.own_new(tmp_path / "junit.xml") not in named
+
+
+def test_junit_has_one_suite_for_a_model_that_stands_twice(tmp_path: Path) -> None:
+    one, *_ = rows_of(tmp_path)
+    names = ("bert/cpu/trace", "vit/cpu/trace", "bert/cpu/onnx")
+    junit.write([replace(one, step=replace(one.step, name=name)) for name in names], tmp_path / "junit.xml")
+    report = junitparser.JUnitXml.fromfile(str(tmp_path / "junit.xml"))
+    assert sorted(suite.name for suite in report) == ["bert", "vit"]
+
+
+def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    steps = planned(tmp_path, TWELVE)
+    monkeypatch.setattr(keys, "_digest", refuse)
+    with pytest.raises(UsageError, match=r"cannot be read: Permission denied") as raised:
+        run.kept(steps, tmp_path / "out")
+    assert raised.value.remedy == "change its mode or its owner"
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "release.json").mkdir()
+    with pytest.raises(ArtifactError, match=r"release\.json cannot be read: Is a directory"):
+        run.kept(steps, tmp_path / "out")
+
+
+def test_junit_of_what_xml_has_no_characters_for(tmp_path: Path) -> None:
+    rows = [replace(row, reason="\x1b[31mred\x00 \ud800\U0001f600" if row.reason else "") for row in rows_of(tmp_path)]
+    path = tmp_path / "junit.xml"
+    junit.write(rows, path)
+    report = junitparser.JUnitXml.fromfile(str(path))
+    found = [case.result[0].message for suite in report for case in suite if case.result]
+    assert found[-1] == "\ufffd[31mred\ufffd \ufffd\U0001f600"
+
+
+@pytest.mark.usefixtures("no_models")
+def test_a_summary_that_cannot_be_written(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "nowhere" / "summary.md"))
+    (tmp_path / "release.toml").write_text(MODELS + "targets = ['trace']")
+    done = cli("release", tmp_path / "release.toml", "--out", tmp_path / "out", "--format", "github", "-q")
+    assert (done.code, "1 of 1 steps passed" in done.out) == (2, True)
+    assert f"cannot write {tmp_path}/nowhere/summary.md: No such file" in done.err
+
+
+def test_exporter_run_counts_from_where_the_command_is_given(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+
+    def make(request: Request, *_: object) -> tuple[Manifest, Path]:
+        found.append(environment.find_runner())
+        return releases.make(request)
+
+    monkeypatch.setattr(executor, "pipeline", SimpleNamespace(run=make))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EXPORTER_RUN", "bin/exporter-run")
+    for folder in ("bin", "ci"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "bin" / "exporter-run").touch(0o755)
+    (tmp_path / "ci" / "release.toml").write_text(MODELS + "targets = ['trace']")
+    assert cli("release", "ci/release.toml", "--out", "out", "-q").code == 0
+    assert found == [tmp_path / "bin" / "exporter-run"]
+
+
+def test_a_release_of_models(cli: Cli, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the command line: gates, what is kept, what is made again, what fails; exit codes and every output."""
+    monkeypatch.setenv("EXPORTER_RUN", "/nowhere/exporter-run")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    path = recipe / "release.toml"
+    path.write_text(
+        'out = "../out"\nbench = false\ntargets = ["trace", "export"]\n[gates]\nparity = "drift"\n'
+        '[[models]]\nmodel = "tiny.py:mlp"\n'
+    )
+    done = cli("release", path, "--junit", tmp_path / "junit.xml")
+    assert (done.code, "2 of 2 steps passed" in done.out) == (0, True)
+    assert "mlp/cpu/trace" in done.err
+    assert {p.name for p in (tmp_path / "out" / "mlp" / "cpu").iterdir()} == {"trace", "export"}
+    assert cli("check", tmp_path / "out" / "mlp" / "cpu" / "trace").code == 0
+    text = path.read_text() + 'gates.cpp = true\n[[models]]\nmodel = "broken.py:forward_raises"\ntargets = ["trace"]\n'
+    path.write_text(text)
+    shutil.copy(RECIPES / "broken.py", recipe)
+    done = cli("release", path, "--resume", "--format", "github", "-q")
+    assert done.code == 1
+    assert "2 kept from an earlier run" in done.out
+    assert f"::error file={path},line=8,title=mlp/cpu/trace%3A cpp::does not run in C++" in done.out
+    assert f"::error file={path},line=9,title=forward_raises/cpu/trace%3A failed::failed at prepare" in done.out
+    assert "FAILED" in (tmp_path / "summary.md").read_text()
+    done = cli("release", path, "--resume", "--only", "none/*")
+    assert (done.code, "no step fits --only none/*" in done.err) == (2, True)
+
+
+def test_the_file_of_the_documentation(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "release-pipelines.md").read_text()
+    assert len(planned(tmp_path, text.partition("```toml\n")[2].partition("```")[0])) == 9
+
+
+def workflows() -> dict[str, str]:
+    """The CI files of the documentation, as they are printed there."""
+    text = (ROOT / "docs" / "release-pipelines.md").read_text()
+    return dict(re.findall(r"`([\w./-]+\.yml)`[^`]*```yaml\n(.*?)```", text, re.DOTALL))
+
+
+@pytest.mark.parametrize(
+    ("name", "schema"),
+    [(".github/workflows/release.yml", "vendor.github-workflows"), (".gitlab-ci.yml", "vendor.gitlab-ci")],
+)
+def test_the_ci_files_of_the_documentation(name: str, schema: str, tmp_path: Path) -> None:
+    found = workflows()[name]
+    for text, valid in ((found, True), (found.replace("script:", "scripts:").replace("steps:", "step:"), False)):
+        (tmp_path / "ci.yml").write_text(text)
+        done = subprocess.run(
+            [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, tmp_path / "ci.yml"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode == 0) == valid, done.stdout
+    assert "exporter release release.toml" in found

@@ -1,0 +1,256 @@
+"""Releases on a Ray cluster of several nodes, all on this machine: what comes back, what is lost, what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+from support import releases
+from support.commands import RECIPES, Cli
+from support.processes import children, gone, wait_for
+from support.releases import planned
+
+from exporter.bundle import archive
+from exporter.bundle import layout as bundles
+from exporter.core.errors import BundleError, UsageError
+from exporter.core.progress import Listener
+from exporter.release import cluster, executor, keys, run
+from exporter.release.plan import Step
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Cluster]:
+    """A head of one CPU; tests add nodes of their own."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="ray") as folder:
+        patch.setenv("RAY_TMPDIR", folder)  # a short path, for sockets are in it
+        patch.setenv("TMPDIR", folder)
+        found = Cluster(True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+        yield found
+        found.shutdown()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Recipes in a folder of their own."""
+    for name in ("far.py", "recipes_shared.py", "broken.py"):
+        shutil.copy(RECIPES / name, tmp_path / name)
+    return tmp_path
+
+
+def steps_of(folder: Path, *names: str, settings: str = "bench = false\ntargets = ['trace']") -> list[Step]:
+    models = "".join(f'[[models]]\nmodel = "{folder}/{name}"\n' for name in names)
+    return planned(folder, f"{settings}\nthreads = 1\n{models}")
+
+
+def begun(folder: Path) -> list[int]:
+    """The nodes on which a model waits, or has waited."""
+    log = folder / "begun"
+    return [int(line) for line in log.read_text().split()] if log.exists() else []
+
+
+class Told(Listener):
+    """Everything that was told."""
+
+    def __init__(self) -> None:
+        self.stages: list[tuple[str, str]] = []
+
+    def stage(self, variant: str, stage: str) -> None:
+        self.stages.append((variant, stage))
+
+
+def settled(place: Path | None) -> Any:
+    """What a bundle says of what was made, wherever and however fast that was."""
+    found = json.loads((place / bundles.MANIFEST).read_text()) if place else {}
+    (variant,) = found["variants"]
+    kept = {name: value for name, value in variant.items() if name not in ("lifecycle", "sessions")}
+    return found["contract"], found["golden"], found["command"], found["status"], kept
+
+
+def test_a_node_that_dies_takes_nothing_with_it(nodes: Cluster, folder: Path) -> None:
+    """Both nodes are at a step when one is killed. What comes is what this machine alone makes, byte by byte."""
+    other = nodes.add_node(num_cpus=1)
+    settings = "bench = false\ntargets = ['trace', 'script']"
+    steps, told = steps_of(folder, "far.py:held", settings=settings), Told()
+
+    def kill() -> None:
+        try:
+            wait_for(lambda: len(begun(folder)) == 2)
+            nodes.remove_node(other, allow_graceful=False)
+        finally:
+            (folder / "go").touch()
+
+    killer = threading.Thread(target=kill)
+    with cluster.join(nodes.address, steps) as joined:
+        killer.start()
+        rows = run.run(steps, steps, folder / "out", False, joined, told)
+        killer.join()
+    assert len(set(begun(folder))) == 2, "on a node each"
+    assert sorted(stage for _, stage in told.stages) == ["lost, queued again", "queued", "queued"]
+    assert [row.reason for row in rows] == ["", ""]
+    (folder / "out").rename(folder / "far")
+    alone = run.run(steps, steps, folder / "out", False, executor.Local(), Listener())
+    assert [settled(folder / "far" / step.name) for step in steps] == [settled(row.place) for row in alone]
+
+
+def test_what_is_timed_is_alone_and_ends_when_it_is_interrupted(nodes: Cluster, folder: Path) -> None:
+    """Each asks for one CPU, and has both of the larger node; what follows waits. Nothing stays behind."""
+    larger = nodes.add_node(num_cpus=2)
+    left = temporary()
+    steps, told = steps_of(folder, "far.py:held", settings="targets = ['trace', 'script', 'export']"), Told()
+    seen: list[Any] = []
+
+    def look_and_interrupt() -> None:
+        try:
+            wait_for(lambda: len(begun(folder)) == 2)
+            seen.extend([ray.available_resources().get("CPU", 0), len(set(begun(folder))), list(told.stages)])
+            seen.append([pid for node in begun(folder) for pid in children(node) if "exporter" in command_of(pid)])
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    looking = threading.Thread(target=look_and_interrupt)
+    with cluster.join(nodes.address, steps) as joined:
+        looking.start()
+        with pytest.raises(KeyboardInterrupt):
+            run.run(steps, steps, folder / "out", False, joined, told)
+        looking.join()
+    free, places, stages, family = seen
+    assert (free, places, stages) == (0, 2, [(step.name, "queued") for step in steps[:2]])
+    assert family
+    wait_for(lambda: all(map(gone, family)))
+    assert temporary() == left
+    assert [file.name for file in (folder / "out").rglob("*") if file.is_file()] == ["release.json"]
+    nodes.remove_node(larger)
+
+
+def temporary() -> set[Path]:
+    """Folders in which bundles are made; of a node that was killed they stay."""
+    return set(Path(os.environ["TMPDIR"]).glob("exporter-*"))
+
+
+def command_of(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
+
+
+def test_a_step_that_fails_is_a_row(nodes: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model that does not run, the request that is none, the worker that dies each time."""
+    monkeypatch.setattr(cluster, "ATTEMPTS", 2)
+    steps = steps_of(folder, "broken.py:forward_raises", "far.py:deadly", "far.py:held")
+    steps[2] = replace(steps[2], request=replace(steps[2].request, fullgraph=True))
+    (folder / "out").mkdir()
+    releases.make(steps[0].request)  # the last good bundle
+    good = (steps[0].request.out / bundles.MANIFEST).read_bytes()
+    with cluster.join(nodes.address, steps) as joined:
+        raises, deadly, refused = run.run(steps, steps, folder / "out", False, joined, Listener())
+    assert raises.reason.startswith("failed at prepare")
+    assert "forward does not work" in raises.reason
+    assert raises.place == steps[0].request.out.with_name("trace.failed")
+    assert bundles.read_manifest(raises.place).status == "failed"
+    assert (steps[0].request.out / bundles.MANIFEST).read_bytes() == good
+    assert deadly.reason.startswith("failed at prepare: its worker was lost 2 times: ")
+    assert (deadly.place, bool(deadly.remedy)) == (None, True)
+    assert refused.reason == "failed at prepare: --fullgraph is for what is compiled just in time"
+
+
+def test_what_arrives_is_held_against_its_hashes(tmp_path: Path) -> None:
+    """What is altered is an outcome; what is wrong with a disk, there or here, ends the release."""
+    (step, *_) = planned(tmp_path, "bench = false\n[[models]]\nmodel = 'bert'\n")
+    (tmp_path / "out").mkdir()
+    releases.make(step.request)
+    archive.pack(step.request.out, tmp_path / "packed")
+    shutil.rmtree(step.request.out)
+    packed = bytearray((tmp_path / "packed").read_bytes())
+    made = cluster.Made(executor.Outcome(Path("/far")), True, packed)
+    assert cluster._arrive(step, made) == executor.Outcome(step.request.out)
+    good = (step.request.out / bundles.MANIFEST).read_bytes()
+    worse = cluster.Made(executor.Outcome(Path("/far")), False, packed)
+    spare = step.request.out.with_name(step.request.out.name + ".failed")
+    assert cluster._arrive(step, worse) == executor.Outcome(spare)
+    packed[-1] ^= 1
+    assert "what came of bert/cpu/trace cannot be unpacked" in cluster._arrive(step, made).reason
+    assert (step.request.out / bundles.MANIFEST).read_bytes() == good
+    (step.request.out / "mine").touch()
+    packed[-1] ^= 1
+    with pytest.raises(BundleError, match="holds mine, which exporter did not write"):
+        cluster._arrive(step, made)
+    with pytest.raises(BundleError, match="node: the disk is full"):
+        cluster._arrive(step, cluster.Made(BundleError("node: the disk is full")))
+
+
+def test_nodes_that_are_not_alike_are_refused(nodes: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = steps_of(folder, "far.py:held")
+    here = keys.versions()
+    file = str(folder / "far.py")
+    monkeypatch.setattr(keys, "versions", lambda: here | {"torch": "1.0", "timm": "9"})
+    monkeypatch.setattr(keys, "files", lambda request: {file: "0"})
+    with pytest.raises(UsageError) as raised, cluster.join(nodes.address, steps):
+        raise AssertionError
+    said = str(raised.value)
+    assert f": torch {here['torch']}, not 1.0\n" in said
+    assert f": {file} is not the same\n" in said
+    assert raised.value.remedy
+
+
+def test_a_file_that_a_node_has_not_is_named(folder: Path) -> None:
+    (step, *_) = steps_of(folder, "far.py:held")
+    task = cluster._task(step)
+    assert cluster.lacking([task]) == []
+    (folder / "recipes_shared.py").write_text("x = 1")
+    assert cluster.lacking([task]) == [f"{folder}/recipes_shared.py is not the same"]
+    (folder / "far.py").unlink()
+    assert cluster.lacking([task]) == [f"there is no file {folder}/far.py"]
+    made = cluster.make(task)
+    assert isinstance(made.outcome, executor.Outcome)
+    assert (made.packed, f": there is no file {folder}/far.py" in made.outcome.reason) == (None, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"threads": 64}, "held/cpu/trace: no node of the cluster has 64 CPUs"),
+        ({"device": "cuda"}, "held/cpu/trace: no node of the cluster has a CPU and a GPU"),
+        ({"memory_limit_gb": 1e6}, "has a CPU and 1e+06 GB of memory"),
+        ({"device": "cuda:1"}, "on a cluster Ray chooses the GPU"),
+    ],
+)
+def test_what_no_node_has_room_for_is_refused(
+    nodes: Cluster, folder: Path, changes: dict[str, Any], message: str
+) -> None:
+    (step, *_) = steps_of(folder, "far.py:held")
+    with (
+        pytest.raises(UsageError) as raised,
+        cluster.join(nodes.address, [replace(step, request=replace(step.request, **changes))]),
+    ):
+        raise AssertionError
+    assert message in str(raised.value)
+
+
+def test_the_command(nodes: Cluster, folder: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps_of(folder, "far.py:held")
+    (folder / "go").touch()
+    path = folder / "release.toml"
+    monkeypatch.setenv("RAY_ADDRESS", nodes.address)
+    done = cli("release", path, "--cluster", "ray", "--format", "json")
+    assert (done.code, json.loads(done.out)["status"]) == (0, "passed")
+    assert "held/cpu/trace           queued" in done.err
+    done = cli("release", path, "--cluster", "ray", "--jobs", "2")
+    assert (done.code, "--jobs is for this machine" in done.err) == (2, True)
+    done = cli("release", path, "--cluster", "127.0.0.1:1")
+    assert (done.code, "cannot join the cluster 127.0.0.1:1" in done.err) == (2, True)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    done = cli("release", path, "--cluster", "ray")
+    assert (done.code, "pip install 'exporter[ray]'" in done.err) == (2, True)

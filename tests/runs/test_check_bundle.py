@@ -1,0 +1,94 @@
+"""A bundle that is checked and timed again, as its listener hears of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from support.commands import Cli, republish
+
+from exporter.bundle.layout import read_manifest
+from exporter.core.errors import JobError
+from exporter.core.progress import Listener
+from exporter.core.records import VariantRecord
+from exporter.runs import check_bundle, session_checks
+from exporter.workers.session.client import Session
+
+
+class Heard(Listener):
+    def __init__(self) -> None:
+        self.records: list[VariantRecord] = []
+
+    def done(self, record: VariantRecord) -> None:
+        self.records.append(record)
+
+
+def crashes() -> Session:
+    raise JobError("the session was ended by SIGSEGV")
+
+
+def test_a_variant_that_fails_in_one_language_is_done_once(
+    bundle: Path, lent_zygote: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When what its other session gave is known."""
+    monkeypatch.setenv("EXPORTER_RUN", "/nowhere/exporter-run")
+    openers = session_checks.openers
+
+    def openers_of_both(*args: object) -> Iterator[tuple[str, session_checks.Opener]]:
+        yield from openers(*args)  # type: ignore[arg-type]
+        yield "native", crashes
+
+    monkeypatch.setattr(session_checks, "openers", openers_of_both)
+    heard = Heard()
+    manifest = check_bundle.run(bundle, check_bundle.Settings(threads=1, timeout=120, time_budget=0.1), heard)
+    assert [(r.name, r.status) for r in heard.records] == [(v.name, "failed") for v in manifest.variants]
+    assert all("python" in r.timings for r in heard.records)
+
+
+@pytest.mark.parametrize(
+    ("created", "said"),
+    [
+        ("2026-01-02T03:04:05+00:00", False),
+        ("2026-01-02T03:14:05+00:00", True),
+        ("2026-01-02T05:04:05+02:00", False),
+        ("yesterday", False),
+        ("0001-01-01T00:00:00+14:00", False),
+    ],
+)
+def test_a_bundle_made_later_than_it_is(created: str, said: bool) -> None:
+    found = check_bundle._ahead(created, datetime(2026, 1, 2, 3, 4, tzinfo=UTC))
+    assert bool(found) == said
+    assert all(created in one and "here it is 2026-01-02T03:04:00" in one for one in found)
+
+
+def test_what_the_export_warned_of_is_said_again(bundle: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, and not what it said of its own timing."""
+    monkeypatch.setattr(session_checks, "openers", lambda *_: [])
+    monkeypatch.setattr(session_checks, "conclude", lambda record, sessions: record)
+    found = read_manifest(bundle)
+    warned = ("weights were drawn at random", "weights were drawn at random")
+    first = dataclasses.replace(found.variants[0], notes=("height: multiples of 2",), untimed="there is no memory")
+    untimed = {"batch=4": "no"}
+    republish(
+        bundle, dataclasses.replace(found, warnings=warned, untimed=untimed, variants=(first, *found.variants[1:]))
+    )
+    text = " ".join(cli("check", bundle, "-q").out.split())
+    assert text.count("warning: weights were drawn at random") == 1
+    assert "trace: height: multiples of 2" in text
+    assert "not timed" not in text
+    assert "nothing was timed at" not in text
+
+
+def test_check_warns_of_a_bundle_from_the_future(bundle: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_checks, "openers", lambda *_: [])
+    monkeypatch.setattr(session_checks, "conclude", lambda record, sessions: record)
+    republish(bundle, dataclasses.replace(read_manifest(bundle), created="2100-01-01T00:00:00+00:00"))
+    done = cli("check", bundle, "-q")
+    assert done.code == 0, done.err
+    assert "warning: it was made at 2100-01-01T00:00:00+00:00, and here it is" in " ".join(done.out.split())
+    steps = json.loads((bundle / "provenance.json").read_text())["predicate"]["runDetails"]["metadata"]
+    assert steps["finishedOn"] == steps["startedOn"], "no run ends before it began"

@@ -1,0 +1,201 @@
+"""`exporter compare`: two bundles, and whether the new one can take the old one's place."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.manifests import CONTRACT, manifest, timing, variant
+
+from exporter.bundle import layout as bundles
+from exporter.core.errors import ArtifactError, JobError
+from exporter.core.json_codec import to_json
+from exporter.core.progress import Listener
+from exporter.core.records import ArtifactRecord, Manifest, Range
+from exporter.report import comparison
+from exporter.runs import compare_bundles
+
+NO_GATES = compare_bundles.Limits()
+
+
+def made(place: Path, record: Manifest) -> Path:
+    """A bundle with this manifest, and files as it says."""
+    place.mkdir()
+    variants = []
+    for one in record.variants:
+        if one.artifact is not None:
+            (place / one.artifact.path).write_bytes(b"0" * one.artifact.bytes)
+            one = dataclasses.replace(one, artifact=bundles.record(place / one.artifact.path))
+        variants.append(one)
+    (place / "manifest.json").write_text(
+        to_json(dataclasses.replace(record, golden=None, samples=None, variants=tuple(variants)))
+    )
+    return place
+
+
+def shipped(name: str = "trace", size: int = 1000, **changes: Any) -> Any:
+    return variant(name, artifact=ArtifactRecord(f"{name}.pt", size, ""), **changes)
+
+
+def compared(
+    folder: Path, old: Manifest, new: Manifest, gates: compare_bundles.Limits = NO_GATES
+) -> compare_bundles.Comparison:
+    places = made(folder / "old", old), made(folder / "new", new)
+    return compare_bundles.run(places, gates, None, Listener())
+
+
+def test_a_bundle_can_take_its_own_place(tmp_path: Path) -> None:
+    found = compared(tmp_path, manifest(shipped()), manifest(shipped()))
+    assert found.broken == ()
+    text = comparison.render(found, "table")
+    assert "The new bundle can take the old one's place." in text
+    assert "--measure times both side by side" in text
+
+
+def test_what_is_gone_new_or_fails_now(tmp_path: Path) -> None:
+    failed = shipped("onnx", status="failed")
+    old = manifest(shipped(), shipped("onnx"), shipped("script"))
+    found = compared(tmp_path, old, manifest(shipped(), failed, shipped("compile")))
+    assert found.broken == ("script is gone", "onnx passed, and does not any more")
+    assert found.added == ("compile",)
+
+
+@pytest.mark.parametrize("variants", [(), (shipped(status="failed"),)])
+def test_a_bundle_in_which_nothing_passed_takes_no_place(tmp_path: Path, variants: tuple[Any, ...]) -> None:
+    found = compared(tmp_path, manifest(*variants), manifest(*variants))
+    assert found.broken == ("it holds no artifact that passed",)
+    assert "cannot take the old one's place" in comparison.render(found, "table")
+
+
+def test_a_narrower_contract_breaks_unless_it_may(tmp_path: Path) -> None:
+    narrow = dataclasses.replace(CONTRACT, symbols={name: Range(2, 2) for name in CONTRACT.symbols})
+    places = made(tmp_path / "old", manifest(shipped())), made(tmp_path / "new", manifest(shipped(contract=narrow)))
+    assert "is batch (2 to 2)" in compare_bundles.run(places, NO_GATES, None, Listener()).broken[0]
+    assert compare_bundles.run(places, compare_bundles.Limits(allow_breaking=True), None, Listener()).broken == ()
+
+
+@pytest.mark.parametrize(("size", "breaks"), [(1100, False), (1101, True)])
+def test_larger_than_may_be(tmp_path: Path, size: int, breaks: bool) -> None:
+    found = compared(tmp_path, manifest(shipped()), manifest(shipped(size=size)), compare_bundles.Limits(max_larger=10))
+    assert bool(found.broken) == breaks
+
+
+def test_slower_than_may_be_is_what_is_surely_slower() -> None:
+    def broken(low: float) -> list[str]:
+        pair = compare_bundles.Pair(
+            "trace", (), ("exact", "exact"), (1, 1), {"python": compare_bundles.Latency(1, 1.2, 1.2, (low, 1.3))}
+        )
+        return compare_bundles._broken(
+            compare_bundles.Comparison("old", "new", (pair,), (), ()), compare_bundles.Limits(max_slower=5)
+        )
+
+    assert broken(1.04) == []
+    assert broken(1.06) == ["trace (python) is 20.0% slower, 5% may be"]
+
+
+def test_an_altered_artifact_is_refused(tmp_path: Path) -> None:
+    places = made(tmp_path / "old", manifest(shipped())), made(tmp_path / "new", manifest(shipped()))
+    (places[1] / "trace.pt").write_bytes(b"1" * 1000)
+    with pytest.raises(ArtifactError, match=r"trace\.pt"):
+        compare_bundles.run(places, NO_GATES, None, Listener())
+
+
+def test_an_altered_golden_is_refused(bundle: Path, tmp_path: Path, cli: Any) -> None:
+    altered = shutil.copytree(bundle, tmp_path / "altered")
+    data = bytearray((altered / "golden.pt").read_bytes())
+    data[len(data) // 2] ^= 1
+    (altered / "golden.pt").write_bytes(data)
+    done = cli("compare", bundle, altered)
+    assert done.code == 1
+    assert "golden.pt" in done.err
+
+
+@pytest.mark.parametrize(
+    ("side", "max_slower", "broken"),
+    [("new", None, True), ("new", 5.0, True), ("old", None, False), ("old", 5.0, True)],
+)
+def test_what_does_not_run_here_is_not_as_fast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: str, max_slower: float | None, broken: bool
+) -> None:
+    def check(kind: str, opener: Any, *_: Any) -> tuple[SimpleNamespace, Any]:
+        session = opener()
+        status = "failed" if session.name == side else "passed"
+        return SimpleNamespace(status=status, reason="no such CPU"), session
+
+    def openers(_: Any, place: Path, *rest: Any) -> list[tuple[str, Any]]:
+        return [("python", lambda: SimpleNamespace(name=place.name, close=lambda: None))]
+
+    monkeypatch.setattr(compare_bundles.checks, "check", check)
+    monkeypatch.setattr(compare_bundles.checks, "openers", openers)
+    places = made(tmp_path / "old", manifest(shipped())), made(tmp_path / "new", manifest(shipped()))
+    found = compare_bundles.run(
+        places, compare_bundles.Limits(max_slower), compare_bundles.TimingOptions(0.1, 1, 60.0), Listener()
+    )
+    assert found.pairs[0].note == f"the {side} one fails here: no such CPU"
+    assert found.broken == ((f"trace: the {side} one fails here: no such CPU",) if broken else ())
+
+
+@pytest.mark.parametrize("dies", ["old", "new"])
+def test_what_dies_while_it_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: str) -> None:
+    def measure(subjects: Any, budget: float, baseline: str) -> dict[str, Any]:
+        if dies == baseline:
+            raise JobError("it was ended by SIGSEGV")
+        return {
+            side: SimpleNamespace(error=JobError("it was ended by SIGSEGV") if side == dies else None)
+            for side in subjects
+        }
+
+    session = SimpleNamespace(close=lambda: None)
+    monkeypatch.setattr(
+        compare_bundles.checks, "check", lambda *_: (SimpleNamespace(status="passed", reason=""), session)
+    )
+    monkeypatch.setattr(compare_bundles.checks, "openers", lambda *_: [("python", None)])
+    monkeypatch.setattr(compare_bundles.benchmark, "measure", measure)
+    places = made(tmp_path / "old", manifest(shipped())), made(tmp_path / "new", manifest(shipped()))
+    found = compare_bundles.run(
+        places, compare_bundles.Limits(5.0), compare_bundles.TimingOptions(0.1, 1, 60.0), Listener()
+    )
+    assert found.broken == (f"trace: the {dies} one fails here: it was ended by SIGSEGV",)
+
+
+def test_what_was_recorded_as_nothing(tmp_path: Path) -> None:
+    empty = manifest(shipped(size=0, timings={"python": dataclasses.replace(timing(5.0), median_ms=0.0)}))
+    found = compared(tmp_path, empty, manifest(shipped(size=5)), compare_bundles.Limits(max_larger=10))
+    assert found.pairs[0].latency == {}
+    assert found.broken == ("trace is 400.0% larger, 10% may be",)
+
+
+@pytest.mark.parametrize("form", ["table", "md"])
+def test_the_report_names_what_changed(tmp_path: Path, form: str) -> None:
+    wide = dataclasses.replace(CONTRACT, precision="bf16")
+    new = manifest(shipped(size=2000, contract=wide, timings={"python": timing(4.0)}))
+    text = comparison.render(compared(tmp_path, manifest(shipped()), new), form)
+    for words in ("compatible", "1 kB → 2 kB", "5.00 → 4.00 ms", "0.80x", "it computes in bf16"):
+        assert words in text
+
+
+def test_json_is_the_whole_comparison(tmp_path: Path) -> None:
+    found = compared(tmp_path, manifest(shipped()), manifest(shipped()))
+    assert json.loads(comparison.render(found, "json"))["pairs"][0]["name"] == "trace"
+
+
+def test_side_by_side_on_this_machine(bundle: Path, cli: Any) -> None:
+    done = cli(
+        "compare", bundle, bundle, "--measure", "--time-budget", 0.1, "--max-slower", 400, "--format", "json", "-q"
+    )
+    assert done.code == 0, done.err
+    for pair in json.loads(done.out)["pairs"]:
+        for latency in pair["latency"].values():
+            low, high = latency["ratio_ci95"]
+            assert 0 < low <= latency["ratio"] <= high
+
+
+def test_slower_is_measured_or_not_asked(bundle: Path, cli: Any) -> None:
+    done = cli("compare", bundle, bundle, "--max-slower", 5)
+    assert done.code == 2
+    assert "add --measure" in done.err

@@ -1,0 +1,187 @@
+"""What steps are expected to need, and what is said where it was not there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.commands import Cli, Run
+
+from exporter.core import memory
+from exporter.core.errors import JobError
+from exporter.core.progress import Listener
+from exporter.core.records import Manifest, VariantRecord
+from exporter.runs import check_bundle, memory_needs
+from exporter.runs.memory_needs import GB, LOAD, Need, Plan, Shortage
+from exporter.workers.session.client import PythonSession
+
+
+def test_a_large_model_takes_a_share_of_the_machine() -> None:
+    assert memory_needs.share(10**12, round(0.9 * GB)) == 10**12
+    weights = round(3.1 * GB)
+    assert weights + memory_needs.share(10**12, weights) <= 3.5 * weights + 2 * GB, "as promised"
+    assert memory_needs.share(123, weights) == 123, "no more than there is"
+
+
+def test_a_need_grows_with_the_weights() -> None:
+    assert Need(2.0, 0.5 * GB).of(round(3 * GB)) == round(6.5 * GB)
+
+
+def test_a_shortage_says_what_was_needed_and_there() -> None:
+    found = Shortage("the export to compile", round(12.8 * GB), round(9.1 * GB), limit=round(2 * GB))
+    assert (
+        found.describe()
+        == "the export to compile needs about 12.8 GB, 9.1 GB were free, and --memory-limit allows 2.0 GB"
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "remedies"),
+    [
+        (
+            Shortage("x", 8 * 10**9, 20 * 10**9, limit=2 * 10**9),
+            "give --memory-limit 8.0, or export it alone (--targets a)",
+        ),
+        (Shortage("x", 8 * 10**9, 20 * 10**9), "export it alone (--targets a)"),
+        (
+            Shortage("x", 8 * 10**9, 5 * 10**9),
+            "take a smaller precision (--targets a@bf16 needs about 4.5 GB), or use a machine with 8.8 GB free",
+        ),
+        (Shortage("x", 20 * 10**9, 3 * 10**9), "use a machine with 22.0 GB free"),
+    ],
+)
+def test_what_works_fits(found: Shortage, remedies: str) -> None:
+    smaller = {"a@bf16": round(4.5 * GB)} if found.there < 20 * 10**9 else {}
+    assert found.remedies("a", smaller) == remedies
+
+
+def test_who_killed_is_known_from_the_kernel_or_from_the_figures() -> None:
+    assert Shortage("x", 5, 10, killed=True).sure
+    assert Shortage("x", 15, 10).sure
+    assert Shortage("x", 5, 10, limit=4).sure
+    assert not Shortage("x", 5, 10).sure, "somebody else may have sent the signal"
+
+
+def test_what_is_not_known_is_not_said() -> None:
+    found = Shortage("loading", 0, 2 * 10**9, killed=True)
+    assert found.describe() == "what loading needs is not known before, 2.0 GB were free"
+    assert (
+        found.remedies()
+        == "free some memory, raise the limit of the container where it has one, or use a larger machine"
+    )
+    assert found.sure
+
+
+def test_a_load_that_the_kernel_ended_says_what_was_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free", lambda: 2 * 10**9)
+    counts = iter([0, 1])
+    monkeypatch.setattr(memory, "kills", lambda: next(counts))
+    plan = Plan()
+    plan.begin(LOAD)
+    ended = "The memory did not suffice: load was ended by SIGKILL (out of memory?)"
+    found = plan.explain(VariantRecord("trace", "trace", "failed", "prepare", ended, cause="killed"))
+    assert found.reason == (
+        "The memory did not suffice: what loading and capturing the model needs is not known before, 2.0 GB were free: "
+        "load was ended by SIGKILL (out of memory?)"
+    )
+    assert "--memory-limit" not in found.remedy, "none was given"
+
+
+def test_a_run_that_cannot_load_says_what_was_free(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free", lambda: 2 * 10**9)
+    manifest, _ = run("heavy:unloadable", "trace")
+    (row,) = manifest.variants
+    assert row.stage == "prepare"
+    assert "2.0 GB were free" in row.reason
+    assert "machine" in row.remedy
+
+
+def recheck_timed(place: Path) -> Manifest:
+    return check_bundle.run(place, check_bundle.Settings(threads=1, timeout=120, time_budget=0.05), Listener())
+
+
+@pytest.fixture
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that counts as large, where one session of trace fits, and none of what needs more."""
+    monkeypatch.setenv("EXPORTER_RUN", "/nowhere/exporter-run")
+    monkeypatch.setattr(memory_needs, "LARGE", 0)
+    monkeypatch.setattr(memory_needs, "SESSIONS", {"trace": Need(0.0, 1 * GB), "": Need(0.0, 3 * GB)})
+    monkeypatch.setattr(memory, "free", lambda: 2 * 10**9)
+
+
+@pytest.mark.usefixtures("_short")
+def test_an_export_times_those_that_fit_and_checks_the_rest(run: Run) -> None:
+    manifest, _ = run("tiny:mlp", "trace,export", bench=True, time_budget=0.05)
+    rows = {row.name: row for row in manifest.variants}
+    assert all(row.status == "passed" and row.parity for row in rows.values())
+    assert rows["trace"].timings
+    assert not rows["export"].timings
+    assert "no memory" in rows["export"].untimed
+
+
+@pytest.mark.usefixtures("_short")
+def test_bench_times_those_that_fit_and_checks_the_rest(run: Run) -> None:
+    _, place = run("tiny:mlp", "trace,export")
+    rows = {row.name: row for row in recheck_timed(place).variants}
+    assert all(row.status == "passed" and row.parity for row in rows.values())
+    assert rows["trace"].timings
+    assert not rows["export"].timings
+    assert "no memory" in rows["export"].untimed
+
+
+@pytest.mark.parametrize("budget", [0.0, 0.05])
+def test_a_check_says_what_was_needed_and_there(budget: float, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXPORTER_RUN", "/nowhere/exporter-run")
+    _, place = run("tiny:mlp", "trace")
+    monkeypatch.setattr(memory, "free", lambda: round(0.5 * GB))
+
+    def fail(*_: Any) -> None:
+        raise JobError("trace (python) was ended by SIGKILL (out of memory?)", signal="SIGKILL")
+
+    monkeypatch.setattr(PythonSession, "start", fail)
+    (row,) = check_bundle.run(place, check_bundle.Settings(1, 120, time_budget=budget), Listener()).variants
+    said = "The memory did not suffice: a session of trace needs about 1.5 GB, 0.5 GB were free: "
+    assert (row.status, row.reason.startswith(said)) == ("failed", True), row.reason
+    assert "use a machine with 1.7 GB free" in row.remedy
+
+
+def test_a_session_that_dies_while_it_is_timed_is_explained(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXPORTER_RUN", "/nowhere/exporter-run")
+    _, place = run("tiny:mlp", "trace,export")
+    monkeypatch.setattr(memory, "free", lambda: round(0.5 * GB))
+    usual = PythonSession.time
+
+    def time(session: PythonSession, runs: int, case: str = "") -> list[float]:
+        if runs > 1 and "export" in session.name:
+            raise JobError("export (python) was ended by SIGKILL (out of memory?)", signal="SIGKILL")
+        return usual(session, runs, case)
+
+    monkeypatch.setattr(PythonSession, "time", time)
+    rows = {row.name: row for row in recheck_timed(place).variants}
+    assert rows["trace"].status == "passed"
+    assert "0.5 GB were free" in rows["export"].reason
+
+
+@pytest.mark.parametrize(("free", "beside"), [(90 * GB, 2), (1.0, 1)])
+def test_a_rebuild_takes_turns_by_what_is_free(
+    free: float, beside: int, run: Run, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, place = run("tiny:mlp", "trace,export")
+    monkeypatch.setattr(memory, "free", lambda: round(free))
+    at_work: list[int] = []
+    usual = memory.Room.take
+
+    @contextmanager
+    def take(room: memory.Room, size: int) -> Iterator[None]:
+        with usual(room, size):
+            at_work.append(len(room._taken))
+            time.sleep(0.5)
+            yield
+
+    monkeypatch.setattr(memory.Room, "take", take)
+    cli("check", place, "--rebuild", "-q")
+    assert min(max(at_work), 2) == beside

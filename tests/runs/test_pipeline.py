@@ -1,0 +1,365 @@
+"""Whole runs: every way in which one goes wrong is a row, and the others still come."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.commands import Run, recipe_path, request_for, start_cli
+from support.processes import children, gone, wait_for
+from support.schema import fits_the_schema, rows
+
+from exporter.bundle import layout as bundles
+from exporter.core import environment, filesystem
+from exporter.core.errors import BundleError, JobError, RecipeError, UsageError
+from exporter.core.progress import Listener
+from exporter.runs import pipeline
+from exporter.workers.children import BACKGROUND, Zygote
+
+
+@pytest.fixture(autouse=True)
+def _without_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's sessions only, so that these tests are the same everywhere."""
+    monkeypatch.setenv("EXPORTER_RUN", "/nowhere/exporter-run")
+
+
+def test_all_is_well(run: Run, tmp_path: Path) -> None:
+    manifest, place = run("tiny:mlp", "export,trace", out=tmp_path / "toy", seed=3, sizes={"batch": 4})
+    assert [v.name for v in manifest.variants] == ["export", "trace"], "in the order asked for"
+    assert {v.status for v in manifest.variants} == {"passed"}
+    assert manifest.status == "complete"
+    assert manifest == fits_the_schema(place)
+    assert manifest.model.sizes == {"batch": 4}
+    held = {entry.name for entry in place.iterdir()}
+    proofs = {"SHA256SUMS", "bom.cdx.json", "provenance.json"}
+    assert held == {"manifest.json", "golden.pt", "trace.pt", "exported.pt2", "logs", *proofs}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["toy"], "nothing is left beside it"
+
+
+def test_latency_is_measured(run: Run) -> None:
+    manifest, place = run("tiny:mlp", "trace", bench=True, time_budget=0.3)
+    eager, trace = manifest.variants
+    assert (eager.name, eager.artifact) == ("eager", None)
+    assert trace.timings["python"].speedup is not None
+    assert trace.lifecycle.export_s is not None
+    assert trace.lifecycle.first_call_ms is not None
+    samples = json.loads((place / "samples.json").read_text())
+    assert set(samples) == {"eager python", "trace python"}
+    assert_sampled(samples["trace python"], trace.timings["python"].runs)
+    fits_the_schema(place)
+
+
+def assert_sampled(windows: list[list[float]], runs: int) -> None:
+    """Each of the windows, which are of one length, is there, evenly thinned to 1000 at most."""
+    of_a_window, rest = divmod(runs, len(windows))
+    step = -(-of_a_window // 1000)
+    assert rest == 0
+    assert {len(window) for window in windows} == {len(range(0, of_a_window, step))}
+
+
+def test_a_sweep_is_checked_and_timed(run: Run) -> None:
+    manifest, place = run("tiny:mlp", "trace", bench=True, time_budget=0.2, sizes={"batch": 2}, sweep={"batch": (2, 8)})
+    eager, trace = manifest.variants
+    assert manifest.points == {"batch=2": {"batch": 2}, "batch=8": {"batch": 8}}
+    assert manifest.golden is not None
+    assert "batch=8" in map(str, manifest.golden.cases)
+    for record in (eager, trace):
+        assert record.sweep.keys() == {"batch=8"}
+        assert record.sweep["batch=8"].keys() == record.timings.keys() == {"python"}
+    assert "--size batch=2,8 " in trace.reproduce
+    samples = json.loads((place / "samples.json").read_text())
+    assert_sampled(samples["trace python at batch=8"], trace.sweep["batch=8"]["python"].runs)
+    fits_the_schema(place)
+
+
+@pytest.mark.parametrize(
+    ("name", "stage", "reason"),
+    [
+        ("trace_raises", "export", "not to be traced"),
+        ("trace_segfaults", "export", "export to trace was ended by SIGSEGV"),
+        ("trace_aborts", "export", "export to trace was ended by SIGABRT"),
+        ("trace_hangs", "export", "took longer than 20 s and was stopped"),
+        ("batch_is_baked", "check", "batch is fixed at 2"),
+    ],
+)
+def test_a_variant_that_fails_is_a_row(run: Run, name: str, stage: str, reason: str) -> None:
+    manifest, place = run(f"broken:{name}", "trace,export", timeout=20.0 if "hangs" in name else 120.0)
+    bad, good = rows(manifest)["trace"], rows(manifest)["export"]
+    assert (bad.status, bad.stage) == ("failed", stage)
+    assert reason in bad.reason
+    assert bad.reproduce.startswith("exporter export ")
+    assert recipe_path(f"broken:{name}") in bad.reproduce
+    assert (place / bad.log).is_file()
+    assert good.status == "passed" or name == "batch_is_baked"
+    assert manifest.status == "complete"
+    fits_the_schema(place)
+
+
+def test_what_torch_export_does_not_take_may_still_be_traced(run: Run) -> None:
+    manifest, _ = run("broken:branch_on_data", "trace,export,onnx")
+    found = rows(manifest)
+    assert "torch.export" in found["export"].reason
+    assert "torch.export" in found["onnx"].reason
+    assert found["trace"].stage in ("done", "check")
+
+
+def test_memory_past_the_limit_is_a_row(run: Run) -> None:
+    manifest, _ = run("broken:trace_eats_memory", "trace,export", memory_limit_gb=3.0)
+    found = rows(manifest)
+    assert (found["trace"].status, found["trace"].stage) == ("failed", "export")
+    assert "can't allocate memory" in found["trace"].reason
+    assert found["export"].status == "passed"
+
+
+def test_a_model_that_gives_nan_does_not_pass(run: Run) -> None:
+    manifest, _ = run("broken:gives_nan", "trace,export")
+    for row in manifest.variants:
+        assert row.status == "failed"
+        assert "eager itself gives it" in row.reason
+
+
+def test_nothing_temporary_is_left(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    run("broken:trace_segfaults", "trace,export", out=tmp_path / "out" / "toy")
+    assert not list(scratch.iterdir())
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["toy"]
+
+
+def test_a_crash_of_torch_export_spares_the_rest(run: Run) -> None:
+    manifest, place = run("broken:capture_segfaults", "trace,export")
+    found = rows(manifest)
+    assert found["trace"].status == "passed"
+    assert (found["export"].status, found["export"].stage) == ("failed", "export")
+    assert "SIGSEGV" in found["export"].reason
+    assert "model" in found["export"].reason.partition("after it said: ")[2], "the last line that it printed"
+    fits_the_schema(place)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("forward_raises", "forward does not work"),
+        ("forward_segfaults", "was ended by SIGSEGV"),
+        ("forward_hangs", "took longer than 2 s"),
+        ("output_without_tensors", "output holds no tensor"),
+    ],
+)
+def test_a_model_that_does_not_run_is_a_row_for_every_variant(run: Run, name: str, reason: str) -> None:
+    manifest, place = run(f"broken:{name}", "trace", timeout=2.0 if "hangs" in name else 60.0)
+    (row,) = manifest.variants
+    assert (row.status, row.stage) == ("failed", "prepare")
+    assert reason in row.reason
+    assert (place / row.log).is_file()
+    fits_the_schema(place)
+
+
+def test_a_model_that_does_not_run_leaves_the_last_good_bundle(run: Run, tmp_path: Path) -> None:
+    _, good = run("tiny:mlp", out=tmp_path / "toy")
+    before = (good / "trace.pt").read_bytes()
+    _, place = run("broken:forward_raises", out=tmp_path / "toy")
+    assert place == tmp_path / "toy.failed"
+    assert (good / "trace.pt").read_bytes() == before
+    _, place = run("broken:forward_raises", out=tmp_path / "toy", replace=True)
+    assert place == tmp_path / "toy.failed", "nothing in it can be shipped, whoever insists"
+
+
+def test_a_run_that_loses_a_variant_leaves_the_last_good_bundle(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An export that was killed, and what that is not asked for would take with it; until somebody insists."""
+    out = tmp_path / "toy"
+    run("tiny:mlp", "trace,export", out=out)
+    before = (out / "manifest.json").read_bytes()
+    from_child = Zygote.run
+
+    def killed(self: Zygote, name: str, *rest: Any) -> Any:
+        if name == "export to trace":
+            raise JobError("the process was ended by SIGKILL")
+        return from_child(self, name, *rest)
+
+    monkeypatch.setattr(Zygote, "run", killed)
+    manifest, place = run("tiny:mlp", "trace,export", out=out)
+    assert place == tmp_path / "toy.failed"
+    assert {v.name: v.status for v in manifest.variants} == {"trace": "failed", "export": "passed"}
+    assert bundles.read_manifest(place) == manifest
+    assert (out / "manifest.json").read_bytes() == before
+    assert (out / "trace.pt").is_file()
+    _, place = run("tiny:mlp", "trace,script", out=out)
+    assert place == tmp_path / "toy.failed", "script passes, trace and export would be gone"
+    _, place = run("tiny:mlp", "export", out=out)
+    assert place == out, "all that was asked for passes"
+    _, place = run("tiny:mlp", "trace,export", out=out)
+    assert place == out, "trace failed, and was not there before"
+    _, place = run("tiny:mlp", "trace,script", out=out)
+    assert place == tmp_path / "toy.failed"
+    manifest, place = run("tiny:mlp", "trace,script", out=out, replace=True)
+    assert place == out
+    assert bundles.read_manifest(out) == manifest
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("load_fails", "loading the model fails: OSError: the weights are gone"),
+        ("load_gives_a_string", "model is of type str"),
+        ("inputs_without_tensors", "with no tensor in it"),
+        ("inputs_fail", "inputs.. fails at batch=1: RuntimeError: no data today"),
+        ("inputs_without_default", "without an integer default"),
+        ("no_inputs", r"has no inputs\(\)"),
+        ("sizes_name_a_stranger", "sizes names sequence"),
+        ("sizes_upside_down", "range 8 to 2"),
+        ("size_that_nothing_follows", "no input's dimension follows batch"),
+    ],
+)
+def test_broken_recipes_are_the_users_mistake(run: Run, tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message) as raised:
+        run(f"broken:{name}", out=tmp_path / "toy")
+    assert raised.value.remedy
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("sizes", [{"batch": 9}, {"sequence": 3}])
+def test_sizes_that_do_not_fit(run: Run, tmp_path: Path, sizes: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match=r"batch is 9, which is outside its range, 1 to 8|inputs.. takes no sequence"):
+        run("tiny:mlp", out=tmp_path / "toy", sizes=sizes)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tolerance_of_ones_own(run: Run) -> None:
+    manifest, _ = run("tiny:mlp", rtol=0.5, atol=0.25)
+    assert manifest.golden
+    assert (manifest.golden.tolerance.rtol, manifest.golden.tolerance.atol) == (0.5, 0.25)
+
+
+class Interrupting(Listener):
+    """Presses Ctrl-C when a variant comes to a stage."""
+
+    def __init__(self, variant: str, stage: str) -> None:
+        self.at = variant, stage
+
+    def stage(self, variant: str, stage: str) -> None:
+        if (variant, stage) == self.at:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_an_interrupted_run_keeps_what_was_finished(lent_zygote: None, tmp_path: Path) -> None:
+    """Its exports are there, but nothing that was not checked has passed."""
+    out = tmp_path / "toy"
+    request = request_for("tiny:mlp", out, "trace,export", bench=True, time_budget=0.3)
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.run(request, Interrupting("export", "check"))
+    manifest = fits_the_schema(out)
+    assert manifest.status == "interrupted"
+    found = rows(manifest)
+    assert found["trace"].status == "passed"
+    assert (found["export"].status, found["export"].parity) == ("failed", None)
+    assert "before its outputs were checked" in found["export"].reason
+    assert (out / "exported.pt2").is_file()
+
+
+def test_an_interrupt_during_an_export_is_not_a_failure_of_it(lent_zygote: None, tmp_path: Path) -> None:
+    out = tmp_path / "toy"
+    request = request_for("broken:trace_hangs", out, "trace")
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.run(request, Interrupting("trace", "export"))
+    assert list(tmp_path.iterdir()) == [], "nothing was finished, so nothing is kept"
+
+
+def test_an_error_of_the_disk_is_said_and_leaves_nothing(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(filesystem, "write_atomic", full)
+    with pytest.raises(BundleError, match="the disk is full"):
+        run("tiny:mlp", out=tmp_path / "toy")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_an_export_fills_ends_the_run_and_leaves_the_last_good_bundle(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, good = run("tiny:mlp", out=tmp_path / "toy")
+    before = (good / "manifest.json").read_bytes()
+    probes: list[Path] = []
+
+    def full(root: Path) -> None:
+        probes.append(root)
+        if len(probes) > 1:  # the first comes before the run
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(filesystem, "probe_space", full)
+    with pytest.raises(BundleError, match="the disk is full"):
+        run("broken:trace_raises", out=tmp_path / "toy")
+    assert (good / "manifest.json").read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["toy"]
+
+
+def test_without_eager_nothing_is_timed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object) -> None:
+        raise JobError("eager was ended by SIGSEGV")
+
+    monkeypatch.setattr("exporter.runs.just_in_time.PythonSession", broken)
+    with pytest.raises(JobError, match="eager cannot be timed"):
+        run("tiny:mlp", "trace", bench=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_is_stopped(bundle: Path, number: signal.Signals) -> None:
+    """Its children end with it, and the last good bundle is what it was."""
+    before = (bundle / "manifest.json").read_bytes()
+    words = ["export", recipe_path("broken:trace_hangs"), "--targets", "trace", "--no-bench", "--out", bundle]
+    process = start_cli(*words)
+    with process:
+        wait_for(lambda: (bundle.parent / f".{bundle.name}.staging" / "logs" / "trace.log").exists())
+        second = start_cli(*words)
+        _, said = second.communicate(timeout=60)
+        assert second.returncode == 2
+        assert f"in use by another run (process {process.pid})" in said
+        assert "Traceback" not in said
+        family = children(process.pid)
+        assert len(family) >= 3, "zygote, supervisor, job"
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == (130 if number != signal.SIGKILL else -9)
+    assert "Traceback" not in said
+    wait_for(lambda: all(map(gone, family)))
+    assert (bundle / "manifest.json").read_bytes() == before
+    if number != signal.SIGKILL:
+        assert [entry.name for entry in bundle.parent.iterdir()] == [bundle.name]
+
+
+def test_the_parent_stays_small() -> None:
+    """The process that drives a run holds no torch."""
+    process = start_cli("export", recipe_path("broken:trace_hangs"), "--targets", "trace", "--out", "/tmp/never-made")
+    with process:
+        wait_for(lambda: len(children(process.pid)) >= 3)
+        peak = next(line for line in Path(f"/proc/{process.pid}/status").read_text().splitlines() if "VmHWM" in line)
+        process.send_signal(signal.SIGTERM)
+    assert int(peak.split()[1]) < 150_000
+
+
+def test_slots_do_not_exceed_the_work(zygote: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exporter.runs.pipeline.Zygote", lambda *_: zygote.lend())
+    monkeypatch.setattr(environment, "usable_cpus", lambda: 64)
+    manifest, _ = pipeline.run(request_for("tiny:mlp", tmp_path / "toy"))
+    assert manifest.variants[0].status == "passed"
+
+
+def test_the_costliest_export_goes_first_and_nothing_timed_stands_back(tmp_path: Path) -> None:
+    """Side by side, all but the costliest yield and wait asleep; what is timed runs as it would anywhere."""
+    usual = f"niceness {os.getpriority(os.PRIO_PROCESS, 0)}, waits as usual"
+    request = request_for("tiny:told", tmp_path / "toy", "trace,script", bench=True, time_budget=0.1)
+    manifest, place = pipeline.run(request)
+    assert [v.status for v in manifest.variants] == ["passed"] * 3
+    logs = {name: (place / "logs" / f"{name}.log").read_text().splitlines() for name in ("trace", "script", "eager")}
+    assert f"niceness {BACKGROUND}, waits PASSIVE" in logs["trace"]
+    assert usual.replace("as usual", "PASSIVE") in logs["script"]
+    assert usual in logs["eager"]

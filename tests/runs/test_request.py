@@ -1,0 +1,85 @@
+"""What the user asked for, and the command that asks for it again."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from pathlib import Path
+
+import pytest
+from support.commands import recipe_path, request_for
+
+from exporter.cli.export import _request, command
+from exporter.core.dimensions import parse_all
+from exporter.core.errors import UsageError
+from exporter.core.records import Range
+from exporter.runs.request import Request
+
+
+def parsed(line: str) -> Request:
+    words = shlex.split(line)
+    assert words[:2] == ["exporter", "export"]
+    options = command.make_context("export", words[2:]).params
+    request: Request = _request(*(options.pop(name) for name in ("model", "targets_text", "device", "out")), options)
+    return request
+
+
+def test_reproduce_asks_for_the_same_again(tmp_path: Path) -> None:
+    """Every option that is not the default comes back."""
+    library = tmp_path / "an op.so"
+    library.touch()
+    request = request_for(
+        "tiny:pair",
+        tmp_path / "a b",
+        "trace,compile:eager@bf16",
+        bench=True,
+        timeout=99.5,
+        time_budget=0.25,
+        sizes={"batch": 4},
+        sweep={"batch": (4, 8)},
+        ranges={"batch": Range(2, 8, multiple_of=2), "sequence": Range(2, 9, (2, 9))},
+        dynamic="batch",
+        weights="random",
+        seed=7,
+        threads=2,
+        memory_limit_gb=1.5,
+        rtol=0.5,
+        atol=0.25,
+        min_metric=0.9,
+        max_metric_loss=0.01,
+        opset=18,
+        allow_cpu_fallback=True,
+        cuda_graphs=True,
+        fullgraph=True,
+        portable=True,
+        ops_libs=(str(library),),
+    )
+    again = parsed(request.reproduce("compile:eager@bf16"))
+    changed = {f.name for f in dataclasses.fields(Request) if getattr(again, f.name) != getattr(request, f.name)}
+    assert changed == {"variants", "out", "command"}
+    assert again.variants == request.variants[1:]
+    assert again.out == tmp_path / "a b-again"
+
+
+@pytest.mark.parametrize("tolerance", [float("inf"), float("nan"), -1.0, 1e101])
+@pytest.mark.parametrize("name", ["rtol", "atol"])
+def test_a_tolerance_that_nothing_can_record(name: str, tolerance: float, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no finite number") as raised:
+        request_for("tiny:pair", tmp_path, **{name: tolerance}).validate()
+    assert raised.value.remedy
+
+
+def test_reproduce_names_where_the_model_comes_from(tmp_path: Path) -> None:
+    weights, inputs = tmp_path / "weights.pt", tmp_path / "inputs.pt"
+    weights.touch(), inputs.touch()
+    request = request_for("tiny:pair", tmp_path / "toy")
+    given = {
+        "checkpoint": str(weights),
+        "inputs_file": str(inputs),
+        "allow_partial": True,
+        "dims": parse_all(["batch=x:0", "batch=s.0:1:2..8"]),
+        "leave_out": ("past_key_values", "hidden.1"),
+    }
+    request = dataclasses.replace(request, source=dataclasses.replace(request.source, **given), bench=False)
+    assert parsed(request.reproduce("trace")).source == request.source
+    assert recipe_path("tiny:pair") in shlex.split(request.reproduce("trace"))

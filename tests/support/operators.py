@@ -1,0 +1,12 @@
+"""A library of operators of our own, which C++ builds."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.commands import ROOT
+
+BUILT = ROOT / "build" / "cpp" / "tests" / "exporter_test_ops.so"
+
+
+needs_the_library = pytest.mark.skipif(not BUILT.is_file(), reason=f"{BUILT} is not built (make cpp)")

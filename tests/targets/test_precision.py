@@ -1,0 +1,278 @@
+"""Variants that compute in another precision: what they take and give stays, and each is judged by its own rule."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.commands import NATIVE, Run
+
+import exporter
+from exporter import targets
+from exporter.core import environment, machine_code, tolerances
+from exporter.core.errors import ArtifactError, ExportError, UsageError
+from exporter.core.records import Contract, Manifest, Range, TensorSpec, Tolerance
+from exporter.evidence import golden, make_golden, parity
+from exporter.model import precision
+from exporter.model.capture import Program
+from exporter.model.flattening import FlatModule, flatten_inputs
+from exporter.targets import Options, Variant, _int8
+
+
+class Scaled(torch.nn.Module):
+    """A layer with a norm, a complex buffer and an integer input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.linear, self.norm = torch.nn.Embedding(8, 16), torch.nn.Linear(16, 4), torch.nn.LayerNorm(4)
+        self.register_buffer("turn", torch.tensor([1j]))
+
+    def forward(self, x: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.norm(self.linear(x + self.table(n) + self.turn.imag.to(x.dtype))), n
+
+
+X, N = torch.randn(3, 16), torch.arange(3)
+
+
+def test_a_cast_module_takes_and_gives_what_the_model_does() -> None:
+    module = Scaled()
+    module.requires_grad_(False)
+    wanted = module(X, N)
+    with precision.computing(module, "bf16", ("float32", "int64")) as cast:
+        assert module.linear.weight.dtype == torch.bfloat16
+        got = cast(X, N)
+    assert [t.dtype for t in got] == [torch.float32, torch.int64]
+    assert 0 < float((got[0] - wanted[0]).abs().max()) < 0.1
+    assert module.linear.weight.dtype == torch.float32
+    assert torch.equal(module(X, N)[0], wanted[0]), "the weights are the very ones they were"
+    assert precision.cast(module, "fp32", ("float32", "int64")) is module
+
+
+def test_variants_are_parsed_with_their_precisions() -> None:
+    found = targets.parse("trace,compile:default,onnx@int8,script@fp32", ("fp32", "int8"))
+    assert [v.name for v in found] == [
+        "trace", "trace@int8", "compile:default", "compile:default@int8", "onnx@int8", "script",
+    ]  # fmt: skip
+    assert Variant("onnx", "", "int8").artifact == "model@int8.onnx"
+    assert targets.left_out("script,trace@int8", ("fp32", "int8")) == (
+        "script is not made in int8; it has fp32, tf32, bf16, fp16",
+    )
+    assert targets.left_out("script:any@fp32", ("int8",)) == ()
+    assert targets.parse_precisions(" bf16,fp32,bf16") == ("bf16", "fp32")
+
+
+@pytest.mark.parametrize("text", ["script@int8", "trace@fp8", "trace@"])
+def test_a_precision_that_a_target_has_not(text: str) -> None:
+    with pytest.raises(UsageError, match="has no precision") as raised:
+        targets.parse(text)
+    assert "fp16" in raised.value.remedy
+
+
+def test_a_precision_that_does_not_exist() -> None:
+    with pytest.raises(UsageError, match="no precision 'half'") as raised:
+        targets.parse_precisions("fp32,half")
+    assert "bf16" in raised.value.remedy
+
+
+def test_a_golden_keeps_what_each_precision_is_judged_by(tmp_path: Path) -> None:
+    module = Scaled()
+    outputs = ("float32", "int64")
+    plan = make_golden.Plan([({"batch": 3}, 0)], {"batch": Range(3, 3)})
+    made, _ = make_golden.make(module, lambda sizes, seed: (X, N), plan, tolerances.FLOAT32, "cpu")
+    others, notes = make_golden.in_precisions(
+        made, module, {name: tolerances.BY_PRECISION[name] for name in ("bf16", "int8")}, outputs, "cpu"
+    )
+    golden.save(golden.Golden(made.cases, made.tolerance, others), tmp_path / "golden.pt")
+    read = golden.read(tmp_path / "golden.pt")
+    assert notes == ()
+    assert read.of("fp32").tolerance == made.tolerance
+    assert read.of("bf16").tolerance.rtol == 1.6e-2
+    assert read.of("int8").tolerance.min_cosine == 0.995
+    assert torch.equal(read.of("int8").cases[0].eager[0], made.cases[0].eager[0])
+    half = read.of("bf16").cases[0].eager[0]
+    assert half.dtype == torch.float32
+    assert not torch.equal(half, made.cases[0].eager[0])
+    with pytest.raises(ArtifactError, match="made without fp16"):
+        read.of("fp16")
+
+
+class Stubborn(torch.nn.Module):
+    """Makes a float32 tensor of its own, which a half one cannot be multiplied with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) @ torch.ones(4, 4, dtype=torch.float32)
+
+
+def test_a_model_that_does_not_run_in_a_precision_is_judged_by_float32(tmp_path: Path) -> None:
+    module = Stubborn()
+    made, _ = make_golden.make(
+        module, lambda sizes, seed: (X,), make_golden.Plan([({}, 0)], {}), tolerances.FLOAT32, "cpu"
+    )
+    others, notes = make_golden.in_precisions(
+        made, module, {"bf16": tolerances.BY_PRECISION["bf16"]}, ("float32",), "cpu"
+    )
+    assert "does not run in bf16" in notes[0]
+    assert others["bf16"].eager == ()
+    assert module.linear.weight.dtype == torch.float32
+
+
+def judge(got: torch.Tensor, reference: torch.Tensor, name: str = "logits") -> parity.OutputParity:
+    tolerance = Tolerance(1e-4, 1e-5, 2.0, min_cosine=0.995)
+    r = reference.double().numpy()
+    return parity.compare(name, got.numpy(), reference.numpy(), r, tolerance, ("float32", "float32"))
+
+
+def test_int8_of_a_layer_that_is_called_by_name(tmp_path: Path) -> None:
+    """As a model that is one Linear layer is, and as callers may."""
+    layer = torch.nn.Linear(8, 4).eval()
+    quantized, told = _int8.dynamic(layer)
+    x = torch.randn(2, 8)
+    assert torch.allclose(quantized(input=x), layer(x), atol=0.1)
+    traced = torch.jit.trace(quantized, x)
+    assert torch.equal(traced(x), quantized(x))
+    assert told == "1 linear layers in int8"
+
+
+def test_what_points_the_same_way_is_quantized() -> None:
+    torch.manual_seed(0)
+    reference = torch.randn(4, 100)
+    near, far = reference + 0.05 * torch.randn(4, 100), reference + 0.2 * torch.randn(4, 100)
+    assert judge(near, reference, "hidden").verdict == "quantized"
+    assert judge(far, reference, "hidden").verdict == "FAIL"
+    assert judge(reference + 1e-6, reference).verdict == "rounding"
+
+
+def test_scores_keep_a_first_that_is_clear() -> None:
+    reference = torch.zeros(2, 400)
+    reference[:, 0], reference[:, 1], reference[:, 2:] = 5.0, 3.0, torch.linspace(-2, 2, 398)
+    swapped = reference.clone()
+    swapped[1, 1] = 5.001
+    assert judge(swapped, reference, "hidden").verdict == "quantized"
+    lost = judge(swapped, reference)
+    assert (lost.verdict, lost.reason) == ("FAIL", "1 rows have lost their clear first")
+    reference[:, 1] = 4.9  # not clear any more: which one is first says nothing
+    swapped = reference.clone()
+    swapped[1, 1] = 5.001
+    assert judge(swapped, reference, "logits").verdict == "quantized"
+
+
+def rows(manifest: Manifest) -> dict[str, Any]:
+    return {v.name: v for v in manifest.variants}
+
+
+def test_every_target_in_half_precision(run: Run) -> None:
+    manifest, place = run("tiny:mlp", "trace@bf16,script@bf16,onnx@fp16,export@bf16,trace")
+    found = rows(manifest)
+    assert {name: row.reason for name, row in found.items() if row.status == "failed"} == {}
+    assert manifest.golden is not None
+    assert set(manifest.golden.tolerances) == {"bf16", "fp16"}
+    assert found["trace"].parity.max_abs < found["trace@bf16"].parity.max_abs
+    artifact = exporter.open_artifact(place / "trace@bf16.pt")
+    assert artifact.contract.precision == "bf16"
+    assert all(spec.dtype in ("float32", "int64") for spec in (*artifact.contract.inputs, *artifact.contract.outputs))
+    assert sorted(p.name for p in place.glob("*@*")) == [
+        "exported@bf16.pt2", "model@fp16.onnx", "script@bf16.pt", "trace@bf16.pt",
+    ]  # fmt: skip
+
+
+def test_int8_by_trace_and_onnx(run: Run) -> None:
+    manifest, _ = run("tiny:mlp", "trace@int8,onnx@int8")
+    found = rows(manifest)
+    assert {name: row.reason for name, row in found.items() if row.status == "failed"} == {}
+    assert found["trace@int8"].parity.verdict in ("quantized", "drift", "rounding")
+    assert any("linear layers in int8" in note for note in found["trace@int8"].notes)
+    assert found["trace@int8"].parity.max_abs > 1e-4, "it really computes in int8"
+
+
+def test_compile_in_half_precision_and_int8(run: Run) -> None:
+    manifest, place = run("tiny:mlp", "compile@bf16,compile@int8")
+    found = rows(manifest)
+    assert {name: row.reason for name, row in found.items() if row.status == "failed"} == {}
+    assert found["compile@int8"].parity.max_abs > 1e-4, "it really computes in int8"
+    assert exporter.open_artifact(place / "compile@int8.pt2").contract.precision == "int8"
+
+
+class Wide(torch.nn.Module):
+    """13 MB of weights in two Linear layers and a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = torch.nn.Linear(512, 3072), torch.nn.Linear(3072, 512)
+        self.norm = torch.nn.LayerNorm(512)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x + self.second(torch.relu(self.first(x))))
+
+
+def program_of(module: torch.nn.Module, x: torch.Tensor) -> Program:
+    x_spec, y_spec = (TensorSpec(name, "float32", ("batch", 5, 512)) for name in "xy")
+    contract = Contract("wide", (x_spec,), (y_spec,), {"batch": Range(1, 8)})
+    flat = FlatModule(module, flatten_inputs(module, (x,))).eval().requires_grad_(False)
+    return Program(contract, "cpu", lambda: flat, lambda: (x,), None)
+
+
+def test_int8_of_a_gpus_package_is_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled for the CPU here; what is compiled is the same."""
+    monkeypatch.setattr("exporter.targets.compile._build", lambda options: machine_code.native())
+    module, path, target = Wide().eval(), tmp_path / "compile@int8.pt2", targets.get("compile")
+    program = program_of(module, torch.randn(2, 5, 512))
+    exported = target.export(program, path, Options(precision="int8", device="cuda"))
+    assert exported.ops == ()
+    assert exported.notes == ("weights in int8, computed in bfloat16",)
+    assert module.first.weight.dtype == torch.float32, "the model is left as it was"
+    size = sum(t.numel() * t.element_size() for t in module.parameters())
+    assert path.stat().st_size - 2e6 < size / 3.8, "but for the code of the package"
+    run = target.load(path, Options()).run
+    for batch in (1, 3, 8):
+        x = torch.randn(batch, 5, 512)
+        (got,) = run((x,))
+        want = module(x)
+        cosine = torch.nn.functional.cosine_similarity(got.flatten().double(), want.flatten().double(), 0)
+        assert 0.995 < cosine < 0.9999999
+        assert (got.dtype, got.shape) == (torch.float32, want.shape)
+
+
+@pytest.mark.parametrize("name", ["trace", "onnx", "compile"])
+def test_int8_that_a_gpu_has_not(name: str, tmp_path: Path) -> None:
+    """Nobody has CUDA kernels for what torch and onnxruntime quantize; without a Linear layer torchao has nothing."""
+    module = torch.nn.Conv1d(5, 5, 1).to("meta")
+    program = program_of(module, torch.randn(2, 5, 512))
+    with pytest.raises(ExportError) as raised:
+        targets.get(name).export(program, tmp_path / "artifact", Options(precision="int8", device="cuda"))
+    wanted = "choose bf16 or fp16" if name == "compile" else "choose compile@int8"
+    assert wanted in raised.value.remedy
+
+
+AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}  # libtorch as on a CPU without AVX-512
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or not NATIVE, reason="needs an x86-64 and exporter-run")
+def test_a_portable_half_precision_is_right_on_an_older_cpu(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest, place = run("tiny:mlp", "compile@bf16", portable=True, timeout=600.0)
+    assert {row.name: row.reason for row in manifest.variants if row.status == "failed"} == {}
+    for name, value in AVX2.items():
+        monkeypatch.setenv(name, value)
+    command = [str(environment.find_runner()), "verify", str(place / "compile@bf16.pt2")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_int8_that_loses_too_much_says_how_much() -> None:
+    found = judge(torch.randn(4, 100), torch.randn(4, 100), "hidden")
+    assert found.reason.startswith("cosine ")
+    assert found.reason.endswith("the least is 0.995")
+
+
+def test_tf32_needs_a_gpu(run: Run) -> None:
+    with pytest.raises(UsageError, match="NVIDIA"):
+        run("tiny:mlp", "trace@tf32")

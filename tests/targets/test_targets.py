@@ -1,0 +1,609 @@
+"""One contract, run over every target that is found: ours, and whatever is installed."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import platform
+import re
+import subprocess
+import sys
+import types
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.commands import Run
+
+from exporter import targets
+from exporter.core import environment, machine_code
+from exporter.core.contract import entry
+from exporter.core.errors import ArtifactError, ExportError, MissingDependency, UsageError
+from exporter.core.records import Contract, Range, TensorSpec
+from exporter.model.capture import Program, export_program
+from exporter.model.flattening import FlatModule, flatten_inputs
+from exporter.model.no_program import NoProgram
+from exporter.targets import Options, Variant, _inductor, _ort_cuda_graphs
+from exporter.workers.children import Zygote
+
+NAMES = targets.names()
+CONTRACT = Contract(
+    "toy",
+    (TensorSpec("x", "float32", ("batch", 4)), TensorSpec("mask", "float32", ("batch", 4))),
+    (TensorSpec("y", "float32", ("batch", 3)), TensorSpec("best", "int64", ("batch",))),
+    {"batch": Range(1, 8)},
+)
+OPTIONS = Options(threads=1)
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The TorchScript type system:UserWarning",  # of an annotation in torch.fx.GraphModule
+)
+
+
+class Toy(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.tanh(self.linear(x * mask))
+        return y, y.argmax(-1)
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Program:
+    torch.manual_seed(0)
+    model = Toy().eval()
+    example = (torch.randn(2, 4), torch.ones(2, 4))
+    module = FlatModule(model, flatten_inputs(model, {"x": example[0], "mask": example[1]})).eval()
+    file = tmp_path_factory.mktemp("work") / "exported.pt2"
+    torch.export.save(export_program(module, example, CONTRACT), file)
+    return Program(CONTRACT, "cpu", lambda: module, lambda: example, file)
+
+
+@pytest.fixture(scope="module")
+def artifacts(program: Program, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Where each target's artifact is, once it was made."""
+    return {}
+
+
+@pytest.fixture
+def made(
+    request: pytest.FixtureRequest,
+    program: Program,
+    artifacts: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """The artifact of the target `name`, made once."""
+    name = request.node.callspec.params["name"]
+    if name not in artifacts:
+        target = targets.get(name)
+        path = tmp_path_factory.mktemp("made") / target.artifact
+        target.export(program, path, OPTIONS)
+        artifacts[name] = path
+    return artifacts[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_declares_what_it_is(name: str) -> None:
+    target = targets.get(name)
+    assert re.fullmatch(r"[\w.-]+\.\w+", target.artifact)
+    assert target.variants[0] == ""
+    assert all(isinstance(r, str) for r in target.requires)
+    assert isinstance(target.native, bool)
+    assert target.__doc__
+    targets.require(target)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_contract_travels_inside(name: str, made: Path) -> None:
+    found = targets.get(name).read_contract(made)
+    assert dataclasses.replace(found, build=None) == CONTRACT
+    assert found.build == (machine_code.native() if name == "compile" else None)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("batch", [1, 2, 3, 8])
+def test_it_gives_what_eager_gives_at_every_batch(name: str, made: Path, program: Program, batch: int) -> None:
+    loaded = targets.get(name).load(made, OPTIONS)
+    inputs = (torch.randn(batch, 4), torch.ones(batch, 4))
+    with torch.no_grad():
+        want = program.module(*inputs)
+    got = loaded.run(inputs)
+    assert isinstance(got, tuple)
+    assert [g.dtype for g in got] == [w.dtype for w in want]
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_knows_how_many_inputs_it_takes(name: str, made: Path) -> None:
+    """Where the contract says otherwise, it is refused when it is opened."""
+    assert targets.get(name).load(made, OPTIONS).takes == 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_stands_alone(name: str, made: Path, tmp_path: Path) -> None:
+    """Moved elsewhere, it still loads."""
+    alone = tmp_path / "elsewhere" / made.name
+    alone.parent.mkdir()
+    alone.write_bytes(made.read_bytes())
+    assert len(targets.get(name).load(alone, OPTIONS).run((torch.ones(2, 4), torch.ones(2, 4)))) == 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_that_is_none_of_its_own(name: str, tmp_path: Path) -> None:
+    target = targets.get(name)
+    path = tmp_path / target.artifact
+    path.write_bytes(b"nothing of the kind")
+    with pytest.raises(ArtifactError, match=target.artifact):
+        target.load(path, OPTIONS)
+    with pytest.raises(ArtifactError, match=target.artifact):
+        target.read_contract(path)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_that_was_cut_short(name: str, made: Path, tmp_path: Path) -> None:
+    target = targets.get(name)
+    path = tmp_path / "cut" / target.artifact
+    path.parent.mkdir()
+    path.write_bytes(made.read_bytes()[: made.stat().st_size // 2])
+    with pytest.raises(ArtifactError):
+        target.load(path, OPTIONS)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in ("trace", "compile")])
+def test_a_program_that_was_not_captured(name: str, program: Program, tmp_path: Path) -> None:
+    class Unscriptable(torch.nn.Module):
+        def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
+            return args[0]
+
+    module = FlatModule(Unscriptable(), program.module.example)  # type: ignore[attr-defined]
+    lost = Program(CONTRACT, "cpu", lambda: module, lambda: program.example, tmp_path / "none.pt2")
+    NoProgram("torch.export: a branch on data").write(tmp_path / "none.pt2")
+    with pytest.raises(ExportError, match="a branch on data"):
+        targets.get(name).export(lost, tmp_path / "artifact", OPTIONS)
+
+
+def test_no_compiler(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "compiler", lambda: None)
+    with pytest.raises(MissingDependency, match=r"no C\+\+ compiler") as raised:
+        targets.get("compile").export(program, tmp_path / "c.pt2", OPTIONS)
+    assert "g++" in raised.value.remedy
+
+
+@pytest.mark.parametrize("name", ["compile"])
+def test_inductor_finds_the_vector_instructions(name: str, made: Path) -> None:
+    """Asked only while linking without libtorch, it would find none, and remember that for everybody."""
+    from torch._inductor import cpu_vec_isa
+
+    assert cpu_vec_isa.valid_vec_isa_list() != [] or platform.machine() not in ("x86_64", "aarch64")
+
+
+def test_a_package_without_vector_instructions_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import cpu_vec_isa
+
+    monkeypatch.setattr(_inductor.environment, "isa", lambda: "avx2")
+    monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", lambda: ["avx2"])
+    assert _inductor.find_vector_instructions() == ()
+    monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", list)
+    (note,) = _inductor.find_vector_instructions()
+    assert note.startswith("slow: without vector instructions")
+    monkeypatch.setattr(_inductor.environment, "isa", lambda: "sse4_2")
+    assert _inductor.find_vector_instructions() == ()
+
+
+WIDE = re.compile(r"%(zmm\d+|[xy]mm(1[6-9]|[23]\d)|k[0-7])\b")  # registers that AVX-512 alone has
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="there are no portable packages for this machine")
+@pytest.mark.parametrize("name", ["compile"])
+def test_a_portable_package_is_portable(name: str, made: Path, program: Program, tmp_path: Path) -> None:
+    portable = tmp_path / "portable.pt2"
+    exported = targets.get(name).export(program, portable, dataclasses.replace(OPTIONS, portable=True))
+    assert exported.notes == ("portable (x86-64-v3)",)
+    assert exported.build == machine_code.PORTABLE == targets.get(name).read_contract(portable).build
+    assert not WIDE.search(disassembled(portable, tmp_path))
+    if "avx512f" in environment.cpu_flags():
+        assert WIDE.search(disassembled(made, tmp_path)), "the search finds what it looks for"
+
+
+@pytest.mark.parametrize(("portable", "largest"), [(False, 255), (True, 127)])
+def test_portable_int8_leaves_room_where_there_is_no_vnni(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, portable: bool, largest: int
+) -> None:
+    import torch._inductor
+
+    def keep(exported: torch.export.ExportedProgram, package_path: str, inductor_configs: dict[str, Any]) -> None:
+        torch.export.save(exported, package_path)
+
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", keep)
+    program = dataclasses.replace(program, make_samples=lambda: ([], [program.example]))
+    path = tmp_path / "compile.pt2"
+    targets.get("compile").export(program, path, Options(precision="int8", portable=portable))
+    graph = torch.export.load(path).graph
+    ranges = [node.args[3:5] for node in graph.nodes if "quantize_per_tensor" in str(node.target)]
+    assert ranges
+    assert set(ranges) == {(0, largest)}
+
+
+def disassembled(package: Path, folder: Path) -> str:
+    """The package's machine code, by the disassembler that comes with the compiler's assembler."""
+    with zipfile.ZipFile(package) as archive:
+        library = archive.extract(next(name for name in archive.namelist() if name.endswith(".so")), folder)
+    return subprocess.run(["objdump", "-d", library], capture_output=True, text=True, check=True).stdout
+
+
+class Halves(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.chunk(x, 2)[0] * 2
+
+
+def test_onnx_where_the_optimiser_of_the_graph_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk of a dimension that moves: `'NoneType' object has no attribute 'ndim'` in onnxscript 0.7."""
+    model, x = Halves().eval(), torch.arange(8.0).reshape(4, 2)
+    contract = Contract(
+        "halves",
+        (TensorSpec("x", "float32", ("batch", 2)),),
+        (TensorSpec("y", "float32", (None, 2)),),
+        {"batch": Range(2, 9)},
+    )
+    module = FlatModule(model, flatten_inputs(model, (x,))).eval()
+    torch.export.save(export_program(module, (x,), contract), tmp_path / "exported.pt2")
+    program = Program(contract, "cpu", lambda: module, lambda: (x,), tmp_path / "exported.pt2")
+    target = targets.get("onnx")
+    with monkeypatch.context() as bare:
+        bare.setattr("exporter.targets.onnx._is_optimizers", lambda error: False)
+        (note,) = target.export(program, tmp_path / "m.onnx", OPTIONS).notes
+        assert "older exporter" in note
+        assert "no attribute 'ndim'" in note
+    (note,) = target.export(program, tmp_path / "m.onnx", OPTIONS).notes
+    assert note.endswith(", by torch's exporter of exported programs")
+    run = target.load(tmp_path / "m.onnx", OPTIONS).run
+    for size in (3, 6, 9):
+        y = torch.randn(size, 2)
+        assert torch.equal(run((y,))[0], model(y))
+
+
+class Distances(torch.nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.cdist(x[::2], y)
+
+
+class Guesses(torch.nn.Module):
+    """A branch on values that no capture follows."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.cdist(x[::2], y) if x.sum() > 0 else x[::2] @ y.T
+
+
+class Scripted(torch.nn.Module):
+    """TorchScript inside a module: torch.export takes none, and a trace keeps its branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.jit.script(Chooses())
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.inner(x[::2]) @ y.T
+
+
+class Chooses(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if bool(x.sum() > 0) else -x
+
+
+def _of_two(model: torch.nn.Module) -> Program:
+    """A program of two inputs, not captured for all, whose output's first dimension is an expression."""
+    torch.manual_seed(0)
+    example = (torch.rand(4, 3), torch.rand(5, 3))
+    module = FlatModule(model.eval(), flatten_inputs(model, example)).eval()
+    contract = Contract(
+        "of_two",
+        (TensorSpec("x", "float32", ("rows", 3)), TensorSpec("y", "float32", ("columns", 3))),
+        (TensorSpec("distances", "float32", ("(rows+1)//2", "columns")),),
+        {"rows": Range(2, 9), "columns": Range(2, 9)},
+    )
+    return Program(contract, "cpu", lambda: module, lambda: example, None)
+
+
+@pytest.mark.parametrize("model", [Distances(), Scripted()], ids=["not translated", "not captured"])
+def test_onnx_by_the_older_exporter_where_the_other_fails(model: torch.nn.Module, tmp_path: Path) -> None:
+    import onnx
+
+    target, program = targets.get("onnx"), _of_two(model)
+    note, *_ = target.export(program, tmp_path / "m.onnx", OPTIONS).notes
+    why = "torch.export: " if isinstance(model, Scripted) else "No ONNX function found"
+    assert re.match(rf"opset \d+, by torch's older exporter, from a trace, for the other fails: .*{why}", note)
+    run = target.load(tmp_path / "m.onnx", OPTIONS).run
+    for rows, columns, sign in ((2, 7, 1), (9, 2, 1), (5, 5, -1)):
+        x, y = sign * torch.rand(rows, 3), torch.rand(columns, 3)
+        with torch.no_grad():
+            torch.testing.assert_close(run((x, y))[0], model(x, y))
+    assert target.read_contract(tmp_path / "m.onnx") == program.contract
+    shape = onnx.load(str(tmp_path / "m.onnx")).graph.input[0].type.tensor_type.shape
+    assert [dim.dim_param or dim.dim_value for dim in shape.dim] == ["rows", 3]
+
+
+class TakesANumber(torch.nn.Module):
+    """What ONNX does not translate, and a number that a trace has of the example alone."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.cdist(x[::2], y) * y.sum().item()
+
+
+def test_onnx_takes_no_trace_that_has_a_number_of_the_example(tmp_path: Path) -> None:
+    """torch.export takes it, by a symbol for the number."""
+    program = _of_two(TakesANumber())
+    assert program.exported.graph_module is not None
+    with pytest.raises(ExportError, match=r"^torch\.onnx\.export: .*No ONNX function found"):
+        targets.get("onnx").export(program, tmp_path / "m.onnx", OPTIONS)
+
+
+def test_onnx_takes_no_trace_that_values_decided(tmp_path: Path) -> None:
+    """torch.export's reason is the row's, with its line; the trace would be right on one side of the branch alone."""
+    with pytest.raises(ExportError, match=r"^torch\.export: .*data-dependent.*test_targets\.py:\d+"):
+        targets.get("onnx").export(_of_two(Guesses()), tmp_path / "m.onnx", OPTIONS)
+
+
+def test_onnx_that_both_exporters_refuse_names_the_first_reason_first(tmp_path: Path) -> None:
+    class Inverts(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x[::2] @ torch.linalg.inv(y.T @ y) @ y.T
+
+    refused = r"^torch\.onnx\.export: .*linalg_inv_ex.*; torch's older exporter: .*aten::linalg_inv' to ONNX"
+    with pytest.raises(ExportError, match=refused):
+        targets.get("onnx").export(_of_two(Inverts()), tmp_path / "m.onnx", OPTIONS)
+
+
+class Mixed(torch.nn.Module):
+    def forward(self, x: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return (x.float() * 2).bfloat16(), n + 1, x > 0
+
+
+def test_onnx_takes_and_gives_bfloat16(tmp_path: Path) -> None:
+    x, n = torch.randn(2, 3).bfloat16(), torch.arange(3)
+    contract = Contract("mixed", (TensorSpec("x", "bfloat16", (2, 3)), TensorSpec("n", "int64", (3,))), (), {})
+    module = FlatModule(Mixed().eval(), flatten_inputs(Mixed(), (x, n))).eval()
+    torch.export.save(export_program(module, (x, n), contract), tmp_path / "exported.pt2")
+    program = Program(contract, "cpu", lambda: module, lambda: (x, n), tmp_path / "exported.pt2")
+    target = targets.get("onnx")
+    target.export(program, tmp_path / "m.onnx", OPTIONS)
+    got = target.load(tmp_path / "m.onnx", OPTIONS).run((x, n))
+    for one, other in zip(got, Mixed()(x, n), strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("values", [[True, False, True], [1, 2], [0.5], []])
+def test_onnx_values_become_tensors_of_their_own_type(values: list[Any]) -> None:
+    """onnxruntime's DLPack export calls booleans uint8."""
+    import onnxruntime
+
+    want = torch.tensor(values)
+    got = _ort_cuda_graphs.tensor(onnxruntime.OrtValue.ortvalue_from_numpy(want.numpy()))
+    assert got.dtype == want.dtype
+    assert torch.equal(got, want)
+
+
+def test_onnx_entries_of_large_weights_keep_them_in_a_file_beside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """protobuf ends at 2 GB."""
+    torch.manual_seed(0)
+    model, examples = torch.nn.Linear(64, 64).eval(), {size: (torch.randn(size, 64),) for size in (1, 4)}
+    whole = Contract(
+        "linear",
+        (TensorSpec("x", "float32", ("batch", 64)),),
+        (TensorSpec("y", "float32", ("batch", 64)),),
+        {"batch": Range(1, 4, (1, 4))},
+    )
+    module = FlatModule(model, flatten_inputs(model, examples[4])).eval()
+    made = Program(whole, "cpu", lambda: module, lambda: examples[4], tmp_path / "none.pt2")
+    for size, example in examples.items():
+        promised, file = entry(whole, size), tmp_path / f"exported-{size}.pt2"
+        torch.export.save(export_program(module, example, promised), file)
+        made.entries[size] = Program(promised, "cpu", lambda: module, lambda: (), file)
+    target = targets.get("onnx")
+    (tmp_path / "small").mkdir()
+    assert target.export(made, tmp_path / "small" / "m.onnx", OPTIONS).companions == ()
+    monkeypatch.setattr("exporter.targets.onnx.ONE_FILE_BYTES", 10_000)
+    assert target.export(made, tmp_path / "m.onnx", OPTIONS).companions == ("m.onnx.data",)
+    weights = 64 * 64 * 4
+    assert (tmp_path / "m.onnx").stat().st_size < weights <= (tmp_path / "m.onnx.data").stat().st_size < 2 * weights
+    assert target.read_contract(tmp_path / "m.onnx") == whole
+    run = target.load(tmp_path / "m.onnx", OPTIONS).run
+    for example in examples.values():
+        torch.testing.assert_close(run(example)[0], model(*example), rtol=1e-4, atol=1e-5)
+
+
+def test_onnx_without_a_contract(tmp_path: Path, program: Program) -> None:
+    import onnx
+
+    targets.get("onnx").export(program, tmp_path / "m.onnx", OPTIONS)
+    model = onnx.load(str(tmp_path / "m.onnx"))
+    del model.metadata_props[:]
+    onnx.save(model, str(tmp_path / "m.onnx"))
+    with pytest.raises(ArtifactError, match="carries no contract"):
+        targets.get("onnx").read_contract(tmp_path / "m.onnx")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_onnx_does_not_fall_back_in_silence(tmp_path: Path, program: Program) -> None:
+    target = targets.get("onnx")
+    target.export(program, tmp_path / "m.onnx", OPTIONS)
+    with pytest.raises(ArtifactError, match="onnxruntime"):
+        target.load(tmp_path / "m.onnx", Options(device="cuda"))
+    allowed = target.load(tmp_path / "m.onnx", Options(device="cuda", allow_cpu_fallback=True))
+    assert allowed.provider() == "CPU"
+
+
+@pytest.mark.parametrize("convolves", [False, True])
+def test_a_package_is_frozen_where_that_is_right(
+    program: Program, convolves: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights are packed for their kernels only where gradients are off, whatever the settings say."""
+    import torch._inductor
+
+    seen: list[tuple[bool, bool]] = []
+
+    def compile_and_package(exported: Any, package_path: str, inductor_configs: dict[str, Any]) -> None:
+        seen.append((torch.is_grad_enabled(), inductor_configs["freezing"]))
+        torch.export.save(exported, package_path)
+
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", compile_and_package)
+    monkeypatch.setattr(targets.get("compile"), "_convolves", lambda graph: convolves)
+    targets.get("compile").export(program, tmp_path / "compile.pt2", Options())
+    assert seen == [(convolves, not convolves)]
+
+
+@pytest.mark.parametrize(
+    ("layer", "dynamic", "precision", "told"),
+    [
+        (torch.nn.Linear(4, 4), True, "fp32", (True, True)),
+        (torch.nn.Conv1d(3, 3, 1), False, "fp32", (True, True)),
+        (torch.nn.Conv1d(3, 3, 1), True, "fp32", (False, True)),
+        (torch.nn.Conv1d(3, 3, 1), True, "bf16", (True, False)),
+        (torch.nn.Conv1d(3, 3, 1), True, "int8", (True, True)),
+    ],
+)
+def test_convolutions_of_a_dynamic_size_take_no_packed_weights(
+    layer: torch.nn.Module, dynamic: bool, precision: str, told: tuple[bool, bool]
+) -> None:
+    from exporter.targets import compile as target
+
+    shapes = ({0: torch.export.Dim.DYNAMIC},) if dynamic else None
+    graph = torch.export.export(layer.eval(), (torch.randn(2, 3, 4),), dynamic_shapes=shapes)
+    settings = target._settings(graph, Options(precision=precision))
+    assert (settings["freezing"], settings.get("cpp.weight_prepack", True)) == told
+
+
+def test_names_and_variants_are_parsed() -> None:
+    assert targets.parse(" trace , compile:default,trace") == [Variant("trace"), Variant("compile", "default")]
+    assert targets.is_live(Variant("compile", "default"))
+    assert not targets.is_live(Variant("compile"))
+    assert not targets.is_live(Variant("trace"))
+    assert targets.live("compile")
+    with pytest.raises(TypeError, match="no live variants"):
+        targets.live("trace")
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "remedy"),
+    [
+        ("tarce", "there is no target 'tarce'", "did you mean trace"),
+        ("onxx", "there is no target", "did you mean onnx"),
+        ("zzzzzzzz", "there is no target", "exporter targets"),
+        ("AOTInductor", "there is no target", "did you mean compile?"),
+        ("jit", "there is no target", "did you mean trace or script?"),
+        ("compile:fast", "compile has no variant 'fast'", "compile:default"),
+        ("trace:default", "trace has no variant", "it has trace"),
+        ("", "no target was given", "choose from"),
+        (",,", "no target was given", "trace"),
+    ],
+)
+def test_targets_that_do_not_exist(text: str, message: str, remedy: str) -> None:
+    with pytest.raises(UsageError, match=message) as raised:
+        targets.parse(text)
+    assert remedy in raised.value.remedy
+
+
+def test_targets_of_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("their_target")
+    monkeypatch.setitem(sys.modules, "their_target", module)
+    point = importlib.metadata.EntryPoint("theirs", "their_target", targets.GROUP)
+    monkeypatch.setattr(targets, "entry_points", lambda group: [point])
+    assert "theirs" in targets.names()
+    assert targets.get("theirs") is module
+    assert targets.get("trace") is not module
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "version", lambda name: None if name.startswith("onnxruntime") else "1.0")
+    with pytest.raises(MissingDependency, match="onnxruntime-gpu or onnxruntime is not installed") as raised:
+        targets.require(targets.get("onnx"))
+    assert raised.value.remedy == "pip install onnxruntime-gpu"
+
+
+def test_a_missing_dependency_is_a_row(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A target of somebody's that needs what nobody has."""
+    (tmp_path / "needy_target.py").write_text(
+        "'''A target that cannot be had.'''\n"
+        "artifact, variants, native = 'needy.bin', ('',), False\n"
+        "precisions = ('fp32',)\n"
+        "needs_program = False\ncost = 1\n"
+        "requires = ('a-distribution-that-nobody-has',)\n"
+        "def export(program, path, options): ...\n"
+    )
+    info = tmp_path / "needy-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: needy\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[exporter.targets]\nneedy = needy_target\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("exporter.runs.pipeline.Zygote", lambda *_: Zygote({"PYTHONPATH": str(tmp_path)}))
+    manifest, _ = run("tiny:mlp", "trace,needy")
+    rows = {variant.name: variant for variant in manifest.variants}
+    assert rows["trace"].status == "passed"
+    assert (rows["needy"].status, rows["needy"].stage) == ("failed", "export")
+    assert rows["needy"].reason == "a-distribution-that-nobody-has is not installed"
+    assert rows["needy"].remedy == "pip install a-distribution-that-nobody-has"
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * 2 if not ctx.needs_input_grad[0] else x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0] * 2
+
+
+class Tripled(torch.autograd.Function):
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+
+def test_trace_takes_functions_of_autograd(tmp_path: Path) -> None:
+    """Bare, the trace holds a call of Python that no file can hold."""
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            answer: torch.Tensor = Tripled.apply(Doubled.apply(x))  # type: ignore[no-untyped-call]
+            return answer
+
+    model, example = Model(), (torch.ones(2, 4),)
+    bare = torch.jit.trace(model, example, check_trace=False)
+    with pytest.raises(RuntimeError, match="Could not export Python function call"):
+        torch.jit.save(bare, str(tmp_path / "bare.pt"))
+    flat = FlatModule(model, flatten_inputs(model, example)).eval()
+    promise = Contract("m", (TensorSpec("x", "float32", ("batch", 4)),), (), {"batch": Range(1, 8)})
+    made = Program(promise, "cpu", lambda: flat, lambda: example, tmp_path / "none")
+    targets.get("trace").export(made, tmp_path / "trace.pt", targets.Options())
+    run = targets.get("trace").load(tmp_path / "trace.pt", targets.Options()).run
+    assert torch.equal(run((torch.ones(3, 4),))[0], torch.full((3, 4), 6.0))
+    assert Doubled.apply(torch.ones(1)).item() == 2.0  # type: ignore[no-untyped-call]
+
+
+def test_a_package_has_the_same_sources_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although inductor appends its commands to them, and puts into them what happens to be in memory."""
+    from torch._inductor import codecache
+
+    monkeypatch.setattr(codecache, "write", codecache.write)  # as it was, once the test is over
+    _inductor.repeat_itself()
+    paths = set()
+    for address, byte in (("0x7f85e24a1d00", 253), ("0x7fa4a43aa020", 254)):
+        numbers = [f"{byte if index == 108 else 1}L" for index in range(772)]
+        code = f"f(<function fn at {address}>); opaque_metadata = {{{', '.join(numbers)}}};"
+        _, path = codecache.write(code, "wrapper.cpp", specified_dir=str(tmp_path))
+        paths.add(path)
+        assert Path(path).read_text().startswith("f(<function fn>);")
+        assert Path(path).read_text().count("0L") == 12
+        with Path(path).open("a") as source:
+            source.write("// Compile cmd")
+    assert len(paths) == 1

@@ -1,0 +1,269 @@
+"""Models whose sizes go in steps: each target promises what it can, is right there, and refuses the rest."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.commands import RECIPES, Run, request_for
+
+from exporter import api, report, targets
+from exporter.core import environment
+from exporter.core.contract import Narrowing
+from exporter.core.errors import ContractError
+from exporter.core.records import Contract, Manifest, Range, TensorSpec, VariantRecord
+from exporter.evidence import eager, narrowing
+from exporter.model import capture, flattening, ranges
+from exporter.runs import pipeline
+from exporter.targets import trace
+from exporter.workers.children import Zygote
+
+spec = importlib.util.spec_from_file_location("stepped", RECIPES / "stepped.py")
+assert spec is not None
+assert spec.loader is not None
+stepped = importlib.util.module_from_spec(spec)
+sys.modules["stepped"] = stepped  # where inspect looks for it
+spec.loader.exec_module(stepped)
+TARGETS = "trace,script,onnx,export"
+needs_compiler = pytest.mark.skipif(environment.compiler() is None, reason="no C++ compiler")
+
+
+def line_of(model: type[torch.nn.Module], text: str) -> str:
+    lines, start = inspect.getsourcelines(model)
+    return f"{RECIPES / 'stepped.py'}:{start + next(i for i, line in enumerate(lines) if text in line)}"
+
+
+# The rule, from sizes alone.
+
+
+@pytest.mark.parametrize(
+    ("takes", "base", "promised", "found"),
+    [
+        (lambda n: n % 16 == 0, 64, Range(1, 256), Range(16, 256, multiple_of=16)),
+        (lambda n: n % 16 == 0, 16, Range(16, 256), Range(16, 256, multiple_of=16)),
+        (lambda n: n % 16 == 0, 256, Range(1, 256), Range(16, 256, multiple_of=16)),
+        (lambda n: n % 40 == 0 and n >= 120, 400, Range(1, 800), Range(120, 800, multiple_of=40)),
+        (lambda n: n % 6 == 0, 24, Range(2, 100, multiple_of=2), Range(6, 96, multiple_of=6)),
+        (lambda n: n >= 7, 64, Range(1, 256), Range(7, 256)),
+        (lambda n: n <= 77, 64, Range(1, 256), Range(1, 77)),
+        (lambda n: n <= 4, 2, Range(1, 9), Range(1, 4)),
+        (lambda n: 2 <= n <= 4, 2, Range(1, 9), Range(2, 4)),
+        (lambda n: n <= 4, 1, Range(1, 9), Range(1, 4)),
+        (lambda n: n in (8, 11, 13, 17), 8, Range(2, 64), None),
+        (lambda n: n % 8 == 1, 33, Range(1, 256), None),  # a contract has no words for it
+    ],
+)
+def test_the_step_that_tells_what_is_taken(takes: Any, base: int, promised: Range, found: Range | None) -> None:
+    assert ranges.refused(takes, base, promised) is not None
+    assert ranges.taken(takes, base, promised) == found
+
+
+def test_what_is_all_taken_is_left_alone() -> None:
+    assert ranges.refused(lambda n: True, 5, Range(1, 9)) is None
+
+
+# torch.export's conditions.
+
+
+def captured(
+    model: torch.nn.Module, *dims: Any, sizes: dict[str, int], **symbols: Range
+) -> tuple[Any, list[Narrowing]]:
+    """What torch.export says of a model that takes one tensor, and what is left of its symbols."""
+
+    def inputs(at: dict[str, int]) -> tuple[torch.Tensor]:
+        return (torch.randn([at[dim] if isinstance(dim, str) else dim for dim in dims]),)
+
+    flat = flattening.FlatModule(model, flattening.flatten_inputs(model, inputs(sizes))).eval()
+    promised = Contract("m", (TensorSpec("x", "float32", dims),), (), symbols)
+    found = capture.capture(flat, inputs(sizes), promised)
+    return found, narrowing.find(found, flat, inputs, sizes, promised, "cpu")
+
+
+def test_a_step_that_the_graph_does_not_need_is_for_compilers() -> None:
+    model = stepped.Pool()
+    _, found = captured(model, 2, 3, "height", 20, sizes={"height": 24}, height=Range(12, 64))
+    assert found == [Narrowing("height", Range(12, 64, multiple_of=2), line_of(stepped.Pool, "self.second("), "code")]
+
+
+def test_a_branch_on_a_size_narrows_what_comes_from_the_graph() -> None:
+    _, found = captured(stepped.Branch(), 2, "length", sizes={"length": 8}, length=Range(2, 64))
+    assert found == [Narrowing("length", Range(2, 32), line_of(stepped.Branch, "if x.shape"), "graph")]
+
+
+def test_a_step_with_an_offset_is_said_and_not_promised() -> None:
+    made, found = captured(stepped.Pool(), 2, 3, "height", 20, sizes={"height": 25}, height=Range(12, 64))
+    assert [one for one in found if one.of != "guards"] == []
+    (said,) = narrowing.limits(made, found, {"height": 25})
+    assert re.fullmatch(r"torch\.export takes height only as 2\*n[+-]\d+ \(.*stepped\.py:\d+\)", str(said))
+
+
+class Shy(torch.nn.Module):
+    """Fails in eager, and nowhere else, at sizes of which the graph says that it does not take them."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_exporting() and x.shape[1] > 16:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return x * 2 if x.shape[1] <= 16 else x * 3
+
+
+def test_where_eager_does_not_run_nothing_is_narrowed() -> None:
+    _, found = captured(Shy(), 2, "length", sizes={"length": 8}, length=Range(2, 64))
+    assert found == []
+
+
+def test_a_machine_without_memory_narrows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a graph that fails at a size it says nothing about the graph."""
+    run = eager.run
+
+    def full(module: Any, data: Any, device: str) -> Any:
+        if isinstance(module, torch.fx.GraphModule) and data[0].shape[1] > 16:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
+        return run(module, data, device)
+
+    monkeypatch.setattr(eager, "run", full)
+    with pytest.raises(RuntimeError, match="can't allocate"):
+        captured(stepped.Branch(), 2, "length", sizes={"length": 8}, length=Range(2, 64))
+
+
+def test_nothing_is_narrowed_where_torch_export_asks_for_nothing() -> None:
+    made, found = captured(torch.nn.Linear(4, 2), "batch", 4, sizes={"batch": 2}, batch=Range(1, 8))
+    assert found == []
+    assert made.rules == {}
+
+
+# Whole runs.
+
+
+def variants(manifest: Manifest) -> dict[str, VariantRecord]:
+    assert {v.name: v.reason for v in manifest.variants if v.status == "failed"} == {}
+    return {variant.name: variant for variant in manifest.variants}
+
+
+def shown(name: str, place: Path, variant: VariantRecord, sizes: list[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
+    """The sizes at which the artifact gives what eager gives; any other it refuses by its contract."""
+    assert variant.artifact is not None
+    recipe = getattr(stepped, name)
+    artifact = api.open_artifact(place / variant.artifact.path, threads=1)
+    assert artifact.contract == variant.contract, "the manifest has what the artifact carries"
+    torch.manual_seed(0)
+    model = recipe.load("random").eval()
+    for size in sizes:
+        (tensor,) = recipe.inputs(*size).values()
+        try:
+            (output,) = artifact(tensor).values()
+        except ContractError:
+            continue
+        with torch.no_grad():
+            wanted = model(tensor)
+        torch.testing.assert_close(output, wanted, rtol=1e-3, atol=1e-4)
+        yield size
+
+
+@pytest.mark.parametrize(
+    ("name", "symbol", "step", "line", "inside", "outside"),
+    [
+        ("view", "length", 16, "x.view", [(1, 32), (3, 48), (4, 256)], [(1, 17), (2, 24), (2, 40), (2, 255)]),
+        ("patch", "height", 8, ".reshape", [(1, 16, 16), (3, 88, 24), (2, 40, 96)], [(1, 17, 16), (1, 20, 24)]),
+        ("unet", "height", 16, "torch.cat", [(1, 32, 32), (2, 48, 80), (1, 96, 32)], [(1, 40, 32), (1, 33, 32)]),
+        ("hop", "samples", 40, "unflatten", [(1, 80), (3, 200), (2, 800)], [(1, 41), (1, 100), (1, 799)]),
+    ],
+)
+def test_what_the_model_itself_does_not_take_is_promised_by_none(
+    run: Run, name: str, symbol: str, step: int, line: str, inside: list[Any], outside: list[Any]
+) -> None:
+    manifest, place = run(f"stepped:{name}", TARGETS)
+    assert manifest.contract is not None
+    bounds = manifest.contract.symbols[symbol]
+    assert (bounds.min, bounds.multiple_of) == (step, step)
+    model = type(getattr(stepped, name).load("random"))
+    said = next(warning for warning in manifest.warnings if warning.startswith(f"{symbol} is promised only at "))
+    assert line_of(model, line) in said
+    for variant in variants(manifest).values():
+        assert variant.parity is not None
+        assert variant.parity.cases > 5
+        assert list(shown(name, place, variant, inside + outside)) == inside, variant.name
+    text = report.render(manifest, "table")
+    assert f"{symbol} {bounds.min} to {bounds.max}, multiples of {step}" in " ".join(text.split())
+
+
+@needs_compiler
+def test_one_route_alone_is_narrowed(zygote: Zygote, lent_zygote: None, tmp_path: Path) -> None:
+    """The code that inductor makes of ceil-mode pooling is for even sizes; all other routes take any."""
+    manifest, place = pipeline.run(request_for("stepped:pool", tmp_path / "bundle", f"{TARGETS},compile"))
+    made = variants(manifest)
+    even, odd = [(1, 12, 24), (2, 24, 64), (4, 64, 32)], [(1, 13, 24), (2, 25, 33), (1, 24, 63)]
+    for name in TARGETS.split(","):
+        assert made[name].contract.symbols == manifest.contract.symbols  # type: ignore[union-attr]
+        assert len(list(shown("pool", place, made[name], even + odd))) == 6, name
+    narrowed = made["compile"]
+    assert narrowed.contract is not None
+    assert str(narrowed.contract.symbols["height"]) == "12 to 64, multiples of 2"
+    assert list(shown("pool", place, narrowed, even + odd)) == even
+    place_of = line_of(stepped.Pool, "self.second(")
+    assert narrowed.notes[:2] == (f"height: multiples of 2 ({place_of})", f"width: multiples of 2 ({place_of})")
+    assert narrowed.parity is not None
+    assert narrowed.parity.refused >= 2
+    assert narrowed.parity.cases > 8
+    for form in ("table", "md", "html"):
+        assert "height: multiples of 2" in report.render_all([(manifest, place)], form)
+
+
+@needs_compiler
+def test_a_package_of_what_goes_in_steps(run: Run) -> None:
+    manifest, place = run("stepped:view", "compile")
+    inside = [(1, 16), (3, 48), (4, 256)]
+    assert list(shown("view", place, variants(manifest)["compile"], [*inside, (2, 24), (2, 255)])) == inside
+
+
+def test_a_branch_on_a_size_narrows_the_exported_program(run: Run) -> None:
+    """torch.jit.script keeps the branch, and promises all."""
+    manifest, place = run("stepped:branch", "trace,script,export")
+    made = variants(manifest)
+    sizes = [(1, 2), (2, 32), (2, 33), (1, 64)]
+    assert list(shown("branch", place, made["script"], sizes)) == sizes
+    assert made["script"].parity.refused == 0  # type: ignore[union-attr]
+    for name in ("trace", "export"):  # a trace took the same side
+        assert list(shown("branch", place, made[name], sizes)) == sizes[:2]
+        assert made[name].notes[0] == f"length: 2 to 32 ({line_of(stepped.Branch, 'if x.shape')})"
+        assert made[name].parity.refused > 0  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("model", "right"), [(stepped.Branch(), False), (torch.nn.ReLU(), True)])
+def test_a_trace_is_narrowed_where_it_is_wrong_itself(model: torch.nn.Module, right: bool, tmp_path: Path) -> None:
+    """The contract is that of an exported program that is wrong from 33 on."""
+
+    def make_at(sizes: dict[str, int]) -> tuple[torch.Tensor]:
+        return (torch.randn(2, sizes["length"]),)
+
+    flat = flattening.FlatModule(model, flattening.flatten_inputs(model, make_at({"length": 16}))).eval()
+    spec = TensorSpec("x", "float32", (2, "length"))
+    whole = Contract("m", (spec,), (), {"length": Range(1, 64)}, target="trace")
+    narrow = dataclasses.replace(whole, symbols={"length": Range(2, 32)})
+    program = capture.Program(narrow, "cpu", lambda: flat, lambda: make_at({"length": 16}), None, whole=whole)
+    program.make_at = make_at
+    assert [inputs[0].shape[1] for inputs in program.outside()] == [1, 33]
+    assert trace.export(program, tmp_path / "trace.pt", targets.Options()).whole is right
+    promised = trace.read_contract(tmp_path / "trace.pt").symbols
+    assert promised == (whole if right else narrow).symbols
+
+
+def test_a_least_size(run: Run) -> None:
+    manifest, _ = run("stepped:least", "trace")
+    assert manifest.contract is not None
+    assert str(manifest.contract.symbols["length"]) == "7 to 256"
+    variants(manifest)
+
+
+def test_where_no_step_tells_the_error_is_the_models_own(run: Run) -> None:
+    manifest, _ = run("stepped:primes", "trace")
+    (row,) = manifest.variants
+    assert row.status == "failed"
+    assert "the model fails at batch=2 length=9: ValueError: 9 will not do" in row.reason
