@@ -60,7 +60,7 @@ def test_tracer_warnings_name_their_line_once() -> None:
             torch.jit.trace(Bakes(), torch.ones(1), check_trace=False)
         warnings.warn("something else", stacklevel=1)
     (said,) = codegen.tracer_warnings(caught)
-    assert "test_torchscript.py:" in said.place
+    assert "test_codegen.py:" in said.place
     assert said.message.startswith("Converting a tensor to a Python")
 
 

@@ -130,8 +130,8 @@ def test_what_does_not_run_here_is_not_as_fast(
     def openers(_: Any, place: Path, *rest: Any) -> list[tuple[str, Any]]:
         return [("python", lambda: SimpleNamespace(name=place.name, close=lambda: None))]
 
-    monkeypatch.setattr(compare_bundles.checks, "check", check)
-    monkeypatch.setattr(compare_bundles.checks, "openers", openers)
+    monkeypatch.setattr(compare_bundles.session_checks, "check", check)
+    monkeypatch.setattr(compare_bundles.session_checks, "openers", openers)
     places = made(tmp_path / "old", manifest(shipped())), made(tmp_path / "new", manifest(shipped()))
     found = compare_bundles.run(
         places, compare_bundles.Limits(max_slower), compare_bundles.TimingOptions(0.1, 1, 60.0), Listener()
@@ -152,9 +152,9 @@ def test_what_dies_while_it_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     session = SimpleNamespace(close=lambda: None)
     monkeypatch.setattr(
-        compare_bundles.checks, "check", lambda *_: (SimpleNamespace(status="passed", reason=""), session)
+        compare_bundles.session_checks, "check", lambda *_: (SimpleNamespace(status="passed", reason=""), session)
     )
-    monkeypatch.setattr(compare_bundles.checks, "openers", lambda *_: [("python", None)])
+    monkeypatch.setattr(compare_bundles.session_checks, "openers", lambda *_: [("python", None)])
     monkeypatch.setattr(compare_bundles.benchmark, "measure", measure)
     places = made(tmp_path / "old", manifest(shipped())), made(tmp_path / "new", manifest(shipped()))
     found = compare_bundles.run(

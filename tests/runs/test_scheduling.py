@@ -157,7 +157,7 @@ def test_a_kill_is_laid_to_memory_where_the_kernel_says_so(
 
 def test_eagers_session_is_explained_too(monkeypatch: pytest.MonkeyPatch) -> None:
     turns = turns_for("trace,onnx", 3.1, 5, monkeypatch)
-    failed = VariantRecord("eager", "eager", "failed", "load", reason="std::bad_alloc (python)")
+    failed = VariantRecord("eager", "eager", "failed", "load", reason="std::bad_alloc (python)", cause="out-of-memory")
     found = turns.plan.explain(failed)
     assert found.reason.startswith(
         "The memory did not suffice: a session of eager needs about 7.7 GB, 5.0 GB were free"

@@ -259,7 +259,7 @@ def test_what_cannot_be_frozen_is_written_as_it_is(tmp_path: Path, monkeypatch: 
 def test_a_bridge_that_fails_when_run_is_no_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = "def forward(self, x: Tensor) -> Tuple[Tensor]:\n    return (x.view(3, 5, 7),)\n"
     monkeypatch.setattr(
-        "exporter.model.torchscript.bridge.from_exported", lambda *_: script.torchscript.define(nn.Module(), source)
+        "exporter.model.torchscript.bridge.from_exported", lambda *_: script.codegen.define(nn.Module(), source)
     )
     with pytest.raises(ExportError, match=r"shape '\[3, 5, 7\]' is invalid .*; torch\.jit\.script: "):
         check(Variadic(), lambda batch: (ramp(batch),), tmp_path, captured=True)

@@ -54,7 +54,7 @@ def test_it_can_be_allowed(tmp_path: Path) -> None:
     run_clean(tmp_path, "-c", code, **{VARIABLE: "0"})
 
 
-@pytest.mark.parametrize("module", ["api", "zygote", "session.server", "release.executor"])
+@pytest.mark.parametrize("module", ["api", "workers.forkserver", "workers.session.server", "release.executor"])
 def test_it_is_off_before_onnxruntime_can_be_imported(module: str, tmp_path: Path) -> None:
     code = f"""
 import os, sys

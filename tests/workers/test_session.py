@@ -102,7 +102,8 @@ def test_check(line) -> None:
     assert (output["output"], output["verdict"], output["max_abs"]) == ("y", "exact", 0.0)
     assert set(answer["cases"][0]) == {"case", "seed", "error", "outputs"}
     assert set(output) == {
-        *("output", "verdict", "reason", "max_abs", "max_rel", "rmse", "eager_rmse", "rmse_ratio", "cosine", "worst")
+        *("output", "verdict", "reason", "max_abs", "max_rel", "rmse", "eager_rmse", "rmse_ratio", "cosine", "worst"),
+        "cause",
     }
 
 
