@@ -123,7 +123,8 @@ ordered_json to_json(const OutputParity& output) {
           {"eager_rmse", number(output.eager_rmse)},
           {"rmse_ratio", number(output.rmse_ratio)},
           {"cosine", number(output.cosine)},
-          {"worst", output.worst}};
+          {"worst", output.worst},
+          {"cause", output.cause}};
 }
 
 }  // namespace

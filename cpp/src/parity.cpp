@@ -103,7 +103,10 @@ bool fail_specials(OutputParity& result, const Values& values, at::IntArrayRef s
   };
   for (const double* one : {values.eager, values.reference, values.actual}) {
     const auto at = first_nan(one, values.size);
-    if (at) return fail("NaN", *at, one == values.actual ? "" : ": eager itself gives it");
+    if (!at) continue;
+    if (one == values.actual) return fail("NaN", *at, "");
+    result.cause = "not-a-number";
+    return fail("NaN", *at, ": eager itself gives it");
   }
   const auto at = first_other_infinity(values);
   return at && fail("Inf", *at,
@@ -145,6 +148,8 @@ Sums accumulate(const Values& values, const Tolerance& tolerance) {
   }
   return sums;
 }
+
+constexpr const char* kTooCoarse = "too-coarse";
 
 double cosine(const Sums& sums) {
   if (sums.actual_square == 0 && sums.reference_square == 0) return 1;
@@ -207,6 +212,7 @@ OutputParity compare_floats(OutputParity result, const Values& values, at::IntAr
   if (result.verdict == Verdict::quantized && holds_scores(result.output, sizes.size())) {
     const auto lost = lost_firsts(values, sizes.back());
     if (lost > 0) {
+      result.cause = kTooCoarse;
       return failure(std::move(result), std::to_string(lost) + " rows have lost their clear first");
     }
   }
@@ -215,6 +221,7 @@ OutputParity compare_floats(OutputParity result, const Values& values, at::IntAr
     std::snprintf(text, sizeof text, "cosine %.4f, the least is %g", *result.cosine,
                   *tolerance.min_cosine);
     result.reason = text;
+    result.cause = kTooCoarse;
   } else if (result.verdict == Verdict::fail) {
     result.reason = short_number(values.actual[sums.worst]) + " where the reference is " +
                     short_number(values.reference[sums.worst]) + " at " + shape_text(result.worst);

@@ -1,4 +1,4 @@
-"""The manifest's records: frozen dataclasses, which `serialization` writes as JSON and reads.
+"""The manifest's records: frozen dataclasses, which `json_codec` writes as JSON and reads.
 
 Numbers that could not be had are None. Times end in `_s` (seconds) or `_ms` (milliseconds), memory in `_mb` (10^6
 bytes). `manifest.schema.json` beside this file describes the same for other tools.

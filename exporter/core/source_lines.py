@@ -36,11 +36,8 @@ _PACKAGE = re.compile(r".*/(?:site|dist)-packages/(?=([^/]+))")
 _STANDARD = re.compile(r"(?:.*/lib/python3\.\d+/|<|code/__torch__|torch/|functorch/)")
 _LAYER = re.compile(r"torch/nn/modules/(?!module\.py)")
 _HELPERS = re.compile(r"/lib/python3\.\d+/(?!(?:site|dist)-packages/)|/torch/utils/_pytree\.py$")
-_FOR_THE_MODEL = (
-    "interpreter",
-    "recurrent.py",
-    "mixture_of_experts.py",
-)  # what runs in the place of the model's own code
+# What runs in the place of the model's own code.
+_FOR_THE_MODEL = ("interpreter", "recurrent.py", "mixture_of_experts.py")
 _COMPILERS = {"exporter", "functorch", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "torch", "torchgen", "triton"}
 _LIBRARIES = frozenset(_COMPILERS | {"cloudpickle", "ml_dtypes", "mpmath", "numpy", "safetensors", "sympy"})
 

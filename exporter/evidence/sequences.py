@@ -113,7 +113,7 @@ def make(
 ) -> tuple[Golden, Findings]:
     """Run eager through SEQUENCES of STEPS calls at every planned size, and with other values at the first.
 
-    Inputs of a first step end with the initial state where that is outside. Else as `cases.make`.
+    Inputs of a first step end with the initial state where that is outside. Else as `make_golden.make`.
     """
     chosen, notes = _planned(calls, inputs, plan, device)
     planned = len(chosen)
@@ -212,7 +212,10 @@ def _is_settled(calls: Calls, given: Outputs, device: str, tolerance: Tolerance,
 def in_precisions(
     made: Golden, calls: Calls, tolerances: Mapping[str, Tolerance], outputs: tuple[str, ...], device: str
 ) -> tuple[dict[str, Precision], tuple[str, ...]]:
-    """As `cases.in_precisions`; the state is carried in the precision too. `outputs` are those of the model alone."""
+    """As `make_golden.in_precisions`; the state is carried in the precision too.
+
+    `outputs` are those of the model alone.
+    """
     found: dict[str, Precision] = {}
     notes: list[str] = []
     states = len(calls.state.paths) if calls.outside else 0

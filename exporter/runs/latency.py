@@ -138,7 +138,7 @@ def _rotate(
 
 
 def _failed(session: SessionRecord, point: str, error: ExporterError) -> SessionRecord:
-    cause = causes.of(error)
+    cause = causes.find(str(error))
     return replace(
         session,
         status="failed",

@@ -158,7 +158,7 @@ class Plan:
 
     def explain_golden(self, error: ExporterError) -> ExporterError:
         """As `explain`, for what ended the golden."""
-        cause = causes.of(error)
+        cause = causes.find(str(error))
         if cause is None or cause.name not in OUT_OF_MEMORY:
             return error
         found = self._shortage("the golden", need(OTHERS, GOLDEN, self.weights), GOLDEN)

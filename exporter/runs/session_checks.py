@@ -88,7 +88,9 @@ def _failed(found: SessionRecord, error: ExporterError, record: VariantRecord) -
     reason, remedy, cause = causes.describe(error, text=crashed(error))
     if isinstance(error, JobError) and error.signal:
         why = diagnosis.crashed(reason, record.limits)
-        reason, remedy, cause = why.reason, remedy or _remedy(why, record.target), cause or why.cause
+        blamed = _cause(why, record.target)
+        reason, remedy = why.reason, remedy or (blamed.remedy if blamed else "")
+        cause = cause or (blamed.name if blamed else "")
     return replace(found, reason=reason, remedy=remedy, cause=cause)
 
 
@@ -110,13 +112,14 @@ def _judged(
     if cases:
         why = diagnosis.explain(summary.reason, cases, cases[parity.worst(answers)], known)
     summary = replace(summary, reason=why.reason, fixed=why.fixed)
-    return replace(found, parity=summary, reason=why.reason, remedy=_remedy(why, record.target), cause=why.cause)
+    if cause := _cause(why, record.target):
+        found = replace(found, remedy=cause.remedy, cause=cause.name)
+    return replace(found, parity=summary, reason=why.reason)
 
 
-def _remedy(why: diagnosis.Diagnosis, target: str) -> str:
-    if why.cause:
-        return causes.named(why.cause, target, why.words).remedy
-    return causes.remedy(why.reason, target)
+def _cause(why: diagnosis.Diagnosis, target: str) -> causes.Cause | None:
+    """The cause that a diagnosis found, or else that of what an artifact raised."""
+    return causes.named(why.cause, target, why.words) if why.cause else causes.find(why.reason, target)
 
 
 def crashed(error: ExporterError) -> str:

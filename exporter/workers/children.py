@@ -295,7 +295,7 @@ class Holder(Zygote):
     """
 
     def __init__(self, child: Child, environment: dict[str, str]) -> None:
-        """`child` runs a job that goes on with `zygote.attend` of a socket that it receives on its channel."""
+        """`child` runs a job that goes on with `forkserver.attend` of a socket that it receives on its channel."""
         self.environment = environment
         self._child = child
         self._lock = threading.Lock()

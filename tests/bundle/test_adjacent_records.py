@@ -13,21 +13,10 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from support.signatures import flip, write_keys
 
 import exporter
-from exporter.bundle import adjacent_records, checksums, integrity
+from exporter.bundle import adjacent_records, checksums
 from exporter.core.errors import AlteredError, ArtifactError, UsageError
 
 RECORDS = ("SHA256SUMS", "manifest.json", "bom.cdx.json", "provenance.json")
-
-
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return write_keys(tmp_path_factory.mktemp("keys"), ed25519.Ed25519PrivateKey.generate())
-
-
-@pytest.fixture
-def signed(bundle: Path, keys: tuple[Path, Path]) -> Path:
-    integrity.sign(bundle, keys[0], lambda: "")
-    return bundle
 
 
 def keep(place: Path, *names: str) -> None:

@@ -40,17 +40,6 @@ FILES = (
 ARTIFACTS = {"exported.pt2", "model.onnx", "script.pt", "trace.pt"}
 
 
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return write_keys(tmp_path_factory.mktemp("keys"), ed25519.Ed25519PrivateKey.generate())
-
-
-@pytest.fixture
-def signed(bundle: Path, keys: tuple[Path, Path]) -> Path:
-    integrity.sign(bundle, keys[0], lambda: "")
-    return bundle
-
-
 def files(place: Path) -> set[str]:
     return {path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file()}
 

@@ -37,6 +37,16 @@ def test_memory_of_the_gpu(
     assert asked == [device] * len(said)
 
 
+def test_what_an_artifact_raises_has_its_cause() -> None:
+    """By which a run says what memory was needed."""
+    record = VariantRecord("trace", "trace", "pending")
+    error = "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+    answer = [{"case": "batch=64", "seed": 0, "error": error, "outputs": []}]
+    session = session_checks._judged(SessionRecord("python", "failed", "check"), answer, None, record, None)
+    assert (session.cause, session_checks.conclude(record, (session,)).cause) == ("out-of-memory", "out-of-memory")
+    assert session.remedy
+
+
 @pytest.mark.parametrize(("cause", "remedy"), [("too-coarse", "samples() of the recipe"), ("", causes.INT8)])
 def test_a_quantized_variant_has_a_remedy(cause: str, remedy: str) -> None:
     record = VariantRecord("onnx@int8", "onnx", "passed", contract=Contract("m", (), (), {}, precision="int8"))

@@ -36,6 +36,8 @@ struct OutputParity {
   std::optional<double> rmse_ratio;
   std::optional<double> cosine;
   std::vector<std::int64_t> worst;  ///< index of the worst element
+  /// Of a failure, where it is known: "not-a-number" (eager itself gives NaN), "too-coarse" (int8).
+  std::string cause;
 };
 
 /// Judges one output by the rule in docs/formats.md. `actual` is the artifact's output, `eager` and

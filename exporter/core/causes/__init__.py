@@ -15,13 +15,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from exporter.core.causes import _code, _machine, _operators, _torchscript, _values
-from exporter.core.causes._cause import Cause
+from exporter.core.causes._cause import Cause as Cause
 from exporter.core.errors import ExporterError
 from exporter.core.source_lines import place
 
 INT8 = "ship bf16 or fp16, or int8 by another target"  # where nothing better is known of a quantized variant
 OUT_OF_MEMORY, KILLED = "out-of-memory", "killed"
-_SIGNALS = {"SIGKILL": KILLED, "SIGILL": "illegal-instruction"}  # what they mean for a process that nobody stopped
 OLDER = "; torch's older exporter: "  # parts what the two exporters to ONNX say
 REASON = 320  # characters of a raw message that a reason keeps
 CAUSES: tuple[Cause, ...] = (
@@ -66,12 +65,6 @@ def _filled(cause: Cause, words: dict[str, str], target: str) -> Cause:
     return replace(cause, sentence=sentence, remedy=remedy)
 
 
-def of(error: ExporterError, target: str = "") -> Cause | None:
-    """The cause of an error: of a process that a signal ended, the signal's; else as `find` for what it says."""
-    name = _SIGNALS.get(getattr(error, "signal", ""))
-    return named(name, target) if name else find(str(error), target)
-
-
 class Described(NamedTuple):
     """Reason and remedy of a failed row, and the cause's name; "" where it is unknown."""
 
@@ -87,7 +80,7 @@ def describe(error: ExporterError, target: str = "", text: str = "") -> Describe
     as it is. The remedy is the cause's where the error has none.
     """
     text = text or str(error)
-    cause = of(error, target)
+    cause = find(text, target)
     if cause is None:
         return Described(text, error.remedy, "")
     where = place(text)

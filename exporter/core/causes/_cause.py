@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 class Cause:
     """One cause. `sentence` says what in the model is in the way, `remedy` what to do; `remedies` are by target.
 
-    `patterns` are of what others print; a cause that exporter itself finds has none, and is asked for by its name.
+    `patterns` are of messages. A cause that exporter finds by a run's own facts has none, and is asked for by its name.
 
     Where `only` names targets, it is none of another target's failures: words may be alike.
     """

@@ -37,7 +37,7 @@ CAUSES = (
     ),
     Cause(
         "killed",
-        (),
+        (r"was ended by SIGKILL",),
         "The memory did not suffice",
         "take smaller sizes (--size), raise --memory-limit where one was given, or use a larger machine",
     ),
@@ -49,7 +49,7 @@ CAUSES = (
     ),
     Cause(
         "illegal-instruction",
-        (r"[Ii]llegal instruction",),
+        (r"was ended by SIGILL", r"[Ii]llegal instruction"),
         "The artifact was built for a processor with instructions that this one lacks",
         "export it on the machine that serves it, or on an older one",
     ),

@@ -50,7 +50,7 @@ def save(module: torch.jit.ScriptModule, path: Path, extra: dict[str, str]) -> N
 
 
 def portable(data: bytes) -> bytes:
-    """A `*.debug_pkl` with files as `places.short` names them and stacks of the model's frames alone."""
+    """A `*.debug_pkl` with files as `source_lines.short` names them and stacks of the model's frames alone."""
     form, table, ranges = _Reader(io.BytesIO(data)).load()
     if form != _FORMAT:
         return data
