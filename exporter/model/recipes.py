@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from exporter.core import dimensions, source_lines
 from exporter.core.dimensions import NamedDim
 from exporter.core.errors import RecipeError, UsageError
-from exporter.core.records import Range
+from exporter.core.settings import WEIGHTS as WEIGHTS
+from exporter.core.settings import SourceSettings
+from exporter.core.size_range import Range
 
 if TYPE_CHECKING:
     import torch
 
-WEIGHTS = ("auto", "pretrained", "random")
 SAVED = (".pt", ".pt2", ".pth", ".jit", ".ts", ".torchscript")  # usual names of saved programs; any other will do
 BUILT_IN = "exporter_models"
 OPTIONAL = ("samples", "metric")  # what a recipe may have
@@ -132,6 +133,39 @@ def find(name: str, inputs_file: str = "", task: str = "") -> Source:
         )
     module, _, attribute = known[name].partition(":")
     return Source("name", module, attribute or "", inputs_file)
+
+
+def resolve(name: str, how: SourceSettings, weights: str = "auto") -> Source:
+    """As `find`, with what the user says about it; files by their absolute paths.
+
+    UsageError for settings that contradict each other or the model.
+    """
+    how.require_consistent(weights)
+    inputs_file = str(Path(how.inputs_file).resolve()) if how.inputs_file else ""
+    return adjusted(find(name, inputs_file, how.task), how)
+
+
+def adjusted(source: Source, how: SourceSettings) -> Source:
+    """The source with the user's dimensions, checkpoint and choice of outputs."""
+    # A checkpoint is not resolved: a link's own name tells the format.
+    return dataclasses.replace(
+        with_dims(source, how.dims),
+        leave_out=tuple(how.leave_out),
+        checkpoint=str(Path(how.checkpoint).absolute()) if how.checkpoint else "",
+        allow_partial=how.allow_partial,
+    )
+
+
+def asked_of(source: Source) -> SourceSettings:
+    """What the user said about a source."""
+    return SourceSettings(
+        checkpoint=source.checkpoint,
+        allow_partial=source.allow_partial,
+        inputs_file=source.inputs_file,
+        dims=tuple(map(str, source.dims)),
+        leave_out=source.leave_out,
+        task=source.task,
+    )
 
 
 def with_dims(source: Source, dims: Sequence[str]) -> Source:

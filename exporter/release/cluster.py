@@ -227,7 +227,7 @@ def _needs(step: Step) -> dict[str, Any]:
     return {
         "num_cpus": request.threads,
         "num_gpus": int(request.device != "cpu"),
-        "memory": round(request.memory_limit_gb * 1e9) or None,
+        "memory": round((request.memory_limit_gb or 0) * 1e9) or None,
         "scheduling_strategy": "SPREAD",
     }
 

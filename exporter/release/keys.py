@@ -22,14 +22,11 @@ from exporter._version import __version__
 from exporter.bundle import checksums, provenance
 from exporter.core import environment
 from exporter.core.errors import UsageError
+from exporter.core.option import pick, settings
+from exporter.core.settings import SizeSettings
 from exporter.model.recipes import Source
 from exporter.runs.request import Request
 
-# Fields of a request that its bundle does not depend on, or that are counted by their content.
-LEFT_OUT = frozenset((
-    "source", "out", "replace", "ops_libs", "command", "asked", "warnings", "goal", "timeout", "memory_limit_gb",
-    "wait_quiet",
-))  # fmt: skip
 LIBRARIES = ("timm", "torchao")  # that the manifest does not name
 
 
@@ -37,7 +34,9 @@ def key(request: Request) -> str:
     """The hash, in hex. UsageError for a file that may not be read."""
     source = request.source
     facts = {
-        "request": {k: v for k, v in dataclasses.asdict(request).items() if k not in LEFT_OUT},
+        "request": {s.name: getattr(request, s.name) for s in settings(request) if s.option.effect},
+        "sizes": dataclasses.asdict(pick(SizeSettings, request)),
+        "made": [request.model, request.device, request.variants, request.least_runs],
         "source": [
             *(*_named(source), source.task, source.allow_partial),
             *(sorted(map(str, source.dims)), sorted(source.leave_out)),

@@ -28,6 +28,7 @@ class Draft:
             environment=environment.describe(),
             warnings=request.warnings,
             goal=request.goal,
+            request=request.record,
         )
         self._order = (EAGER, *(variant.name for variant in request.variants))
         self._staging = staging

@@ -20,6 +20,7 @@ from exporter.core import environment
 from exporter.core.contract import Narrowing
 from exporter.core.errors import MissingDependency, UsageError
 from exporter.core.records import FP32, PRECISIONS, Build, Contract, SizeLimit, Warned
+from exporter.core.settings import BuildSettings, SessionSettings
 
 if TYPE_CHECKING:
     from exporter.model.capture import Program
@@ -53,24 +54,22 @@ class Variant(NamedTuple):
         return f"{stem}@{self.precision}{dot}{suffix}" if self.precision != FP32 else f"{stem}{dot}{suffix}"
 
 
-@dataclass(frozen=True)
-class Options:
-    """Settings of one variant."""
+@dataclass(frozen=True, kw_only=True)
+class Options(BuildSettings, SessionSettings):
+    """Settings of one variant: what the user asked for, and what the run adds."""
 
+    threads: int = 1
     variant: str = ""
     precision: str = FP32
     device: str = "cpu"
-    threads: int = 1
-    opset: int | None = None
-    allow_cpu_fallback: bool = False
-    cuda_graphs: bool = False  # of onnxruntime's
-    portable: bool = False  # machine code for any x86-64-v3, not for this machine
-    memory_limit: int = 0  # bytes of private memory of one job; 0 is none
     scratch: str = ""  # directory for temporary files, removed with the run
-    ops_libs: tuple[str, ...] = ()  # libraries of operators outside torch's own, loaded before the model
     niceness: int = 0  # how far the job stands back for the others of its run, as nice(2) counts
-    fullgraph: bool = False  # whether a graph break fails what is compiled just in time
     cache: str = ""  # directory for what compilers keep, instead of the one that all runs share
+
+    @property
+    def memory_limit(self) -> int:
+        """Bytes of private memory that one job may use; 0 where there is no limit."""
+        return round((self.memory_limit_gb or 0) * 1e9)
 
 
 @dataclass(frozen=True)
