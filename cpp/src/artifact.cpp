@@ -77,11 +77,6 @@ int runners_of(const OpenOptions& options, at::Device device) {
   return runners;
 }
 
-void use_threads(int threads) {
-  require_between("threads", threads, 0, kMaxThreads);
-  if (threads > 0) at::set_num_threads(threads);
-}
-
 /// As kernels read a tensor: contiguous, and with memory that holds its values themselves. A
 /// conjugate, negated or zero tensor of torch's may be the memory of another, or none, and a bit.
 at::Tensor plain(at::Tensor tensor) {
@@ -137,9 +132,12 @@ Artifact artifact_of(std::filesystem::path path, ArtifactInfo info, at::Device d
 }
 
 Artifact Artifact::open(const std::filesystem::path& path, const OpenOptions& options) {
+  return guarded(ErrorKind::artifact, path.string(), [&] { return open_file(path, options); });
+}
+
+Artifact Artifact::open_file(const std::filesystem::path& path, const OpenOptions& options) {
   require_unaltered(path, ErrorKind::artifact, options.sha256, options.require_sha256);
   ArtifactInfo info = inspect(path);
-  use_threads(options.threads);
   const at::Device wanted =
       parse_device(options.device.empty() ? info.contract.device : options.device);
   const int runners = runners_of(options, wanted);
@@ -202,7 +200,7 @@ Stream Artifact::stream() const& {
   return Stream(*this);
 }
 
-std::string Artifact::note() const { return runner_->note(); }
+std::string Artifact::execution_mode() const { return runner_->execution_mode(); }
 
 void Artifact::synchronize() const {
   guarded(ErrorKind::runtime, path_.native(), [&] { exporter::synchronize(device_); });

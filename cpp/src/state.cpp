@@ -10,7 +10,7 @@ namespace {
 
 /// The symbol that a dimension follows; none where it is fixed or may be anything.
 std::optional<std::size_t> symbol_of(const Dimension& dimension) {
-  if (const auto* symbol = std::get_if<std::size_t>(&dimension)) return *symbol;
+  if (const auto* follows = std::get_if<SymbolSize>(&dimension)) return follows->symbol;
   if (const auto* expression = std::get_if<Expression>(&dimension)) return expression->symbol;
   return std::nullopt;
 }
@@ -24,7 +24,7 @@ std::int64_t size_at(const Dimension& dimension, std::int64_t symbol) {
 std::int64_t size_of(const Contract& contract, const State::Tensor& tensor, std::size_t index,
                      const Sizes& sizes) {
   const Dimension& dimension = tensor.spec.shape[index];
-  if (const auto* fixed = std::get_if<std::int64_t>(&dimension)) return *fixed;
+  if (const auto* fixed = std::get_if<FixedSize>(&dimension)) return fixed->size;
   const auto symbol = symbol_of(dimension);
   // What may be anything begins with the size that `initial` has there.
   if (!symbol) {

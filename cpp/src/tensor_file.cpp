@@ -191,7 +191,7 @@ void write_outputs(const std::filesystem::path& path, const std::vector<at::Tens
                                          " outputs, the contract has " +
                                          std::to_string(contract.outputs.size()));
   }
-  guarded(ErrorKind::golden, path.string() + " cannot be written", [&] {
+  guarded(ErrorKind::io, path.string() + " cannot be written", [&] {
     c10::impl::GenericDict dict(c10::StringType::get(), c10::TensorType::get());
     for (std::size_t i = 0; i < outputs.size(); ++i) {
       dict.insert(contract.outputs[i].name, on_host(outputs[i]));

@@ -6,6 +6,7 @@
 #include <exporter/artifact.h>
 #include <exporter/golden.h>
 #include <exporter/operators.h>
+#include <exporter/threads.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -16,6 +17,7 @@
 #include <thread>
 
 #include "crc32.h"
+#include "guard.h"
 #include "sha256.h"
 #include "testing.h"
 #include "zip.h"
@@ -92,7 +94,7 @@ class Broken {
 
 void runs(const fs::path& fixtures, const std::string& name) {
   const auto golden = Golden::read(fixtures / "golden.pt");
-  const auto artifact = Artifact::open(fixtures / name, {"cpu", 1});
+  const auto artifact = Artifact::open(fixtures / name);
   for (const auto& one : golden.cases) {
     const auto outputs = artifact.run(one.inputs);
     EXPECT_EQUAL(outputs.size(), 2u);
@@ -238,7 +240,7 @@ void reopens(const fs::path& fixtures, const Broken& broken, const std::string& 
   const auto example = Golden::read(fixtures / "golden.pt").cases.front();
   const fs::path scratch = broken.write("scratch", "").parent_path();
   const auto cycle = [&] {
-    const auto artifact = Artifact::open(fixtures / name, {"cpu", 1});
+    const auto artifact = Artifact::open(fixtures / name);
     EXPECT(at::allclose(artifact.run(example.inputs)[0], example.eager[0]));
   };
   for (int i = 0; i < 20; ++i) cycle();
@@ -267,7 +269,7 @@ void shares_no_state(const fs::path& fixtures) {
 
 void serves_threads(const fs::path& fixtures, const std::string& name) {
   const auto example = Golden::read(fixtures / "golden.pt").cases.front();
-  const auto artifact = Artifact::open(fixtures / name, {"cpu", 1});
+  const auto artifact = Artifact::open(fixtures / name);
   std::vector<int> wrong(4, 0);
   std::vector<std::thread> threads;
   for (int& count : wrong) {
@@ -279,6 +281,29 @@ void serves_threads(const fs::path& fixtures, const std::string& name) {
   }
   for (auto& thread : threads) thread.join();
   for (const int count : wrong) EXPECT_EQUAL(count, 0);
+}
+
+void tells_lack_of_memory() {
+  const auto raise = [](const auto& error) {
+    exporter::guarded(exporter::ErrorKind::runtime, "model.pt", [&] { throw error; });
+  };
+  EXPECT_ERROR(out_of_memory, "model.pt: out of memory", raise(std::bad_alloc()));
+  EXPECT_ERROR(out_of_memory, "CUDA out of memory. Tried",
+               raise(std::runtime_error("CUDA out of memory. Tried to allocate 80 GiB")));
+  EXPECT_ERROR(runtime, "model.pt: index out of range",
+               raise(std::runtime_error("index out of range")));
+  EXPECT_ERROR(out_of_memory,
+               "model.pt: ", exporter::guarded(exporter::ErrorKind::runtime, "model.pt", [] {
+                 at::empty({std::int64_t{1} << 50}, at::kDouble);
+               }));
+  EXPECT_EQUAL(exporter::to_string(exporter::ErrorKind::out_of_memory), "out_of_memory"s);
+}
+
+void fails_to_write_as_io(const fs::path& fixtures) {
+  const auto contract = exporter::inspect(fixtures / "model.pt").contract;
+  const std::vector<at::Tensor> outputs = {at::ones({1, 4}), at::ones({1}, at::kLong)};
+  EXPECT_ERROR(io, "cannot be written",
+               exporter::write_outputs(fixtures / "missing" / "out.pt", outputs, contract));
 }
 
 void reports_model_failure(const fs::path& fixtures) {
@@ -308,18 +333,17 @@ void refuses_files(const fs::path& fixtures, const Broken& broken) {
 
 void refuses_settings(const fs::path& fixtures) {
   const fs::path model = fixtures / "model.pt";
-  EXPECT_ERROR(usage, "device tpu", Artifact::open(model, {"tpu", 0}));
+  EXPECT_ERROR(usage, "device tpu", Artifact::open(model, {.device = "tpu"}));
   for (const std::string device : {"cuda:77", "cuda:256", "cuda:-1", "cuda:", "cuda:99999999999"}) {
-    EXPECT_ERROR(usage, "", Artifact::open(model, {device, 0}));
+    EXPECT_ERROR(usage, "", Artifact::open(model, {.device = device}));
   }
-  for (const int threads : {-1, 1025, 100'000, std::numeric_limits<int>::max()}) {
-    EXPECT_ERROR(usage, "threads is " + std::to_string(threads),
-                 Artifact::open(model, {"cpu", threads}));
+  for (const int threads : {-1, 0, 1025, 100'000, std::numeric_limits<int>::max()}) {
+    EXPECT_ERROR(usage, "threads is " + std::to_string(threads), exporter::set_threads(threads));
   }
-  EXPECT_ERROR(usage, "runners is 257", Artifact::open(model, {"cpu", 0, 257}));
-  EXPECT_ERROR(usage, "cuda_graphs is -1", Artifact::open(model, {"cpu", 0, 1, -1}));
-  EXPECT_ERROR(usage, "runners is 0", Artifact::open(model, {"cpu", 0, 0}));
-  EXPECT_ERROR(artifact, "cuda", Artifact::open(fixtures / "model.pt2", {"cuda:77", 0}));
+  EXPECT_ERROR(usage, "runners is 257", Artifact::open(model, {.runners = 257}));
+  EXPECT_ERROR(usage, "cuda_graphs is -1", Artifact::open(model, {.cuda_graphs = -1}));
+  EXPECT_ERROR(usage, "runners is 0", Artifact::open(model, {.runners = 0}));
+  EXPECT_ERROR(artifact, "cuda", Artifact::open(fixtures / "model.pt2", {.device = "cuda:77"}));
 }
 
 void refuses_goldens(const fs::path& fixtures, const Broken& broken) {
@@ -407,7 +431,7 @@ void runs_operators(const fs::path& fixtures, const fs::path& operators) {
 void serves_callers_at_once(const fs::path& fixtures, const fs::path& operators) {
   exporter::load_operators(operators);
   for (const std::string name : {"meet.pt", "meet.pt2"}) {
-    const auto artifact = Artifact::open(fixtures / name, {"cpu", 1, 4});
+    const auto artifact = Artifact::open(fixtures / name, {.runners = 4});
     artifact.run({at::ones({2, 3})});  // a package folds its constants in a first call, alone
     for (const auto& batches : std::vector<std::vector<std::int64_t>>{{1, 2, 3, 4}, {2, 2, 2, 2}}) {
       std::vector<std::string> failures(batches.size());
@@ -431,7 +455,7 @@ void serves_callers_at_once(const fs::path& fixtures, const fs::path& operators)
 /// Callers that wait for a runner get it also when the call before theirs fails.
 void passes_runners_on(const fs::path& fixtures, const fs::path& operators) {
   exporter::load_operators(operators);
-  const auto artifact = Artifact::open(fixtures / "meet.pt2", {"cpu", 1, 1});
+  const auto artifact = Artifact::open(fixtures / "meet.pt2", {.runners = 1});
   std::vector<int> failures(4, 0);
   std::vector<std::thread> threads;
   for (int& count : failures) {
@@ -455,7 +479,8 @@ void gives_new_threads_the_count(const fs::path& fixtures, const std::string& na
   if (count == nullptr) return;  // a LibTorch without OpenMP
   const auto example = Golden::read(fixtures / "golden.pt").cases.front();
   for (const int threads : {3, 1}) {
-    const auto artifact = Artifact::open(fixtures / name, {"cpu", threads});
+    exporter::set_threads(threads);
+    const auto artifact = Artifact::open(fixtures / name);
     int found = 0;
     std::thread([&] {
       artifact.run(example.inputs);
@@ -475,6 +500,8 @@ int main(int argc, char** argv) {
   setenv("TMPDIR", broken.write("scratch", "").parent_path().c_str(), 1);
   testing::Tests tests = {
       {"reports a model's failure", [&] { reports_model_failure(fixtures); }},
+      {"tells lack of memory", tells_lack_of_memory},
+      {"fails to write as io", [&] { fails_to_write_as_io(fixtures); }},
       {"refuses files", [&] { refuses_files(fixtures, broken); }},
       {"refuses settings", [&] { refuses_settings(fixtures); }},
       {"refuses goldens", [&] { refuses_goldens(fixtures, broken); }},

@@ -41,7 +41,7 @@ void leaves_earlier_outputs(const std::filesystem::path& path, bool two_streams)
       const c10::StreamGuard guard(i % 2 == 0 ? first : second);
       outputs.push_back(graphs.run(inputs[static_cast<std::size_t>(i)]));
     }
-    EXPECT_EQUAL(graphs.note(), "CUDA graph");
+    EXPECT_EQUAL(graphs.execution_mode(), "CUDA graph");
     graphs.synchronize();
     for (std::size_t i = 0; i < outputs.size(); ++i) {
       const Tensors expected = plain.run(inputs[i]);

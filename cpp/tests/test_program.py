@@ -422,7 +422,7 @@ class Session(unittest.TestCase):
             self.assertEqual(
                 [(c["case"], c["seed"], c["error"]) for c in check["cases"]], [(f"batch={b}", b, "") for b in (1, 2, 5)]
             )
-            fields = "output verdict reason max_abs max_rel rmse eager_rmse rmse_ratio cosine worst"
+            fields = "output verdict reason max_abs max_rel rmse eager_rmse rmse_ratio cosine worst cause"
             self.assertEqual(list(check["cases"][0]["outputs"][0]), fields.split())
 
     def test_goes_on_after_a_wrong_request(self) -> None:

@@ -106,7 +106,7 @@ void needs_a_state(const fs::path& fixtures) {
 
 /// From the first call on, and after a reset in the middle.
 void resets(const fs::path& fixtures, const std::string& name) {
-  const auto artifact = Artifact::open(fixtures / name, {"cpu", 0, 4});
+  const auto artifact = Artifact::open(fixtures / name, {.runners = 4});
   const auto cases = cases_of(fixtures, "golden_carry.pt");
   for (const std::size_t calls : {2, 3, 1, 3}) {
     for (std::size_t i = 0; i < calls; ++i) {
@@ -114,7 +114,7 @@ void resets(const fs::path& fixtures, const std::string& name) {
     }
     artifact.reset();
   }
-  EXPECT_EQUAL(artifact.note(), "");
+  EXPECT_EQUAL(artifact.execution_mode(), "");
 }
 
 void keeps_artifacts_apart(const fs::path& fixtures, const std::string& name) {
@@ -130,7 +130,7 @@ void keeps_artifacts_apart(const fs::path& fixtures, const std::string& name) {
 void serialises_calls(const fs::path& fixtures, const std::string& name) {
   constexpr int kThreads = 4;
   constexpr int kCalls = 4;
-  const auto artifact = Artifact::open(fixtures / name, {"cpu", 1, 4});
+  const auto artifact = Artifact::open(fixtures / name, {.runners = 4});
   const at::Tensor zeros = at::zeros({1, 4});
   for (int i = 0; i < 2; ++i) artifact.run({zeros});  // now the context is all zeros
   std::vector<std::vector<float>> seen(kThreads);
@@ -202,11 +202,11 @@ void fills_the_state_in(const fs::path& fixtures) {
 
 /// As in Python, another batch is another size only where the state's shape moves with it.
 void compares_what_follows_the_batch() {
-  const exporter::Dimension batch = std::size_t{0};
+  const exporter::Dimension batch = exporter::SymbolSize{0};
   const exporter::Dimension pairs = exporter::Expression{.symbol = 0, .divisor = 2};
   exporter::Contract contract;
   contract.symbols = {{"batch", 1, 8}};
-  contract.inputs = {{"x", at::kFloat, {batch, std::int64_t{4}}}};
+  contract.inputs = {{"x", at::kFloat, {batch, exporter::FixedSize{4}}}};
   contract.state = exporter::State{exporter::State::Kept::inside,
                                    {{{"pairs", at::kFloat, {pairs}}, at::zeros({1})}}};
   exporter::StateSizes sizes;

@@ -16,11 +16,11 @@ std::int64_t smallest(const exporter::Symbol& symbol) {
 at::Tensor example(const exporter::TensorSpec& spec, const exporter::Contract& contract) {
   std::vector<std::int64_t> sizes;
   for (const auto& dimension : spec.shape) {
-    const auto* fixed = std::get_if<std::int64_t>(&dimension);
-    const auto* symbol = std::get_if<std::size_t>(&dimension);
+    const auto* fixed = std::get_if<exporter::FixedSize>(&dimension);
+    const auto* symbol = std::get_if<exporter::SymbolSize>(&dimension);
     const auto* derived = std::get_if<exporter::Expression>(&dimension);
-    sizes.push_back(fixed     ? *fixed
-                    : symbol  ? smallest(contract.symbols[*symbol])
+    sizes.push_back(fixed     ? fixed->size
+                    : symbol  ? smallest(contract.symbols[symbol->symbol])
                     : derived ? derived->at(smallest(contract.symbols[derived->symbol]))
                               : 1);
   }

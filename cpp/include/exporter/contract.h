@@ -26,6 +26,25 @@ struct Symbol {
   bool allows(std::int64_t size) const;
 };
 
+/// A dimension that may have any size.
+struct AnySize {
+  bool operator==(const AnySize&) const = default;
+};
+
+/// A dimension of one size.
+struct FixedSize {
+  std::int64_t size = 0;
+
+  bool operator==(const FixedSize&) const = default;
+};
+
+/// A dimension that has a symbol's size.
+struct SymbolSize {
+  std::size_t symbol = 0;  ///< index into Contract::symbols
+
+  bool operator==(const SymbolSize&) const = default;
+};
+
 /// A size that follows from a symbol's: (factor * size + offset) / divisor, rounded down.
 struct Expression {
   std::size_t symbol = 0;    ///< index into Contract::symbols
@@ -39,9 +58,7 @@ struct Expression {
   bool operator==(const Expression&) const = default;
 };
 
-/// A dimension: std::int64_t, a fixed size; std::size_t, an index into Contract::symbols;
-/// Expression, a size that follows from a symbol's; std::monostate, anything.
-using Dimension = std::variant<std::monostate, std::int64_t, std::size_t, Expression>;
+using Dimension = std::variant<AnySize, FixedSize, SymbolSize, Expression>;
 
 /// What is promised about one input or output.
 struct TensorSpec {
