@@ -178,8 +178,8 @@ void Contract::check(std::span<const at::Tensor> given) const {
   check_inputs(*this, given, inputs.size());
 }
 
-Sizes sizes_of(const Contract& contract, std::span<const at::Tensor> own_inputs) {
-  Sizes sizes;
+KnownSizes sizes_of(const Contract& contract, std::span<const at::Tensor> own_inputs) {
+  KnownSizes sizes;
   for (const Binding& found : check_inputs(contract, own_inputs, contract.own_inputs())) {
     sizes.push_back(found.input == kUnset ? std::nullopt : std::optional(found.size));
   }

@@ -3,10 +3,7 @@
 
 #include <ATen/ATen.h>
 #include <dlfcn.h>
-#include <exporter/artifact.h>
-#include <exporter/golden.h>
-#include <exporter/operators.h>
-#include <exporter/threads.h>
+#include <exporter/exporter.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -393,7 +390,68 @@ void reads_inputs(const fs::path& fixtures, const Broken& broken) {
   const auto listed = exporter::read_inputs(fixtures / "inputs_list.pt", contract);
   EXPECT(at::equal(named[0], listed[0]) && at::equal(named[1], listed[1]));
   const auto wrong = broken.altered("inputs.pt", "tokens", "tokans");
-  EXPECT_ERROR(contract, "input tokens is missing", exporter::read_inputs(wrong, contract));
+  EXPECT_ERROR(contract, "there is no input tokans, only tokens, scale",
+               exporter::read_inputs(wrong, contract));
+}
+
+void runs_by_name(const fs::path& fixtures, const std::string& name) {
+  const auto example = Golden::read(fixtures / "golden.pt").cases.front();
+  const auto artifact = Artifact::open(fixtures / name);
+  const auto outputs =
+      artifact.run_named({{"scale", example.inputs[1]}, {"tokens", example.inputs[0]}});
+  EXPECT_EQUAL(outputs.size(), 2u);
+  EXPECT(at::allclose(outputs.at("probabilities"), example.eager[0]));
+  EXPECT(at::equal(outputs.at("label"), example.eager[1]));
+  EXPECT_ERROR(contract, "input scale is missing",
+               artifact.run_named({{"tokens", example.inputs[0]}}));
+  EXPECT_ERROR(contract, "there is no input ids, only tokens, scale",
+               artifact.run_named({{"ids", example.inputs[0]}}));
+}
+
+void runs_into_tensors(const fs::path& fixtures, const std::string& name) {
+  const auto example = Golden::read(fixtures / "golden.pt").cases.back();
+  const auto artifact = Artifact::open(fixtures / name);
+  const at::Tensor room = at::zeros({4, 5}).t(), label = at::zeros({5}, at::kLong);
+  artifact.run_into(example.inputs, {room, label});
+  EXPECT(!room.is_contiguous());
+  EXPECT(at::allclose(room, example.eager[0]));
+  EXPECT(at::equal(label, example.eager[1]));
+  const at::Tensor untouched = at::zeros({5, 4});
+  EXPECT_ERROR(contract, "the tensor for output label is int64 [4], the output is int64 [5]",
+               artifact.run_into(example.inputs, {untouched, at::zeros({4}, at::kLong)}));
+  EXPECT_ERROR(contract, "output label is of dtype float32, not int64",
+               artifact.run_into(example.inputs, {untouched, at::zeros({5})}));
+  EXPECT_ERROR(contract, "1 tensors given for outputs", artifact.run_into(example.inputs, {room}));
+  EXPECT_EQUAL(untouched.abs().sum().item<float>(), 0.0f);
+}
+
+void warms_up(const fs::path& fixtures) {
+  for (const std::string name : {"model.pt", "model.pt2"}) {
+    const auto artifact = Artifact::open(fixtures / name);
+    artifact.warm_up();
+    artifact.warm_up({{{"batch", 1}}, {{"batch", 8}}});
+    EXPECT_ERROR(contract, "batch is 9, the contract allows 1 to 8",
+                 artifact.warm_up({{{"batch", 9}}}));
+    EXPECT_ERROR(contract, "the contract has no symbol length",
+                 artifact.warm_up({{{"length", 2}}}));
+  }
+  const auto cases = Golden::read(fixtures / "golden_carry.pt").cases;
+  for (const std::string name : {"carry.pt", "carry.pt2"}) {
+    const auto artifact = Artifact::open(fixtures / name);
+    artifact.warm_up();
+    EXPECT(at::allclose(artifact.run(cases[0].inputs)[0], cases[0].eager[0]));
+  }
+  const auto outside = Artifact::open(fixtures / "stream.pt");
+  outside.warm_up({{{"batch", 2}}});
+  EXPECT_EQUAL(outside.contract().example_inputs({{"batch", 2}})[1].size(0), 2);
+}
+
+void has_a_version() {
+  const std::string numbers = std::to_string(EXPORTER_VERSION_MAJOR) + "." +
+                              std::to_string(EXPORTER_VERSION_MINOR) + "." +
+                              std::to_string(EXPORTER_VERSION_PATCH);
+  EXPECT_EQUAL(numbers, EXPORTER_VERSION);
+  EXPECT_EQUAL(numbers, exporter::version());
 }
 
 void refuses_operators(const fs::path& fixtures, const Broken& broken) {
@@ -502,6 +560,8 @@ int main(int argc, char** argv) {
       {"reports a model's failure", [&] { reports_model_failure(fixtures); }},
       {"tells lack of memory", tells_lack_of_memory},
       {"fails to write as io", [&] { fails_to_write_as_io(fixtures); }},
+      {"warms up", [&] { warms_up(fixtures); }},
+      {"has a version", has_a_version},
       {"refuses files", [&] { refuses_files(fixtures, broken); }},
       {"refuses settings", [&] { refuses_settings(fixtures); }},
       {"refuses goldens", [&] { refuses_goldens(fixtures, broken); }},
@@ -518,6 +578,8 @@ int main(int argc, char** argv) {
   };
   for (const std::string name : {"model.pt", "model.pt2"}) {
     tests.emplace_back("runs", [&, name] { runs(fixtures, name); });
+    tests.emplace_back("runs by name", [&, name] { runs_by_name(fixtures, name); });
+    tests.emplace_back("runs into tensors", [&, name] { runs_into_tensors(fixtures, name); });
     tests.emplace_back("makes inputs contiguous", [&, name] { makes_contiguous(fixtures, name); });
     tests.emplace_back("resolves bits", [&, name] { resolves_bits(fixtures, name); });
     tests.emplace_back("refuses layouts", [&, name] { refuses_layouts(fixtures, name); });

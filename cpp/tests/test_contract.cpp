@@ -87,6 +87,32 @@ void refuses_tensors() {
   refuses(2, at::Tensor(), "image: no tensor given");
 }
 
+void finds_by_name() {
+  const Contract c = contract();
+  EXPECT_EQUAL(exporter::describe_shape(c.input("image"), c), "[batch, 3, ?]");
+  EXPECT(c.output("y").dtype == at::kBFloat16);
+  EXPECT_ERROR(contract, "there is no input y, only ids, mask, image", c.input("y"));
+  EXPECT_ERROR(contract, "there is no output z, only y", c.output("z"));
+  const auto given = inputs();
+  const auto arranged = c.arrange({{"mask", given[1]}, {"image", given[2]}, {"ids", given[0]}});
+  for (std::size_t i = 0; i < 3; ++i) EXPECT(arranged[i].is_same(given[i]));
+}
+
+void makes_examples() {
+  const Contract c = contract();
+  c.check(c.example_inputs());
+  EXPECT_EQUAL(c.example_inputs()[0].sizes(), at::IntArrayRef({1, 2}));
+  const auto larger = c.example_inputs({{"batch", 3}, {"sequence", 14}});
+  c.check(larger);
+  EXPECT_EQUAL(larger[2].sizes(), at::IntArrayRef({3, 3, 1}));
+  EXPECT_ERROR(contract, "sequence is 1, the contract allows 2 to 512",
+               c.example_inputs({{"sequence", 1}}));
+  EXPECT_ERROR(contract, "the contract has no symbol n", c.example_inputs({{"n", 1}}));
+  const exporter::Symbol steps{"n", 5, 64, {}, 8}, choices{"n", 1, 64, {32, 8}};
+  EXPECT_EQUAL(steps.smallest(), 8);
+  EXPECT_EQUAL(choices.smallest(), 8);
+}
+
 /// A contract whose inputs x, y, z have one dimension each.
 Contract of_sizes(const std::string& x, const std::string& y, const std::string& z) {
   const auto input = [](const char* name, const std::string& size) {
@@ -413,6 +439,8 @@ int main(int argc, char** argv) {
   return testing::run({{"judges as Python does", [&] { judges_as_python_does(table); }},
                        {"reads", reads},
                        {"refuses bad JSON", refuses_bad_json},
+                       {"finds by name", finds_by_name},
+                       {"makes examples", makes_examples},
                        {"accepts what fits", accepts},
                        {"refuses another number of inputs", refuses_number},
                        {"refuses tensors that do not fit", refuses_tensors},

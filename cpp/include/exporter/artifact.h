@@ -118,6 +118,25 @@ class Artifact {
   /// A moved-from artifact may be destroyed or assigned to, and nothing else.
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) const;
 
+  /// As `run`, with inputs and outputs by name; `state.NAME` that is left out is the initial state.
+  /// Throws Error(contract) also for a name that is missing or that the contract has not.
+  NamedTensors run_named(NamedTensors inputs) const;
+
+  /// As `run`, and copies the outputs into the caller's tensors, of any device and strides; on a
+  /// GPU the copies are queued on the same stream, and one to the CPU's pageable memory is waited
+  /// for. Throws Error(contract), before any of them is written, where their number, a dtype or a
+  /// shape is not that of the outputs.
+  void run_into(std::vector<at::Tensor> inputs, const std::vector<at::Tensor>& outputs) const;
+
+  /// Calls the model with `Contract::example_inputs` of each of these shapes, three times each, so
+  /// that no request pays for what first calls do: profiles and fusion of TorchScript, constants
+  /// of a package, kernels, and a CUDA graph, whose capture runs the model five times. No more
+  /// shapes are captured than OpenOptions::cuda_graphs. The inputs are zeros: where a model raises
+  /// for them, or takes another way, call `run` with inputs of your own instead. Returns when the
+  /// device is idle; an artifact that keeps its state is in its initial state then, so call this
+  /// before requests are served. Throws Error(contract) for sizes that cannot be.
+  void warm_up(const std::vector<Sizes>& shapes = {Sizes{}}) const;
+
   /// Restores the initial state of an artifact that keeps one, as it was opened; does nothing for
   /// others. Waits for calls in progress. Throws Error(runtime) when the model fails.
   void reset() const;
