@@ -23,6 +23,7 @@ struct GoldenCase {
   /// before. Where the caller has the state, others have the inputs without it. Without a step, the
   /// case stands alone.
   std::optional<std::int64_t> step;
+  Sizes sizes;  ///< of the symbols; some may be missing
 };
 
 /// Cases, with the tolerance that was fixed for them (docs/formats.md, schema 2). The first case is
