@@ -3,9 +3,7 @@
 #include <exporter/error.h>
 
 #include <algorithm>
-#include <charconv>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "measure.h"
 
@@ -29,20 +27,12 @@ void compare_outputs(const std::vector<at::Tensor>& outputs, const GoldenCase& g
   }
 }
 
-/// Whether a case's name, such as "batch=9 sequence=14", has a size that the contract leaves out.
-bool is_outside(const std::string& name, const Contract& contract) {
-  std::istringstream words(name);
-  for (std::string word; words >> word;) {
-    const auto equals = word.find('=');
-    if (equals == std::string::npos) continue;
-    const auto symbol = std::ranges::find(contract.symbols, word.substr(0, equals), &Symbol::name);
-    std::int64_t size = 0;
-    const char* const end = word.data() + word.size();
-    const auto read = std::from_chars(word.data() + equals + 1, end, size);
-    const bool is_size = read.ec == std::errc{} && read.ptr == end;
-    if (symbol != contract.symbols.end() && is_size && !symbol->allows(size)) return true;
-  }
-  return false;
+/// Whether a size of a case is one that the contract leaves out.
+bool is_outside(const Sizes& sizes, const Contract& contract) {
+  return std::ranges::any_of(contract.symbols, [&](const Symbol& symbol) {
+    const auto found = sizes.find(symbol.name);
+    return found != sizes.end() && !symbol.allows(found->second);
+  });
 }
 
 /// The cases in their order: what one step leaves behind is there for the next.
@@ -53,7 +43,7 @@ class Judge {
 
   CaseResult check(const GoldenCase& golden) {
     CaseResult result{golden.name, golden.seed, golden.step, "", "", {}, false};
-    result.outside = is_outside(golden.name, artifact_.contract());
+    result.outside = is_outside(golden.sizes, artifact_.contract());
     const bool begins = golden.step.value_or(0) == 0;
     if (begins) refused_.clear();
     if (!begins && failed_) {

@@ -20,8 +20,8 @@ struct CaseResult {
   std::string error;    ///< why there are no outputs; empty when there are
   std::string refused;  ///< or what the contract says against the inputs
   std::vector<OutputParity> outputs;
-  /// Whether a size in the case's name is one that the contract does not promise, so that it is
-  /// right to refuse the case, and wrong to run it.
+  /// Whether a size of the case is one that the contract does not promise, so that it is right to
+  /// refuse the case, and wrong to run it.
   bool outside = false;
 
   /// The worst over the outputs; fail when the case raised, or was refused without reason.

@@ -1,4 +1,5 @@
 #include <exporter/error.h>
+#include <exporter/threads.h>
 #include <exporter/unpacked.h>
 #include <exporter/version.h>
 
@@ -42,6 +43,7 @@ int dispatch(int argc, char** argv) {
     std::fputs(help(name).c_str(), stdout);
     return 0;
   }
+  if (options.threads > 0) set_threads(options.threads);
   return action->second(options);
 }
 

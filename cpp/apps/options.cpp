@@ -1,6 +1,7 @@
 #include "options.h"
 
 #include <exporter/error.h>
+#include <exporter/threads.h>
 #include <getopt.h>
 
 #include <algorithm>
@@ -118,7 +119,7 @@ void apply(int id, const std::string& value, Options& options) {
       options.open.device = value;
       break;
     case kThreads:
-      options.open.threads = parse_count("--threads", value, 1, kMaxThreads);
+      options.threads = parse_count("--threads", value, 1, kMaxThreads);
       break;
     case kRtol:
       options.rtol = parse_tolerance("--rtol", value);

@@ -18,6 +18,7 @@ struct Options {
   OpenOptions open;
   std::optional<double> rtol;
   std::optional<double> atol;
+  int threads = 0;  ///< inside one operator; 0: torch's default
   int warmup = 10;  ///< seconds, at most
   int windows = 5;
   int runs = 50;

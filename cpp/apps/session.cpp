@@ -2,6 +2,7 @@
 
 #include <exporter/error.h>
 #include <exporter/golden.h>
+#include <exporter/threads.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <unistd.h>
@@ -122,7 +123,7 @@ class Session {
   ordered_json ready() const {
     return {{"event", "ready"},     {"protocol", kProtocol},
             {"language", "native"}, {"device", artifact_.device().is_cpu() ? "cpu" : "cuda"},
-            {"load_s", load_s_},    {"provider", artifact_.note()}};
+            {"load_s", load_s_},    {"provider", artifact_.execution_mode()}};
   }
 
   ordered_json answer(const std::string& request) {
@@ -130,7 +131,7 @@ class Session {
       auto cases = app::to_json(check(artifact_, golden_, golden_.tolerance));
       return {{"event", "check"},
               {"cases", std::move(cases)},
-              {"provider", artifact_.note()},
+              {"provider", artifact_.execution_mode()},
               {"peak_rss_mb", peak_rss_mb()}};
     }
     if (request.starts_with("time ")) {
@@ -142,7 +143,7 @@ class Session {
       auto samples = time_runs(artifact_, inputs, runs);
       return {{"event", "time"},
               {"samples_ms", std::move(samples)},
-              {"provider", artifact_.note()},
+              {"provider", artifact_.execution_mode()},
               {"peak_rss_mb", peak_rss_mb()}};
     }
     throw Error(ErrorKind::usage, "request `" + request + "` is not check, time N [CASE] or quit");
@@ -207,6 +208,7 @@ int session(int argc, char** argv) {
       std::fputs(help("session").c_str(), stderr);
       return 0;
     }
+    if (options.threads > 0) set_threads(options.threads);
     catch_signals();
     Session session(options);
     if (channel.send(session.ready())) serve(session, channel);

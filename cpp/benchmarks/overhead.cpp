@@ -176,7 +176,9 @@ bool compare_on_gpu(const fs::path& path, const std::string& device) {
     const Artifact& artifact = artifacts.emplace_back(exporter::artifact_of(
         path, info, where, exporter::capture_graphs(std::make_unique<CapturedModel>(graph), 1)));
     artifact.run(inputs);
-    if (artifact.note() != "CUDA graph") throw std::runtime_error(name + ": " + artifact.note());
+    if (artifact.execution_mode() != "CUDA graph") {
+      throw std::runtime_error(name + ": " + artifact.execution_mode());
+    }
     const Timed ours{[&] {
       artifact.run(inputs);
       exporter::synchronize(where);

@@ -74,6 +74,7 @@ foreach(_header torch/headeronly/version.h torch/csrc/api/include/torch/version.
     endif()
   endif()
 endforeach()
+set(LibTorch_ROOT "${_libtorch_root}")
 message(STATUS "LibTorch ${LibTorch_VERSION}: ${_libtorch_root}")
 
 # CUDA's headers: of the toolkit, or of the wheels beside torch's. Empty where there are none, or

@@ -28,9 +28,9 @@ bool is_small(const Contract& contract) {
   for (const auto& tensor : contract.state->tensors) {
     std::int64_t count = 1;
     for (const auto& dimension : tensor.spec.shape) {
-      const auto* fixed = std::get_if<std::int64_t>(&dimension);
+      const auto* fixed = std::get_if<exporter::FixedSize>(&dimension);
       const auto* expression = std::get_if<exporter::Expression>(&dimension);
-      const std::int64_t size = fixed ? *fixed : expression ? 1 << 20 : 2;
+      const std::int64_t size = fixed ? fixed->size : expression ? 1 << 20 : 2;
       if (size > 1000 || (count *= std::max<std::int64_t>(size, 1)) > 1'000'000) return false;
     }
   }

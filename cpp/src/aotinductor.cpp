@@ -111,7 +111,7 @@ class CarriedState {
 
   static at::Tensor initial_of(const Contract& contract, const State::Tensor& tensor) {
     for (const Dimension& dimension : tensor.spec.shape) {
-      TORCH_CHECK(std::holds_alternative<std::int64_t>(dimension), "state ", tensor.spec.name,
+      TORCH_CHECK(std::holds_alternative<FixedSize>(dimension), "state ", tensor.spec.name,
                   " varies in size, which a package cannot keep");
     }
     return initial_tensor(contract, tensor, {});
@@ -162,8 +162,8 @@ class EntriesRunner final : public Runner {
     for (std::size_t i = 0; i < contract.inputs.size(); ++i) {
       const auto& shape = contract.inputs[i].shape;
       const auto found = std::find_if(shape.begin(), shape.end(), [&](const Dimension& dimension) {
-        const auto* index = std::get_if<std::size_t>(&dimension);
-        return index != nullptr && *index == symbol;
+        const auto* follows = std::get_if<SymbolSize>(&dimension);
+        return follows != nullptr && follows->symbol == symbol;
       });
       if (found == shape.end()) continue;
       input_ = i;

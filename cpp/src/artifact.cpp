@@ -1,6 +1,7 @@
 #include <ATen/Parallel.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/util/StringUtil.h>
 #include <caffe2/serialize/inline_container.h>
 #include <exporter/artifact.h>
 #include <exporter/operators.h>
@@ -55,7 +56,8 @@ void require_operators(const Contract& contract, const std::string& path) {
   }
 }
 
-constexpr int kGraphs = 8;  // shapes that are captured unless the caller says how many
+constexpr int kWarmUpCalls = 3;  // TorchScript records profiles in the first and compiles after it
+constexpr int kGraphs = 8;       // shapes that are captured unless the caller says how many
 
 void require_between(const std::string& what, int value, int least, int most) {
   if (least <= value && value <= most) return;
@@ -77,9 +79,30 @@ int runners_of(const OpenOptions& options, at::Device device) {
   return runners;
 }
 
-void use_threads(int threads) {
-  require_between("threads", threads, 0, kMaxThreads);
-  if (threads > 0) at::set_num_threads(threads);
+void require_number(std::size_t given, const Contract& contract) {
+  if (given == contract.outputs.size()) return;
+  throw Error(ErrorKind::runtime, "the model gave " + std::to_string(given) +
+                                      " outputs, the contract has " +
+                                      std::to_string(contract.outputs.size()));
+}
+
+/// Whether a caller's tensor can take an output's values.
+void require_dtype(const at::Tensor& tensor, const TensorSpec& spec) {
+  const bool is_dense = tensor.defined() && !tensor.is_nested() && tensor.layout() == at::kStrided;
+  if (is_dense && tensor.scalar_type() == spec.dtype) return;
+  throw Error(ErrorKind::contract,
+              "the tensor for output " + spec.name +
+                  (is_dense ? " is of dtype " + dtype_name(tensor.scalar_type()) + ", not " +
+                                  dtype_name(spec.dtype)
+                            : " is not a dense one"));
+}
+
+void require_fit(const at::Tensor& tensor, const at::Tensor& made, const std::string& name) {
+  if (tensor.sizes() == made.sizes() && tensor.scalar_type() == made.scalar_type()) return;
+  throw Error(ErrorKind::contract,
+              "the tensor for output " + name + " is " + dtype_name(tensor.scalar_type()) + " " +
+                  c10::str(tensor.sizes()) + ", the output is " + dtype_name(made.scalar_type()) +
+                  " " + c10::str(made.sizes()));
 }
 
 /// As kernels read a tensor: contiguous, and with memory that holds its values themselves. A
@@ -137,9 +160,12 @@ Artifact artifact_of(std::filesystem::path path, ArtifactInfo info, at::Device d
 }
 
 Artifact Artifact::open(const std::filesystem::path& path, const OpenOptions& options) {
+  return guarded(ErrorKind::artifact, path.string(), [&] { return open_file(path, options); });
+}
+
+Artifact Artifact::open_file(const std::filesystem::path& path, const OpenOptions& options) {
   require_unaltered(path, ErrorKind::artifact, options.sha256, options.require_sha256);
   ArtifactInfo info = inspect(path);
-  use_threads(options.threads);
   const at::Device wanted =
       parse_device(options.device.empty() ? info.contract.device : options.device);
   const int runners = runners_of(options, wanted);
@@ -186,6 +212,46 @@ std::vector<at::Tensor> Artifact::run(std::vector<at::Tensor> inputs) const {
   });
 }
 
+NamedTensors Artifact::run_named(NamedTensors inputs) const {
+  auto outputs = run(contract().arrange(std::move(inputs)));
+  require_number(outputs.size(), contract());
+  NamedTensors named;
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    named.insert_or_assign(contract().outputs[i].name, std::move(outputs[i]));
+  }
+  return named;
+}
+
+void Artifact::run_into(std::vector<at::Tensor> inputs,
+                        const std::vector<at::Tensor>& outputs) const {
+  if (outputs.size() != contract().outputs.size()) {
+    throw Error(ErrorKind::contract, std::to_string(outputs.size()) +
+                                         " tensors given for outputs, the contract has " +
+                                         std::to_string(contract().outputs.size()));
+  }
+  for (std::size_t i = 0; i < outputs.size(); ++i) require_dtype(outputs[i], contract().outputs[i]);
+  const auto made = run(std::move(inputs));
+  require_number(made.size(), contract());
+  for (std::size_t i = 0; i < made.size(); ++i) {
+    require_fit(outputs[i], made[i], contract().outputs[i].name);
+  }
+  guarded(ErrorKind::runtime, path_.native(), [&] {
+    const c10::InferenceMode no_gradients;
+    c10::OptionalDeviceGuard current;
+    if (!device_.is_cpu()) current.reset_device(device_);
+    for (std::size_t i = 0; i < made.size(); ++i) outputs[i].copy_(made[i]);
+  });
+}
+
+void Artifact::warm_up(const std::vector<Sizes>& shapes) const {
+  for (const Sizes& sizes : shapes) {
+    reset();
+    for (int i = 0; i < kWarmUpCalls; ++i) run(contract().example_inputs(sizes));
+  }
+  synchronize();
+  reset();
+}
+
 void Artifact::reset() const {
   guarded(ErrorKind::runtime, path_.native() + ": its state cannot be reset", [&] {
     const c10::InferenceMode no_gradients;
@@ -202,7 +268,7 @@ Stream Artifact::stream() const& {
   return Stream(*this);
 }
 
-std::string Artifact::note() const { return runner_->note(); }
+std::string Artifact::execution_mode() const { return runner_->execution_mode(); }
 
 void Artifact::synchronize() const {
   guarded(ErrorKind::runtime, path_.native(), [&] { exporter::synchronize(device_); });

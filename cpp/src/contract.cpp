@@ -143,10 +143,10 @@ void check_input(const Contract& contract, std::size_t input, const at::Tensor& 
            std::to_string(spec.shape.size()));
   }
   for (std::size_t d = 0; d < sizes.size(); ++d) {
-    if (const auto* fixed = std::get_if<std::int64_t>(&spec.shape[d])) {
-      check_fixed(spec, d, *fixed, sizes[d]);
-    } else if (const auto* symbol = std::get_if<std::size_t>(&spec.shape[d])) {
-      check_symbol(contract, input, d, *symbol, sizes[d], bindings);
+    if (const auto* fixed = std::get_if<FixedSize>(&spec.shape[d])) {
+      check_fixed(spec, d, fixed->size, sizes[d]);
+    } else if (const auto* follows = std::get_if<SymbolSize>(&spec.shape[d])) {
+      check_symbol(contract, input, d, follows->symbol, sizes[d], bindings);
     }
   }
 }
@@ -178,8 +178,8 @@ void Contract::check(std::span<const at::Tensor> given) const {
   check_inputs(*this, given, inputs.size());
 }
 
-Sizes sizes_of(const Contract& contract, std::span<const at::Tensor> own_inputs) {
-  Sizes sizes;
+KnownSizes sizes_of(const Contract& contract, std::span<const at::Tensor> own_inputs) {
+  KnownSizes sizes;
   for (const Binding& found : check_inputs(contract, own_inputs, contract.own_inputs())) {
     sizes.push_back(found.input == kUnset ? std::nullopt : std::optional(found.size));
   }
@@ -204,10 +204,10 @@ std::string describe_shape(const TensorSpec& spec, const Contract& contract) {
   std::string text = "[";
   for (const Dimension& dimension : spec.shape) {
     if (text.size() > 1) text += ", ";
-    if (const auto* fixed = std::get_if<std::int64_t>(&dimension)) {
-      text += std::to_string(*fixed);
-    } else if (const auto* symbol = std::get_if<std::size_t>(&dimension)) {
-      text += contract.symbols[*symbol].name;
+    if (const auto* fixed = std::get_if<FixedSize>(&dimension)) {
+      text += std::to_string(fixed->size);
+    } else if (const auto* follows = std::get_if<SymbolSize>(&dimension)) {
+      text += contract.symbols[follows->symbol].name;
     } else if (const auto* expression = std::get_if<Expression>(&dimension)) {
       text += to_string(*expression, contract.symbols[expression->symbol].name);
     } else {

@@ -70,16 +70,16 @@ std::size_t index_of(const std::string& name, const std::vector<Symbol>& symbols
 }
 
 Dimension read_dimension(const json& node, const std::vector<Symbol>& symbols) {
-  if (node.is_null()) return std::monostate{};
+  if (node.is_null()) return AnySize{};
   if (node.is_number_integer()) {
     const std::int64_t size = whole(node, "a dimension");
     if (size < 0) malformed("a dimension is " + std::to_string(size));
-    return size;
+    return FixedSize{size};
   }
   const auto text = node.get<std::string>();
   auto [name, expression] = parse_expression(text);
   expression.symbol = index_of(name, symbols);
-  if (name == text) return expression.symbol;
+  if (name == text) return SymbolSize{expression.symbol};
   return expression;
 }
 

@@ -12,6 +12,10 @@ const char* to_string(ErrorKind kind) {
       return "contract";
     case ErrorKind::golden:
       return "golden";
+    case ErrorKind::io:
+      return "io";
+    case ErrorKind::out_of_memory:
+      return "out_of_memory";
     case ErrorKind::runtime:
       return "runtime";
   }

@@ -54,10 +54,25 @@ void require_references(const GoldenCase& one) {
   }
 }
 
+/// None in goldens of old, which have them in the names alone.
+Sizes read_sizes(const Dict& dict) {
+  Sizes sizes;
+  const auto found = dict.find("sizes");
+  if (found == dict.end()) return sizes;
+  for (const auto& item : found->value().toGenericDict()) {
+    sizes.emplace(item.key().toStringRef(), item.value().toInt());
+  }
+  return sizes;
+}
+
 GoldenCase read_case(const Dict& dict) {
-  GoldenCase one{field(dict, "name").toStringRef(),      field(dict, "seed").toInt(),
-                 read_tensors(field(dict, "inputs")),    read_tensors(field(dict, "eager")),
-                 read_tensors(field(dict, "reference")), std::nullopt};
+  GoldenCase one{field(dict, "name").toStringRef(),
+                 field(dict, "seed").toInt(),
+                 read_tensors(field(dict, "inputs")),
+                 read_tensors(field(dict, "eager")),
+                 read_tensors(field(dict, "reference")),
+                 std::nullopt,
+                 read_sizes(dict)};
   const auto step = dict.find("step");
   if (step != dict.end()) one.step = step->value().toInt();
   require_references(one);

@@ -26,6 +26,18 @@ std::string_view after_torchscript_stack(std::string_view message) {
 
 }  // namespace
 
+bool is_out_of_memory(std::string_view message) {
+  constexpr std::string_view kMessages[] = {
+      "std::bad_alloc",                             // operator new
+      "CUDA out of memory.",                        // torch's caching allocator
+      "CUDA error: out of memory",                  // the CUDA runtime
+      "DefaultCPUAllocator: can't allocate memory"  // torch's, on the CPU
+  };
+  return std::ranges::any_of(kMessages, [&](std::string_view known) {
+    return message.find(known) != std::string_view::npos;
+  });
+}
+
 std::string one_line(std::string_view message) {
   message = trim(after_torchscript_stack(trim(message)));
   message = message.substr(0, message.find("\nException raised from"));

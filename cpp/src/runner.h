@@ -21,7 +21,7 @@ class Runner {
   virtual void reset() {}
 
   /// How it runs, where that is worth a word.
-  virtual std::string note() const { return {}; }
+  virtual std::string execution_mode() const { return {}; }
 };
 
 /// `keeps_state` modules have a method `reset`.

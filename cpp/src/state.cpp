@@ -10,7 +10,7 @@ namespace {
 
 /// The symbol that a dimension follows; none where it is fixed or may be anything.
 std::optional<std::size_t> symbol_of(const Dimension& dimension) {
-  if (const auto* symbol = std::get_if<std::size_t>(&dimension)) return *symbol;
+  if (const auto* follows = std::get_if<SymbolSize>(&dimension)) return follows->symbol;
   if (const auto* expression = std::get_if<Expression>(&dimension)) return expression->symbol;
   return std::nullopt;
 }
@@ -22,9 +22,9 @@ std::int64_t size_at(const Dimension& dimension, std::int64_t symbol) {
 }
 
 std::int64_t size_of(const Contract& contract, const State::Tensor& tensor, std::size_t index,
-                     const Sizes& sizes) {
+                     const KnownSizes& sizes) {
   const Dimension& dimension = tensor.spec.shape[index];
-  if (const auto* fixed = std::get_if<std::int64_t>(&dimension)) return *fixed;
+  if (const auto* fixed = std::get_if<FixedSize>(&dimension)) return fixed->size;
   const auto symbol = symbol_of(dimension);
   // What may be anything begins with the size that `initial` has there.
   if (!symbol) {
@@ -57,7 +57,7 @@ std::size_t Contract::own_outputs() const {
 std::vector<at::Tensor> Contract::initial_state(std::span<const at::Tensor> given) const {
   std::vector<at::Tensor> made;
   if (!state) return made;
-  const Sizes sizes = sizes_of(*this, given);
+  const KnownSizes sizes = sizes_of(*this, given);
   for (const State::Tensor& tensor : state->tensors) {
     made.push_back(initial_tensor(*this, tensor, sizes));
   }
@@ -65,7 +65,7 @@ std::vector<at::Tensor> Contract::initial_state(std::span<const at::Tensor> give
 }
 
 at::Tensor initial_tensor(const Contract& contract, const State::Tensor& tensor,
-                          const Sizes& sizes) {
+                          const KnownSizes& sizes) {
   std::vector<std::int64_t> shape;
   for (std::size_t i = 0; i < tensor.spec.shape.size(); ++i) {
     shape.push_back(size_of(contract, tensor, i, sizes));
@@ -84,14 +84,14 @@ void StateSizes::require(const Contract& contract, std::span<const at::Tensor> o
       follows |= symbol_of(dimension).has_value();
   }
   if (!follows) return;
-  Sizes sizes = sizes_of(contract, own_inputs);
+  KnownSizes sizes = sizes_of(contract, own_inputs);
   for (const State::Tensor& tensor : contract.state->tensors) {
     for (const Dimension& dimension : tensor.spec.shape) {
       const auto symbol = symbol_of(dimension);
       if (known_.empty() || !symbol || known_[*symbol] == sizes[*symbol]) continue;
       const auto before = known_[*symbol], now = sizes[*symbol];
       if (before && now && size_at(dimension, *before) == size_at(dimension, *now)) continue;
-      const auto text = [&](const Sizes& all) {
+      const auto text = [&](const KnownSizes& all) {
         return all[*symbol] ? std::to_string(*all[*symbol]) : "unknown";
       };
       throw Error(ErrorKind::contract, contract.symbols[*symbol].name + " is " + text(sizes) +

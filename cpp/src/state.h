@@ -10,16 +10,16 @@
 namespace exporter {
 
 /// The size of each of a contract's symbols, where it is known.
-using Sizes = std::vector<std::optional<std::int64_t>>;
+using KnownSizes = std::vector<std::optional<std::int64_t>>;
 
 /// The sizes in a call with these inputs, which are those without the state's. Throws
 /// Error(contract) when they do not fit.
-Sizes sizes_of(const Contract& contract, std::span<const at::Tensor> own_inputs);
+KnownSizes sizes_of(const Contract& contract, std::span<const at::Tensor> own_inputs);
 
 /// A tensor of the state before the first call, on the CPU and with memory of its own. Throws
 /// Error(contract) when a size that its shape follows is not known.
 at::Tensor initial_tensor(const Contract& contract, const State::Tensor& tensor,
-                          const Sizes& sizes);
+                          const KnownSizes& sizes);
 
 /// The sizes that a state has from its first call on.
 class StateSizes {
@@ -32,7 +32,7 @@ class StateSizes {
   void forget() { known_.clear(); }
 
  private:
-  Sizes known_;
+  KnownSizes known_;
 };
 
 }  // namespace exporter

@@ -103,15 +103,15 @@ void require_broadcast(const at::Tensor& initial, const TensorSpec& spec) {
   const auto given = static_cast<std::size_t>(initial.dim());
   bool fits = given <= rank;
   for (std::size_t i = 0; fits && i < rank; ++i) {
-    const auto* fixed = std::get_if<std::int64_t>(&spec.shape[i]);
-    const bool open = std::holds_alternative<std::monostate>(spec.shape[i]);
-    if (fixed != nullptr && *fixed < 0) malformed(spec, "its shape has a negative size");
+    const auto* fixed = std::get_if<FixedSize>(&spec.shape[i]);
+    const bool open = std::holds_alternative<AnySize>(spec.shape[i]);
+    if (fixed != nullptr && fixed->size < 0) malformed(spec, "its shape has a negative size");
     if (i < rank - given) {
       if (open) malformed(spec, "a dimension that may be anything has no initial size");
       continue;
     }
     const std::int64_t size = initial.size(static_cast<std::int64_t>(i - (rank - given)));
-    fits = open || size == 1 || (fixed != nullptr && size == *fixed);
+    fits = open || size == 1 || (fixed != nullptr && size == fixed->size);
   }
   if (!fits) malformed(spec, "its initial shape does not fit its shape");
 }

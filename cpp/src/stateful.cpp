@@ -16,8 +16,8 @@ std::vector<at::Tensor> clones(std::vector<at::Tensor> tensors) {
 
 class StatefulRunner final : public Runner {
  public:
-  StatefulRunner(std::unique_ptr<Runner> inner, Contract contract, std::string note)
-      : inner_(std::move(inner)), contract_(std::move(contract)), note_(std::move(note)) {}
+  StatefulRunner(std::unique_ptr<Runner> inner, Contract contract, std::string mode)
+      : inner_(std::move(inner)), contract_(std::move(contract)), mode_(std::move(mode)) {}
 
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) override {
     const std::lock_guard lock(mutex_);
@@ -31,21 +31,21 @@ class StatefulRunner final : public Runner {
     sizes_.forget();
   }
 
-  std::string note() const override { return note_; }
+  std::string execution_mode() const override { return mode_; }
 
  private:
   std::mutex mutex_;
   std::unique_ptr<Runner> inner_;
   Contract contract_;
   StateSizes sizes_;
-  std::string note_;
+  std::string mode_;
 };
 
 }  // namespace
 
 std::unique_ptr<Runner> serialize_calls(std::unique_ptr<Runner> inner, Contract contract,
-                                        std::string note) {
-  return std::make_unique<StatefulRunner>(std::move(inner), std::move(contract), std::move(note));
+                                        std::string mode) {
+  return std::make_unique<StatefulRunner>(std::move(inner), std::move(contract), std::move(mode));
 }
 
 }  // namespace exporter

@@ -30,26 +30,15 @@ std::vector<at::Tensor> in_order(const c10::IValue& value) {
   return tensors;
 }
 
-/// What the file leaves out of the state is no tensor.
 std::vector<at::Tensor> by_name(const c10::impl::GenericDict& dict, const Contract& contract,
                                 const std::string& file) {
-  std::vector<at::Tensor> tensors;
-  std::size_t known = 0;
-  for (const TensorSpec& spec : contract.inputs) {
-    const auto found = dict.find(spec.name);
-    const bool is_there = found != dict.end();
-    if (!is_there && tensors.size() < contract.own_inputs()) {
-      throw Error(ErrorKind::contract, file + ": input " + spec.name + " is missing");
-    }
-    known += is_there ? 1 : 0;
-    tensors.push_back(is_there ? found->value().toTensor() : at::Tensor());
+  NamedTensors named;
+  for (const auto& item : dict) named.emplace(item.key().toStringRef(), item.value().toTensor());
+  try {
+    return contract.arrange(std::move(named));
+  } catch (const Error& error) {
+    throw Error(error.kind(), file + ": " + error.what());
   }
-  if (dict.size() != known) {
-    throw Error(ErrorKind::contract, file + ": " + std::to_string(dict.size()) +
-                                         " inputs given, the contract has " +
-                                         std::to_string(tensors.size()));
-  }
-  return tensors;
 }
 
 /// Puts the initial state where the inputs have none of it.
@@ -109,10 +98,10 @@ void write_archive(const std::filesystem::path& path, const c10::IValue& value) 
   }
 }
 
-using Sizes = std::map<const void*, std::size_t>;
+using Records = std::map<const void*, std::size_t>;
 
 /// torch takes shape, strides and the length of the data from the pickle, and looks no further.
-void require_within(const at::Tensor& tensor, const Sizes& records) {
+void require_within(const at::Tensor& tensor, const Records& records) {
   TORCH_CHECK(tensor.defined() && tensor.layout() == at::kStrided && tensor.device().is_cpu(),
               "it holds a tensor that is not a plain one");
   std::int64_t last = tensor.storage_offset();
@@ -138,7 +127,7 @@ c10::IValue read_pickle(caffe2::serialize::PyTorchStreamReader& reader) {
   const std::string pickle = read_text(reader, "data.pkl");
   require_sound_pickle(pickle);
   std::string_view rest = pickle;
-  Sizes records;
+  Records records;
   torch::jit::Unpickler unpickler(
       [&](char* buffer, std::size_t count) {
         count = rest.copy(buffer, count);
@@ -177,7 +166,7 @@ std::vector<at::Tensor> read_inputs(const std::filesystem::path& path, const Con
   const c10::IValue value = read_tensor_file(path, /*is_recorded=*/false);
   return guarded(ErrorKind::golden, path.string() + " cannot be read as inputs", [&] {
     if (value.isGenericDict()) {
-      return with_state(by_name(value.toGenericDict(), contract, path.string()), contract);
+      return by_name(value.toGenericDict(), contract, path.string());
     }
     TORCH_CHECK(value.isTuple() || value.isList(), "it holds neither a dict nor a list of tensors");
     return with_state(in_order(value), contract);
@@ -191,7 +180,7 @@ void write_outputs(const std::filesystem::path& path, const std::vector<at::Tens
                                          " outputs, the contract has " +
                                          std::to_string(contract.outputs.size()));
   }
-  guarded(ErrorKind::golden, path.string() + " cannot be written", [&] {
+  guarded(ErrorKind::io, path.string() + " cannot be written", [&] {
     c10::impl::GenericDict dict(c10::StringType::get(), c10::TensorType::get());
     for (std::size_t i = 0; i < outputs.size(); ++i) {
       dict.insert(contract.outputs[i].name, on_host(outputs[i]));

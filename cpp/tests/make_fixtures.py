@@ -98,6 +98,7 @@ def save_golden(model: Model, path: Path) -> None:
             {
                 "name": f"batch={batch}",
                 "seed": batch,
+                "sizes": {"batch": batch},
                 "inputs": list(tensors),
                 "eager": list(eager),
                 "reference": list(reference),
@@ -275,6 +276,7 @@ def sequence(batch: int, seed: int, outside: bool) -> list[dict[str, Any]]:
             {
                 "name": f"batch={batch} step {step}",
                 "seed": seed,
+                "sizes": {"batch": batch},
                 "step": step,
                 "inputs": [x, *(initial if outside and step == 0 else [])],
                 "eager": [y, *(eager if outside else [])],

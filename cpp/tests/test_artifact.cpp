@@ -1,12 +1,8 @@
-// Opens and runs the fixtures, and files broken on purpose. Takes the directory of the fixtures and
-// a library of operators.
+// Opens and runs the fixtures, and files broken on purpose.
 
 #include <ATen/ATen.h>
 #include <dlfcn.h>
-#include <exporter/artifact.h>
-#include <exporter/golden.h>
-#include <exporter/operators.h>
-#include <unistd.h>
+#include <exporter/exporter.h>
 
 #include <cstring>
 #include <fstream>
@@ -16,13 +12,16 @@
 #include <thread>
 
 #include "crc32.h"
+#include "guard.h"
 #include "sha256.h"
-#include "testing.h"
+#include "support.h"
 #include "zip.h"
 
 namespace fs = std::filesystem;
 using exporter::Artifact;
 using exporter::Golden;
+using support::fixtures;
+using support::operators;
 using namespace std::string_literals;
 
 namespace {
@@ -32,25 +31,20 @@ std::string read(const fs::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-/// Broken copies of the fixtures, gone at the end.
+const std::vector<std::string> kModels = {"model.pt", "model.pt2"};
+
+/// Broken copies of the fixtures.
 class Broken {
  public:
-  explicit Broken(fs::path fixtures)
-      : fixtures_(std::move(fixtures)),
-        directory_(fs::temp_directory_path() / ("exporter-" + std::to_string(getpid()))) {
-    fs::create_directories(directory_);
-  }
-  ~Broken() { fs::remove_all(directory_); }
-
   fs::path truncated(const std::string& name, double part) const {
-    const std::string bytes = read(fixtures_ / name);
+    const std::string bytes = read(fixtures() / name);
     return write(name, bytes.substr(0, static_cast<std::size_t>(part * double(bytes.size()))));
   }
 
   /// With every occurrence of `from` replaced by `to`, of the same length.
   fs::path altered(const std::string& name, const std::string& from, const std::string& to) const {
-    std::string bytes = read(fixtures_ / name);
-    EXPECT(bytes.find(from) != std::string::npos);
+    std::string bytes = read(fixtures() / name);
+    REQUIRE(bytes.find(from) != std::string::npos);
     for (auto at = bytes.find(from); at != std::string::npos; at = bytes.find(from, at)) {
       bytes.replace(at, from.size(), to);
     }
@@ -81,106 +75,126 @@ class Broken {
   }
 
   fs::path write(const std::string& name, const std::string& bytes) const {
-    std::ofstream(directory_ / name, std::ios::binary) << bytes;
-    return directory_ / name;
+    std::ofstream(support::scratch() / name, std::ios::binary) << bytes;
+    return support::scratch() / name;
   }
-
- private:
-  fs::path fixtures_;
-  fs::path directory_;
 };
 
-void runs(const fs::path& fixtures, const std::string& name) {
-  const auto golden = Golden::read(fixtures / "golden.pt");
-  const auto artifact = Artifact::open(fixtures / name, {"cpu", 1});
-  for (const auto& one : golden.cases) {
-    const auto outputs = artifact.run(one.inputs);
-    EXPECT_EQUAL(outputs.size(), 2u);
-    EXPECT(at::allclose(outputs[0], one.eager[0]));
-    EXPECT(at::equal(outputs[1], one.eager[1]));
+const Broken& broken() {
+  static const Broken all;
+  return all;
+}
+
+TEST_CASE("runs") {
+  for (const std::string& name : kModels) {
+    CAPTURE(name);
+    const auto golden = Golden::read(fixtures() / "golden.pt");
+    const auto artifact = Artifact::open(fixtures() / name);
+    for (const auto& one : golden.cases) {
+      const auto outputs = artifact.run(one.inputs);
+      REQUIRE(outputs.size() == 2u);
+      CHECK(at::allclose(outputs[0], one.eager[0]));
+      CHECK(at::equal(outputs[1], one.eager[1]));
+    }
   }
 }
 
-void makes_contiguous(const fs::path& fixtures, const std::string& name) {
-  const auto example = Golden::read(fixtures / "golden.pt").cases.back();
-  const auto artifact = Artifact::open(fixtures / name);
-  auto inputs = example.inputs;
-  inputs[0] = inputs[0].t().contiguous().t();
-  EXPECT(!inputs[0].is_contiguous());
-  EXPECT(at::allclose(artifact.run(inputs)[0], example.eager[0]));
+TEST_CASE("makes inputs contiguous") {
+  for (const std::string& name : kModels) {
+    CAPTURE(name);
+    const auto example = Golden::read(fixtures() / "golden.pt").cases.back();
+    const auto artifact = Artifact::open(fixtures() / name);
+    auto inputs = example.inputs;
+    inputs[0] = inputs[0].t().contiguous().t();
+    CHECK(!inputs[0].is_contiguous());
+    CHECK(at::allclose(artifact.run(inputs)[0], example.eager[0]));
+  }
 }
 
-void enforces_contract(const fs::path& fixtures, const std::string& name) {
-  const auto artifact = Artifact::open(fixtures / name);
-  const auto run = [&](std::vector<at::Tensor> inputs) { artifact.run(std::move(inputs)); };
-  const at::Tensor tokens = at::zeros({9, 6}, at::kLong);
-  EXPECT_ERROR(contract, "batch is 9, the contract allows 1 to 8", run({tokens, at::ones({9, 4})}));
-  EXPECT_ERROR(contract, "tokens: dtype int32", run({tokens.to(at::kInt), at::ones({9, 4})}));
-  EXPECT_ERROR(contract, "1 inputs given", run({tokens}));
-  EXPECT_ERROR(contract, "scale dim 0 is 2 but batch is 8",
-               run({tokens.slice(0, 0, 8), at::ones({2, 4})}));
+TEST_CASE("enforces the contract") {
+  for (const std::string& name : kModels) {
+    CAPTURE(name);
+    const auto artifact = Artifact::open(fixtures() / name);
+    const auto run = [&](std::vector<at::Tensor> inputs) { artifact.run(std::move(inputs)); };
+    const at::Tensor tokens = at::zeros({9, 6}, at::kLong);
+    CHECK_ERROR(contract, "batch is 9, the contract allows 1 to 8",
+                run({tokens, at::ones({9, 4})}));
+    CHECK_ERROR(contract, "tokens: dtype int32", run({tokens.to(at::kInt), at::ones({9, 4})}));
+    CHECK_ERROR(contract, "1 inputs given", run({tokens}));
+    CHECK_ERROR(contract, "scale dim 0 is 2 but batch is 8",
+                run({tokens.slice(0, 0, 8), at::ones({2, 4})}));
+  }
 }
 
-void resolves_bits(const fs::path& fixtures, const std::string& name) {
-  const auto example = Golden::read(fixtures / "golden.pt").cases.back();
-  const auto artifact = Artifact::open(fixtures / name);
-  const at::Tensor tokens = example.inputs[0], scale = example.inputs[1];
-  const at::Tensor negative = at::imag(at::complex(scale, -scale).conj());
-  EXPECT(negative.is_neg() && at::equal(negative, scale));
-  EXPECT(at::allclose(artifact.run({tokens, negative})[0], example.eager[0]));
-  const auto zeros = artifact.run({tokens, at::zeros_like(scale)});
-  EXPECT(at::equal(artifact.run({tokens, at::_efficientzerotensor(scale.sizes())})[0], zeros[0]));
+TEST_CASE("resolves bits") {
+  for (const std::string& name : kModels) {
+    CAPTURE(name);
+    const auto example = Golden::read(fixtures() / "golden.pt").cases.back();
+    const auto artifact = Artifact::open(fixtures() / name);
+    const at::Tensor tokens = example.inputs[0], scale = example.inputs[1];
+    const at::Tensor negative = at::imag(at::complex(scale, -scale).conj());
+    CHECK((negative.is_neg() && at::equal(negative, scale)));
+    CHECK(at::allclose(artifact.run({tokens, negative})[0], example.eager[0]));
+    const auto zeros = artifact.run({tokens, at::zeros_like(scale)});
+    CHECK(at::equal(artifact.run({tokens, at::_efficientzerotensor(scale.sizes())})[0], zeros[0]));
+  }
 }
 
-void refuses_layouts(const fs::path& fixtures, const std::string& name) {
-  const auto artifact = Artifact::open(fixtures / name);
-  const at::Tensor tokens = at::zeros({2, 6}, at::kLong), scale = at::ones({2, 4});
-  const at::Tensor nested = at::_nested_tensor_from_tensor_list({at::ones(4), at::ones(3)});
-  EXPECT_ERROR(contract, "scale: the tensor is nested", artifact.run({tokens, nested}));
-  EXPECT_ERROR(contract, "scale: the tensor is sparse", artifact.run({tokens, scale.to_sparse()}));
+TEST_CASE("refuses layouts") {
+  for (const std::string& name : kModels) {
+    CAPTURE(name);
+    const auto artifact = Artifact::open(fixtures() / name);
+    const at::Tensor tokens = at::zeros({2, 6}, at::kLong), scale = at::ones({2, 4});
+    const at::Tensor nested = at::_nested_tensor_from_tensor_list({at::ones(4), at::ones(3)});
+    CHECK_ERROR(contract, "scale: the tensor is nested", artifact.run({tokens, nested}));
+    CHECK_ERROR(contract, "scale: the tensor is sparse", artifact.run({tokens, scale.to_sparse()}));
+  }
 }
 
 /// One bit of any byte: what torch does not read makes no difference, and all else is refused.
-void refuses_altered(const fs::path& fixtures, const Broken& broken, const std::string& name) {
-  const auto example = Golden::read(fixtures / "golden.pt").cases.front();
-  const auto wanted = Artifact::open(fixtures / name).run(example.inputs);
-  const std::string good = read(fixtures / name);
-  int refused = 0;
-  for (std::size_t i = 0; i < 60; ++i) {
-    std::string bytes = good;
-    bytes[(2 * i + 1) * good.size() / 120] ^= static_cast<char>(1 << i % 8);
-    const auto path = broken.write(name, bytes);
-    try {
-      const auto found = Artifact::open(path).run(example.inputs);
-      for (std::size_t o = 0; o < wanted.size(); ++o) EXPECT(at::equal(found[o], wanted[o]));
-    } catch (const exporter::Error& error) {
-      EXPECT_EQUAL(to_string(error.kind()), "artifact"s);
-      ++refused;
+TEST_CASE("refuses altered files") {
+  for (const std::string& name : kModels) {
+    CAPTURE(name);
+    const auto example = Golden::read(fixtures() / "golden.pt").cases.front();
+    const auto wanted = Artifact::open(fixtures() / name).run(example.inputs);
+    const std::string good = read(fixtures() / name);
+    int refused = 0;
+    for (std::size_t i = 0; i < 60; ++i) {
+      std::string bytes = good;
+      bytes[(2 * i + 1) * good.size() / 120] ^= static_cast<char>(1 << i % 8);
+      const auto path = broken().write(name, bytes);
+      try {
+        const auto found = Artifact::open(path).run(example.inputs);
+        for (std::size_t o = 0; o < wanted.size(); ++o) CHECK(at::equal(found[o], wanted[o]));
+      } catch (const exporter::Error& error) {
+        CHECK(to_string(error.kind()) == "artifact"s);
+        ++refused;
+      }
     }
+    CHECK(refused > 20);
   }
-  EXPECT(refused > 20);
 }
 
-void says_altered(const fs::path& fixtures, const Broken& broken) {
+TEST_CASE("says what was altered") {
   for (const std::string name : {"model.pt", "model.pt2", "golden.pt"}) {
-    for (const auto& member : exporter::read_directory(exporter::File(fixtures / name))) {
+    for (const auto& member : exporter::read_directory(exporter::File(fixtures() / name))) {
       if (member.compressed || member.size == 0) continue;
-      std::string bytes = read(fixtures / name);
+      std::string bytes = read(fixtures() / name);
       bytes[member.offset + member.size / 2] ^= 1;
-      const auto path = broken.write(name, bytes);
+      const auto path = broken().write(name, bytes);
       if (name == "golden.pt") {
-        EXPECT_ERROR(golden, "golden.pt was altered: the CRC-32 of ", Golden::read(path));
+        CHECK_ERROR(golden, "golden.pt was altered: the CRC-32 of ", Golden::read(path));
       } else {
-        EXPECT_ERROR(artifact, name + " was altered: the CRC-32 of " + member.name,
-                     Artifact::open(path));
+        CHECK_ERROR(artifact, name + " was altered: the CRC-32 of " + member.name,
+                    Artifact::open(path));
       }
     }
   }
 }
 
 /// What a file beside the artifact, or beside what it links to, says of it.
-void heeds_sums(const fs::path& fixtures, const Broken& broken) {
-  const std::string bytes = read(fixtures / "model.pt");
+TEST_CASE("heeds SHA256SUMS") {
+  const std::string bytes = read(fixtures() / "model.pt");
   exporter::Sha256 sum;
   sum.add(bytes.data(), bytes.size());
   const std::string hash = sum.finish(), wrong = std::string(64, '0');
@@ -190,29 +204,29 @@ void heeds_sums(const fs::path& fixtures, const Broken& broken) {
     options.require_sha256 = insist;
     Artifact::open(path, options);
   };
-  const auto file = broken.write("alone.pt", bytes);
+  const auto file = broken().write("alone.pt", bytes);
   open(file);
   open(file, hash, true);
-  EXPECT_ERROR(artifact, "alone.pt was altered: its SHA-256 is " + hash, open(file, wrong));
-  EXPECT_ERROR(artifact, "nobody says what", open(file, "", true));
-  EXPECT_ERROR(usage, "64 hexadecimal digits", open(file, "abc"));
-  const auto sums = broken.write("SHA256SUMS", hash + "  alone.pt\n");
+  CHECK_ERROR(artifact, "alone.pt was altered: its SHA-256 is " + hash, open(file, wrong));
+  CHECK_ERROR(artifact, "nobody says what", open(file, "", true));
+  CHECK_ERROR(usage, "64 hexadecimal digits", open(file, "abc"));
+  const auto sums = broken().write("SHA256SUMS", hash + "  alone.pt\n");
   open(file, "", true);
-  const fs::path link = broken.write("elsewhere", "").parent_path() / "links" / "current.pt";
+  const fs::path link = support::scratch() / "links" / "current.pt";
   fs::create_directories(link.parent_path());
   fs::create_symlink(file, link);
   open(link, "", true);
-  broken.write("SHA256SUMS", wrong + "  alone.pt\n");
-  EXPECT_ERROR(artifact, "alone.pt was altered", open(file));
-  EXPECT_ERROR(artifact, "alone.pt was altered", open(file, hash));
-  EXPECT_ERROR(artifact, "current.pt was altered", open(link));
-  EXPECT_ERROR(artifact, "other.pt is not in", open(broken.write("other.pt", bytes)));
-  open(broken.write("other.pt", bytes), hash);
-  broken.write("SHA256SUMS", "nothing\n");
-  EXPECT_ERROR(artifact, "line 1 is broken", open(file));
+  broken().write("SHA256SUMS", wrong + "  alone.pt\n");
+  CHECK_ERROR(artifact, "alone.pt was altered", open(file));
+  CHECK_ERROR(artifact, "alone.pt was altered", open(file, hash));
+  CHECK_ERROR(artifact, "current.pt was altered", open(link));
+  CHECK_ERROR(artifact, "other.pt is not in", open(broken().write("other.pt", bytes)));
+  open(broken().write("other.pt", bytes), hash);
+  broken().write("SHA256SUMS", "nothing\n");
+  CHECK_ERROR(artifact, "line 1 is broken", open(file));
   fs::remove(sums);
   fs::create_directories(sums);
-  EXPECT_ERROR(artifact, "SHA256SUMS cannot be read: not a file", open(file));
+  CHECK_ERROR(artifact, "SHA256SUMS cannot be read: not a file", open(file));
   fs::remove_all(sums);
   fs::remove_all(link.parent_path());
 }
@@ -234,180 +248,273 @@ std::uintmax_t unpacked_bytes(const fs::path& below) {
   return total;
 }
 
-void reopens(const fs::path& fixtures, const Broken& broken, const std::string& name) {
-  const auto example = Golden::read(fixtures / "golden.pt").cases.front();
-  const fs::path scratch = broken.write("scratch", "").parent_path();
-  const auto cycle = [&] {
-    const auto artifact = Artifact::open(fixtures / name, {"cpu", 1});
-    EXPECT(at::allclose(artifact.run(example.inputs)[0], example.eager[0]));
-  };
-  for (int i = 0; i < 20; ++i) cycle();
-  const auto [memory, libraries] = mapped();
-  const auto disk = unpacked_bytes(scratch);
-  for (int i = 0; i < 200; ++i) cycle();
-  const auto [memory_after, libraries_after] = mapped();
-  std::printf("      %s: %zu to %zu KB, %zu to %zu mappings\n", name.c_str(), memory / 1024,
-              memory_after / 1024, libraries, libraries_after);
-  EXPECT_EQUAL(libraries_after, libraries);
+TEST_CASE("opens 200 times") {
+  for (const std::string& name : kModels) {
+    CAPTURE(name);
+    const auto example = Golden::read(fixtures() / "golden.pt").cases.front();
+    const fs::path scratch = support::scratch();
+    const auto cycle = [&] {
+      const auto artifact = Artifact::open(fixtures() / name);
+      CHECK(at::allclose(artifact.run(example.inputs)[0], example.eager[0]));
+    };
+    for (int i = 0; i < 20; ++i) cycle();
+    const auto [memory, libraries] = mapped();
+    const auto disk = unpacked_bytes(scratch);
+    for (int i = 0; i < 200; ++i) cycle();
+    const auto [memory_after, libraries_after] = mapped();
+    std::printf("      %s: %zu to %zu KB, %zu to %zu mappings\n", name.c_str(), memory / 1024,
+                memory_after / 1024, libraries, libraries_after);
+    CHECK(libraries_after == libraries);
 #ifndef __SANITIZE_ADDRESS__  // which holds back what is freed, to find uses of it
-  EXPECT(memory_after < memory + (4u << 20));
+    CHECK(memory_after < memory + (4u << 20));
 #endif
-  EXPECT_EQUAL(unpacked_bytes(scratch), disk);
+    CHECK(unpacked_bytes(scratch) == disk);
+  }
 }
 
 /// Two of one package are two models, each with a state of its own.
-void shares_no_state(const fs::path& fixtures) {
-  const auto cases = Golden::read(fixtures / "golden_carry.pt").cases;
-  const auto one = Artifact::open(fixtures / "carry.pt2");
-  EXPECT(at::allclose(one.run(cases[0].inputs)[0], cases[0].eager[0]));
-  const auto other = Artifact::open(fixtures / "carry.pt2");
-  EXPECT(at::allclose(other.run(cases[0].inputs)[0], cases[0].eager[0]));
-  EXPECT(at::allclose(one.run(cases[1].inputs)[0], cases[1].eager[0]));
+TEST_CASE("shares no state") {
+  const auto cases = Golden::read(fixtures() / "golden_carry.pt").cases;
+  const auto one = Artifact::open(fixtures() / "carry.pt2");
+  CHECK(at::allclose(one.run(cases[0].inputs)[0], cases[0].eager[0]));
+  const auto other = Artifact::open(fixtures() / "carry.pt2");
+  CHECK(at::allclose(other.run(cases[0].inputs)[0], cases[0].eager[0]));
+  CHECK(at::allclose(one.run(cases[1].inputs)[0], cases[1].eager[0]));
 }
 
-void serves_threads(const fs::path& fixtures, const std::string& name) {
-  const auto example = Golden::read(fixtures / "golden.pt").cases.front();
-  const auto artifact = Artifact::open(fixtures / name, {"cpu", 1});
-  std::vector<int> wrong(4, 0);
-  std::vector<std::thread> threads;
-  for (int& count : wrong) {
-    threads.emplace_back([&] {
-      for (int i = 0; i < 50; ++i) {
-        count += at::allclose(artifact.run(example.inputs)[0], example.eager[0]) ? 0 : 1;
-      }
-    });
+TEST_CASE("serves several threads") {
+  for (const std::string& name : kModels) {
+    CAPTURE(name);
+    const auto example = Golden::read(fixtures() / "golden.pt").cases.front();
+    const auto artifact = Artifact::open(fixtures() / name);
+    std::vector<int> wrong(4, 0);
+    std::vector<std::thread> threads;
+    for (int& count : wrong) {
+      threads.emplace_back([&] {
+        for (int i = 0; i < 50; ++i) {
+          count += at::allclose(artifact.run(example.inputs)[0], example.eager[0]) ? 0 : 1;
+        }
+      });
+    }
+    for (auto& thread : threads) thread.join();
+    for (const int count : wrong) CHECK(count == 0);
   }
-  for (auto& thread : threads) thread.join();
-  for (const int count : wrong) EXPECT_EQUAL(count, 0);
 }
 
-void reports_model_failure(const fs::path& fixtures) {
-  const auto artifact = Artifact::open(fixtures / "model.pt");
+TEST_CASE("tells lack of memory") {
+  const auto raise = [](const auto& error) {
+    exporter::guarded(exporter::ErrorKind::runtime, "model.pt", [&] { throw error; });
+  };
+  CHECK_ERROR(out_of_memory, "model.pt: out of memory", raise(std::bad_alloc()));
+  CHECK_ERROR(out_of_memory, "CUDA out of memory. Tried",
+              raise(std::runtime_error("CUDA out of memory. Tried to allocate 80 GiB")));
+  CHECK_ERROR(runtime, "model.pt: index out of range",
+              raise(std::runtime_error("index out of range")));
+  CHECK_ERROR(out_of_memory,
+              "model.pt: ", exporter::guarded(exporter::ErrorKind::runtime, "model.pt", [] {
+                at::empty({std::int64_t{1} << 50}, at::kDouble);
+              }));
+  CHECK(exporter::to_string(exporter::ErrorKind::out_of_memory) == "out_of_memory"s);
+}
+
+TEST_CASE("fails to write as io") {
+  const auto contract = exporter::inspect(fixtures() / "model.pt").contract;
+  const std::vector<at::Tensor> outputs = {at::ones({1, 4}), at::ones({1}, at::kLong)};
+  CHECK_ERROR(io, "cannot be written",
+              exporter::write_outputs(fixtures() / "missing" / "out.pt", outputs, contract));
+}
+
+TEST_CASE("reports a model's failure") {
+  const auto artifact = Artifact::open(fixtures() / "model.pt");
   const at::Tensor tokens = at::full({2, 6}, 99, at::kLong);  // the vocabulary has 16
-  EXPECT_ERROR(runtime, "model.pt: index out of range", artifact.run({tokens, at::ones({2, 4})}));
+  CHECK_ERROR(runtime, "model.pt: index out of range", artifact.run({tokens, at::ones({2, 4})}));
 }
 
-void refuses_files(const fs::path& fixtures, const Broken& broken) {
+TEST_CASE("refuses files") {
   const auto open = [](const fs::path& path) { Artifact::open(path); };
-  EXPECT_ERROR(artifact, "missing.pt: No such file", open(fixtures / "missing.pt"));
-  EXPECT_ERROR(artifact, "not a file", open(fixtures));
-  EXPECT_ERROR(artifact, "carries no contract", open(fixtures / "bare.pt"));
-  EXPECT_ERROR(artifact, "holds an ExportedProgram, which needs Python",
-               open(fixtures / "exported.pt2"));
-  EXPECT_ERROR(artifact, "neither TorchScript nor", open(fixtures / "golden.pt"));
-  EXPECT_ERROR(artifact, "empty.pt", open(broken.write("empty.pt", "")));
-  EXPECT_ERROR(artifact, "text.pt2", open(broken.write("text.pt2", std::string(5000, 'x'))));
+  CHECK_ERROR(artifact, "missing.pt: No such file", open(fixtures() / "missing.pt"));
+  CHECK_ERROR(artifact, "not a file", open(fixtures()));
+  CHECK_ERROR(artifact, "carries no contract", open(fixtures() / "bare.pt"));
+  CHECK_ERROR(artifact, "holds an ExportedProgram, which needs Python",
+              open(fixtures() / "exported.pt2"));
+  CHECK_ERROR(artifact, "neither TorchScript nor", open(fixtures() / "golden.pt"));
+  CHECK_ERROR(artifact, "empty.pt", open(broken().write("empty.pt", "")));
+  CHECK_ERROR(artifact, "text.pt2", open(broken().write("text.pt2", std::string(5000, 'x'))));
   for (const std::string name : {"model.pt", "model.pt2"}) {
     for (const double part : {0.1, 0.5, 0.9, 0.999}) {
-      EXPECT_ERROR(artifact, name, open(broken.truncated(name, part)));
+      CHECK_ERROR(artifact, name, open(broken().truncated(name, part)));
     }
-    EXPECT_ERROR(artifact, "schema 7",
-                 open(broken.altered(name, "\"schema\": 1", "\"schema\": 7")));
+    CHECK_ERROR(artifact, "schema 7",
+                open(broken().altered(name, "\"schema\": 1", "\"schema\": 7")));
   }
 }
 
-void refuses_settings(const fs::path& fixtures) {
-  const fs::path model = fixtures / "model.pt";
-  EXPECT_ERROR(usage, "device tpu", Artifact::open(model, {"tpu", 0}));
+TEST_CASE("refuses settings") {
+  const fs::path model = fixtures() / "model.pt";
+  CHECK_ERROR(usage, "device tpu", Artifact::open(model, {.device = "tpu"}));
   for (const std::string device : {"cuda:77", "cuda:256", "cuda:-1", "cuda:", "cuda:99999999999"}) {
-    EXPECT_ERROR(usage, "", Artifact::open(model, {device, 0}));
+    CHECK_ERROR(usage, "", Artifact::open(model, {.device = device}));
   }
-  for (const int threads : {-1, 1025, 100'000, std::numeric_limits<int>::max()}) {
-    EXPECT_ERROR(usage, "threads is " + std::to_string(threads),
-                 Artifact::open(model, {"cpu", threads}));
+  for (const int threads : {-1, 0, 1025, 100'000, std::numeric_limits<int>::max()}) {
+    CHECK_ERROR(usage, "threads is " + std::to_string(threads), exporter::set_threads(threads));
   }
-  EXPECT_ERROR(usage, "runners is 257", Artifact::open(model, {"cpu", 0, 257}));
-  EXPECT_ERROR(usage, "cuda_graphs is -1", Artifact::open(model, {"cpu", 0, 1, -1}));
-  EXPECT_ERROR(usage, "runners is 0", Artifact::open(model, {"cpu", 0, 0}));
-  EXPECT_ERROR(artifact, "cuda", Artifact::open(fixtures / "model.pt2", {"cuda:77", 0}));
+  CHECK_ERROR(usage, "runners is 257", Artifact::open(model, {.runners = 257}));
+  CHECK_ERROR(usage, "cuda_graphs is -1", Artifact::open(model, {.cuda_graphs = -1}));
+  CHECK_ERROR(usage, "runners is 0", Artifact::open(model, {.runners = 0}));
+  CHECK_ERROR(artifact, "cuda", Artifact::open(fixtures() / "model.pt2", {.device = "cuda:77"}));
 }
 
-void refuses_goldens(const fs::path& fixtures, const Broken& broken) {
+TEST_CASE("refuses goldens") {
   const auto open = [](const fs::path& path) { Golden::read(path); };
-  EXPECT_ERROR(golden, "golden.pt: No such file", open(fixtures / "missing" / "golden.pt"));
-  EXPECT_ERROR(golden, "golden.pt", open(broken.truncated("golden.pt", 0.5)));
-  EXPECT_ERROR(golden, "`seed` is missing", open(broken.altered("golden.pt", "seed", "sead")));
-  EXPECT_ERROR(golden, "inputs.pt cannot be read as a golden", open(fixtures / "inputs.pt"));
-  EXPECT_ERROR(golden, "cannot be read", open(fixtures / "model.pt"));
+  CHECK_ERROR(golden, "golden.pt: No such file", open(fixtures() / "missing" / "golden.pt"));
+  CHECK_ERROR(golden, "golden.pt", open(broken().truncated("golden.pt", 0.5)));
+  CHECK_ERROR(golden, "`seed` is missing", open(broken().altered("golden.pt", "seed", "sead")));
+  CHECK_ERROR(golden, "inputs.pt cannot be read as a golden", open(fixtures() / "inputs.pt"));
+  CHECK_ERROR(golden, "cannot be read", open(fixtures() / "model.pt"));
 }
 
 /// What torch's readers would allocate memory by, or read beyond the end by.
-void refuses_hostile_goldens(const fs::path& fixtures, const Broken& broken) {
+TEST_CASE("refuses hostile goldens") {
   const auto open = [&](const std::string& from, const std::string& to) {
-    Golden::read(broken.altered("golden.pt", from, to));
+    Golden::read(broken().altered("golden.pt", from, to));
   };
-  EXPECT_ERROR(golden, "beyond its length",
-               open("X\4\0\0\0seed"s, "K\1r\xff\xff\xff\x7fK\1"s));  // LONG_BINPUT
-  EXPECT_ERROR(golden, "cut short", open("X\6\0\0\0inputs"s, "X\xff\xff\xff\xffinputs"s));
-  EXPECT_ERROR(golden, "_rebuild_sparse_v2", open("_rebuild_tensor_v2", "_rebuild_sparse_v2"));
-  EXPECT_ERROR(golden, "cannot be read", open("K\1K\6\x86"s, "K\1K\xff\x86"s));  // shape
-  EXPECT_ERROR(golden, "larger than its data", open("K\6t"s, "K\xfft"s));  // items of a storage
-  std::string bytes = read(fixtures / "golden.pt");
+  CHECK_ERROR(golden, "beyond its length",
+              open("X\4\0\0\0seed"s, "K\1r\xff\xff\xff\x7fK\1"s));  // LONG_BINPUT
+  CHECK_ERROR(golden, "cut short", open("X\6\0\0\0inputs"s, "X\xff\xff\xff\xffinputs"s));
+  CHECK_ERROR(golden, "_rebuild_sparse_v2", open("_rebuild_tensor_v2", "_rebuild_sparse_v2"));
+  CHECK_ERROR(golden, "cannot be read", open("K\1K\6\x86"s, "K\1K\xff\x86"s));  // shape
+  CHECK_ERROR(golden, "larger than its data", open("K\6t"s, "K\xfft"s));  // items of a storage
+  std::string bytes = read(fixtures() / "golden.pt");
   const auto entry = bytes.find("PK\1\2");
   bytes.replace(entry + 10, 2, "\x08\0"s).replace(entry + 24, 4, "\xff\xff\xff\x7f"s);  // deflated
-  EXPECT_ERROR(golden, "too large", Golden::read(broken.write("bomb.pt", bytes)));
-  EXPECT_ERROR(golden, "nests too deep", Golden::read(fixtures / "deep.pt"));
+  CHECK_ERROR(golden, "too large", Golden::read(broken().write("bomb.pt", bytes)));
+  CHECK_ERROR(golden, "nests too deep", Golden::read(fixtures() / "deep.pt"));
 }
 
-void reads_precisions(const fs::path& fixtures, const Broken&) {
-  const auto usual = Golden::read(fixtures / "golden.pt");
-  const auto half = Golden::read(fixtures / "golden.pt", "bf16");
-  const auto crude = Golden::read(fixtures / "golden.pt", "int8");
-  EXPECT_EQUAL(half.tolerance.rtol, 0.016);
-  EXPECT(!half.tolerance.min_cosine);
-  EXPECT_EQUAL(*crude.tolerance.min_cosine, 0.995);
-  EXPECT_EQUAL(half.cases.size(), usual.cases.size());
-  EXPECT_EQUAL(crude.cases.size(), usual.cases.size() - 1);
-  EXPECT(!at::equal(half.cases[0].eager[0], usual.cases[0].eager[0]));
-  EXPECT(at::equal(crude.cases[0].eager[0], usual.cases[0].eager[0]));
-  EXPECT_ERROR(golden, "made without fp16", Golden::read(fixtures / "golden.pt", "fp16"));
+TEST_CASE("reads precisions") {
+  const auto usual = Golden::read(fixtures() / "golden.pt");
+  const auto half = Golden::read(fixtures() / "golden.pt", "bf16");
+  const auto crude = Golden::read(fixtures() / "golden.pt", "int8");
+  CHECK(half.tolerance.rtol == 0.016);
+  CHECK(!half.tolerance.min_cosine);
+  CHECK(*crude.tolerance.min_cosine == 0.995);
+  REQUIRE(half.cases.size() == usual.cases.size());
+  REQUIRE(crude.cases.size() == usual.cases.size() - 1);
+  CHECK(!at::equal(half.cases[0].eager[0], usual.cases[0].eager[0]));
+  CHECK(at::equal(crude.cases[0].eager[0], usual.cases[0].eager[0]));
+  CHECK_ERROR(golden, "made without fp16", Golden::read(fixtures() / "golden.pt", "fp16"));
 }
 
-void reads_inputs(const fs::path& fixtures, const Broken& broken) {
-  const auto contract = exporter::inspect(fixtures / "model.pt").contract;
-  const auto named = exporter::read_inputs(fixtures / "inputs.pt", contract);
-  const auto listed = exporter::read_inputs(fixtures / "inputs_list.pt", contract);
-  EXPECT(at::equal(named[0], listed[0]) && at::equal(named[1], listed[1]));
-  const auto wrong = broken.altered("inputs.pt", "tokens", "tokans");
-  EXPECT_ERROR(contract, "input tokens is missing", exporter::read_inputs(wrong, contract));
+TEST_CASE("reads inputs") {
+  const auto contract = exporter::inspect(fixtures() / "model.pt").contract;
+  const auto named = exporter::read_inputs(fixtures() / "inputs.pt", contract);
+  const auto listed = exporter::read_inputs(fixtures() / "inputs_list.pt", contract);
+  CHECK((at::equal(named[0], listed[0]) && at::equal(named[1], listed[1])));
+  const auto wrong = broken().altered("inputs.pt", "tokens", "tokans");
+  CHECK_ERROR(contract, "there is no input tokans, only tokens, scale",
+              exporter::read_inputs(wrong, contract));
 }
 
-void refuses_operators(const fs::path& fixtures, const Broken& broken) {
+TEST_CASE("runs by name") {
+  for (const std::string& name : kModels) {
+    CAPTURE(name);
+    const auto example = Golden::read(fixtures() / "golden.pt").cases.front();
+    const auto artifact = Artifact::open(fixtures() / name);
+    const auto outputs =
+        artifact.run_named({{"scale", example.inputs[1]}, {"tokens", example.inputs[0]}});
+    REQUIRE(outputs.size() == 2u);
+    CHECK(at::allclose(outputs.at("probabilities"), example.eager[0]));
+    CHECK(at::equal(outputs.at("label"), example.eager[1]));
+    CHECK_ERROR(contract, "input scale is missing",
+                artifact.run_named({{"tokens", example.inputs[0]}}));
+    CHECK_ERROR(contract, "there is no input ids, only tokens, scale",
+                artifact.run_named({{"ids", example.inputs[0]}}));
+  }
+}
+
+TEST_CASE("runs into tensors") {
+  for (const std::string& name : kModels) {
+    CAPTURE(name);
+    const auto example = Golden::read(fixtures() / "golden.pt").cases.back();
+    const auto artifact = Artifact::open(fixtures() / name);
+    const at::Tensor room = at::zeros({4, 5}).t(), label = at::zeros({5}, at::kLong);
+    artifact.run_into(example.inputs, {room, label});
+    CHECK(!room.is_contiguous());
+    CHECK(at::allclose(room, example.eager[0]));
+    CHECK(at::equal(label, example.eager[1]));
+    const at::Tensor untouched = at::zeros({5, 4});
+    CHECK_ERROR(contract, "the tensor for output label is int64 [4], the output is int64 [5]",
+                artifact.run_into(example.inputs, {untouched, at::zeros({4}, at::kLong)}));
+    CHECK_ERROR(contract, "output label is of dtype float32, not int64",
+                artifact.run_into(example.inputs, {untouched, at::zeros({5})}));
+    CHECK_ERROR(contract, "1 tensors given for outputs", artifact.run_into(example.inputs, {room}));
+    CHECK(untouched.abs().sum().item<float>() == 0.0f);
+  }
+}
+
+TEST_CASE("warms up") {
+  for (const std::string name : {"model.pt", "model.pt2"}) {
+    const auto artifact = Artifact::open(fixtures() / name);
+    artifact.warm_up();
+    artifact.warm_up({{{"batch", 1}}, {{"batch", 8}}});
+    CHECK_ERROR(contract, "batch is 9, the contract allows 1 to 8",
+                artifact.warm_up({{{"batch", 9}}}));
+    CHECK_ERROR(contract, "the contract has no symbol length", artifact.warm_up({{{"length", 2}}}));
+  }
+  const auto cases = Golden::read(fixtures() / "golden_carry.pt").cases;
+  for (const std::string name : {"carry.pt", "carry.pt2"}) {
+    const auto artifact = Artifact::open(fixtures() / name);
+    artifact.warm_up();
+    CHECK(at::allclose(artifact.run(cases[0].inputs)[0], cases[0].eager[0]));
+  }
+  const auto outside = Artifact::open(fixtures() / "stream.pt");
+  outside.warm_up({{{"batch", 2}}});
+  CHECK(outside.contract().example_inputs({{"batch", 2}})[1].size(0) == 2);
+}
+
+TEST_CASE("has a version") {
+  const std::string numbers = std::to_string(EXPORTER_VERSION_MAJOR) + "." +
+                              std::to_string(EXPORTER_VERSION_MINOR) + "." +
+                              std::to_string(EXPORTER_VERSION_PATCH);
+  CHECK(numbers == EXPORTER_VERSION);
+  CHECK(numbers == exporter::version());
+}
+
+TEST_CASE("refuses missing operators") {
   for (const std::string name : {"custom.pt", "custom.pt2"}) {
-    EXPECT_ERROR(artifact,
-                 name + " calls operators of exporter_test, which are not registered here",
-                 Artifact::open(fixtures / name));
+    CHECK_ERROR(artifact, name + " calls operators of exporter_test, which are not registered here",
+                Artifact::open(fixtures() / name));
   }
   const auto load = [](const fs::path& library) { exporter::load_operators(library); };
-  EXPECT_ERROR(usage, "missing.so: there is no such library", load(fixtures / "missing.so"));
-  EXPECT_ERROR(usage, "there is no such library", load(fixtures));
-  EXPECT_ERROR(usage, "no_library.so: cannot be loaded",
-               load(broken.write("no_library.so", std::string(5000, 'x'))));
-  EXPECT(!exporter::find_operators("exporter_test"));
+  CHECK_ERROR(usage, "missing.so: there is no such library", load(fixtures() / "missing.so"));
+  CHECK_ERROR(usage, "there is no such library", load(fixtures()));
+  CHECK_ERROR(usage, "no_library.so: cannot be loaded",
+              load(broken().write("no_library.so", std::string(5000, 'x'))));
+  CHECK(!exporter::find_operators("exporter_test"));
 }
 
-void runs_operators(const fs::path& fixtures, const fs::path& operators) {
-  EXPECT(!exporter::has_operators("exporter_test"));
-  exporter::load_operators(operators);
-  exporter::load_operators(operators);
-  EXPECT(exporter::has_operators("exporter_test"));
-  EXPECT(!exporter::has_operators("exporter"));
+TEST_CASE("runs operators of a library") {
+  CHECK(!exporter::has_operators("exporter_test"));
+  exporter::load_operators(operators());
+  exporter::load_operators(operators());
+  CHECK(exporter::has_operators("exporter_test"));
+  CHECK(!exporter::has_operators("exporter"));
   for (const std::string name : {"custom.pt", "custom.pt2"}) {
-    const auto artifact = Artifact::open(fixtures / name);
+    const auto artifact = Artifact::open(fixtures() / name);
     for (const int batch : {1, 3}) {
       const at::Tensor x = at::rand({batch, 2 * batch + 1});
-      EXPECT(at::allclose(artifact.run({x})[0], (x * 2.0 - 1.0).sum(1)));
+      CHECK(at::allclose(artifact.run({x})[0], (x * 2.0 - 1.0).sum(1)));
     }
-    EXPECT_ERROR(contract, "x dim 1 is 4: no length of 1 to 64 gives 2*length+1 = 4",
-                 artifact.run({at::rand({2, 4})}));
+    CHECK_ERROR(contract, "x dim 1 is 4: no length of 1 to 64 gives 2*length+1 = 4",
+                artifact.run({at::rand({2, 4})}));
   }
 }
 
 /// Calls of different shapes, and of one, are inside the model at the same time.
-void serves_callers_at_once(const fs::path& fixtures, const fs::path& operators) {
-  exporter::load_operators(operators);
+TEST_CASE("serves callers at once") {
+  exporter::load_operators(operators());
   for (const std::string name : {"meet.pt", "meet.pt2"}) {
-    const auto artifact = Artifact::open(fixtures / name, {"cpu", 1, 4});
+    const auto artifact = Artifact::open(fixtures() / name, {.runners = 4});
     artifact.run({at::ones({2, 3})});  // a package folds its constants in a first call, alone
     for (const auto& batches : std::vector<std::vector<std::int64_t>>{{1, 2, 3, 4}, {2, 2, 2, 2}}) {
       std::vector<std::string> failures(batches.size());
@@ -416,22 +523,22 @@ void serves_callers_at_once(const fs::path& fixtures, const fs::path& operators)
         threads.emplace_back([&, i] {
           try {
             const at::Tensor x = at::full({batches[i], 3}, static_cast<double>(batches.size()));
-            EXPECT(at::equal(artifact.run({x})[0], x.sum(1)));
+            CHECK(at::equal(artifact.run({x})[0], x.sum(1)));
           } catch (const std::exception& error) {
             failures[i] = error.what();
           }
         });
       }
       for (auto& thread : threads) thread.join();
-      for (const std::string& failure : failures) EXPECT_EQUAL(failure, "");
+      for (const std::string& failure : failures) CHECK(failure == "");
     }
   }
 }
 
 /// Callers that wait for a runner get it also when the call before theirs fails.
-void passes_runners_on(const fs::path& fixtures, const fs::path& operators) {
-  exporter::load_operators(operators);
-  const auto artifact = Artifact::open(fixtures / "meet.pt2", {"cpu", 1, 1});
+TEST_CASE("passes runners on") {
+  exporter::load_operators(operators());
+  const auto artifact = Artifact::open(fixtures() / "meet.pt2", {.runners = 1});
   std::vector<int> failures(4, 0);
   std::vector<std::thread> threads;
   for (int& count : failures) {
@@ -446,61 +553,27 @@ void passes_runners_on(const fs::path& fixtures, const fs::path& operators) {
     });
   }
   for (auto& thread : threads) thread.join();
-  for (const int count : failures) EXPECT_EQUAL(count, 5);
+  for (const int count : failures) CHECK(count == 5);
 }
 
 /// OpenMP gives a new thread all cores, and compiled packages ask OpenMP alone.
-void gives_new_threads_the_count(const fs::path& fixtures, const std::string& name) {
-  const auto count = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "omp_get_max_threads"));
-  if (count == nullptr) return;  // a LibTorch without OpenMP
-  const auto example = Golden::read(fixtures / "golden.pt").cases.front();
-  for (const int threads : {3, 1}) {
-    const auto artifact = Artifact::open(fixtures / name, {"cpu", threads});
-    int found = 0;
-    std::thread([&] {
-      artifact.run(example.inputs);
-      found = count();
-    }).join();
-    EXPECT_EQUAL(found, threads);
+TEST_CASE("gives new threads the count of threads") {
+  for (const std::string& name : kModels) {
+    CAPTURE(name);
+    const auto count = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "omp_get_max_threads"));
+    if (count == nullptr) return;  // a LibTorch without OpenMP
+    const auto example = Golden::read(fixtures() / "golden.pt").cases.front();
+    for (const int threads : {3, 1}) {
+      exporter::set_threads(threads);
+      const auto artifact = Artifact::open(fixtures() / name);
+      int found = 0;
+      std::thread([&] {
+        artifact.run(example.inputs);
+        found = count();
+      }).join();
+      CHECK(found == threads);
+    }
   }
 }
 
 }  // namespace
-
-int main(int argc, char** argv) {
-  if (argc != 4) return 2;
-  const fs::path fixtures = argv[1];
-  const fs::path operators = argv[2];
-  const Broken broken(fixtures);
-  setenv("TMPDIR", broken.write("scratch", "").parent_path().c_str(), 1);
-  testing::Tests tests = {
-      {"reports a model's failure", [&] { reports_model_failure(fixtures); }},
-      {"refuses files", [&] { refuses_files(fixtures, broken); }},
-      {"refuses settings", [&] { refuses_settings(fixtures); }},
-      {"refuses goldens", [&] { refuses_goldens(fixtures, broken); }},
-      {"refuses hostile goldens", [&] { refuses_hostile_goldens(fixtures, broken); }},
-      {"reads precisions", [&] { reads_precisions(fixtures, broken); }},
-      {"reads inputs", [&] { reads_inputs(fixtures, broken); }},
-      {"refuses missing operators", [&] { refuses_operators(fixtures, broken); }},
-      {"runs operators of a library", [&] { runs_operators(fixtures, operators); }},
-      {"passes runners on", [&] { passes_runners_on(fixtures, operators); }},
-      {"says what was altered", [&] { says_altered(fixtures, broken); }},
-      {"heeds SHA256SUMS", [&] { heeds_sums(fixtures, broken); }},
-      {"shares no state", [&] { shares_no_state(fixtures); }},
-      {"serves callers at once", [&] { serves_callers_at_once(fixtures, operators); }},
-  };
-  for (const std::string name : {"model.pt", "model.pt2"}) {
-    tests.emplace_back("runs", [&, name] { runs(fixtures, name); });
-    tests.emplace_back("makes inputs contiguous", [&, name] { makes_contiguous(fixtures, name); });
-    tests.emplace_back("resolves bits", [&, name] { resolves_bits(fixtures, name); });
-    tests.emplace_back("refuses layouts", [&, name] { refuses_layouts(fixtures, name); });
-    tests.emplace_back("refuses altered files",
-                       [&, name] { refuses_altered(fixtures, broken, name); });
-    tests.emplace_back("opens 200 times", [&, name] { reopens(fixtures, broken, name); });
-    tests.emplace_back("enforces the contract", [&, name] { enforces_contract(fixtures, name); });
-    tests.emplace_back("serves several threads", [&, name] { serves_threads(fixtures, name); });
-    tests.emplace_back("gives new threads the count of threads",
-                       [&, name] { gives_new_threads_the_count(fixtures, name); });
-  }
-  return testing::run(tests);
-}

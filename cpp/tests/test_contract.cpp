@@ -6,7 +6,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "testing.h"
+#include "support.h"
 
 using exporter::Contract;
 
@@ -35,34 +35,34 @@ std::vector<at::Tensor> inputs() {
 void refuses(std::size_t index, const at::Tensor& tensor, const std::string& message) {
   auto given = inputs();
   given[index] = tensor;
-  EXPECT_ERROR(contract, message, contract().check(given));
+  CHECK_ERROR(contract, message, contract().check(given));
 }
 
-void reads() {
+TEST_CASE("reads") {
   const Contract c = contract();
-  EXPECT_EQUAL(c.model, "m");
-  EXPECT_EQUAL(c.inputs.size(), 3u);
-  EXPECT_EQUAL(c.symbols.size(), 2u);
-  EXPECT_EQUAL(exporter::describe_shape(c.outputs[0], c), "[batch, 768, ?]");
-  EXPECT(c.outputs[0].dtype == at::kBFloat16);
+  CHECK(c.model == "m");
+  REQUIRE(c.inputs.size() == 3u);
+  REQUIRE(c.symbols.size() == 2u);
+  CHECK(exporter::describe_shape(c.outputs[0], c) == "[batch, 768, ?]");
+  CHECK((c.outputs[0].dtype == at::kBFloat16));
 }
 
-void refuses_bad_json() {
+TEST_CASE("refuses bad JSON") {
   const auto parse = [](const std::string& text) { return Contract::parse(text, "f.pt"); };
-  EXPECT_ERROR(artifact, "f.pt: the contract cannot be read", parse("{"));
-  EXPECT_ERROR(artifact, "f.pt", parse("[]"));
+  CHECK_ERROR(artifact, "f.pt: the contract cannot be read", parse("{"));
+  CHECK_ERROR(artifact, "f.pt", parse("[]"));
   for (const std::string schema : {"0", "3", "-1"}) {
-    EXPECT_ERROR(artifact, "schema " + schema + " is not known, only 1 to 2",
-                 parse(replaced("\"schema\": 1", "\"schema\": " + schema)));
+    CHECK_ERROR(artifact, "schema " + schema + " is not known, only 1 to 2",
+                parse(replaced("\"schema\": 1", "\"schema\": " + schema)));
   }
-  EXPECT_ERROR(artifact, "unknown dtype, int65", parse(replaced("int64", "int65")));
-  EXPECT_ERROR(artifact, "symbol sequence has no range",
-               parse(replaced("\"sequence\": {", "\"x\": {")));
-  EXPECT_ERROR(artifact, "device tpu", parse(replaced("\"cpu\"", "\"tpu\"")));
-  EXPECT_ERROR(artifact, "model", parse(replaced("\"model\": \"m\",", "")));
+  CHECK_ERROR(artifact, "unknown dtype, int65", parse(replaced("int64", "int65")));
+  CHECK_ERROR(artifact, "symbol sequence has no range",
+              parse(replaced("\"sequence\": {", "\"x\": {")));
+  CHECK_ERROR(artifact, "device tpu", parse(replaced("\"cpu\"", "\"tpu\"")));
+  CHECK_ERROR(artifact, "model", parse(replaced("\"model\": \"m\",", "")));
 }
 
-void accepts() {
+TEST_CASE("accepts what fits") {
   contract().check(inputs());
   auto smallest = inputs();
   smallest[0] = smallest[1] = at::zeros({1, 2}, at::kLong);
@@ -70,12 +70,12 @@ void accepts() {
   contract().check(smallest);
 }
 
-void refuses_number() {
-  EXPECT_ERROR(contract, "0 inputs given, the contract has 3: ids, mask, image",
-               contract().check({}));
+TEST_CASE("refuses another number of inputs") {
+  CHECK_ERROR(contract, "0 inputs given, the contract has 3: ids, mask, image",
+              contract().check({}));
 }
 
-void refuses_tensors() {
+TEST_CASE("refuses tensors that do not fit") {
   refuses(0, at::zeros({2, 14}), "ids: dtype float32, the contract wants int64");
   refuses(0, at::zeros({14}, at::kLong), "ids: 1 dimensions, the contract wants 2");
   refuses(0, at::zeros({65, 14}, at::kLong), "batch is 65, the contract allows 1 to 64");
@@ -85,6 +85,32 @@ void refuses_tensors() {
   refuses(2, at::zeros({2, 4, 9}), "image dim 1 is 4, the contract wants 3");
   refuses(2, at::zeros({3, 3, 9}), "image dim 0 is 3 but batch is 2 (from ids)");
   refuses(2, at::Tensor(), "image: no tensor given");
+}
+
+TEST_CASE("finds by name") {
+  const Contract c = contract();
+  CHECK(exporter::describe_shape(c.input("image"), c) == "[batch, 3, ?]");
+  CHECK((c.output("y").dtype == at::kBFloat16));
+  CHECK_ERROR(contract, "there is no input y, only ids, mask, image", c.input("y"));
+  CHECK_ERROR(contract, "there is no output z, only y", c.output("z"));
+  const auto given = inputs();
+  const auto arranged = c.arrange({{"mask", given[1]}, {"image", given[2]}, {"ids", given[0]}});
+  for (std::size_t i = 0; i < 3; ++i) CHECK(arranged[i].is_same(given[i]));
+}
+
+TEST_CASE("makes examples") {
+  const Contract c = contract();
+  c.check(c.example_inputs());
+  CHECK(c.example_inputs()[0].sizes() == at::IntArrayRef({1, 2}));
+  const auto larger = c.example_inputs({{"batch", 3}, {"sequence", 14}});
+  c.check(larger);
+  CHECK(larger[2].sizes() == at::IntArrayRef({3, 3, 1}));
+  CHECK_ERROR(contract, "sequence is 1, the contract allows 2 to 512",
+              c.example_inputs({{"sequence", 1}}));
+  CHECK_ERROR(contract, "the contract has no symbol n", c.example_inputs({{"n", 1}}));
+  const exporter::Symbol steps{"n", 5, 64, {}, 8}, choices{"n", 1, 64, {32, 8}};
+  CHECK(steps.smallest() == 8);
+  CHECK(choices.smallest() == 8);
 }
 
 /// A contract whose inputs x, y, z have one dimension each.
@@ -104,125 +130,124 @@ void check_sizes(const Contract& contract, int x, int y, int z) {
   contract.check(std::vector<at::Tensor>{at::zeros({x}), at::zeros({y}), at::zeros({z})});
 }
 
-void reads_expressions() {
+TEST_CASE("reads expressions") {
   for (const std::string text : {"n", "2*n+1", "n-1", "n//16", "(n+1)//2", "(2*n-3)//4", "(2*n)//3",
                                  "9223372036854775807*n"}) {
     const Contract c = of_sizes(text, "m", "n");
-    EXPECT_EQUAL(exporter::describe_shape(c.inputs[0], c), "[" + text + "]");
+    CHECK(exporter::describe_shape(c.inputs[0], c) == "[" + text + "]");
   }
   const Contract c = of_sizes("(2*n-3)//4", "m", "n");
   const auto& expression = std::get<exporter::Expression>(c.inputs[0].shape[0]);
-  EXPECT_EQUAL(c.symbols[expression.symbol].name, "n");
-  EXPECT_EQUAL(expression.at(7), 2);
-  EXPECT_EQUAL(expression.at(1), -1);  // rounded down, not towards zero
+  CHECK(c.symbols[expression.symbol].name == "n");
+  CHECK(expression.at(7) == 2);
+  CHECK(expression.at(1) == -1);  // rounded down, not towards zero
 }
 
-void refuses_expressions() {
+TEST_CASE("refuses expressions") {
   for (const std::string text :
        {"",       "2",     "n+",  "n-x",  "+n",       "n*2", "2n",
         "2*",     "(n",    "n)",  "(n+1", "n+1)//2 ", "n/2", "n//",
         "n//0",   "n//-2", "0*n", "-1*n", "n+1//2",   "n m", "99999999999999999999*n",
         "n//2//2"}) {
-    EXPECT_ERROR(artifact, "file: the contract cannot be read: `" + text + "` is no size: ",
-                 of_sizes(text, "m", "n"));
+    CHECK_ERROR(artifact, "file: the contract cannot be read: `" + text + "` is no size: ",
+                of_sizes(text, "m", "n"));
   }
   const std::vector<std::pair<std::string, std::string>> longer = {
       {"1*n", "n"},     {"n+0", "n"},  {"(n)//2", "n//2"}, {"(n+1)//1", "n+1"},
       {"(2*n)", "2*n"}, {"n//1", "n"}, {"02*n", "2*n"},    {"2*n//3", "(2*n)//3"}};
   for (const auto& [text, shortest] : longer) {
-    EXPECT_ERROR(artifact, "`" + text + "` is no size: write it as " + shortest,
-                 of_sizes(text, "m", "n"));
+    CHECK_ERROR(artifact, "`" + text + "` is no size: write it as " + shortest,
+                of_sizes(text, "m", "n"));
   }
-  EXPECT_ERROR(artifact, "symbol k has no range", of_sizes("2*k+1", "m", "n"));
+  CHECK_ERROR(artifact, "symbol k has no range", of_sizes("2*k+1", "m", "n"));
 }
 
-void follows_a_known_symbol() {
+TEST_CASE("follows a known symbol") {
   const Contract c = of_sizes("2*n+1", "(n+1)//2", "n");  // known from the last input
   check_sizes(c, 11, 3, 5);
-  EXPECT_ERROR(contract, "x dim 0 is 12, not 2*n+1 = 11, for n is 5 (from z)",
-               check_sizes(c, 12, 3, 5));
-  EXPECT_ERROR(contract, "y dim 0 is 2, not (n+1)//2 = 3, for n is 5 (from z)",
-               check_sizes(c, 11, 2, 5));
-  EXPECT_ERROR(contract, "z dim 0: n is 21, the contract allows 2 to 20",
-               check_sizes(c, 43, 11, 21));
+  CHECK_ERROR(contract, "x dim 0 is 12, not 2*n+1 = 11, for n is 5 (from z)",
+              check_sizes(c, 12, 3, 5));
+  CHECK_ERROR(contract, "y dim 0 is 2, not (n+1)//2 = 3, for n is 5 (from z)",
+              check_sizes(c, 11, 2, 5));
+  CHECK_ERROR(contract, "z dim 0: n is 21, the contract allows 2 to 20",
+              check_sizes(c, 43, 11, 21));
 }
 
-void solves_for_a_symbol() {
+TEST_CASE("solves for a symbol") {
   const Contract c = of_sizes("n//2", "3*n-1", "m");  // known from the second input
   check_sizes(c, 2, 14, 1);
-  EXPECT_ERROR(contract, "x dim 0 is 3, not n//2 = 2, for n is 5 (from y)",
-               check_sizes(c, 3, 14, 1));
-  EXPECT_ERROR(contract, "y dim 0 is 15: no n of 2 to 20 gives 3*n-1 = 15",
-               check_sizes(c, 2, 15, 1));
-  EXPECT_ERROR(contract, "y dim 0: n is 21, the contract allows 2 to 20",
-               check_sizes(c, 10, 62, 1));
-  EXPECT_ERROR(contract, "y dim 0: n is 1, the contract allows 2 to 20", check_sizes(c, 0, 2, 1));
+  CHECK_ERROR(contract, "x dim 0 is 3, not n//2 = 2, for n is 5 (from y)",
+              check_sizes(c, 3, 14, 1));
+  CHECK_ERROR(contract, "y dim 0 is 15: no n of 2 to 20 gives 3*n-1 = 15",
+              check_sizes(c, 2, 15, 1));
+  CHECK_ERROR(contract, "y dim 0: n is 21, the contract allows 2 to 20", check_sizes(c, 10, 62, 1));
+  CHECK_ERROR(contract, "y dim 0: n is 1, the contract allows 2 to 20", check_sizes(c, 0, 2, 1));
 }
 
-void bounds_an_unknown_symbol() {
+TEST_CASE("bounds an unknown symbol") {
   const Contract c = of_sizes("n//4", "(3*n)//2", "m");
   check_sizes(c, 0, 3, 1);
   check_sizes(c, 5, 30, 1);
-  EXPECT_ERROR(contract, "x dim 0 is 6: no n of 2 to 20 gives n//4 = 6", check_sizes(c, 6, 30, 1));
-  EXPECT_ERROR(contract, "y dim 0 is 2: no n of 2 to 20 gives (3*n)//2 = 2",
-               check_sizes(c, 0, 2, 1));
-  EXPECT_ERROR(contract, "y dim 0 is 5: no n of 2 to 20 gives (3*n)//2 = 5",
-               check_sizes(c, 0, 5, 1));
+  CHECK_ERROR(contract, "x dim 0 is 6: no n of 2 to 20 gives n//4 = 6", check_sizes(c, 6, 30, 1));
+  CHECK_ERROR(contract, "y dim 0 is 2: no n of 2 to 20 gives (3*n)//2 = 2",
+              check_sizes(c, 0, 2, 1));
+  CHECK_ERROR(contract, "y dim 0 is 5: no n of 2 to 20 gives (3*n)//2 = 5",
+              check_sizes(c, 0, 5, 1));
 }
 
-void reads_operators() {
-  EXPECT(contract().operators.empty());
+TEST_CASE("reads operators") {
+  CHECK(contract().operators.empty());
   const auto with = [](const std::string& value) {
     return Contract::parse(replaced("\"schema\"", "\"ops\": " + value + ", \"schema\""), "f.pt");
   };
-  EXPECT_EQUAL(with("[\"torchvision\"]").operators.at(0), "torchvision");
-  EXPECT_ERROR(artifact, "f.pt: the contract cannot be read", with("\"torchvision\""));
+  CHECK(with("[\"torchvision\"]").operators.at(0) == "torchvision");
+  CHECK_ERROR(artifact, "f.pt: the contract cannot be read", with("\"torchvision\""));
 }
 
-void reads_builds() {
-  EXPECT(!contract().build);
+TEST_CASE("reads builds") {
+  CHECK(!contract().build);
   const auto with = [](const std::string& value) {
     return Contract::parse(replaced("\"schema\"", "\"build\": " + value + ", \"schema\""), "f.pt");
   };
-  EXPECT(!with("null").build);
+  CHECK(!with("null").build);
   const auto build = *with(R"({"isa": ["avx2", "fma"], "level": "", "capability": "8.0"})").build;
-  EXPECT_EQUAL(build.isa.at(1), "fma");
-  EXPECT_EQUAL(build.capability, "8.0");
-  EXPECT_EQUAL(build.driver, "");
-  EXPECT_ERROR(artifact, "f.pt: the contract cannot be read", with(R"({"isa": "avx2"})"));
-  EXPECT_ERROR(artifact, "f.pt: the contract cannot be read", with("3"));
+  CHECK(build.isa.at(1) == "fma");
+  CHECK(build.capability == "8.0");
+  CHECK(build.driver == "");
+  CHECK_ERROR(artifact, "f.pt: the contract cannot be read", with(R"({"isa": "avx2"})"));
+  CHECK_ERROR(artifact, "f.pt: the contract cannot be read", with("3"));
 }
 
-void knows_where_kernels_run() {
+TEST_CASE("knows where kernels run") {
   const auto runs = [](const std::string& built, int major, int minor) {
     return exporter::Build{{}, "", built, "", ""}.runs_on(major, minor);
   };
-  EXPECT(runs("8.0", 8, 0) && runs("8.0", 8, 9) && runs("9.0", 9, 0) && runs("12.0", 12, 0));
-  EXPECT(!runs("8.9", 8, 6) && !runs("8.0", 9, 0) && !runs("9.0", 8, 9) && !runs("10.0", 10, 3));
+  CHECK((runs("8.0", 8, 0) && runs("8.0", 8, 9) && runs("9.0", 9, 0) && runs("12.0", 12, 0)));
+  CHECK((!runs("8.9", 8, 6) && !runs("8.0", 9, 0) && !runs("9.0", 8, 9) && !runs("10.0", 10, 3)));
 }
 
-void names_what_the_cpu_lacks() {
+TEST_CASE("names what the CPU lacks") {
   Contract c = contract();
-  EXPECT_EQUAL(exporter::cpu_obstacle(c), "");
+  CHECK(exporter::cpu_obstacle(c) == "");
   c.build = exporter::Build{{"avx1024", "amx_fp2"}, "", "", "", ""};
-  EXPECT_EQUAL(exporter::cpu_obstacle(c),
-               "was built for avx1024, amx_fp2, which this CPU has not: export it on this machine, "
-               "or with --portable");
+  CHECK(exporter::cpu_obstacle(c) ==
+        "was built for avx1024, amx_fp2, which this CPU has not: export it on this machine, "
+        "or with --portable");
   c.build->level = "x86-64-v9";
-  EXPECT(exporter::cpu_obstacle(c).ends_with("has not: export it on this machine"));
+  CHECK(exporter::cpu_obstacle(c).ends_with("has not: export it on this machine"));
 }
 
-void knows_entries() {
+TEST_CASE("knows entries") {
   const Contract c =
       Contract::parse(replaced("\"max\": 64", "\"max\": 64, \"choices\": [1, 8, 64]"), "f.pt");
   std::vector<at::Tensor> given = {at::zeros({8, 14}, at::kLong), at::zeros({8, 14}, at::kLong),
                                    at::zeros({8, 3, 9})};
   c.check(given);
   given[0] = at::zeros({9, 14}, at::kLong);
-  EXPECT_ERROR(contract, "batch is 9, the contract allows 1, 8 or 64", c.check(given));
+  CHECK_ERROR(contract, "batch is 9, the contract allows 1, 8 or 64", c.check(given));
 }
 
-void follows_steps() {
+TEST_CASE("follows steps") {
   const auto of_step = [](const std::string& symbol) {
     return Contract::parse(
         R"({"schema": 2, "model": "m", "target": "trace", "device": "cpu", "outputs": [],
@@ -241,24 +266,24 @@ void follows_steps() {
   };
   for (const std::int64_t width : {16, 32, 80}) check(32, 16, width / 4);
   check(512, 256, 4);
-  EXPECT_ERROR(contract, "image dim 2: height is 33, the contract allows 32 to 512, multiples of 2",
-               check(33, 17, 4));
-  EXPECT_ERROR(contract, "height is 514, the contract allows 32 to 512", check(514, 257, 4));
-  EXPECT_ERROR(contract, "half dim 0 is 18, not (height+1)//2 = 17, for height is 34",
-               check(34, 18, 4));
+  CHECK_ERROR(contract, "image dim 2: height is 33, the contract allows 32 to 512, multiples of 2",
+              check(33, 17, 4));
+  CHECK_ERROR(contract, "height is 514, the contract allows 32 to 512", check(514, 257, 4));
+  CHECK_ERROR(contract, "half dim 0 is 18, not (height+1)//2 = 17, for height is 34",
+              check(34, 18, 4));
   for (const std::int64_t quarter : {0, 3, 5, 24}) {
-    EXPECT_ERROR(contract, "no width of 1 to 90, multiples of 16 gives width//4",
-                 check(32, 16, quarter));
+    CHECK_ERROR(contract, "no width of 1 to 90, multiples of 16 gives width//4",
+                check(32, 16, quarter));
   }
   for (const std::string step : {"0", "-2", "\"2\"", "null"}) {
-    EXPECT_ERROR(artifact, "f.pt: the contract cannot be read",
-                 of_step(R"({"min": 1, "max": 90, "multiple_of": )" + step + "}"));
+    CHECK_ERROR(artifact, "f.pt: the contract cannot be read",
+                of_step(R"({"min": 1, "max": 90, "multiple_of": )" + step + "}"));
   }
-  EXPECT_ERROR(artifact, "width has no size: 33 to 47, multiples of 16",
-               of_step(R"({"min": 33, "max": 47, "multiple_of": 16})"));
+  CHECK_ERROR(artifact, "width has no size: 33 to 47, multiples of 16",
+              of_step(R"({"min": 33, "max": 47, "multiple_of": 16})"));
   const Contract entries = of_step(R"({"min": 1, "max": 90, "choices": [16, 40]})");
   const std::vector<at::Tensor> given = {at::zeros({1, 3, 32}), at::zeros({16}), at::zeros({5})};
-  EXPECT_ERROR(contract, "no width of 16 or 40 gives width//4 = 5", entries.check(given));
+  CHECK_ERROR(contract, "no width of 16 or 40 gives width//4 = 5", entries.check(given));
 }
 
 const std::string kContext =
@@ -288,69 +313,68 @@ Contract of_initial(const std::string& dtype, const std::string& shape,
                   "");
 }
 
-void reads_states() {
-  EXPECT(!contract().state && !contract().keeps_state());
-  EXPECT(contract().initial_state(inputs()).empty());
+TEST_CASE("reads states") {
+  CHECK((!contract().state && !contract().keeps_state()));
+  CHECK(contract().initial_state(inputs()).empty());
   const Contract c = of_state("outside", kContext, kPlaces);
-  EXPECT(!c.keeps_state());
-  EXPECT_EQUAL(c.own_inputs(), 1u);
-  EXPECT_EQUAL(c.own_outputs(), 1u);
+  CHECK(!c.keeps_state());
+  CHECK(c.own_inputs() == 1u);
+  CHECK(c.own_outputs() == 1u);
   const std::vector<at::Tensor> given = {at::zeros({3, 1})};
   const auto initial = c.initial_state(given);
-  EXPECT_EQUAL(initial.size(), 1u);
-  EXPECT(at::equal(initial[0], at::full({3, 2}, 0.5)));
+  REQUIRE(initial.size() == 1u);
+  CHECK(at::equal(initial[0], at::full({3, 2}, 0.5)));
   initial[0].fill_(9);
-  EXPECT(at::equal(c.initial_state(given)[0], at::full({3, 2}, 0.5)));
-  EXPECT_ERROR(contract, "2 inputs given, the contract has 1 beside its state: x",
-               c.initial_state(std::vector<at::Tensor>{given[0], given[0]}));
-  EXPECT_ERROR(contract, "batch is 9", c.initial_state(std::vector<at::Tensor>{at::zeros({9, 1})}));
+  CHECK(at::equal(c.initial_state(given)[0], at::full({3, 2}, 0.5)));
+  CHECK_ERROR(contract, "2 inputs given, the contract has 1 beside its state: x",
+              c.initial_state(std::vector<at::Tensor>{given[0], given[0]}));
+  CHECK_ERROR(contract, "batch is 9", c.initial_state(std::vector<at::Tensor>{at::zeros({9, 1})}));
   const Contract inside = of_state("inside", kContext, "");
-  EXPECT(inside.keeps_state());
-  EXPECT_EQUAL(inside.own_inputs(), inside.inputs.size());
+  CHECK(inside.keeps_state());
+  CHECK(inside.own_inputs() == inside.inputs.size());
   const Contract unknown = of_initial("int64", R"(["n"])", "1");  // (n+1)//2 does not tell n
-  EXPECT_ERROR(contract, "state.s cannot be made: the inputs do not tell n",
-               unknown.initial_state(given));
+  CHECK_ERROR(contract, "state.s cannot be made: the inputs do not tell n",
+              unknown.initial_state(given));
 }
 
-void reads_initial_values() {
+TEST_CASE("reads initial values") {
   const std::vector<at::Tensor> given = {at::zeros({2, 1})};
   const auto read = [&](const std::string& dtype, const std::string& shape,
                         const std::string& initial) {
     return of_initial(dtype, shape, initial).initial_state(given)[0];
   };
-  EXPECT(at::equal(read("int64", "[]", "9007199254740993"),
-                   at::scalar_tensor(9007199254740993, at::kLong)));
-  EXPECT_EQUAL(read("uint64", "[1]", "18446744073709551615").const_data_ptr<std::uint64_t>()[0],
-               18446744073709551615u);
-  EXPECT(at::equal(read("bool", "[2]", "1"), at::ones({2}, at::kBool)));
-  EXPECT(at::equal(read("float16", "[1]", "-0.5"), at::full({1}, -0.5, at::kHalf)));
+  CHECK(at::equal(read("int64", "[]", "9007199254740993"),
+                  at::scalar_tensor(9007199254740993, at::kLong)));
+  CHECK(read("uint64", "[1]", "18446744073709551615").const_data_ptr<std::uint64_t>()[0] ==
+        18446744073709551615u);
+  CHECK(at::equal(read("bool", "[2]", "1"), at::ones({2}, at::kBool)));
+  CHECK(at::equal(read("float16", "[1]", "-0.5"), at::full({1}, -0.5, at::kHalf)));
   const at::Tensor numbers = at::tensor({1.0f, -2.0f});  // 0000803f 000000c0
-  EXPECT(at::equal(read("float32", "[2]", R"({"shape": [2], "data": "AACAPwAAAMA="})"), numbers));
-  EXPECT(
+  CHECK(at::equal(read("float32", "[2]", R"({"shape": [2], "data": "AACAPwAAAMA="})"), numbers));
+  CHECK(
       at::equal(read("float32", R"(["batch", 2])", R"({"shape": [1, 2], "data": "AACAPwAAAMA="})"),
                 numbers.expand({2, 2})));
-  EXPECT_EQUAL(read("float32", R"(["batch", null])", R"({"shape": [1, 0], "data": ""})").numel(),
-               0);
-  EXPECT(at::equal(read("bool", "[3]", R"({"shape": [3], "data": "AQAB"})"),
-                   at::tensor({1, 0, 1}).to(at::kBool)));
+  CHECK(read("float32", R"(["batch", null])", R"({"shape": [1, 0], "data": ""})").numel() == 0);
+  CHECK(at::equal(read("bool", "[3]", R"({"shape": [3], "data": "AQAB"})"),
+                  at::tensor({1, 0, 1}).to(at::kBool)));
 }
 
-void refuses_states() {
+TEST_CASE("refuses states") {
   const std::string two_names = kContext + ", " + kContext;
-  EXPECT_ERROR(artifact, "state kept nowhere is neither", of_state("nowhere", kContext, ""));
-  EXPECT_ERROR(artifact, "the state has no tensors", of_state("inside", "", ""));
-  EXPECT_ERROR(artifact, "the name stands twice", of_state("inside", two_names, ""));
-  EXPECT_ERROR(artifact, "input x stands where state.context should",
-               of_state("outside", kContext, ""));
-  EXPECT_ERROR(artifact, "stands where state.context should",
-               of_state("outside", kContext,
-                        kPlaces + ", " + kPlaces.substr(0, 10) + "y" + kPlaces.substr(10)));
+  CHECK_ERROR(artifact, "state kept nowhere is neither", of_state("nowhere", kContext, ""));
+  CHECK_ERROR(artifact, "the state has no tensors", of_state("inside", "", ""));
+  CHECK_ERROR(artifact, "the name stands twice", of_state("inside", two_names, ""));
+  CHECK_ERROR(artifact, "input x stands where state.context should",
+              of_state("outside", kContext, ""));
+  CHECK_ERROR(artifact, "stands where state.context should",
+              of_state("outside", kContext,
+                       kPlaces + ", " + kPlaces.substr(0, 10) + "y" + kPlaces.substr(10)));
   const auto places = [](const std::string& rest) {
     return R"({"name": "state.context", )" + rest + "}";
   };
-  EXPECT_ERROR(artifact, "differs from its state in dtype or rank",
-               of_state("outside", kContext, places(R"("dtype": "int64", "shape": ["batch", 2])")));
-  EXPECT_ERROR(
+  CHECK_ERROR(artifact, "differs from its state in dtype or rank",
+              of_state("outside", kContext, places(R"("dtype": "int64", "shape": ["batch", 2])")));
+  CHECK_ERROR(
       artifact, "differs from its state in shape",
       of_state("outside", kContext, places(R"("dtype": "float32", "shape": ["batch", 3])")));
   const std::vector<std::array<std::string, 3>> hostile = {
@@ -376,18 +400,18 @@ void refuses_states() {
       {"float32", "[2]", R"({"shape": [1, 2], "data": "AACAPwAAAMA="})"},
       {"bool", "[3]", R"({"shape": [3], "data": "AQAC"})"}};
   for (const auto& [dtype, shape, initial] : hostile) {
-    EXPECT_ERROR(artifact, "f.pt: the contract cannot be read", of_initial(dtype, shape, initial));
+    CHECK_ERROR(artifact, "f.pt: the contract cannot be read", of_initial(dtype, shape, initial));
   }
   const Contract huge = of_initial("float32", "[4611686018427387904, 4]", "0");
-  EXPECT_ERROR(runtime, "state.s cannot be made",
-               huge.initial_state(std::vector<at::Tensor>{at::zeros({1, 1})}));
+  CHECK_ERROR(runtime, "state.s cannot be made",
+              huge.initial_state(std::vector<at::Tensor>{at::zeros({1, 1})}));
 }
 
 /// Of a table that the reader in Python is held to as well.
-void judges_as_python_does(const std::string& table) {
-  std::ifstream file(table);
+TEST_CASE("judges as Python does") {
+  std::ifstream file(support::contracts());
   const auto all = nlohmann::json::parse(file);
-  EXPECT(all.at("cases").size() > 100);
+  CHECK(all.at("cases").size() > 100);
   std::string wrong;
   for (const auto& one : all.at("cases")) {
     const auto text = one.contains("text") ? one.at("text").get<std::string>()
@@ -396,38 +420,13 @@ void judges_as_python_does(const std::string& table) {
     try {
       if (!exporter::cpu_obstacle(Contract::parse(text, "f.pt")).empty()) verdict = "refused";
     } catch (const exporter::Error& error) {
-      EXPECT_EQUAL(std::string(to_string(error.kind())), "artifact");
+      CHECK(std::string(to_string(error.kind())) == "artifact");
       verdict = "refused";
     }
     if (verdict != one.at("verdict").get<std::string>())
       wrong += one.at("name").get<std::string>() + ": " + verdict + "; ";
   }
-  EXPECT_EQUAL(wrong, "");
+  CHECK(wrong == "");
 }
 
 }  // namespace
-
-int main(int argc, char** argv) {
-  if (argc < 2) return 2;
-  const std::string table = argv[argc - 1];
-  return testing::run({{"judges as Python does", [&] { judges_as_python_does(table); }},
-                       {"reads", reads},
-                       {"refuses bad JSON", refuses_bad_json},
-                       {"accepts what fits", accepts},
-                       {"refuses another number of inputs", refuses_number},
-                       {"refuses tensors that do not fit", refuses_tensors},
-                       {"reads expressions", reads_expressions},
-                       {"refuses expressions", refuses_expressions},
-                       {"follows a known symbol", follows_a_known_symbol},
-                       {"solves for a symbol", solves_for_a_symbol},
-                       {"bounds an unknown symbol", bounds_an_unknown_symbol},
-                       {"reads operators", reads_operators},
-                       {"reads builds", reads_builds},
-                       {"knows where kernels run", knows_where_kernels_run},
-                       {"names what the CPU lacks", names_what_the_cpu_lacks},
-                       {"knows entries", knows_entries},
-                       {"follows steps", follows_steps},
-                       {"reads states", reads_states},
-                       {"reads initial values", reads_initial_values},
-                       {"refuses states", refuses_states}});
-}

@@ -7,7 +7,7 @@
 #include <exporter/artifact.h>
 #include <exporter/golden.h>
 
-#include "testing.h"
+#include "support.h"
 
 using exporter::Artifact;
 using Tensors = std::vector<at::Tensor>;
@@ -41,24 +41,33 @@ void leaves_earlier_outputs(const std::filesystem::path& path, bool two_streams)
       const c10::StreamGuard guard(i % 2 == 0 ? first : second);
       outputs.push_back(graphs.run(inputs[static_cast<std::size_t>(i)]));
     }
-    EXPECT_EQUAL(graphs.note(), "CUDA graph");
+    CHECK(graphs.execution_mode() == "CUDA graph");
     graphs.synchronize();
     for (std::size_t i = 0; i < outputs.size(); ++i) {
       const Tensors expected = plain.run(inputs[i]);
-      EXPECT_EQUAL(outputs[i].size(), expected.size());
+      REQUIRE(outputs[i].size() == expected.size());
       for (std::size_t k = 0; k < expected.size(); ++k) {
-        EXPECT(at::allclose(outputs[i][k], expected[k], 1e-4, 1e-5));
+        CHECK(at::allclose(outputs[i][k], expected[k], 1e-4, 1e-5));
       }
     }
   }
 }
 
-}  // namespace
+TEST_CASE("leaves earlier outputs") { leaves_earlier_outputs(support::argument(0), false); }
 
-int main(int argc, char** argv) {
-  if (argc != 2) return 2;
-  return testing::run({
-      {"leaves earlier outputs", [&] { leaves_earlier_outputs(argv[1], false); }},
-      {"leaves them on two streams", [&] { leaves_earlier_outputs(argv[1], true); }},
-  });
+TEST_CASE("leaves them on two streams") { leaves_earlier_outputs(support::argument(0), true); }
+
+TEST_CASE("warms up by capturing") {
+  const auto path = support::argument(0);
+  const auto example = exporter::Golden::read(path.parent_path() / "golden.pt").cases.front();
+  const auto artifact = Artifact::open(path, {.device = "cuda"});
+  artifact.warm_up({example.sizes});
+  CHECK(artifact.execution_mode() == "CUDA graph");
+  const Tensors expected = artifact.run(example.inputs);
+  Tensors room;
+  for (const at::Tensor& output : expected) room.push_back(at::empty_like(output, at::kCPU));
+  artifact.run_into(example.inputs, room);
+  for (std::size_t i = 0; i < room.size(); ++i) CHECK(at::allclose(room[i], expected[i].cpu()));
 }
+
+}  // namespace

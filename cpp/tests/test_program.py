@@ -175,7 +175,7 @@ class Commands(unittest.TestCase):
     def test_verify_expects_a_refusal_outside_the_contract(self) -> None:
         golden = torch.load(FIXTURES / "golden.pt", weights_only=True)
         beyond = [tensor.expand(9, -1) for tensor in golden["cases"][0]["inputs"]]
-        golden["cases"].append({**golden["cases"][0], "name": "batch=9", "inputs": beyond})
+        golden["cases"].append({**golden["cases"][0], "name": "nine", "sizes": {"batch": 9}, "inputs": beyond})
         torch.save(golden, self.directory / "golden.pt")
         words = [FIXTURES / "model.pt", "--golden", self.directory / "golden.pt"]
         done = call("verify", *words)
@@ -189,7 +189,7 @@ class Commands(unittest.TestCase):
         torch.save(golden, self.directory / "golden.pt")
         done = call("verify", *words)
         self.assertEqual(done.returncode, 1)
-        self.assertIn("batch=9 seed 1: its contract does not allow that, and it was not refused", done.stdout)
+        self.assertIn("nine seed 1: its contract does not allow that, and it was not refused", done.stdout)
         golden["cases"][-1]["inputs"] = beyond
         torch.save(golden | {"cases": golden["cases"][-1:]}, self.directory / "golden.pt")
         self.assertEqual(call("verify", *words).returncode, 1)

@@ -36,16 +36,13 @@ ArtifactInfo inspect(const std::filesystem::path& path);
 /// has not: export it on this machine, or with --portable"; empty when it can.
 std::string cpu_obstacle(const Contract& contract);
 
-/// The most that OpenOptions may ask for. More threads than this end the process, or its memory.
-inline constexpr int kMaxThreads = 1024;
+/// The most that OpenOptions may ask for.
 inline constexpr int kMaxRunners = 256;
 inline constexpr int kMaxGraphs = 32;
 
 struct OpenOptions {
   /// "cpu", "cuda" or "cuda:N"; the contract's device when empty.
-  std::string device;
-  /// Threads inside one operator, for the whole process; 0 leaves torch's default.
-  int threads = 0;
+  std::string device = {};
   /// Calls that a compiled package serves at the same time, each with a runner of its own; they
   /// share the weights. Further calls wait. Unless given, as many as there are cores on the CPU,
   /// and 1 on a GPU, where each runner loads the kernels anew. A package that keeps its state has
@@ -81,7 +78,7 @@ class Artifact {
   /// once for all that are open and have the same content. Loads CUDA's libraries only when
   /// `device` asks for a GPU. Throws Error(artifact), also when the artifact calls operators that
   /// are not registered or was built for another CPU or GPU, and Error(usage) for a device, a
-  /// thread count or a library that cannot be.
+  /// number of runners or graphs, or a library that cannot be.
   static Artifact open(const std::filesystem::path& path, const OpenOptions& options = {});
 
   Artifact(Artifact&&) noexcept;
@@ -95,12 +92,50 @@ class Artifact {
   /// Runs the model once, without gradients. `inputs` stand in the contract's order; one that is
   /// not contiguous is made so, one with the negative or conjugate bit gets the values that it
   /// stands for, and one on another device is moved. Returns the outputs, flat, in the contract's
-  /// order, on `device()`. On a GPU the work may still be running: see `synchronize`. Throws
-  /// Error(contract) before anything runs, Error(runtime) when the model fails. May be called from
-  /// several threads; a compiled package serves as many at a time as it has runners. An artifact
-  /// that keeps its state serves one at a time, and throws Error(contract) for a size that its
-  /// state was not made for; what one call leaves, the next call finds, whoever makes it.
+  /// order, on `device()`; they are the caller's, and no later call writes to them.
+  ///
+  /// Errors: Error(contract) before anything runs, Error(out_of_memory) when memory runs out, of
+  /// the machine or of the GPU, Error(runtime) when the model fails otherwise.
+  ///
+  /// Streams: on a GPU all work is queued on the calling thread's current CUDA stream of
+  /// `device()` (c10::cuda::getCurrentCUDAStream), the copies of inputs included. A CUDA graph is
+  /// captured on a stream of its own and replayed on the current one.
+  ///
+  /// Waiting: on a GPU the call returns once the work is queued. What is queued later on the same
+  /// stream finds the outputs complete, and may write to the inputs; another stream has to wait
+  /// for an event of this one, and the host for the stream or for `synchronize`. Reading a value
+  /// (`item`, `cpu`) waits by itself. Inputs must be complete on the current stream when the call
+  /// is made. The host waits inside the call only where an input is copied from its pageable
+  /// memory, the model itself asks for a value, or a shape is captured. On the CPU the outputs are
+  /// complete when the call returns.
+  ///
+  /// Threads: may be called from several threads at once; a compiled package serves as many calls
+  /// at a time as it has runners, a CUDA graph one, and others wait. An artifact that keeps its
+  /// state serves one at a time, and throws Error(contract) for a size that its state was not made
+  /// for; what one call leaves, the next call finds, whoever makes it. Moving or destroying an
+  /// artifact while a call is in progress is an error of the caller's.
+  ///
+  /// A moved-from artifact may be destroyed or assigned to, and nothing else.
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) const;
+
+  /// As `run`, with inputs and outputs by name; `state.NAME` that is left out is the initial state.
+  /// Throws Error(contract) also for a name that is missing or that the contract has not.
+  NamedTensors run_named(NamedTensors inputs) const;
+
+  /// As `run`, and copies the outputs into the caller's tensors, of any device and strides; on a
+  /// GPU the copies are queued on the same stream, and one to the CPU's pageable memory is waited
+  /// for. Throws Error(contract), before any of them is written, where their number, a dtype or a
+  /// shape is not that of the outputs.
+  void run_into(std::vector<at::Tensor> inputs, const std::vector<at::Tensor>& outputs) const;
+
+  /// Calls the model with `Contract::example_inputs` of each of these shapes, three times each, so
+  /// that no request pays for what first calls do: profiles and fusion of TorchScript, constants
+  /// of a package, kernels, and a CUDA graph, whose capture runs the model five times. No more
+  /// shapes are captured than OpenOptions::cuda_graphs. The inputs are zeros: where a model raises
+  /// for them, or takes another way, call `run` with inputs of your own instead. Returns when the
+  /// device is idle; an artifact that keeps its state is in its initial state then, so call this
+  /// before requests are served. Throws Error(contract) for sizes that cannot be.
+  void warm_up(const std::vector<Sizes>& shapes = {Sizes{}}) const;
 
   /// Restores the initial state of an artifact that keeps one, as it was opened; does nothing for
   /// others. Waits for calls in progress. Throws Error(runtime) when the model fails.
@@ -112,8 +147,8 @@ class Artifact {
   Stream stream() && = delete;
 
   /// How the model runs, where that is worth a word: "CUDA graph", or why there is none. Empty
-  /// otherwise.
-  std::string note() const;
+  /// otherwise. It may change with the calls, for a shape is captured when it is met first.
+  std::string execution_mode() const;
 
   /// Waits until the device has done all that was asked of it; nothing to wait for on the CPU.
   void synchronize() const;
@@ -123,6 +158,7 @@ class Artifact {
                               std::unique_ptr<Runner> runner);  // src/runner.h
   Artifact(std::filesystem::path path, ArtifactInfo info, at::Device device,
            std::unique_ptr<Runner> runner);
+  static Artifact open_file(const std::filesystem::path& path, const OpenOptions& options);
 
   std::filesystem::path path_;
   ArtifactInfo info_;

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -24,6 +25,34 @@ struct Symbol {
   std::int64_t multiple_of = 1;
 
   bool allows(std::int64_t size) const;
+
+  /// The smallest size that it may have, and 0 at least.
+  std::int64_t smallest() const;
+};
+
+/// Sizes by the names of their symbols, such as {{"batch", 8}}.
+using Sizes = std::map<std::string, std::int64_t>;
+
+/// Tensors by the names of a contract's inputs or outputs.
+using NamedTensors = std::map<std::string, at::Tensor>;
+
+/// A dimension that may have any size.
+struct AnySize {
+  bool operator==(const AnySize&) const = default;
+};
+
+/// A dimension of one size.
+struct FixedSize {
+  std::int64_t size = 0;
+
+  bool operator==(const FixedSize&) const = default;
+};
+
+/// A dimension that has a symbol's size.
+struct SymbolSize {
+  std::size_t symbol = 0;  ///< index into Contract::symbols
+
+  bool operator==(const SymbolSize&) const = default;
 };
 
 /// A size that follows from a symbol's: (factor * size + offset) / divisor, rounded down.
@@ -39,9 +68,7 @@ struct Expression {
   bool operator==(const Expression&) const = default;
 };
 
-/// A dimension: std::int64_t, a fixed size; std::size_t, an index into Contract::symbols;
-/// Expression, a size that follows from a symbol's; std::monostate, anything.
-using Dimension = std::variant<std::monostate, std::int64_t, std::size_t, Expression>;
+using Dimension = std::variant<AnySize, FixedSize, SymbolSize, Expression>;
 
 /// What is promised about one input or output.
 struct TensorSpec {
@@ -103,6 +130,19 @@ struct Contract {
 
   /// Whether the artifact itself has a state, so that the same inputs give other outputs next time.
   bool keeps_state() const { return state && state->kept == State::Kept::inside; }
+
+  /// The input, or output, of this name. Throws Error(contract), with the names that there are.
+  const TensorSpec& input(std::string_view name) const;
+  const TensorSpec& output(std::string_view name) const;
+
+  /// Inputs by name, in the contract's order; `state.NAME` that is left out is the initial state.
+  /// Throws Error(contract) for a name that is missing or that the contract has not.
+  std::vector<at::Tensor> arrange(NamedTensors inputs) const;
+
+  /// Inputs that fit the contract, on the CPU: zeros, and the initial state where the caller has
+  /// it. A symbol that `sizes` leaves out has its smallest size, a dimension that may be anything
+  /// has 1. Throws Error(contract) for a symbol or a size that the contract has not.
+  std::vector<at::Tensor> example_inputs(const Sizes& sizes = {}) const;
 
   /// How many inputs, and outputs, there are without the state's, which are the last.
   std::size_t own_inputs() const;

@@ -23,6 +23,7 @@ struct GoldenCase {
   /// before. Where the caller has the state, others have the inputs without it. Without a step, the
   /// case stands alone.
   std::optional<std::int64_t> step;
+  Sizes sizes;  ///< of the symbols; some may be missing
 };
 
 /// Cases, with the tolerance that was fixed for them (docs/formats.md, schema 2). The first case is
@@ -44,7 +45,8 @@ struct Golden {
 std::vector<at::Tensor> read_inputs(const std::filesystem::path& path, const Contract& contract);
 
 /// Writes a dict of name to tensor that `torch.load(path, weights_only=True)` reads. The file is
-/// complete or is not there. Throws Error(golden) when it cannot be written.
+/// complete or is not there. Throws Error(io) when it cannot be written, Error(contract) when the
+/// outputs are not as many as the contract has.
 void write_outputs(const std::filesystem::path& path, const std::vector<at::Tensor>& outputs,
                    const Contract& contract);
 

@@ -8,86 +8,20 @@
 #include <stdexcept>
 #include <string>
 
+// copies.ptx, which the driver compiles for its GPU, as a string that ends with a zero.
+asm(R"(
+  .pushsection .rodata
+  .hidden exporter_copies_ptx
+  .global exporter_copies_ptx
+exporter_copies_ptx:
+  .incbin ")" EXPORTER_COPIES_PTX R"("
+  .byte 0
+  .popsection
+)");
+extern "C" const char exporter_copies_ptx[];
+
 namespace exporter {
 namespace {
-
-/// copies.cu, with the version lowered to the first that has all of it; the driver compiles it for
-/// its GPU.
-constexpr const char* kProgram = R"(
-.version 6.3
-.target sm_75
-.address_size 64
-
-.visible .entry exporter_copies(
-  .param .align 8 .b8 exporter_copies_param_0[768]
-)
-{
-  .reg .pred   %p<6>;
-  .reg .b16   %rs<2>;
-  .reg .b32   %r<16>;
-  .reg .b64   %rd<31>;
-
-  mov.b64   %rd16, exporter_copies_param_0;
-  mov.u32   %r1, %ctaid.y;
-  mul.wide.u32   %rd18, %r1, 24;
-  add.s64   %rd19, %rd16, %rd18;
-  mov.u32   %r2, %ntid.x;
-  mov.u32   %r3, %ctaid.x;
-  mov.u32   %r4, %tid.x;
-  mad.lo.s32   %r5, %r3, %r2, %r4;
-  cvt.u64.u32   %rd1, %r5;
-  mov.u32   %r6, %nctaid.x;
-  mul.lo.s32   %r7, %r6, %r2;
-  cvt.u64.u32   %rd2, %r7;
-  ld.param.u64   %rd3, [%rd19+8];
-  ld.param.u64   %rd4, [%rd19];
-  or.b64    %rd20, %rd3, %rd4;
-  and.b64    %rd21, %rd20, 15;
-  setp.eq.s64   %p1, %rd21, 0;
-  ld.param.u64   %rd5, [%rd19+16];
-  shr.u64   %rd22, %rd5, 4;
-  selp.b64   %rd6, %rd22, 0, %p1;
-  setp.le.u64   %p2, %rd6, %rd1;
-  @%p2 bra   $L__BB0_3;
-
-  cvta.to.global.u64   %rd7, %rd4;
-  cvta.to.global.u64   %rd8, %rd3;
-  mov.u64   %rd29, %rd1;
-
-$L__BB0_2:
-  shl.b64   %rd23, %rd29, 4;
-  add.s64   %rd24, %rd8, %rd23;
-  add.s64   %rd25, %rd7, %rd23;
-  ld.global.v4.u32   {%r8, %r9, %r10, %r11}, [%rd24];
-  st.global.v4.u32   [%rd25], {%r8, %r9, %r10, %r11};
-  add.s64   %rd29, %rd29, %rd2;
-  setp.lt.u64   %p3, %rd29, %rd6;
-  @%p3 bra   $L__BB0_2;
-
-$L__BB0_3:
-  shl.b64   %rd26, %rd6, 4;
-  add.s64   %rd30, %rd26, %rd1;
-  setp.ge.u64   %p4, %rd30, %rd5;
-  @%p4 bra   $L__BB0_6;
-
-  cvta.to.global.u64   %rd12, %rd3;
-  cvta.to.global.u64   %rd13, %rd4;
-
-$L__BB0_5:
-  .pragma "nounroll";
-  add.s64   %rd27, %rd12, %rd30;
-  ld.global.u8   %rs1, [%rd27];
-  add.s64   %rd28, %rd13, %rd30;
-  st.global.u8   [%rd28], %rs1;
-  add.s64   %rd30, %rd30, %rd2;
-  setp.lt.u64   %p5, %rd30, %rd5;
-  @%p5 bra   $L__BB0_5;
-
-$L__BB0_6:
-  ret;
-
-}
-)";
 
 constexpr unsigned kThreads = 256;      // of a block
 constexpr unsigned kMaxBlocks = 256;    // for one copy
@@ -115,7 +49,7 @@ void check(CUresult result, const char* what) {
 }  // namespace
 
 CopyKernel::CopyKernel() {
-  check(EXPORTER_DRIVER(cuModuleLoadData)(&module_, kProgram), "cuModuleLoadData");
+  check(EXPORTER_DRIVER(cuModuleLoadData)(&module_, exporter_copies_ptx), "cuModuleLoadData");
   check(EXPORTER_DRIVER(cuModuleGetFunction)(&function_, module_, "exporter_copies"),
         "cuModuleGetFunction");
 }

@@ -1,5 +1,5 @@
-// Copies of memory, several in one launch. copies.cpp holds what nvcc -ptx -arch=compute_75 makes
-// of this, so that nobody needs nvcc to build exporter.
+// Copies of memory, several in one launch. copies.ptx is what nvcc -ptx -arch=compute_75 makes of
+// this, so that nobody needs nvcc to build exporter; the target check_ptx makes it again.
 
 struct Copy {
   char* to;

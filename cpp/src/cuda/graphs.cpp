@@ -143,7 +143,7 @@ class GraphRunner final : public Runner {
     return inner_->run(std::move(inputs));
   }
 
-  std::string note() const override {
+  std::string execution_mode() const override {
     const std::lock_guard lock(mutex_);
     return failure_.empty() ? "CUDA graph" : "no CUDA graph: " + failure_;
   }
