@@ -171,7 +171,6 @@ class _Model:
     def _request(
         self, source: recipes.Source, variant: targets.Variant, out: Path, device: str, sizes: dict[str, int]
     ) -> Request:
-        packaged = variant.target == "compile" and not targets.is_live(variant)
         return Request(
             model=source.label,
             source=source,
@@ -183,7 +182,7 @@ class _Model:
                 name: Range(low, high).within(low, high, *step)
                 for name, (low, high, *step) in self.all.get("ranges", {}).items()
             },
-            portable=packaged and self.all.get("portable", False),
+            portable=targets.is_portable(variant) and self.all.get("portable", False),
             ops_libs=tuple(str(Path(file).absolute()) for file in self.all.get("ops_libs", ())),
             command=shlex.join(("exporter", "release", str(self.file.path))),
             asked=_anywhere(source) or self.own["model"],
