@@ -395,10 +395,24 @@ def _route(contract: Contract, file: Path) -> routes.Target:
 
 
 def _read_contract(file: Path, target: str, suffix: str) -> Contract:
-    """As the target reads it; where it is not known, as the first one whose artifacts end alike, or as a zip."""
-    alike = [target] if target else [name for name in routes.names() if _suffix(name) in (file.suffix, suffix)]
-    return routes.get(alike[0]).read_contract(file) if alike else contracts.read_zip(file)
+    """As the target reads it; where it is not known, as that one whose own it is of those whose artifacts end alike.
 
-
-def _suffix(target: str) -> str:
-    return Path(routes.get(target).artifact).suffix
+    Where it is nobody's: what the first of them reads, or says is wrong; as a zip, where there is none.
+    """
+    if target:
+        return routes.get(target).read_contract(file)
+    first: Contract | Exception | None = None
+    for name, route in routes.usable().items():
+        if Path(route.artifact).suffix not in (file.suffix, suffix):
+            continue
+        try:
+            found = route.read_contract(file)
+        except Exception as error:  # another package's may raise anything
+            first = first or error
+        else:
+            if found.target == name:
+                return found
+            first = first if isinstance(first, Contract) else found
+    if isinstance(first, Exception):
+        raise first
+    return first or contracts.read_zip(file)

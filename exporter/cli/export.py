@@ -43,7 +43,7 @@ class TargetList(click.ParamType[str]):
         from exporter import targets
 
         head, comma, last = incomplete.rpartition(",")
-        known = [f"{name}:{v}" if v else name for name in targets.names() for v in targets.get(name).variants]
+        known = [f"{name}:{v}" if v else name for name, t in targets.usable().items() for v in t.variants]
         return [CompletionItem(f"{head}{comma}{name}") for name in known if name.startswith(last)]
 
 

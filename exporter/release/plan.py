@@ -176,7 +176,6 @@ class _Model:
     def _request(
         self, source: recipes.Source, variant: targets.Variant, out: Path, device: str, sizes: dict[str, int]
     ) -> Request:
-        packaged = variant.target == "compile" and not targets.is_live(variant)
         asked = _settings(RunSettings, self.all)
         return Request(
             source.label,
@@ -192,7 +191,7 @@ class _Model:
             command=shlex.join(("exporter", "release", str(self.file.path))),
             asked=_anywhere(source) or self.own["model"],
             least_runs=0 if self.gates.max_p99_ms is None else runs_for(99),
-            **asked | {"portable": packaged and asked.get("portable", False)},
+            **asked | {"portable": targets.is_portable(variant) and asked.get("portable", False)},
         )
 
 

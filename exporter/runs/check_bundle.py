@@ -123,7 +123,7 @@ class _Recheck:
             samples=None,
             machine=None,
             threads=self.how.threads,
-            environment=environment.describe(),
+            environment=environment.describe(targets.distributions(v.target for v in manifest.variants)),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         if not self.sessions.kept:

@@ -52,7 +52,7 @@ class Request(RunSettings, SizeSettings):
         if self.fullgraph and not any(map(targets.is_live, self.variants)):
             remedy = "leave it out, or ask for compile:default"
             raise UsageError("--fullgraph is for what is compiled just in time", remedy)
-        if self.portable and not any(v.target == "compile" and not targets.is_live(v) for v in self.variants):
+        if self.portable and not any(targets.is_portable(v) for v in self.variants):
             raise UsageError("--portable is for packages, which compile makes", "leave it out, or ask for compile")
         if self.portable:
             machine_code.require_portable()

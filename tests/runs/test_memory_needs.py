@@ -16,7 +16,8 @@ from exporter.core.errors import JobError
 from exporter.core.progress import Listener
 from exporter.core.records import Manifest, VariantRecord
 from exporter.runs import check_bundle, memory_needs
-from exporter.runs.memory_needs import GB, LOAD, Need, Plan, Shortage
+from exporter.runs.memory_needs import LOAD, Plan, Shortage
+from exporter.targets import GB, Need
 from exporter.workers.session.client import PythonSession
 
 
@@ -111,7 +112,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that counts as large, where one session of trace fits, and none of what needs more."""
     monkeypatch.setenv("EXPORTER_RUN", "/nowhere/exporter-run")
     monkeypatch.setattr(memory_needs, "LARGE", 0)
-    monkeypatch.setattr(memory_needs, "SESSIONS", {"trace": Need(0.0, 1 * GB), "": Need(0.0, 3 * GB)})
+    monkeypatch.setattr(memory_needs, "sessions", lambda target: Need(0.0, (1 if target == "trace" else 3) * GB))
     monkeypatch.setattr(memory, "free", lambda: 2 * 10**9)
 
 

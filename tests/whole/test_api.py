@@ -23,6 +23,7 @@ from exporter.core.errors import ArtifactError, ContractError, UsageError
 from exporter.core.option import settings
 from exporter.core.records import Range
 from exporter.core.settings import RunSettings, SourceSettings
+from exporter.targets import _plugins
 
 
 class Local(torch.nn.Module):
@@ -308,7 +309,12 @@ def reversing(target: Any) -> SimpleNamespace:
 
     return SimpleNamespace(
         artifact="their.model",
+        variants=("",),
+        precisions=("fp32",),
         requires=target.requires,
+        native=False,
+        needs_program=False,
+        export=target.export,
         read_contract=lambda path: dataclasses.replace(target.read_contract(restored(path)), target="theirs"),
         load=lambda path, options: target.load(restored(path), options),
     )
@@ -319,8 +325,8 @@ def test_a_target_of_another_package_reads_its_own_contract(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "their_target", reversing(targets.get("trace")))
-    point = EntryPoint("theirs", "their_target", targets.GROUP)
-    monkeypatch.setattr(targets, "entry_points", lambda group: [point])
+    point = EntryPoint("theirs", "their_target", _plugins.GROUP)
+    monkeypatch.setattr(_plugins, "entry_points", lambda group: [point])
     file = (tmp_path if name == "their.model" else bundle) / name
     file.write_bytes((bundle / "trace.pt").read_bytes()[::-1])
     manifest = bundles.read_manifest(bundle)
