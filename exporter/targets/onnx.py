@@ -49,6 +49,7 @@ also_called = ("ort", "onnxruntime")
 companions = (".data",)
 libraries = ("onnx", "onnx_ir", "onnxruntime", "onnxscript")
 modules = ("onnx", "onnxscript", "onnxruntime")
+question = "torch.onnx: operators without a translation"
 portability = 0
 export_need, session_need = Need(2.2, 0.8 * GB), Need(2.2, 1.5 * GB)
 runtime = "onnxruntime"

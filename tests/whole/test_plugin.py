@@ -101,7 +101,10 @@ def test_every_command_knows_the_target(command: Command, tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("sample")
-def test_lists_and_the_doctor_name_it(command: Command) -> None:
+def test_lists_the_doctor_and_explain_name_it(command: Command) -> None:
+    said = command("explain", "sample").out
+    assert "the sample: what does it say?" in said
+    assert "it takes 1 input" in said
     assert "A sample of a recipe" in command("models").out
     assert "A sample of a target" in command("targets").out
     said = command("doctor").out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from exporter.core import contract
 from exporter.core.json_codec import to_json
@@ -23,6 +23,7 @@ needs_program = True
 also_called = ("specimen",)
 libraries = ("sample_runtime",)
 portability = 0
+question = "the sample: what does it say?"
 read_contract = contract.read_zip
 
 
@@ -47,6 +48,13 @@ def load(path: Path, options: Options) -> Loaded:
             return tuple(module(*inputs))
 
     return Loaded(run)
+
+
+def explain(subject: Any) -> list[Any]:
+    """What exporter explain says of a model."""
+    from exporter.workers.explain import Finding
+
+    return [Finding("ok", f"it takes {len(subject.contract.inputs)} input")]
 
 
 def examine(probed: str) -> tuple[Part, ...]:
