@@ -35,13 +35,13 @@ def record(path: Path) -> ArtifactRecord:
     return ArtifactRecord(path.name, path.stat().st_size, checksums.of(path))
 
 
-def artifacts() -> set[str]:
-    """Names of the files that the targets which are here may make."""
-    found = set()
+def artifacts() -> dict[str, str]:
+    """The target of each file that the targets which are here may make, by the file's name; of its companions too."""
+    found: dict[str, str] = {}
     for name in targets.usable():
         for precision in PRECISIONS:
             artifact = targets.Variant(name, precision=precision).artifact
-            found |= {artifact, *(artifact + suffix for suffix in targets.facts(name).companions)}
+            found |= {artifact + suffix: name for suffix in ("", *targets.facts(name).companions)}
     return found
 
 

@@ -72,10 +72,13 @@ class Source:
     allow_partial: bool = False
     dims: tuple[NamedDim, ...] = ()  # of saved inputs, which the user has named
     leave_out: tuple[str, ...] = ()  # names of outputs that no artifact gives
+    name: str = ""  # of an installed recipe, which another package may call otherwise than its module
 
     @property
     def label(self) -> str:
         """A short name, fit for a folder."""
+        if self.name:
+            return self.name
         if self.kind == "source":
             return Path(self.attribute).stem if self.place == "saved" else Path(self.attribute).resolve().name
         return self.attribute or self.place.rpartition(".")[2] if self.kind != "file" else self.attribute
@@ -132,7 +135,7 @@ def find(name: str, inputs_file: str = "", task: str = "") -> Source:
             f"{', '.join(f'{source}:NAME' for source in sources())}",
         )
     module, _, attribute = known[name].partition(":")
-    return Source("name", module, attribute or "", inputs_file)
+    return Source("name", module, attribute or "", inputs_file, name=name)
 
 
 def resolve(name: str, how: SourceSettings, weights: str = "auto") -> Source:

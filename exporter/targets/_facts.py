@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 GB = 1e9
 
@@ -76,8 +76,14 @@ class Facts:
     # For `exporter doctor`: `probe` runs in a process of its own and may import anything; `examine` takes what it said.
     probe: Callable[[], str] = str
     examine: Callable[[str], Iterable[Part]] = _no_parts
-    # For `exporter export --rebuild`'s comparison of two builds of an artifact: (status, detail) of each difference.
-    differences: Callable[[Path, Path], Iterable[tuple[str, str]]] | None = None
+    # For `exporter explain`: the heading of its section, and what finds the `Finding`s of exporter.workers.explain in a
+    # Subject (exporter.workers.explain.subject). The sections of built-in targets are modules beside these.
+    question: str = ""
+    explain: Callable[[Any], Iterable[Any]] | None = None
+    # For the comparison of two builds of an artifact, where its bytes tell too little: what computes, as bytes without
+    # its numbers and without notes, and the numbers as NumPy arrays, in order and by name. ArtifactError where the file
+    # cannot be read.
+    parts: Callable[[Path], tuple[bytes, list[tuple[str, Any]]]] | None = None
 
 
 def of(target: object) -> Facts:

@@ -54,6 +54,7 @@ cost = 10
 also_called = ("aot", "aoti", "aotinductor", "inductor", "pt2")
 optional = ("torchao",)
 portable = True
+question = "torch.compile: graph breaks and recompilations"
 portability = 4
 export_need, session_need = Need(3.8, 1.0 * GB), Need(1.5, 1.5 * GB)
 triton = TritonBackend("pytorch", "torch_aoti", "model.pt2", batches=False, entries=False, operators=("torchvision",))

@@ -25,6 +25,7 @@ native = False
 needs_program = True
 assumes = ("graph", "guards")
 cost = 1
+question = "torch.export: what stays dynamic"
 portability = 1
 export_need = Need(1.2, 0.6 * GB)
 read_contract = contract.read_zip

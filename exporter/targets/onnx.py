@@ -28,6 +28,8 @@ from exporter.targets import (
     _ort_cuda_graphs,
     _specialized,
 )
+from exporter.targets._onnx_parts import PROPERTY as PROPERTY
+from exporter.targets._onnx_parts import parts as parts
 
 if TYPE_CHECKING:
     import torch
@@ -47,11 +49,11 @@ also_called = ("ort", "onnxruntime")
 companions = (".data",)
 libraries = ("onnx", "onnx_ir", "onnxruntime", "onnxscript")
 modules = ("onnx", "onnxscript", "onnxruntime")
+question = "torch.onnx: operators without a translation"
 portability = 0
 export_need, session_need = Need(2.2, 0.8 * GB), Need(2.2, 1.5 * GB)
 runtime = "onnxruntime"
 triton = TritonBackend("onnxruntime", "onnxruntime_onnx", "model.onnx", named=True)
-PROPERTY = "exporter.contract"
 ONE_FILE_BYTES = 1.5e9  # protobuf ends at 2 GB
 DYNAMO = "torch's exporter of exported programs"
 OLDER = "torch's older exporter, from a trace, for the other fails"
