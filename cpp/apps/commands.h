@@ -12,8 +12,8 @@ int verify(const Options& options);
 int bench(const Options& options);
 int run(const Options& options);
 
-/// Speaks the protocol of docs/formats.md; `argv[0]` is "session". Parses its own arguments, for a
-/// wrong one has to be reported in the protocol too. Throws nothing.
+/// Speaks the protocol of docs/formats.md. Reads the command line itself, for what is wrong with it
+/// has to be reported in the protocol too. Throws nothing.
 int session(int argc, char** argv);
 
 }  // namespace exporter::app

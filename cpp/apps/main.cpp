@@ -1,15 +1,14 @@
 #include <exporter/error.h>
 #include <exporter/threads.h>
 #include <exporter/unpacked.h>
-#include <exporter/version.h>
 
 #include <cstdio>
 #include <exception>
 #include <map>
 #include <string>
+#include <string_view>
 
 #include "commands.h"
-#include "help.h"
 #include "printable.h"
 #include "signals.h"
 
@@ -19,32 +18,19 @@ namespace {
 using Action = int (*)(const Options&);
 
 int dispatch(int argc, char** argv) {
-  const std::string name = argc > 1 ? argv[1] : "";
-  if (name == "--help" || name == "-h") {
-    std::fputs(help("").c_str(), stdout);
+  const bool is_session = argc > 1 && std::string_view(argv[1]) == "session";
+  const Request request = is_session ? Request{} : parse(argc, argv);
+  if (!request.text.empty()) {
+    std::fputs(request.text.c_str(), stdout);
     return 0;
   }
-  if (name == "--version") {
-    std::printf("exporter-run %s (LibTorch %s)\n", version(), torch_version());
-    return 0;
-  }
-  tidy_on_signals(/*except_termination=*/name == "session");
+  tidy_on_signals(/*except_termination=*/is_session);
   sweep_unpacked();
-  if (name == "session") return session(argc - 1, argv + 1);
+  if (is_session) return session(argc, argv);
   const std::map<std::string, Action> actions = {
       {"info", info}, {"verify", verify}, {"bench", bench}, {"run", run}};
-  const auto action = actions.find(name);
-  if (action == actions.end()) {
-    throw Error(ErrorKind::usage, name.empty() ? "no command given; see exporter-run --help"
-                                               : name + " is no command; see exporter-run --help");
-  }
-  const Options options = parse_options(argc - 1, argv + 1);
-  if (options.help) {
-    std::fputs(help(name).c_str(), stdout);
-    return 0;
-  }
-  if (options.threads > 0) set_threads(options.threads);
-  return action->second(options);
+  if (request.options.threads > 0) set_threads(request.options.threads);
+  return actions.at(request.command)(request.options);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace exporter::app {
@@ -26,11 +27,17 @@ struct Options {
   int streams = 1;  ///< of a GPU, that these callers share
   bool json = false;
   bool verbose = false;
-  bool help = false;
 };
 
-/// Parses the arguments of a subcommand; `argv[0]` is its name. Throws Error(usage).
-Options parse_options(int argc, char** argv);
+/// A command line that was read.
+struct Request {
+  std::string command;  ///< one of info, verify, bench, run and session; empty where `text` is not
+  Options options;
+  std::string text;  ///< the help or the versions that were asked for: print it and do nothing else
+};
+
+/// Reads the command line. Throws Error(usage), with the command whose help to see.
+Request parse(int argc, const char* const* argv);
 
 /// The golden's tolerance, with what the command line overrides.
 Tolerance tolerance_of(const Options& options, Tolerance golden);

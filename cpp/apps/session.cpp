@@ -19,7 +19,6 @@
 
 #include "check.h"
 #include "commands.h"
-#include "help.h"
 #include "measure.h"
 #include "printable.h"
 
@@ -203,9 +202,9 @@ int give_up(Channel& channel, ErrorKind kind, const std::string& message) {
 int session(int argc, char** argv) {
   Channel channel;
   try {
-    const Options options = parse_options(argc, argv);
-    if (options.help) {
-      std::fputs(help("session").c_str(), stderr);
+    const auto [command, options, text] = parse(argc, argv);
+    if (!text.empty()) {
+      std::fputs(text.c_str(), stderr);
       return 0;
     }
     if (options.threads > 0) set_threads(options.threads);
