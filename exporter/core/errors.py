@@ -17,18 +17,29 @@ with -v. Whatever else escapes is our bug, and is shown as one.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Blame:
+    """A known cause, by its name in `exporter.core.causes`, with the words that fill its sentence."""
+
+    cause: str
+    words: dict[str, str] = field(default_factory=dict)
+
 
 class ExporterError(Exception):
-    """The root: a cause (`str(error)`) and a remedy."""
+    """The root: a cause (`str(error)`), a remedy, and the known cause where whoever raises it knows."""
 
     exit_code = 1
 
-    def __init__(self, cause: str, remedy: str = "") -> None:
+    def __init__(self, cause: str, remedy: str = "", blame: Blame | None = None) -> None:
         super().__init__(cause)
-        self.remedy = remedy
+        self.remedy, self.blame = remedy, blame
 
-    def __reduce__(self) -> tuple[type[ExporterError], tuple[str, ...]]:
-        return type(self), (str(self), self.remedy)
+    def __reduce__(self) -> tuple[type[ExporterError], tuple[Any, ...]]:
+        return type(self), (str(self), self.remedy, self.blame)
 
 
 class UsageError(ExporterError):
@@ -71,15 +82,33 @@ class ExportError(ExporterError):
     """A model that cannot take the route it was sent."""
 
 
+class BothFailed(ExportError):
+    """A model that neither of a target's two exporters takes; `older` is what the second one, torch's older, raised."""
+
+    def __init__(self, cause: str, remedy: str, blame: Blame | None, older: ExporterError) -> None:
+        super().__init__(cause, remedy, blame)
+        self.older = older
+
+    def __reduce__(self) -> tuple[type[ExporterError], tuple[Any, ...]]:
+        return type(self), (str(self), self.remedy, self.blame, self.older)
+
+    @classmethod
+    def of(cls, first: ExporterError, older: ExporterError) -> BothFailed:
+        """What to raise for what the two raised."""
+        return cls(f"{first}; torch's older exporter: {older}", first.remedy, first.blame, older)
+
+
 class JobError(ExporterError):
     """A child process that did not give a result.
 
     `log` is the tail of what the child printed, its traceback included. `signal` names the one that ended it, if any.
     """
 
-    def __init__(self, cause: str, remedy: str = "", log: str = "", signal: str = "") -> None:
-        super().__init__(cause, remedy)
+    def __init__(
+        self, cause: str, remedy: str = "", log: str = "", signal: str = "", blame: Blame | None = None
+    ) -> None:
+        super().__init__(cause, remedy, blame)
         self.log, self.signal = log, signal
 
-    def __reduce__(self) -> tuple[type[ExporterError], tuple[str, ...]]:
-        return type(self), (str(self), self.remedy, self.log, self.signal)
+    def __reduce__(self) -> tuple[type[ExporterError], tuple[Any, ...]]:
+        return type(self), (str(self), self.remedy, self.log, self.signal, self.blame)

@@ -15,6 +15,8 @@ import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from exporter.core.errors import Blame
+
 HERE = "<--- HERE"  # how TorchScript's compiler points at a line
 
 OWN = "exporter itself failed"  # begins what is said of a failure that is no model's
@@ -93,6 +95,12 @@ def summary(error: BaseException) -> str:
 def blamed(who: str, error: BaseException) -> str:
     """`who: Type: message (file:line)`; of an error of exporter's own, that it is one, and where."""
     return own(error) or f"{who}: {summary(error)}"
+
+
+def blame(error: BaseException) -> Blame | None:
+    """The known cause of an error, where that is exporter's own code, or the error itself names it."""
+    found: Blame | None = getattr(error, "blame", None)
+    return found or (Blame("exporter-itself") if own(error) else None)
 
 
 def own(error: BaseException) -> str:

@@ -125,7 +125,7 @@ def naming(sizes: str) -> Iterator[None]:
         raise
     except Exception as error:
         if own := source_lines.own(error):
-            raise ExportError(own) from error
+            raise ExportError(own, blame=source_lines.blame(error)) from error
         misnamed = isinstance(error, TypeError) and _MISNAMED.search(str(error))
         raise ExportError(
             f"the model fails at {sizes or 'its example'}: {source_lines.summary(error)}",

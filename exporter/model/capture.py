@@ -15,7 +15,7 @@ import torch
 
 from exporter.core import contract as contracts
 from exporter.core import source_lines
-from exporter.core.errors import ExportError
+from exporter.core.errors import Blame, ExportError
 from exporter.core.expressions import Expression
 from exporter.core.records import Contract, Range, SizeLimit
 from exporter.model import fixed_dims, mapped_program, mixture_of_experts, recurrent
@@ -114,7 +114,7 @@ class Program:
             return self._timed(functools.partial(load_program, self.exported_file))
         missing = NoProgram.read(self.exported_file)
         if not missing.made:
-            raise ExportError(missing.reason)
+            raise ExportError(missing.reason, blame=missing.blame)
         return export_program(self.module, self.example, self.function)
 
     @functools.cached_property
@@ -201,8 +201,11 @@ def _export_somehow(
         return export(module, example, contract, named)
     except Exception as error:
         if not any(said in str(error) for said in VIOLATED):
-            said = f"torch.export: {_checked(error)}"
-            raise ExportError(_with_writes(source_lines.blamed(said.removesuffix(": "), error), module)) from error
+            check = source_lines.check_of(error) if "data-dependent" in str(error) else ""
+            said = f"torch.export: {check} on the values of tensors" if check else "torch.export"
+            text = _with_writes(source_lines.blamed(said, error), module)
+            blame = source_lines.blame(error) or (Blame("check-on-values", {"what": check}) if check else None)
+            raise ExportError(text, blame=blame) from error
         violated = error
     found.relaxed = True
     asked = fixed_dims.rules(str(violated))
@@ -211,7 +214,8 @@ def _export_somehow(
     for unnamed in (found.symbols(contract), set(named)):  # those that it fixed, or else all
         with contextlib.suppress(Exception):
             return export(module, example, contract, {n: free[n] if n in unnamed else named[n] for n in named})
-    raise ExportError(source_lines.blamed("torch.export", violated)) from violated
+    text = source_lines.blamed("torch.export", violated)
+    raise ExportError(text, blame=source_lines.blame(violated)) from violated
 
 
 def _with_writes(said: str, module: torch.nn.Module) -> str:
@@ -228,12 +232,6 @@ def _named(name: str, bounds: Range) -> Any:
     if step == 1:
         return torch.export.Dim(name, min=bounds.min, max=bounds.max)
     return step * torch.export.Dim(f"_{name}", min=sizes[0] // step, max=sizes[-1] // step)
-
-
-def _checked(error: BaseException) -> str:
-    """What asked for values of tensors, where the model does so only to raise."""
-    check = source_lines.check_of(error) if "data-dependent" in str(error) else ""
-    return f"{check} on the values of tensors: " if check else ""
 
 
 def _export(

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter.core.errors import ArtifactError, UsageError
+from exporter.core.errors import ArtifactError, Blame, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -92,6 +92,7 @@ def require(namespaces: Iterable[str]) -> None:
             raise ArtifactError(
                 f"the artifact calls operators of {namespace}, which are not registered here",
                 "give the library that registers them: --ops-lib FILE, in Python torch.ops.load_library(FILE)",
+                Blame("custom-operator-not-registered", {"op": namespace}),
             )
         load(file)
 

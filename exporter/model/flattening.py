@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from exporter.core.errors import ExportError, RecipeError, UsageError
+from exporter.core.errors import Blame, ExportError, RecipeError, UsageError
 from exporter.core.limits import LARGEST
 from exporter.core.records import TensorSpec
 from exporter.model import structure
@@ -150,7 +150,8 @@ def output_leaves(output: Any, leave_out: Collection[str] = ()) -> tuple[tuple[s
     """
     named = list(_outputs(output, "", frozenset(leave_out)))
     if not named:
-        raise ExportError("the model's output holds no tensor", "return tensors, or a structure of them")
+        remedy = "return tensors, or a structure of them"
+        raise ExportError("the model's output holds no tensor", remedy, Blame("output-not-a-tensor"))
     return tuple(name or "output" for name, _ in named), tuple(tensor for _, tensor in named)
 
 

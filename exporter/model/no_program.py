@@ -6,13 +6,16 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from exporter.core.errors import Blame
+
 
 @dataclass(frozen=True)
 class NoProgram:
-    """The reason; `made` says that torch.export gave a program, and that only saving it failed."""
+    """The reason, with its known cause; `made` says that torch.export returned a program and only saving it failed."""
 
     reason: str
     made: bool = False
+    blame: Blame | None = None
 
     def write(self, program: Path) -> None:
         """In the place of a program's file."""
@@ -23,7 +26,11 @@ class NoProgram:
     def read(cls, program: Path) -> NoProgram:
         """Why a program's file is not there."""
         file = _file(program)
-        return cls(**json.loads(file.read_text())) if file.is_file() else cls("the model was not captured")
+        if not file.is_file():
+            return cls("the model was not captured")
+        found = json.loads(file.read_text())
+        blame = found.pop("blame")
+        return cls(**found, blame=Blame(**blame) if blame else None)
 
 
 def _file(program: Path) -> Path:

@@ -138,7 +138,7 @@ def _rotate(
 
 
 def _failed(session: SessionRecord, point: str, error: ExporterError) -> SessionRecord:
-    cause = causes.find(str(error))
+    cause = causes.of(error)
     return replace(
         session,
         status="failed",

@@ -144,7 +144,7 @@ class Plan:
 
     def explain_golden(self, error: ExporterError) -> ExporterError:
         """As `explain`, for what ended the golden."""
-        cause = causes.find(str(error))
+        cause = causes.of(error)
         if cause is None or cause.name not in OUT_OF_MEMORY:
             return error
         found = self._shortage("the golden", need(others, GOLDEN, self.weights), GOLDEN)

@@ -136,7 +136,7 @@ class _Run:
             prepared = self._prepared(child)
             for file in self.job.captures(prepared.contract):
                 said = f"torch.export: {error}{session_checks.last_words(error, said='logs/prepare.log')}"
-                NoProgram(said).write(file)
+                NoProgram(said, blame=error.blame).write(file)
             return child, prepared
 
     def _begin_to_prepare(self, capture_program: bool) -> Child:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exporter.core import contract, environment, machine_code, source_lines
-from exporter.core.errors import ArtifactError, ContractError, ExportError, MissingDependency
+from exporter.core.errors import ArtifactError, Blame, ContractError, ExportError, MissingDependency
 from exporter.core.expressions import Expression
 from exporter.core.json_codec import to_json
 from exporter.core.records import PRECISIONS, Build, Contract, TensorSpec
@@ -71,7 +71,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     from exporter.model import recurrent
 
     if environment.compiler() is None:
-        raise MissingDependency("there is no C++ compiler, which AOTInductor needs", COMPILER)
+        raise MissingDependency("there is no C++ compiler, which AOTInductor needs", COMPILER, Blame("no-compiler"))
     if options.portable and not hasattr(config.cpp, "march"):
         raise MissingDependency(
             f"torch {torch.__version__} compiles packages for this machine alone",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exporter.core import causes, contract, environment, source_lines
-from exporter.core.errors import ArtifactError, ExportError
+from exporter.core.errors import ArtifactError, BothFailed, ExportError
 from exporter.core.expressions import Expression
 from exporter.core.json_codec import to_json
 from exporter.core.records import PRECISIONS, Contract, SizeLimit, Warned
@@ -143,7 +143,7 @@ def _translate(programs: tuple[Program, ...], options: Options) -> _Translated:
     except ExportError as error:
         if not captured:  # the trace is not to be trusted, or fails of the same
             raise failed from None
-        raise ExportError(f"{failed}{causes.OLDER}{causes.shorten(str(error))}") from failed
+        raise BothFailed.of(failed, ExportError(causes.shorten(str(error)), error.remedy, error.blame)) from failed
     for one, _ in made:
         _free_names(one.model.graph)
     warned = dict.fromkeys(warning for _, warnings in made for warning in warnings)

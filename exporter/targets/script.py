@@ -177,7 +177,7 @@ def _bridged(program: Program, path: Path, why: Exception) -> tuple[tuple[str, .
         remedy = error.remedy if isinstance(error, ExportError) else ""
         script = source_lines.own(why) or f"torch.jit.script: {source_lines.located(_first_line(why), why)}"
         both = f"{source_lines.message(error)}; {script}"
-        raise ExportError(both, remedy) from error
+        raise ExportError(both, remedy, source_lines.blame(error) or source_lines.blame(why)) from error
 
 
 def _said(error: Exception) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 from exporter.core import filesystem, processes
-from exporter.core.errors import JobError
+from exporter.core.errors import Blame, JobError
 
 LOG_LINES = 30
 # For processes side by side: threads that wait sleep, where they would spin on a core that another one needs. What is
@@ -109,7 +109,8 @@ class Child:
         if kind == "error":
             raise value
         if kind == "crash":
-            raise JobError(value, "", self.tail())
+            said, blame = value
+            raise JobError(said, "", self.tail(), blame=blame)
         return value
 
     def _too_long(self, timeout: float | None) -> JobError:
@@ -156,7 +157,8 @@ def ended(what: str, code: int | None, log: str, remedy: str = "") -> JobError:
     known = -code in set(signal.Signals)
     name = signal.Signals(-code).name if known else f"signal {-code}"
     hint = {"SIGKILL": " (out of memory?)", "SIGILL": " (built for another processor?)"}.get(name, "")
-    return JobError(f"{what} was ended by {name}{hint}", remedy, log, name)
+    cause = {"SIGKILL": "killed", "SIGILL": "illegal-instruction"}.get(name)
+    return JobError(f"{what} was ended by {name}{hint}", remedy, log, name, Blame(cause) if cause else None)
 
 
 class Zygote:

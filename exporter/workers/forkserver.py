@@ -154,10 +154,11 @@ def _answer(channel: socket.socket, function: Any, arguments: dict[str, Any]) ->
         answer = ("error", error)
     except SystemExit as error:
         traceback.print_exc()
-        answer = ("crash", source_lines.located(f"the model's code ended the process: sys.exit({error.code!r})", error))
+        said = f"the model's code ended the process: sys.exit({error.code!r})"
+        answer = ("crash", (source_lines.located(said, error), None))
     except Exception as error:
         traceback.print_exc()
-        answer = ("crash", source_lines.own(error) or source_lines.summary(error))
+        answer = ("crash", (source_lines.own(error) or source_lines.summary(error), source_lines.blame(error)))
     tell(channel, *answer)
 
 

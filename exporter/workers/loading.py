@@ -115,7 +115,7 @@ def _flat_inputs(
         raise
     except Exception as error:
         if own := source_lines.own(error):
-            raise ExportError(own) from error
+            raise ExportError(own, blame=source_lines.blame(error)) from error
         raise RecipeError(
             f"inputs() fails at {contract.describe(sizes)}: {type(error).__name__}: {error}", "mend the recipe"
         ) from error
@@ -196,7 +196,7 @@ def _load_weights(recipe: recipes.Recipe, weights: str) -> torch.nn.Module:
         raise
     except Exception as error:
         if own := source_lines.own(error):
-            raise ExportError(own) from error
+            raise ExportError(own, blame=source_lines.blame(error)) from error
         remedy = (
             "give --weights random, or fetch the weights first"
             if weights == "pretrained"

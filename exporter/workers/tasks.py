@@ -215,12 +215,13 @@ def _capture(job: Job, loaded: LoadedModel, found: Contract, sizes: dict[str, in
         try:
             captured = _capture_one(job, loaded, promised, own, made)
         except ExportError as error:
-            NoProgram(str(error)).write(file)
+            NoProgram(str(error), blame=error.blame).write(file)
             continue
         try:
             torch.export.save(captured.program, file)
         except Exception as error:  # its serializer does not know every node that a graph may have
-            NoProgram(f"torch.export.save: {source_lines.summary(error)}", made=True).write(file)
+            said = f"torch.export.save: {source_lines.summary(error)}"
+            NoProgram(said, made=True, blame=source_lines.blame(error)).write(file)
         made.ops |= dict.fromkeys(custom_ops.of_exported(captured.program))
     return made
 

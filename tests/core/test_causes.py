@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from exporter.core import causes, source_lines
-from exporter.core.errors import ExportError
+from exporter.core.errors import Blame, BothFailed, ExportError
 from exporter.core.records import Contract, TensorSpec
 from exporter.model import capture, flattening
 from exporter.model.torchscript import bridge
@@ -426,7 +426,7 @@ def fail_in_exporter() -> None:
     try:
         flattening.specs(["x"], [3])  # type: ignore[list-item]
     except AttributeError as error:
-        raise ExportError(source_lines.own(error)) from error
+        raise ExportError(source_lines.own(error), blame=source_lines.blame(error)) from error
 
 
 class Case(NamedTuple):
@@ -519,14 +519,11 @@ RECORDED = [
     ("torchvision-mismatch", "RuntimeError: operator torchvision::nms does not exist"),
     # AOTInductor with an old compiler; it takes long to get there.
     ("compiler-failed", "InductorError: CppCompileError: C++ compile error Command: g++ -std=c++20 model.cpp"),
-    # Our own parent, of children that were ended; a GPU; dlopen without the CUDA libraries.
-    ("illegal-instruction", "compile (native) was ended by SIGILL (built for another processor?)"),
-    ("killed", "torch.export: capture was ended by SIGKILL (out of memory?); torch's older exporter: neither"),
+    # The kernel's words; a GPU; dlopen without the CUDA libraries.
+    ("illegal-instruction", "Illegal instruction (core dumped)"),
     ("out-of-memory", "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB."),
     ("shared-library", "OSError: libcudart.so.13: cannot open shared object file: No such file or directory"),
-    # The bridge, of what torch.vmap left and of what torch 2.11 scans on GPUs only; exporter-run.
-    ("higher-order-operator", "TorchScript has no higher_order.associative_scan (net.py:9)"),
-    ("vmap", "TorchScript has no torch._functorch.predispatch._add_batch_dim (net.py:6)"),
+    # exporter-run.
     ("custom-operator-not-registered", "trace.pt calls operators of torchvision, which are not registered; load"),
     # torch 2.11 on CUDA, of an LSTM.
     ("recurrent-on-gpu", "RuntimeError: cond_fn might be aliasing the input or the output!"),
@@ -565,7 +562,7 @@ def spring(act: Callable[[Path], object], folder: Path) -> Exception:
 def test_the_cause_of_a_real_error(case: Case, tmp_path: Path) -> None:
     error = spring(case.spring, tmp_path)
     text = source_lines.summary(error)
-    cause = causes.find(text, case.target)
+    cause = causes.of(error, case.target, text)
     assert cause is not None, text
     assert cause.name == case.name, text
     assert_readable(cause)
@@ -600,13 +597,17 @@ FOUND: dict[str, dict[str, str]] = {
     "unsteady": {"why": "the model draws random numbers"},
     "too-coarse": {},
     "not-a-number": {},
+    "killed": {},
+    "operator-not-in-torchscript": {"op": "aten.flex"},
 }
 
 
 @pytest.mark.parametrize("name", FOUND)
 def test_the_cause_of_what_exporter_finds_itself(name: str) -> None:
-    cause = causes.named(name, "compile", FOUND[name])
-    assert cause.patterns == ()
+    error = ExportError("it fails", blame=Blame(name, FOUND[name]))
+    cause = causes.of(pickle.loads(pickle.dumps(error)), "compile")
+    assert cause is not None
+    assert (cause.name, cause.patterns) == (name, ())
     assert_readable(cause)
     assert all(word in cause.sentence for word in FOUND[name].values())
 
@@ -697,14 +698,14 @@ def test_each_exporter_to_onnx_has_its_cause() -> None:
     """PESTO's: the one stops at round(), the other at complex numbers."""
     newer = "torch.onnx.export: DispatchError: No ONNX function found for <built-in function round>. (pesto.py:259)"
     operator = "Exporting the operator 'aten::view_as_complex' to ONNX opset version 20 is not supported"
-    both = ExportError(f"{newer}; torch's older exporter: UnsupportedOperatorError: {operator}")
+    both = BothFailed.of(ExportError(newer), ExportError(f"UnsupportedOperatorError: {operator}"))
     reason, remedy, _ = causes.describe(both, "onnx")
     assert reason.startswith(
         "ONNX has no translation for Python's round() of a number that a call computes (pesto.py:259); "
         "in torch's older exporter, complex numbers stand where this route takes only real ones: torch.onnx.export"
     )
     assert remedy.startswith("make it when the module is built")
-    twice = causes.describe(ExportError(f"{newer}; torch's older exporter: {newer}"), "onnx")
+    twice = causes.describe(BothFailed.of(ExportError(newer), ExportError(newer)), "onnx")
     assert "in torch's older exporter, " not in twice.reason
 
 

@@ -1,8 +1,8 @@
 """Known causes of failure: what in the model is in the way, and what to do about it. Texts in, words out; never torch.
 
 Each is an entry of one of the tables beside this file. Patterns are for messages of torch.jit, torch.export,
-torch.onnx, AOTInductor and onnxruntime, and for our own. A pattern's named groups fill the words of its sentence and
-remedy.
+torch.onnx, AOTInductor, onnxruntime and exporter-run; what exporter itself raises names its cause. A pattern's named
+groups fill the words of its sentence and remedy.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from typing import NamedTuple
 
 from exporter.core.causes import _code, _machine, _operators, _torchscript, _values
 from exporter.core.causes._cause import Cause as Cause
-from exporter.core.errors import ExporterError
+from exporter.core.errors import BothFailed, ExporterError
 from exporter.core.source_lines import place
 
 INT8 = "ship bf16 or fp16, or int8 by another target"  # where nothing better is known of a quantized variant
 OUT_OF_MEMORY, KILLED = "out-of-memory", "killed"
-OLDER = "; torch's older exporter: "  # parts what the two exporters to ONNX say
 REASON = 320  # characters of a raw message that a reason keeps
 CAUSES: tuple[Cause, ...] = (
     *_values.CAUSES,
@@ -52,6 +51,13 @@ def find(text: str, target: str = "", python: tuple[int, ...] = sys.version_info
     return None
 
 
+def of(error: BaseException, target: str = "", text: str = "") -> Cause | None:
+    """The cause that whoever raised the error knows, else what `find` reads in the text, or in what the error says."""
+    if blame := getattr(error, "blame", None):
+        return named(blame.cause, target, blame.words)
+    return find(text or str(error), target)
+
+
 def named(name: str, target: str = "", words: Mapping[str, str] | None = None) -> Cause:
     """The cause of this name, its words filled in. KeyError for a name that no cause has."""
     return _filled(_BY_NAME[name], dict(words or {}), target)
@@ -80,14 +86,13 @@ def describe(error: ExporterError, target: str = "", text: str = "") -> Describe
     as it is. The remedy is the cause's where the error has none.
     """
     text = text or str(error)
-    cause = find(text, target)
+    cause = of(error, target, text)
     if cause is None:
         return Described(text, error.remedy, "")
     where = place(text)
     raw = shorten(text.replace(f" ({where})", ""))
     said = f"{cause.sentence}{f' ({where})' if where else ''}"
-    _, older, rest = text.partition(OLDER)
-    other = find(rest, target) if older else None
+    other = of(error.older, target) if isinstance(error, BothFailed) else None
     if other is not None and other.name != cause.name:
         said = f"{said}; in torch's older exporter, {other.sentence[0].lower()}{other.sentence[1:]}"
     return Described(f"{said}: {raw}", error.remedy or cause.remedy, cause.name)

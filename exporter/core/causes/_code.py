@@ -33,7 +33,6 @@ CAUSES = (
             r"cannot be understood by the tracer",
             r"Error when translating node return",
             r"'(?:int|float|bool|str)' object has no attribute 'name'",
-            r"the model's output holds no tensor",
         ),
         "The model returns something that is no tensor",
         "return tensors, or tuples, lists or dicts of them",

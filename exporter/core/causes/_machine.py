@@ -7,13 +7,13 @@ from exporter.core.causes._cause import Cause
 CAUSES = (
     Cause(
         "exporter-itself",
-        (r"exporter itself failed",),
+        (),
         "This is a bug of exporter's, and nothing that the model does wrong",
         "report it, with the log; another target may do meanwhile",
     ),
     Cause(
         "no-compiler",
-        (r"InvalidCxxCompiler|No working C\+\+ compiler", r"there is no C\+\+ compiler"),
+        (r"InvalidCxxCompiler|No working C\+\+ compiler",),
         "There is no C++ compiler, which compile needs",
         "install g++ (Debian: apt install g++), or name one in CXX",
     ),
@@ -37,7 +37,7 @@ CAUSES = (
     ),
     Cause(
         "killed",
-        (r"was ended by SIGKILL",),
+        (),
         "The memory did not suffice",
         "take smaller sizes (--size), raise --memory-limit where one was given, or use a larger machine",
     ),
@@ -49,7 +49,7 @@ CAUSES = (
     ),
     Cause(
         "illegal-instruction",
-        (r"was ended by SIGILL", r"[Ii]llegal instruction"),
+        (r"[Ii]llegal instruction",),
         "The artifact was built for a processor with instructions that this one lacks",
         "export it on the machine that serves it, or on an older one",
     ),

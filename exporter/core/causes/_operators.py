@@ -23,7 +23,6 @@ CAUSES = (
         "higher-order-operator",
         (
             NO_ONNX + r"<torch\._higher_order_ops\.(?P<op>\w+)",
-            r"TorchScript has no higher_order\.(?P<op>\w+)",
             r"doesn't work unless it is captured completely with torch\.compile",
             r"FX to torch\.jit\.trace a dynamo-optimized function",
         ),

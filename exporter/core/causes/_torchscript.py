@@ -41,13 +41,13 @@ CAUSES = (
     ),
     Cause(
         "vmap",
-        (r"\bvmap: ", r"_functorch/(?:apis|vmap|predispatch)\.py", r"TorchScript has no torch\._functorch"),
+        (r"\bvmap: ", r"_functorch/(?:apis|vmap|predispatch)\.py"),
         "torch.vmap or torch.func is not for this route as it is used here",
         "write the batch dimension out with broadcasting",
     ),
     Cause(
         "operator-not-in-torchscript",
-        (r"TorchScript has no (?P<op>\w+\.[\w.]+)",),
+        (),
         "TorchScript has no operator {op}",
         "register it in C++ (TORCH_LIBRARY) where it is your own, write it with others, or ship compile or onnx",
     ),

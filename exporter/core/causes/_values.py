@@ -33,7 +33,7 @@ CAUSES = (
     ),
     Cause(
         "check-on-values",
-        (r"(?P<what>an assert|a check that raises) on the values of tensors: ",),
+        (),
         "The code has {what} on the values of tensors, which a graph cannot stop at",
         "delete it, or check the inputs before the call",
     ),

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 from torch.export.graph_signature import InputKind, OutputKind
 
-from exporter.core.errors import ExportError
+from exporter.core.errors import Blame, ExportError
 from exporter.model import recurrent
 from exporter.model.torchscript.codegen import arguments, attribute, define, literal, number_tensor
 from exporter.model.torchscript.lowering import Lowering, Value, python_type, source_line
@@ -43,13 +43,24 @@ def from_exported(program: torch.export.ExportedProgram, names: Sequence[str] = 
     for name, tensor in lowering.constants.items():
         _place(module, name, tensor, {})
     if lowering.missing:
-        raise ExportError(f"TorchScript has no {', '.join(lowering.missing)}", REMEDY)
+        missing = (f"{what} ({where})" if where else what for what, where in lowering.missing)
+        blame = _blame(next(what for what, _ in lowering.missing))
+        raise ExportError(f"TorchScript has no {', '.join(missing)}", REMEDY, blame)
     head = f"def forward(self, {', '.join(parameters)}) -> Tuple[{', '.join(['Tensor'] * len(returned))}]:"
     tail = f"    return ({''.join(f'{name}, ' for name in returned)})"
     try:
         return define(module, "\n".join([head, *lowering.lines, tail, "", *lowering.methods.values()]))
     except RuntimeError as error:
         raise _not_taken(error, lowering) from error
+
+
+def _blame(missing: str) -> Blame:
+    """The known cause of an operator that TorchScript does not have."""
+    if missing.startswith("torch._functorch"):
+        return Blame("vmap")
+    if missing.startswith("higher_order."):
+        return Blame("higher-order-operator", {"op": missing.removeprefix("higher_order.")})
+    return Blame("operator-not-in-torchscript", {"op": missing})
 
 
 def _inputs(

@@ -80,7 +80,7 @@ class Lowering:
         self.origins: list[fx.Node | None] = []
         self.methods: dict[str, str] = {}
         self.constants: dict[str, torch.Tensor] = {}
-        self.missing: dict[str, None] = {}
+        self.missing: dict[tuple[str, str], None] = {}  # what, and the line that led to it
         self.follows = follows
         self._values: dict[fx.Node, Value] = {}
         self._taken: dict[str, int] = {}
@@ -114,8 +114,7 @@ class Lowering:
 
     def refused(self, what: str, node: fx.Node) -> Value:
         """Note that `what` cannot be written; returns a value to go on with."""
-        where = source_line(node)
-        self.missing[f"{what} ({where})" if where else what] = None
+        self.missing[what, source_line(node)] = None
         value = node.meta.get("val")
         return ("None",) * len(value) if isinstance(value, (tuple, list)) else "None"
 

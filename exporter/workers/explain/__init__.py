@@ -52,9 +52,10 @@ class Explanation:
     schema: int = SCHEMA
 
 
-def failure(message: str, target: str = "", remedy: str = "") -> Finding:
-    """What a message says: its cause, its place, and what to do where no remedy is given."""
-    cause, raw = causes.find(message, target), causes.shorten(source_lines.without(message))
+def failure(error: BaseException, target: str = "", message: str = "") -> Finding:
+    """What an error, or a message of it, says: its cause, its place, and what to do about it."""
+    message, remedy = message or str(error), getattr(error, "remedy", "")
+    cause, raw = causes.of(error, target, message), causes.shorten(source_lines.without(message))
     text = f"{cause.sentence}: {raw}" if cause else raw
     return Finding("bad", text, source_lines.place(message), remedy or (cause.remedy if cause else ""))
 
@@ -92,5 +93,5 @@ def _sections(child: Child, names: Sequence[str], begun: Callable[[str], None], 
         try:
             yield child.expect("section", timeout)
         except ExporterError as error:
-            yield Section(name, (failure(str(error), name, error.remedy),))
+            yield Section(name, (failure(error, name),))
             return

@@ -31,5 +31,6 @@ def _findings(name: str, subject: Subject) -> list[Finding]:
         findings: list[Finding] = importlib.import_module(f"exporter.workers.explain.{name}").examine(subject)
     except Exception as error:  # torch raises whatever it meets; that is what the section has to say
         traceback.print_exc()
-        return [failure(source_lines.own(error) or source_lines.summary(error), name)]
+        said = source_lines.own(error) or source_lines.summary(error)
+        return [failure(error, name, said)]
     return findings

@@ -42,7 +42,7 @@ def _state(subject: Subject) -> list[Finding]:
 def _taken(subject: Subject) -> list[Finding]:
     captured = subject.captured
     if captured.program is None:
-        return [failure(str(captured.error or ExportError("no program")), "export")]
+        return [failure(captured.error or ExportError("no program"), "export")]
     symbols = subject.contract.symbols
     promised = ", ".join(f"{name} {bounds}" for name, bounds in symbols.items()) or "all sizes fixed"
     findings = [Finding("ok", f"torch.export takes it; promised: {promised}")]

@@ -30,7 +30,7 @@ def _natively(subject: Subject) -> list[Finding]:
             warnings.simplefilter("ignore")
             torch.jit.script(subject.model)
     except Exception as error:  # the compiler of TorchScript raises whatever it meets
-        natively, bridged = failure(source_lines.summary(error), "script"), _bridged(subject)
+        natively, bridged = failure(error, "script", source_lines.summary(error)), _bridged(subject)
         return [replace(natively, level="note", remedy="") if bridged.level == "ok" else natively, bridged]
     return [Finding("ok", "torch.jit.script takes it as it is")]
 
@@ -39,6 +39,6 @@ def _bridged(subject: Subject) -> Finding:
     try:
         bridge.from_exported(subject.captured.require())
     except ExportError as error:
-        found = failure(source_lines.located(str(error), error), "script", error.remedy)
+        found = failure(error, "script", source_lines.located(str(error), error))
         return replace(found, text=f"through the exported graph: {found.text}")
     return Finding("ok", "through the exported graph it becomes TorchScript")
