@@ -378,7 +378,7 @@ def open_artifact(
     custom_ops.require(contract.ops)
     if contract.build is not None:
         machine_code.require(contract.build, file)
-    loaded = _route(contract, file).load(file, options)
+    loaded = _route(contract.target, file).load(file, options)
     if loaded.takes not in (None, len(contract.inputs)):
         said = f"takes {loaded.takes} inputs, and its contract has {len(contract.inputs)}"
         raise ArtifactError(f"{file} {said}", "export it again")
@@ -386,10 +386,10 @@ def open_artifact(
     return Artifact(contract, loaded.run, where, loaded.reset)
 
 
-def _route(contract: Contract, file: Path) -> routes.Target:
+def _route(target: str, file: Path) -> routes.Target:
     """The target that made an artifact. ArtifactError where there is none of that name."""
     try:
-        return routes.get(contract.target)
+        return routes.get(target)
     except UsageError as error:
         raise ArtifactError(f"{file}: its contract is of no target that is here: {error}", error.remedy) from error
 
@@ -400,7 +400,7 @@ def _read_contract(file: Path, target: str, suffix: str) -> Contract:
     Where it is nobody's: what the first of them reads, or says is wrong; as a zip, where there is none.
     """
     if target:
-        return routes.get(target).read_contract(file)
+        return _route(target, file).read_contract(file)
     first: Contract | Exception | None = None
     for name, route in routes.usable().items():
         if Path(route.artifact).suffix not in (file.suffix, suffix):

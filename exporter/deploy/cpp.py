@@ -77,7 +77,7 @@ class Start:
 
 def refuse(variant: VariantRecord) -> str:
     """Why exporter-run cannot run the variant on a CPU without help."""
-    if not targets.get(variant.target).native:
+    if not targets.is_native(variant.target):
         return "does not run in C++"
     if variant.contract and variant.contract.device != "cpu":
         return "runs on a GPU, whose libraries come with its driver"

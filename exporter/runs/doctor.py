@@ -92,12 +92,14 @@ def _probe() -> dict[str, tuple[str, str]]:
 
 def _python() -> Part:
     version = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info >= (3, 14):
+    bounds = ((name, targets.facts(name).before_python) for name in targets.usable())
+    lost = {name: bound for name, bound in bounds if bound and sys.version_info >= bound}
+    if lost:
+        major, minor = min(lost.values())
+        names = " and ".join(lost)
+        remedy = f"use Python 3.11 to {major}.{minor - 1} for {names}"
         return Part(
-            "note",
-            "python",
-            f"{version}: TorchScript is not supported there",
-            "use Python 3.11 to 3.13 for trace and script",
+            "note", "python", f"{version}: {names} {'are' if len(lost) > 1 else 'is'} not supported there", remedy
         )
     return Part("ok", "python", version)
 
@@ -122,7 +124,8 @@ def remedy(name: str, error: str) -> str:
         install = "`pip install --force-reinstall torch torchvision`"
         return f"{have} are of different builds: install both from one index, {install}"
     if "No module named" in error:
-        return f"pip install {'onnxruntime-gpu' if name == 'onnxruntime' else name}"
+        alternatives = (r.split("|") for target in targets.usable().values() for r in target.requires)
+        return f"pip install {next((first for first, *others in alternatives if name in others), name)}"
     return f"pip install --force-reinstall {name}"
 
 

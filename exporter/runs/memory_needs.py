@@ -117,7 +117,7 @@ class Plan:
         """Whether a variant's sessions can stay open beside those that are, for they are timed in turn."""
         if self.weights < LARGE:
             return True
-        count = 2 if targets.get(record.target).native else 1
+        count = 2 if targets.is_native(record.target) else 1
         return count * need(sessions, record.target, self.weights) <= memory.free()
 
     def explain(self, record: VariantRecord) -> VariantRecord:

@@ -45,7 +45,7 @@ def openers(
         ),
     )
     runner = environment.find_runner()
-    if runner is not None and targets.get(record.target).native:
+    if runner is not None and targets.is_native(record.target):
         command = [str(runner), "session", str(path), "--golden", str(golden), "--device", options.device]
         command += ["--threads", str(options.threads), *_ops_libs(record.contract, options)]
         variables = {**zygote.environment, **({"TMPDIR": options.scratch} if options.scratch else {})}

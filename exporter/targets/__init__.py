@@ -269,6 +269,14 @@ def is_live(variant: Variant) -> bool:
     return isinstance(target, LiveTarget) and _has(target.live_variants, variant.setting)
 
 
+def is_native(name: str) -> bool:
+    """Whether exporter-run takes the target's artifacts; not those of one that is not here."""
+    try:
+        return get(name).native
+    except UsageError:
+        return False
+
+
 def is_portable(variant: Variant) -> bool:
     """Whether it may be made as portable machine code, as --portable asks."""
     return facts(variant.target).portable and not is_live(variant)

@@ -65,6 +65,7 @@ class Facts:
     cost: int = 1  # how long its export takes, roughly, against trace: the costliest starts first
     portable: bool = False  # whether its artifacts hold machine code and it follows Options.portable
     portability: int = 5  # rank for the goal portability: 0 moves most freely between machines
+    before_python: tuple[int, int] | None = None  # the first version of Python that it does not support
     companions: tuple[str, ...] = ()  # what may follow the artifact's name, of files beside it: .data
     libraries: tuple[str, ...] = ()  # importable packages whose code is never the model's, in tracebacks
     modules: tuple[str, ...] = ()  # what `exporter doctor` imports

@@ -9,7 +9,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from exporter.core import source_lines
 from exporter.core.errors import UsageError
-from exporter.core.records import EAGER
+from exporter.core.records import EAGER, PRECISIONS
 from exporter.targets._facts import Facts
 
 GROUP = "exporter.targets"
@@ -84,6 +84,10 @@ def _problems(target: object, taken: Collection[str]) -> Iterator[str]:
     for name in FUNCTIONS:
         if not callable(getattr(target, name, str)):
             yield f"{name} is no function"
+    precisions = getattr(target, "precisions", None)
+    strange = [one for one in precisions if one not in PRECISIONS] if isinstance(precisions, tuple) else ()
+    if strange:
+        yield f"precisions has {', '.join(map(repr, strange))}, which exporter does not know"
     artifact = getattr(target, "artifact", None)
     if isinstance(artifact, str) and not re.fullmatch(r"\w[\w-]*(\.[\w-]+)+", artifact):
         yield f"{artifact!r} is no file name with a suffix"

@@ -36,6 +36,7 @@ assumes = ("graph",)
 needs_module = True
 cost = 2
 also_called = ("torchscript", "jit")
+before_python = (3, 14)  # of TorchScript
 question = "torch.jit.script: can it read the code?"
 portability = 2
 export_need, session_need = Need(1.5, 1.0 * GB), Need(1.2, 1.5 * GB)

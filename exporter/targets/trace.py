@@ -30,6 +30,7 @@ needs_program = False
 assumes = ("graph",)  # but where `export` says that the trace takes the whole contract
 cost = 1
 also_called = ("torchscript", "jit")
+before_python = (3, 14)  # of TorchScript
 question = "torch.jit.trace: does it hold at other sizes and values?"
 portability = 3
 export_need, session_need = Need(1.2, 0.8 * GB), Need(1.2, 1.5 * GB)

@@ -92,7 +92,9 @@ def test_a_gpu_and_a_torch_that_does_not_import(examine) -> None:
 
 def test_python_beyond_torchscript(examine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.version_info", (3, 14, 0))
-    assert examine()["python"].level == "note"
+    found = examine()["python"]
+    assert (found.level, found.detail) == ("note", "3.14.0: script and trace are not supported there")
+    assert found.remedy == "use Python 3.11 to 3.13 for script and trace"
 
 
 def probe(monkeypatch: pytest.MonkeyPatch, code: int, out: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from exporter import targets
 from exporter.bundle import layout as bundles
 from exporter.core.errors import ArtifactError, ContractError, UsageError
 from exporter.core.option import settings
-from exporter.core.records import Range
+from exporter.core.records import Contract, Range
 from exporter.core.settings import RunSettings, SourceSettings
 from exporter.targets import _plugins
 
@@ -334,6 +334,28 @@ def test_a_target_of_another_package_reads_its_own_contract(
     republish(bundle, dataclasses.replace(manifest, variants=(row,)))
     artifact = exporter.open_artifact(file)
     assert artifact.contract.target == "theirs"
+    assert artifact(**PAIR)["pooled"].shape == (2, 4)
+
+
+@pytest.mark.parametrize("claims", ["theirs", "trace", "raises"])
+def test_a_target_of_another_package_takes_no_artifact_of_ours(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, claims: str
+) -> None:
+    """Its artifacts end as ours, it comes first by its name, and it reads any file as one of its own."""
+
+    def read_contract(path: Path) -> Contract:
+        if claims == "raises":
+            raise ValueError("of another form")
+        return dataclasses.replace(targets.get("trace").read_contract(path), target=claims)
+
+    greedy = reversing(targets.get("trace"))
+    greedy.artifact, greedy.read_contract = "theirs.pt", read_contract
+    monkeypatch.setitem(sys.modules, "their_target", greedy)
+    point = EntryPoint("a-target", "their_target", _plugins.GROUP)
+    monkeypatch.setattr(_plugins, "entry_points", lambda group: [point])
+    alone = (bundle / "trace.pt").rename(tmp_path / "alone.pt")
+    artifact = exporter.open_artifact(alone)
+    assert artifact.contract.target == "trace"
     assert artifact(**PAIR)["pooled"].shape == (2, 4)
 
 

@@ -15,8 +15,8 @@ from support.commands import TESTS, Done, start_cli
 import exporter
 from exporter import targets
 from exporter.bundle import layout
-from exporter.core import environment
-from exporter.core.errors import UsageError
+from exporter.core import environment, source_lines
+from exporter.core.errors import ArtifactError, UsageError
 from exporter.targets import _plugins
 
 PLUGIN = TESTS / "plugin"
@@ -99,6 +99,15 @@ def test_every_command_knows_the_target(command: Command, tmp_path: Path) -> Non
         alone = shutil.copy(bundle / name, tmp_path / f"alone-{name}")
         assert exporter.open_artifact(alone).contract.target == name.removesuffix(".pt")
 
+    shutil.rmtree(tmp_path / "site" / "sample_plugin-1.0.dist-info")
+    done = command("check", bundle)
+    assert done.code == 1
+    assert "there is no target 'sample'" in done.out
+    assert "1 of 2 variants passed" in done.out, "the others are judged without the package"
+    assert "Ship trace.pt" in command("report", bundle).out
+    with pytest.raises(ArtifactError, match="of no target that is here"):
+        exporter.open_artifact(bundle / "sample.pt")
+
 
 @pytest.mark.usefixtures("sample")
 def test_lists_the_doctor_and_explain_name_it(command: Command) -> None:
@@ -158,6 +167,8 @@ def test_a_release_follows_what_the_target_requires(sample: Install, command: Co
         (REQUIRED + "requires = 'torch'", "requires is str, not tuple"),
         (REQUIRED + "portable = 'yes'", "portable is str, not bool"),
         (REQUIRED + "variants = (1,)", "variants holds other things than str"),
+        (REQUIRED + "precisions = ('fp8',)", "precisions has 'fp8', which exporter does not know"),
+        (REQUIRED + "precisions = 8", "precisions is int, not tuple"),
         (REQUIRED + "load = 'me'", "load is no function"),
         (REQUIRED + "artifact = '../x'", "'../x' is no file name with a suffix"),
         (REQUIRED + "artifact = 'trace.pt'", "trace.pt is the artifact of another target"),
@@ -207,6 +218,16 @@ def test_names_that_mean_something_else(install: Install, name: str, monkeypatch
     monkeypatch.setattr(_plugins, "entry_points", lambda group: [point])
     with pytest.raises(UsageError, match="is no name for a target"):
         targets.get(name)
+
+
+def test_its_own_code_is_no_line_of_the_model(install: Install) -> None:
+    site = install("lined-plugin", entries="[exporter.targets]\nlined = lined.target\n")
+    (site / "lined").mkdir()
+    (site / "lined/target.py").write_text(REQUIRED.replace("NAME", "lined") + "libraries = ('lined_runtime',)\n")
+    targets.get("lined")
+    for package in ("lined", "lined_runtime"):
+        text = f'File "/usr/lib/python3.12/site-packages/{package}/x.py", line 3, in f'
+        assert source_lines.place(text) == ""
 
 
 def test_what_it_does_not_say_has_a_default(install: Install) -> None:
