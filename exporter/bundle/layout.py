@@ -15,7 +15,8 @@ from exporter.core.records import FP32, PRECISIONS, ArtifactRecord, Manifest
 
 MANIFEST = "manifest.json"
 SAMPLES = "samples.json"
-GOLDEN = "golden.pt"
+GOLDEN = "golden.safetensors"
+PICKLED_GOLDEN = "golden.pt"  # of releases before golden schema 3
 LOGS = "logs"
 REJECTED = "rejected"  # artifacts that were judged and failed: no record lists them, and nobody ships them
 REASONS = "REASONS.txt"  # in that folder
@@ -32,9 +33,15 @@ FILES = tuple(
         ("exported", ".pt2"),
     )
 )  # fmt: skip
-OURS = {MANIFEST, SAMPLES, GOLDEN, LOGS, REJECTED, BOM, PROVENANCE, *UNLISTED}
+OURS = {MANIFEST, SAMPLES, GOLDEN, PICKLED_GOLDEN, LOGS, REJECTED, BOM, PROVENANCE, *UNLISTED}
 # What to do about a file that is not what it was.
 ALTERED = "the bundle was cut short or altered: take it again from where it was published, or export again"
+
+
+def golden(bundle: Path) -> Path:
+    """The golden of a bundle, under the name of today or that of a release before."""
+    pickled = bundle / PICKLED_GOLDEN
+    return pickled if pickled.exists() and not (bundle / GOLDEN).exists() else bundle / GOLDEN
 
 
 def record(path: Path) -> ArtifactRecord:

@@ -117,7 +117,7 @@ model_options = _options.together(
         "--inputs",
         "inputs_file",
         type=click.Path(exists=True, dir_okay=False),
-        help="Dict of tensors from torch.save, instead of the recipe's inputs: every size is then fixed but for those "
+        help="Tensors by name, .safetensors or a dict from torch.save, instead of the recipe's inputs: every size is then fixed but for those "
         "of --dim. Of a saved program it is the example: what the program leaves dynamic stays so.",
     ),
     click.option(

@@ -54,7 +54,7 @@ def test_it_is_made_again_in_its_place_but_not_over_files_of_others(folder: Path
     out = tmp_path / "pair-cpp"
     shutil.copytree(folder, out, copy_function=os.link)
     cpp.deploy(bundle, read_manifest(bundle), "script", out)
-    assert {file.name for file in out.glob("*.pt")} == {"script.pt", "golden.pt"}
+    assert {file.name for file in (*out.glob("*.pt"), *out.glob("golden.*"))} == {"script.pt", "golden.safetensors"}
     (out / "lib" / "mine.txt").write_text("mine")
     with pytest.raises(BundleError, match=r"lib/mine\.txt, which exporter did not write"):
         cpp.deploy(bundle, read_manifest(bundle), "trace", out)
@@ -66,7 +66,7 @@ def test_a_folder_of_others_is_left_alone(bundle: Path, tmp_path: Path) -> None:
         cpp.deploy(bundle, read_manifest(bundle), "trace", bundle)
 
 
-@pytest.mark.parametrize("file", ["trace.pt", "golden.pt"])
+@pytest.mark.parametrize("file", ["trace.pt", "golden.safetensors"])
 def test_altered_files_are_refused(bundle: Path, tmp_path: Path, file: str) -> None:
     data = bytearray((bundle / file).read_bytes())
     data[-1] ^= 1

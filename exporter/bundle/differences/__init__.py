@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from exporter.bundle import checksums, layout
-from exporter.bundle.differences import _archives, _models
+from exporter.bundle.differences import _archives, _models, _tensors
 from exporter.bundle.differences._finding import STATUSES, Finding, Status
 from exporter.bundle.differences._json import records
 
@@ -27,6 +27,8 @@ _SPOILT = (
     lzma.LZMAError,
     OSError,
     ValueError,
+    KeyError,
+    TypeError,
     EOFError,
     NotImplementedError,
     RuntimeError,
@@ -47,7 +49,7 @@ class Difference:
 
 
 def compare(old: Path, new: Path) -> Difference:
-    """Two builds of a file of the same name: an archive of torch's, an ONNX model or its weights, or any other."""
+    """Two builds of a file of one name: an archive of torch's, an ONNX model or its weights, tensors, or any other."""
     if old.stat().st_size == new.stat().st_size and checksums.of(old) == checksums.of(new):
         return Difference(old.name, "identical")
     try:
@@ -61,6 +63,8 @@ def _findings(old: Path, new: Path) -> Iterable[Finding]:
         return _models.compare(old, new)
     if old.name.endswith(layout.CACHE):
         return _archives.caches(old, new)
+    if old.name.endswith(_tensors.SUFFIX):
+        return _tensors.compare(old, new)
     if zipfile.is_zipfile(old) and zipfile.is_zipfile(new):
         return _archives.compare(old, new)
     return [("differs", "its bytes are not the same")]
