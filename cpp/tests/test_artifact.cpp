@@ -639,6 +639,19 @@ TEST_CASE("passes runners on") {
   for (const int count : failures) CHECK(count == 5);
 }
 
+TEST_CASE("tells lack of memory inside a model") {
+  exporter::load_operators(operators());
+  for (const std::string name : {"meet.pt", "meet.pt2"}) {
+    CAPTURE(name);
+    const auto artifact = Artifact::open(fixtures() / name, {.runners = 1});
+    const auto run = [&](double value) { artifact.run({at::full({2, 3}, value)}); };
+    run(1);
+    CHECK_ERROR(out_of_memory, name + ": CUDA out of memory. So the test says", run(-1));
+    CHECK_ERROR(runtime, name, run(0));
+    run(1);
+  }
+}
+
 /// OpenMP gives a new thread all cores, and compiled packages ask OpenMP alone.
 TEST_CASE("gives new threads the count of threads") {
   for (const std::string& name : kModels) {

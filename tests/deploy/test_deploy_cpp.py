@@ -9,13 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support import goldens
 from support.commands import NATIVE, Cli
 from support.manifests import CONTRACT, failed, manifest, variant
 
+from exporter.bundle import layout
 from exporter.bundle.layout import read_manifest
 from exporter.core import environment
 from exporter.core.errors import ArtifactError, BundleError, JobError, UsageError
 from exporter.deploy import choose, cpp
+from exporter.evidence import golden
 
 needs_runner = pytest.mark.skipif(not NATIVE, reason="exporter-run is not built (make cpp)")
 
@@ -59,6 +62,12 @@ def test_it_is_made_again_in_its_place_but_not_over_files_of_others(folder: Path
     with pytest.raises(BundleError, match=r"lib/mine\.txt, which exporter did not write"):
         cpp.deploy(bundle, read_manifest(bundle), "trace", out)
     assert (out / "lib" / "mine.txt").read_text() == "mine"
+
+
+def test_a_golden_of_a_release_before_is_written_anew(bundle: Path, tmp_path: Path) -> None:
+    goldens.pickled(golden.read(bundle / layout.GOLDEN), bundle / layout.PICKLED_GOLDEN)
+    cpp._take_golden(bundle, layout.record(bundle / layout.PICKLED_GOLDEN), tmp_path / layout.GOLDEN)
+    assert (tmp_path / layout.GOLDEN).read_bytes() == (bundle / layout.GOLDEN).read_bytes()
 
 
 def test_a_folder_of_others_is_left_alone(bundle: Path, tmp_path: Path) -> None:
