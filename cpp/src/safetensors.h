@@ -16,7 +16,7 @@ struct SafeTensors {
 
 /// Reads a file whose header is sound: not longer than the file, every tensor of a known dtype,
 /// with as many bytes as its shape needs, and no byte of the data that belongs to none or to two.
-/// Throws std::exception otherwise; no more memory is taken than the file is large.
+/// Throws std::exception otherwise; tensors take no more memory than the file is large.
 SafeTensors read_safetensors(const std::filesystem::path& path);
 
 /// Writes tensors, of any device and strides. The file is complete or is not there. Throws
