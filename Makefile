@@ -6,7 +6,7 @@ CPP := build/cpp
 SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test install lint cpp ctest asan pytest coverage fuzz fuzz-cpp bench tables test-gpu clean
+.PHONY: help demo test install lint cpp ctest asan pytest coverage fuzz fuzz-cpp schemas bench tables test-gpu clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -62,6 +62,10 @@ fuzz-cpp: cpp ## 10,000 spoilt contracts, archives and goldens under libFuzzer a
 	$(BIN)/python cpp/fuzz/make_seeds.py $(CPP)/tests/fixtures build/seeds
 	for reader in contract archive golden; do mkdir -p build/corpus/$$reader && ASAN_OPTIONS=detect_leaks=0 $(CPP)-fuzz/fuzz/fuzz_$$reader \
 	  -runs=10000 -timeout=20 -detect_leaks=0 -artifact_prefix=build/corpus/ build/corpus/$$reader build/seeds/$$reader || exit 1; done
+
+schemas: install ## write the JSON Schemas of manifests and release files anew, from the code
+	$(BIN)/python -m exporter.core.manifest_schema > build/schema && mv build/schema exporter/core/manifest.schema.json
+	$(BIN)/python -m exporter.release.schema > build/schema && mv build/schema exporter/release/schema.json
 
 bench: install cpp ## measure start-up, overhead and the C++ side
 	$(BIN)/python benchmarks/startup.py

@@ -49,7 +49,9 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
         sizes = {name: size[0] for name, size in asked.items() if len(size) == 1}
         ranges = {name: Range(*size) for name, size in asked.items() if len(size) > 1}
-        job = Job("m", recipes.find(model), "random", 0, sizes, Path(folder), targets.Options(), ranges)
+        job = Job(
+            "m", recipes.find(model), Path(folder), targets.Options(), weights="random", sizes=sizes, ranges=ranges
+        )
         loaded = tasks.load_model(job)
         subject = Subject(loaded)
         words: dict[str, dict[str, str]] = {"exporter": judge_bundle(subject, place)}

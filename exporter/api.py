@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
+import inspect
 import itertools
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, ParamSpec
 
 import torch
 
@@ -17,26 +20,18 @@ from exporter import targets as routes
 from exporter.bundle import adjacent_records
 from exporter.bundle.adjacent_records import Verify
 from exporter.core import contract as contracts
-from exporter.core import environment, machine_code
+from exporter.core import machine_code
 from exporter.core.errors import ArtifactError, ContractError, UsageError
-from exporter.core.records import Contract, Manifest
+from exporter.core.option import pick, settings
+from exporter.core.records import FP32, Contract, Manifest
+from exporter.core.settings import RunSettings, SessionSettings, SourceSettings
+from exporter.core.size_range import Range
 from exporter.evidence import samples as own_samples
 from exporter.model import custom_ops, flattening, recipes
 from exporter.model.state import carrying
 from exporter.model.tensors import Tensors
 from exporter.runs import pipeline
-from exporter.runs.request import Request, require_threads
-
-if TYPE_CHECKING:
-    from os import PathLike
-
-
-# Fields of Request that `export` takes as they are; of the others it has arguments of its own, or sets them.
-OPTIONS = frozenset((
-    "device", "ranges", "sweep", "dynamic", "state", "weights", "seed", "threads", "time_budget", "wait_quiet",
-    "timeout", "bench", "memory_limit_gb", "rtol", "atol", "min_metric", "max_metric_loss", "opset",
-    "allow_cpu_fallback", "cuda_graphs", "fullgraph", "portable", "ops_libs", "replace",
-))  # fmt: skip
+from exporter.runs.request import Request
 
 
 @dataclass(frozen=True)
@@ -52,116 +47,133 @@ class Bundle:
         return {variant.name: variant.reason for variant in self.manifest.variants if variant.status == "failed"}
 
 
-def export(
-    model: torch.nn.Module | str,
-    inputs: Any = None,
-    *,
-    sizes: Mapping[str, tuple[int, ...]] | None = None,
-    example_sizes: Mapping[str, int] | None = None,
-    targets: str | Sequence[str] = "trace,script,compile,onnx",
-    precision: str | Sequence[str] = "fp32",
-    out: str | PathLike[str] | None = None,
-    name: str | None = None,
-    checkpoint: str | PathLike[str] | None = None,
-    allow_partial: bool = False,
-    task: str = "",
-    dims: Sequence[str] = (),
-    leave_out: Sequence[str] = (),
-    samples: Callable[[], Iterable[Any]] | Iterable[Any] | None = None,
-    metric: Callable[[dict[str, torch.Tensor], Any], float] | None = None,
-    **options: Any,
-) -> Bundle:
+@dataclass(frozen=True)
+class ExportArguments(RunSettings, SourceSettings):
+    """What `export` takes."""
+
+    model: torch.nn.Module | str
+    inputs: Any = None
+    _: KW_ONLY
+    targets: str | Sequence[str] = "trace,script,compile,onnx"
+    precision: str | Sequence[str] = FP32
+    device: str = "cpu"
+    out: str | PathLike[str] | None = None
+    name: str | None = None
+    sizes: Mapping[str, tuple[int, ...]] | None = None
+    example_sizes: Mapping[str, int] = field(default_factory=dict)
+    sweep: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+    samples: Callable[[], Iterable[Any]] | Iterable[Any] | None = None
+    metric: Callable[[dict[str, torch.Tensor], Any], float] | None = None
+
+
+def _export(given: ExportArguments) -> Bundle:
     """Export a model to a bundle.
 
     Args:
-        model: a module in memory (in eval mode or not; it is exported in eval mode), or what the command line takes: a
-            recipe's name, `file.py:NAME`, `hf:ID[@REVISION]`, `torchvision:NAME`, `timm:NAME`, or a saved program
-            (`.pt`, `.pt2`).
+        model: a module in memory (it is exported in eval mode), or what the command line takes: a recipe's name,
+            `file.py:NAME`, `hf:ID[@REVISION]`, `torchvision:NAME`, `timm:NAME`, or a saved program (`.pt`, `.pt2`).
         inputs: for a module: a dict of tensors by argument name, a tuple or a tensor; or a function of sizes that
             makes them (`def inputs(batch=1, sequence=14)`), without which no dimension can stay dynamic.
-        sizes: for a module: the range of each size, `{"batch": (1, 64)}`, on wish with the step that sizes are
-            multiples of, `{"height": (32, 512, 16)}`.
-        example_sizes: the example's sizes where they are not the defaults of its inputs, `{"sequence": 128}`.
         targets: a list, or its items between commas; a target may name its precision, as `trace@int8`.
         precision: a list, or its items between commas, of what the other targets compute in: fp32, tf32, bf16, fp16,
             int8.
-        out: the bundle's directory; `artifacts/NAME` when None. Where a variant fails and a bundle is there in which
-            one passes that would be gone, it stays, and the new one is beside it: `Bundle.path` says where.
+        device: `cpu`, `cuda` or `cuda:N`.
+        out: the bundle's directory; `artifacts/NAME` when None. Where a variant fails that passes in the bundle that
+            is there, that bundle stays, and the new one is written beside it: `Bundle.path` says where.
         name: the model's name; the module's class in lower case when None.
-        checkpoint: a file of weights, as the command line's `--checkpoint`.
-        allow_partial: load of the checkpoint what fits, and warn of the rest.
-        task: for `hf:ID`: the task whose model class is taken.
-        dims: for a saved program, and a module whose inputs are no function: dimensions that are dynamic, by name, as
-            `["batch=x:0", "samples=x:1:256..16000"]`.
-        leave_out: names of outputs that no artifact is to give, as `["past_key_values"]`.
-        samples: for a module: real inputs in the form of `inputs`, or a function that gives them; the first 64 are
+        sizes: for a module: the range of each size, `{"batch": (1, 64)}`, optionally with the step that sizes are
+            multiples of, `{"height": (32, 512, 16)}`.
+        example_sizes: the example's sizes where they differ from the defaults of its inputs, `{"sequence": 128}`.
+        sweep: sizes to be timed, the example's first, `{"batch": (1, 8, 32)}`.
+        ranges: what the artifacts promise of a size, within the model's own range.
+        samples: for a module: real inputs in the form of `inputs`, or a function that returns them; the first 64 are
             cases of the golden, and what int8 is calibrated with.
-        metric: for a module with samples: a function of the outputs by name and of the sample that they are for; higher
-            is better. Its mean is shown for eager and every variant, and held against `min_metric` and
+        metric: for a module with samples: a function of the outputs by name and of the sample that they are for;
+            higher is better. Its mean is shown for eager and every variant, and held against `min_metric` and
             `max_metric_loss`.
-        options: as the command line's, by their names in `exporter.runs.request.Request`: device (`cpu` when none is
-            given, unlike the command line's), ranges, sweep, dynamic, state, weights, seed, threads, time_budget,
-            wait_quiet, timeout, bench, memory_limit_gb, rtol, atol, min_metric, max_metric_loss, opset,
-            allow_cpu_fallback, cuda_graphs, fullgraph, portable, ops_libs, replace.
+        {settings}
+
+    Returns:
+        Where the bundle is, and its manifest. A variant that fails raises nothing: see `Bundle.failed`.
 
     Raises:
         UsageError: the request cannot be met; nothing was written.
         JobError: a process that all variants need cannot be started.
-
-    A variant that fails raises nothing: ask `Bundle.failed`.
     """
-    targets, precision = (one if isinstance(one, str) else ",".join(one) for one in (targets, precision))
-    if unknown := options.keys() - OPTIONS:
-        raise UsageError(f"export() takes no {min(unknown)}", f"it takes {', '.join(sorted(OPTIONS))}")
-    own = {"inputs": inputs, "sizes": sizes, "samples": samples, "metric": metric}
-    _refuse_contradictions(model, own, checkpoint, allow_partial, task, options)
+    _refuse_contradictions(given)
+    chosen, precision = (one if isinstance(one, str) else ",".join(one) for one in (given.targets, given.precision))
     with tempfile.TemporaryDirectory(prefix="exporter-") as folder:
-        if isinstance(model, str):
-            source = recipes.find(model, task=task)
-        else:
-            source = _pickle(model, own | {"samples": _listed(samples)}, Path(folder), name)
-        source = replace(recipes.with_dims(source, dims), leave_out=tuple(leave_out))
-        if checkpoint is not None:
-            source = replace(source, checkpoint=str(Path(checkpoint).absolute()), allow_partial=allow_partial)
-        label = name or source.label
+        source = _source(given, Path(folder))
+        label = given.name or source.label
         precisions = routes.parse_precisions(precision)
-        settings: dict[str, Any] = {"threads": environment.usable_cpus()} | options
-        request = Request(
-            label,
-            source,
-            tuple(routes.parse(targets, precisions)),
-            Path(out) if out is not None else Path("artifacts") / label,
-            sizes={size: first for size, (first, *_) in options.get("sweep", {}).items()} | dict(example_sizes or {}),
+        request: Request = pick(
+            Request,
+            given,
+            model=label,
+            source=source,
+            variants=tuple(routes.parse(chosen, precisions)),
+            out=Path(given.out) if given.out is not None else Path("artifacts") / label,
+            sizes={size: first for size, (first, *_) in given.sweep.items()} | dict(given.example_sizes),
             command="exporter.export(...)",
-            asked=model if isinstance(model, str) else "",
-            warnings=routes.left_out(targets, precisions),
-            **settings,
+            asked=given.model if isinstance(given.model, str) else "",
+            warnings=routes.left_out(chosen, precisions),
         )
         manifest, path = pipeline.run(request)
     return Bundle(path, manifest)
 
 
-def _refuse_contradictions(
-    model: Any, own: dict[str, Any], checkpoint: Any, allow_partial: bool, task: str, options: Mapping[str, Any]
-) -> None:
-    """UsageError for arguments that say nothing, or two things."""
-    given = [name for name, value in own.items() if value is not None]
-    if isinstance(model, str) and given:
-        remedy = f"leave out {' and '.join(given)}; a recipe has inputs(), sizes, samples() and metric()"
-        raise UsageError(f"{model} is a name, and {given[0]} is for a module in memory", remedy)
-    if own["metric"] is not None and own["samples"] is None:
+P = ParamSpec("P")
+
+
+def _with_keywords(record: Callable[P, ExportArguments]) -> Callable[P, Bundle]:
+    """`_export`, called with the fields of its arguments."""
+    signature = inspect.signature(record)
+
+    def export(*args: P.args, **kwargs: P.kwargs) -> Bundle:
+        if unknown := kwargs.keys() - signature.parameters.keys():
+            name = min(unknown)
+            close = difflib.get_close_matches(name, signature.parameters, n=1)
+            hint = f"did you mean {close[0]}? " if close else ""
+            raise UsageError(f"export() takes no {name}", f"{hint}It takes {', '.join(signature.parameters)}")
+        return _export(record(*args, **kwargs))
+
+    known = (setting for kind in (SourceSettings, RunSettings) for setting in settings(kind))
+    lines = "\n        ".join(f"{setting.name}: {setting.option.help}" for setting in known)
+    export.__doc__ = (_export.__doc__ or "").replace("{settings}", lines)
+    export.__signature__ = signature.replace(return_annotation=Bundle)  # type: ignore[attr-defined]
+    export.__module__ = "exporter"
+    return export
+
+
+export = _with_keywords(ExportArguments)
+
+
+def _source(given: ExportArguments, folder: Path) -> recipes.Source:
+    if isinstance(given.model, str):
+        return recipes.resolve(given.model, given, given.weights)
+    own = {"inputs": given.inputs, "sizes": given.sizes, "samples": _listed(given.samples), "metric": given.metric}
+    return recipes.adjusted(_pickle(given.model, own, folder, given.name), given)
+
+
+def _refuse_contradictions(given: ExportArguments) -> None:
+    """UsageError for arguments that have no effect, or contradict each other."""
+    given.require_valid()
+    given.require_consistent(given.weights)
+    own = [name for name in ("inputs", "sizes", "samples", "metric") if getattr(given, name) is not None]
+    if isinstance(given.model, str) and own:
+        remedy = f"leave out {' and '.join(own)}; a recipe has inputs(), sizes, samples() and metric()"
+        raise UsageError(f"{given.model} is a name, and {own[0]} is for a module in memory", remedy)
+    if given.metric is not None and given.samples is None:
         raise UsageError("metric has no samples to judge by", "give samples: real inputs, in the form of inputs")
-    if task and not isinstance(model, str):
-        raise UsageError("task says nothing of a module", "leave it out: it is for hf:ID")
-    if allow_partial and checkpoint is None:
-        raise UsageError("allow_partial says nothing without a checkpoint", "leave it out, or give a checkpoint")
-    if empty := [size for size, values in options.get("sweep", {}).items() if not values]:
+    if empty := [size for size, values in given.sweep.items() if not values]:
         raise UsageError(f"sweep names no value of {empty[0]}", "give at least one, the example's first")
-    weights = options.get("weights", "auto")
-    if weights not in recipes.WEIGHTS:
-        raise UsageError(f"there are no weights {weights!r}", f"choose {', '.join(recipes.WEIGHTS)}")
-    if checkpoint is not None and weights == "pretrained":
-        raise UsageError("weights='pretrained' and checkpoint are two sources of weights", "give one of them")
+    if isinstance(given.model, str):
+        return
+    if given.task:
+        raise UsageError("task has no effect on a module", "leave it out: it is for hf:ID")
+    if given.inputs_file:
+        raise UsageError("inputs_file has no effect on a module", "give inputs")
 
 
 def _listed(samples: Any) -> Any:
@@ -349,7 +361,7 @@ def open_artifact(
         UsageError: `verify` and `public_key` contradict each other; `threads` is not 1 to 1024.
     """
     if threads is not None:
-        require_threads(threads)
+        SessionSettings(threads=threads).require_valid()
     found = adjacent_records.vouch(Path(path), verify, None if public_key is None else Path(public_key))
     file = found.path
     if not found.recorded:
@@ -383,10 +395,24 @@ def _route(contract: Contract, file: Path) -> routes.Target:
 
 
 def _read_contract(file: Path, target: str, suffix: str) -> Contract:
-    """As the target reads it; where it is not known, as the first one whose artifacts end alike, or as a zip."""
-    alike = [target] if target else [name for name in routes.names() if _suffix(name) in (file.suffix, suffix)]
-    return routes.get(alike[0]).read_contract(file) if alike else contracts.read_zip(file)
+    """As the target reads it; where it is not known, as that one whose own it is of those whose artifacts end alike.
 
-
-def _suffix(target: str) -> str:
-    return Path(routes.get(target).artifact).suffix
+    Where it is nobody's: what the first of them reads, or says is wrong; as a zip, where there is none.
+    """
+    if target:
+        return routes.get(target).read_contract(file)
+    first: Contract | Exception | None = None
+    for name, route in routes.usable().items():
+        if Path(route.artifact).suffix not in (file.suffix, suffix):
+            continue
+        try:
+            found = route.read_contract(file)
+        except Exception as error:  # another package's may raise anything
+            first = first or error
+        else:
+            if found.target == name:
+                return found
+            first = first if isinstance(first, Contract) else found
+    if isinstance(first, Exception):
+        raise first
+    return first or contracts.read_zip(file)

@@ -7,11 +7,12 @@ import os
 import shutil
 from pathlib import Path
 
+from exporter import targets
 from exporter.bundle import checksums
 from exporter.core.errors import ArtifactError
 from exporter.core.filesystem import NEW
 from exporter.core.json_codec import from_json
-from exporter.core.records import FP32, PRECISIONS, ArtifactRecord, Manifest
+from exporter.core.records import PRECISIONS, ArtifactRecord, Manifest
 
 MANIFEST = "manifest.json"
 SAMPLES = "samples.json"
@@ -25,14 +26,6 @@ PROVENANCE = "provenance.json"
 SIGNATURE, SIGSTORE = "provenance.dsse.json", "provenance.sigstore.json"
 UNLISTED = (checksums.NAME, SIGNATURE, SIGSTORE, SIGNATURE + NEW, SIGSTORE + NEW)  # what SHA256SUMS does not list
 CACHE = ".cache.zip"  # how the name of a just-in-time variant's cache ends
-FILES = tuple(
-    f"{stem}{'' if precision == FP32 else f'@{precision}'}{suffix}"
-    for precision in PRECISIONS
-    for stem, suffix in (
-        ("trace", ".pt"), ("script", ".pt"), ("compile", ".pt2"), ("model", ".onnx"), ("model", ".onnx.data"),
-        ("exported", ".pt2"),
-    )
-)  # fmt: skip
 OURS = {MANIFEST, SAMPLES, GOLDEN, PICKLED_GOLDEN, LOGS, REJECTED, BOM, PROVENANCE, *UNLISTED}
 # What to do about a file that is not what it was.
 ALTERED = "the bundle was cut short or altered: take it again from where it was published, or export again"
@@ -47,6 +40,16 @@ def golden(bundle: Path) -> Path:
 def record(path: Path) -> ArtifactRecord:
     """A file of a bundle, by its name in the bundle."""
     return ArtifactRecord(path.name, path.stat().st_size, checksums.of(path))
+
+
+def artifacts() -> dict[str, str]:
+    """The target of each file that the targets which are here may make, by the file's name; of its companions too."""
+    found: dict[str, str] = {}
+    for name in targets.usable():
+        for precision in PRECISIONS:
+            artifact = targets.Variant(name, precision=precision).artifact
+            found |= {artifact + suffix: name for suffix in ("", *targets.facts(name).companions)}
+    return found
 
 
 def read_manifest(bundle: Path) -> Manifest:

@@ -31,7 +31,7 @@ from exporter.core import environment
 from exporter.core.errors import ArtifactError
 from exporter.core.records import Manifest, ModelRecord
 
-OPTIONAL = ("timm", "torchao")  # what a run may stand on too, where it is installed
+OPTIONAL = ("timm",)  # what a run may stand on too, where it is installed
 LICENCE_CHARACTERS = 80  # some distributions give the whole text instead of a name
 
 
@@ -134,8 +134,7 @@ def _platforms() -> Iterator[Component]:
 
 def _roots(manifest: Manifest) -> list[str]:
     """The distributions that a run's targets and recipes stand on."""
-    used = [targets.get(v.target) for v in manifest.variants if v.target in targets.names()]
-    needed = [name for target in used for either in target.requires for name in either.split("|")]
+    needed = targets.distributions((variant.target for variant in manifest.variants), optional=True)
     return sorted({canonicalize_name(name) for name in (*environment.DISTRIBUTIONS, *OPTIONAL, *needed)})
 
 

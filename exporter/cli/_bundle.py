@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from exporter.cli import _options
+from exporter.core.settings import SessionSettings
 
 if TYPE_CHECKING:
     from exporter.bundle.signing import Trust
@@ -25,13 +26,15 @@ trust_options = _options.together(
     ),
     click.option("--issuer", default="", metavar="URL", help="Who vouches for WHO, as https://accounts.google.com."),
 )
+OPS_LIBS = _options.of(
+    SessionSettings, "ops_libs", help="Library that registers your own operators, as at the export; may be repeated."
+)
 bundle_options = _options.together(
     click.argument("bundle", type=click.Path(path_type=Path)),
-    _options.THREADS,
-    _options.timeout(600.0),
-    _options.ops_libs(),
-    click.option("--allow-cpu-fallback", is_flag=True, help="Let onnxruntime run on the CPU where CUDA was asked for."),
-    click.option("--cuda-graphs", is_flag=True, help="Let onnxruntime capture CUDA graphs, as at the export."),
+    _options.of(SessionSettings, "threads"),
+    _options.of(SessionSettings, "timeout", default=600.0, help="Limit for one answer of a session, in seconds."),
+    OPS_LIBS,
+    _options.of(SessionSettings, "allow_cpu_fallback", "cuda_graphs"),
     trust_options,
     click.option("--json", "as_json", is_flag=True, help="Print the manifest with what was found now."),
     _options.QUIET,
@@ -50,20 +53,17 @@ def trusted(options: dict[str, Any]) -> Trust:
     return trust
 
 
-def recheck(place: Path, options: dict[str, Any], time_budget: float = 0.0) -> Manifest:
-    """The bundle as it is found now, timed where there is a budget; `options` are those that `bundle_options` adds."""
+def recheck(place: Path, options: dict[str, Any], timed: bool = False) -> Manifest:
+    """The bundle as it is found now, timed on request; `options` are those that `bundle_options` adds."""
     from exporter.cli import _progress
     from exporter.cli._goal import least_runs
-    from exporter.core import environment
     from exporter.runs import check_bundle
 
     how = check_bundle.Settings(
-        threads=options["threads"] or environment.usable_cpus(),
-        time_budget=time_budget,
+        bench=timed,
         trust=trusted(options),
-        wait_quiet=options.get("wait_quiet", 0.0),
-        least_runs=least_runs(options) if time_budget else 0,
-        **{name: options[name] for name in ("timeout", "ops_libs", "allow_cpu_fallback", "cuda_graphs")},
+        least_runs=least_runs(options) if timed else 0,
+        **_options.given(check_bundle.Settings, options),
     )
     with _progress.listener(quiet=options["quiet"]) as listener:
         return check_bundle.run(place, how, listener)

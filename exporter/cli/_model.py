@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,9 +9,10 @@ from click.shell_completion import CompletionItem
 
 from exporter.cli import _options
 from exporter.core.errors import UsageError
+from exporter.core.settings import ModelSettings, SessionSettings, SourceSettings
+from exporter.core.size_range import Range
 
 if TYPE_CHECKING:
-    from exporter.core.records import Range
     from exporter.model.recipes import Source
 
 Sizes = dict[str, tuple[int, ...]]
@@ -92,53 +91,9 @@ model_options = _options.together(
         "as sequence=16,128; or the range that the artifacts promise, as sequence=1..512, with a step that sizes are "
         "multiples of as height=32..512..16; may be repeated.",
     ),
-    click.option(
-        "--dynamic",
-        default="all",
-        show_default=True,
-        metavar="all|batch|none|NAME,...",
-        help="Which sizes stay dynamic; the others are fixed at the example's.",
-    ),
-    click.option(
-        "--weights",
-        type=click.Choice(["auto", "pretrained", "random"]),
-        default="auto",
-        show_default=True,
-        help="auto: pretrained where they can be had.",
-    ),
-    click.option(
-        "--checkpoint",
-        type=click.Path(exists=True, dir_okay=False),
-        metavar="FILE",
-        help="Weights of your own: .safetensors, .pt, .pth, .bin, .ckpt, or the .index.json of one in several files.",
-    ),
-    click.option("--allow-partial", is_flag=True, help="Load of the checkpoint what fits, and warn of the rest."),
-    click.option(
-        "--inputs",
-        "inputs_file",
-        type=click.Path(exists=True, dir_okay=False),
-        help="Tensors by name, .safetensors or a dict from torch.save, instead of the recipe's inputs: every size is then fixed but for those "
-        "of --dim. Of a saved program it is the example: what the program leaves dynamic stays so.",
-    ),
-    click.option(
-        "--dim",
-        "dims",
-        multiple=True,
-        metavar="NAME=INPUT:AXIS[:MIN..MAX]",
-        help="Name a dimension of a saved program or of --inputs, as batch=state:1 or samples=x:1:256..16000: it is "
-        "dynamic then, and moves with all others of that name; may be repeated.",
-    ),
-    click.option(
-        "--leave-out",
-        multiple=True,
-        metavar="OUTPUT",
-        help="Output that no artifact is to give, with all in it, as past_key_values; may be repeated.",
-    ),
-    click.option("--task", default="", help="For hf:ID: the task whose model class is taken, as fill-mask."),
-    click.option("--seed", type=int, default=0, show_default=True, help="Seed of random weights."),
-    _options.ops_libs(
-        "Library that registers operators of your own (TORCH_LIBRARY), loaded before the model; may be repeated."
-    ),
+    _options.of(ModelSettings, "dynamic", "weights", "seed"),
+    _options.of(SourceSettings),
+    _options.of(SessionSettings, "ops_libs"),
 )
 
 
@@ -160,8 +115,6 @@ def sweep(given: Sizes) -> Sizes:
 
 def ranges(given: Sizes) -> dict[str, Range]:
     """The ranges among them."""
-    from exporter.core.records import Range
-
     found = {name[:-2]: bounds for name, bounds in given.items() if name.endswith("..")}
     return {name: Range(low, high).within(low, high, step) for name, (low, high, step) in found.items()}
 
@@ -187,15 +140,15 @@ def choose_source(model: str, options: dict[str, Any]) -> Source:
     """Where the model, its inputs and its weights come from. UsageError for options that contradict each other."""
     from exporter.model import recipes
 
-    inputs_file = str(Path(options["inputs_file"]).resolve()) if options["inputs_file"] else ""
-    source = recipes.find(model, inputs_file, options["task"])
-    source = recipes.with_dims(source, options["dims"])
-    source = dataclasses.replace(source, leave_out=tuple(options["leave_out"]))
-    if not options["checkpoint"]:
-        if options["allow_partial"]:
-            raise UsageError("--allow-partial says nothing without --checkpoint", "leave it out, or give a checkpoint")
-        return source
-    if options["weights"] == "pretrained":
-        raise UsageError("--weights pretrained and --checkpoint are two sources of weights", "give one of them")
-    checkpoint = str(Path(options["checkpoint"]).absolute())  # not resolved: a link's own name tells the format
-    return dataclasses.replace(source, checkpoint=checkpoint, allow_partial=options["allow_partial"])
+    about = SourceSettings(**_options.given(SourceSettings, options))
+    return recipes.resolve(model, about, options["weights"])
+
+
+def model_settings(options: dict[str, Any]) -> dict[str, Any]:
+    """The fields of ModelSettings that the command line gives."""
+    sizes = given_sizes(options)
+    return _options.given(ModelSettings, options) | {
+        "sizes": single_sizes(sizes),
+        "sweep": sweep(sizes),
+        "ranges": ranges(sizes),
+    }

@@ -1,4 +1,4 @@
-"""Options that several commands have, each with its own words where they differ."""
+"""Options that several commands share, and those made of the fields of records."""
 
 from __future__ import annotations
 
@@ -7,21 +7,10 @@ from typing import Any
 
 import click
 
-from exporter.core.limits import MAX_THREADS
+from exporter.core.option import Setting, settings
 
 Command = Callable[..., Any]
 Option = Callable[[Command], Command]
-THREADS = click.option(
-    "--threads", type=click.IntRange(1, MAX_THREADS), help="Threads of one call on the CPU.  [default: all cores]"
-)
-
-WAIT_QUIET = click.option(
-    "--wait-quiet",
-    type=click.FloatRange(0),
-    default=0.0,
-    metavar="SECONDS",
-    help="Before timing, wait up to so long until nothing else is busy on this machine.  [default: do not wait]",
-)
 
 QUIET = click.option("-q", "--quiet", is_flag=True, help="No progress.")
 TRACEBACKS = click.option("-v", "--verbose", is_flag=True, expose_value=False, help="Tracebacks.")
@@ -38,19 +27,49 @@ def together(*options: Option) -> Option:
     return add
 
 
-def time_budget(told: str) -> Option:
-    """`--time-budget`, and what its seconds are of."""
-    kind = click.FloatRange(0.1)
-    return click.option("--time-budget", type=kind, default=5.0, show_default=True, metavar="SECONDS", help=told)
+def of(record: type, *names: str, **changes: Any) -> Option:
+    """Options for these settings of a record, or for all of them.
+
+    `changes` are arguments of `click.option` that replace what the record says: another `help`, another `default`.
+    """
+    known = {setting.name: setting for setting in settings(record)}
+    return together(*(_option(known[name], changes) for name in names or known))
 
 
-def timeout(seconds: float, told: str = "Limit for one answer.") -> Option:
-    """`--timeout`, and what it limits."""
-    kind = click.FloatRange(1)
-    return click.option("--timeout", type=kind, default=seconds, show_default=True, metavar="SECONDS", help=told)
+def _option(setting: Setting, changes: dict[str, Any]) -> Option:
+    given: dict[str, Any] = {"help": setting.option.help, "default": setting.default, "show_default": True}
+    if setting.option.metavar:
+        given["metavar"] = setting.option.metavar
+    if setting.multiple:
+        given["multiple"] = True
+    if setting.kind is bool:
+        given["is_flag"] = True
+        given["show_default"] = "/" in setting.flag
+    else:
+        given["type"] = _type(setting)
+    if setting.makes_default or given["default"] == "":  # the help says what it depends on
+        given["default"] = None
+    if given["default"] in (None, ()):
+        given["show_default"] = False
+    return click.option(setting.flag, setting.name, **given | changes)
 
 
-def ops_libs(told: str = "Library that registers operators of your own, as at the export; may be repeated.") -> Option:
-    """`--ops-lib`, any number of times."""
-    kind = click.Path(exists=True, dir_okay=False, resolve_path=True)
-    return click.option("--ops-lib", "ops_libs", multiple=True, type=kind, help=told)
+def _type(setting: Setting) -> Any:
+    option = setting.option
+    if option.choices:
+        return click.Choice(option.choices)
+    if option.file:
+        return click.Path(exists=True, dir_okay=False, resolve_path=setting.multiple)
+    if setting.kind in (int, float) and option.minimum is not None:
+        bounds: Any = click.IntRange if setting.kind is int else click.FloatRange
+        return bounds(option.minimum, option.maximum)
+    return setting.kind
+
+
+def given(record: type, options: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a record among a command's options, but for those that were left to their defaults."""
+    return {
+        setting.name: options[setting.name]
+        for setting in settings(record)
+        if setting.name in options and options[setting.name] is not None
+    }

@@ -12,21 +12,21 @@ import click
 
 from exporter.cli import _bundle, _options
 from exporter.cli._goal import chosen, goal_options
+from exporter.core.settings import TimingSettings
 
 
 @click.command(name="bench", short_help="Time a bundle again, on this machine.")
 @_bundle.bundle_options
-@_options.time_budget("Seconds of timed calls an artifact and session, on average; at least 5 calls of each count.")
-@_options.WAIT_QUIET
+@_options.of(TimingSettings, "time_budget", "wait_quiet")
 @goal_options
-def command(bundle: Path, time_budget: float, **options: Any) -> int:
+def command(bundle: Path, **options: Any) -> int:
     """Check BUNDLE as `exporter check` does, then time its artifacts side by side, in Python and in C++.
 
     No model code is needed, so there is no eager: what the others are compared with is the first artifact that passes.
 
     Exit codes: 0 all passed, 1 a file was altered or parity lost, 2 there is no bundle with a golden to check by.
     """
-    manifest = _bundle.recheck(bundle, options, time_budget)
+    manifest = _bundle.recheck(bundle, options, timed=True)
     command = shlex.join(["exporter", *sys.argv[1:]])
     manifest = dataclasses.replace(manifest, command=command, goal=chosen(manifest.goal, options))
     return _bundle.show(manifest, bundle, options)

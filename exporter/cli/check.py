@@ -45,9 +45,9 @@ def command(bundle: Path, rebuild: bool, **options: Any) -> int:
 
 def _rebuild(place: Path, options: dict[str, Any]) -> int:
     from exporter.cli import _progress
-    from exporter.cli.export import again
     from exporter.report import rebuilt
     from exporter.runs import rebuild
+    from exporter.runs.request import again
 
     listener = functools.partial(_progress.listener, quiet=options["quiet"])
     found = rebuild.run(place, _bundle.trusted(options), again, listener)

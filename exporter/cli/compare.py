@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from exporter.cli import _options
+from exporter.cli import _bundle, _options
+from exporter.core.settings import SessionSettings, TimingSettings
 
 
 @click.command(name="compare", short_help="Compare two bundles: contract, parity, size, latency.")
@@ -20,27 +22,14 @@ from exporter.cli import _options
     "--max-larger", type=click.FloatRange(0), metavar="PERCENT", help="Fail where a variant is larger by more."
 )
 @click.option("--allow-breaking", is_flag=True, help="Let the contract change in ways that break callers.")
-@_options.time_budget("With --measure: seconds of timed calls of each artifact and session.")
-@_options.THREADS
-@_options.timeout(600.0)
-@_options.ops_libs("With --measure: library that registers operators of your own; may be repeated.")
+@_options.of(TimingSettings, "time_budget")
+@_options.of(SessionSettings, "threads")
+@_options.of(SessionSettings, "timeout", default=600.0, help="Limit for one answer of a session, in seconds.")
+@_bundle.OPS_LIBS
 @click.option("--format", "form", type=click.Choice(["table", "json", "md"]), default="table", show_default=True)
 @_options.QUIET
 @_options.TRACEBACKS
-def command(
-    old: Path,
-    new: Path,
-    measure: bool,
-    max_slower: float | None,
-    max_larger: float | None,
-    allow_breaking: bool,
-    time_budget: float,
-    threads: int | None,
-    timeout: float,
-    ops_libs: tuple[str, ...],
-    form: str,
-    quiet: bool,
-) -> int:
+def command(old: Path, new: Path, **options: Any) -> int:
     """Compare bundle NEW with bundle OLD, variant by variant.
 
     A change of the contract is breaking where a call that OLD takes may be refused by NEW or gets something of another
@@ -50,20 +39,15 @@ def command(
     here, or is slower or larger than may be, or a file of a bundle was altered; 2 there are no two bundles to compare.
     """
     from exporter.cli import _progress
-    from exporter.core import environment
     from exporter.report import comparison
-    from exporter.runs import compare_bundles
+    from exporter.runs.compare_bundles import Limits, TimingOptions, run
 
-    if max_slower is not None and not measure:
-        raise click.UsageError("--max-slower is about what is measured side by side: add --measure")
-    how = (
-        compare_bundles.TimingOptions(time_budget, threads or environment.usable_cpus(), timeout, ops_libs)
-        if measure
-        else None
-    )
-    with _progress.listener(quiet=quiet or not measure) as listener:
-        found = compare_bundles.run(
-            (old, new), compare_bundles.Limits(max_slower, max_larger, allow_breaking), how, listener
-        )
-    click.echo(comparison.render(found, form), nl=False)
+    measure = options["measure"]
+    if options["max_slower"] is not None and not measure:
+        raise click.UsageError("--max-slower needs latencies measured side by side: add --measure")
+    limits = Limits(options["max_slower"], options["max_larger"], options["allow_breaking"])
+    how = TimingOptions(**_options.given(TimingOptions, options)) if measure else None
+    with _progress.listener(quiet=options["quiet"] or not measure) as listener:
+        found = run((old, new), limits, how, listener)
+    click.echo(comparison.render(found, options["form"]), nl=False)
     return 1 if found.broken else 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from exporter.cli import _options
+from exporter.cli import _bundle, _options
 
 if TYPE_CHECKING:
     from exporter.deploy import Deployment
@@ -18,7 +18,6 @@ _common = _options.together(
     click.option("--variant", metavar="NAME", help="Which artifact.  [default: the one that the bundle recommends]"),
     _options.TRACEBACKS,
 )
-OPS_LIBS = _options.ops_libs()
 
 
 @click.group(name="deploy", short_help="Make of a bundle what its server takes.")
@@ -29,7 +28,7 @@ def command() -> None:
 @command.command(short_help="A folder that runs without Python.")
 @_common
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Where the folder goes.")
-@OPS_LIBS
+@_bundle.OPS_LIBS
 def cpp(bundle: Path, variant: str | None, out: Path, ops_libs: tuple[str, ...]) -> None:
     """A folder with exporter-run, every library that it loads, the artifact and the golden.
 
@@ -72,7 +71,7 @@ def triton(bundle: Path, variant: str | None, repository: Path, name: str | None
     show_default=True,
     help="cpp: exporter-run from scratch, without Python. onnxruntime: in Python's slim image, without torch.",
 )
-@OPS_LIBS
+@_bundle.OPS_LIBS
 def docker(bundle: Path, variant: str | None, out: Path, runtime: str, ops_libs: tuple[str, ...]) -> None:
     """A context for `docker build`: a Dockerfile and all that it copies. The build fails where parity is lost."""
     from exporter.bundle.layout import read_manifest

@@ -10,14 +10,20 @@ from typing import Any
 import click
 
 from exporter.cli import _options
-from exporter.cli._model import choose_device, choose_source, given_sizes, model_options, ranges, single_sizes, sweep
+from exporter.cli._model import choose_device, choose_source, given_sizes, model_options, model_settings, sweep
 from exporter.core import source_lines
 from exporter.core.errors import UsageError
+from exporter.core.settings import SessionSettings
 
 
 @click.command(name="explain", short_help="Say what is in the way of each target.")
 @model_options
-@_options.timeout(900.0, "Limit for loading the model, and for each section of the report.")
+@_options.of(
+    SessionSettings,
+    "timeout",
+    default=900.0,
+    help="Limit for loading the model, and for each section of the report, in seconds.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @_options.QUIET
 @click.option("-v", "--verbose", is_flag=True, help="What torch printed, tracebacks.")
@@ -36,25 +42,15 @@ def command(model: str, device: str | None, as_json: bool, quiet: bool, verbose:
     from exporter.workers import explain
     from exporter.workers.messages import Job
 
-    source, sizes = choose_source(model, given), given_sizes(given)
-    if sweep(sizes):
+    source = choose_source(model, given)
+    if sweep(given_sizes(given)):
         raise UsageError("nothing is timed here, so there is nothing to do at several sizes", "give one of each")
     options = targets.Options(
         device=choose_device(device), threads=environment.usable_cpus(), ops_libs=given["ops_libs"]
     )
     with tempfile.TemporaryDirectory(prefix="exporter-") as folder:
         work = Path(folder)
-        job = Job(
-            source.label,
-            source,
-            given["weights"],
-            given["seed"],
-            single_sizes(sizes),
-            work,
-            options,
-            ranges(sizes),
-            given["dynamic"],
-        )
+        job = Job(source.label, source, work, options, **model_settings(given))
         found = explain.run(job, work / "explain.log", _silent if quiet else _progress, given["timeout"])
         if verbose:
             click.echo(source_lines.printable((work / "explain.log").read_text(errors="replace")), err=True)

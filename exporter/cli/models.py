@@ -41,5 +41,8 @@ def _summary(module: str) -> str:
 
 def _parsed(module: str) -> ast.Module:
     """The module's source, not imported: that would import torch."""
-    spec = importlib.util.find_spec(module)
+    try:
+        spec = importlib.util.find_spec(module)
+    except Exception:  # another package's may raise anything
+        return ast.Module([], [])
     return ast.parse(Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else "")

@@ -15,8 +15,7 @@ def command() -> None:
     from exporter import targets
     from exporter.core.errors import MissingDependency
 
-    for name in targets.names():
-        target = targets.get(name)
+    for name, target in sorted(targets.usable().items()):
         doc = (getattr(target, "__doc__", "") or "").partition("\n")[0]
         click.echo(f"{name:<8} {target.artifact:<14} {doc}")
         live = [f"{name}:{v}" for v in target.variants if v]
@@ -27,3 +26,5 @@ def command() -> None:
             targets.require(target)
         except MissingDependency as missing:
             click.echo(f"{' ' * INDENT}{missing}: {missing.remedy}")
+    for refused in targets.refused():
+        click.echo(f"{refused}: {refused.remedy}", err=True)

@@ -9,18 +9,15 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
+# What a run stands on whatever its targets are.
 DISTRIBUTIONS = (
     "torch",
     "torchvision",
     "transformers",
-    "onnx",
-    "onnxscript",
-    "onnxruntime-gpu",
-    "onnxruntime",
     "click",
     "rich",
     "numpy",
@@ -142,8 +139,8 @@ def find_runner() -> Path | None:
     return Path(on_path) if on_path else built if os.access(built, os.X_OK) else None
 
 
-def describe() -> dict[str, str]:
-    """Environment of a measurement, for the manifest."""
+def describe(distributions: Iterable[str] = ()) -> dict[str, str]:
+    """Environment of a measurement, for the manifest; with the versions of these distributions too."""
     facts = {
         "cpu": cpu_name(),
         "cpus": str(usable_cpus()),
@@ -153,6 +150,6 @@ def describe() -> dict[str, str]:
         "compiler": compiler() or "none",
         "exporter-run": str(find_runner() or "none"),
     }
-    facts |= {name: found for name in DISTRIBUTIONS if (found := version(name))}
+    facts |= {name: found for name in (*DISTRIBUTIONS, *distributions) if (found := version(name))}
     facts |= {f"gpu{index}": name for index, name in enumerate(gpus())}
     return facts

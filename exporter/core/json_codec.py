@@ -10,11 +10,11 @@ from typing import Any, Literal, TypeVar
 
 from exporter.core import source_lines
 from exporter.core.errors import ArtifactError
+from exporter.core.limits import LARGEST
 from exporter.core.records import CONTRACT_SCHEMAS, SCHEMA, Contract
 
 Record = TypeVar("Record")
 SCHEMAS: dict[type, tuple[int, ...]] = {Contract: CONTRACT_SCHEMAS}  # of other records, SCHEMA alone
-LARGEST = 1e100  # so that sums, ratios and other units of what is recorded are finite too
 
 
 def to_json(record: Any, indent: int | None = 2) -> str:

@@ -1,5 +1,6 @@
-"""Bounds that the command line and the library share."""
+"""Bounds that several rooms share."""
 
 from __future__ import annotations
 
 MAX_THREADS = 1024  # of one call; many more end the process
+LARGEST = 1e100  # so that sums, ratios and other units of what is recorded are finite too

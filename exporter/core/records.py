@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from exporter.core.expressions import Expression
+from exporter.core.json_schema import described
+from exporter.core.option import option
+from exporter.core.settings import RunSettings, SizeSettings, SourceSettings
+from exporter.core.size_range import Range as Range
 
 SCHEMA = 1  # of the manifest, and of whatever has no number of its own
 CONTRACT_SCHEMAS = (1, 2)  # that are read; the last is what is written
@@ -36,9 +40,9 @@ Dim = int | str | None
 class TensorSpec:
     """One named tensor: a dimension is a size, a symbol's name, an expression of one, or None for anything."""
 
-    name: str
-    dtype: str
-    shape: tuple[Dim, ...]
+    name: str = described("Its name.")
+    dtype: str = described("Its dtype, by torch's name without `torch.`.")
+    shape: tuple[Dim, ...] = described("Its dimensions.", minimum=0)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -50,65 +54,6 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
-class Range:
-    """Inclusive bounds of a symbol, and the step that its size is a multiple of; or the sizes that alone it may have.
-
-    Each of those `choices` has an entry of its own in the artifact.
-    """
-
-    min: int
-    max: int
-    choices: tuple[int, ...] = ()
-    multiple_of: int = 1
-
-    def __post_init__(self) -> None:
-        """ValueError for bounds or a step that leave no size, or have more than 64 bits."""
-        if any(not -(1 << 63) <= number < 1 << 63 for number in (self.min, self.max, self.multiple_of, *self.choices)):
-            raise ValueError("a range has more than 64 bits")
-        if self.multiple_of < 1:
-            raise ValueError(f"a step of {self.multiple_of} is none")
-        if not self.sizes:
-            of = f" multiple of {self.multiple_of}" if self.multiple_of > 1 else " size"
-            raise ValueError(f"no{of} lies in {self.min} to {self.max}")
-
-    @property
-    def sizes(self) -> range | tuple[int, ...]:
-        """Every size that the symbol may have, the smallest first."""
-        step = self.multiple_of
-        return self.choices or range(-(-self.min // step) * step, self.max + 1, step)
-
-    @property
-    def written(self) -> tuple[int, ...]:
-        """As a recipe writes it: (min, max), or (min, max, step)."""
-        return (self.min, self.max) if self.multiple_of == 1 else (self.min, self.max, self.multiple_of)
-
-    def within(self, low: int, high: int, step: int = 1) -> Range:
-        """What is left of it where sizes go from `low` to `high` in steps. ValueError when nothing is."""
-        step = math.lcm(step, self.multiple_of)
-        left = Range(max(low, self.min), min(high, self.max), multiple_of=step).sizes
-        return Range(left[0], left[-1], multiple_of=step)
-
-    def allows(self, size: int) -> bool:
-        """Whether the symbol may have this size."""
-        return size in self.sizes
-
-    def allows_any(self, sizes: range) -> bool:
-        """Whether the symbol may have one of these sizes, which follow each other; told without looking at each."""
-        if self.choices:
-            return any(choice in sizes for choice in self.choices)
-        low, high = max(self.min, sizes.start), min(self.max, sizes.stop - 1)
-        return -(-low // self.multiple_of) * self.multiple_of <= high
-
-    def __str__(self) -> str:
-        """`1 to 64`, `32 to 512, multiples of 2`, or `1, 8 or 32`."""
-        if not self.choices:
-            step = f", multiples of {self.multiple_of}" if self.multiple_of > 1 else ""
-            return f"{self.min} to {self.max}{step}"
-        *others, last = map(str, self.choices)
-        return f"{', '.join(others)} or {last}" if others else last
-
-
-@dataclass(frozen=True)
 class Build:
     """What the machine code in an artifact was built for, and with.
 
@@ -117,29 +62,31 @@ class Build:
     versions. Those three are empty where nothing runs on a GPU.
     """
 
-    isa: tuple[str, ...] = ()
-    level: str = ""
-    capability: str = ""
-    cuda: str = ""
-    driver: str = ""
+    isa: tuple[str, ...] = described("Instruction sets that it may use, as Linux names them.", ())
+    level: str = described("What they are together, such as x86-64-v3; empty where they are one CPU's own.", "")
+    capability: str = described("Compute capability of the GPU, such as 9.0; empty where nothing runs on one.", "")
+    cuda: str = described("Version of CUDA; empty where nothing runs on a GPU.", "")
+    driver: str = described("Version of NVIDIA's driver; empty where it is not known.", "")
 
 
 @dataclass(frozen=True)
 class Values:
     """A tensor's values: `data` is base64 of its bytes, contiguous and little-endian."""
 
-    shape: tuple[int, ...]
-    data: str
+    shape: tuple[int, ...] = described("Its sizes.", minimum=0)
+    data: str = described("Its bytes, contiguous and little-endian.", contentEncoding="base64")
 
 
 @dataclass(frozen=True)
 class StateTensor:
     """One tensor of state. `initial` is broadcast to `shape`; a number fills it (0 or 1 where it is bool)."""
 
-    name: str
-    dtype: str
-    shape: tuple[Dim, ...]
-    initial: int | float | Values
+    name: str = described("Where the model keeps it.")
+    dtype: str = described("torch's name of the dtype.")
+    shape: tuple[Dim, ...] = described("Its dimensions.", minimum=0)
+    initial: int | float | Values = described(
+        "What it is before the first call, broadcast to the shape: a number that fills it, or values."
+    )
 
     @property
     def spec(self) -> TensorSpec:
@@ -155,8 +102,11 @@ class KeptState:
     last outputs of the artifact are the state, in this order, each called `state.NAME`.
     """
 
-    kept: Literal["inside", "outside"]
-    tensors: tuple[StateTensor, ...]
+    kept: Literal["inside", "outside"] = described(
+        "inside: the artifact carries it. outside: its last inputs and its last outputs are the state, called "
+        "state.NAME."
+    )
+    tensors: tuple[StateTensor, ...] = described("The tensors of the state, in order.", minItems=1)
 
 
 @dataclass(frozen=True)
@@ -168,19 +118,29 @@ class Contract:
     a call leaves something for the next.
     """
 
-    model: str
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    symbols: dict[str, Range]
-    target: str = ""
-    device: str = "cpu"
-    torch: str = ""
-    constants: dict[str, bool | int | float | str] = field(default_factory=dict)
-    ops: tuple[str, ...] = ()
-    precision: str = FP32
-    build: Build | None = None
-    state: KeptState | None = None
-    schema: int = CONTRACT_SCHEMAS[-1]
+    model: str = described("The model's name.")
+    inputs: tuple[TensorSpec, ...] = described("Inputs, in the order in which they are passed.")
+    outputs: tuple[TensorSpec, ...] = described("Outputs, in order.")
+    symbols: dict[str, Range] = described("Bounds of each symbol.")
+    target: str = described("The target of the artifact; empty for the model's own contract.", "")
+    device: str = described("Where the artifact runs.", "cpu", enum=["cpu", "cuda"])
+    torch: str = described("Version of torch that made it.", "")
+    constants: dict[str, bool | int | float | str] = described(
+        "Inputs of the model that are baked in: scalars as they are, all else as Python writes it.", dict
+    )
+    ops: tuple[str, ...] = described(
+        "Namespaces of operators outside torch's own that the artifact calls, such as torchvision.", ()
+    )
+    precision: str = described(
+        "What it computes in; fp32 is the model's own. Inputs and outputs are the model's in any.",
+        FP32,
+        enum=["fp32", "tf32", "bf16", "fp16", "int8"],
+    )
+    build: Build | None = described(
+        "What the machine code in the artifact was built for; null where it holds none.", None
+    )
+    state: KeptState | None = described("What a call leaves for the next; null where it leaves nothing.", None)
+    schema: int = described("Number of the contract's format.", CONTRACT_SCHEMAS[-1], enum=[1, 2])
 
     def __post_init__(self) -> None:
         """ValueError for a dimension whose symbol has no range."""
@@ -198,10 +158,12 @@ class Tolerance:
     With `min_cosine`, an output that is as near as this by its direction passes too, as `quantized`.
     """
 
-    rtol: float
-    atol: float
-    k: float
-    min_cosine: float | None = None
+    rtol: float = described("Relative, as in torch.allclose.", minimum=0)
+    atol: float = described("Absolute, as in torch.allclose.", minimum=0)
+    k: float = described("Bound on the RMSE, in units of eager's own.", minimum=0)
+    min_cosine: float | None = described(
+        "Cosine that passes too, as quantized; null where nothing but the above passes.", None, minimum=0, maximum=1
+    )
 
 
 @dataclass(frozen=True)
@@ -213,12 +175,16 @@ class CaseRecord:
     None.
     """
 
-    name: str
-    seed: int = 0
-    sizes: dict[str, int] = field(default_factory=dict)
-    values: str = ""
-    sample: int | None = None
-    step: int | None = None
+    name: str = described("What it is called: its sizes, and what its values are.")
+    seed: int = described("The seed of the drawn values.", 0, minimum=0)
+    sizes: dict[str, int] = described("Sizes by symbol.", dict, minimum=0)
+    values: str = described(
+        "What stands in the place of drawn values: `zeros`, `large`, ...; empty for drawn ones.", ""
+    )
+    sample: int | None = described("Which of the recipe's own samples it is, from 0; null for none.", None, minimum=0)
+    step: int | None = described(
+        "Which call of a sequence it is, from 0; null where the model keeps no state.", None, minimum=0
+    )
 
     def __hash__(self) -> int:
         """By what it is called: no two cases of a golden share that."""
@@ -245,8 +211,8 @@ _STEP = re.compile(r" step (\d+)$")
 class FixedSize:
     """A symbol that an artifact takes at one size alone, though its contract lets it move."""
 
-    symbol: str
-    size: int
+    symbol: str = described("The symbol.")
+    size: int = described("The size.", minimum=0)
 
     def __str__(self) -> str:
         """`batch is fixed at 2`."""
@@ -261,12 +227,15 @@ class SizeLimit:
     `to` is the formula in n; or it is allowed only in the `range` that `to` is, and was checked beyond.
     """
 
-    of: str
-    rule: Literal["fixed", "steps", "range"]
-    to: str
-    symbols: tuple[str, ...]
-    place: str = ""
-    by: str = "torch.export"
+    of: str = described("The size, as an expression of the symbols.")
+    rule: Literal["fixed", "steps", "range"] = described(
+        "Whether it was fixed at a number, is taken only in steps, or is allowed only in a range and was checked "
+        "beyond."
+    )
+    to: str = described("The number, the formula of the steps in n, or the range.")
+    symbols: tuple[str, ...] = described("The symbols that the size follows from.")
+    place: str = described("The line of the model that is to blame, file:line; empty where it is not known.", "")
+    by: str = described("The exporter.", "torch.export")
 
     @property
     def follows(self) -> bool:
@@ -290,9 +259,11 @@ class Warned:
     `unrecorded` says that the line changes a tensor in a way that no trace and no graph records.
     """
 
-    message: str
-    place: str = ""
-    unrecorded: bool = False
+    message: str = described("What it said.")
+    place: str = described("The source line that it named, file:line; empty where it named none.", "")
+    unrecorded: bool = described(
+        "Whether the line changes a tensor in a way that no trace and no graph records.", False
+    )
 
     def __str__(self) -> str:
         """`model.py:3: message`."""
@@ -308,13 +279,13 @@ class Warned:
 class CaseParity:
     """One output at one case and seed; `output` is empty, and all is FAIL, where the case itself failed."""
 
-    case: str
-    seed: int
-    output: str
-    verdict: Verdict
-    max_abs: float | None = None
-    rmse_ratio: float | None = None
-    cosine: float | None = None
+    case: str = described("The golden's case.")
+    seed: int = described("Its seed.")
+    output: str = described("The output; empty where the case itself failed.")
+    verdict: Verdict = described("The verdict; drift passes by the RMSE alone, quantized by the cosine.")
+    max_abs: float | None = described("Largest absolute difference from the reference.", None, minimum=0)
+    rmse_ratio: float | None = described("RMSE over eager's own RMSE, both against the reference.", None, minimum=0)
+    cosine: float | None = described("Cosine similarity with the reference.", None, minimum=-1.000001, maximum=1.000001)
 
 
 @dataclass(frozen=True)
@@ -325,38 +296,50 @@ class Parity:
     `unpropagated` says where NaN or infinity ends in the artifact and not in eager; None where that was not tried.
     """
 
-    verdict: Verdict
-    max_abs: float | None
-    max_rel: float | None
-    rmse_ratio: float | None
-    cosine: float | None
-    worst: str
-    reason: str = ""
-    cases: int = 0
-    parts: tuple[CaseParity, ...] = ()
-    refused: int = 0
-    unpropagated: tuple[str, ...] | None = None
-    fixed: tuple[FixedSize, ...] = ()
+    verdict: Verdict = described("The verdict; drift passes by the RMSE alone, quantized by the cosine.")
+    max_abs: float | None = described("Largest absolute difference from the reference.", minimum=0)
+    max_rel: float | None = described("Largest difference relative to the reference.", minimum=0)
+    rmse_ratio: float | None = described("RMSE over eager's own RMSE, both against the reference.", minimum=0)
+    cosine: float | None = described(
+        "Smallest cosine similarity with the reference.", minimum=-1.000001, maximum=1.000001
+    )
+    worst: str = described("Output, index, case and seed of the worst element.")
+    reason: str = described("Why it failed; empty when it passed.", "")
+    cases: int = described("How many cases were compared.", 0, minimum=0)
+    parts: tuple[CaseParity, ...] = described("Of a session: each output at each case. Empty elsewhere.", ())
+    refused: int = described(
+        "How many cases more are of sizes that the artifact does not promise, and were refused by its contract.",
+        0,
+        minimum=0,
+    )
+    unpropagated: tuple[str, ...] | None = described(
+        "Where NaN or infinity ends in the artifact and not in eager, in words; null where that was not tried.", None
+    )
+    fixed: tuple[FixedSize, ...] = described("Sizes that the artifact was found to fix.", ())
 
 
 @dataclass(frozen=True)
 class ArtifactRecord:
     """A file of the bundle, by its path in it."""
 
-    path: str
-    bytes: int
-    sha256: str
+    path: str = described("Its name in the bundle.")
+    bytes: int = described("Its size.", minimum=0)
+    sha256: str = described("Its SHA-256, in hexadecimal.", pattern="^[0-9a-f]{64}$")
 
 
 @dataclass(frozen=True)
 class Lifecycle:
     """What a variant costs before it serves; all but `export_s` are of its Python session."""
 
-    export_s: float | None = None
-    load_s: float | None = None
-    first_call_ms: float | None = None
-    peak_rss_mb: float | None = None
-    cached_call_ms: float | None = None
+    export_s: float | None = described("Seconds of the export.", None, minimum=0)
+    load_s: float | None = described("Seconds to load the artifact.", None, minimum=0)
+    first_call_ms: float | None = described("Milliseconds of the first call.", None, minimum=0)
+    peak_rss_mb: float | None = described("Peak resident memory of the session, in MB of 10^6 bytes.", None, minimum=0)
+    cached_call_ms: float | None = described(
+        "Milliseconds of the first call of another process, which started from the cache; null for what leaves none.",
+        None,
+        minimum=0,
+    )
 
 
 @dataclass(frozen=True)
@@ -367,19 +350,28 @@ class SessionRecord:
     is by how much the GPU's memory in use grew while this session was opened and checked, with nothing else running.
     """
 
-    session: str
-    status: Literal["passed", "failed"]
-    stage: str = ""
-    reason: str = ""
-    remedy: str = ""
-    cause: str = ""  # the name of a known one
-    provider: str = ""
-    load_s: float | None = None
-    first_call_ms: float | None = None
-    peak_rss_mb: float | None = None
-    parity: Parity | None = None
-    cached_call_ms: float | None = None
-    gpu_mb: float | None = None
+    session: str = described("Which: python or native.", enum=["python", "native"])
+    status: Literal["passed", "failed"] = described("Whether it passed.")
+    stage: str = described("How far it came: load, first call, check, time, done.", "")
+    reason: str = described("Why it failed.", "")
+    remedy: str = described("What to do about it.", "")
+    cause: str = described("The name of a known cause of its failure; else empty.", "")
+    provider: str = described("Who really ran it: onnxruntime's execution provider; empty for others.", "")
+    load_s: float | None = described("Seconds to load the artifact.", None, minimum=0)
+    first_call_ms: float | None = described("Milliseconds of the first call.", None, minimum=0)
+    peak_rss_mb: float | None = described("Peak resident memory, in MB of 10^6 bytes.", None, minimum=0)
+    parity: Parity | None = described("Its outputs against the golden; null when it gave none.", None)
+    cached_call_ms: float | None = described(
+        "Milliseconds of the first call of another process, which started from the cache; null for what leaves none.",
+        None,
+        minimum=0,
+    )
+    gpu_mb: float | None = described(
+        "Memory that it took on the GPU, in MB of 10^6 bytes: by how much that in use grew while it was opened and "
+        "checked. Null where nothing was timed, and on the CPU.",
+        None,
+        minimum=0,
+    )
 
 
 BEYOND = 10  # samples beyond a percentile, without which it says little more than the largest sample
@@ -398,12 +390,12 @@ class MachineLoad:
     a quota stopped us, `hot` how often a core slowed down for heat. `load` is the load average at the end.
     """
 
-    cpus: int
-    others: float
-    steal: float
-    throttled: float
-    hot: int
-    load: float
+    cpus: int = described("CPUs that it might use.", minimum=0)
+    others: float = described("Share of them that other processes took.", minimum=0, maximum=1)
+    steal: float = described("Share that other guests of the host took.", minimum=0, maximum=1)
+    throttled: float = described("Share of the time for which a quota stopped it.", minimum=0, maximum=1)
+    hot: int = described("How often a core slowed down for heat.", minimum=0)
+    load: float = described("The load average at its end.", minimum=0)
 
     @property
     def lost(self) -> float:
@@ -431,49 +423,66 @@ class Timing:
     A percentile is None where fewer than BEYOND samples lie beyond it.
     """
 
-    median_ms: float
-    p90_ms: float | None
-    p99_ms: float | None
-    min_ms: float
-    max_ms: float
-    ci95_ms: tuple[float, float]
-    runs: int
-    stable: bool
-    speedup: float | None = None
-    speedup_ci95: tuple[float, float] | None = None
-    outliers: int = 0
+    median_ms: float = described("Median.", minimum=0)
+    p90_ms: float | None = described("90th percentile; null where fewer than 10 samples lie beyond it.", minimum=0)
+    p99_ms: float | None = described("99th percentile; null where fewer than 10 samples lie beyond it.", minimum=0)
+    min_ms: float = described("Fastest call.", minimum=0)
+    max_ms: float = described("Slowest call.", minimum=0)
+    ci95_ms: tuple[float, float] = described("95% interval of the median: low, high.", minimum=0)
+    runs: int = described("Timed calls.", minimum=1)
+    stable: bool = described("Whether the interval of the ratio to eager came under 3% either way within the budget.")
+    speedup: float | None = described("Eager's median over this one's.", None, minimum=0)
+    speedup_ci95: tuple[float, float] | None = described("95% interval of the speedup: low, high.", None, minimum=0)
+    outliers: int = described("Calls whose modified z-score is above 3.5.", 0, minimum=0)
 
 
 @dataclass(frozen=True)
 class VariantRecord:
     """One row's worth: a target with its settings. It is `pending` until its outputs have been checked."""
 
-    name: str
-    target: str
-    status: Literal["pending", "passed", "failed"]
-    stage: str = ""
-    reason: str = ""
-    remedy: str = ""
-    cause: str = ""  # the name of a known one
-    reproduce: str = ""
-    log: str = ""
-    artifact: ArtifactRecord | None = None
-    companions: tuple[ArtifactRecord, ...] = ()
-    contract: Contract | None = None
-    fixed: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    warnings: tuple[Warned, ...] = ()
-    limits: tuple[SizeLimit, ...] = ()
-    untimed: str = ""  # why its sessions were not timed where others were
-    parity: Parity | None = None
-    lifecycle: Lifecycle = field(default_factory=Lifecycle)
-    sessions: tuple[SessionRecord, ...] = ()
-    timings: dict[str, Timing] = field(default_factory=dict)
-    sweep: dict[str, dict[str, Timing]] = field(default_factory=dict)  # timings by the point of the sweep
-    metric: float | None = None  # of its Python session
-    rejected: tuple[
-        ArtifactRecord, ...
-    ] = ()  # its files where it failed when it was judged, by their path: rejected/NAME
+    name: str = described("NAME or NAME:VARIANT; eager for the baseline.")
+    target: str = described("The target.")
+    status: Literal["pending", "passed", "failed"] = described(
+        "Whether it passed; pending, in the manifest of a run, until its outputs have been checked."
+    )
+    stage: str = described(
+        "How far it came: export, load, first call, check, time, metric, done; hash for an artifact that was altered.",
+        "",
+    )
+    reason: str = described("Why it failed; empty when it passed.", "")
+    remedy: str = described("What to do about it.", "")
+    cause: str = described("The name of a known cause of its failure; else empty.", "")
+    reproduce: str = described("A command that runs this variant again.", "")
+    log: str = described("Its log, relative to the bundle.", "")
+    artifact: ArtifactRecord | None = described("The artifact; null for variants that leave none.", None)
+    companions: tuple[ArtifactRecord, ...] = described(
+        "Files beside the artifact that belong to it, such as an ONNX model's external weights; the cache of what is "
+        "compiled just in time.",
+        (),
+    )
+    contract: Contract | None = described("The contract that the artifact carries.", None)
+    fixed: tuple[str, ...] = described("Dimensions that the artifact fixed: `batch is fixed at 2`.", ())
+    notes: tuple[str, ...] = described("What the target has to say.", ())
+    warnings: tuple[Warned, ...] = described("Warnings of the export, with source lines.", ())
+    limits: tuple[SizeLimit, ...] = described("What exporters made of sizes that the contract lets move.", ())
+    untimed: str = described("Why its sessions were not timed where others were; else empty.", "")
+    parity: Parity | None = described("The worst of its sessions; null when none was judged.", None)
+    lifecycle: Lifecycle = described("What it costs before it serves.", Lifecycle)
+    sessions: tuple[SessionRecord, ...] = described("One for each language that ran it.", ())
+    timings: dict[str, Timing] = described("Latency by session.", dict, propertyNames={"enum": ["python", "native"]})
+    sweep: dict[str, dict[str, Timing]] = described(
+        "Latency at the other points of the sweep, by point, then by session.",
+        dict,
+        propertyNames={"enum": ["python", "native"]},
+    )
+    metric: float | None = described(
+        "The recipe's metric of its Python session; null where the recipe has none, or it could not be computed.", None
+    )
+    rejected: tuple[ArtifactRecord, ...] = described(
+        "Its files where it was judged and failed, as rejected/trace.pt; artifact is null then, and companions is "
+        "empty.",
+        (),
+    )
 
     @property
     def quantized(self) -> bool:
@@ -494,14 +503,18 @@ class ModelRecord:
     where nobody says.
     """
 
-    name: str
-    source: str
-    weights: str
-    seed: int
-    parameters: int = 0
-    sizes: dict[str, int] = field(default_factory=dict)
-    origin: str = ""
-    licence: str = ""
+    name: str = described("Its name.")
+    source: str = described("What the user wrote, or where the recipe lies.")
+    weights: str = described("Which weights were loaded, in the recipe's words.")
+    seed: int = described("Seed of random weights.")
+    parameters: int = described("Number of parameters.", 0, minimum=0)
+    sizes: dict[str, int] = described("Sizes of the example that is timed.", dict, minimum=1)
+    origin: str = described(
+        "Where pretrained weights were published, a package URL or another; empty where nobody says.", ""
+    )
+    licence: str = described(
+        "The licence of pretrained weights, as their publisher names it; empty where nobody says.", ""
+    )
 
 
 @dataclass(frozen=True)
@@ -511,64 +524,123 @@ class GoldenRecord:
     `unsteady` is why eager gives other values at a second run; "" where it is repeatable.
     """
 
-    file: ArtifactRecord
-    cases: tuple[CaseRecord, ...]
-    reference: str
-    tolerance: Tolerance
-    eager_rmse: float | None
-    repeatable: bool
-    tolerances: dict[str, Tolerance] = field(default_factory=dict)  # of other precisions than fp32
-    unsteady: str = ""
+    file: ArtifactRecord = described("Its file.")
+    cases: tuple[CaseRecord, ...] = described("Its cases.")
+    reference: str = described(
+        "Precision of the reference; eager when the model does not run in float64.", enum=["float64", "eager"]
+    )
+    tolerance: Tolerance = described("When outputs in fp32 count as equal.")
+    eager_rmse: float | None = described(
+        "RMSE of eager against the reference; null without floating outputs.", minimum=0
+    )
+    repeatable: bool = described("Whether eager gave the same values twice.")
+    tolerances: dict[str, Tolerance] = described("Those of other precisions than fp32, by their names.", dict)
+    unsteady: str = described("Why eager gives other values at a second run; empty where it is repeatable.", "")
 
 
 @dataclass(frozen=True)
 class MetricRecord:
     """The recipe's metric, higher is better: the mean over its samples of eager's outputs, and the bounds asked for."""
 
-    eager: float
-    samples: int
-    least: float | None = None
-    most_loss: float | None = None  # below eager's
+    eager: float = described("Of eager's outputs.")
+    samples: int = described("How many samples there are.", minimum=1)
+    least: float | None = described("What a variant's has to be at least; null where nothing was asked for.", None)
+    most_loss: float | None = described(
+        "How much less than eager's it may be; null where nothing was asked for.", None, minimum=0
+    )
 
 
 @dataclass(frozen=True)
 class Goal:
     """What the recommendation looks for, and the bounds that it keeps: p99 latency, size of all files, worst cosine."""
 
-    name: Literal["latency", "throughput", "size", "portability"] = "latency"
-    max_p99_ms: float | None = None
-    max_mb: float | None = None
-    min_cosine: float | None = None
-    needs: Literal["", "cpp"] = ""
+    name: Literal["latency", "throughput", "size", "portability"] = option(
+        "latency",
+        "What to recommend: latency, the fastest artifact at the example's sizes; throughput, the one that processes "
+        "the most samples a second at any of the timed sizes; size, the smallest; portability, the one that moves most "
+        "freely between machines.",
+        flag="--goal",
+    )
+    max_p99_ms: float | None = option(
+        None, "Recommend only artifacts whose 99th percentile is at most this.", metavar="MS", minimum=0
+    )
+    max_mb: float | None = option(None, "Recommend only artifacts of at most this size.", metavar="MB", minimum=0)
+    min_cosine: float | None = option(
+        None,
+        "Recommend only artifacts whose cosine similarity to the float64 reference is at least this.",
+        minimum=0,
+        maximum=1,
+    )
+    needs: Literal["", "cpp"] = option("", "Recommend only artifacts that run in C++.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestRecord(RunSettings, SizeSettings, SourceSettings):
+    """What was asked for, so that it can be asked for again. Files are named by absolute paths.
+
+    `model` is as the user wrote it, relative to the folder of that run; "" for a module in memory.
+    """
+
+    model: str = described("The model, as the user named it; empty for a module in memory.")
+    targets: tuple[str, ...] = described("The variants, as NAME, NAME:VARIANT or NAME@PRECISION.")
+    device: str = described("Where it runs: cpu, cuda or cuda:N.")
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """All that happened in one run.
+    """The one record of a run, from which alone every report is rendered. Unknown numbers are null.
 
     Speed-ups are over the row `baseline`. `points` are what was timed: sizes by the name of their golden case.
     """
 
-    model: ModelRecord
-    device: str
-    threads: int
-    command: str
-    created: str
-    exporter: str
-    status: Literal["running", "complete", "failed", "interrupted"] = "running"
-    environment: dict[str, str] = field(default_factory=dict)
-    contract: Contract | None = None
-    golden: GoldenRecord | None = None
-    variants: tuple[VariantRecord, ...] = ()
-    warnings: tuple[str, ...] = ()
-    untimed: dict[str, str] = field(default_factory=dict)  # points at which the baseline failed, and why
-    samples: ArtifactRecord | None = None
-    goal: Goal = field(default_factory=Goal)
-    points: dict[str, dict[str, int]] = field(default_factory=dict)  # of a sweep, the example first
-    baseline: str = EAGER
-    metric: MetricRecord | None = None
-    machine: MachineLoad | None = None  # while the timings were taken
-    schema: int = SCHEMA
+    model: ModelRecord = described("The model.")
+    device: str = described("Where it ran: cpu, cuda or cuda:N.", pattern="^(cpu|cuda(:[0-9]+)?)$")
+    threads: int = described("Threads of one call on the CPU.", minimum=1)
+    command: str = described("The command of the run.")
+    created: str = described("When the run began: ISO 8601, UTC.", format="date-time")
+    exporter: str = described("Version of exporter.")
+    status: Literal["running", "complete", "failed", "interrupted"] = described(
+        "How far the run came. In a failed one the model itself did not run; an interrupted one keeps what was "
+        "finished.",
+        "running",
+    )
+    environment: dict[str, str] = described("Facts of the machine, and versions of distributions by name.", dict)
+    contract: Contract | None = described(
+        "What the model takes and gives; null when the run ended before it was known.", None
+    )
+    golden: GoldenRecord | None = described(
+        "What the artifacts were checked against; null when the run ended before it was made.", None
+    )
+    variants: tuple[VariantRecord, ...] = described(
+        "One for each variant, in the order asked for; eager first when latency was measured.", ()
+    )
+    warnings: tuple[str, ...] = described("What the user should know of the run as a whole.", ())
+    untimed: dict[str, str] = described(
+        "Points of the sweep at which the baseline failed and nothing was timed, and why.", dict
+    )
+    samples: ArtifactRecord | None = described(
+        "samples.json: latency samples in ms, by variant, session and point of a sweep, in windows, of each at most "
+        "1000; null when nothing was timed.",
+        None,
+    )
+    goal: Goal = described("What the recommendation looks for.", Goal)
+    points: dict[str, dict[str, int]] = described(
+        "What a sweep timed: the sizes that it names, by the golden case that has them; the example first. Empty "
+        "where there was none.",
+        dict,
+        minimum=0,
+    )
+    baseline: str = described(
+        "The row that speed-ups are over: eager, or for a bundle that is timed again its first artifact.", EAGER
+    )
+    metric: MetricRecord | None = described(
+        "The recipe's metric of eager, and its bounds; null where the recipe has none.", None
+    )
+    machine: MachineLoad | None = described(
+        "What went on beside the measurement; null where nothing was timed, or nobody says.", None
+    )
+    request: RequestRecord | None = described("What was asked for; null in bundles made before it was recorded.", None)
+    schema: int = described("Number of this format. A reader refuses one that it does not know.", SCHEMA, enum=[1])
 
     @property
     def passes(self) -> bool:

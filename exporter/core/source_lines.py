@@ -12,7 +12,7 @@ import linecache
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 HERE = "<--- HERE"  # how TorchScript's compiler points at a line
@@ -38,8 +38,16 @@ _LAYER = re.compile(r"torch/nn/modules/(?!module\.py)")
 _HELPERS = re.compile(r"/lib/python3\.\d+/(?!(?:site|dist)-packages/)|/torch/utils/_pytree\.py$")
 # What runs in the place of the model's own code.
 _FOR_THE_MODEL = ("interpreter", "recurrent.py", "mixture_of_experts.py")
-_COMPILERS = {"exporter", "functorch", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "torch", "torchgen", "triton"}
-_LIBRARIES = frozenset(_COMPILERS | {"cloudpickle", "ml_dtypes", "mpmath", "numpy", "safetensors", "sympy"})
+_COMPILERS = {"exporter", "functorch", "torch", "torchgen", "triton"}
+# Targets add theirs.
+_LIBRARIES = _COMPILERS | {"cloudpickle", "ml_dtypes", "mpmath", "numpy", "safetensors", "sympy"}
+
+
+def add_libraries(packages: Iterable[str]) -> None:
+    """Take code of these importable packages for a library's from now on, never for the model's."""
+    if not _LIBRARIES.issuperset(packages):
+        _LIBRARIES.update(packages)
+        _own_folders.cache_clear()
 
 
 def message(error: BaseException) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from exporter import targets
 from exporter.bundle import layout
 from exporter.core import environment
 from exporter.core.errors import JobError
@@ -69,7 +70,7 @@ def deploy(
 
 def refuse(variant: VariantRecord) -> str:
     """Why the image with onnxruntime cannot run the variant."""
-    if variant.target != "onnx" or variant.contract is None:
+    if targets.facts(variant.target).runtime != "onnxruntime" or variant.contract is None:
         return "is not for onnxruntime"
     if variant.contract.device != "cpu":
         return "was exported for a GPU, which this image does not use"

@@ -17,10 +17,10 @@ import os
 import re
 import shutil
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from exporter import targets
 from exporter.bundle import layout
 from exporter.core.contract import keeps_state, output_names
 from exporter.core.errors import ArtifactError, BundleError, MissingDependency, UsageError
@@ -47,31 +47,9 @@ TYPES = {
 }  # of those that Triton has, what both backends take
 
 
-@dataclass(frozen=True)
-class Backend:
-    """One of Triton's, and the file that it looks for."""
-
-    name: str
-    platform: str
-    file: str
-    named: bool = False  # whether it knows the tensors by their names
-    batches: bool = True
-    operators: tuple[str, ...] = ()  # namespaces outside torch's own that it registers
-
-
-TORCHSCRIPT = Backend("pytorch", "pytorch_libtorch", "model.pt", operators=("torchvision",))
-AOTINDUCTOR = Backend("pytorch", "torch_aoti", "model.pt2", batches=False, operators=("torchvision",))
-BACKENDS = {
-    "trace": TORCHSCRIPT,
-    "script": TORCHSCRIPT,
-    "compile": AOTINDUCTOR,
-    "onnx": Backend("onnxruntime", "onnxruntime_onnx", "model.onnx", named=True),
-}
-
-
 def refuse(variant: VariantRecord) -> str:
     """Why Triton cannot serve the variant."""
-    backend, contract = BACKENDS.get(variant.target), variant.contract
+    backend, contract = targets.facts(variant.target).triton, variant.contract
     if backend is None or contract is None:
         return "is of a kind that no backend of Triton's takes"
     if keeps_state(contract):
@@ -81,7 +59,7 @@ def refuse(variant: VariantRecord) -> str:
         return f"has tensors of {', '.join(lacking)}, which Triton's backends do not take"
     if missing := sorted(set(contract.ops) - set(backend.operators)):
         return f"calls operators of {', '.join(missing)}, which Triton does not register"
-    if backend is AOTINDUCTOR and any(bounds.choices for bounds in contract.symbols.values()):
+    if not backend.entries and any(bounds.choices for bounds in contract.symbols.values()):
         return "has an entry for each size, of which Triton opens none"
     return ""
 
@@ -99,7 +77,8 @@ def deploy(
     model = model or manifest.model.name
     if not re.fullmatch(r"\w[\w.-]*", model):
         raise UsageError(f"{model!r} is no name for a folder of the repository", "give another --name")
-    out, backend = repository / model, BACKENDS[variant.target]
+    out, backend = repository / model, targets.facts(variant.target).triton
+    assert backend is not None
     assert variant.contract is not None
     config = configuration(model, variant.contract, backend)
     with staged(out, KIND) as root:
@@ -114,7 +93,7 @@ def deploy(
         return publish(root, out, Deployment(KIND, model, variant.name))
 
 
-def configuration(model: str, contract: Contract, backend: Backend) -> Any:
+def configuration(model: str, contract: Contract, backend: targets.TritonBackend) -> Any:
     """Triton's ModelConfig: names, types and shapes from the contract, a batch where every tensor begins with one."""
     proto = _proto()
     batch = max_batch(contract) if backend.batches else 0

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from exporter.core.errors import ExportError, RecipeError, UsageError
-from exporter.core.json_codec import LARGEST
+from exporter.core.limits import LARGEST
 from exporter.core.records import TensorSpec
 from exporter.model import structure
 from exporter.model.tensors import Tensors

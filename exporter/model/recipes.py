@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from exporter.core import dimensions, source_lines
 from exporter.core.dimensions import NamedDim
 from exporter.core.errors import RecipeError, UsageError
-from exporter.core.records import Range
+from exporter.core.settings import WEIGHTS as WEIGHTS
+from exporter.core.settings import SourceSettings
+from exporter.core.size_range import Range
 
 if TYPE_CHECKING:
     import torch
 
-WEIGHTS = ("auto", "pretrained", "random")
 SAVED = (".pt", ".pt2", ".pth", ".jit", ".ts", ".torchscript")  # usual names of saved programs; any other will do
 BUILT_IN = "exporter_models"
 OPTIONAL = ("samples", "metric")  # what a recipe may have
@@ -71,10 +72,13 @@ class Source:
     allow_partial: bool = False
     dims: tuple[NamedDim, ...] = ()  # of saved inputs, which the user has named
     leave_out: tuple[str, ...] = ()  # names of outputs that no artifact gives
+    name: str = ""  # of an installed recipe, which another package may call otherwise than its module
 
     @property
     def label(self) -> str:
         """A short name, fit for a folder."""
+        if self.name:
+            return self.name
         if self.kind == "source":
             return Path(self.attribute).stem if self.place == "saved" else Path(self.attribute).resolve().name
         return self.attribute or self.place.rpartition(".")[2] if self.kind != "file" else self.attribute
@@ -131,7 +135,40 @@ def find(name: str, inputs_file: str = "", task: str = "") -> Source:
             f"{', '.join(f'{source}:NAME' for source in sources())}",
         )
     module, _, attribute = known[name].partition(":")
-    return Source("name", module, attribute or "", inputs_file)
+    return Source("name", module, attribute or "", inputs_file, name=name)
+
+
+def resolve(name: str, how: SourceSettings, weights: str = "auto") -> Source:
+    """As `find`, with what the user says about it; files by their absolute paths.
+
+    UsageError for settings that contradict each other or the model.
+    """
+    how.require_consistent(weights)
+    inputs_file = str(Path(how.inputs_file).resolve()) if how.inputs_file else ""
+    return adjusted(find(name, inputs_file, how.task), how)
+
+
+def adjusted(source: Source, how: SourceSettings) -> Source:
+    """The source with the user's dimensions, checkpoint and choice of outputs."""
+    # A checkpoint is not resolved: a link's own name tells the format.
+    return dataclasses.replace(
+        with_dims(source, how.dims),
+        leave_out=tuple(how.leave_out),
+        checkpoint=str(Path(how.checkpoint).absolute()) if how.checkpoint else "",
+        allow_partial=how.allow_partial,
+    )
+
+
+def asked_of(source: Source) -> SourceSettings:
+    """What the user said about a source."""
+    return SourceSettings(
+        checkpoint=source.checkpoint,
+        allow_partial=source.allow_partial,
+        inputs_file=source.inputs_file,
+        dims=tuple(map(str, source.dims)),
+        leave_out=source.leave_out,
+        task=source.task,
+    )
 
 
 def with_dims(source: Source, dims: Sequence[str]) -> Source:

@@ -227,7 +227,7 @@ def _needs(step: Step) -> dict[str, Any]:
     return {
         "num_cpus": request.threads,
         "num_gpus": int(request.device != "cpu"),
-        "memory": round(request.memory_limit_gb * 1e9) or None,
+        "memory": round((request.memory_limit_gb or 0) * 1e9) or None,
         "scheduling_strategy": "SPREAD",
     }
 
@@ -255,13 +255,14 @@ def _only(node: Node) -> dict[str, Any]:
 
 
 def _task(step: Step) -> Task:
-    return Task(step, Path.cwd(), keys.versions(), keys.files(step.request))
+    return Task(step, Path.cwd(), keys.versions(step.request), keys.files(step.request))
 
 
 def lacking(tasks: Sequence[Task]) -> list[str]:
     """What tasks take for granted and is not so on this node, in words."""
-    here, problems = keys.versions(), list[str]()
+    problems: list[str] = []
     for task in tasks:
+        here = keys.versions(task.step.request)
         names = sorted(name for name in task.versions | here if task.versions.get(name) != here.get(name))
         problems += [f"{name} {here.get(name, 'none')}, not {task.versions.get(name, 'none')}" for name in names]
         with _at_home(task):

@@ -1,10 +1,9 @@
-"""The release file: TOML, held against `schema.json`. Whatever is wrong with it is said with its line and its key."""
+"""The release file: TOML, held against its JSON Schema. Whatever is wrong with it is said with its line and its key."""
 
 from __future__ import annotations
 
 import difflib
 import importlib.resources
-import json
 import math
 import re
 import tomllib
@@ -70,12 +69,6 @@ def read(path: Path, named: Path | None = None) -> ReleaseFile:
     return found
 
 
-def schema() -> dict[str, Any]:
-    """The JSON Schema of a release file."""
-    text = importlib.resources.files(__package__).joinpath("schema.json").read_text(encoding="utf-8")
-    return dict(json.loads(text))
-
-
 def template() -> str:
     """A release file with comments, to begin with."""
     return importlib.resources.files(__package__).joinpath("template.toml").read_text(encoding="utf-8")
@@ -84,7 +77,9 @@ def template() -> str:
 def _problems(file: ReleaseFile) -> Iterator[tuple[Place, str]]:
     import jsonschema
 
-    form, usual = schema(), jsonschema.Draft202012Validator
+    from exporter.release import schema
+
+    form, usual = schema.make(), jsonschema.Draft202012Validator
     whole = usual.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)  # 2.0 is one of JSON, not here
     strict: Any = jsonschema.validators.extend(usual, type_checker=whole)  # type: ignore[no-untyped-call]
     for error in strict(form).iter_errors(file.data):

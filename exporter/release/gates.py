@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from exporter import targets
 from exporter.core.records import EAGER, VERDICTS, MetricRecord, Timing, VariantRecord, runs_for
 from exporter.release.plan import Gates
 from exporter.report.rows import number, size_of
@@ -90,7 +91,8 @@ def check(gates: Gates, found: Measurements, over: Measurements | None = None) -
         kept = found.bytes <= gates.max_mb * 1e6
         checks.append(_check("max_mb", gates.max_mb, found.bytes / 1e6, kept, f"at most {gates.max_mb:g} MB"))
     if gates.cpp:
-        wanted = "it must run in C++ (exporter-run, which `make cpp` builds, runs .pt and .pt2)"
+        runs = " and ".join(targets.native_suffixes())
+        wanted = f"it must run in C++ (exporter-run, which `make cpp` builds, runs {runs})"
         checks.append(_check("cpp", True, found.cpp, found.cpp, wanted))
     if gates.min_metric is not None:
         kept = found.metric is not None and found.metric >= gates.min_metric

@@ -18,32 +18,32 @@ from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any
 
+from exporter import targets
 from exporter._version import __version__
 from exporter.bundle import checksums, provenance
 from exporter.core import environment
 from exporter.core.errors import UsageError
+from exporter.core.option import pick, settings
+from exporter.core.settings import SizeSettings
 from exporter.model.recipes import Source
 from exporter.runs.request import Request
 
-# Fields of a request that its bundle does not depend on, or that are counted by their content.
-LEFT_OUT = frozenset((
-    "source", "out", "replace", "ops_libs", "command", "asked", "warnings", "goal", "timeout", "memory_limit_gb",
-    "wait_quiet",
-))  # fmt: skip
-LIBRARIES = ("timm", "torchao")  # that the manifest does not name
+LIBRARIES = ("timm",)  # that the manifest does not name
 
 
 def key(request: Request) -> str:
     """The hash, in hex. UsageError for a file that may not be read."""
     source = request.source
     facts = {
-        "request": {k: v for k, v in dataclasses.asdict(request).items() if k not in LEFT_OUT},
+        "request": {s.name: getattr(request, s.name) for s in settings(request) if s.option.effect},
+        "sizes": dataclasses.asdict(pick(SizeSettings, request)),
+        "made": [request.model, request.device, request.variants, request.least_runs],
         "source": [
             *(*_named(source), source.task, source.allow_partial),
             *(sorted(map(str, source.dims)), sorted(source.leave_out)),
         ],
         "files": [[_hash(path) for path in files] for files in _files(request)],
-        "environment": _environment(),
+        "environment": _environment(_targets(request)),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
@@ -63,10 +63,18 @@ def files(request: Request) -> dict[str, str]:
     return {str(path): _hash(path) for path in found}
 
 
-def versions() -> dict[str, str]:
-    """What counts of the environment, but for the machine: the versions of Python, exporter and libraries."""
-    names = {"python", "exporter", *LIBRARIES, *environment.DISTRIBUTIONS}
-    return {name: fact for name, fact in _environment().items() if name in names}
+def versions(request: Request) -> dict[str, str]:
+    """What counts of the environment, but for the machine: the versions of Python, exporter and libraries.
+
+    Among these are the distributions that the request's targets require, and those that ship the targets.
+    """
+    used = _targets(request)
+    names = {"python", "exporter", *environment.DISTRIBUTIONS, *_libraries(used)}
+    return {name: fact for name, fact in _environment(used).items() if name in names}
+
+
+def _targets(request: Request) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(variant.target for variant in request.variants))
 
 
 def _hash(path: Path) -> str:
@@ -137,8 +145,12 @@ def _code(path: Path) -> list[Path]:
 
 
 @functools.cache
-def _environment() -> dict[str, str]:
-    """Of what the manifest says of the environment, that which bears on the outcome."""
-    found = environment.describe() | {"exporter": __version__}
-    found |= {name: version for name in LIBRARIES if (version := environment.version(name))}
+def _environment(used: tuple[str, ...]) -> dict[str, str]:
+    """Of what the manifest says of the environment with these targets, that which bears on the outcome."""
+    found = environment.describe(_libraries(used)) | {"exporter": __version__}
     return {name: fact for name, fact in found.items() if name not in ("os", "cpus", "exporter-run")}
+
+
+def _libraries(used: tuple[str, ...]) -> tuple[str, ...]:
+    """Distributions that may bear on what these targets make."""
+    return (*LIBRARIES, *targets.distributions(used, optional=True))

@@ -11,35 +11,46 @@ from typing import Any, Literal
 
 from exporter import targets
 from exporter.bundle import layout
-from exporter.core import environment, source_lines
+from exporter.core import source_lines
 from exporter.core.errors import UsageError
-from exporter.core.records import EAGER, FP32, Range, runs_for
+from exporter.core.option import option, settings
+from exporter.core.records import EAGER, FP32, runs_for
+from exporter.core.settings import RunSettings, SourceSettings
+from exporter.core.size_range import Range
 from exporter.model import recipes
 from exporter.release.file import Place, ReleaseFile
 from exporter.runs.request import Request
 
 TARGETS = ("trace", "script", "compile", "onnx")
 OUT = "artifacts/release"
-# Settings that a request takes as they are.
-REQUEST = frozenset((
-    "dynamic", "state", "weights", "seed", "threads", "bench", "time_budget", "wait_quiet", "timeout",
-    "memory_limit_gb", "rtol", "atol", "opset", "allow_cpu_fallback", "cuda_graphs",
-))  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Gates:
     """What a variant must keep. `over` is eager, or another variant of the same model, device and sizes."""
 
-    parity: Literal["", "exact", "rounding", "drift", "quantized"] = ""
-    propagate_nan: bool = False
-    max_p99_ms: float | None = None
-    min_speedup: float | None = None
-    over: str = EAGER
-    max_mb: float | None = None
-    cpp: bool = False
-    min_metric: float | None = None
-    max_metric_loss: float | None = None
+    parity: Literal["", "exact", "rounding", "drift", "quantized"] = option(
+        "", "The worst verdict allowed: exact < rounding < drift < quantized."
+    )
+    propagate_nan: bool = option(
+        False, "Whether NaN and infinity must be propagated wherever eager propagates them; a note says where not."
+    )
+    max_p99_ms: float | None = option(None, "Upper limit of the 99th percentile of the latency, in ms.", above=0)
+    min_speedup: float | None = option(
+        None, "Lower limit of the speed-up relative to `over`, by the lower end of its 95% interval.", above=0
+    )
+    over: str = option(
+        EAGER,
+        "The baseline of min_speedup: eager, or another variant of the same model, device and sizes.",
+    )
+    max_mb: float | None = option(
+        None, "Upper limit of the size of all files of the variant, in MB (10^6 bytes).", above=0
+    )
+    min_metric: float | None = option(None, "Lower limit of the recipe's metric.")
+    max_metric_loss: float | None = option(None, "How far the recipe's metric may be below eager's.", minimum=0)
+    cpp: bool = option(
+        False, "Whether the artifact must run in C++, by exporter-run; its latency is then measured there."
+    )
 
 
 @dataclass(frozen=True)
@@ -144,23 +155,17 @@ class _Model:
             raise self.error(key, str(error), error.remedy) from error
 
     def _source(self) -> recipes.Source:
-        inputs = self._file("inputs")
-        source: recipes.Source = self._or_error(
-            "model", recipes.find, self.own["model"], inputs, self.own.get("task", "")
-        )
-        source = self._or_error("dims", recipes.with_dims, source, self.own.get("dims", ()))
-        source = replace(source, leave_out=tuple(self.own.get("leave_out", ())))
-        if not (checkpoint := self._file("checkpoint")):
-            return source
-        if self.all.get("weights") == "pretrained":
+        for setting in settings(SourceSettings):
+            if setting.option.file and setting.key in self.own and not Path(self.own[setting.key]).is_file():
+                raise self.error(setting.key, f"there is no file {self.own[setting.key]}", "check the path")
+        about = SourceSettings(**_settings(SourceSettings, self.own))
+        if about.checkpoint and self.all.get("weights") == "pretrained":
             raise self.error("checkpoint", 'it and weights = "pretrained" are two sources of weights', "give one")
-        return replace(source, checkpoint=checkpoint, allow_partial=self.own.get("allow_partial", False))
-
-    def _file(self, key: str) -> str:
-        """The absolute path of a file that a setting names; "" where it names none."""
-        if key in self.own and not Path(self.own[key]).is_file():
-            raise self.error(key, f"there is no file {self.own[key]}", "check the path")
-        return str(Path(self.own[key]).absolute()) if key in self.own else ""
+        self._or_error("allow_partial", about.require_consistent)
+        inputs = str(Path(about.inputs_file).absolute()) if about.inputs_file else ""
+        found = self._or_error("model", recipes.find, self.own["model"], inputs, about.task)
+        source: recipes.Source = self._or_error("dims", recipes.adjusted, found, about)
+        return source
 
     def _require_timing(self) -> None:
         for gate in ("max_p99_ms", "min_speedup"):
@@ -171,25 +176,35 @@ class _Model:
     def _request(
         self, source: recipes.Source, variant: targets.Variant, out: Path, device: str, sizes: dict[str, int]
     ) -> Request:
-        packaged = variant.target == "compile" and not targets.is_live(variant)
+        asked = _settings(RunSettings, self.all)
         return Request(
-            model=source.label,
-            source=source,
-            variants=(variant,),
-            out=out,
-            device=device,
+            source.label,
+            source,
+            (variant,),
+            out,
+            device,
             sizes=sizes,
             ranges={
                 name: Range(low, high).within(low, high, *step)
                 for name, (low, high, *step) in self.all.get("ranges", {}).items()
             },
-            portable=packaged and self.all.get("portable", False),
-            ops_libs=tuple(str(Path(file).absolute()) for file in self.all.get("ops_libs", ())),
             command=shlex.join(("exporter", "release", str(self.file.path))),
             asked=_anywhere(source) or self.own["model"],
             least_runs=0 if self.gates.max_p99_ms is None else runs_for(99),
-            **{"threads": environment.usable_cpus()} | {k: v for k, v in self.all.items() if k in REQUEST},
+            **asked | {"portable": targets.is_portable(variant) and asked.get("portable", False)},
         )
+
+
+def _settings(record: type, table: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a record that a table gives; files by their absolute paths."""
+    found: dict[str, Any] = {}
+    for setting in settings(record):
+        if setting.key in table:
+            value = table[setting.key]
+            if setting.multiple:
+                value = tuple(str(Path(one).absolute()) if setting.option.file else one for one in value)
+            found[setting.name] = value
+    return found
 
 
 def _anywhere(source: recipes.Source) -> str:

@@ -10,17 +10,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from exporter import targets
 from exporter.core import source_lines
 from exporter.workers.explain import Explanation, Finding, Section
 
-TITLES = {
-    "trace": "torch.jit.trace: does it hold at other sizes and values?",
-    "script": "torch.jit.script: can it read the code?",
-    "compile": "torch.compile: graph breaks and recompilations",
-    "export": "torch.export: what stays dynamic",
-    "onnx": "torch.onnx: operators without a translation",
-    "operators": "operators that C++ has to load",
-}
+OPERATORS = "operators that C++ has to load"  # heading of the one section that is no target's
 STYLES = {"ok": "green", "note": "yellow", "bad": "bold red"}
 MARK = 6  # columns of the mark before each finding
 NARROWEST, WIDEST = 40, 120
@@ -50,9 +44,15 @@ def _heading(explanation: Explanation) -> str:
 
 def _print_section(console: Console, section: Section) -> None:
     console.print()
-    console.print(Text(TITLES.get(section.name, section.name), style="bold"))
+    console.print(Text(_heading_of(section), style="bold"))
     for finding in section.findings:
         _print_finding(console, finding)
+
+
+def _heading_of(section: Section) -> str:
+    if section.name == "operators":
+        return OPERATORS
+    return source_lines.printable(targets.facts(section.name).question or section.name)
 
 
 def _print_finding(console: Console, finding: Finding) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from exporter import targets
 from exporter.core.records import EAGER, Goal, Manifest, Timing, VariantRecord, runs_for
 from exporter.report.rows import failures, number, size_of
 
@@ -11,8 +12,6 @@ WIDE = 0.03  # half an interval, as a share of its middle: what benchmark counts
 HALF = 0.5  # of the CPUs taken by others
 AGAIN = "Time it again on a quiet machine: `exporter bench BUNDLE --wait-quiet 600`."
 UNBEATEN = "Pareto front: nothing is both faster and smaller than one of these."
-# From what moves most freely between machines to what holds this machine's code.
-PORTABLE = ("onnx", "export", "script", "trace", "compile")
 
 
 @dataclass(frozen=True)
@@ -77,8 +76,7 @@ def _rank(choice: Choice, goal: Goal) -> tuple[float, float]:
     if goal.name == "size":
         return choice.bytes, choice.cost
     if goal.name == "portability":
-        target = choice.variant.target
-        return (PORTABLE.index(target) if target in PORTABLE else len(PORTABLE)), choice.cost
+        return targets.facts(choice.variant.target).portability, choice.cost
     return choice.cost, choice.bytes
 
 

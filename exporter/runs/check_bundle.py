@@ -16,8 +16,10 @@ from exporter.bundle import integrity, layout
 from exporter.bundle.signing import Trust
 from exporter.core import environment, filesystem
 from exporter.core.errors import ArtifactError
+from exporter.core.option import pick
 from exporter.core.progress import Listener
 from exporter.core.records import Manifest, VariantRecord
+from exporter.core.settings import SessionSettings, TimingSettings
 from exporter.evidence import metrics
 from exporter.runs import latency, session_checks
 from exporter.runs.memory_needs import Plan
@@ -27,17 +29,12 @@ from exporter.workers.children import Zygote
 SKEW = timedelta(minutes=5)  # between two clocks that are right, as Kerberos takes it: RFC 4120
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How the sessions run. With a `time_budget`, seconds of timed calls for each, they are timed too."""
+@dataclass(frozen=True, kw_only=True)
+class Settings(TimingSettings, SessionSettings):
+    """How the sessions run, and whether they are timed too."""
 
-    threads: int
-    timeout: float
-    ops_libs: tuple[str, ...] = ()
-    allow_cpu_fallback: bool = False
-    cuda_graphs: bool = False
-    time_budget: float = 0.0
-    wait_quiet: float = 0.0
+    timeout: float = 600.0
+    bench: bool = False
     least_runs: int = 0
     trust: Trust = field(default_factory=Trust)
 
@@ -82,16 +79,9 @@ class _Recheck:
     place: Path  # what sessions know the bundle by
 
     def __post_init__(self) -> None:
-        self.sessions = Sessions(self.manifest.device if self.how.time_budget else "cpu", only_passing=True)
+        self.sessions = Sessions(self.manifest.device if self.how.bench else "cpu", only_passing=True)
         self.plans: dict[str, Plan] = {}  # by the variant's name
-        self.options = targets.Options(
-            device=self.manifest.device,
-            threads=self.how.threads,
-            allow_cpu_fallback=self.how.allow_cpu_fallback,
-            cuda_graphs=self.how.cuda_graphs,
-            scratch=str(self.logs),
-            ops_libs=self.how.ops_libs,
-        )
+        self.options = pick(targets.Options, self.how, device=self.manifest.device, scratch=str(self.logs))
 
     def execute(self, recorded: list[VariantRecord]) -> Manifest:
         checked: list[VariantRecord] = []
@@ -110,7 +100,7 @@ class _Recheck:
             if variant.rejected
         )
         manifest = replace(self.manifest, variants=tuple(checked), warnings=tuple(dict.fromkeys(warnings)), untimed={})
-        return self._time(manifest, recorded) if self.how.time_budget else manifest
+        return self._time(manifest, recorded) if self.how.bench else manifest
 
     def _check(self, record: VariantRecord, log: Path) -> VariantRecord:
         record = replace(record, timings={}, sweep={}, untimed="", reason="", remedy="", cause="", metric=None)
@@ -119,8 +109,8 @@ class _Recheck:
             return replace(failed, reason=str(error), remedy=error.remedy)
         plan = self.plans[record.name]
         plan.begin(record.name)
-        keep = bool(self.how.time_budget) and plan.keeps(record)
-        if self.how.time_budget and not keep:
+        keep = self.how.bench and plan.keeps(record)
+        if self.how.bench and not keep:
             record = replace(record, untimed="there is no memory for it beside the others")
         openers = session_checks.openers(self.zygote, self.place, record, self.options, log, self.how.timeout)
         results = self.sessions.judge(record, self.manifest.golden, openers, record.name if keep else "")
@@ -133,7 +123,7 @@ class _Recheck:
             samples=None,
             machine=None,
             threads=self.how.threads,
-            environment=environment.describe(),
+            environment=environment.describe(targets.distributions(v.target for v in manifest.variants)),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         if not self.sessions.kept:

@@ -17,6 +17,7 @@ from exporter.core.contract_diff import Change, changes
 from exporter.core.errors import ArtifactError, ExporterError
 from exporter.core.progress import Listener
 from exporter.core.records import GoldenRecord, MachineLoad, Manifest, VariantRecord
+from exporter.core.settings import SessionSettings, TimingSettings
 from exporter.evidence import benchmark, stats
 from exporter.runs import session_checks
 from exporter.runs.latency import EXAMPLE, At
@@ -71,14 +72,11 @@ class Comparison:
     broken: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class TimingOptions:
-    """How sessions run where latency is measured again: seconds of timed calls of each, in one rotation."""
+@dataclass(frozen=True, kw_only=True)
+class TimingOptions(TimingSettings, SessionSettings):
+    """How sessions run where latency is measured again, all of them in one rotation."""
 
-    time_budget: float
-    threads: int
-    timeout: float
-    ops_libs: tuple[str, ...] = ()
+    timeout: float = 600.0
 
 
 def run(places: tuple[Path, Path], gates: Limits, how: TimingOptions | None, listener: Listener) -> Comparison:

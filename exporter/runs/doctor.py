@@ -6,16 +6,19 @@ import json
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
-from exporter.core import environment
+from exporter import targets
+from exporter.core import environment, source_lines
+from exporter.core.errors import MissingDependency
+from exporter.targets import Part
 
 SUPPORTED = ((2, 11), (2, 14))
-MODULES = ("torch", "torchvision", "transformers", "onnx", "onnxscript", "onnxruntime")
+MODULES = ("torch", "torchvision", "transformers")  # targets name more
 TOOLS = {"CMake": "cmake", "Ninja": "ninja"}  # what builds exporter-run; each is a distribution too
-# Each import by itself, so that one broken package does not hide the others; then what CUDA really gives.
+# Each import by itself, so that one broken package does not hide the others; then what CUDA really gives, and what
+# targets find.
 PROBE = """
 import importlib, json, sys
 found = {}
@@ -30,33 +33,55 @@ try:
 except Exception:
     pass
 try:
-    import onnxruntime
-    found["providers"] = ["", " ".join(onnxruntime.get_available_providers())]
+    from exporter import targets
+    names = targets.usable()
 except Exception:
-    pass
+    names = ()
+for name in names:
+    try:
+        found["target " + name] = ["", targets.facts(name).probe()]
+    except Exception:
+        pass
 print(json.dumps(found))
 """
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of the machine or its software, and how it is: one line of the report."""
-
-    level: Literal["ok", "note", "bad"]
-    what: str
-    detail: str
-    remedy: str = ""
 
 
 def examine() -> list[Part]:
     """All parts, in the order of reading."""
     found = _probe()
-    findings = [_python(), *(_module(name, *found.get(name, ("not tried", ""))) for name in MODULES)]
-    return [*findings, _compiler(), *map(_tool, TOOLS), _runner(), *_gpu(found)]
+    findings = [_python(), *(_module(name, *found.get(name, ("not tried", ""))) for name in modules())]
+    return [*findings, *_targets(found), *map(_tool, TOOLS), _runner(), *_gpu(found)]
+
+
+def modules() -> tuple[str, ...]:
+    """What is imported."""
+    used = (name for target in targets.usable() for name in targets.facts(target).modules)
+    return tuple(dict.fromkeys((*MODULES, *used)))
+
+
+def _targets(found: dict[str, tuple[str, str]]) -> Iterator[Part]:
+    """What each target says, and of each of another package whether it can be used."""
+    for name, target in targets.usable().items():
+        if shipped_by := targets.shipped_by(name):
+            yield _plugin(name, target, shipped_by)
+        try:
+            yield from targets.facts(name).examine(found.get(f"target {name}", ("", ""))[1])
+        except Exception as error:  # of another package
+            yield Part("bad", name, f"its own examination failed: {source_lines.named(error)}")
+    for refused in targets.refused():
+        yield Part("bad", "target", str(refused), refused.remedy)
+
+
+def _plugin(name: str, target: targets.Target, shipped_by: str) -> Part:
+    try:
+        targets.require(target)
+    except MissingDependency as missing:
+        return Part("bad", name, f"of {shipped_by}: {missing}", missing.remedy)
+    return Part("ok", name, f"target of {shipped_by}")
 
 
 def _probe() -> dict[str, tuple[str, str]]:
-    command = [sys.executable, "-W", "ignore", "-c", PROBE, *MODULES]
+    command = [sys.executable, "-W", "ignore", "-c", PROBE, *modules()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
@@ -101,18 +126,6 @@ def remedy(name: str, error: str) -> str:
     return f"pip install --force-reinstall {name}"
 
 
-def _compiler() -> Part:
-    compiler = environment.compiler()
-    if compiler is None:
-        return Part(
-            "bad",
-            "C++ compiler",
-            "none: the target compile cannot work",
-            "install g++ (Debian: apt install g++), or name one in CXX",
-        )
-    return Part("ok", "C++ compiler", compiler)
-
-
 def _tool(name: str) -> Part:
     program = TOOLS[name]
     beside = Path(sys.executable).with_name(program)  # of an environment that is not activated
@@ -141,7 +154,4 @@ def _gpu(found: dict[str, tuple[str, str]]) -> list[Part]:
         findings.append(Part("bad", "CUDA", error, "install a CUDA build of torch that fits the driver"))
     else:
         findings.append(Part("ok", "CUDA", f"torch is built for {version}"))
-    if "CUDAExecutionProvider" not in found.get("providers", ("", ""))[1]:
-        remedy = "pip uninstall onnxruntime; pip install onnxruntime-gpu"
-        findings.append(Part("bad", "onnxruntime", "has no CUDA provider", remedy))
     return findings

@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from exporter import targets
 from exporter._version import __version__
 from exporter.bundle.publishing import Staging
 from exporter.core import environment
@@ -25,9 +26,10 @@ class Draft:
             command=request.command,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             exporter=__version__,
-            environment=environment.describe(),
+            environment=environment.describe(targets.distributions(v.target for v in request.variants)),
             warnings=request.warnings,
             goal=request.goal,
+            request=request.record,
         )
         self._order = (EAGER, *(variant.name for variant in request.variants))
         self._staging = staging

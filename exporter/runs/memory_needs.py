@@ -2,53 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from exporter import targets
 from exporter.core import causes, memory
 from exporter.core.errors import ExporterError, JobError
 from exporter.core.records import EAGER, FP32, VariantRecord
+from exporter.targets import GB, Need
 
-GB = 1e9
 GOLDEN, LOAD = "golden", "load"
 OUT_OF_MEMORY = (causes.OUT_OF_MEMORY, causes.KILLED)
 PERHAPS = "It was ended from outside, perhaps for want of memory"
 
 
-@dataclass(frozen=True)
-class Need:
-    """What a step takes: so many times the weights, and so many bytes whatever the model."""
-
-    weights: float
-    fixed: float
-
-    def of(self, weights: int) -> int:
-        """Bytes, for a model whose weights take `weights` bytes."""
-        return round(self.weights * weights + self.fixed)
+Table = Callable[[str], Need]  # by target or step
 
 
-Table = Mapping[str, Need]  # by target or step; "" stands for whatever is not named
+def exports(target: str) -> Need:
+    """Of an export."""
+    return targets.facts(target).export_need
 
-# Rounded up from proportional set sizes with GPT-2 of 0.4 billion parameters (1.42 GB; torch 2.14, 2026-11-22): the
-# tree peaked at 7.1 GB in the export to compile and at 4.3 in onnx's, about 0.9 of it in processes that do not grow; a
-# trace's job took 1.9 GB, a session of it 3.0, the golden's job 2.7. script and export are guesses from those.
-EXPORTS: Table = {
-    "trace": Need(1.2, 0.8 * GB),
-    "script": Need(1.5, 1.0 * GB),
-    "compile": Need(3.8, 1.0 * GB),
-    "onnx": Need(2.2, 0.8 * GB),
-    "export": Need(1.2, 0.6 * GB),
-    "": Need(3.8, 1.0 * GB),
-}
-SESSIONS: Table = {
-    "trace": Need(1.2, 1.5 * GB),
-    "script": Need(1.2, 1.5 * GB),
-    "compile": Need(1.5, 1.5 * GB),
-    "onnx": Need(2.2, 1.5 * GB),
-    "": Need(2.0, 1.5 * GB),
-}
-OTHERS: Table = {"golden": Need(0.3, 1.5 * GB), "": Need(1.0, 1.0 * GB)}
+
+def sessions(target: str) -> Need:
+    """Of a session; "" and eager stand for what is compiled or run without an artifact."""
+    return targets.facts(target).session_need
+
+
+def others(step: str) -> Need:
+    """Of a step that belongs to no target."""
+    return Need(0.3, 1.5 * GB) if step == GOLDEN else Need(1.0, 1.0 * GB)
+
+
 LARGE = 1 * GB  # weights from which on a run takes a share of the machine, whatever is free
 SHARE = Need(2.5, 2 * GB)  # beyond the weights themselves, which all share
 
@@ -132,18 +117,19 @@ class Plan:
         """Whether a variant's sessions can stay open beside those that are, for they are timed in turn."""
         if self.weights < LARGE:
             return True
-        sessions = 2 if targets.get(record.target).native else 1
-        return sessions * need(SESSIONS, record.target, self.weights) <= memory.free()
+        count = 2 if targets.get(record.target).native else 1
+        return count * need(sessions, record.target, self.weights) <= memory.free()
 
     def explain(self, record: VariantRecord) -> VariantRecord:
         """A row that failed as one does for want of memory, with what was needed, what was there, and what works."""
         if record.status != "failed" or record.cause not in OUT_OF_MEMORY:
             return record
         sentence = causes.named(record.cause).sentence
+        table: Table
         if record.stage == "prepare":
-            table, step, needed, key = OTHERS, "loading and capturing the model", 0, LOAD
+            table, step, needed, key = others, "loading and capturing the model", 0, LOAD
         else:
-            table, what = (EXPORTS, "the export to") if record.stage == "export" else (SESSIONS, "a session of")
+            table, what = (exports, "the export to") if record.stage == "export" else (sessions, "a session of")
             step, needed, key = f"{what} {record.name}", need(table, record.target, self.weights), record.name
         found = self._shortage(step, needed, key)
         raw = causes.shorten(record.reason.removeprefix(f"{sentence}: "))
@@ -161,7 +147,7 @@ class Plan:
         cause = causes.find(str(error))
         if cause is None or cause.name not in OUT_OF_MEMORY:
             return error
-        found = self._shortage("the golden", need(OTHERS, GOLDEN, self.weights), GOLDEN)
+        found = self._shortage("the golden", need(others, GOLDEN, self.weights), GOLDEN)
         said = cause.sentence if found.sure or cause.name != causes.KILLED else PERHAPS
         return JobError(f"{said}: {found.describe()}: {error}", found.remedies(), getattr(error, "log", ""))
 
@@ -181,4 +167,4 @@ class Plan:
 
 def need(table: Table, step: str, weights: int) -> int:
     """Bytes that a step is expected to take for a model whose weights take `weights` bytes."""
-    return table.get(step, table[""]).of(weights)
+    return table(step).of(weights)

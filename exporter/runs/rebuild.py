@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from exporter import targets
 from exporter._version import __version__
 from exporter.bundle import checksums, integrity, layout, provenance
 from exporter.bundle.differences import Difference, compare, conclude, records
@@ -128,8 +129,9 @@ def _require_weights(old: Manifest, new: Manifest) -> None:
 
 
 def _versions(manifest: Manifest) -> Iterator[str]:
-    before, now = ({"exporter": manifest.exporter} | manifest.environment), environment.describe()
-    now = {"exporter": __version__} | now
+    before = {"exporter": manifest.exporter} | manifest.environment
+    used = targets.distributions(variant.target for variant in manifest.variants)
+    now = {"exporter": __version__} | environment.describe(used)
     for name in dict.fromkeys((*before, *now)):
         if before.get(name) != now.get(name):
             yield f"{name} was {before.get(name, 'not there')}, is {now.get(name, 'not there')}"

@@ -64,16 +64,16 @@ class Turns:
     def in_order(self, variants: Sequence[targets.Variant]) -> list[targets.Variant]:
         """What takes longest first; where not all fit beside each other, what shares the loaded model before that."""
         longest = sorted(variants, key=cost, reverse=True)
-        exports = [self.plan.share(memory_needs.EXPORTS, v.target) for v in self._exports]
-        if sum(exports) + self.plan.share(memory_needs.OTHERS, GOLDEN) <= self.room.size:
+        exports = [self.plan.share(memory_needs.exports, v.target) for v in self._exports]
+        if sum(exports) + self.plan.share(memory_needs.others, GOLDEN) <= self.room.size:
             return longest
         return sorted(longest, key=lambda variant: variant not in self._users)
 
     @contextmanager
     def golden(self) -> Iterator[int]:
         """The golden's turn; gives how many bytes of float64 weights it may hold."""
-        fixed = self.plan.share(memory_needs.OTHERS, GOLDEN)
-        exports = [self.plan.share(memory_needs.EXPORTS, v.target) for v in self._exports]
+        fixed = self.plan.share(memory_needs.others, GOLDEN)
+        exports = [self.plan.share(memory_needs.exports, v.target) for v in self._exports]
         beside = max((need for need in exports if need + fixed <= self.room.size), default=0)
         widened = min(max(self.room.size - beside - fixed, 0), 2 * self.plan.weights)
         try:
@@ -92,7 +92,7 @@ class Turns:
             return
         shares = variant in self._users
         try:
-            with self.room.take(self.plan.share(memory_needs.EXPORTS, variant.target)):
+            with self.room.take(self.plan.share(memory_needs.exports, variant.target)):
                 self.plan.begin(variant.name)
                 yield self.model if shares else self._zygote
         finally:
@@ -101,7 +101,7 @@ class Turns:
     @contextmanager
     def check(self, variant: targets.Variant) -> Iterator[None]:
         """The turn of a variant's sessions, which follow each other."""
-        with self.room.take(self.plan.share(memory_needs.SESSIONS, "" if targets.is_live(variant) else variant.target)):
+        with self.room.take(self.plan.share(memory_needs.sessions, "" if targets.is_live(variant) else variant.target)):
             self.plan.begin(variant.name)
             yield
 
@@ -124,13 +124,14 @@ class Turns:
 
 def cost(variant: targets.Variant) -> int:
     """How long its export takes, against others'; nothing for what is not exported."""
-    return 0 if targets.is_live(variant) else targets.get(variant.target).cost
+    return 0 if targets.is_live(variant) else targets.facts(variant.target).cost
 
 
 def _needs_model(variant: targets.Variant, prepared: Prepared) -> bool:
     """Whether its export starts from the module, and not from the exported program alone."""
     if targets.is_live(variant):
         return False
-    route = targets.get(variant.target)
-    by_itself: bool = getattr(route, "needs_module", not route.needs_program)
+    by_itself = targets.facts(variant.target).needs_module
+    if by_itself is None:
+        by_itself = not targets.get(variant.target).needs_program
     return by_itself or variant.precision != FP32 or bool(prepared.ops)

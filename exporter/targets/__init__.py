@@ -1,36 +1,36 @@
 """Targets: one route to an artifact each, one file each, found by its name.
 
 A target's module does not import torch until its functions run, so that the command line can list it. Third parties add
-theirs through the entry-point group `exporter.targets` (name = module).
+theirs through the entry-point group `exporter.targets` (name = module); a built-in target keeps its name.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import pkgutil
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast, runtime_checkable
 
-from exporter.core import environment
+from exporter.core import environment, source_lines
 from exporter.core.contract import Narrowing
 from exporter.core.errors import MissingDependency, UsageError
 from exporter.core.records import FP32, PRECISIONS, Build, Contract, SizeLimit, Warned
+from exporter.core.settings import BuildSettings, SessionSettings
+from exporter.targets import _facts, _plugins
+from exporter.targets._facts import GB as GB
+from exporter.targets._facts import Facts as Facts
+from exporter.targets._facts import Need as Need
+from exporter.targets._facts import Part as Part
+from exporter.targets._facts import TritonBackend as TritonBackend
 
 if TYPE_CHECKING:
     from exporter.model.capture import Program
     from exporter.model.tensors import Run
-
-GROUP = "exporter.targets"
-ALSO_CALLED = {
-    **dict.fromkeys(("torchscript", "jit"), ("trace", "script")),
-    **dict.fromkeys(("aot", "aoti", "aotinductor", "inductor", "pt2"), ("compile",)),
-    **dict.fromkeys(("ort", "onnxruntime"), ("onnx",)),
-}
 
 
 class Variant(NamedTuple):
@@ -53,24 +53,22 @@ class Variant(NamedTuple):
         return f"{stem}@{self.precision}{dot}{suffix}" if self.precision != FP32 else f"{stem}{dot}{suffix}"
 
 
-@dataclass(frozen=True)
-class Options:
-    """Settings of one variant."""
+@dataclass(frozen=True, kw_only=True)
+class Options(BuildSettings, SessionSettings):
+    """Settings of one variant: what the user asked for, and what the run adds."""
 
+    threads: int = 1
     variant: str = ""
     precision: str = FP32
     device: str = "cpu"
-    threads: int = 1
-    opset: int | None = None
-    allow_cpu_fallback: bool = False
-    cuda_graphs: bool = False  # of onnxruntime's
-    portable: bool = False  # machine code for any x86-64-v3, not for this machine
-    memory_limit: int = 0  # bytes of private memory of one job; 0 is none
     scratch: str = ""  # directory for temporary files, removed with the run
-    ops_libs: tuple[str, ...] = ()  # libraries of operators outside torch's own, loaded before the model
     niceness: int = 0  # how far the job stands back for the others of its run, as nice(2) counts
-    fullgraph: bool = False  # whether a graph break fails what is compiled just in time
     cache: str = ""  # directory for what compilers keep, instead of the one that all runs share
+
+    @property
+    def memory_limit(self) -> int:
+        """Bytes of private memory that one job may use; 0 where there is no limit."""
+        return round((self.memory_limit_gb or 0) * 1e9)
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,7 @@ class Loaded:
 
 
 class Target(Protocol):
-    """What a target's module offers."""
+    """What a target's module offers. `Facts` holds what it may declare beside."""
 
     artifact: str  # file name in the bundle
     variants: tuple[str, ...]  # what may follow the colon; "" is the default, KEY=NAME stands for any name
@@ -110,9 +108,6 @@ class Target(Protocol):
     requires: tuple[str, ...]  # distributions, alternatives separated by |
     native: bool  # whether exporter-run takes the artifact
     needs_program: bool  # whether it starts from program.exported
-    assumes: tuple[str, ...]  # which narrowings of the exported program hold for its artifacts: graph, guards, code
-    # needs_module: bool, where it starts from program.module too; the opposite of needs_program where it does not say
-    cost: int  # how long its export takes, roughly, against trace: the costliest starts first
 
     def export(self, program: Program, path: Path, options: Options) -> Exported:
         """Write the artifact with its contract inside."""
@@ -139,21 +134,83 @@ class LiveTarget(Protocol):
 
 
 def names() -> list[str]:
-    """All targets, ours and installed ones."""
-    ours = {info.name for info in pkgutil.iter_modules(__path__) if not info.name.startswith("_")}
-    return sorted(ours | {point.name for point in entry_points(group=GROUP)})
+    """All targets, ours and installed ones; one of another package may not be usable."""
+    return sorted(_ours() | _plugins.names())
+
+
+def _ours() -> set[str]:
+    return {info.name for info in pkgutil.iter_modules(__path__) if not info.name.startswith("_")}
 
 
 def get(name: str) -> Target:
-    """The target of this name; UsageError when there is none."""
-    for point in entry_points(group=GROUP):
-        if point.name == name:
-            return cast(Target, point.load())
-    if name not in names():
-        close = ALSO_CALLED.get(name.lower()) or difflib.get_close_matches(name, names(), n=2, cutoff=0.6)
-        hint = f"did you mean {' or '.join(close)}?" if close else "`exporter targets` lists them"
-        raise UsageError(f"there is no target {name!r}", hint)
-    return cast(Target, importlib.import_module(f"{__name__}.{name}"))
+    """The target of this name; UsageError when there is none, or another package's is not usable."""
+    if name in _ours():
+        return _built_in(name)
+    if name in _plugins.names():
+        return cast(Target, _plugins.load(name, {_built_in(other).artifact for other in _ours()}))
+    close = _also_called(name.lower()) or difflib.get_close_matches(name, names(), n=2, cutoff=0.6)
+    hint = f"did you mean {' or '.join(close)}?" if close else "`exporter targets` lists them"
+    raise UsageError(f"there is no target {name!r}", hint)
+
+
+def _built_in(name: str) -> Target:
+    module = importlib.import_module(f"{__name__}.{name}")
+    source_lines.add_libraries(_facts.of(module).libraries)
+    return cast(Target, module)
+
+
+def _also_called(name: str) -> list[str]:
+    """Targets that go by another name too, the cheapest first."""
+    found = [target for target in usable() if name in facts(target).also_called]
+    return sorted(found, key=lambda target: facts(target).cost)
+
+
+def facts(name: str) -> Facts:
+    """What the target says of itself; the defaults for one that is not here, as in a bundle of another machine."""
+    try:
+        return _facts.of(get(name))
+    except UsageError:
+        return Facts()
+
+
+def shipped_by(name: str) -> str:
+    """The package that a target comes from, with its version; "" for ours."""
+    return "" if name in _ours() else _plugins.shipped_by(name)
+
+
+def usable() -> dict[str, Target]:
+    """Targets that can be used, by name: ours first."""
+    found = {name: _built_in(name) for name in sorted(_ours())}
+    for name in sorted(_plugins.names() - found.keys()):
+        with contextlib.suppress(UsageError):
+            found[name] = get(name)
+    return found
+
+
+def refused() -> list[UsageError]:
+    """Why targets of other packages cannot be used, or are not, for they have the name of one of ours."""
+    found = _plugins.clashes(_ours())
+    for name in sorted(_plugins.names() - _ours()):
+        try:
+            get(name)
+        except UsageError as error:
+            found.append(error)
+    return found
+
+
+def distributions(used: Iterable[str] = (), optional: bool = False) -> tuple[str, ...]:
+    """What the built-in targets and those in `used` require, in all alternatives, and who ships the latter.
+
+    With `optional`, what they use where it is installed too. Names that no target has are left out.
+    """
+    found: dict[str, None] = {}
+    for name in (*sorted(_ours()), *used):
+        with contextlib.suppress(UsageError):
+            target = get(name)
+            found |= dict.fromkeys(one for requirement in target.requires for one in requirement.split("|"))
+            found |= dict.fromkeys(_facts.of(target).optional if optional else ())
+            found |= dict.fromkeys(() if name in _ours() else _plugins.distributions(name))
+    return tuple(name for name in found if name not in environment.DISTRIBUTIONS)
 
 
 def parse(text: str, precisions: Sequence[str] = (FP32,)) -> list[Variant]:
@@ -187,8 +244,9 @@ def _has(known: Sequence[str], setting: str) -> bool:
 
 
 def left_out(text: str, precisions: Sequence[str]) -> tuple[str, ...]:
-    """What `parse` leaves out for want of a precision, in words."""
-    found = []
+    """What `parse` leaves out, in words: for want of a precision, or for it has the name of a built-in target."""
+    asked = {re.split("[:@]", item.strip())[0] for item in text.split(",")}
+    found = [str(error) for error in _plugins.clashes(asked & _ours())]
     unnamed = (item.strip() for item in text.split(",") if item.strip() and "@" not in item)
     for name in dict.fromkeys(item.partition(":")[0] for item in unnamed):
         if missing := [p for p in precisions if p not in get(name).precisions]:
@@ -211,6 +269,11 @@ def is_live(variant: Variant) -> bool:
     return isinstance(target, LiveTarget) and _has(target.live_variants, variant.setting)
 
 
+def is_portable(variant: Variant) -> bool:
+    """Whether it may be made as portable machine code, as --portable asks."""
+    return facts(variant.target).portable and not is_live(variant)
+
+
 def live(name: str) -> LiveTarget:
     """The target as one with live variants; TypeError when it has none."""
     target = get(name)
@@ -219,9 +282,14 @@ def live(name: str) -> LiveTarget:
     return target
 
 
+def native_suffixes() -> list[str]:
+    """Suffixes of artifacts that exporter-run takes."""
+    return sorted({Path(target.artifact).suffix for target in usable().values() if target.native})
+
+
 def narrowings(target: Target, found: Iterable[Narrowing]) -> tuple[Narrowing, ...]:
     """Those that hold for what this target makes; all, where it does not say which."""
-    assumed = getattr(target, "assumes", ("graph", "guards", "code"))
+    assumed = _facts.of(target).assumes
     return tuple(one for one in found if one.of in assumed)
 
 

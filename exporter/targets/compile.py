@@ -19,7 +19,19 @@ from exporter.core.json_codec import to_json
 from exporter.core.records import PRECISIONS, Build, Contract, TensorSpec
 from exporter.model import custom_ops
 from exporter.model.state import carrying
-from exporter.targets import Exported, Loaded, Options, _inductor, _int8, _specialized, _unpacking
+from exporter.targets import (
+    GB,
+    Exported,
+    Loaded,
+    Need,
+    Options,
+    Part,
+    TritonBackend,
+    _inductor,
+    _int8,
+    _specialized,
+    _unpacking,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +51,15 @@ native = True
 needs_program = True
 assumes = ("graph", "code")
 cost = 10
+also_called = ("aot", "aoti", "aotinductor", "inductor", "pt2")
+optional = ("torchao",)
+portable = True
+question = "torch.compile: graph breaks and recompilations"
+portability = 4
+export_need, session_need = Need(3.8, 1.0 * GB), Need(1.5, 1.5 * GB)
+triton = TritonBackend("pytorch", "torch_aoti", "model.pt2", batches=False, entries=False, operators=("torchvision",))
 read_contract = contract.read_zip
+COMPILER = "install g++ (Debian: apt install g++), or name one in CXX"
 _loading = threading.Lock()  # loaders that are constructed at the same time race (pytorch/pytorch#194128)
 
 
@@ -51,10 +71,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     from exporter.model import recurrent
 
     if environment.compiler() is None:
-        raise MissingDependency(
-            "there is no C++ compiler, which AOTInductor needs",
-            "install g++ (Debian: apt install g++), or name one in CXX",
-        )
+        raise MissingDependency("there is no C++ compiler, which AOTInductor needs", COMPILER)
     if options.portable and not hasattr(config.cpp, "march"):
         raise MissingDependency(
             f"torch {torch.__version__} compiles packages for this machine alone",
@@ -338,6 +355,14 @@ def _backend_and_mode(setting: str) -> tuple[str, str | None]:
         known = ", ".join(sorted({*torch._dynamo.list_backends(), *BACKENDS}))
         raise ExportError(f"torch.compile has no backend {name!r}", f"it has {known}; a package may register others")
     return name, None
+
+
+def examine(probed: str) -> tuple[Part, ...]:
+    """The C++ compiler."""
+    compiler = environment.compiler()
+    if compiler is None:
+        return (Part("bad", "C++ compiler", "none: the target compile cannot work", COMPILER),)
+    return (Part("ok", "C++ compiler", compiler),)
 
 
 def _breaks_and_recompilations() -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from exporter.core.errors import ArtifactError, ExportError
 from exporter.core.json_codec import to_json
 from exporter.model import custom_ops
 from exporter.model.state import carrying
-from exporter.targets import Exported, Loaded, Options
+from exporter.targets import GB, Exported, Loaded, Need, Options
 
 if TYPE_CHECKING:
     from exporter.model.capture import Program
@@ -25,6 +25,9 @@ native = False
 needs_program = True
 assumes = ("graph", "guards")
 cost = 1
+question = "torch.export: what stays dynamic"
+portability = 1
+export_need = Need(1.2, 0.6 * GB)
 read_contract = contract.read_zip
 
 

@@ -11,12 +11,25 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter.core import causes, contract, source_lines
+from exporter.core import causes, contract, environment, source_lines
 from exporter.core.errors import ArtifactError, ExportError
 from exporter.core.expressions import Expression
 from exporter.core.json_codec import to_json
 from exporter.core.records import PRECISIONS, Contract, SizeLimit, Warned
-from exporter.targets import Exported, Loaded, Options, _onnx_axes, _ort_cuda_graphs, _specialized
+from exporter.targets import (
+    GB,
+    Exported,
+    Loaded,
+    Need,
+    Options,
+    Part,
+    TritonBackend,
+    _onnx_axes,
+    _ort_cuda_graphs,
+    _specialized,
+)
+from exporter.targets._onnx_parts import PROPERTY as PROPERTY
+from exporter.targets._onnx_parts import parts as parts
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +45,15 @@ native = False
 needs_program = True
 assumes = ("graph",)
 cost = 4
-PROPERTY = "exporter.contract"
+also_called = ("ort", "onnxruntime")
+companions = (".data",)
+libraries = ("onnx", "onnx_ir", "onnxruntime", "onnxscript")
+modules = ("onnx", "onnxscript", "onnxruntime")
+question = "torch.onnx: operators without a translation"
+portability = 0
+export_need, session_need = Need(2.2, 0.8 * GB), Need(2.2, 1.5 * GB)
+runtime = "onnxruntime"
+triton = TritonBackend("onnxruntime", "onnxruntime_onnx", "model.onnx", named=True)
 ONE_FILE_BYTES = 1.5e9  # protobuf ends at 2 GB
 DYNAMO = "torch's exporter of exported programs"
 OLDER = "torch's older exporter, from a trace, for the other fails"
@@ -322,3 +343,18 @@ def _run_bfloat16(session: Any, names: list[str]) -> Callable[[Tensors], Tensors
         return tuple(map(_ort_cuda_graphs.tensor, session.run_with_ort_values(None, given)))
 
     return run
+
+
+def probe() -> str:
+    """The providers that onnxruntime has."""
+    import onnxruntime
+
+    return " ".join(onnxruntime.get_available_providers())
+
+
+def examine(probed: str) -> tuple[Part, ...]:
+    """Whether onnxruntime can use the GPU that is there."""
+    if not environment.gpus() or "CUDAExecutionProvider" in probed:
+        return ()
+    remedy = "pip uninstall onnxruntime; pip install onnxruntime-gpu"
+    return (Part("bad", "onnxruntime", "has no CUDA provider", remedy),)

@@ -17,7 +17,7 @@ from exporter.core.json_codec import to_json
 from exporter.model import custom_ops
 from exporter.model.state import carrying
 from exporter.model.torchscript import codegen
-from exporter.targets import Exported, Loaded, Options, _specialized
+from exporter.targets import GB, Exported, Loaded, Need, Options, TritonBackend, _specialized
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +35,11 @@ needs_program = True
 assumes = ("graph",)
 needs_module = True
 cost = 2
+also_called = ("torchscript", "jit")
+question = "torch.jit.script: can it read the code?"
+portability = 2
+export_need, session_need = Need(1.5, 1.0 * GB), Need(1.2, 1.5 * GB)
+triton = TritonBackend("pytorch", "pytorch_libtorch", "model.pt", operators=("torchvision",))
 read_contract = contract.read_zip
 
 

@@ -14,7 +14,7 @@ from exporter.core.records import PRECISIONS
 from exporter.model import custom_ops
 from exporter.model.state import carrying
 from exporter.model.torchscript import codegen
-from exporter.targets import Exported, Loaded, Options, _int8, _specialized
+from exporter.targets import GB, Exported, Loaded, Need, Options, TritonBackend, _int8, _specialized
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +29,11 @@ native = True
 needs_program = False
 assumes = ("graph",)  # but where `export` says that the trace takes the whole contract
 cost = 1
+also_called = ("torchscript", "jit")
+question = "torch.jit.trace: does it hold at other sizes and values?"
+portability = 3
+export_need, session_need = Need(1.2, 0.8 * GB), Need(1.2, 1.5 * GB)
+triton = TritonBackend("pytorch", "pytorch_libtorch", "model.pt", operators=("torchvision",))
 read_contract = contract.read_zip
 
 

@@ -6,26 +6,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from exporter.core.contract import Narrowing, specialized
-from exporter.core.records import Contract, Range, SizeLimit
+from exporter.core.records import Contract, SizeLimit
+from exporter.core.settings import ModelSettings, SizeSettings
 from exporter.model.recipes import Source
 from exporter.targets import Options
 
 
 @dataclass(frozen=True)
-class Job:
+class Job(ModelSettings, SizeSettings):
     """What every job of one run needs to know of it."""
 
     model: str
     source: Source
-    weights: str
-    seed: int
-    sizes: dict[str, int]
     work: Path
     options: Options
-    ranges: dict[str, Range] = field(default_factory=dict)
-    dynamic: str = "all"
-    sweep: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    state: str = "carry"  # or "inputs"
 
     @property
     def state_file(self) -> Path:

@@ -190,5 +190,5 @@ def test_help_promises_what_is_kept(cli: Cli) -> None:
 
     for name in ("export", "bench"):
         said = " ".join(cli(name, "--help").out.split())
-        assert f"at least {FEWEST_WINDOWS} calls of each count" in said
+        assert f"called at least {FEWEST_WINDOWS} times" in said
         assert "--wait-quiet SECONDS" in said

@@ -11,11 +11,13 @@ import pytest
 import sympy
 import torch
 
+from exporter import targets
 from exporter.core import causes, source_lines
 from exporter.core.errors import ExportError
 from exporter.evidence import eager
 from exporter.model import flattening, structure
 
+targets.get("onnx")  # adds its libraries
 SITE = "/usr/lib/python3.12/site-packages"
 TRACEBACK = f"""Traceback (most recent call last):
   File "/home/me/serve.py", line 3, in <module>

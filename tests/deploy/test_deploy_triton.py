@@ -15,6 +15,7 @@ from support.commands import Cli
 from support.manifests import CONTRACT, variant
 from tritonclient.grpc import model_config_pb2
 
+from exporter import targets
 from exporter.bundle.layout import read_manifest
 from exporter.core.errors import ArtifactError, BundleError, MissingDependency, UsageError
 from exporter.core.json_codec import to_json
@@ -22,6 +23,8 @@ from exporter.core.records import Contract, Range, TensorSpec
 from exporter.deploy import MARK, Deployment, triton
 from exporter.evidence import golden
 from exporter.workers.children import Zygote
+
+TORCHSCRIPT, AOTINDUCTOR = targets.facts("trace").triton, targets.facts("compile").triton
 
 
 @pytest.fixture(autouse=True)
@@ -100,19 +103,19 @@ def contract(first: tuple[Any, ...] = ("batch", 4), bounds: Range | None = None,
     ],
 )
 def test_when_batches_are_formed(given: Contract, batch: int, dims: list[int]) -> None:
-    config = triton.configuration("toy", given, triton.TORCHSCRIPT)
+    config = triton.configuration("toy", given, TORCHSCRIPT)
     assert (config.max_batch_size, list(config.input[0].dims)) == (batch, dims)
     assert config.HasField("dynamic_batching") == (batch > 1)
 
 
 def test_a_step_is_said_for_triton_does_not_check_it() -> None:
     given = contract(bounds=Range(16, 64, multiple_of=16))
-    config = triton.configuration("toy", given, triton.TORCHSCRIPT)
+    config = triton.configuration("toy", given, TORCHSCRIPT)
     assert "# batch is 16 to 64, multiples of 16\n" in triton._text(config, given)
 
 
 def test_packages_and_gpus() -> None:
-    config = triton.configuration("toy", replace(contract(), device="cuda"), triton.AOTINDUCTOR)
+    config = triton.configuration("toy", replace(contract(), device="cuda"), AOTINDUCTOR)
     assert (config.platform, config.max_batch_size, list(config.input[0].dims)) == ("torch_aoti", 0, [-1, 4])
     assert config.instance_group[0].kind == model_config_pb2.ModelInstanceGroup.KIND_GPU
 

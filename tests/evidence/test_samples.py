@@ -118,7 +118,7 @@ def test_a_run_shows_the_metric_of_eager_and_of_every_variant(run: Run, lent_zyg
         page = report.render_all([(manifest, place)], form)
         assert f"metric of eager {metric.eager:.4g} over 3 samples" in page
         assert page.count(f"{metric.eager:.4g}") > 1
-    checked = check_bundle.run(place, check_bundle.Settings(1, 300.0), Listener())
+    checked = check_bundle.run(place, check_bundle.Settings(threads=1, timeout=300.0), Listener())
     assert checked.metric == metric
     assert rows(checked)["trace"].metric is None
     assert metrics.NOT_AGAIN in checked.warnings
@@ -147,7 +147,7 @@ def test_what_is_calibrated_with_has_the_samples(tmp_path: Path) -> None:
     from exporter.workers import messages, tasks
 
     source = recipes.find(recipe_path("measured:measured"))
-    asked = messages.Job("measured", source, "auto", 0, {}, tmp_path, Options(threads=1))
+    asked = messages.Job("measured", source, tmp_path, Options(threads=1))
     sizes = {"batch": 2, "length": 16}
     prepared = messages.Prepared(CONTRACT, sizes, sizes, "random", 0, 0, 0.0)
     program = tasks._program(asked, prepared, "onnx")
@@ -207,7 +207,7 @@ def calibrated(recipe: str, folder: Path) -> list[tuple[torch.Tensor, ...]]:
     from exporter.workers import keeping, loading, messages, tasks
 
     source = recipes.find(recipe_path(recipe))
-    asked = messages.Job("streamed", source, "auto", 0, {}, folder, Options(threads=1))
+    asked = messages.Job("streamed", source, folder, Options(threads=1))
     loaded = loading.load_model(asked)
     found = keeping.find(asked, loaded)
     states.save(loaded.kept, asked.state_file)

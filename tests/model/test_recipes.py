@@ -44,7 +44,7 @@ def test_recipes_of_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     point = importlib.metadata.EntryPoint("mine", "json.decoder:JSONDecoder", recipes.ENTRY_POINTS)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [point])
     source = recipes.find("mine")
-    assert (source.place, source.attribute) == ("json.decoder", "JSONDecoder")
+    assert (source.place, source.attribute, source.label) == ("json.decoder", "JSONDecoder", "mine")
 
 
 @pytest.mark.parametrize("mistyped", ["bort", "BERT", "resnet", "mini-lm"])

@@ -23,7 +23,7 @@ from typing import Any
 import junitparser
 import pytest
 from support import releases
-from support.commands import RECIPES, Cli, start_cli
+from support.commands import RECIPES, ROOT, Cli, start_cli
 from support.manifests import timing, variant
 from support.processes import children, gone, wait_for
 from support.releases import planned
@@ -33,11 +33,10 @@ from exporter.core import environment, filesystem
 from exporter.core.errors import ArtifactError, BundleError, UsageError
 from exporter.core.progress import Listener
 from exporter.core.records import ArtifactRecord, Manifest, MetricRecord, Parity, SessionRecord
-from exporter.release import executor, file, formats, gates, junit, keys, plan, run
+from exporter.release import executor, file, formats, gates, junit, keys, plan, run, schema
 from exporter.release.plan import Gates
 from exporter.runs.request import Request
 
-ROOT = Path(__file__).parents[2]
 MODELS = '[[models]]\nmodel = "bert"\n'
 
 
@@ -818,6 +817,12 @@ def workflows() -> dict[str, str]:
     """The CI files of the documentation, as they are printed there."""
     text = (ROOT / "docs" / "release-pipelines.md").read_text()
     return dict(re.findall(r"`([\w./-]+\.yml)`[^`]*```yaml\n(.*?)```", text, re.DOTALL))
+
+
+def test_the_schema_is_made_of_the_settings() -> None:
+    """`make schemas` writes it anew."""
+    written = (ROOT / "exporter" / "release" / "schema.json").read_text(encoding="utf-8")
+    assert json.loads(written) == schema.make()
 
 
 @pytest.mark.parametrize(

@@ -193,9 +193,9 @@ def test_what_arrives_is_held_against_its_hashes(tmp_path: Path) -> None:
 
 def test_nodes_that_are_not_alike_are_refused(nodes: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = steps_of(folder, "far.py:held")
-    here = keys.versions()
+    here = keys.versions(steps[0].request)
     file = str(folder / "far.py")
-    monkeypatch.setattr(keys, "versions", lambda: here | {"torch": "1.0", "timm": "9"})
+    monkeypatch.setattr(keys, "versions", lambda request: here | {"torch": "1.0", "timm": "9"})
     monkeypatch.setattr(keys, "files", lambda request: {file: "0"})
     with pytest.raises(UsageError) as raised, cluster.join(nodes.address, steps):
         raise AssertionError

@@ -21,6 +21,7 @@ from exporter.report import comparison
 from exporter.runs import compare_bundles
 
 NO_GATES = compare_bundles.Limits()
+QUICK = compare_bundles.TimingOptions(time_budget=0.1, threads=1, timeout=60.0)
 
 
 def made(place: Path, record: Manifest) -> Path:
@@ -134,7 +135,10 @@ def test_what_does_not_run_here_is_not_as_fast(
     monkeypatch.setattr(compare_bundles.session_checks, "openers", openers)
     places = made(tmp_path / "old", manifest(shipped())), made(tmp_path / "new", manifest(shipped()))
     found = compare_bundles.run(
-        places, compare_bundles.Limits(max_slower), compare_bundles.TimingOptions(0.1, 1, 60.0), Listener()
+        places,
+        compare_bundles.Limits(max_slower),
+        QUICK,
+        Listener(),
     )
     assert found.pairs[0].note == f"the {side} one fails here: no such CPU"
     assert found.broken == ((f"trace: the {side} one fails here: no such CPU",) if broken else ())
@@ -158,7 +162,10 @@ def test_what_dies_while_it_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(compare_bundles.benchmark, "measure", measure)
     places = made(tmp_path / "old", manifest(shipped())), made(tmp_path / "new", manifest(shipped()))
     found = compare_bundles.run(
-        places, compare_bundles.Limits(5.0), compare_bundles.TimingOptions(0.1, 1, 60.0), Listener()
+        places,
+        compare_bundles.Limits(5.0),
+        QUICK,
+        Listener(),
     )
     assert found.broken == (f"trace: the {dies} one fails here: it was ended by SIGSEGV",)
 

@@ -10,9 +10,9 @@ import pytest
 
 from exporter.core import environment
 from exporter.runs import doctor
-from exporter.runs.doctor import Part
+from exporter.targets import Part
 
-FINE = dict.fromkeys(doctor.MODULES, ("", "1.0")) | {"torch": ("", "2.14.1+cpu")}
+FINE = dict.fromkeys(doctor.modules(), ("", "1.0")) | {"torch": ("", "2.14.1+cpu")}
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def examine(monkeypatch: pytest.MonkeyPatch):
 def test_a_sound_machine(examine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "compiler", lambda: "/usr/bin/g++")
     monkeypatch.setattr(environment, "find_runner", lambda: "/usr/bin/exporter-run")
-    found = examine(gpus=("H200, 570",), cuda=("", "13.0"), providers=("", "CUDAExecutionProvider CPU"))
+    found = examine(gpus=("H200, 570",), cuda=("", "13.0"), **{"target onnx": ("", "CUDAExecutionProvider CPU")})
     assert {f.level for f in found.values()} == {"ok"}
 
 
@@ -79,7 +79,7 @@ def test_no_compiler_and_no_runner(examine, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_gpu_that_nobody_can_use(examine) -> None:
-    found = examine(gpus=("H200, 570",), cuda=("torch sees no GPU", ""), providers=("", "CPUExecutionProvider"))
+    found = examine(gpus=("H200, 570",), cuda=("torch sees no GPU", ""), **{"target onnx": ("", "CPU")})
     assert found["GPU 0"].level == "ok"
     assert found["CUDA"].level == "bad"
     assert (found["onnxruntime"].level, found["onnxruntime"].detail) == ("bad", "has no CUDA provider")

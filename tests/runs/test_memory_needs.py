@@ -16,7 +16,8 @@ from exporter.core.errors import JobError
 from exporter.core.progress import Listener
 from exporter.core.records import Manifest, VariantRecord
 from exporter.runs import check_bundle, memory_needs
-from exporter.runs.memory_needs import GB, LOAD, Need, Plan, Shortage
+from exporter.runs.memory_needs import LOAD, Plan, Shortage
+from exporter.targets import GB, Need
 from exporter.workers.session.client import PythonSession
 
 
@@ -101,7 +102,9 @@ def test_a_run_that_cannot_load_says_what_was_free(run: Run, monkeypatch: pytest
 
 
 def recheck_timed(place: Path) -> Manifest:
-    return check_bundle.run(place, check_bundle.Settings(threads=1, timeout=120, time_budget=0.05), Listener())
+    return check_bundle.run(
+        place, check_bundle.Settings(threads=1, timeout=120, bench=True, time_budget=0.1), Listener()
+    )
 
 
 @pytest.fixture
@@ -109,13 +112,13 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that counts as large, where one session of trace fits, and none of what needs more."""
     monkeypatch.setenv("EXPORTER_RUN", "/nowhere/exporter-run")
     monkeypatch.setattr(memory_needs, "LARGE", 0)
-    monkeypatch.setattr(memory_needs, "SESSIONS", {"trace": Need(0.0, 1 * GB), "": Need(0.0, 3 * GB)})
+    monkeypatch.setattr(memory_needs, "sessions", lambda target: Need(0.0, (1 if target == "trace" else 3) * GB))
     monkeypatch.setattr(memory, "free", lambda: 2 * 10**9)
 
 
 @pytest.mark.usefixtures("_short")
 def test_an_export_times_those_that_fit_and_checks_the_rest(run: Run) -> None:
-    manifest, _ = run("tiny:mlp", "trace,export", bench=True, time_budget=0.05)
+    manifest, _ = run("tiny:mlp", "trace,export", bench=True, time_budget=0.1)
     rows = {row.name: row for row in manifest.variants}
     assert all(row.status == "passed" and row.parity for row in rows.values())
     assert rows["trace"].timings
@@ -143,7 +146,9 @@ def test_a_check_says_what_was_needed_and_there(budget: float, run: Run, monkeyp
         raise JobError("trace (python) was ended by SIGKILL (out of memory?)", signal="SIGKILL")
 
     monkeypatch.setattr(PythonSession, "start", fail)
-    (row,) = check_bundle.run(place, check_bundle.Settings(1, 120, time_budget=budget), Listener()).variants
+    (row,) = check_bundle.run(
+        place, check_bundle.Settings(threads=1, timeout=120, bench=budget > 0, time_budget=budget), Listener()
+    ).variants
     said = "The memory did not suffice: a session of trace needs about 1.5 GB, 0.5 GB were free: "
     assert (row.status, row.reason.startswith(said)) == ("failed", True), row.reason
     assert "use a machine with 1.7 GB free" in row.remedy

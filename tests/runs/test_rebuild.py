@@ -18,21 +18,21 @@ import numpy as np
 import pytest
 import torch
 from support.commands import RECIPES, Cli, republish
-from support.manifests import manifest, variant
+from support.manifests import manifest
 
 from exporter import targets
 from exporter.bundle import layout as bundles
 from exporter.bundle.differences import Difference, _libraries, _numbers, compare, conclude, records
 from exporter.bundle.signing import Trust
-from exporter.cli.export import again
 from exporter.core import environment
 from exporter.core.errors import BundleError, UsageError
+from exporter.core.json_codec import from_json, to_json
 from exporter.core.progress import Listener
-from exporter.core.records import Manifest
+from exporter.core.records import Manifest, RequestRecord
 from exporter.model import recipes, tensor_files
 from exporter.report import rebuilt
 from exporter.runs import pipeline, rebuild
-from exporter.runs.request import Request
+from exporter.runs.request import Request, again
 from exporter.workers.children import Zygote
 
 Edit = Callable[[str, bytes], bytes]
@@ -134,7 +134,7 @@ def test_what_it_was_made_of_is_not_the_same(cli: Cli, own: Path, name: str) -> 
     assert f"the {role} {name} is not what it was" in changed.err
     assert "put it back" in changed.err
     assert name in gone.err
-    assert "paths count from the folder where it was exported" in gone.err
+    assert ("check the path" if role == "recipe" else "put it back where it was") in gone.err
 
 
 def test_weights_that_can_no_longer_be_had(cli: Cli, copied: Path) -> None:
@@ -159,16 +159,22 @@ def test_a_bundle_says_itself_how_it_is_built(cli: Cli, copied: Path) -> None:
     assert "leave out" in done.err
 
 
+def asked(model: str, *names: str, **settings: object) -> Manifest:
+    """A manifest that records a request."""
+    return replace(
+        manifest(), request=RequestRecord(model=model, targets=names or ("trace",), device="cpu", **settings)
+    )
+
+
 @pytest.mark.parametrize(
     ("made", "told"),
     [
-        (manifest(), "it has no variant"),
-        (manifest(variant(reproduce="exporter.export(model, inputs, targets='trace')")), "a model in memory"),
-        (manifest(variant(reproduce="exporter export nowhere/net.py:net --targets trace")), "there is no file"),
-        (manifest(variant(reproduce="exporter export bert --colour red")), "--colour"),
-        (manifest(variant(reproduce="exporter export --help")), "makes nothing"),
-        (manifest(variant(reproduce="exporter export 'bert")), "no command that made it"),
-        (manifest(variant("paint", reproduce="exporter export bert --targets paint")), "there is no target"),
+        (manifest(), "it records no request"),
+        (asked(""), "a module in memory"),
+        (asked("nowhere/net.py:net"), "there is no file"),
+        (asked("bert", "paint"), "there is no target"),
+        (asked("bert", threads=0), "threads is 0"),
+        (asked("bert", fullgraph=True), "--fullgraph is for"),
     ],
 )
 def test_a_record_that_cannot_be_followed(made: Manifest, told: str) -> None:
@@ -179,7 +185,7 @@ def test_a_record_that_cannot_be_followed(made: Manifest, told: str) -> None:
 
 
 def test_the_request_is_what_it_was(tmp_path: Path) -> None:
-    """Every option that bears on the bundle comes back from the command in the manifest."""
+    """Every option that bears on the bundle comes back from the manifest."""
     text = f"{RECIPES / 'tiny.py'}:pair"
     request = Request(
         "other",
@@ -199,9 +205,8 @@ def test_the_request_is_what_it_was(tmp_path: Path) -> None:
         asked=text,
         command="exporter ...",
     )
-    rows = (variant(v.name, reproduce=request.reproduce(v.name)) for v in request.variants)
-    made = manifest(*rows)
-    made = replace(made, command=request.command, model=replace(made.model, name="other"))
+    made = replace(manifest(), command=request.command, request=request.record)
+    made = from_json(Manifest, to_json(replace(made, model=replace(made.model, name="other"))))
     assert replace(again(made), out=tmp_path) == request
 
 

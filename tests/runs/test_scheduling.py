@@ -112,7 +112,7 @@ def test_the_golden_holds_what_weights_there_is_room_for(
 
 def test_a_job_counts_for_no_more_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     turns = turns_for("trace", 3.1, 20, monkeypatch, memory_limit_gb=1.0)
-    assert turns.plan.share(memory_needs.EXPORTS, "trace") == GB
+    assert turns.plan.share(memory_needs.exports, "trace") == GB
 
 
 def test_a_limit_that_is_too_low_is_explained(run: Run) -> None:

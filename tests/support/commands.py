@@ -42,7 +42,7 @@ Cli = Callable[..., Done]
 def request_for(recipe: str, out: Path, names: str = "trace", **settings: Any) -> Request:
     """A request for one of the recipes here (`tiny:mlp`), without timing."""
     text = recipe_path(recipe)
-    settings = {"bench": False, "timeout": 300.0} | settings
+    settings = {"bench": False, "threads": 1, "timeout": 300.0} | settings
     return Request(
         recipe.partition(":")[2],
         recipes.find(text),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import os
 import platform
 import re
 import subprocess
@@ -25,7 +26,7 @@ from exporter.core.records import Contract, Range, TensorSpec
 from exporter.model.capture import Program, export_program
 from exporter.model.flattening import FlatModule, flatten_inputs
 from exporter.model.no_program import NoProgram
-from exporter.targets import Options, Variant, _inductor, _ort_cuda_graphs
+from exporter.targets import Options, Variant, _inductor, _ort_cuda_graphs, _plugins
 from exporter.workers.children import Zygote
 
 NAMES = targets.names()
@@ -510,9 +511,11 @@ def test_targets_that_do_not_exist(text: str, message: str, remedy: str) -> None
 
 def test_targets_of_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("their_target")
+    required = {name: getattr(targets.get("export"), name) for name in (*_plugins.VALUES, *_plugins.FUNCTIONS)}
+    vars(module).update(required | {"artifact": "theirs.pt2"})
     monkeypatch.setitem(sys.modules, "their_target", module)
-    point = importlib.metadata.EntryPoint("theirs", "their_target", targets.GROUP)
-    monkeypatch.setattr(targets, "entry_points", lambda group: [point])
+    point = importlib.metadata.EntryPoint("theirs", "their_target", _plugins.GROUP)
+    monkeypatch.setattr(_plugins, "entry_points", lambda group: [point])
     assert "theirs" in targets.names()
     assert targets.get("theirs") is module
     assert targets.get("trace") is not module
@@ -534,13 +537,15 @@ def test_a_missing_dependency_is_a_row(run: Run, monkeypatch: pytest.MonkeyPatch
         "needs_program = False\ncost = 1\n"
         "requires = ('a-distribution-that-nobody-has',)\n"
         "def export(program, path, options): ...\n"
+        "load = read_contract = export\n"
     )
     info = tmp_path / "needy-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Name: needy\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[exporter.targets]\nneedy = needy_target\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("exporter.runs.pipeline.Zygote", lambda *_: Zygote({"PYTHONPATH": str(tmp_path)}))
+    path = f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}"
+    monkeypatch.setattr("exporter.runs.pipeline.Zygote", lambda *_: Zygote({"PYTHONPATH": path}))
     manifest, _ = run("tiny:mlp", "trace,needy")
     rows = {variant.name: variant for variant in manifest.variants}
     assert rows["trace"].status == "passed"

@@ -17,11 +17,13 @@ import torch
 from support.commands import recipe_path, republish
 
 import exporter
-from exporter import api, targets
+from exporter import targets
 from exporter.bundle import layout as bundles
 from exporter.core.errors import ArtifactError, ContractError, UsageError
+from exporter.core.option import settings
 from exporter.core.records import Range
-from exporter.runs.request import Request
+from exporter.core.settings import RunSettings, SourceSettings
+from exporter.targets import _plugins
 
 
 class Local(torch.nn.Module):
@@ -79,10 +81,13 @@ def test_sizes_of_the_example(toy) -> None:
     assert made.manifest.contract.symbols == {"batch": Range(1, 3), "sequence": Range(1, 6)}
 
 
-def test_options_are_fields_of_the_request() -> None:
+def test_every_setting_is_an_argument_that_the_documentation_describes() -> None:
     arguments = inspect.signature(exporter.export).parameters
-    assert {field.name for field in dataclasses.fields(Request)} >= api.OPTIONS
-    assert not api.OPTIONS & arguments.keys()
+    described = inspect.getdoc(exporter.export)
+    for setting in (*settings(RunSettings), *settings(SourceSettings)):
+        assert arguments[setting.name].kind is inspect.Parameter.KEYWORD_ONLY
+        assert f"\n    {setting.name}: {setting.option.help}" in described
+    assert all(f"\n    {name}: " in described for name in arguments)
 
 
 @pytest.mark.parametrize(
@@ -95,10 +100,10 @@ def test_options_are_fields_of_the_request() -> None:
         (torch.nn.Linear(2, 2), torch.ones(1, 2), {"variants": ()}, "takes no variants"),
         (torch.nn.Linear(2, 2), torch.ones(1, 2), {"command": "mine"}, "takes no command"),
         (torch.nn.Linear(2, 2), torch.ones(1, 2), {"targets": "tarce"}, "there is no target"),
-        (torch.nn.Linear(2, 2), torch.ones(1, 2), {"task": "fill-mask"}, "task says nothing of a module"),
-        (torch.nn.Linear(2, 2), torch.ones(1, 2), {"allow_partial": True}, "says nothing without a checkpoint"),
+        (torch.nn.Linear(2, 2), torch.ones(1, 2), {"task": "fill-mask"}, "task has no effect on a module"),
+        (torch.nn.Linear(2, 2), torch.ones(1, 2), {"allow_partial": True}, "has no effect without a checkpoint"),
         ("bert", None, {"weights": "pretrained", "checkpoint": "mine.pt"}, "two sources of weights"),
-        ("bert", None, {"weights": "pretraind"}, "there are no weights 'pretraind'"),
+        ("bert", None, {"weights": "pretraind"}, "weights is 'pretraind'"),
         (recipe_path("tiny:mlp"), None, {"example_sizes": {"bacth": 2}}, r"inputs\(\) takes no bacth"),
         ("bort", None, {}, "there is no model"),
         (torch.nn.Linear(2, 2), {}, {}, "no tensor in it"),
@@ -304,7 +309,12 @@ def reversing(target: Any) -> SimpleNamespace:
 
     return SimpleNamespace(
         artifact="their.model",
+        variants=("",),
+        precisions=("fp32",),
         requires=target.requires,
+        native=False,
+        needs_program=False,
+        export=target.export,
         read_contract=lambda path: dataclasses.replace(target.read_contract(restored(path)), target="theirs"),
         load=lambda path, options: target.load(restored(path), options),
     )
@@ -315,8 +325,8 @@ def test_a_target_of_another_package_reads_its_own_contract(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "their_target", reversing(targets.get("trace")))
-    point = EntryPoint("theirs", "their_target", targets.GROUP)
-    monkeypatch.setattr(targets, "entry_points", lambda group: [point])
+    point = EntryPoint("theirs", "their_target", _plugins.GROUP)
+    monkeypatch.setattr(_plugins, "entry_points", lambda group: [point])
     file = (tmp_path if name == "their.model" else bundle) / name
     file.write_bytes((bundle / "trace.pt").read_bytes()[::-1])
     manifest = bundles.read_manifest(bundle)

@@ -29,7 +29,7 @@ QUICK = ("trace", "export", "operators")
 
 def job_for(recipe: str, folder: Path, ops_libs: tuple[str, ...] = ()) -> Job:
     source = recipes.find(recipe_path(recipe))
-    return Job(source.label, source, "random", 0, {}, folder, targets.Options(threads=1, ops_libs=ops_libs))
+    return Job(source.label, source, folder, targets.Options(threads=1, ops_libs=ops_libs), weights="random")
 
 
 Say = Callable[[str, str], list[Finding]]

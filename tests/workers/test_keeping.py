@@ -29,7 +29,7 @@ RARE = Path(rare.__file__)
 
 def prepared(recipe: str, folder: Path) -> tuple[loading.LoadedModel, Contract]:
     source = recipes.find(f"{RARE}:{recipe}")
-    job = Job(source.label, source, "random", 0, {}, folder, targets.Options(threads=1))
+    job = Job(source.label, source, folder, targets.Options(threads=1), weights="random")
     loaded = loading.load_model(job)
     return loaded, keeping.find(job, loaded)
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 import lzma
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from exporter import targets
 from exporter.bundle import checksums, layout
 from exporter.bundle.differences import _archives, _models, _tensors
 from exporter.bundle.differences._finding import STATUSES, Finding, Status
@@ -49,7 +50,7 @@ class Difference:
 
 
 def compare(old: Path, new: Path) -> Difference:
-    """Two builds of a file of one name: an archive of torch's, an ONNX model or its weights, tensors, or any other."""
+    """Two builds of one file: an archive of torch's, an artifact whose target reads it, tensors, or any other."""
     if old.stat().st_size == new.stat().st_size and checksums.of(old) == checksums.of(new):
         return Difference(old.name, "identical")
     try:
@@ -59,8 +60,9 @@ def compare(old: Path, new: Path) -> Difference:
 
 
 def _findings(old: Path, new: Path) -> Iterable[Finding]:
-    if old.name.endswith((".onnx", ".onnx.data")):
-        return _models.compare(old, new)
+    target = layout.artifacts().get(old.name, "")
+    if parts := targets.facts(target).parts:
+        return _artifacts(target, parts, old, new)
     if old.name.endswith(layout.CACHE):
         return _archives.caches(old, new)
     if old.name.endswith(_tensors.SUFFIX):
@@ -68,6 +70,16 @@ def _findings(old: Path, new: Path) -> Iterable[Finding]:
     if zipfile.is_zipfile(old) and zipfile.is_zipfile(new):
         return _archives.compare(old, new)
     return [("differs", "its bytes are not the same")]
+
+
+def _artifacts(target: str, parts: Callable[[Path], _models.Parts], old: Path, new: Path) -> Iterator[Finding]:
+    """Of two artifacts, or of files beside them that belong to them."""
+    suffixes = targets.facts(target).companions
+    suffix = next((suffix for suffix in suffixes if old.name.endswith(suffix)), "")
+    one, other = (path.with_name(path.name.removesuffix(suffix)) for path in (old, new))
+    yield from _models.compare(one, other, parts)
+    if not suffix:
+        yield "known places", "places in the source, for tracebacks"
 
 
 def conclude(name: str, findings: Iterable[Finding]) -> Difference:

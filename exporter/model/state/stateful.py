@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from exporter.core.errors import ArtifactError, ExportError
-from exporter.core.json_codec import LARGEST
+from exporter.core.limits import LARGEST
 from exporter.core.records import STATE, Dim, StateTensor, Values
 from exporter.model.flattening import FlatInputs, FlatModule
 from exporter.model.state import snapshot

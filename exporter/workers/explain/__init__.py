@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from exporter import targets
 from exporter.core import causes, source_lines
 from exporter.core.errors import ExporterError
 from exporter.core.records import Contract
 from exporter.workers.children import SIDE_BY_SIDE, Child, Zygote
 from exporter.workers.messages import Job
 
-SECTIONS = ("trace", "script", "compile", "export", "onnx", "operators")
+SECTIONS = ("trace", "script", "compile", "export", "onnx", "operators")  # each a module here
 SCHEMA = 1
 
 
@@ -58,22 +59,29 @@ def failure(message: str, target: str = "", remedy: str = "") -> Finding:
     return Finding("bad", text, source_lines.place(message), remedy or (cause.remedy if cause else ""))
 
 
+def sections() -> tuple[str, ...]:
+    """All, in order; those of other packages' targets stand before the last."""
+    theirs = (name for name in targets.usable() if name not in SECTIONS and targets.facts(name).explain)
+    return (*SECTIONS[:-1], *theirs, *SECTIONS[-1:])
+
+
 def run(job: Job, log: Path, begun: Callable[[str], None], timeout: float) -> Explanation:
     """All sections, one after the other; `begun` hears the name of each. `timeout` is in seconds, of one step.
 
     Raises what `exporter export` would when the model does not load or does not run.
     """
     found: list[Section] = []
+    names = sections()
     with Zygote(SIDE_BY_SIDE) as zygote:
         while True:
             begun("load model")
-            left = SECTIONS[len(found) :]
+            left = names[len(found) :]
             child = zygote.spawn(
                 "explain", "exporter.workers.explain.child:examine", {"job": job, "sections": left}, log
             )
             sizes, contract = child.expect("subject", timeout)
             found += _sections(child, left, begun, timeout)
-            if len(found) == len(SECTIONS):
+            if len(found) == len(names):
                 return Explanation(job.model, job.options.device, sizes, contract, tuple(found))
 
 

@@ -6,6 +6,7 @@ import importlib
 import socket
 import traceback
 
+from exporter import targets
 from exporter.core import source_lines
 from exporter.workers import keeping, loading
 from exporter.workers.explain import Finding, Section, failure
@@ -25,6 +26,8 @@ def examine(channel: socket.socket, job: Job, sections: tuple[str, ...]) -> None
 
 def _findings(name: str, subject: Subject) -> list[Finding]:
     try:
+        if explain := targets.facts(name).explain:
+            return list(explain(subject))
         findings: list[Finding] = importlib.import_module(f"exporter.workers.explain.{name}").examine(subject)
     except Exception as error:  # torch raises whatever it meets; that is what the section has to say
         traceback.print_exc()

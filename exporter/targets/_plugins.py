@@ -1,0 +1,101 @@
+"""Targets of other distributions, found by entry point. Each is checked before use; its faults name who ships it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import fields
+from importlib.metadata import EntryPoint, entry_points
+
+from exporter.core import source_lines
+from exporter.core.errors import UsageError
+from exporter.core.records import EAGER
+from exporter.targets._facts import Facts
+
+GROUP = "exporter.targets"
+VALUES = {
+    "artifact": str,
+    "variants": tuple,
+    "precisions": tuple,
+    "requires": tuple,
+    "native": bool,
+    "needs_program": bool,
+}
+FUNCTIONS = ("export", "load", "read_contract")
+
+
+def points() -> list[EntryPoint]:
+    """Entry points of all installed distributions."""
+    return list(entry_points(group=GROUP))
+
+
+def names() -> set[str]:
+    """What they call their targets."""
+    return {point.name for point in points()}
+
+
+def distributions(name: str) -> list[str]:
+    """Names of the distributions that have a target of this name."""
+    return [point.dist.name for point in points() if point.name == name and point.dist]
+
+
+def shipped_by(name: str) -> str:
+    """The distribution of the target of this name, with its version."""
+    return next(_shipped_by(point) for point in points() if point.name == name)
+
+
+def load(name: str, taken: Collection[str]) -> object:
+    """The target of this name. UsageError where it does not import, is incomplete or clashes with another.
+
+    `taken` are artifacts of the built-in targets.
+    """
+    point, *others = (point for point in points() if point.name == name)
+    if others:
+        raise _error(point, f"{', '.join(map(_shipped_by, others))} has a target of that name too")
+    if not re.fullmatch(r"[A-Za-z][\w-]*", name) or name == EAGER:
+        raise _error(point, f"{name!r} is no name for a target")
+    try:
+        found: object = point.load()
+    except (Exception, SystemExit) as error:  # whatever its module raises
+        raise _error(point, f"it does not import: {source_lines.named(error)}") from error
+    if problems := list(_problems(found, taken)):
+        raise _error(point, "; ".join(problems))
+    own = point.value.partition(":")[0].partition(".")[0]
+    source_lines.add_libraries((own, *getattr(found, "libraries", ())))
+    return found
+
+
+def clashes(built_in: Collection[str]) -> list[UsageError]:
+    """What to say of each that has the name of a built-in target: that one is used."""
+    return [_error(point, "exporter has a target of that name") for point in points() if point.name in built_in]
+
+
+def _problems(target: object, taken: Collection[str]) -> Iterator[str]:
+    lacking = [name for name in (*VALUES, *FUNCTIONS) if not hasattr(target, name)]
+    if lacking:
+        yield f"it lacks {', '.join(lacking)}"
+    expected = VALUES | {f.name: type(f.default) for f in fields(Facts) if isinstance(f.default, (tuple, int, str))}
+    for name, kind in expected.items():
+        value = getattr(target, name, None)
+        if value is not None and not isinstance(value, kind):
+            yield f"{name} is {type(value).__name__}, not {kind.__name__}"
+        elif isinstance(value, tuple) and not all(isinstance(item, str) for item in value):
+            yield f"{name} holds other things than str"
+    for name in FUNCTIONS:
+        if not callable(getattr(target, name, str)):
+            yield f"{name} is no function"
+    artifact = getattr(target, "artifact", None)
+    if isinstance(artifact, str) and not re.fullmatch(r"\w[\w-]*(\.[\w-]+)+", artifact):
+        yield f"{artifact!r} is no file name with a suffix"
+    elif artifact in taken:
+        yield f"{artifact} is the artifact of another target"
+
+
+def _error(point: EntryPoint, why: str) -> UsageError:
+    cause = f"the target {point.name} of {_shipped_by(point)} cannot be used: {why}"
+    return UsageError(cause, f"update or remove {point.dist.name if point.dist else 'its package'}")
+
+
+def _shipped_by(point: EntryPoint) -> str:
+    """The distribution and its version; the module where it belongs to none."""
+    return f"{point.dist.name} {point.dist.version}" if point.dist else point.value

@@ -1,0 +1,99 @@
+"""Settings as fields that say what they mean."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+
+from exporter.core import json_schema
+from exporter.core.errors import UsageError
+from exporter.core.option import command_line, option, pick, settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Oven:
+    """An example."""
+
+    heat: float = option(180.0, "Degrees.", minimum=30, maximum=250)
+    minutes: int | None = option(None, "How long.", above=0)
+    fan: bool = option(False, "Whether the fan runs.", flag="--fan/--no-fan")
+    mode: Literal["", "grill", "bake"] = option("", "What it does.")
+    trays: tuple[str, ...] = option((), "What is in it.", flag="--tray", key="tray")
+    owner: str = "me"
+
+
+FOUND = {setting.name: setting for setting in settings(Oven)}
+
+
+def test_fields_without_a_meaning_are_no_settings() -> None:
+    assert list(FOUND) == ["heat", "minutes", "fan", "mode", "trays"]
+
+
+@pytest.mark.parametrize(
+    ("name", "flag", "key", "kind", "multiple"),
+    [
+        ("heat", "--heat", "heat", float, False),
+        ("minutes", "--minutes", "minutes", int, False),
+        ("fan", "--fan/--no-fan", "fan", bool, False),
+        ("mode", "--mode", "mode", str, False),
+        ("trays", "--tray", "tray", str, True),
+    ],
+)
+def test_what_a_field_says(name: str, flag: str, key: str, kind: type, multiple: bool) -> None:
+    found = FOUND[name]
+    assert (found.flag, found.key, found.kind, found.multiple) == (flag, key, kind, multiple)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said", "remedy"),
+    [
+        ("heat", 20.0, "heat is 20.0", "30 to 250"),
+        ("heat", math.nan, "no finite number", "30 to 250"),
+        ("heat", math.inf, "no finite number", "30 to 250"),
+        ("heat", True, "heat is True, not a number", "a number"),
+        ("heat", None, "heat is None", "a number"),
+        ("minutes", 0, "minutes is 0", "more than 0"),
+        ("minutes", 1.5, "minutes is 1.5, not an integer", "an integer"),
+        ("fan", 1, "fan is 1, not true or false", "true or false"),
+        ("mode", "fry", "mode is 'fry'", "grill, bake"),
+        ("trays", "one", "trays is 'one', not a list", "[text, …]"),
+        ("trays", (1,), "trays is 1, not text", "text"),
+    ],
+)
+def test_a_value_that_it_does_not_take(name: str, value: Any, said: str, remedy: str) -> None:
+    with pytest.raises(UsageError, match=said.replace("[", r"\[")) as caught:
+        FOUND[name].check(value)
+    assert remedy in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("heat", 30), ("minutes", None), ("minutes", 1), ("mode", "bake"), ("mode", ""), ("trays", ["a"])],
+)
+def test_a_value_that_it_takes(name: str, value: Any) -> None:
+    FOUND[name].check(value)
+
+
+def test_the_command_line_names_what_is_not_the_default() -> None:
+    assert command_line(Oven()) == ""
+    given = Oven(heat=200.5, minutes=7, fan=True, trays=("a b", "c"))
+    assert command_line(given) == "--heat 200.5 --minutes 7 --fan --tray 'a b' --tray c"
+    assert command_line(given, "heat", "trays") == "--minutes 7 --fan"
+
+
+def test_a_record_picked_from_others() -> None:
+    assert pick(Oven, Oven(heat=99.0), Oven(heat=50.0, owner="you"), fan=True) == Oven(heat=99.0, fan=True)
+
+
+def test_the_schema_of_each_setting() -> None:
+    found = {name: json_schema.of_setting(setting) for name, setting in FOUND.items()}
+    assert found == {
+        "heat": {"type": "number", "minimum": 30, "maximum": 250, "description": "Degrees."},
+        "minutes": {"type": "integer", "exclusiveMinimum": 0, "description": "How long."},
+        "fan": {"type": "boolean", "description": "Whether the fan runs."},
+        "mode": {"enum": ["grill", "bake"], "description": "What it does."},
+        "trays": {"type": "array", "items": {"type": "string", "minLength": 1}, "description": "What is in it."},
+    }

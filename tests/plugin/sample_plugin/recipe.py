@@ -1,0 +1,17 @@
+"""A sample of a recipe: one linear layer."""
+
+from __future__ import annotations
+
+import torch
+
+sizes = {"batch": (1, 8)}
+
+
+def load(weights: str) -> torch.nn.Module:
+    """A layer with random weights."""
+    return torch.nn.Linear(4, 3).eval()
+
+
+def inputs(batch: int = 2) -> dict[str, torch.Tensor]:
+    """Rows of four numbers."""
+    return {"input": torch.randn(batch, 4)}
