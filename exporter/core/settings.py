@@ -42,7 +42,8 @@ class SourceSettings(Settings):
     inputs_file: str = option(
         "",
         "Tensors by name (.safetensors, or a dict from torch.save), used instead of the recipe's inputs: every size is "
-        "then fixed except those of --dim. For a saved program it is the example: what the program leaves dynamic stays dynamic.",
+        "then fixed except those of --dim. For a saved program it is the example: what the program leaves dynamic "
+        "stays dynamic.",
         flag="--inputs",
         key="inputs",
         metavar="FILE",
