@@ -21,18 +21,23 @@ from exporter.workers.children import Zygote
 RUNS = 5
 FIRST_RESULT = """
 import sys, torch
-inputs = torch.load(sys.argv[2], weights_only=True)
+from safetensors.torch import load_file, save_file
+inputs = load_file(sys.argv[2])
+model = torch.jit.load(sys.argv[1])
 with torch.no_grad():
-    outputs = torch.jit.load(sys.argv[1])(*inputs.values())
-torch.save(outputs, sys.argv[3])
+    outputs = model(*(inputs[argument.name] for argument in model.forward.schema.arguments[1:]))
+outputs = outputs if isinstance(outputs, (tuple, list)) else [outputs]
+save_file({str(index): output.contiguous() for index, output in enumerate(outputs)}, sys.argv[3])
 """
 SAVE_INPUTS = """
 import sys, torch
 from pathlib import Path
-from exporter import contract, golden
+from exporter.core import contract
+from exporter.evidence import golden
+from safetensors.torch import save_file
 case = golden.read(Path(sys.argv[1])).cases[0]
 names = [spec.name for spec in contract.read_zip(Path(sys.argv[2])).inputs]
-torch.save(dict(zip(names, case.inputs)), sys.argv[3])
+save_file({name: tensor.contiguous() for name, tensor in zip(names, case.inputs)}, sys.argv[3])
 """
 
 
@@ -113,9 +118,9 @@ def _cuda_libraries(pid: int) -> set[str]:
 
 
 def _start(model: str, place: Path, runner: Path) -> list[tuple[str, float, float]]:
-    artifact, inputs, outputs = place / "trace.pt", place / "inputs.pt", str(place / "outputs.pt")
+    artifact, inputs, outputs = place / "trace.pt", place / "inputs.safetensors", str(place / "outputs.safetensors")
     subprocess.run(
-        [sys.executable, "-c", SAVE_INPUTS, str(place / "golden.pt"), str(artifact), str(inputs)], check=True
+        [sys.executable, "-c", SAVE_INPUTS, str(layout.golden(place)), str(artifact), str(inputs)], check=True
     )
     python = [sys.executable, "-W", "ignore", "-c", FIRST_RESULT, str(artifact), str(inputs), outputs]
     native = [str(runner), "run", str(artifact), "--inputs", str(inputs), "--outputs", outputs]

@@ -57,7 +57,7 @@ class CommandLine {
   /// What has to be put together of several options.
   void finish() {
     options_.artifact = artifact_;
-    options_.golden = golden_.empty() ? options_.artifact.parent_path() / "golden.pt"
+    options_.golden = golden_.empty() ? options_.artifact.parent_path() / "golden.safetensors"
                                       : std::filesystem::path(golden_);
     options_.inputs.assign(inputs_.begin(), inputs_.end());
     options_.outputs = outputs_;
@@ -105,7 +105,8 @@ class CommandLine {
 
   void add_golden(CLI::App* command) {
     command
-        ->add_option("--golden", golden_, "the golden; golden.pt beside the artifact unless given")
+        ->add_option("--golden", golden_,
+                     "the golden; golden.safetensors beside the artifact unless given")
         ->type_name("FILE");
   }
 
@@ -163,18 +164,20 @@ class CommandLine {
   void add_run() {
     CLI::App* command = add_running("run", "Run an artifact once, or in a stream.");
     command
-        ->add_option("--inputs", inputs_,
-                     "what torch.save wrote: a dict of name to tensor, or a list in order; "
-                     "state.NAME that is left out is the initial state. May be repeated where the "
-                     "artifact has a state: the calls of a stream, without state.NAME")
+        ->add_option(
+            "--inputs", inputs_,
+            "a safetensors file with the contract's names; state.NAME that is left out is the "
+            "initial state. May be repeated where the artifact has a state: the calls of "
+            "a stream, without state.NAME")
         ->required()
         ->type_name("FILE")
         ->allow_extra_args(false)
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
     command
-        ->add_option("--outputs", outputs_,
-                     "written: a dict of name to tensor, for torch.load; of a stream, 0.NAME, "
-                     "1.NAME and so on")
+        ->add_option(
+            "--outputs", outputs_,
+            "written: a safetensors file with the contract's names; of a stream, 0.NAME, 1.NAME "
+            "and so on")
         ->required()
         ->type_name("FILE");
   }

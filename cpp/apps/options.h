@@ -13,7 +13,7 @@ namespace exporter::app {
 /// What the command line said. Which of these a subcommand takes is stated in options.cpp.
 struct Options {
   std::filesystem::path artifact;
-  std::filesystem::path golden;               ///< golden.pt beside the artifact, unless given
+  std::filesystem::path golden;  ///< golden.safetensors beside the artifact, unless given
   std::vector<std::filesystem::path> inputs;  ///< several: the steps of a stream
   std::filesystem::path outputs;
   OpenOptions open;

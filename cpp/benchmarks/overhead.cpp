@@ -1,8 +1,9 @@
 // What a call of exporter::Artifact costs beyond torch's own: exporter-overhead ARTIFACT [DEVICE].
-// Both run on the first case of golden.pt beside the artifact, in turn, in this one process. On a
-// GPU the bare call launches a CUDA graph of the loaded model, the artifact's captures that graph
-// as a part of its own, and both wait for it. Two captures of the model itself would not do: where
-// their buffers come to lie in the GPU's memory makes more of a difference than what is measured.
+// Both run on the first case of golden.safetensors beside the artifact, in turn, in this one
+// process. On a GPU the bare call launches a CUDA graph of the loaded model, the artifact's
+// captures that graph as a part of its own, and both wait for it. Two captures of the model itself
+// would not do: where their buffers come to lie in the GPU's memory makes more of a difference than
+// what is measured.
 
 #include <c10/core/InferenceMode.h>
 #include <exporter/artifact.h>
@@ -127,7 +128,8 @@ bool within(double limit, const std::string& what, const Median& added, const Me
 }
 
 Tensors first_inputs(const fs::path& path, at::Device device) {
-  Tensors inputs = exporter::Golden::read(path.parent_path() / "golden.pt").cases.front().inputs;
+  Tensors inputs =
+      exporter::Golden::read(path.parent_path() / "golden.safetensors").cases.front().inputs;
   for (at::Tensor& input : inputs) input = input.to(device).contiguous();
   return inputs;
 }

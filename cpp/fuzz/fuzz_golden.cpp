@@ -1,34 +1,13 @@
-// The pickle of a golden, in an archive that is whole.
+// A safetensors file as it stands: a golden, and saved inputs.
 
-#include <caffe2/serialize/inline_container.h>
 #include <exporter/error.h>
 #include <exporter/golden.h>
 
-#include <string>
 #include <vector>
 
 #include "memory_file.h"
 
 namespace {
-
-constexpr int kStorages = 32;
-
-/// What torch.save writes, with this pickle and storages of a few bytes.
-std::string archive(const void* pickle, std::size_t size) {
-  std::string bytes;
-  caffe2::serialize::PyTorchStreamWriter writer([&](const void* data, std::size_t count) {
-    bytes.append(static_cast<const char*>(data), count);
-    return count;
-  });
-  writer.writeRecord("data.pkl", pickle, size);
-  writer.writeRecord("byteorder", "little", 6);
-  const std::string storage(256, '\1');
-  for (int i = 0; i < kStorages; ++i) {
-    writer.writeRecord("data/" + std::to_string(i), storage.data(), storage.size());
-  }
-  writer.writeEndOfFile();
-  return bytes;
-}
 
 void use(const std::vector<at::Tensor>& tensors) {
   for (const at::Tensor& tensor : tensors) tensor.clone();
@@ -43,17 +22,31 @@ void use(const exporter::Golden& golden) {
   }
 }
 
+/// Takes what inputs.safetensors of the fixtures has.
+exporter::Contract contract() {
+  exporter::Contract made;
+  made.inputs = {{"tokens", at::kLong, {exporter::AnySize{}, exporter::FixedSize{6}}},
+                 {"scale", at::kFloat, {exporter::AnySize{}, exporter::FixedSize{4}}}};
+  return made;
+}
+
+template <typename Action>
+void attempt(Action&& action) {
+  try {
+    action();
+  } catch (const exporter::Error&) {
+  }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static MemoryFile file;
-  const std::string bytes = archive(data, size);
-  file.assign(bytes.data(), bytes.size());
+  static const exporter::Contract its_contract = contract();
+  file.assign(data, size);
   for (const char* precision : {"fp32", "bf16"}) {
-    try {
-      use(exporter::Golden::read(file.path(), precision));
-    } catch (const exporter::Error&) {
-    }
+    attempt([&] { use(exporter::Golden::read(file.path(), precision)); });
   }
+  attempt([&] { use(exporter::read_inputs(file.path(), its_contract)); });
   return 0;
 }

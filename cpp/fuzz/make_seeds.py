@@ -17,15 +17,15 @@ def record(archive: Path, name: str) -> bytes:
 def main(fixtures: Path, seeds: Path) -> None:
     for name in ("archive", "contract", "golden"):
         (seeds / name).mkdir(parents=True, exist_ok=True)
-    for file in ("bare.pt", "custom.pt", "golden.pt", "golden_stream.pt", "inputs.pt", "inputs_list.pt", "model.pt"):
+    for file in ("bare.pt", "custom.pt", "inputs.pt", "model.pt"):
         shutil.copy(fixtures / file, seeds / "archive")
     for file in ("carry.pt", "custom.pt", "model.pt", "stream.pt"):
         (seeds / "contract" / file).write_bytes(record(fixtures / file, "extra/contract.json"))
     (seeds / "contract" / "steps").write_bytes(
         record(fixtures / "model.pt", "extra/contract.json").replace(b'"max": 8', b'"max": 8, "multiple_of": 2')
     )
-    for golden in ("golden", "golden_stream"):
-        (seeds / "golden" / golden).write_bytes(record(fixtures / f"{golden}.pt", "data.pkl"))
+    for file in ("golden", "golden_stream", "inputs"):
+        shutil.copy(fixtures / f"{file}.safetensors", seeds / "golden")
 
 
 if __name__ == "__main__":

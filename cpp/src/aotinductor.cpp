@@ -1,14 +1,19 @@
 #include <exporter/error.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <torch/headeronly/version.h>
+#if __has_include(<torch/csrc/shim_exception_state.h>)
+#include <torch/csrc/shim_exception_state.h>
+#endif
 
 #include <algorithm>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <semaphore>
+#include <stdexcept>
 
 #include "device.h"
+#include "guard.h"
 #include "runner.h"
 #include "state.h"
 #include "unpack.h"
@@ -24,6 +29,18 @@ std::mutex& loading() {
   return mutex;
 }
 
+/// What torch raised inside a package in this thread. The package itself hands on only that a call
+/// failed.
+#if __has_include(<torch/csrc/shim_exception_state.h>)
+void forget_cause() { torch::csrc::shim::details::set_torch_exception_what_without_backtrace(""); }
+std::string known_cause() {
+  return torch::csrc::shim::details::get_torch_exception_what_without_backtrace();
+}
+#else
+void forget_cause() {}
+std::string known_cause() { return {}; }
+#endif
+
 /// A loaded model. Calls wait here for a runner, not in torch, where one that waits is not told
 /// when the call before it fails, and may wait for ever.
 class Loader {
@@ -38,7 +55,14 @@ class Loader {
     free_.acquire();
     const std::unique_ptr<Runners, void (*)(Runners*)> taken(
         &free_, [](Runners* runners) { runners->release(); });
-    return loader_.boxed_run(std::move(inputs));
+    forget_cause();
+    try {
+      return loader_.boxed_run(std::move(inputs));
+    } catch (const std::exception&) {
+      const std::string cause = known_cause();
+      if (!is_out_of_memory(cause)) throw;
+      throw std::runtime_error(cause);
+    }
   }
 
   /// The constants that the code itself reads and writes, by their names in the model.

@@ -49,15 +49,6 @@ bool has_records_below(PyTorchStreamReader& reader, const std::string& prefix) {
                      [&](const std::string& name) { return name.starts_with(prefix); });
 }
 
-void require_stored(PyTorchStreamReader& reader, std::uintmax_t file_size) {
-  std::uintmax_t total = 0;
-  for (const std::string& name : reader.getAllRecords()) {
-    const std::uintmax_t size = reader.getRecordSize(name);
-    if (size > file_size - total) throw std::runtime_error("its records are larger than the file");
-    total += size;
-  }
-}
-
 std::string read_text(PyTorchStreamReader& reader, const std::string& record) {
   if (reader.getRecordSize(record) > kMaxText) throw std::runtime_error(record + " is too large");
   const auto [data, size] = reader.getRecord(record);

@@ -24,10 +24,6 @@ std::unique_ptr<caffe2::serialize::PyTorchStreamReader> open_archive(
 /// Whether any record's name starts with `prefix`.
 bool has_records_below(caffe2::serialize::PyTorchStreamReader& reader, const std::string& prefix);
 
-/// Throws std::runtime_error when the records, as their headers have it, are together larger than
-/// the file: torch, which writes tensors uncompressed, allocates what a header says.
-void require_stored(caffe2::serialize::PyTorchStreamReader& reader, std::uintmax_t file_size);
-
 /// A record as text. Throws std::runtime_error when its header says more than 256 MB.
 std::string read_text(caffe2::serialize::PyTorchStreamReader& reader, const std::string& record);
 

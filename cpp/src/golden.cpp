@@ -1,36 +1,67 @@
 #include <exporter/golden.h>
 
+#include <cmath>
 #include <set>
 
+#include "file.h"
 #include "guard.h"
-#include "tensor_file.h"
+#include "integrity.h"
+#include "safetensors.h"
 
 namespace exporter {
 namespace {
 
-using Dict = c10::impl::GenericDict;
+using nlohmann::json;
 
-constexpr std::int64_t kSchema = 2;  // the latest; the first is read too
+constexpr std::int64_t kSchema = 3;  // 1 and 2 were pickles, which Python reads
 
-c10::IValue field(const Dict& dict, const char* name) {
-  const auto found = dict.find(name);
-  TORCH_CHECK(found != dict.end(), "`", name, "` is missing");
-  return found->value();
+const json& field(const json& node, const char* name) {
+  const auto found = node.find(name);
+  TORCH_CHECK(found != node.end(), "`", name, "` is missing");
+  return *found;
 }
 
-double number(const c10::IValue& value) { return value.toScalar().toDouble(); }
+const json& list(const json& node, const char* name) {
+  const json& found = field(node, name);
+  TORCH_CHECK(found.is_array(), "`", name, "` is no list");
+  return found;
+}
 
-Tolerance read_tolerance(const Dict& dict) {
-  Tolerance tolerance{number(field(dict, "rtol")), number(field(dict, "atol")),
-                      number(field(dict, "k"))};
-  const auto cosine = dict.find("min_cosine");
-  if (cosine != dict.end()) tolerance.min_cosine = number(cosine->value());
+std::int64_t whole(const json& node, const char* name) {
+  const json& found = field(node, name);
+  TORCH_CHECK(found.is_number_integer(), "`", name, "` is no whole number");
+  return found.get<std::int64_t>();
+}
+
+double number(const json& node, const char* name) {
+  const json& found = field(node, name);
+  TORCH_CHECK(found.is_number() && std::isfinite(found.get<double>()), "`", name, "` is no number");
+  return found.get<double>();
+}
+
+std::string text(const json& node, const char* name) {
+  const json& found = field(node, name);
+  TORCH_CHECK(found.is_string(), "`", name, "` is no text");
+  return found.get<std::string>();
+}
+
+Tolerance read_tolerance(const json& node) {
+  const json& own = field(node, "tolerance");
+  Tolerance tolerance{number(own, "rtol"), number(own, "atol"), number(own, "k")};
+  if (own.contains("min_cosine")) tolerance.min_cosine = number(own, "min_cosine");
   return tolerance;
 }
 
-std::vector<at::Tensor> read_tensors(const c10::IValue& value) {
+/// `count` tensors, which are called `prefix.0`, `prefix.1`, and so on.
+std::vector<at::Tensor> read_tensors(const NamedTensors& file, const std::string& prefix,
+                                     std::int64_t count) {
   std::vector<at::Tensor> tensors;
-  for (const c10::IValue& item : value.toListRef()) tensors.push_back(item.toTensor());
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::string name = prefix + "." + std::to_string(i);
+    const auto found = file.find(name);
+    TORCH_CHECK(found != file.end(), "tensor ", name, " is missing");
+    tensors.push_back(found->second);
+  }
   return tensors;
 }
 
@@ -54,27 +85,23 @@ void require_references(const GoldenCase& one) {
   }
 }
 
-/// None in goldens of old, which have them in the names alone.
-Sizes read_sizes(const Dict& dict) {
+Sizes read_sizes(const json& node) {
   Sizes sizes;
-  const auto found = dict.find("sizes");
-  if (found == dict.end()) return sizes;
-  for (const auto& item : found->value().toGenericDict()) {
-    sizes.emplace(item.key().toStringRef(), item.value().toInt());
-  }
+  const auto found = node.find("sizes");
+  if (found == node.end()) return sizes;
+  TORCH_CHECK(found->is_object(), "`sizes` is no object");
+  for (const auto& [name, size] : found->items()) sizes.emplace(name, whole(*found, name.c_str()));
   return sizes;
 }
 
-GoldenCase read_case(const Dict& dict) {
-  GoldenCase one{field(dict, "name").toStringRef(),
-                 field(dict, "seed").toInt(),
-                 read_tensors(field(dict, "inputs")),
-                 read_tensors(field(dict, "eager")),
-                 read_tensors(field(dict, "reference")),
-                 std::nullopt,
-                 read_sizes(dict)};
-  const auto step = dict.find("step");
-  if (step != dict.end()) one.step = step->value().toInt();
+GoldenCase read_case(const SafeTensors& file, const json& node, std::size_t index) {
+  const auto tensors = [&](const char* kind) {
+    return read_tensors(file.tensors, "cases." + std::to_string(index) + "." + kind,
+                        whole(node, kind));
+  };
+  GoldenCase one{text(node, "name"),   whole(node, "seed"), tensors("inputs"), tensors("eager"),
+                 tensors("reference"), std::nullopt,        read_sizes(node)};
+  if (node.contains("step")) one.step = whole(node, "step");
   require_references(one);
   return one;
 }
@@ -91,9 +118,9 @@ void require_sequences(const std::vector<GoldenCase>& cases) {
 
 /// Leaves out the cases of these names, and of their sequences what comes after them: a step is
 /// right only where the steps before it were made.
-void leave_out(std::vector<GoldenCase>& cases, const c10::IValue& names) {
+void leave_out(std::vector<GoldenCase>& cases, const json& names) {
   std::set<std::string> left_out;
-  for (const c10::IValue& name : names.toListRef()) left_out.insert(name.toStringRef());
+  for (const json& name : names) left_out.insert(name.get<std::string>());
   bool broken = false;
   std::erase_if(cases, [&](const GoldenCase& one) {
     broken = (broken && one.step.value_or(0) > 0) || left_out.contains(one.name);
@@ -101,54 +128,60 @@ void leave_out(std::vector<GoldenCase>& cases, const c10::IValue& names) {
   });
 }
 
-void take_eager(Golden& golden, const c10::IValue& eager, const std::string& precision) {
-  if (eager.toListRef().empty()) return;  // float32's counts
-  TORCH_CHECK(eager.toListRef().size() == golden.cases.size(), "its cases in ", precision,
+/// Puts what eager gives in a precision in the place of what it gives in its own.
+void take_precision(Golden& golden, const SafeTensors& file, const std::string& precision) {
+  const auto all = file.about.find("precisions");
+  const bool is_known = all != file.about.end() && all->contains(precision);
+  TORCH_CHECK(is_known, "it was made without ", precision);
+  const json& own = all->at(precision);
+  golden.tolerance = read_tolerance(own);
+  const json& eager = list(own, "eager");  // empty where float32's counts
+  TORCH_CHECK(eager.empty() || eager.size() == golden.cases.size(), "its cases in ", precision,
               " differ in number");
-  for (std::size_t i = 0; i < golden.cases.size(); ++i) {
+  for (std::size_t i = 0; i < eager.size(); ++i) {
     GoldenCase& one = golden.cases[i];
-    one.eager = read_tensors(eager.toListRef()[i]);
+    TORCH_CHECK(eager[i].is_number_integer(), "`eager` of ", precision, " has no numbers");
+    one.eager = read_tensors(file.tensors, "precisions." + precision + "." + std::to_string(i),
+                             eager[i].get<std::int64_t>());
     require_references(one);
   }
-}
-
-/// Puts what eager gives in a precision in the place of what it gives in its own.
-void take_precision(Golden& golden, const Dict& root, const std::string& precision) {
-  const auto all = root.find("precisions");
-  const Dict known = all == root.end() ? Dict(c10::StringType::get(), c10::AnyType::get())
-                                       : all->value().toGenericDict();
-  const auto found = known.find(precision);
-  TORCH_CHECK(found != known.end(), "it was made without ", precision);
-  const Dict own = found->value().toGenericDict();
-  golden.tolerance = read_tolerance(field(own, "tolerance").toGenericDict());
-  take_eager(golden, field(own, "eager"), precision);
-  leave_out(golden.cases, field(own, "without"));
+  leave_out(golden.cases, list(own, "without"));
   TORCH_CHECK(!golden.cases.empty(), "it has no case for ", precision);
 }
 
-Golden read_golden(const c10::IValue& value, const std::string& precision) {
-  TORCH_CHECK(value.isGenericDict(), "it holds no dict");
-  const Dict root = value.toGenericDict();
-  const auto schema = field(root, "schema").toInt();
-  TORCH_CHECK(schema >= 1 && schema <= kSchema, "schema ", schema, " is not known, only 1 to ",
-              kSchema);
-  Golden golden{read_tolerance(field(root, "tolerance").toGenericDict()), {}};
-  const c10::IValue cases = field(root, "cases");
-  for (const c10::IValue& item : cases.toListRef()) {
-    golden.cases.push_back(read_case(item.toGenericDict()));
+Golden read_golden(const SafeTensors& file, const std::string& precision) {
+  const auto schema = whole(file.about, "schema");
+  TORCH_CHECK(schema == kSchema, "schema ", schema, " is not known, only ", kSchema);
+  Golden golden{read_tolerance(file.about), {}};
+  const json& cases = list(file.about, "cases");
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    golden.cases.push_back(read_case(file, cases[i], i));
   }
   TORCH_CHECK(!golden.cases.empty(), "it has no case");
   require_sequences(golden.cases);
-  if (precision != "fp32") take_precision(golden, root, precision);
+  if (precision != "fp32") take_precision(golden, file, precision);
   return golden;
+}
+
+/// Goldens of old were archives of torch.save.
+void refuse_pickle(const File& file) {
+  char magic[4] = {};
+  if (file.size() < sizeof magic) return;
+  file.read(magic, sizeof magic, 0);
+  TORCH_CHECK(
+      std::string_view(magic, sizeof magic) != "PK\3\4",
+      "it is a pickle, of an exporter before golden schema 3: `exporter check` of its bundle "
+      "takes it, or export again");
 }
 
 }  // namespace
 
 Golden Golden::read(const std::filesystem::path& path, const std::string& precision) {
-  const c10::IValue value = read_tensor_file(path, /*is_recorded=*/true);
-  return guarded(ErrorKind::golden, path.string() + " cannot be read as a golden",
-                 [&] { return read_golden(value, precision); });
+  require_unaltered(path, ErrorKind::golden);
+  return guarded(ErrorKind::golden, path.string() + " cannot be read as a golden", [&] {
+    refuse_pickle(File(path));
+    return read_golden(read_safetensors(path), precision);
+  });
 }
 
 }  // namespace exporter

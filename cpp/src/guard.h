@@ -15,7 +15,7 @@ namespace exporter {
 std::string one_line(std::string_view message);
 
 /// Whether the message is that of an allocator which had no memory left. TorchScript and compiled
-/// packages hand on the message alone, not the type; some releases of torch not even that.
+/// packages hand on the message alone, not the type; packages not even that before torch 2.14.
 bool is_out_of_memory(std::string_view message);
 
 /// Calls `action`; whatever it throws becomes an Error of this kind whose message starts with

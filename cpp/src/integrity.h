@@ -13,8 +13,8 @@ namespace exporter {
 
 /// Throws Error(kind) where a file is not what was written. A `SHA256SUMS` beside it, and beside
 /// what it links to, has to list it with its hash, unless `sha256` is that hash; where there is
-/// neither, every member of the archive is held against its CRC-32. With `insist`, there has to be
-/// a hash. Throws Error(usage) for a `sha256` that is none.
+/// neither, every member of an artifact's archive is held against its CRC-32; a golden has none.
+/// With `insist`, there has to be a hash. Throws Error(usage) for a `sha256` that is none.
 void require_unaltered(const std::filesystem::path& path, ErrorKind kind,
                        const std::string& sha256 = "", bool insist = false);
 

@@ -1,19 +1,18 @@
-"""Makes the files that the tests read, with torch alone: make_fixtures.py DIRECTORY OPERATORS.
+"""Makes the files that the tests read, with torch and safetensors alone: make_fixtures.py DIRECTORY OPERATORS.
 
-A small model with a dynamic batch, as `model.pt` and `model.pt2`, with its `golden.pt`; `exported.pt2`, an
+A small model with a dynamic batch, as `model.pt` and `model.pt2`, with its `golden.safetensors`; `exported.pt2`, an
 ExportedProgram; `bare.pt`, without a contract; `custom.pt` and `custom.pt2`, `meet.pt` and `meet.pt2`, which call
-operators of the library OPERATORS; `deep.pt`, tuples in one another; `SHA256SUMS`, of
-all of them. Does nothing when they are there already, made by the same torch and by this file.
+operators of the library OPERATORS; `inputs.safetensors`, and `inputs.pt`, a pickle; `SHA256SUMS`, of all of them.
+Does nothing when they are there already, made by the same torch and by this file.
 
-Models with state: `stream.pt` and `stream.pt2`, whose caller has it, with `golden_stream.pt`, and `last.pt`;
-`carry.pt`, `carry.pt2` and `carry_frozen.pt2`, which keep it, with `golden_carry.pt`; `carry_batch.pt`, whose state
-follows the batch; `folded.pt2` and `no_reset.pt`, which do not keep what their contracts say.
+Models with state: `stream.pt` and `stream.pt2`, whose caller has it, with `golden_stream.safetensors`, and `last.pt`;
+`carry.pt`, `carry.pt2` and `carry_frozen.pt2`, which keep it, with `golden_carry.safetensors`; `carry_batch.pt`, whose
+state follows the batch; `folded.pt2` and `no_reset.pt`, which do not keep what their contracts say.
 """
 
 from __future__ import annotations
 
 import base64
-import functools
 import hashlib
 import json
 import shutil
@@ -23,7 +22,9 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import goldens
 import torch
+from safetensors.torch import save_file
 
 BATCHES = (1, 2, 5)
 
@@ -110,7 +111,7 @@ def save_golden(model: Model, path: Path) -> None:
         "bf16": {"tolerance": {"rtol": 1.6e-2, "atol": 1e-2, "k": 3.0}, "eager": half, "without": []},
         "int8": {"tolerance": usual | {"min_cosine": 0.995}, "eager": [], "without": [cases[-1]["name"]]},
     }
-    torch.save({"schema": 1, "tolerance": usual, "cases": cases, "precisions": precisions}, path)
+    goldens.save({"tolerance": usual, "cases": cases, "precisions": precisions}, path)
 
 
 def save_torchscript(model: Model, directory: Path) -> None:
@@ -289,12 +290,12 @@ def sequence(batch: int, seed: int, outside: bool) -> list[dict[str, Any]]:
 def save_stream_golden(path: Path, cases: list[dict[str, Any]]) -> None:
     usual = {"rtol": 1e-4, "atol": 1e-5, "k": 2.0}
     precisions = {"bf16": {"tolerance": usual, "eager": [], "without": [cases[4]["name"]]}}
-    torch.save({"schema": 2, "tolerance": usual, "cases": cases, "precisions": precisions}, path)
+    goldens.save({"tolerance": usual, "cases": cases, "precisions": precisions}, path)
 
 
 def save_streams(directory: Path) -> None:
-    save_stream_golden(directory / "golden_stream.pt", sequence(1, 0, True) + sequence(2, 1, True))
-    save_stream_golden(directory / "golden_carry.pt", sequence(1, 0, False) + sequence(1, 1, False))
+    save_stream_golden(directory / "golden_stream.safetensors", sequence(1, 0, True) + sequence(2, 1, True))
+    save_stream_golden(directory / "golden_carry.safetensors", sequence(1, 0, False) + sequence(1, 1, False))
     x, context, count = torch.rand(2, 4), CONTEXT.expand(2, 8).clone(), torch.tensor(COUNT)
     traced = torch.jit.trace(Pure(), (x, context, count))
     extra = {"contract.json": json.dumps(stream_contract("trace", "outside", "batch"))}
@@ -329,7 +330,8 @@ def save_carrying(directory: Path) -> None:
 
 def main(directory: Path, operators: Path) -> None:
     stamp = directory / "complete"
-    made_by = f"{torch.__version__} {hashlib.sha256(Path(__file__).read_bytes()).hexdigest()}"
+    sources = b"".join(Path(file).read_bytes() for file in (__file__, goldens.__file__))
+    made_by = f"{torch.__version__} {hashlib.sha256(sources).hexdigest()}"
     if stamp.exists() and stamp.read_text() == made_by:
         return
     shutil.rmtree(directory, ignore_errors=True)
@@ -339,15 +341,14 @@ def main(directory: Path, operators: Path) -> None:
     torch.ops.load_library(str(operators))
     model = Model().eval()
     with torch.no_grad():
-        save_golden(model, directory / "golden.pt")
+        save_golden(model, directory / "golden.safetensors")
         save_torchscript(model, directory)
         save_packages(model, directory)
         save_custom("custom", Custom().eval(), directory)
         save_custom("meet", Meet().eval(), directory)
         save_streams(directory)
-    torch.save({"tokens": inputs(3, 7)[0], "scale": inputs(3, 7)[1]}, directory / "inputs.pt")
-    torch.save(list(inputs(3, 7)), directory / "inputs_list.pt")
-    torch.save(functools.reduce(lambda inner, _: (inner,), range(150), ()), directory / "deep.pt")
+    save_file({"tokens": inputs(3, 7)[0], "scale": inputs(3, 7)[1]}, directory / "inputs.safetensors")
+    torch.save({"tokens": inputs(3, 7)[0]}, directory / "inputs.pt")
     sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(directory.iterdir())}
     (directory / "SHA256SUMS").write_text("".join(f"{digest}  {name}\n" for name, digest in sums.items()))
     stamp.write_text(made_by)

@@ -13,6 +13,7 @@
 
 #include "crc32.h"
 #include "guard.h"
+#include "safetensors.h"
 #include "sha256.h"
 #include "support.h"
 #include "zip.h"
@@ -48,7 +49,8 @@ class Broken {
     for (auto at = bytes.find(from); at != std::string::npos; at = bytes.find(from, at)) {
       bytes.replace(at, from.size(), to);
     }
-    return sealed(write(name, bytes));
+    const fs::path path = write(name, bytes);
+    return path.extension() == ".safetensors" ? path : sealed(path);
   }
 
   /// Its members have the CRC-32 that its directory says, so that what is wrong lies deeper.
@@ -88,7 +90,7 @@ const Broken& broken() {
 TEST_CASE("runs") {
   for (const std::string& name : kModels) {
     CAPTURE(name);
-    const auto golden = Golden::read(fixtures() / "golden.pt");
+    const auto golden = Golden::read(fixtures() / "golden.safetensors");
     const auto artifact = Artifact::open(fixtures() / name);
     for (const auto& one : golden.cases) {
       const auto outputs = artifact.run(one.inputs);
@@ -102,7 +104,7 @@ TEST_CASE("runs") {
 TEST_CASE("makes inputs contiguous") {
   for (const std::string& name : kModels) {
     CAPTURE(name);
-    const auto example = Golden::read(fixtures() / "golden.pt").cases.back();
+    const auto example = Golden::read(fixtures() / "golden.safetensors").cases.back();
     const auto artifact = Artifact::open(fixtures() / name);
     auto inputs = example.inputs;
     inputs[0] = inputs[0].t().contiguous().t();
@@ -129,7 +131,7 @@ TEST_CASE("enforces the contract") {
 TEST_CASE("resolves bits") {
   for (const std::string& name : kModels) {
     CAPTURE(name);
-    const auto example = Golden::read(fixtures() / "golden.pt").cases.back();
+    const auto example = Golden::read(fixtures() / "golden.safetensors").cases.back();
     const auto artifact = Artifact::open(fixtures() / name);
     const at::Tensor tokens = example.inputs[0], scale = example.inputs[1];
     const at::Tensor negative = at::imag(at::complex(scale, -scale).conj());
@@ -155,7 +157,7 @@ TEST_CASE("refuses layouts") {
 TEST_CASE("refuses altered files") {
   for (const std::string& name : kModels) {
     CAPTURE(name);
-    const auto example = Golden::read(fixtures() / "golden.pt").cases.front();
+    const auto example = Golden::read(fixtures() / "golden.safetensors").cases.front();
     const auto wanted = Artifact::open(fixtures() / name).run(example.inputs);
     const std::string good = read(fixtures() / name);
     int refused = 0;
@@ -176,18 +178,14 @@ TEST_CASE("refuses altered files") {
 }
 
 TEST_CASE("says what was altered") {
-  for (const std::string name : {"model.pt", "model.pt2", "golden.pt"}) {
+  for (const std::string name : {"model.pt", "model.pt2"}) {
     for (const auto& member : exporter::read_directory(exporter::File(fixtures() / name))) {
       if (member.compressed || member.size == 0) continue;
       std::string bytes = read(fixtures() / name);
       bytes[member.offset + member.size / 2] ^= 1;
       const auto path = broken().write(name, bytes);
-      if (name == "golden.pt") {
-        CHECK_ERROR(golden, "golden.pt was altered: the CRC-32 of ", Golden::read(path));
-      } else {
-        CHECK_ERROR(artifact, name + " was altered: the CRC-32 of " + member.name,
-                    Artifact::open(path));
-      }
+      CHECK_ERROR(artifact, name + " was altered: the CRC-32 of " + member.name,
+                  Artifact::open(path));
     }
   }
 }
@@ -251,7 +249,7 @@ std::uintmax_t unpacked_bytes(const fs::path& below) {
 TEST_CASE("opens 200 times") {
   for (const std::string& name : kModels) {
     CAPTURE(name);
-    const auto example = Golden::read(fixtures() / "golden.pt").cases.front();
+    const auto example = Golden::read(fixtures() / "golden.safetensors").cases.front();
     const fs::path scratch = support::scratch();
     const auto cycle = [&] {
       const auto artifact = Artifact::open(fixtures() / name);
@@ -274,7 +272,7 @@ TEST_CASE("opens 200 times") {
 
 /// Two of one package are two models, each with a state of its own.
 TEST_CASE("shares no state") {
-  const auto cases = Golden::read(fixtures() / "golden_carry.pt").cases;
+  const auto cases = Golden::read(fixtures() / "golden_carry.safetensors").cases;
   const auto one = Artifact::open(fixtures() / "carry.pt2");
   CHECK(at::allclose(one.run(cases[0].inputs)[0], cases[0].eager[0]));
   const auto other = Artifact::open(fixtures() / "carry.pt2");
@@ -285,7 +283,7 @@ TEST_CASE("shares no state") {
 TEST_CASE("serves several threads") {
   for (const std::string& name : kModels) {
     CAPTURE(name);
-    const auto example = Golden::read(fixtures() / "golden.pt").cases.front();
+    const auto example = Golden::read(fixtures() / "golden.safetensors").cases.front();
     const auto artifact = Artifact::open(fixtures() / name);
     std::vector<int> wrong(4, 0);
     std::vector<std::thread> threads;
@@ -337,7 +335,7 @@ TEST_CASE("refuses files") {
   CHECK_ERROR(artifact, "carries no contract", open(fixtures() / "bare.pt"));
   CHECK_ERROR(artifact, "holds an ExportedProgram, which needs Python",
               open(fixtures() / "exported.pt2"));
-  CHECK_ERROR(artifact, "neither TorchScript nor", open(fixtures() / "golden.pt"));
+  CHECK_ERROR(artifact, "neither TorchScript nor", open(fixtures() / "inputs.pt"));
   CHECK_ERROR(artifact, "empty.pt", open(broken().write("empty.pt", "")));
   CHECK_ERROR(artifact, "text.pt2", open(broken().write("text.pt2", std::string(5000, 'x'))));
   for (const std::string name : {"model.pt", "model.pt2"}) {
@@ -364,37 +362,120 @@ TEST_CASE("refuses settings") {
   CHECK_ERROR(artifact, "cuda", Artifact::open(fixtures() / "model.pt2", {.device = "cuda:77"}));
 }
 
-TEST_CASE("refuses goldens") {
-  const auto open = [](const fs::path& path) { Golden::read(path); };
-  CHECK_ERROR(golden, "golden.pt: No such file", open(fixtures() / "missing" / "golden.pt"));
-  CHECK_ERROR(golden, "golden.pt", open(broken().truncated("golden.pt", 0.5)));
-  CHECK_ERROR(golden, "`seed` is missing", open(broken().altered("golden.pt", "seed", "sead")));
-  CHECK_ERROR(golden, "inputs.pt cannot be read as a golden", open(fixtures() / "inputs.pt"));
-  CHECK_ERROR(golden, "cannot be read", open(fixtures() / "model.pt"));
+/// A safetensors file: the header's length, the header, the data.
+fs::path safetensors(const std::string& header, const std::string& data,
+                     std::optional<std::uint64_t> length = std::nullopt) {
+  const std::uint64_t size = length.value_or(header.size());
+  std::string bytes(sizeof size, '\0');
+  std::memcpy(bytes.data(), &size, sizeof size);
+  return broken().write("made.safetensors", bytes + header + data);
 }
 
-/// What torch's readers would allocate memory by, or read beyond the end by.
-TEST_CASE("refuses hostile goldens") {
-  const auto open = [&](const std::string& from, const std::string& to) {
-    Golden::read(broken().altered("golden.pt", from, to));
+TEST_CASE("refuses goldens") {
+  const auto open = [](const fs::path& path) { Golden::read(path); };
+  const std::string name = "golden.safetensors";
+  CHECK_ERROR(golden, name + ": No such file", open(fixtures() / "missing" / name));
+  CHECK_ERROR(golden, "its tensors have", open(broken().truncated(name, 0.9)));
+  CHECK_ERROR(golden, "`seed` is missing", open(broken().altered(name, "seed", "sead")));
+  CHECK_ERROR(golden, "schema 7 is not known, only 3",
+              open(broken().altered(name, "\\\"schema\\\": 3", "\\\"schema\\\": 7")));
+  CHECK_ERROR(golden, "tensor cases.0.inputs.0 is missing",
+              open(broken().altered(name, "cases.0.inputs.0", "cases.0.inputz.0")));
+  CHECK_ERROR(golden, "`schema` is missing", open(fixtures() / "inputs.safetensors"));
+  CHECK_ERROR(golden, "inputs.pt cannot be read as a golden: it is a pickle",
+              open(fixtures() / "inputs.pt"));
+}
+
+TEST_CASE("reads safetensors") {
+  const auto read = [](const std::string& header, const std::string& data) {
+    return exporter::read_safetensors(safetensors(header, data));
   };
-  CHECK_ERROR(golden, "beyond its length",
-              open("X\4\0\0\0seed"s, "K\1r\xff\xff\xff\x7fK\1"s));  // LONG_BINPUT
-  CHECK_ERROR(golden, "cut short", open("X\6\0\0\0inputs"s, "X\xff\xff\xff\xffinputs"s));
-  CHECK_ERROR(golden, "_rebuild_sparse_v2", open("_rebuild_tensor_v2", "_rebuild_sparse_v2"));
-  CHECK_ERROR(golden, "cannot be read", open("K\1K\6\x86"s, "K\1K\xff\x86"s));  // shape
-  CHECK_ERROR(golden, "larger than its data", open("K\6t"s, "K\xfft"s));  // items of a storage
-  std::string bytes = read(fixtures() / "golden.pt");
-  const auto entry = bytes.find("PK\1\2");
-  bytes.replace(entry + 10, 2, "\x08\0"s).replace(entry + 24, 4, "\xff\xff\xff\x7f"s);  // deflated
-  CHECK_ERROR(golden, "too large", Golden::read(broken().write("bomb.pt", bytes)));
-  CHECK_ERROR(golden, "nests too deep", Golden::read(fixtures() / "deep.pt"));
+  CHECK(read("{}", "").tensors.empty());
+  const auto two = read(
+      R"({"a":{"dtype":"BF16","shape":[],"data_offsets":[0,2]},
+          "b":{"dtype":"F32","shape":[3,0],"data_offsets":[2,2]},
+          "c":{"dtype":"C64","shape":[1],"data_offsets":[2,10]},
+          "d":{"dtype":"F64","shape":[2],"data_offsets":[10,26]},
+          "__metadata__":{"exporter":"{\"complex\":[\"d\"],\"x\":1}","other":"y"}}  )",
+      "\x80\x3f"s + std::string(24, '\0'));
+  CHECK(two.tensors.at("a").item<float>() == 1.0f);
+  CHECK(two.tensors.at("b").sizes() == at::IntArrayRef({3, 0}));
+  CHECK((two.tensors.at("c").scalar_type() == at::kComplexFloat));
+  CHECK((two.tensors.at("d").scalar_type() == at::kComplexDouble));
+  CHECK(two.tensors.at("d").dim() == 0);
+  CHECK(two.about.at("x") == 1);
+}
+
+TEST_CASE("writes safetensors") {
+  const fs::path path = support::scratch() / "written.safetensors";
+  const exporter::NamedTensors given = {
+      {"bool", at::tensor({1, 0, 1}).to(at::kBool)},
+      {"half", at::full({2, 2}, 0.5, at::kHalf)},
+      {"brain", at::full({1}, -2.0, at::kBFloat16)},
+      {"scalar", at::scalar_tensor(7, at::kLong)},
+      {"empty", at::empty({0, 5})},
+      {"transposed", at::arange(6).reshape({2, 3}).t()},
+      {"complex", at::full({2}, c10::complex<double>(1, -2), at::kComplexDouble)},
+      {"conjugate", at::full({2}, c10::complex<float>(1, -2), at::kComplexFloat).conj()},
+  };
+  exporter::write_safetensors(path, given);
+  const auto read = exporter::read_safetensors(path).tensors;
+  REQUIRE(read.size() == given.size());
+  for (const auto& [name, tensor] : given) {
+    CAPTURE(name);
+    CHECK((read.at(name).scalar_type() == tensor.scalar_type()));
+    CHECK(at::equal(read.at(name), tensor.resolve_conj()));
+  }
+  CHECK(!fs::exists(path.string() + ".part"));
+}
+
+TEST_CASE("refuses hostile safetensors") {
+  const auto read = [](const fs::path& path) {
+    exporter::guarded(exporter::ErrorKind::golden, "it", [&] { exporter::read_safetensors(path); });
+  };
+  const auto tensor = [](const std::string& dtype, const std::string& shape,
+                         const std::string& offsets) {
+    return R"({"a":{"dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":)" +
+           offsets + "}}";
+  };
+  const auto of = [&](const std::string& header) { read(safetensors(header, "12345678")); };
+  of(tensor("F32", "[2]", "[0,8]"));
+  CHECK_ERROR(golden, "too short", read(broken().write("short", "1234567")));
+  CHECK_ERROR(golden, "longer than the file", read(safetensors("{}", "", 3)));
+  CHECK_ERROR(golden, "longer than the file", read(safetensors("{}", "", ~std::uint64_t{0})));
+  CHECK_ERROR(golden, "no JSON object", of("[]"));
+  CHECK_ERROR(golden, "no JSON object", of(""));
+  CHECK_ERROR(golden, "parse error", of("{"));
+  CHECK_ERROR(golden, "its tensors have 0 bytes, the file 8", of("{}"));
+  CHECK_ERROR(golden, "there is no dtype F12", of(tensor("F12", "[2]", "[0,8]")));
+  CHECK_ERROR(golden, "bytes of its shape", of(tensor("F32", "[3]", "[0,8]")));
+  CHECK_ERROR(golden, "bytes of its shape", of(tensor("F32", "[2]", "[8,0]")));
+  CHECK_ERROR(golden, "bytes of its shape",
+              of(tensor("F32", "[4294967296,4294967296,4]", "[0,8]")));
+  CHECK_ERROR(golden, "bytes of its shape", of(tensor("F32", "[9223372036854775808,0]", "[0,0]")));
+  CHECK_ERROR(golden, "where a size should be", of(tensor("F32", "[-2]", "[0,8]")));
+  CHECK_ERROR(golden, "where a size should be", of(tensor("F32", "[2.0]", "[0,8]")));
+  CHECK_ERROR(golden, "its tensors have 4 bytes", of(tensor("F32", "[1]", "[0,4]")));
+  CHECK_ERROR(golden, "its tensors have 16 bytes", of(tensor("F32", "[4]", "[0,16]")));
+  CHECK_ERROR(golden, "does not begin where", of(tensor("F32", "[1]", "[4,8]")));
+  CHECK_ERROR(golden, "does not begin where",
+              of(R"({"a":{"dtype":"U8","shape":[6],"data_offsets":[0,6]},
+                     "b":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})"));
+  CHECK_ERROR(golden, "\"a\" twice", of(R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},
+                     "a":{"dtype":"I8","shape":[8],"data_offsets":[0,8]}})"));
+  CHECK_ERROR(golden, "neither 0 nor 1", of(tensor("BOOL", "[8]", "[0,8]")));
+  CHECK_ERROR(golden, "no two data_offsets", of(tensor("U8", "[8]", "[0,8,8]")));
+  CHECK_ERROR(golden, "has not dtype", of(R"({"a":3})"));
+  CHECK_ERROR(golden, "metadata", of(R"({"__metadata__":3})"));
+  CHECK_ERROR(golden, "no string", of(R"({"__metadata__":{"a":1}})"));
+  CHECK_ERROR(golden, "it: ", of(R"({"__metadata__":{"exporter":"{"}})"));
+  CHECK_ERROR(golden, "it: ", of("{\"a\":" + std::string(100'000, '[')));
 }
 
 TEST_CASE("reads precisions") {
-  const auto usual = Golden::read(fixtures() / "golden.pt");
-  const auto half = Golden::read(fixtures() / "golden.pt", "bf16");
-  const auto crude = Golden::read(fixtures() / "golden.pt", "int8");
+  const auto usual = Golden::read(fixtures() / "golden.safetensors");
+  const auto half = Golden::read(fixtures() / "golden.safetensors", "bf16");
+  const auto crude = Golden::read(fixtures() / "golden.safetensors", "int8");
   CHECK(half.tolerance.rtol == 0.016);
   CHECK(!half.tolerance.min_cosine);
   CHECK(*crude.tolerance.min_cosine == 0.995);
@@ -402,23 +483,25 @@ TEST_CASE("reads precisions") {
   REQUIRE(crude.cases.size() == usual.cases.size() - 1);
   CHECK(!at::equal(half.cases[0].eager[0], usual.cases[0].eager[0]));
   CHECK(at::equal(crude.cases[0].eager[0], usual.cases[0].eager[0]));
-  CHECK_ERROR(golden, "made without fp16", Golden::read(fixtures() / "golden.pt", "fp16"));
+  CHECK_ERROR(golden, "made without fp16", Golden::read(fixtures() / "golden.safetensors", "fp16"));
 }
 
 TEST_CASE("reads inputs") {
   const auto contract = exporter::inspect(fixtures() / "model.pt").contract;
-  const auto named = exporter::read_inputs(fixtures() / "inputs.pt", contract);
-  const auto listed = exporter::read_inputs(fixtures() / "inputs_list.pt", contract);
-  CHECK((at::equal(named[0], listed[0]) && at::equal(named[1], listed[1])));
-  const auto wrong = broken().altered("inputs.pt", "tokens", "tokans");
+  const auto inputs = exporter::read_inputs(fixtures() / "inputs.safetensors", contract);
+  REQUIRE(inputs.size() == 2);
+  CHECK(inputs[0].sizes() == at::IntArrayRef({3, 6}));
+  const auto wrong = broken().altered("inputs.safetensors", "tokens", "tokans");
   CHECK_ERROR(contract, "there is no input tokans, only tokens, scale",
               exporter::read_inputs(wrong, contract));
+  CHECK_ERROR(golden, "inputs.pt cannot be read as a safetensors file of inputs",
+              exporter::read_inputs(fixtures() / "inputs.pt", contract));
 }
 
 TEST_CASE("runs by name") {
   for (const std::string& name : kModels) {
     CAPTURE(name);
-    const auto example = Golden::read(fixtures() / "golden.pt").cases.front();
+    const auto example = Golden::read(fixtures() / "golden.safetensors").cases.front();
     const auto artifact = Artifact::open(fixtures() / name);
     const auto outputs =
         artifact.run_named({{"scale", example.inputs[1]}, {"tokens", example.inputs[0]}});
@@ -435,7 +518,7 @@ TEST_CASE("runs by name") {
 TEST_CASE("runs into tensors") {
   for (const std::string& name : kModels) {
     CAPTURE(name);
-    const auto example = Golden::read(fixtures() / "golden.pt").cases.back();
+    const auto example = Golden::read(fixtures() / "golden.safetensors").cases.back();
     const auto artifact = Artifact::open(fixtures() / name);
     const at::Tensor room = at::zeros({4, 5}).t(), label = at::zeros({5}, at::kLong);
     artifact.run_into(example.inputs, {room, label});
@@ -461,7 +544,7 @@ TEST_CASE("warms up") {
                 artifact.warm_up({{{"batch", 9}}}));
     CHECK_ERROR(contract, "the contract has no symbol length", artifact.warm_up({{{"length", 2}}}));
   }
-  const auto cases = Golden::read(fixtures() / "golden_carry.pt").cases;
+  const auto cases = Golden::read(fixtures() / "golden_carry.safetensors").cases;
   for (const std::string name : {"carry.pt", "carry.pt2"}) {
     const auto artifact = Artifact::open(fixtures() / name);
     artifact.warm_up();
@@ -556,13 +639,26 @@ TEST_CASE("passes runners on") {
   for (const int count : failures) CHECK(count == 5);
 }
 
+TEST_CASE("tells lack of memory inside a model") {
+  exporter::load_operators(operators());
+  for (const std::string name : {"meet.pt", "meet.pt2"}) {
+    CAPTURE(name);
+    const auto artifact = Artifact::open(fixtures() / name, {.runners = 1});
+    const auto run = [&](double value) { artifact.run({at::full({2, 3}, value)}); };
+    run(1);
+    CHECK_ERROR(out_of_memory, name + ": CUDA out of memory. So the test says", run(-1));
+    CHECK_ERROR(runtime, name, run(0));
+    run(1);
+  }
+}
+
 /// OpenMP gives a new thread all cores, and compiled packages ask OpenMP alone.
 TEST_CASE("gives new threads the count of threads") {
   for (const std::string& name : kModels) {
     CAPTURE(name);
     const auto count = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "omp_get_max_threads"));
     if (count == nullptr) return;  // a LibTorch without OpenMP
-    const auto example = Golden::read(fixtures() / "golden.pt").cases.front();
+    const auto example = Golden::read(fixtures() / "golden.safetensors").cases.front();
     for (const int threads : {3, 1}) {
       exporter::set_threads(threads);
       const auto artifact = Artifact::open(fixtures() / name);

@@ -1,5 +1,6 @@
 // Calls of an artifact on a GPU through CUDA graphs, held against calls without: test_graphs
-// ARTIFACT, with golden.pt beside it. Not one of ctest's, for it needs a GPU; see tests/gpu.
+// ARTIFACT, with golden.safetensors beside it. Not one of ctest's, for it needs a GPU; see
+// tests/gpu.
 
 #include <ATen/ATen.h>
 #include <c10/core/StreamGuard.h>
@@ -33,7 +34,8 @@ void leaves_earlier_outputs(const std::filesystem::path& path, bool two_streams)
   const c10::impl::VirtualGuardImpl gpu(at::kCUDA);
   const auto first = gpu.getStream(graphs.device());
   const auto second = two_streams ? gpu.getStreamFromGlobalPool(graphs.device()) : first;
-  for (const auto& example : exporter::Golden::read(path.parent_path() / "golden.pt").cases) {
+  for (const auto& example :
+       exporter::Golden::read(path.parent_path() / "golden.safetensors").cases) {
     std::vector<Tensors> inputs, outputs;
     for (int i = 0; i < kCalls; ++i) inputs.push_back(noise_like(example.inputs, graphs.device()));
     graphs.synchronize();
@@ -59,7 +61,8 @@ TEST_CASE("leaves them on two streams") { leaves_earlier_outputs(support::argume
 
 TEST_CASE("warms up by capturing") {
   const auto path = support::argument(0);
-  const auto example = exporter::Golden::read(path.parent_path() / "golden.pt").cases.front();
+  const auto example =
+      exporter::Golden::read(path.parent_path() / "golden.safetensors").cases.front();
   const auto artifact = Artifact::open(path, {.device = "cuda"});
   artifact.warm_up({example.sizes});
   CHECK(artifact.execution_mode() == "CUDA graph");

@@ -18,7 +18,9 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import goldens
 import torch
+from safetensors.torch import load_file, save_file
 
 PROGRAM = sys.argv[1]
 FIXTURES = Path(sys.argv[2])
@@ -26,14 +28,16 @@ OPERATORS, OPERATORS_LINKED_TO_PYTHON = sys.argv[3:5]
 MODELS = ("model.pt", "model.pt2")
 CUSTOM = ("custom.pt", "custom.pt2")
 STREAMS = ("stream.pt", "stream.pt2")
-STATEFUL = dict.fromkeys(STREAMS, "golden_stream.pt") | dict.fromkeys(("carry.pt", "carry.pt2"), "golden_carry.pt")
+STATEFUL = dict.fromkeys(STREAMS, "golden_stream.safetensors") | dict.fromkeys(
+    ("carry.pt", "carry.pt2"), "golden_carry.safetensors"
+)
 
 
 def call(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run([PROGRAM, *map(str, arguments)], input=stdin, capture_output=True, text=True, timeout=60)
 
 
-def session(model: str, *requests: str, golden: str = "golden.pt") -> tuple[int, list[dict[str, Any]]]:
+def session(model: str, *requests: str, golden: str = "golden.safetensors") -> tuple[int, list[dict[str, Any]]]:
     done = call("session", FIXTURES / model, "--golden", FIXTURES / golden, stdin="".join(r + "\n" for r in requests))
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -65,7 +69,7 @@ class Usage(unittest.TestCase):
             self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1), arguments)
 
     def test_broken_artifact_is_one_line_and_exit_code_1(self) -> None:
-        for name in ("missing.pt", "bare.pt", "golden.pt", "exported.pt2"):
+        for name in ("missing.pt", "bare.pt", "golden.safetensors", "exported.pt2"):
             done = call("info", FIXTURES / name)
             self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1), name)
             self.assertIn(name, done.stderr)
@@ -95,9 +99,9 @@ class Commands(unittest.TestCase):
 
     def test_verify_insists_on_a_hash(self) -> None:
         data = (FIXTURES / "model.pt").read_bytes()
-        model, golden = self.directory / "model.pt", self.directory / "golden.pt"
+        model, golden = self.directory / "model.pt", self.directory / "golden.safetensors"
         model.write_bytes(data)
-        golden.write_bytes((FIXTURES / "golden.pt").read_bytes())
+        golden.write_bytes((FIXTURES / "golden.safetensors").read_bytes())
         digest = hashlib.sha256(data).hexdigest()
         done = call("verify", model)
         self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1))
@@ -114,7 +118,7 @@ class Commands(unittest.TestCase):
         golden.write_bytes(flipped)
         done = call("verify", model)
         self.assertEqual((done.returncode, done.stdout), (1, ""))
-        self.assertIn("golden.pt was altered", done.stderr)
+        self.assertIn("golden.safetensors was altered", done.stderr)
 
     def test_no_command_takes_what_was_altered(self) -> None:
         data = bytearray((FIXTURES / "model.pt").read_bytes())
@@ -123,7 +127,11 @@ class Commands(unittest.TestCase):
         data[data.rindex(largest.filename.encode(), 0, data.index(b"PK\1\2")) + 200] ^= 1
         model = self.directory / "model.pt"
         model.write_bytes(data)
-        inputs, outputs, golden = FIXTURES / "inputs.pt", self.directory / "outputs.pt", FIXTURES / "golden.pt"
+        inputs, outputs, golden = (
+            FIXTURES / "inputs.safetensors",
+            self.directory / "outputs.safetensors",
+            FIXTURES / "golden.safetensors",
+        )
         for words in (
             ["run", "--inputs", inputs, "--outputs", outputs],
             ["bench", "--golden", golden],
@@ -149,35 +157,42 @@ class Commands(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertEqual([c for c in done.stdout if not c.isprintable() and c != "\n"], [])
         self.assertIn("to\ufffd\ufffdkens", call("info", path).stdout)
-        done = call("run", path, "--inputs", FIXTURES / "inputs.pt", "--outputs", self.directory / "outputs.pt")
+        done = call(
+            "run",
+            path,
+            "--inputs",
+            FIXTURES / "inputs.safetensors",
+            "--outputs",
+            self.directory / "outputs.safetensors",
+        )
         self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1))
         self.assertEqual([c for c in done.stderr if not c.isprintable() and c != "\n"], [])
 
     def test_verify_notices_a_changed_golden(self) -> None:
-        golden = torch.load(FIXTURES / "golden.pt", weights_only=True)
+        golden = goldens.load(FIXTURES / "golden.safetensors")
         golden["cases"][1]["reference"][0][0, 0] += 0.01
         golden["cases"][1]["eager"][0][0, 0] += 0.01
-        torch.save(golden, self.directory / "golden.pt")
-        done = call("verify", FIXTURES / "model.pt", "--golden", self.directory / "golden.pt")
+        goldens.save(golden, self.directory / "golden.safetensors")
+        done = call("verify", FIXTURES / "model.pt", "--golden", self.directory / "golden.safetensors")
         self.assertEqual(done.returncode, 1)
         self.assertIn("FAIL (3 cases, 1 failed)", done.stdout)
-        loose = call("verify", FIXTURES / "model.pt", "--golden", self.directory / "golden.pt", "--atol", 0.1)
+        loose = call("verify", FIXTURES / "model.pt", "--golden", self.directory / "golden.safetensors", "--atol", 0.1)
         self.assertEqual(loose.returncode, 0)
 
     def test_verify_reports_a_case_outside_the_contract(self) -> None:
-        golden = torch.load(FIXTURES / "golden.pt", weights_only=True)
+        golden = goldens.load(FIXTURES / "golden.safetensors")
         golden["cases"][0]["inputs"] = golden["cases"][0]["inputs"][:1]
-        torch.save(golden, self.directory / "golden.pt")
-        done = call("verify", FIXTURES / "model.pt2", "--golden", self.directory / "golden.pt")
+        goldens.save(golden, self.directory / "golden.safetensors")
+        done = call("verify", FIXTURES / "model.pt2", "--golden", self.directory / "golden.safetensors")
         self.assertEqual(done.returncode, 1)
         self.assertIn("1 inputs given, the contract has 2", done.stdout)
 
     def test_verify_expects_a_refusal_outside_the_contract(self) -> None:
-        golden = torch.load(FIXTURES / "golden.pt", weights_only=True)
+        golden = goldens.load(FIXTURES / "golden.safetensors")
         beyond = [tensor.expand(9, -1) for tensor in golden["cases"][0]["inputs"]]
         golden["cases"].append({**golden["cases"][0], "name": "nine", "sizes": {"batch": 9}, "inputs": beyond})
-        torch.save(golden, self.directory / "golden.pt")
-        words = [FIXTURES / "model.pt", "--golden", self.directory / "golden.pt"]
+        goldens.save(golden, self.directory / "golden.safetensors")
+        words = [FIXTURES / "model.pt", "--golden", self.directory / "golden.safetensors"]
         done = call("verify", *words)
         self.assertEqual(done.returncode, 0, done.stdout)
         self.assertIn("(4 cases, 0 failed, 1 refused as its contract says)", done.stdout)
@@ -186,19 +201,19 @@ class Commands(unittest.TestCase):
         self.assertEqual((case["error"], case["outputs"]), (case["refused"], []))
         self.assertIn("batch is 9, the contract allows 1 to 8", case["refused"])
         golden["cases"][-1]["inputs"] = golden["cases"][0]["inputs"]  # which it takes
-        torch.save(golden, self.directory / "golden.pt")
+        goldens.save(golden, self.directory / "golden.safetensors")
         done = call("verify", *words)
         self.assertEqual(done.returncode, 1)
         self.assertIn("nine seed 1: its contract does not allow that, and it was not refused", done.stdout)
         golden["cases"][-1]["inputs"] = beyond
-        torch.save(golden | {"cases": golden["cases"][-1:]}, self.directory / "golden.pt")
+        goldens.save(golden | {"cases": golden["cases"][-1:]}, self.directory / "golden.safetensors")
         self.assertEqual(call("verify", *words).returncode, 1)
 
     def test_verify_refuses_a_truncated_golden(self) -> None:
-        (self.directory / "golden.pt").write_bytes((FIXTURES / "golden.pt").read_bytes()[:2000])
-        done = call("verify", FIXTURES / "model.pt", "--golden", self.directory / "golden.pt")
+        (self.directory / "golden.safetensors").write_bytes((FIXTURES / "golden.safetensors").read_bytes()[:2000])
+        done = call("verify", FIXTURES / "model.pt", "--golden", self.directory / "golden.safetensors")
         self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1))
-        self.assertIn("golden.pt", done.stderr)
+        self.assertIn("golden.safetensors", done.stderr)
 
     def test_verify_refuses_a_reference_that_does_not_fit_eager(self) -> None:
         x = torch.ones(1, 4)
@@ -210,12 +225,14 @@ class Commands(unittest.TestCase):
             (x.long(), x.int()),
             (x > 0, x.long()),
         ):
-            golden = torch.load(FIXTURES / "golden.pt", weights_only=True)
+            golden = goldens.load(FIXTURES / "golden.safetensors")
             golden["cases"][0]["eager"][0], golden["cases"][0]["reference"][0] = eager, reference
-            torch.save(golden, self.directory / "golden.pt")
-            done = call("verify", FIXTURES / "model.pt", "--golden", self.directory / "golden.pt")
+            goldens.save(golden, self.directory / "golden.safetensors")
+            done = call("verify", FIXTURES / "model.pt", "--golden", self.directory / "golden.safetensors")
             self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1), done.stderr)
-            self.assertIn("golden.pt cannot be read as a golden: case batch=1, output 0: the reference", done.stderr)
+            self.assertIn(
+                "golden.safetensors cannot be read as a golden: case batch=1, output 0: the reference", done.stderr
+            )
 
     def test_bench(self) -> None:
         for model in MODELS:
@@ -240,52 +257,56 @@ class Commands(unittest.TestCase):
         self.assertEqual(done.returncode, 2)
 
     def test_run(self) -> None:
-        given = torch.load(FIXTURES / "inputs.pt", weights_only=True)
+        given = load_file(FIXTURES / "inputs.safetensors")
         expected = torch.jit.load(FIXTURES / "model.pt")(given["tokens"], given["scale"])
         for model in MODELS:
-            for inputs in ("inputs.pt", "inputs_list.pt"):
-                outputs = self.directory / "outputs.pt"
-                done = call("run", FIXTURES / model, "--inputs", FIXTURES / inputs, "--outputs", outputs)
-                self.assertEqual(done.returncode, 0, done.stderr)
-                written = torch.load(outputs, weights_only=True)
-                self.assertEqual(list(written), ["probabilities", "label"])
-                torch.testing.assert_close(tuple(written.values()), expected)
-        self.assertEqual([p.name for p in self.directory.iterdir()], ["outputs.pt"])
+            outputs = self.directory / "outputs.safetensors"
+            done = call("run", FIXTURES / model, "--inputs", FIXTURES / "inputs.safetensors", "--outputs", outputs)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            written = load_file(outputs)
+            self.assertEqual(set(written), {"probabilities", "label"})
+            torch.testing.assert_close((written["probabilities"], written["label"]), expected)
+            done = call("run", FIXTURES / model, "--inputs", FIXTURES / "inputs.pt", "--outputs", outputs)
+            self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1))
+            self.assertIn("inputs.pt cannot be read as a safetensors file of inputs", done.stderr)
+        self.assertEqual([p.name for p in self.directory.iterdir()], ["outputs.safetensors"])
 
     def test_run_begins_from_the_initial_state(self) -> None:
-        golden = torch.load(FIXTURES / "golden_stream.pt", weights_only=True)["cases"]
+        golden = goldens.load(FIXTURES / "golden_stream.safetensors")["cases"]
         example = golden[3]
         x, context, count = example["inputs"]
-        inputs, outputs = self.directory / "inputs.pt", self.directory / "outputs.pt"
+        whole = {"x": x, "state.context": context, "state.count": count}
+        inputs, outputs = self.directory / "inputs.safetensors", self.directory / "outputs.safetensors"
         for model in STREAMS:
-            for given in ({"x": x}, [x], {"x": x, "state.context": context}, example["inputs"]):
-                torch.save(given, inputs)
+            for given in ({"x": x}, {"x": x, "state.context": context}, whole):
+                save_file(given, inputs)
                 done = call("run", FIXTURES / model, "--inputs", inputs, "--outputs", outputs)
                 self.assertEqual(done.returncode, 0, done.stderr)
-                written = torch.load(outputs, weights_only=True)
-                self.assertEqual(list(written), ["y", "state.context", "state.count"])
-                torch.testing.assert_close(list(written.values()), example["eager"])
-            torch.save({"x": x, "state.count": count + 2}, inputs)
+                written = load_file(outputs)
+                self.assertEqual(set(written), {"y", "state.context", "state.count"})
+                named = [written[name] for name in ("y", "state.context", "state.count")]
+                torch.testing.assert_close(named, example["eager"])
+            save_file({"x": x, "state.count": count + 2}, inputs)
             call("run", FIXTURES / model, "--inputs", inputs, "--outputs", outputs)
-            torch.testing.assert_close(torch.load(outputs, weights_only=True)["y"], example["eager"][0] + 2)
-            torch.save({"x": x, "state.other": count}, inputs)
+            torch.testing.assert_close(load_file(outputs)["y"], example["eager"][0] + 2)
+            save_file({"x": x, "state.other": count}, inputs)
             done = call("run", FIXTURES / model, "--inputs", inputs, "--outputs", outputs)
             self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1))
 
     def test_run_streams(self) -> None:
-        outputs = self.directory / "outputs.pt"
+        outputs = self.directory / "outputs.safetensors"
         for model, golden in STATEFUL.items():
-            cases = torch.load(FIXTURES / golden, weights_only=True)["cases"][:3]
+            cases = goldens.load(FIXTURES / golden)["cases"][:3]
             words = []
             for case in cases:
-                torch.save({"x": case["inputs"][0]}, self.directory / f"{case['step']}.pt")
-                words += ["--inputs", self.directory / f"{case['step']}.pt"]
+                save_file({"x": case["inputs"][0]}, self.directory / f"{case['step']}.safetensors")
+                words += ["--inputs", self.directory / f"{case['step']}.safetensors"]
             done = call("run", FIXTURES / model, *words, "--outputs", outputs)
             self.assertEqual(done.returncode, 0, done.stderr)
-            written = torch.load(outputs, weights_only=True)
+            written = load_file(outputs)
             self.assertEqual(list(written), ["0.y", "1.y", "2.y"])
             torch.testing.assert_close(list(written.values()), [case["eager"][0] for case in cases])
-        given = ["--inputs", FIXTURES / "inputs.pt"] * 2
+        given = ["--inputs", FIXTURES / "inputs.safetensors"] * 2
         done = call("run", FIXTURES / "model.pt", *given, "--outputs", outputs)
         self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1))
         self.assertIn("model.pt has no state", done.stderr)
@@ -305,48 +326,48 @@ class Commands(unittest.TestCase):
             self.assertIn("(6 cases, 0 failed)", done.stdout)
 
     def test_verify_uses_the_state_of_the_artifact_itself(self) -> None:
-        golden = torch.load(FIXTURES / "golden_stream.pt", weights_only=True)
+        golden = goldens.load(FIXTURES / "golden_stream.safetensors")
         for case in golden["cases"]:
             for tensors in (case["eager"], case["reference"]):
                 tensors[1] += 1  # the context alone is another
-        torch.save(golden, self.directory / "golden.pt")
+        goldens.save(golden, self.directory / "golden.safetensors")
         for model in STREAMS:
-            words = [FIXTURES / model, "--golden", self.directory / "golden.pt", "--json"]
+            words = [FIXTURES / model, "--golden", self.directory / "golden.safetensors", "--json"]
             cases = json.loads(call("verify", *words).stdout)["cases"]
             verdicts = [[output["verdict"] == "FAIL" for output in case["outputs"]] for case in cases]
             self.assertEqual(verdicts, [[False, True, False]] * 6)
 
     def test_verify_ends_a_sequence_that_is_refused(self) -> None:
         for model, name in STATEFUL.items():
-            golden = torch.load(FIXTURES / name, weights_only=True)
+            golden = goldens.load(FIXTURES / name)
             golden["cases"][1]["inputs"][0] = golden["cases"][1]["inputs"][0].double()
-            torch.save(golden, self.directory / "golden.pt")
-            words = [FIXTURES / model, "--golden", self.directory / "golden.pt", "--json"]
+            goldens.save(golden, self.directory / "golden.safetensors")
+            words = [FIXTURES / model, "--golden", self.directory / "golden.safetensors", "--json"]
             refused = [case.get("refused", "") for case in json.loads(call("verify", *words).stdout)["cases"]]
             self.assertEqual(["dtype float64" in text for text in refused], [False, True, True, False, False, False])
 
     def test_verify_ends_a_sequence_whose_step_raised(self) -> None:
-        first = torch.load(FIXTURES / "golden_carry.pt", weights_only=True)["cases"][0]
-        golden = torch.load(FIXTURES / "golden_carry.pt", weights_only=True)
+        first = goldens.load(FIXTURES / "golden_carry.safetensors")["cases"][0]
+        golden = goldens.load(FIXTURES / "golden_carry.safetensors")
         golden["cases"] = [{**first, "name": f"step {step}", "step": step} for step in range(22)] + [first]
-        torch.save(golden, self.directory / "golden.pt")
-        words = [FIXTURES / "carry.pt", "--golden", self.directory / "golden.pt", "--json"]
+        goldens.save(golden, self.directory / "golden.safetensors")
+        words = [FIXTURES / "carry.pt", "--golden", self.directory / "golden.safetensors", "--json"]
         errors = [case["error"] for case in json.loads(call("verify", *words).stdout)["cases"]]
         self.assertEqual(errors[:20] + errors[21:], [""] * 20 + ["the step before failed", ""])
         self.assertIn("the cache is full", errors[20])  # which holds 20 calls
 
     def test_verify_refuses_steps_out_of_order(self) -> None:
         for steps in ((1, 2, 3), (0, 2, 3), (0, 1, -1)):
-            golden = torch.load(FIXTURES / "golden_stream.pt", weights_only=True)
+            golden = goldens.load(FIXTURES / "golden_stream.safetensors")
             for case, step in zip(golden["cases"], steps, strict=False):
                 case["step"] = step
-            torch.save(golden, self.directory / "golden.pt")
-            done = call("verify", FIXTURES / "stream.pt", "--golden", self.directory / "golden.pt")
+            goldens.save(golden, self.directory / "golden.safetensors")
+            done = call("verify", FIXTURES / "stream.pt", "--golden", self.directory / "golden.safetensors")
             self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1))
             self.assertIn("does not follow step", done.stderr)
 
     def test_what_is_timed_begins_anew(self) -> None:
-        given = [FIXTURES / "carry.pt", "--golden", FIXTURES / "golden_carry.pt"]
+        given = [FIXTURES / "carry.pt", "--golden", FIXTURES / "golden_carry.safetensors"]
         done = call("bench", *given, "--windows", 2, "--runs", 40)  # its cache holds 20 calls
         self.assertEqual(done.returncode, 0, done.stderr)
         done = call("bench", *given, "--callers", 2)
@@ -378,23 +399,24 @@ class Operators(unittest.TestCase):
         x = torch.rand(3, 5)
         expected = (2.0 * x - 1.0).sum(1)
         with tempfile.TemporaryDirectory() as directory:
-            golden, inputs, outputs = (Path(directory) / name for name in ("golden.pt", "inputs.pt", "outputs.pt"))
+            names = ("golden.safetensors", "inputs.safetensors", "outputs.safetensors")
+            golden, inputs, outputs = (Path(directory) / name for name in names)
             case = {"name": "batch=3", "seed": 0, "inputs": [x], "eager": [expected], "reference": [expected.double()]}
             tolerance = {"rtol": 1e-4, "atol": 1e-5, "k": 2.0}
-            torch.save({"schema": 1, "tolerance": tolerance, "cases": [case]}, golden)
-            torch.save([x], inputs)
+            goldens.save({"tolerance": tolerance, "cases": [case]}, golden)
+            save_file({"x": x}, inputs)
             for model in CUSTOM:
                 given = [FIXTURES / model, "--ops-lib", OPERATORS]
                 self.assertIn("exporter_test            registered", call("info", *given).stdout)
                 self.assertEqual(call("verify", *given, "--golden", golden).returncode, 0)
                 self.assertEqual(call("bench", *given, "--golden", golden, "--windows", 1, "--runs", 2).returncode, 0)
                 self.assertEqual(call("run", *given, "--inputs", inputs, "--outputs", outputs).returncode, 0)
-                torch.testing.assert_close(torch.load(outputs, weights_only=True)["y"], expected)
+                torch.testing.assert_close(load_file(outputs)["y"], expected)
                 done = call("session", *given, "--golden", golden, stdin="check\n")
                 self.assertIn('"verdict":', done.stdout)
 
     def test_a_library_that_cannot_be_loaded_is_one_line_and_exit_code_2(self) -> None:
-        for library in ("missing.so", FIXTURES / "inputs.pt"):
+        for library in ("missing.so", FIXTURES / "inputs.safetensors"):
             done = call("info", FIXTURES / "custom.pt", "--ops-lib", library)
             self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1))
             self.assertIn(str(library), done.stderr)
@@ -432,8 +454,8 @@ class Session(unittest.TestCase):
 
     def test_failure_before_ready(self) -> None:
         for model, golden, kind in (
-            ("missing.pt", "golden.pt", "artifact"),
-            ("bare.pt", "golden.pt", "artifact"),
+            ("missing.pt", "golden.safetensors", "artifact"),
+            ("bare.pt", "golden.safetensors", "artifact"),
             ("model.pt", "missing.pt", "golden"),
         ):
             code, answers = session(model, golden=golden)

@@ -31,15 +31,15 @@ void expect_close(const at::Tensor& actual, const at::Tensor& expected) {
 }
 
 TEST_CASE("reads steps") {
-  const auto cases = cases_of("golden_stream.pt");
+  const auto cases = cases_of("golden_stream.safetensors");
   REQUIRE(cases.size() == 6u);
   for (std::size_t i = 0; i < cases.size(); ++i) {
     CHECK(*cases[i].step == static_cast<std::int64_t>(i % 3));
     REQUIRE(cases[i].inputs.size() == (i % 3 == 0 ? 3u : 1u));
   }
   // "batch=2 step 1" is left out, and so is the step after it.
-  REQUIRE(Golden::read(fixtures() / "golden_stream.pt", "bf16").cases.size() == 4u);
-  CHECK(!cases_of("golden.pt")[0].step);
+  REQUIRE(Golden::read(fixtures() / "golden_stream.safetensors", "bf16").cases.size() == 4u);
+  CHECK(!cases_of("golden.safetensors")[0].step);
 }
 
 /// Both sequences of the golden, the second in the same stream after a reset.
@@ -56,15 +56,15 @@ void streams(const std::string& name, const std::string& golden) {
 }
 
 TEST_CASE("streams") {
-  for (const std::string& name : kOutside) streams(name, "golden_stream.pt");
-  for (const std::string& name : kInside) streams(name, "golden_carry.pt");
+  for (const std::string& name : kOutside) streams(name, "golden_stream.safetensors");
+  for (const std::string& name : kInside) streams(name, "golden_carry.safetensors");
 }
 
 TEST_CASE("keeps streams apart") {
   for (const std::string& name : kOutside) {
     CAPTURE(name);
     const auto artifact = Artifact::open(fixtures() / name);
-    const auto cases = cases_of("golden_stream.pt");
+    const auto cases = cases_of("golden_stream.safetensors");
     auto first = artifact.stream();
     auto second = artifact.stream();
     for (std::size_t i = 0; i < 3; ++i) {
@@ -93,7 +93,7 @@ TEST_CASE("refuses another batch") {
 /// What a failed call would have changed is as it was.
 TEST_CASE("goes on after a failure") {
   const auto artifact = Artifact::open(fixtures() / "stream.pt");
-  const auto cases = cases_of("golden_stream.pt");
+  const auto cases = cases_of("golden_stream.safetensors");
   auto stream = artifact.stream();
   stream.run({cases[0].inputs[0]});
   CHECK_ERROR(contract, "dtype", stream.run({cases[1].inputs[0].to(at::kDouble)}));
@@ -121,7 +121,7 @@ TEST_CASE("resets") {
   for (const std::string& name : kInside) {
     CAPTURE(name);
     const auto artifact = Artifact::open(fixtures() / name, {.runners = 4});
-    const auto cases = cases_of("golden_carry.pt");
+    const auto cases = cases_of("golden_carry.safetensors");
     for (const std::size_t calls : {2, 3, 1, 3}) {
       for (std::size_t i = 0; i < calls; ++i) {
         expect_close(artifact.run(cases[i].inputs)[0], cases[i].eager[0]);
@@ -136,7 +136,7 @@ TEST_CASE("keeps artifacts apart") {
   for (const std::string& name : kInside) {
     CAPTURE(name);
     const auto first = Artifact::open(fixtures() / name);
-    const auto cases = cases_of("golden_carry.pt");
+    const auto cases = cases_of("golden_carry.safetensors");
     first.run(cases[0].inputs);
     const auto second = Artifact::open(fixtures() / name);
     expect_close(second.run(cases[0].inputs)[0], cases[0].eager[0]);
@@ -171,7 +171,7 @@ TEST_CASE("serialises calls") {
 /// Freezing leaves a state that no constant is made from.
 TEST_CASE("keeps a frozen state") {
   const auto artifact = Artifact::open(fixtures() / "carry_frozen.pt2");
-  const auto cases = cases_of("golden_carry.pt");
+  const auto cases = cases_of("golden_carry.safetensors");
   for (int sequence = 0; sequence < 2; ++sequence) {
     for (int i = 0; i < 3; ++i) {
       const auto& one = cases[static_cast<std::size_t>(i)];
@@ -184,7 +184,7 @@ TEST_CASE("keeps a frozen state") {
 /// A state that takes the batch of its first call broadcasts from a batch of 1, unless it is told.
 TEST_CASE("guards the batch inside") {
   const auto artifact = Artifact::open(fixtures() / "carry_batch.pt");
-  for (const GoldenCase& one : cases_of("golden_stream.pt")) {
+  for (const GoldenCase& one : cases_of("golden_stream.safetensors")) {
     if (one.step == 0) artifact.reset();
     expect_close(artifact.run({one.inputs[0]})[0], one.eager[0]);
   }
@@ -205,8 +205,8 @@ TEST_CASE("refuses lost states") {
 
 TEST_CASE("fills the state in") {
   const auto contract = exporter::inspect(fixtures() / "stream.pt").contract;
-  const auto example = cases_of("golden_stream.pt")[3];
-  const fs::path file = fixtures() / "written.pt";
+  const auto example = cases_of("golden_stream.safetensors")[3];
+  const fs::path file = fixtures() / "written.safetensors";
   exporter::Contract own = contract;
   own.outputs = {contract.inputs[0]};
   exporter::write_outputs(file, {example.inputs[0]}, own);

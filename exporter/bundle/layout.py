@@ -16,7 +16,8 @@ from exporter.core.records import PRECISIONS, ArtifactRecord, Manifest
 
 MANIFEST = "manifest.json"
 SAMPLES = "samples.json"
-GOLDEN = "golden.pt"
+GOLDEN = "golden.safetensors"
+PICKLED_GOLDEN = "golden.pt"  # of releases before golden schema 3
 LOGS = "logs"
 REJECTED = "rejected"  # artifacts that were judged and failed: no record lists them, and nobody ships them
 REASONS = "REASONS.txt"  # in that folder
@@ -25,9 +26,15 @@ PROVENANCE = "provenance.json"
 SIGNATURE, SIGSTORE = "provenance.dsse.json", "provenance.sigstore.json"
 UNLISTED = (checksums.NAME, SIGNATURE, SIGSTORE, SIGNATURE + NEW, SIGSTORE + NEW)  # what SHA256SUMS does not list
 CACHE = ".cache.zip"  # how the name of a just-in-time variant's cache ends
-OURS = {MANIFEST, SAMPLES, GOLDEN, LOGS, REJECTED, BOM, PROVENANCE, *UNLISTED}
+OURS = {MANIFEST, SAMPLES, GOLDEN, PICKLED_GOLDEN, LOGS, REJECTED, BOM, PROVENANCE, *UNLISTED}
 # What to do about a file that is not what it was.
 ALTERED = "the bundle was cut short or altered: take it again from where it was published, or export again"
+
+
+def golden(bundle: Path) -> Path:
+    """The golden of a bundle, under the name of today or that of a release before."""
+    pickled = bundle / PICKLED_GOLDEN
+    return pickled if pickled.exists() and not (bundle / GOLDEN).exists() else bundle / GOLDEN
 
 
 def record(path: Path) -> ArtifactRecord:

@@ -41,8 +41,9 @@ class SourceSettings(Settings):
     allow_partial: bool = option(False, "Load the tensors of the checkpoint that fit, and warn about the rest.")
     inputs_file: str = option(
         "",
-        "Dict of tensors from torch.save, used instead of the recipe's inputs: every size is then fixed except those "
-        "of --dim. For a saved program it is the example: what the program leaves dynamic stays dynamic.",
+        "Tensors by name (.safetensors, or a dict from torch.save), used instead of the recipe's inputs: every size is "
+        "then fixed except those of --dim. For a saved program it is the example: what the program leaves dynamic "
+        "stays dynamic.",
         flag="--inputs",
         key="inputs",
         metavar="FILE",

@@ -20,13 +20,14 @@ from pathlib import Path
 
 from exporter import targets
 from exporter.bundle import checksums
-from exporter.bundle.layout import GOLDEN
+from exporter.bundle.layout import GOLDEN, PICKLED_GOLDEN
 from exporter.core import environment
 from exporter.core.errors import ArtifactError, JobError, MissingDependency, UsageError
-from exporter.core.records import Contract, Manifest, Parity, VariantRecord
+from exporter.core.records import ArtifactRecord, Contract, Manifest, Parity, VariantRecord
 from exporter.deploy import Deployment, choose, golden, publish, staged, take
 from exporter.model import custom_ops
 from exporter.runs import session_checks
+from exporter.workers.children import Zygote
 from exporter.workers.session.client import NativeSession, Session
 
 KIND = "cpp"
@@ -37,9 +38,9 @@ FOUND = re.compile(r"(?:(\S+) => )?(/.+) \(0x[0-9a-f]+\)")  # a line of ldd's: w
 LEFT_OUT = "libtorch_python.so"
 README = """{model}, {variant}, as `exporter deploy cpp` left it: no Python is needed, nor anything of the machine.
 
-    ./run verify {artifact}      replays golden.pt by the parity rule
+    ./run verify {artifact}      replays golden.safetensors by the parity rule
     ./run bench {artifact}
-    ./run run {artifact} --inputs in.pt --outputs out.pt
+    ./run run {artifact} --inputs in.safetensors --outputs out.safetensors
     ./run --help
 
 run is a script for /bin/sh. Without one, in an empty chroot or an image from scratch:
@@ -107,12 +108,11 @@ def fill(
     """Put all that the runner needs into an empty folder, and judge the artifact there."""
     assert variant.artifact is not None
     assert variant.contract is not None
-    files = (*variant.files, golden(place, manifest))
-    for file in files:
+    for file in variant.files:
         take(place, file, root / file.path)
-    (root / checksums.NAME).write_text(
-        checksums.text({file.path: file.sha256 for file in files})
-    )  # which the runner insists on
+    _take_golden(place, golden(place, manifest), root / GOLDEN)
+    sums = {file.path: file.sha256 for file in variant.files} | {GOLDEN: checksums.of(root / GOLDEN)}
+    (root / checksums.NAME).write_text(checksums.text(sums))  # which the runner insists on
     libraries = _operators(variant.contract, ops_libs)
     start = Start(f"/lib/{_copy_programs(root, libraries)}", tuple(f"/lib/{file.name}" for file in libraries))
     (root / "tmp").mkdir()
@@ -124,6 +124,17 @@ def fill(
     (root / "run").write_text(SCRIPT.format(command=" ".join(script)))
     (root / "run").chmod(0o755)
     return start, _judge(root, manifest, variant, start)
+
+
+def _take_golden(place: Path, recorded: ArtifactRecord, to: Path) -> None:
+    """Copy the golden, as the runner reads it."""
+    if recorded.path != PICKLED_GOLDEN:
+        take(place, recorded, to)
+        return
+    with Zygote() as zygote, tempfile.TemporaryDirectory(prefix="exporter-") as scratch:
+        take(place, recorded, Path(scratch) / PICKLED_GOLDEN)
+        converted = session_checks.converted(zygote, Path(scratch) / PICKLED_GOLDEN, Path(scratch) / "log")
+        shutil.copyfile(converted, to)
 
 
 def _operators(contract: Contract, ops_libs: Sequence[str]) -> list[Path]:

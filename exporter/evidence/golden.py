@@ -11,9 +11,12 @@ import torch
 
 from exporter.core.errors import ArtifactError
 from exporter.core.records import FP32, CaseRecord, Tolerance
+from exporter.model import tensor_files
 from exporter.model.tensors import Tensors
 
-SCHEMA = 2  # with sequences; 1 is without, and written where there are none
+SCHEMA = 3  # that is written
+PICKLED = (1, 2)  # schemas that torch.save wrote, which are read: without sequences, and with them
+KINDS = ("inputs", "eager", "reference")
 
 
 @dataclass(frozen=True)
@@ -106,60 +109,52 @@ def samples(golden: Golden) -> tuple[Case, ...]:
 
 def save(golden: Golden, path: Path) -> None:
     """Write a golden (docs/formats.md)."""
-    torch.save(
-        {
-            "schema": SCHEMA if any(case.step is not None for case in golden.cases) else 1,
-            "tolerance": _plain_tolerance(golden.tolerance),
-            "cases": [
-                {
-                    **{name: value for name, value in asdict(c.record).items() if value is not None},
-                    "inputs": _plain(c.inputs),
-                    "eager": _plain(c.eager),
-                    "reference": _plain(c.reference),
-                }
-                for c in golden.cases
-            ],
-            "precisions": {
-                name: {
-                    "tolerance": _plain_tolerance(p.tolerance),
-                    "eager": [_plain(eager) for eager in p.eager],
-                    "without": list(p.without),
-                }
-                for name, p in golden.precisions.items()
-            },
-            **({} if golden.nonfinite is None else {"nonfinite": list(map(_plain_nonfinite, golden.nonfinite))}),
+    stored: dict[str, torch.Tensor] = {}
+
+    def put(prefix: str, tensors: Tensors) -> int:
+        stored.update({f"{prefix}.{index}": tensor for index, tensor in enumerate(tensors)})
+        return len(tensors)
+
+    about = {
+        "schema": SCHEMA,
+        "tolerance": _plain_tolerance(golden.tolerance),
+        "cases": [
+            {
+                **{name: value for name, value in asdict(case.record).items() if value is not None},
+                **{kind: put(f"cases.{number}.{kind}", getattr(case, kind)) for kind in KINDS},
+            }
+            for number, case in enumerate(golden.cases)
+        ],
+        "precisions": {
+            name: {
+                "tolerance": _plain_tolerance(own.tolerance),
+                "eager": [put(f"precisions.{name}.{number}", eager) for number, eager in enumerate(own.eager)],
+                "without": list(own.without),
+            }
+            for name, own in golden.precisions.items()
         },
-        path,
-    )
+    }
+    if golden.nonfinite is not None:
+        about["nonfinite"] = [
+            {
+                "inputs": list(one.inputs),
+                "names": list(one.names),
+                "value": one.value,
+                "expected": put(f"nonfinite.{number}", one.expected),
+            }
+            for number, one in enumerate(golden.nonfinite)
+        ]
+    tensor_files.save(stored, path, about)
 
 
 def _plain_tolerance(tolerance: Tolerance) -> dict[str, float]:
     return {name: value for name, value in asdict(tolerance).items() if value is not None}
 
 
-def _plain_nonfinite(one: NonFinite) -> dict[str, Any]:
-    return {
-        "inputs": list(one.inputs),
-        "names": list(one.names),
-        "value": one.value,
-        "expected": _plain(one.expected),
-    }
-
-
-def _plain(tensors: Tensors) -> list[torch.Tensor]:
-    """Copies of the values themselves: a view would carry its whole storage along, and C++ reads no lazy bits."""
-    return [t.resolve_conj().resolve_neg().contiguous().clone() for t in tensors]
-
-
 def read(path: Path) -> Golden:
-    """Read a golden; ArtifactError when it is missing, broken or of another schema."""
+    """Read a golden, of any schema; ArtifactError when it is missing, broken or of another schema."""
     try:
-        data: Any = torch.load(path, weights_only=True, map_location="cpu")
-        if data["schema"] not in (1, SCHEMA):
-            raise ArtifactError(
-                f"{path}: schema {data['schema']} is not known, only 1 and {SCHEMA}",
-                "use the exporter release that wrote it",
-            )
+        data = _unpickled(path) if _is_archive(path) else _gathered(*tensor_files.read(path))
         cases = tuple(
             Case(_record(c), tuple(c["inputs"]), tuple(c["eager"]), tuple(c["reference"])) for c in data["cases"]
         )
@@ -170,10 +165,47 @@ def read(path: Path) -> Golden:
         spoilt = data.get("nonfinite")
         nonfinite = None if spoilt is None else tuple(map(_nonfinite, spoilt))
         return Golden(cases, Tolerance(**data["tolerance"]), precisions, nonfinite)
-    except ArtifactError:
-        raise
-    except Exception as error:  # whatever a broken pickle raises
+    except ArtifactError as error:
+        raise ArtifactError(f"{path}: {error}", error.remedy) from error
+    except Exception as error:  # whatever a broken file raises
         raise ArtifactError(f"{path} cannot be read as a golden: {error}", "export again") from error
+
+
+def _gathered(stored: Mapping[str, torch.Tensor], about: dict[str, Any]) -> dict[str, Any]:
+    """What the metadata says, with the tensors in the place of their numbers."""
+    _require(about, (SCHEMA,))
+
+    def take(prefix: str, count: int) -> list[torch.Tensor]:
+        return [stored[f"{prefix}.{index}"] for index in range(count)]
+
+    for number, case in enumerate(about["cases"]):
+        case.update({kind: take(f"cases.{number}.{kind}", case[kind]) for kind in KINDS})
+    for name, own in about.get("precisions", {}).items():
+        own["eager"] = [take(f"precisions.{name}.{number}", count) for number, count in enumerate(own["eager"])]
+    for number, one in enumerate(about.get("nonfinite", ())):
+        one["expected"] = take(f"nonfinite.{number}", one["expected"])
+    return about
+
+
+def _is_archive(path: Path) -> bool:
+    """Whether torch.save wrote the file; one of safetensors would need a header of 67 MB to begin so."""
+    with path.open("rb") as file:
+        return file.read(4) == b"PK\3\4"
+
+
+def _unpickled(path: Path) -> dict[str, Any]:
+    """A golden of schema 1 or 2, which torch.save wrote: the same tree, with the tensors in it."""
+    data: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+    _require(data, PICKLED)
+    return data
+
+
+def _require(data: Mapping[str, Any], schemas: tuple[int, ...]) -> None:
+    if data["schema"] not in schemas:
+        known = " and ".join(map(str, schemas))
+        raise ArtifactError(
+            f"schema {data['schema']} is not known, only {known}", "use the exporter release that wrote it"
+        )
 
 
 def _record(case: Mapping[str, Any]) -> CaseRecord:

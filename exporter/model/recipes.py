@@ -305,12 +305,17 @@ def _with_inputs(recipe: Recipe, source: Source) -> Recipe:
 def _saved_inputs(path: Path) -> Callable[[], Any]:
     import torch
 
+    from exporter.model import tensor_files
+
     try:
-        saved = torch.load(path, weights_only=True, map_location="cpu")
+        if path.suffix == tensor_files.SUFFIX:
+            saved = tensor_files.read(path)[0]
+        else:
+            saved = torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:
         refused = isinstance(error, pickle.UnpicklingError)  # torch's message advises to load it unsafely
         cause = "it is no file of torch.save, or holds more than tensors" if refused else source_lines.message(error)
-        remedy = "save a dict of tensors with torch.save"
+        remedy = "save a dict of tensors with safetensors.torch.save_file or torch.save"
         raise RecipeError(f"--inputs {path} cannot be read: {cause}", remedy) from error
     return lambda: saved
 

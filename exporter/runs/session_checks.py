@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from exporter import targets
-from exporter.bundle.layout import GOLDEN
+from exporter.bundle import checksums, layout
 from exporter.core import causes, environment
 from exporter.core.errors import ExporterError, JobError
 from exporter.core.records import VERDICTS, Contract, GoldenRecord, Lifecycle, SessionRecord, VariantRecord
@@ -17,6 +17,7 @@ from exporter.model import custom_ops
 from exporter.workers.children import Zygote
 from exporter.workers.session.client import NativeSession, PythonSession, Session
 
+CONVERT_S = 300.0  # for the golden of a release before
 FROM_OUTSIDE = ("", "SIGKILL", "SIGILL", "SIGTERM", "SIGINT")  # of which a process can say nothing
 Opener = Callable[[], Session]
 Judged = tuple[SessionRecord, Session | None]  # the session is None when it failed to give any outputs
@@ -28,7 +29,7 @@ def openers(
     """(kind, function that starts a session) for each language that can run the artifact here."""
     if record.artifact is None or record.contract is None:
         return
-    path, golden = folder / record.artifact.path, folder / GOLDEN
+    path, golden = folder / record.artifact.path, layout.golden(folder)
     options = replace(options, precision=record.contract.precision)
     arguments = {
         "target": record.target,
@@ -46,13 +47,26 @@ def openers(
     )
     runner = environment.find_runner()
     if runner is not None and targets.is_native(record.target):
-        command = [str(runner), "session", str(path), "--golden", str(golden), "--device", options.device]
+        command = [str(runner), "session", str(path), "--device", options.device]
         command += ["--threads", str(options.threads), *_ops_libs(record.contract, options)]
         variables = {**zygote.environment, **({"TMPDIR": options.scratch} if options.scratch else {})}
-        yield (
-            "native",
-            lambda: NativeSession(f"{record.name} (native)", command, log, timeout, variables, options.niceness),
-        )
+
+        def open_native() -> Session:
+            words = [*command, "--golden", str(converted(zygote, golden, log))]
+            return NativeSession(f"{record.name} (native)", words, log, timeout, variables, options.niceness)
+
+        yield "native", open_native
+
+
+def converted(zygote: Zygote, golden: Path, log: Path) -> Path:
+    """The golden as C++ reads it: one of a release before is written again beside the log, where nothing is kept."""
+    if golden.name != layout.PICKLED_GOLDEN:
+        return golden
+    place = log.parent / f"{checksums.of(golden)[:16]}.{layout.GOLDEN}"
+    if not place.exists():
+        arguments = {"golden_path": str(golden), "path": str(place)}
+        zygote.run("golden", "exporter.workers.tasks:convert_golden", arguments, log, CONVERT_S)
+    return place
 
 
 def _ops_libs(contract: Contract, options: targets.Options) -> Iterator[str]:

@@ -356,6 +356,11 @@ def _unseen(program: capture.Program) -> tuple[Warned, ...]:
     return tuple(Warned(data_writes.SAID, line, unrecorded=True) for line in lines)
 
 
+def convert_golden(channel: socket.socket, golden_path: str, path: str) -> None:
+    """Write a golden of any schema as it is written today."""
+    golden.save(golden.read(Path(golden_path)), Path(path))
+
+
 def serve_live(channel: socket.socket, job: Job, prepared: Prepared, target: str, golden_path: str) -> None:
     """A session without an artifact: eager itself, or a variant that is compiled where it runs."""
     server.configure(job.options)

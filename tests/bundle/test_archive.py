@@ -93,7 +93,7 @@ def test_the_same_bundle_gives_the_same_bytes(toy: Path, tmp_path: Path, monkeyp
 
 def test_the_manifest_comes_first(toy: Path) -> None:
     names = [info.name for info, _ in members_of(packed(toy))]
-    assert names == ["bundle/manifest.json", "bundle/golden.pt", "bundle/trace.pt", "bundle/logs/trace.log"]
+    assert names == ["bundle/manifest.json", "bundle/golden.safetensors", "bundle/trace.pt", "bundle/logs/trace.log"]
 
 
 def test_weights_that_artifacts_share_are_stored_once(tmp_path: Path) -> None:

@@ -33,8 +33,9 @@ from exporter.runs import session_checks
 VALIDATOR = JsonStrictValidator(SchemaVersion.V1_7)
 # Every file of the bundle `signed`; a test holds the list and the bundle together.
 FILES = (
-    "SHA256SUMS", "bom.cdx.json", "exported.pt2", "golden.pt", "logs/export.log", "logs/onnx.log", "logs/prepare.log",
-    "logs/script.log", "logs/trace.log", "manifest.json", "model.onnx", "provenance.dsse.json", "provenance.json",
+    "SHA256SUMS", "bom.cdx.json", "exported.pt2", "golden.safetensors", "logs/export.log", "logs/onnx.log",
+    "logs/prepare.log", "logs/script.log", "logs/trace.log", "manifest.json", "model.onnx", "provenance.dsse.json",
+    "provenance.json",
     "script.pt", "trace.pt",
 )  # fmt: skip
 ARTIFACTS = {"exported.pt2", "model.onnx", "script.pt", "trace.pt"}
@@ -72,7 +73,7 @@ def test_one_byte_of_any_file(signed: Path, keys: tuple[Path, Path], name: str, 
     flip(signed / name, share)
     found = integrity.examine(signed, Trust(keys[1]))
     assert name in {**found.problems, **found.spoilt} or any(name in said for said in found.problems.values())
-    assert set(found.spoilt) == {name} & (ARTIFACTS | {"golden.pt"})
+    assert set(found.spoilt) == {name} & (ARTIFACTS | {"golden.safetensors"})
     if not found.spoilt:
         with pytest.raises(AlteredError, match=name):
             found.require(found.problems)
@@ -82,7 +83,7 @@ def test_one_byte_of_any_file(signed: Path, keys: tuple[Path, Path], name: str, 
 def test_check_tells_of_one_byte(cli: Cli, signed: Path, keys: tuple[Path, Path], loaded: list[str], name: str) -> None:
     flip(signed / name)
     done = cli("check", signed, "-q", "--json", "--threads", "1", "--public-key", keys[1])
-    assert done.code == (2 if name == "golden.pt" else 1)
+    assert done.code == (2 if name == "golden.safetensors" else 1)
     if name not in ARTIFACTS:
         assert name in done.err
         assert loaded == []

@@ -232,15 +232,15 @@ def test_check_finds_an_artifact_that_was_swapped_with_its_record(cli: Cli, bund
 
     unprove(bundle)
     text = (bundle / "manifest.json").read_text()
-    old = record(bundle / "golden.pt")
-    import torch
+    old = record(bundle / "golden.safetensors")
+    from exporter.evidence import golden
 
-    golden = torch.load(bundle / "golden.pt", weights_only=True)
-    for case in golden["cases"]:
-        case["eager"][0] += 1
-        case["reference"][0] += 1
-    torch.save(golden, bundle / "golden.pt")
-    new = record(bundle / "golden.pt")
+    made = golden.read(bundle / "golden.safetensors")
+    for case in made.cases:
+        case.eager[0].add_(1)
+        case.reference[0].add_(1)
+    golden.save(made, bundle / "golden.safetensors")
+    new = record(bundle / "golden.safetensors")
     text = text.replace(old.sha256, new.sha256).replace(f'"bytes": {old.bytes}', f'"bytes": {new.bytes}')
     (bundle / "manifest.json").write_text(text)
     done = cli("check", bundle, "-q")
@@ -276,8 +276,8 @@ def test_what_is_no_bundle(cli: Cli, tmp_path: Path, command: str) -> None:
 
 
 def test_a_golden_that_was_spoilt(cli: Cli, bundle: Path) -> None:
-    spoil(bundle / "golden.pt")
-    refused(cli("check", bundle), "golden.pt is not the file that was recorded", "export again")
+    spoil(bundle / "golden.safetensors")
+    refused(cli("check", bundle), "golden.safetensors is not the file that was recorded", "export again")
 
 
 def test_bundles_with_nothing_to_check(cli: Cli, bundle: Path) -> None:

@@ -9,13 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support import goldens
 from support.commands import NATIVE, Cli
 from support.manifests import CONTRACT, failed, manifest, variant
 
+from exporter.bundle import layout
 from exporter.bundle.layout import read_manifest
 from exporter.core import environment
 from exporter.core.errors import ArtifactError, BundleError, JobError, UsageError
 from exporter.deploy import choose, cpp
+from exporter.evidence import golden
 
 needs_runner = pytest.mark.skipif(not NATIVE, reason="exporter-run is not built (make cpp)")
 
@@ -54,11 +57,17 @@ def test_it_is_made_again_in_its_place_but_not_over_files_of_others(folder: Path
     out = tmp_path / "pair-cpp"
     shutil.copytree(folder, out, copy_function=os.link)
     cpp.deploy(bundle, read_manifest(bundle), "script", out)
-    assert {file.name for file in out.glob("*.pt")} == {"script.pt", "golden.pt"}
+    assert {file.name for file in (*out.glob("*.pt"), *out.glob("golden.*"))} == {"script.pt", "golden.safetensors"}
     (out / "lib" / "mine.txt").write_text("mine")
     with pytest.raises(BundleError, match=r"lib/mine\.txt, which exporter did not write"):
         cpp.deploy(bundle, read_manifest(bundle), "trace", out)
     assert (out / "lib" / "mine.txt").read_text() == "mine"
+
+
+def test_a_golden_of_a_release_before_is_written_anew(bundle: Path, tmp_path: Path) -> None:
+    goldens.pickled(golden.read(bundle / layout.GOLDEN), bundle / layout.PICKLED_GOLDEN)
+    cpp._take_golden(bundle, layout.record(bundle / layout.PICKLED_GOLDEN), tmp_path / layout.GOLDEN)
+    assert (tmp_path / layout.GOLDEN).read_bytes() == (bundle / layout.GOLDEN).read_bytes()
 
 
 def test_a_folder_of_others_is_left_alone(bundle: Path, tmp_path: Path) -> None:
@@ -66,7 +75,7 @@ def test_a_folder_of_others_is_left_alone(bundle: Path, tmp_path: Path) -> None:
         cpp.deploy(bundle, read_manifest(bundle), "trace", bundle)
 
 
-@pytest.mark.parametrize("file", ["trace.pt", "golden.pt"])
+@pytest.mark.parametrize("file", ["trace.pt", "golden.safetensors"])
 def test_altered_files_are_refused(bundle: Path, tmp_path: Path, file: str) -> None:
     data = bytearray((bundle / file).read_bytes())
     data[-1] ^= 1

@@ -77,7 +77,7 @@ def test_onnx_has_names_of_its_own(bundle: Path, tmp_path: Path) -> None:
 
 def test_the_warm_up_is_one_row_of_the_golden(bundle: Path, tmp_path: Path) -> None:
     (sample,) = deploy(bundle, tmp_path / "models").model_warmup
-    first = golden.read(bundle / "golden.pt").cases[0].inputs
+    first = golden.read(bundle / "golden.safetensors").cases[0].inputs
     assert (sample.batch_size, sorted(sample.inputs)) == (1, ["INPUT__0", "INPUT__1"])
     for name, tensor, dtype in zip(("INPUT__0", "INPUT__1"), first, (np.int64, np.float32), strict=True):
         given = sample.inputs[name]
@@ -174,7 +174,7 @@ def test_names_that_are_none(bundle: Path, tmp_path: Path, name: str) -> None:
 
 
 def test_an_altered_golden_is_refused(bundle: Path, tmp_path: Path) -> None:
-    with (bundle / "golden.pt").open("ab") as file:
+    with (bundle / "golden.safetensors").open("ab") as file:
         file.write(b"more")
     with pytest.raises(ArtifactError, match="were recorded"):
         deploy(bundle, tmp_path / "models")

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support import goldens
 
 from exporter.core import time_limit
 from exporter.core.errors import ArtifactError, ExportError
 from exporter.core.records import CaseRecord, Range, Tolerance
 from exporter.evidence import golden, make_golden
 from exporter.evidence.findings import Findings
+from exporter.model import tensor_files
 from exporter.model.flattening import FlatModule, flatten_inputs
 
 TOLERANCE = Tolerance(1e-4, 1e-5, 2.0)
@@ -210,38 +214,87 @@ def test_an_example_that_is_too_large_is_run_all_the_same(monkeypatch: pytest.Mo
     assert tuple(map(str, make(torch.nn.Linear(4, 3), (2, 0))[1].cases)) == ("batch=2", *VALUES)
 
 
-def test_round_trip(tmp_path: Path) -> None:
+@pytest.mark.parametrize("write", [golden.save, goldens.pickled])
+@pytest.mark.parametrize("step", [None, 0])
+def test_round_trip(tmp_path: Path, write: Callable[[golden.Golden, Path], None], step: int | None) -> None:
     made, _ = make(torch.nn.Linear(4, 3))
-    golden.save(made, tmp_path / "golden.pt")
-    read = golden.read(tmp_path / "golden.pt")
-    assert read.tolerance == made.tolerance
-    for a, b in zip(read.cases, made.cases, strict=True):
+    cases = tuple(replace(case, record=replace(case.record, step=step)) for case in made.cases)
+    half = golden.Precision(TOLERANCE, tuple(case.eager for case in cases), (cases[1].name,))
+    spoilt = golden.NonFinite((0,), ("x",), "NaN", (torch.tensor(1, dtype=torch.int8),))
+    made = golden.Golden(cases, made.tolerance, {"bf16": half}, (spoilt,))
+    write(made, tmp_path / "golden")
+    read = golden.read(tmp_path / "golden")
+    assert (read.tolerance, read.precisions.keys()) == (made.tolerance, made.precisions.keys())
+    assert read.precisions["bf16"].without == half.without
+    assert read.nonfinite is not None
+    assert (read.nonfinite[0].inputs, read.nonfinite[0].names, read.nonfinite[0].value) == ((0,), ("x",), "NaN")
+    assert torch.equal(read.nonfinite[0].expected[0], spoilt.expected[0])
+    for a, b, eager in zip(read.cases, made.cases, read.precisions["bf16"].eager, strict=True):
         assert a.record == b.record
-        for x, y in zip(a.inputs + a.eager + a.reference, b.inputs + b.eager + b.reference, strict=True):
+        for x, y in zip(
+            a.inputs + a.eager + a.reference + eager, b.inputs + b.eager + b.reference + b.eager, strict=True
+        ):
             assert torch.equal(x, y)
             assert x.dtype == y.dtype
+
+
+DTYPES = (
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32,
+    torch.uint64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex32, torch.complex64,
+    torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2,
+)  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_tensors_of_every_dtype_and_shape(tmp_path: Path) -> None:
+    given = [torch.ones(shape).to(dtype) for dtype in DTYPES for shape in ((), (0, 3), (2, 3))]
+    given += [torch.arange(6.0).reshape(2, 3).t(), torch.ones(1).expand(4), torch.full((2,), 1 + 2j).conj()]
+    case = golden.Case(CaseRecord("a"), tuple(given), (), ())
+    golden.save(golden.Golden((case,), TOLERANCE), tmp_path / "golden.safetensors")
+    read = golden.read(tmp_path / "golden.safetensors").cases[0].inputs
+    for x, y in zip(read, given, strict=True):
+        assert (x.dtype, x.shape) == (y.dtype, y.shape)
+        wide = torch.complex128 if y.is_complex() else y.dtype
+        assert x.to(wide).tolist() == y.to(wide).tolist()
+    again = tmp_path / "again.safetensors"
+    golden.save(golden.Golden((case,), TOLERANCE), again)
+    assert again.read_bytes() == (tmp_path / "golden.safetensors").read_bytes()
 
 
 def test_a_view_does_not_carry_its_storage_along(tmp_path: Path) -> None:
     big = torch.zeros(1_000_000)[:2]
     golden.save(
-        golden.Golden((golden.Case(CaseRecord("a"), (big,), (big,), (big,)),), TOLERANCE), tmp_path / "golden.pt"
+        golden.Golden((golden.Case(CaseRecord("a"), (big,), (big,), (big,)),), TOLERANCE),
+        tmp_path / "golden.safetensors",
     )
-    assert (tmp_path / "golden.pt").stat().st_size < 100_000
+    assert (tmp_path / "golden.safetensors").stat().st_size < 100_000
 
 
-def written(path: Path, **changes: Any) -> Path:
-    data: dict[str, Any] = {"schema": 1, "tolerance": {"rtol": 1e-4, "atol": 1e-5, "k": 2.0}, "cases": []}
-    torch.save(data | changes, path)
+def written(path: Path, schema: int = 1, **changes: Any) -> Path:
+    """A golden without cases: a pickle, or safetensors where the schema is none of the first two."""
+    data: dict[str, Any] = {"schema": schema, "tolerance": {"rtol": 1e-4, "atol": 1e-5, "k": 2.0}, "cases": []}
+    if schema in golden.PICKLED:
+        torch.save(data | changes, path)
+    else:
+        tensor_files.save({"x": torch.ones(1)}, path, data | changes)
     return path
 
 
+@pytest.mark.parametrize("schema", [1, 3])
 @pytest.mark.parametrize(
-    "changes", [{"schema": 3}, {"cases": [{}]}, {"cases": 3}, {"tolerance": {}}, {"tolerance": None}]
+    "changes", [{"schema": 4}, {"cases": [{}]}, {"cases": 3}, {"tolerance": {}}, {"tolerance": None}]
 )
-def test_goldens_of_another_form(tmp_path: Path, changes: dict[str, Any]) -> None:
-    with pytest.raises(ArtifactError, match=r"golden\.pt"):
-        golden.read(written(tmp_path / "golden.pt", **changes))
+def test_goldens_of_another_form(tmp_path: Path, schema: int, changes: dict[str, Any]) -> None:
+    with pytest.raises(ArtifactError, match=r"golden\.safetensors"):
+        golden.read(written(tmp_path / "golden.safetensors", **{"schema": schema, **changes}))
+
+
+def test_a_golden_without_one_of_its_tensors(tmp_path: Path) -> None:
+    case = {"name": "a", "inputs": 2, "eager": 0, "reference": 0}
+    path = tmp_path / "golden.safetensors"
+    tensor_files.save({"cases.0.inputs.0": torch.ones(1)}, path, {"schema": 3, "cases": [case]})
+    with pytest.raises(ArtifactError, match=r"cannot be read as a golden: 'cases\.0\.inputs\.1'"):
+        golden.read(path)
 
 
 def test_a_golden_runs_no_code(tmp_path: Path) -> None:
@@ -250,17 +303,18 @@ def test_a_golden_runs_no_code(tmp_path: Path) -> None:
             return (Path.touch, (tmp_path / "sprung",))
 
     with pytest.raises(ArtifactError, match="cannot be read as a golden"):
-        golden.read(written(tmp_path / "golden.pt", cases=[Trap()]))
+        golden.read(written(tmp_path / "golden.safetensors", cases=[Trap()]))
     assert not (tmp_path / "sprung").exists()
 
 
 def test_goldens_that_are_missing_or_cut_short(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="cannot be read as a golden"):
-        golden.read(tmp_path / "golden.pt")
-    whole = written(tmp_path / "golden.pt").read_bytes()
-    (tmp_path / "golden.pt").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ArtifactError, match=r"export again|cannot be read"):
-        golden.read(tmp_path / "golden.pt")
+        golden.read(tmp_path / "golden.safetensors")
+    for schema in (1, 3):
+        whole = written(tmp_path / "golden.safetensors", schema).read_bytes()
+        (tmp_path / "golden.safetensors").write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(ArtifactError, match=r"export again|cannot be read"):
+            golden.read(tmp_path / "golden.safetensors")
 
 
 def test_a_precision_without_a_step_is_without_the_later_ones() -> None:

@@ -219,7 +219,7 @@ def test_it_is_a_note_and_a_gate_can_make_it_a_failure() -> None:
 @pytest.mark.parametrize("recipe", ["tiny:mlp", "stateful:conv_streaming"])
 def test_a_run_tries_them(recipe: str, run: Run, tmp_path: Path) -> None:
     manifest, place = run(recipe)
-    spoilt = golden.read(place / "golden.pt").nonfinite
+    spoilt = golden.read(place / "golden.safetensors").nonfinite
     assert spoilt
     assert "NaN" in {one.value for one in spoilt}
     assert [v.parity and v.parity.unpropagated for v in manifest.variants] == [()]
@@ -251,8 +251,10 @@ def test_a_golden_has_no_lazy_bits(tmp_path: Path) -> None:
     values = torch.randn(3)
     lazy = torch._neg_view(-values)
     conjugate = torch.complex(values, values).conj()
-    golden.save(Golden((Case(CaseRecord(""), (lazy,), (conjugate,), (conjugate,)),), FLOAT32), tmp_path / "golden.pt")
-    case = golden.read(tmp_path / "golden.pt").cases[0]
+    golden.save(
+        Golden((Case(CaseRecord(""), (lazy,), (conjugate,), (conjugate,)),), FLOAT32), tmp_path / "golden.safetensors"
+    )
+    case = golden.read(tmp_path / "golden.safetensors").cases[0]
     assert not case.inputs[0].is_neg()
     assert not case.eager[0].is_conj()
     assert torch.equal(case.inputs[0], values)

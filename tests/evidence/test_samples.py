@@ -111,7 +111,7 @@ def test_a_run_shows_the_metric_of_eager_and_of_every_variant(run: Run, lent_zyg
     assert rows(manifest)["trace"].metric == pytest.approx(metric.eager)
     assert manifest.golden is not None
     assert manifest.golden.cases[-1].name == "batch=1 length=31 sample 2"
-    cases = golden.samples(golden.read(place / "golden.pt"))
+    cases = golden.samples(golden.read(place / "golden.safetensors"))
     assert [case.inputs[0].shape[1] for case in cases] == [8, 16, 31]
     fits_the_schema(place)
     for form in ("table", "md", "html"):
@@ -182,7 +182,7 @@ def test_samples_of_a_model_with_state_are_one_sequence(run: Run, lent_zygote: N
     found = rows(manifest)["trace"]
     assert (found.status, found.reason) == ("passed", "")
     assert found.metric == pytest.approx(expected, rel=1e-5)
-    own = golden.samples(golden.read(root / "golden.pt"))
+    own = golden.samples(golden.read(root / "golden.safetensors"))
     assert [(case.name, case.step) for case in own] == [(f"batch=2 sample {i}", i) for i in range(3)]
 
 

@@ -18,7 +18,7 @@ from exporter.core.dimensions import LARGEST_BATCH
 from exporter.core.errors import RecipeError
 from exporter.core.records import Manifest
 from exporter.evidence import golden
-from exporter.model import examples, flattening, recipes
+from exporter.model import examples, flattening, recipes, tensor_files
 from exporter.model.sources import saved
 from exporter.runs import pipeline
 
@@ -191,7 +191,7 @@ def test_inputs_that_do_not_fit(tmp_path: Path, inputs: Any, message: str) -> No
         load(*save_scripted(Plain(), tmp_path, inputs))
     assert raised.value.remedy
     if inputs is None:
-        assert "torch.save({" in raised.value.remedy
+        assert "save_file({" in raised.value.remedy
 
 
 def test_inputs_run_no_code(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_random_weights_are_refused(tmp_path: Path) -> None:
 def test_a_bundle_artifact_keeps_its_contract(made_bundle: Path, artifact: str) -> None:
     recipe = load(made_bundle / artifact)
     assert recipe.sizes == {"batch": (1, 4), "sequence": (1, 6)}
-    case = golden.read(made_bundle / "golden.pt").cases[0]
+    case = golden.read(made_bundle / "golden.safetensors").cases[0]
     assert recipes.example_sizes(recipe.inputs) == dict(zip(("batch", "sequence"), case.inputs[0].shape, strict=True))
     assert list(recipe.inputs()) == ["ids", "mask"]
     assert recipe.inputs(batch=3, sequence=5)["ids"].shape == (3, 5)
@@ -233,9 +233,9 @@ def test_a_lone_artifact_says_which_values_are_unknown(made_bundle: Path, tmp_pa
     lone = Path(shutil.copy(made_bundle / "trace.pt", tmp_path / "trace.pt"))
     with pytest.raises(RecipeError, match="nothing tells which values ids may have") as raised:
         load(lone)
-    assert "golden.pt" in raised.value.remedy
-    torch.save({"mask": torch.ones(2, 3), "ids": torch.full((2, 3), 7)}, tmp_path / "inputs.pt")
-    recipe = load(lone, tmp_path / "inputs.pt")
+    assert "golden.safetensors" in raised.value.remedy
+    tensor_files.save({"mask": torch.ones(2, 3), "ids": torch.full((2, 3), 7)}, tmp_path / "inputs.safetensors")
+    recipe = load(lone, tmp_path / "inputs.safetensors")
     assert recipes.example_sizes(recipe.inputs) == {"batch": 2, "sequence": 3}
     assert recipe.inputs(batch=4)["ids"].eq(7).all()
 
@@ -256,7 +256,7 @@ def test_inputs_that_break_the_contract(made_bundle: Path, tmp_path: Path, input
 
 def test_a_foreign_golden_is_passed_over(made_bundle: Path, tmp_path: Path) -> None:
     lone = Path(shutil.copy(made_bundle / "trace.pt", tmp_path / "trace.pt"))
-    torch.save({"cases": [{"inputs": [torch.ones(2)]}]}, tmp_path / "golden.pt")
+    tensor_files.save({"cases.0.inputs.0": torch.ones(2)}, tmp_path / "golden.safetensors", {"cases": [{"inputs": 1}]})
     with pytest.raises(RecipeError, match="nothing tells which values ids"):
         load(lone)
 

@@ -17,7 +17,7 @@ from exporter import api
 from exporter.core import contract
 from exporter.core.errors import ContractError, ExportError
 from exporter.core.records import Contract, KeptState, Range, StateTensor, TensorSpec, Values
-from exporter.evidence import eager, golden
+from exporter.evidence import eager
 from exporter.evidence.sequences import Calls
 from exporter.model import flattening
 from exporter.model.state import carrying, search, snapshot
@@ -344,19 +344,6 @@ def test_the_reference_carries_a_state_of_its_own_in_float64() -> None:
         torch.testing.assert_close(got[1].double(), reference[1], rtol=1e-5, atol=1e-6)
         assert not torch.equal(got[1].double(), reference[1])
     assert held.changes() == {}
-
-
-def test_a_golden_without_sequences_is_of_schema_1(tmp_path: Any) -> None:
-    from exporter.core.records import CaseRecord, Tolerance
-
-    one = golden.Case(CaseRecord("fixed sizes"), (torch.ones(1),), (torch.ones(1),), (torch.ones(1).double(),))
-    for step, schema in ((None, 1), (0, 2)):
-        made = golden.Golden(
-            (dataclasses.replace(one, record=CaseRecord("fixed sizes", step=step)),), Tolerance(1e-4, 1e-5, 2.0)
-        )
-        golden.save(made, tmp_path / "golden.pt")
-        assert torch.load(tmp_path / "golden.pt")["schema"] == schema
-        assert golden.read(tmp_path / "golden.pt").cases[0].step == step
 
 
 def test_state_as_inputs_by_torchs_older_onnx_exporter(run: Run) -> None:

@@ -9,12 +9,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from support.commands import Cli, republish
+from support import goldens
+from support.commands import NATIVE, Cli, republish
 
+from exporter.bundle import layout
 from exporter.bundle.layout import read_manifest
 from exporter.core.errors import JobError
 from exporter.core.progress import Listener
 from exporter.core.records import VariantRecord
+from exporter.evidence import golden
 from exporter.runs import check_bundle, session_checks
 from exporter.workers.session.client import Session
 
@@ -49,6 +52,23 @@ def test_a_variant_that_fails_in_one_language_is_done_once(
     )
     assert [(r.name, r.status) for r in heard.records] == [(v.name, "failed") for v in manifest.variants]
     assert all("python" in r.timings for r in heard.records)
+
+
+def test_a_bundle_of_a_release_before(bundle: Path, cli: Cli) -> None:
+    """Its golden is a pickle, which C++ gets as safetensors."""
+    goldens.pickled(golden.read(bundle / layout.GOLDEN), bundle / layout.PICKLED_GOLDEN)
+    (bundle / layout.GOLDEN).unlink()
+    manifest = read_manifest(bundle)
+    assert manifest.golden is not None
+    file = layout.record(bundle / layout.PICKLED_GOLDEN)
+    republish(bundle, dataclasses.replace(manifest, golden=dataclasses.replace(manifest.golden, file=file)))
+    held = {path.name for path in bundle.iterdir()}
+    done = cli("check", bundle, "--json", "-q")
+    assert done.code == 0, done.out + done.err
+    sessions = [session for row in json.loads(done.out)["variants"] for session in row["sessions"]]
+    assert {session["status"] for session in sessions} == {"passed"}
+    assert {session["session"] for session in sessions} == {"python", *(["native"] if NATIVE else [])}
+    assert {path.name for path in bundle.iterdir()} == held
 
 
 @pytest.mark.parametrize(

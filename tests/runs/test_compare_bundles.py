@@ -108,12 +108,12 @@ def test_an_altered_artifact_is_refused(tmp_path: Path) -> None:
 
 def test_an_altered_golden_is_refused(bundle: Path, tmp_path: Path, cli: Any) -> None:
     altered = shutil.copytree(bundle, tmp_path / "altered")
-    data = bytearray((altered / "golden.pt").read_bytes())
+    data = bytearray((altered / "golden.safetensors").read_bytes())
     data[len(data) // 2] ^= 1
-    (altered / "golden.pt").write_bytes(data)
+    (altered / "golden.safetensors").write_bytes(data)
     done = cli("compare", bundle, altered)
     assert done.code == 1
-    assert "golden.pt" in done.err
+    assert "golden.safetensors" in done.err
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def test_all_is_well(run: Run, tmp_path: Path) -> None:
     assert manifest.model.sizes == {"batch": 4}
     held = {entry.name for entry in place.iterdir()}
     proofs = {"SHA256SUMS", "bom.cdx.json", "provenance.json"}
-    assert held == {"manifest.json", "golden.pt", "trace.pt", "exported.pt2", "logs", *proofs}
+    assert held == {"manifest.json", "golden.safetensors", "trace.pt", "exported.pt2", "logs", *proofs}
     assert [entry.name for entry in tmp_path.iterdir()] == ["toy"], "nothing is left beside it"
 
 

@@ -29,7 +29,7 @@ from exporter.core.errors import BundleError, UsageError
 from exporter.core.json_codec import from_json, to_json
 from exporter.core.progress import Listener
 from exporter.core.records import Manifest, RequestRecord
-from exporter.model import recipes
+from exporter.model import recipes, tensor_files
 from exporter.report import rebuilt
 from exporter.runs import pipeline, rebuild
 from exporter.runs.request import Request, again
@@ -87,7 +87,7 @@ def test_a_bundle_is_built_again_to_the_byte(cli: Cli, bundle: Path) -> None:
     done = cli("check", bundle, "--rebuild", "--json", "-q")
     found = statuses(done.out)
     assert done.code == 0, done.out
-    artifacts = {"trace.pt", "script.pt", "model.onnx", "exported.pt2", "golden.pt"}
+    artifacts = {"trace.pt", "script.pt", "model.onnx", "exported.pt2", "golden.safetensors"}
     assert {name: found[name] for name in artifacts} == dict.fromkeys(artifacts, "identical")
     proofs = {"manifest.json", "SHA256SUMS", "bom.cdx.json", "provenance.json"}
     assert {name: found[name] for name in proofs} == dict.fromkeys(proofs, "known places")
@@ -97,19 +97,22 @@ def test_a_bundle_is_built_again_to_the_byte(cli: Cli, bundle: Path) -> None:
 def test_a_bundle_that_its_recipe_does_not_give(cli: Cli, copied: Path) -> None:
     """Published as if it had been made so: with another weight, another time, one more file, another torch."""
     rewrite(copied / "trace.pt", first_number("constants/0", 5.0))
-    rewrite(copied / "golden.pt", date=(2026, 1, 2, 3, 4, 6))
+    data = bytearray((copied / "golden.safetensors").read_bytes())
+    data[-1] ^= 1
+    (copied / "golden.safetensors").write_bytes(data)
     shutil.copy(copied / "trace.pt", copied / "script.pt")
     before = bundles.read_manifest(copied)
     record = bundles.record
     row = replace(before.variants[0], artifact=record(copied / "trace.pt"), companions=(record(copied / "script.pt"),))
-    golden = before.golden and replace(before.golden, file=record(copied / "golden.pt"))
+    golden = before.golden and replace(before.golden, file=record(copied / "golden.safetensors"))
     then = before.environment | {"torch": "2.0"}
     republish(copied, replace(before, variants=(row,), golden=golden, environment=then))
     done = cli("check", copied, "--rebuild", "-q")
     lines = {line.split()[0]: line for line in done.out.splitlines()}
     assert done.code == 1
     assert "numbers: trace/constants/0: 1 of 32 numbers, by" in lines["trace.pt"]
-    assert "known places: times of the members" in lines["golden.pt"]
+    assert "numbers: " in lines["golden.safetensors"]
+    assert "1 of " in lines["golden.safetensors"]
     assert "differs: it is not made any more" in lines["script.pt"]
     assert lines["torch"] == f"torch was 2.0, is {before.environment['torch']}"
     assert "is not what its recipe gives here" in done.out
@@ -209,11 +212,28 @@ def test_the_request_is_what_it_was(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64])
 def test_numbers_are_read_by_their_type(tmp_path: Path, dtype: torch.dtype) -> None:
-    paths = [tmp_path / side / "golden.pt" for side in ("old", "new")]
+    paths = [tmp_path / side / "golden.safetensors" for side in ("old", "new")]
     for value, path in enumerate(paths):
         path.parent.mkdir()
-        torch.save({"cases": [torch.zeros(3, dtype=dtype), torch.tensor([value, 0, 0, 0]).to(dtype)]}, path)
-    assert compare(*paths) == Difference("golden.pt", "numbers", "golden/data/1: 1 of 4 numbers, by 1 at most")
+        tensor_files.save({"a": torch.zeros(3, dtype=dtype), "b": torch.tensor([value, 0, 0, 0]).to(dtype)}, path)
+    assert compare(*paths) == Difference("golden.safetensors", "numbers", "b: 1 of 4 numbers, by 1 at most")
+    torch.save([torch.zeros(3, dtype=dtype), torch.tensor([0, 0, 0, 1]).to(dtype)], paths[0].with_name("a.pt"))
+    torch.save([torch.zeros(3, dtype=dtype), torch.tensor([0, 0, 0, 0]).to(dtype)], paths[1].with_name("a.pt"))
+    old, new = (path.with_name("a.pt") for path in paths)
+    assert compare(old, new) == Difference("a.pt", "numbers", "a/data/1: 1 of 4 numbers, by 1 at most")
+
+
+def test_other_tensors_than_before(tmp_path: Path) -> None:
+    paths = [tmp_path / side / "golden.safetensors" for side in ("old", "new")]
+    for path in paths:
+        path.parent.mkdir()
+    tensor_files.save({"a": torch.zeros(3), "b": torch.zeros(2)}, paths[0], {"schema": 3})
+    tensor_files.save({"a": torch.zeros(4), "c": torch.zeros(2)}, paths[1], {"schema": 4})
+    found = compare(*paths)
+    assert found.status == "differs"
+    assert found.detail == "what the metadata says; b is in one of them only; c is in one of them only; 1 more"
+    paths[1].write_bytes(b"nothing of the kind")
+    assert compare(*paths).status == "differs"
 
 
 def onnx_pair(folder: Path, bundle: Path, edit: Callable[[Any], object]) -> Difference:

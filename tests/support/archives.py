@@ -24,9 +24,9 @@ def make_bundle(place: Path) -> Path:
     """A bundle with one artifact, a golden and a log."""
     with publishing.stage(place) as staging:
         (staging.root / "trace.pt").write_bytes(TRACE)
-        (staging.root / "golden.pt").write_bytes(b"golden")
+        (staging.root / "golden.safetensors").write_bytes(b"golden")
         (staging.logs / "trace.log").write_text("all is well")
-        golden = replace(GOLDEN, file=layout.record(staging.root / "golden.pt"))
+        golden = replace(GOLDEN, file=layout.record(staging.root / "golden.safetensors"))
         artifact = layout.record(staging.root / "trace.pt")
         staging.write(manifest(variant(artifact=artifact), golden=golden))
         return staging.publish()

@@ -11,10 +11,15 @@ from exporter.bundle import checksums
 
 Fault = Callable[[Path], object]
 FILES = (
-    "trace.pt", "golden.pt", "manifest.json", "SHA256SUMS", "bom.cdx.json", "provenance.json", "provenance.dsse.json",
-    "logs/trace.log",
+    "trace.pt", "golden.safetensors", "manifest.json", "SHA256SUMS", "bom.cdx.json", "provenance.json",
+    "provenance.dsse.json", "logs/trace.log",
 )  # fmt: skip
-LOADED = ("trace.pt", "golden.pt", "manifest.json", "SHA256SUMS")  # what a program that runs artifacts may look at
+LOADED = (
+    "trace.pt",
+    "golden.safetensors",
+    "manifest.json",
+    "SHA256SUMS",
+)  # what a program that runs artifacts may look at
 
 
 def copy(bundle: Path, to: Path) -> Path:
@@ -100,7 +105,7 @@ def _sums_of_the_altered(place: Path) -> None:
 
 
 def _another_artifact(place: Path) -> None:
-    rewrite(place / "trace.pt", (place / "golden.pt").read_bytes())
+    rewrite(place / "trace.pt", (place / "golden.safetensors").read_bytes())
 
 
 WHOLE: Mapping[str, Fault] = {

@@ -83,7 +83,7 @@ def failed(name: str = "script", reason: str = "TorchScript has no cond", **chan
 
 EAGER = variant("eager", 10.0, artifact=None, lifecycle=Lifecycle(load_s=0.5))
 GOLDEN = GoldenRecord(
-    ArtifactRecord("golden.pt", 999, "1" * 64),
+    ArtifactRecord("golden.safetensors", 999, "1" * 64),
     tuple(map(CaseRecord.of_text, ("batch=2", "batch=2 seed 1", "batch=8"))),
     "float64",
     Tolerance(1e-4, 1e-5, 2.0),

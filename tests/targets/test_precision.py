@@ -87,8 +87,8 @@ def test_a_golden_keeps_what_each_precision_is_judged_by(tmp_path: Path) -> None
     others, notes = make_golden.in_precisions(
         made, module, {name: tolerances.BY_PRECISION[name] for name in ("bf16", "int8")}, outputs, "cpu"
     )
-    golden.save(golden.Golden(made.cases, made.tolerance, others), tmp_path / "golden.pt")
-    read = golden.read(tmp_path / "golden.pt")
+    golden.save(golden.Golden(made.cases, made.tolerance, others), tmp_path / "golden.safetensors")
+    read = golden.read(tmp_path / "golden.safetensors")
     assert notes == ()
     assert read.of("fp32").tolerance == made.tolerance
     assert read.of("bf16").tolerance.rtol == 1.6e-2

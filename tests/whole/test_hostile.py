@@ -26,6 +26,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from support import faults
 from support.archives import Member, attempt, compressed, make_bundle, member, members_of, packed, tar_of, tree
 from support.commands import NATIVE, Cli, republish
@@ -226,8 +227,8 @@ def one(made_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     republish(place, dataclasses.replace(found, variants=tuple(v for v in found.variants if v.name == "trace")))
     key, public = write_keys(folder, ed25519.Ed25519PrivateKey.generate())
     integrity.sign(place, key, lambda: "")
-    torch.save(PAIR, folder / "inputs.pt")
-    return Whole(place, key, public, folder / "inputs.pt")
+    save_file(PAIR, folder / "inputs.safetensors")
+    return Whole(place, key, public, folder / "inputs.safetensors")
 
 
 RUNNER = environment.find_runner()
@@ -332,9 +333,9 @@ def native_verify(cli: Cli, whole: Whole, place: Path) -> Any:
 
 
 def native_run(cli: Cli, whole: Whole, place: Path) -> Any:
-    outputs = place.with_name("outputs.pt")
+    outputs = place.with_name("outputs.safetensors")
     native(place, "run", "--inputs", whole.inputs, "--outputs", outputs)
-    return {name: tensor.tolist() for name, tensor in torch.load(outputs).items()}
+    return {name: tensor.tolist() for name, tensor in load_file(outputs).items()}
 
 
 def native_bench(cli: Cli, whole: Whole, place: Path) -> Any:

@@ -56,7 +56,7 @@ class Subject:
         plan = make_golden.Plan(contract.probe_plan(base, self.symbols), self.symbols)
         tolerance = tolerances.FLOAT32
         self.golden, _ = make_golden.make(self.flatten(model), flat, plan, tolerance, "cpu")
-        golden.save(self.golden, folder / "golden.pt")
+        golden.save(self.golden, folder / "golden.safetensors")
         with torch.no_grad():
             self.outputs, values = flattening.output_leaves(model(**inputs(**base)))
             moved = flattening.output_leaves(model(**inputs(batch=3)))[1]

@@ -27,7 +27,7 @@ from exporter.workers.session.client import NativeSession, PythonSession, Sessio
 @pytest.fixture(scope="module")
 def golden_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two cases of a model that doubles."""
-    path = tmp_path_factory.mktemp("golden") / "golden.pt"
+    path = tmp_path_factory.mktemp("golden") / "golden.safetensors"
     cases = []
     for batch in (2, 3):
         x = torch.arange(batch * 2, dtype=torch.float32).reshape(batch, 2)
@@ -191,8 +191,8 @@ def test_quit(line) -> None:
 
 
 def test_a_golden_that_cannot_be_read_is_told_before_ready(line, tmp_path: Path) -> None:
-    (tmp_path / "golden.pt").write_bytes(b"nothing of the kind")
-    session = line(golden=tmp_path / "golden.pt")
+    (tmp_path / "golden.safetensors").write_bytes(b"nothing of the kind")
+    session = line(golden=tmp_path / "golden.safetensors")
     answer = session.hear()
     assert (answer["event"], answer["kind"]) == ("error", "artifact")
     session.thread.join(60)
@@ -279,7 +279,7 @@ def test_a_session_of_an_artifact_imports_no_model_code(zygote: Zygote, made_bun
     import subprocess
 
     for target, file in (("trace", "trace.pt"), ("export", "exported.pt2"), ("onnx", "model.onnx")):
-        words = [target, made_bundle / file, made_bundle / "golden.pt"]
+        words = [target, made_bundle / file, made_bundle / "golden.safetensors"]
         command = [sys.executable, "-W", "ignore", "-c", script, *map(str, words)]
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
         said, modules = json.loads(done.stdout.splitlines()[-1])

@@ -26,7 +26,7 @@ struct GoldenCase {
   Sizes sizes;  ///< of the symbols; some may be missing
 };
 
-/// Cases, with the tolerance that was fixed for them (docs/formats.md, schema 2). The first case is
+/// Cases, with the tolerance that was fixed for them (docs/formats.md, schema 3). The first case is
 /// the example: the one that is timed. There is at least one.
 struct Golden {
   Tolerance tolerance;
@@ -38,15 +38,14 @@ struct Golden {
   static Golden read(const std::filesystem::path& path, const std::string& precision = "fp32");
 };
 
-/// Reads what `torch.save` wrote: a dict of name to tensor with the contract's names, or a list or
-/// tuple in its order. Returns the tensors in the contract's order; `state.NAME` that the file
-/// leaves out is the initial state. Throws Error(golden) when the file cannot be read,
-/// Error(contract) for missing or unknown names.
+/// Reads a safetensors file with the contract's names. Returns the tensors in the contract's order;
+/// `state.NAME` that the file leaves out is the initial state. Throws Error(golden) when the file
+/// cannot be read, Error(contract) for missing or unknown names.
 std::vector<at::Tensor> read_inputs(const std::filesystem::path& path, const Contract& contract);
 
-/// Writes a dict of name to tensor that `torch.load(path, weights_only=True)` reads. The file is
-/// complete or is not there. Throws Error(io) when it cannot be written, Error(contract) when the
-/// outputs are not as many as the contract has.
+/// Writes a safetensors file of the contract's names. The file is complete or is not there. Throws
+/// Error(io) when it cannot be written, Error(contract) when the outputs are not as many as the
+/// contract has.
 void write_outputs(const std::filesystem::path& path, const std::vector<at::Tensor>& outputs,
                    const Contract& contract);
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from exporter import targets
 from exporter.bundle import checksums, layout
-from exporter.bundle.differences import _archives, _models
+from exporter.bundle.differences import _archives, _models, _tensors
 from exporter.bundle.differences._finding import STATUSES, Finding, Status
 from exporter.bundle.differences._json import records
 
@@ -28,6 +28,8 @@ _SPOILT = (
     lzma.LZMAError,
     OSError,
     ValueError,
+    KeyError,
+    TypeError,
     EOFError,
     NotImplementedError,
     RuntimeError,
@@ -48,7 +50,7 @@ class Difference:
 
 
 def compare(old: Path, new: Path) -> Difference:
-    """Two builds of a file of the same name: an archive of torch's, an artifact whose target reads it, or any other."""
+    """Two builds of one file: an archive of torch's, an artifact whose target reads it, tensors, or any other."""
     if old.stat().st_size == new.stat().st_size and checksums.of(old) == checksums.of(new):
         return Difference(old.name, "identical")
     try:
@@ -63,6 +65,8 @@ def _findings(old: Path, new: Path) -> Iterable[Finding]:
         return _artifacts(target, parts, old, new)
     if old.name.endswith(layout.CACHE):
         return _archives.caches(old, new)
+    if old.name.endswith(_tensors.SUFFIX):
+        return _tensors.compare(old, new)
     if zipfile.is_zipfile(old) and zipfile.is_zipfile(new):
         return _archives.compare(old, new)
     return [("differs", "its bytes are not the same")]

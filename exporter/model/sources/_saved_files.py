@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from exporter.core.errors import RecipeError
-from exporter.model import mapped_program
+from exporter.model import mapped_program, tensor_files
 
 EXPORTED, SCRIPTED = "ExportedProgram", "TorchScript"
 
@@ -110,8 +110,10 @@ def load_exported(path: Path) -> torch.export.ExportedProgram:
 
 
 def load_tensors(path: Path) -> Any:
-    """What torch.save wrote: tensors and plain containers. RecipeError when it is anything else."""
+    """A safetensors file, or what torch.save wrote: tensors and plain containers. RecipeError for anything else."""
     try:
+        if path.suffix == tensor_files.SUFFIX:
+            return tensor_files.read(path)[0]
         return torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:  # whatever a foreign or broken file raises
         raise RecipeError(f"--inputs {path} cannot be read: {_cause(error)}", HOW_TO_SAVE) from error
@@ -122,7 +124,10 @@ def as_list(given: Any) -> list[Any]:
     return list(given) if isinstance(given, (tuple, list)) else [given]
 
 
-HOW_TO_SAVE = "save example inputs, torch.save({'argument': tensor, ...}, 'inputs.pt'), and give --inputs inputs.pt"
+HOW_TO_SAVE = (
+    "save example inputs, safetensors.torch.save_file({'argument': tensor, ...}, 'inputs.safetensors'), and give "
+    "--inputs inputs.safetensors"
+)
 
 
 def _cause(error: Exception) -> str:

@@ -14,13 +14,13 @@ from exporter.core.dimensions import NamedDim
 from exporter.core.errors import ContractError, RecipeError
 from exporter.core.expressions import Expression
 from exporter.core.records import Contract, TensorSpec
-from exporter.model import examples
+from exporter.model import examples, tensor_files
 from exporter.model.examples import Dim, Leaf
 from exporter.model.flattening import specs
 from exporter.model.sources import _saved_files
 
 Bounds = dict[str, tuple[int, ...]]  # (min, max), or (min, max, step)
-GOLDEN = "golden.pt"
+GOLDEN, PICKLED_GOLDEN = "golden.safetensors", "golden.pt"
 
 
 def renamed(contract: Contract, dims: Sequence[NamedDim]) -> Contract:
@@ -115,11 +115,19 @@ def _in_order(given: Any, contract: Contract) -> list[torch.Tensor]:
 def of_golden(contract: Contract, path: Path) -> list[torch.Tensor] | None:
     """The example of the golden (docs/formats.md) beside an artifact, where there is one that fits its contract."""
     try:
-        tensors = list(torch.load(path.with_name(GOLDEN), weights_only=True, map_location="cpu")["cases"][0]["inputs"])
+        tensors = _first_inputs(path)
         enforce(contract, specs([spec.name for spec in contract.inputs], tensors))
     except Exception:  # another program's, or no golden at all
         return None
     return tensors
+
+
+def _first_inputs(path: Path) -> list[torch.Tensor]:
+    if (golden := path.with_name(GOLDEN)).exists():
+        tensors, about = tensor_files.read(golden)
+        return [tensors[f"cases.0.inputs.{index}"] for index in range(about["cases"][0]["inputs"])]
+    held = torch.load(path.with_name(PICKLED_GOLDEN), weights_only=True, map_location="cpu")
+    return list(held["cases"][0]["inputs"])
 
 
 def _made_up(spec: TensorSpec, contract: Contract) -> torch.Tensor:
