@@ -31,8 +31,9 @@ NOBODY = "65534:65534"
 TIMEOUT_S = 600.0
 # exporter's modules that check.py needs.
 RULE = (
-    *("__init__", "_version", "core/__init__", "core/errors", "core/expressions", "core/json_codec", "core/records"),
-    *("core/source_lines", "evidence/__init__", "evidence/parity"),
+    *("__init__", "_version", "core/__init__", "core/environment", "core/errors", "core/expressions"),
+    *("core/json_codec", "core/json_schema", "core/limits", "core/option", "core/records", "core/settings"),
+    *("core/size_range", "core/source_lines", "evidence/__init__", "evidence/parity"),
 )
 FROM_SCRATCH = """# {about}: exporter-run and the libraries that it loads; no Python, no shell
 FROM scratch

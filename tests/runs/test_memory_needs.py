@@ -12,7 +12,7 @@ import pytest
 from support.commands import Cli, Run
 
 from exporter.core import memory
-from exporter.core.errors import JobError
+from exporter.core.errors import Blame, JobError
 from exporter.core.progress import Listener
 from exporter.core.records import Manifest, VariantRecord
 from exporter.runs import check_bundle, memory_needs
@@ -143,7 +143,7 @@ def test_a_check_says_what_was_needed_and_there(budget: float, run: Run, monkeyp
     monkeypatch.setattr(memory, "free", lambda: round(0.5 * GB))
 
     def fail(*_: Any) -> None:
-        raise JobError("trace (python) was ended by SIGKILL (out of memory?)", signal="SIGKILL")
+        raise JobError("trace (python) was ended by SIGKILL (out of memory?)", signal="SIGKILL", blame=Blame("killed"))
 
     monkeypatch.setattr(PythonSession, "start", fail)
     (row,) = check_bundle.run(
@@ -162,7 +162,9 @@ def test_a_session_that_dies_while_it_is_timed_is_explained(run: Run, monkeypatc
 
     def time(session: PythonSession, runs: int, case: str = "") -> list[float]:
         if runs > 1 and "export" in session.name:
-            raise JobError("export (python) was ended by SIGKILL (out of memory?)", signal="SIGKILL")
+            raise JobError(
+                "export (python) was ended by SIGKILL (out of memory?)", signal="SIGKILL", blame=Blame("killed")
+            )
         return usual(session, runs, case)
 
     monkeypatch.setattr(PythonSession, "time", time)
