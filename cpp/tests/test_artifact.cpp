@@ -308,10 +308,12 @@ TEST_CASE("tells lack of memory") {
               raise(std::runtime_error("CUDA out of memory. Tried to allocate 80 GiB")));
   CHECK_ERROR(runtime, "model.pt: index out of range",
               raise(std::runtime_error("index out of range")));
+#ifndef __SANITIZE_ADDRESS__  // which ends the process
   CHECK_ERROR(out_of_memory,
               "model.pt: ", exporter::guarded(exporter::ErrorKind::runtime, "model.pt", [] {
                 at::empty({std::int64_t{1} << 50}, at::kDouble);
               }));
+#endif
   CHECK(exporter::to_string(exporter::ErrorKind::out_of_memory) == "out_of_memory"s);
 }
 
