@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from exporter.core.records import Timing
+from exporter.core.timing_records import Timing
 from exporter.evidence import benchmark
 from exporter.report.rows import number, within
 

@@ -20,7 +20,8 @@ import torch
 
 import exporter
 from exporter.core import environment
-from exporter.core.records import CaseRecord, Tolerance, VariantRecord
+from exporter.core.parity_records import CaseRecord, Tolerance
+from exporter.core.records import VariantRecord
 from exporter.evidence import golden
 from exporter.model import precision
 

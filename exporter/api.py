@@ -21,9 +21,10 @@ from exporter.bundle import adjacent_records
 from exporter.bundle.adjacent_records import Verify
 from exporter.core import contract as contracts
 from exporter.core import machine_code
+from exporter.core.contract_records import FP32, Contract
 from exporter.core.errors import ArtifactError, ContractError, UsageError
 from exporter.core.option import pick, settings
-from exporter.core.records import FP32, Contract, Manifest
+from exporter.core.records import Manifest
 from exporter.core.settings import RunSettings, SessionSettings, SourceSettings
 from exporter.core.size_range import Range
 from exporter.evidence import samples as own_samples

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from exporter import targets
 from exporter.bundle import checksums
+from exporter.core.contract_records import PRECISIONS
 from exporter.core.errors import ArtifactError
 from exporter.core.filesystem import NEW
 from exporter.core.json_codec import from_json
-from exporter.core.records import PRECISIONS, ArtifactRecord, Manifest
+from exporter.core.records import ArtifactRecord, Manifest
 
 MANIFEST = "manifest.json"
 SAMPLES = "samples.json"

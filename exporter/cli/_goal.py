@@ -6,7 +6,8 @@ import dataclasses
 from typing import Any
 
 from exporter.cli import _options
-from exporter.core.records import Goal, runs_for
+from exporter.core.records import Goal
+from exporter.core.timing_records import runs_for
 
 goal_options = _options.together(
     _options.of(Goal, "name", default=None, show_default="latency"),

@@ -15,20 +15,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from exporter.core.errors import ArtifactError, ContractError, UsageError
-from exporter.core.expressions import Expression, fit
-from exporter.core.json_codec import from_json
-from exporter.core.records import (
+from exporter.core.contract_records import (
     DEVICES,
     ITEM_BYTES,
     PRECISIONS,
     Contract,
     Dim,
-    Range,
     StateTensor,
     TensorSpec,
     Values,
 )
+from exporter.core.errors import ArtifactError, ContractError, UsageError
+from exporter.core.expressions import Expression, fit
+from exporter.core.json_codec import from_json
+from exporter.core.records import Range
 
 Sizes = dict[str, int]
 Probe = Callable[[Sizes], tuple[TensorSpec, ...]]

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from exporter.core.contract_records import Build, Contract, Dim, TensorSpec
 from exporter.core.expressions import Expression
-from exporter.core.records import Build, Contract, Dim, TensorSpec
 
 WHO_KEEPS = {"": "it keeps no state", "inside": "the artifact carries the state", "outside": "callers carry the state"}
 ENDS = 1000  # sizes of a symbol that are tried from either end

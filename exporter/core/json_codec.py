@@ -9,9 +9,10 @@ import typing
 from typing import Any, Literal, TypeVar
 
 from exporter.core import source_lines
+from exporter.core.contract_records import CONTRACT_SCHEMAS, Contract
 from exporter.core.errors import ArtifactError
 from exporter.core.limits import LARGEST
-from exporter.core.records import CONTRACT_SCHEMAS, SCHEMA, Contract
+from exporter.core.records import SCHEMA
 
 Record = TypeVar("Record")
 SCHEMAS: dict[type, tuple[int, ...]] = {Contract: CONTRACT_SCHEMAS}  # of other records, SCHEMA alone

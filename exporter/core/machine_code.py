@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 from exporter.core import environment
+from exporter.core.contract_records import Build, Contract
 from exporter.core.errors import ArtifactError, UsageError
-from exporter.core.records import Build, Contract
 
 # What x86-64-v3 has over any x86-64, as /proc/cpuinfo names it.
 PORTABLE = Build(

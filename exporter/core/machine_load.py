@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from exporter.core import processes
-from exporter.core.records import MachineLoad
+from exporter.core.timing_records import MachineLoad
 
 PROC, CGROUP, CPUS = Path("/proc"), Path("/sys/fs/cgroup"), Path("/sys/devices/system/cpu")
 LOOK_S = 1.0  # between two looks while waiting

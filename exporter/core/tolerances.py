@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from exporter.core.records import Tolerance
+from exporter.core.parity_records import Tolerance
 
 # By the dtype of an output, the highest precision first.
 BY_DTYPE: Mapping[str, Tolerance] = {

@@ -18,7 +18,8 @@ from exporter.bundle import layout, publishing
 from exporter.core import filesystem
 from exporter.core.errors import ArtifactError, BundleError, UsageError
 from exporter.core.json_codec import from_json, to_json
-from exporter.core.records import EAGER, SCHEMA, ArtifactRecord, Manifest, Parity, VariantRecord
+from exporter.core.parity_records import Parity
+from exporter.core.records import EAGER, SCHEMA, ArtifactRecord, Manifest, VariantRecord
 from exporter.report import summary
 
 MARK = "deployment.json"

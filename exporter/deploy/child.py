@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from exporter.core.records import Contract
+from exporter.core.contract_records import Contract
 from exporter.evidence import diagnosis, golden
 
 

@@ -22,8 +22,10 @@ from exporter import targets
 from exporter.bundle import checksums
 from exporter.bundle.layout import GOLDEN, PICKLED_GOLDEN
 from exporter.core import environment
+from exporter.core.contract_records import Contract
 from exporter.core.errors import ArtifactError, JobError, MissingDependency, UsageError
-from exporter.core.records import ArtifactRecord, Contract, Manifest, Parity, VariantRecord
+from exporter.core.parity_records import Parity
+from exporter.core.records import ArtifactRecord, Manifest, VariantRecord
 from exporter.deploy import Deployment, choose, golden, publish, staged, take
 from exporter.model import custom_ops
 from exporter.runs import session_checks

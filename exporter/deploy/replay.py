@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from exporter.core.json_codec import to_json
-from exporter.core.records import Parity, Tolerance
+from exporter.core.parity_records import Parity, Tolerance
 from exporter.evidence import parity
 
 

@@ -23,8 +23,9 @@ from typing import Any
 from exporter import targets
 from exporter.bundle import layout
 from exporter.core.contract import keeps_state, output_names
+from exporter.core.contract_records import Contract
 from exporter.core.errors import ArtifactError, BundleError, MissingDependency, UsageError
-from exporter.core.records import Contract, Manifest, VariantRecord
+from exporter.core.records import Manifest, VariantRecord
 from exporter.deploy import Deployment, choose, golden, publish, read, staged, take
 from exporter.workers.children import Zygote
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from exporter.core.errors import ExporterError
-from exporter.core.records import Timing, runs_for
+from exporter.core.timing_records import Timing, runs_for
 from exporter.evidence import stats
 
 WINDOW_MS = 60.0  # long against the clock's and the scheduler's grain, short against the machine's drift

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from exporter.core import source_lines
-from exporter.core.records import STATE, CaseRecord, Contract, FixedSize, SizeLimit, Warned
+from exporter.core.contract_records import STATE, Contract
+from exporter.core.parity_records import CaseRecord, FixedSize, SizeLimit, Warned
 
 Sizes = Mapping[str, int]
 VALUES = "depends on values"

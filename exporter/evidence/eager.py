@@ -14,7 +14,7 @@ import torch
 
 from exporter.core import source_lines, time_limit
 from exporter.core.errors import ExporterError, ExportError
-from exporter.core.records import Tolerance
+from exporter.core.parity_records import Tolerance
 from exporter.evidence import nonfinite, perturbations
 from exporter.model import mixture_of_experts, widening
 from exporter.model.tensors import Tensors

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from exporter.core.records import CaseRecord, Tolerance
+from exporter.core.parity_records import CaseRecord, Tolerance
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from exporter.core.contract_records import FP32
 from exporter.core.errors import ArtifactError
-from exporter.core.records import FP32, CaseRecord, Tolerance
+from exporter.core.parity_records import CaseRecord, Tolerance
 from exporter.model import tensor_files
 from exporter.model.tensors import Tensors
 

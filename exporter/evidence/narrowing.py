@@ -9,7 +9,9 @@ import torch
 
 from exporter.core import memory
 from exporter.core.contract import Narrowing, Sizes, narrow
-from exporter.core.records import Contract, Range, SizeLimit
+from exporter.core.contract_records import Contract
+from exporter.core.parity_records import SizeLimit
+from exporter.core.records import Range
 from exporter.evidence import eager
 from exporter.model import ranges
 from exporter.model.capture import Captured

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from exporter.core.records import VERDICTS, CaseParity, Parity, Tolerance, Verdict
+from exporter.core.parity_records import VERDICTS, CaseParity, Parity, Tolerance, Verdict
 
 Array = NDArray[Any]
 

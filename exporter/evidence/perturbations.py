@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from exporter.core.records import Tolerance
+from exporter.core.parity_records import Tolerance
 from exporter.model.tensors import Tensors
 
 Change = Callable[[torch.Tensor], torch.Tensor]

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from exporter.core import contract, source_lines
+from exporter.core.contract_records import Contract
 from exporter.core.errors import ContractError, RecipeError
 from exporter.core.expressions import Expression
-from exporter.core.records import CaseRecord, Contract
+from exporter.core.parity_records import CaseRecord
 from exporter.model import flattening
 
 if TYPE_CHECKING:

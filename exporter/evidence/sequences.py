@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from exporter.core import source_lines, time_limit
-from exporter.core.records import CaseRecord, Tolerance
+from exporter.core.parity_records import CaseRecord, Tolerance
 from exporter.evidence import eager, make_golden, nonfinite, perturbations
 from exporter.evidence.findings import Findings
 from exporter.evidence.golden import Case, Golden, NonFinite, Precision

@@ -15,9 +15,11 @@ import torch
 
 from exporter.core import contract as contracts
 from exporter.core import source_lines
+from exporter.core.contract_records import Contract
 from exporter.core.errors import Blame, ExportError
 from exporter.core.expressions import Expression
-from exporter.core.records import Contract, Range, SizeLimit
+from exporter.core.parity_records import SizeLimit
+from exporter.core.records import Range
 from exporter.model import fixed_dims, mapped_program, mixture_of_experts, recurrent
 from exporter.model.fixed_dims import Rule
 from exporter.model.no_program import NoProgram

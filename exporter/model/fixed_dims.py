@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from exporter.core import source_lines
+from exporter.core.contract_records import Contract
 from exporter.core.expressions import Expression
-from exporter.core.records import Contract, SizeLimit
+from exporter.core.parity_records import SizeLimit
 
 LOGGER = "torch.fx.experimental.symbolic_shapes"
 _CREATED = re.compile(r"create_symbol (\w+) = (\d+) for L\['(?:\w+)'\]\[(\d+)\]\.size\(\)\[(\d+)\]")

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from exporter.core.contract_records import TensorSpec
 from exporter.core.errors import Blame, ExportError, RecipeError, UsageError
 from exporter.core.limits import LARGEST
-from exporter.core.records import TensorSpec
 from exporter.model import structure
 from exporter.model.tensors import Tensors
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from exporter import targets
-from exporter.core.records import EAGER, VERDICTS, MetricRecord, Timing, VariantRecord, runs_for
+from exporter.core.parity_records import VERDICTS
+from exporter.core.records import EAGER, MetricRecord, VariantRecord
+from exporter.core.timing_records import Timing, runs_for
 from exporter.release.plan import Gates
 from exporter.report.rows import number, size_of
 

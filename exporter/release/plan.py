@@ -12,11 +12,13 @@ from typing import Any, Literal
 from exporter import targets
 from exporter.bundle import layout
 from exporter.core import source_lines
+from exporter.core.contract_records import FP32
 from exporter.core.errors import UsageError
 from exporter.core.option import option, settings
-from exporter.core.records import EAGER, FP32, runs_for
+from exporter.core.records import EAGER
 from exporter.core.settings import RunSettings, SourceSettings
 from exporter.core.size_range import Range
+from exporter.core.timing_records import runs_for
 from exporter.model import recipes
 from exporter.release.file import Place, ReleaseFile
 from exporter.runs.request import Request

@@ -9,8 +9,8 @@ import json
 from typing import Any
 
 from exporter.core import json_schema
+from exporter.core.contract_records import PRECISIONS
 from exporter.core.option import settings
-from exporter.core.records import PRECISIONS
 from exporter.core.settings import RunSettings, SourceSettings
 from exporter.release.plan import Gates
 

@@ -13,7 +13,8 @@ from markupsafe import Markup
 
 from exporter.bundle import layout
 from exporter.core.errors import ArtifactError
-from exporter.core.records import Manifest, Timing, VariantRecord, runs_for
+from exporter.core.records import Manifest, VariantRecord
+from exporter.core.timing_records import Timing, runs_for
 from exporter.report import figures, rows, summary
 
 MOST_SAMPLES = 1 << 28  # bytes of a file of samples that is read

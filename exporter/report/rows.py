@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from exporter.core.records import EAGER, Manifest, SessionRecord, Timing, VariantRecord, runs_for
+from exporter.core.records import EAGER, Manifest, SessionRecord, VariantRecord
+from exporter.core.timing_records import Timing, runs_for
 
 VS = "vs "  # before the baseline's name
 

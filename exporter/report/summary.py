@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from exporter import targets
-from exporter.core.records import EAGER, Goal, Manifest, Timing, VariantRecord, runs_for
+from exporter.core.records import EAGER, Goal, Manifest, VariantRecord
+from exporter.core.timing_records import Timing, runs_for
 from exporter.report.rows import failures, number, size_of
 
 WIDE = 0.03  # half an interval, as a share of its middle: what benchmark counts as unstable

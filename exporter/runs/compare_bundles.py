@@ -16,8 +16,9 @@ from exporter.core import machine_load
 from exporter.core.contract_diff import Change, changes
 from exporter.core.errors import ArtifactError, ExporterError
 from exporter.core.progress import Listener
-from exporter.core.records import GoldenRecord, MachineLoad, Manifest, VariantRecord
+from exporter.core.records import GoldenRecord, Manifest, VariantRecord
 from exporter.core.settings import SessionSettings, TimingSettings
+from exporter.core.timing_records import MachineLoad
 from exporter.evidence import benchmark, stats
 from exporter.runs import session_checks
 from exporter.runs.latency import EXAMPLE, At

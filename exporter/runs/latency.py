@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from exporter.core import causes, machine_load
 from exporter.core.errors import ExporterError
-from exporter.core.records import MachineLoad, SessionRecord, Timing, VariantRecord
+from exporter.core.records import SessionRecord, VariantRecord
+from exporter.core.timing_records import MachineLoad, Timing
 from exporter.evidence import benchmark, stats
 from exporter.runs import session_checks
 from exporter.workers.session.client import Session

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from exporter import targets
 from exporter.core import causes, memory
+from exporter.core.contract_records import FP32
 from exporter.core.errors import ExporterError, JobError
-from exporter.core.records import EAGER, FP32, VariantRecord
+from exporter.core.records import EAGER, VariantRecord
 from exporter.targets import GB, Need
 
 GOLDEN, LOAD = "golden", "load"

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from exporter import targets
 from exporter.core import machine_code
+from exporter.core.contract_records import FP32
 from exporter.core.errors import UsageError
 from exporter.core.option import command_line, pick
-from exporter.core.records import FP32, Goal, Manifest, RequestRecord
+from exporter.core.records import Goal, Manifest, RequestRecord
 from exporter.core.settings import RunSettings, SizeSettings, SourceSettings
 from exporter.model import recipes
 from exporter.model.recipes import Source

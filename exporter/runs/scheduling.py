@@ -9,7 +9,7 @@ from pathlib import Path
 
 from exporter import targets
 from exporter.core import memory
-from exporter.core.records import FP32
+from exporter.core.contract_records import FP32
 from exporter.runs import memory_needs
 from exporter.runs.memory_needs import GOLDEN, Plan
 from exporter.workers.children import Child, Holder, Zygote

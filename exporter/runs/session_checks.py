@@ -10,8 +10,10 @@ from typing import Any
 from exporter import targets
 from exporter.bundle import checksums, layout
 from exporter.core import causes, environment
+from exporter.core.contract_records import Contract
 from exporter.core.errors import ExporterError, JobError
-from exporter.core.records import VERDICTS, Contract, GoldenRecord, Lifecycle, SessionRecord, VariantRecord
+from exporter.core.parity_records import VERDICTS
+from exporter.core.records import GoldenRecord, Lifecycle, SessionRecord, VariantRecord
 from exporter.evidence import diagnosis, parity
 from exporter.model import custom_ops
 from exporter.workers.children import Zygote

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, cast, runtime_checkable
 
 from exporter.core import environment, source_lines
 from exporter.core.contract import Narrowing
+from exporter.core.contract_records import FP32, PRECISIONS, Build, Contract
 from exporter.core.errors import MissingDependency, UsageError
-from exporter.core.records import FP32, PRECISIONS, Build, Contract, SizeLimit, Warned
+from exporter.core.parity_records import SizeLimit, Warned
 from exporter.core.settings import BuildSettings, SessionSettings
 from exporter.targets import _facts, _plugins
 from exporter.targets._facts import GB as GB

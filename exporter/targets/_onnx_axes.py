@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from exporter.core.records import TensorSpec
+from exporter.core.contract_records import TensorSpec
 
 _MULTIPLE = re.compile(r"(\d+\*)?([A-Za-z_]\w*)")
 

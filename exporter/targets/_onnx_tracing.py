@@ -19,7 +19,8 @@ from exporter.core.errors import ExportError
 from exporter.model.torchscript import codegen
 
 if TYPE_CHECKING:
-    from exporter.core.records import TensorSpec, Warned
+    from exporter.core.contract_records import TensorSpec
+    from exporter.core.parity_records import Warned
     from exporter.model.capture import Program
 
 

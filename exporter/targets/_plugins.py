@@ -8,8 +8,9 @@ from dataclasses import fields
 from importlib.metadata import EntryPoint, entry_points
 
 from exporter.core import source_lines
+from exporter.core.contract_records import PRECISIONS
 from exporter.core.errors import UsageError
-from exporter.core.records import EAGER, PRECISIONS
+from exporter.core.records import EAGER
 from exporter.targets._facts import Facts
 
 GROUP = "exporter.targets"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from exporter.core import contract as contracts
-from exporter.core.records import Contract, TensorSpec
+from exporter.core.contract_records import Contract, TensorSpec
 from exporter.model.torchscript import codegen
 
 if TYPE_CHECKING:

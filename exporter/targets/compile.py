@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exporter.core import contract, environment, machine_code, source_lines
+from exporter.core.contract_records import PRECISIONS, Build, Contract, TensorSpec
 from exporter.core.errors import ArtifactError, Blame, ContractError, ExportError, MissingDependency
 from exporter.core.expressions import Expression
 from exporter.core.json_codec import to_json
-from exporter.core.records import PRECISIONS, Build, Contract, TensorSpec
 from exporter.model import custom_ops
 from exporter.model.state import carrying
 from exporter.targets import (

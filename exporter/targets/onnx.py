@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exporter.core import causes, contract, environment, source_lines
+from exporter.core.contract_records import PRECISIONS, Contract
 from exporter.core.errors import ArtifactError, BothFailed, ExportError
 from exporter.core.expressions import Expression
 from exporter.core.json_codec import to_json
-from exporter.core.records import PRECISIONS, Contract, SizeLimit, Warned
+from exporter.core.parity_records import SizeLimit, Warned
 from exporter.targets import (
     GB,
     Exported,

@@ -22,7 +22,7 @@ from exporter.targets import GB, Exported, Loaded, Need, Options, TritonBackend,
 if TYPE_CHECKING:
     import torch
 
-    from exporter.core.records import Contract
+    from exporter.core.contract_records import Contract
     from exporter.model.capture import Program
     from exporter.model.tensors import Tensors
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exporter.core import contract
+from exporter.core.contract_records import PRECISIONS
 from exporter.core.json_codec import to_json
-from exporter.core.records import PRECISIONS
 from exporter.model import custom_ops
 from exporter.model.state import carrying
 from exporter.model.torchscript import codegen

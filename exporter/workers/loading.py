@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from exporter.core import contract, memory, source_lines
+from exporter.core.contract_records import STATE, Contract, KeptState, StateTensor, TensorSpec
 from exporter.core.errors import ExportError, RecipeError
 from exporter.core.expressions import Expression
-from exporter.core.records import STATE, Contract, KeptState, Range, StateTensor, TensorSpec
+from exporter.core.records import Range
 from exporter.evidence import eager
 from exporter.model import checkpoint, examples, flattening, ranges, recipes
 from exporter.model.state import stateful as states

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from exporter.core.contract import Narrowing, specialized
-from exporter.core.records import Contract, SizeLimit
+from exporter.core.contract_records import Contract
+from exporter.core.parity_records import SizeLimit
 from exporter.core.settings import ModelSettings, SizeSettings
 from exporter.model.recipes import Source
 from exporter.targets import Options

@@ -13,9 +13,11 @@ import torch
 
 from exporter import targets
 from exporter.core import contract, source_lines, tolerances
+from exporter.core.contract_records import Contract
 from exporter.core.errors import ExportError, RecipeError
 from exporter.core.expressions import Expression
-from exporter.core.records import EAGER, Contract, Range, SizeLimit, Tolerance, Warned
+from exporter.core.parity_records import SizeLimit, Tolerance, Warned
+from exporter.core.records import EAGER, Range
 from exporter.evidence import golden, make_golden, narrowing, perturbations, samples, sequences
 from exporter.evidence.findings import Findings
 from exporter.model import capture, custom_ops, flattening, precision, recipes, widening

@@ -23,8 +23,8 @@ import torch
 from torch import nn
 
 from exporter.core import causes, source_lines
+from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.errors import Blame, BothFailed, ExportError
-from exporter.core.records import Contract, TensorSpec
 from exporter.model import capture, flattening
 from exporter.model.torchscript import bridge
 from exporter.targets import Options, onnx

@@ -11,9 +11,10 @@ import pytest
 from support.manifests import CONTRACT
 
 from exporter.core import contract
+from exporter.core.contract_records import Contract, Dim, TensorSpec
 from exporter.core.errors import ArtifactError, ContractError, UsageError
 from exporter.core.json_codec import from_json, to_json
-from exporter.core.records import Contract, Dim, Range, TensorSpec
+from exporter.core.records import Range
 
 SYMBOLS = {"batch": Range(1, 8), "sequence": Range(1, 16)}
 

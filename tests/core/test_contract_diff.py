@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from exporter.core.contract_diff import changes
-from exporter.core.records import Build, Contract, Range, TensorSpec
+from exporter.core.contract_records import Build, Contract, TensorSpec
+from exporter.core.records import Range
 
 IDS = TensorSpec("ids", "int64", ("batch", "sequence"))
 TYPES = TensorSpec("types", "int64", ("batch",))

@@ -8,9 +8,10 @@ import json
 import pytest
 from support.manifests import MANIFEST, edited, variant
 
+from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.errors import ArtifactError
 from exporter.core.json_codec import from_json, to_json
-from exporter.core.records import Contract, Manifest, Range, TensorSpec
+from exporter.core.records import Manifest, Range
 
 
 def test_round_trip() -> None:

@@ -16,9 +16,9 @@ import exporter
 from exporter import targets
 from exporter.bundle import checksums
 from exporter.core import environment, machine_code
+from exporter.core.contract_records import Build, Contract, TensorSpec
 from exporter.core.errors import ArtifactError, MissingDependency, UsageError
 from exporter.core.json_codec import to_json
-from exporter.core.records import Build, Contract, TensorSpec
 from exporter.runs import pipeline
 from exporter.runs.request import Request
 

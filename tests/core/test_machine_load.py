@@ -14,7 +14,8 @@ from support.commands import Cli
 from support.manifests import manifest, timing, variant
 
 from exporter.core import machine_load
-from exporter.core.records import Goal, MachineLoad, Manifest
+from exporter.core.records import Goal, Manifest
+from exporter.core.timing_records import MachineLoad
 from exporter.report import summary
 
 CALM = MachineLoad(4, 0.02, 0.0, 0.0, 0, 0.3)

@@ -9,7 +9,8 @@ import pytest
 from support.manifests import CONTRACT, failed, manifest, variant
 
 from exporter import report
-from exporter.core.records import Range, TensorSpec
+from exporter.core.contract_records import TensorSpec
+from exporter.core.records import Range
 from exporter.report import console, explanation, markdown
 from exporter.workers.explain import Explanation, Finding, Section
 

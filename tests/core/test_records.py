@@ -13,14 +13,17 @@ import pytest
 from support.manifests import MANIFEST, edited, variant
 from support.schema import SCHEMA, VALIDATOR
 
-from exporter.core import manifest_schema, records
+from exporter.core import contract_records, manifest_schema, parity_records, records, timing_records
 from exporter.core.json_codec import from_json, to_json
-from exporter.core.records import Manifest, Timing
+from exporter.core.records import Manifest
+from exporter.core.timing_records import Timing
 
+MODULES = (contract_records, parity_records, timing_records, records)
 RECORDS = {
-    k: v
-    for k, v in vars(records).items()
-    if getattr(v, "__module__", "") == records.__name__ and dataclasses.is_dataclass(v)
+    name: value
+    for module in MODULES
+    for name, value in vars(module).items()
+    if getattr(value, "__module__", "") == module.__name__ and dataclasses.is_dataclass(value)
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from exporter.core import tolerances
-from exporter.core.records import PRECISIONS
+from exporter.core.contract_records import PRECISIONS
 from exporter.core.tolerances import BY_DTYPE, BY_PRECISION, FLOAT32, Asked
 
 

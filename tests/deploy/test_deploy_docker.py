@@ -17,8 +17,9 @@ from support.manifests import CONTRACT, manifest, variant
 
 from exporter.bundle.layout import read_manifest
 from exporter.core import environment
+from exporter.core.contract_records import TensorSpec
 from exporter.core.errors import ArtifactError, JobError, UsageError
-from exporter.core.records import ModelRecord, TensorSpec
+from exporter.core.records import ModelRecord
 from exporter.deploy import docker
 from exporter.workers.children import Zygote
 

@@ -17,9 +17,10 @@ from tritonclient.grpc import model_config_pb2
 
 from exporter import targets
 from exporter.bundle.layout import read_manifest
+from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.errors import ArtifactError, BundleError, MissingDependency, UsageError
 from exporter.core.json_codec import to_json
-from exporter.core.records import Contract, Range, TensorSpec
+from exporter.core.records import Range
 from exporter.deploy import MARK, Deployment, triton
 from exporter.evidence import golden
 from exporter.workers.children import Zygote

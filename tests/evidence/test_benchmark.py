@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from exporter.core.errors import JobError
-from exporter.core.records import runs_for
+from exporter.core.timing_records import runs_for
 from exporter.evidence import benchmark
 from exporter.evidence.benchmark import FEWEST_WINDOWS, MAX_WINDOWS, MIN_WINDOWS, measure
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from exporter.core import causes
-from exporter.core.records import CaseRecord, Contract, FixedSize, Range, SizeLimit, TensorSpec, Warned
+from exporter.core.contract_records import Contract, TensorSpec
+from exporter.core.parity_records import CaseRecord, FixedSize, SizeLimit, Warned
+from exporter.core.records import Range
 from exporter.evidence import diagnosis
 from exporter.evidence.diagnosis import CheckedCase, Known
 

@@ -13,7 +13,8 @@ from support.manifests import variant
 
 from exporter import open_artifact
 from exporter.core import time_limit
-from exporter.core.records import CaseRecord, Parity, SessionRecord
+from exporter.core.parity_records import CaseRecord, Parity
+from exporter.core.records import SessionRecord
 from exporter.core.tolerances import FLOAT32
 from exporter.evidence import eager, golden, nonfinite
 from exporter.evidence.golden import Case, Golden, NonFinite

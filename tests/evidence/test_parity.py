@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from exporter.core.records import CaseParity, Tolerance
+from exporter.core.parity_records import CaseParity, Tolerance
 from exporter.evidence.parity import OutputParity, compare, summarize
 
 F32 = ("float32", "float32")

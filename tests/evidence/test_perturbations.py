@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from exporter.core import tolerances
-from exporter.core.records import Range, Tolerance
+from exporter.core.parity_records import Tolerance
+from exporter.core.records import Range
 from exporter.evidence import make_golden, perturbations
 
 

@@ -11,9 +11,10 @@ from support.commands import Run, recipe_path
 from support.schema import fits_the_schema, rows
 
 from exporter import report
+from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.errors import RecipeError
 from exporter.core.progress import Listener
-from exporter.core.records import Contract, MetricRecord, Range, TensorSpec, VariantRecord
+from exporter.core.records import MetricRecord, Range, VariantRecord
 from exporter.evidence import golden, metrics, samples
 from exporter.model import flattening, recipes
 from exporter.runs import check_bundle

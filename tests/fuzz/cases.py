@@ -14,8 +14,10 @@ import torch
 
 from exporter import api, targets
 from exporter.core import causes, contract
+from exporter.core.contract_records import STATE
 from exporter.core.errors import ContractError
-from exporter.core.records import STATE, Manifest, Range, Tolerance, VariantRecord
+from exporter.core.parity_records import Tolerance
+from exporter.core.records import Manifest, Range, VariantRecord
 from exporter.evidence import diagnosis, eager, perturbations
 from exporter.evidence import make_golden as goldens
 from exporter.model import flattening, recipes

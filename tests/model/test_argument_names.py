@@ -12,7 +12,8 @@ import torch
 from support.commands import Run
 
 from exporter.bundle.layout import read_manifest
-from exporter.core.records import Contract, VariantRecord
+from exporter.core.contract_records import Contract
+from exporter.core.records import VariantRecord
 from exporter.model.torchscript import codegen
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.errors import ExportError
-from exporter.core.records import Contract, Range, TensorSpec
+from exporter.core.records import Range
 from exporter.evidence import eager
 from exporter.model import capture
 from exporter.model.capture import Program

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from exporter.core import causes
-from exporter.core.records import CaseRecord, Warned
+from exporter.core.parity_records import CaseRecord, Warned
 from exporter.evidence import diagnosis
 from exporter.model.state import data_writes
 

@@ -9,7 +9,8 @@ import math
 import pytest
 import torch
 
-from exporter.core.records import Contract, Range, TensorSpec
+from exporter.core.contract_records import Contract, TensorSpec
+from exporter.core.records import Range
 from exporter.model import capture, fixed_dims, flattening
 
 SYMBOLS = {"batch": Range(1, 16), "sequence": Range(1, 64)}

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
+from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.errors import ExportError, RecipeError, UsageError
 from exporter.core.json_codec import from_json, to_json
-from exporter.core.records import Contract, TensorSpec
 from exporter.model import flattening
 from exporter.model.flattening import flatten_inputs, output_leaves
 

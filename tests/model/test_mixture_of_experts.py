@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from exporter.core.records import Contract, Range, TensorSpec
+from exporter.core.contract_records import Contract, TensorSpec
+from exporter.core.records import Range
 from exporter.evidence import eager
 from exporter.model import capture, mixture_of_experts
 from exporter.model.flattening import FlatModule, flatten_inputs

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from exporter.core.records import Contract, Range, TensorSpec
+from exporter.core.contract_records import Contract, TensorSpec
+from exporter.core.records import Range
 from exporter.model import capture, flattening, recurrent
 
 pytestmark = pytest.mark.filterwarnings("ignore:The tensor attributes .*_flat_weights")

@@ -31,8 +31,9 @@ from support.releases import planned
 from exporter.bundle import integrity
 from exporter.core import environment, filesystem
 from exporter.core.errors import ArtifactError, BundleError, UsageError
+from exporter.core.parity_records import Parity
 from exporter.core.progress import Listener
-from exporter.core.records import ArtifactRecord, Manifest, MetricRecord, Parity, SessionRecord
+from exporter.core.records import ArtifactRecord, Manifest, MetricRecord, SessionRecord
 from exporter.release import executor, file, formats, gates, junit, keys, plan, run, schema
 from exporter.release.plan import Gates
 from exporter.runs.request import Request

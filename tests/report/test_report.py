@@ -13,7 +13,8 @@ from support.manifests import EAGER, EXACT, MANIFEST, failed, manifest, timing, 
 
 from exporter import report
 from exporter.core.json_codec import from_json, to_json
-from exporter.core.records import ArtifactRecord, Goal, Lifecycle, Manifest, Parity, SessionRecord, VariantRecord
+from exporter.core.parity_records import Parity
+from exporter.core.records import ArtifactRecord, Goal, Lifecycle, Manifest, SessionRecord, VariantRecord
 from exporter.report import comparison, console, rows, summary
 
 FORMS = ("table", "json", "md")

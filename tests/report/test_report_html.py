@@ -21,7 +21,9 @@ from support.manifests import CONTRACT, EAGER, EXACT, MANIFEST, failed, manifest
 from exporter import report
 from exporter.bundle import layout
 from exporter.core import filesystem
-from exporter.core.records import ArtifactRecord, CaseParity, Lifecycle, Manifest, Parity, SessionRecord, Timing
+from exporter.core.parity_records import CaseParity, Parity
+from exporter.core.records import ArtifactRecord, Lifecycle, Manifest, SessionRecord
+from exporter.core.timing_records import Timing
 from exporter.report import html, rows
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

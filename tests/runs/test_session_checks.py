@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from exporter.core import causes, environment
+from exporter.core.contract_records import Contract
 from exporter.core.errors import ExporterError, JobError
-from exporter.core.records import Contract, SessionRecord, VariantRecord
+from exporter.core.records import SessionRecord, VariantRecord
 from exporter.runs import session_checks
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from exporter.core.records import Tolerance
+from exporter.core.parity_records import Tolerance
 from exporter.evidence.golden import KINDS, Golden
 
 

@@ -5,23 +5,20 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.json_codec import to_json
+from exporter.core.parity_records import CaseRecord, Parity, Tolerance
 from exporter.core.records import (
     ArtifactRecord,
-    CaseRecord,
-    Contract,
     GoldenRecord,
     Lifecycle,
     Manifest,
     ModelRecord,
-    Parity,
     Range,
     SessionRecord,
-    TensorSpec,
-    Timing,
-    Tolerance,
     VariantRecord,
 )
+from exporter.core.timing_records import Timing
 
 CONTRACT = Contract(
     "toy",

@@ -14,8 +14,10 @@ from support.commands import NATIVE, Run
 import exporter
 from exporter import targets
 from exporter.core import environment, machine_code, tolerances
+from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.errors import ArtifactError, ExportError, UsageError
-from exporter.core.records import Contract, Manifest, Range, TensorSpec, Tolerance
+from exporter.core.parity_records import Tolerance
+from exporter.core.records import Manifest, Range
 from exporter.evidence import golden, make_golden, parity
 from exporter.model import precision
 from exporter.model.capture import Program

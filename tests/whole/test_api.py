@@ -19,9 +19,10 @@ from support.commands import recipe_path, republish
 import exporter
 from exporter import targets
 from exporter.bundle import layout as bundles
+from exporter.core.contract_records import Contract
 from exporter.core.errors import ArtifactError, ContractError, UsageError
 from exporter.core.option import settings
-from exporter.core.records import Contract, Range
+from exporter.core.records import Range
 from exporter.core.settings import RunSettings, SourceSettings
 from exporter.targets import _plugins
 

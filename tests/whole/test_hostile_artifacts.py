@@ -18,10 +18,11 @@ import torch
 
 import exporter
 from exporter.core import contract
+from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.errors import ArtifactError, ContractError
 from exporter.core.expressions import Expression
 from exporter.core.json_codec import to_json
-from exporter.core.records import Contract, Range, TensorSpec
+from exporter.core.records import Range
 from exporter.model.capture import Program
 
 FILES = ["trace.pt", "script.pt", "exported.pt2", "model.onnx"]

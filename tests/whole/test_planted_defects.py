@@ -16,8 +16,9 @@ import torch
 from exporter_models import minilm
 
 from exporter.core import contract, environment, tolerances
+from exporter.core.contract_records import Contract
 from exporter.core.json_codec import to_json
-from exporter.core.records import Contract, Range
+from exporter.core.records import Range
 from exporter.evidence import golden, make_golden, parity
 from exporter.model import flattening
 from exporter.model.tensors import Tensors

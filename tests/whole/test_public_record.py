@@ -32,8 +32,9 @@ from torch.utils._pytree import tree_structure, treespec_dumps
 from exporter import open_artifact, targets
 from exporter.bundle import layout as bundles
 from exporter.core import environment, tolerances
+from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.errors import ContractError
-from exporter.core.records import Contract, Range, TensorSpec, VariantRecord
+from exporter.core.records import Range, VariantRecord
 from exporter.model import recipes
 from exporter.model.capture import Program, export_program
 from exporter.model.flattening import FlatModule, flatten_inputs

@@ -15,8 +15,8 @@ from torch import nn
 
 from exporter import targets
 from exporter.core import contract
+from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.errors import ExportError
-from exporter.core.records import Contract, TensorSpec
 from exporter.evidence import make_golden
 from exporter.model import flattening, recipes
 from exporter.model.capture import export_program

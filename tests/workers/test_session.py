@@ -16,7 +16,7 @@ import torch
 
 from exporter import targets
 from exporter.core.errors import ArtifactError, JobError
-from exporter.core.records import CaseRecord, Tolerance
+from exporter.core.parity_records import CaseRecord, Tolerance
 from exporter.evidence import golden as goldens
 from exporter.evidence.golden import Case, Golden
 from exporter.workers.children import SIDE_BY_SIDE, Zygote

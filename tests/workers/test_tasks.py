@@ -18,8 +18,9 @@ from support.commands import RECIPES, Run, request_for
 from exporter import api, report, targets
 from exporter.core import environment
 from exporter.core.contract import Narrowing
+from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.errors import ContractError
-from exporter.core.records import Contract, Manifest, Range, TensorSpec, VariantRecord
+from exporter.core.records import Manifest, Range, VariantRecord
 from exporter.evidence import eager, narrowing
 from exporter.model import capture, flattening, ranges
 from exporter.runs import pipeline

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from exporter.core.contract_records import Contract
 from exporter.core.dimensions import NamedDim
 from exporter.core.errors import RecipeError
-from exporter.core.records import Contract
 from exporter.model.examples import Inputs, with_dims
 from exporter.model.flattening import flatten_inputs, output_leaves
 from exporter.model.recipes import FunctionRecipe, Recipe, Source, example_sizes

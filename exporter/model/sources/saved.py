@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from exporter.core.contract import read_zip, specialized
+from exporter.core.contract_records import Contract
 from exporter.core.errors import ArtifactError, RecipeError
-from exporter.core.records import Contract
 from exporter.model.recipes import Recipe, Source
 from exporter.model.sources import _saved_exported, _saved_files, _saved_scripted
 

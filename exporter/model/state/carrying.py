@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from exporter.core import contract as contracts
 from exporter.core import tolerances
+from exporter.core.contract_records import Contract, StateTensor, TensorSpec
 from exporter.core.errors import ContractError, ExportError
 from exporter.core.expressions import Expression
-from exporter.core.records import Contract, StateTensor, TensorSpec
 from exporter.model.torchscript import codegen
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
+from exporter.core.contract_records import STATE, Dim, StateTensor, Values
 from exporter.core.errors import ArtifactError, ExportError
 from exporter.core.limits import LARGEST
-from exporter.core.records import STATE, Dim, StateTensor, Values
 from exporter.model.flattening import FlatInputs, FlatModule
 from exporter.model.state import snapshot
 from exporter.model.state.snapshot import MISSING, Place

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exporter.core.errors import ArtifactError, ExportError
-from exporter.core.records import Warned
+from exporter.core.parity_records import Warned
 
 if TYPE_CHECKING:
     import torch

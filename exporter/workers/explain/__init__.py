@@ -13,8 +13,8 @@ from typing import Literal
 
 from exporter import targets
 from exporter.core import causes, source_lines
+from exporter.core.contract_records import Contract
 from exporter.core.errors import ExporterError
-from exporter.core.records import Contract
 from exporter.workers.children import SIDE_BY_SIDE, Child, Zygote
 from exporter.workers.messages import Job
 

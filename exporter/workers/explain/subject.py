@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from exporter.core import contract, time_limit, tolerances
+from exporter.core.contract_records import Contract
 from exporter.core.errors import ExportError
-from exporter.core.records import Contract, SizeLimit
+from exporter.core.parity_records import SizeLimit
 from exporter.evidence import eager, narrowing, perturbations
 from exporter.model import capture
 from exporter.model.tensors import Tensors

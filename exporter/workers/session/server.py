@@ -19,9 +19,9 @@ import torch
 
 from exporter import targets
 from exporter.core import contract, source_lines
+from exporter.core.contract_records import Contract
 from exporter.core.errors import ArtifactError, ContractError, ExporterError, UsageError
 from exporter.core.json_codec import to_json
-from exporter.core.records import Contract
 from exporter.evidence import golden as goldens
 from exporter.evidence import nonfinite, parity
 from exporter.model import custom_ops
