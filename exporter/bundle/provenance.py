@@ -102,13 +102,13 @@ def materials(source: Source) -> tuple[Material, ...]:
 def _recipe(source: Source) -> str:
     """The file that the model comes from: a recipe, a pickle, or a saved program; "" where a library has it."""
     if source.kind == "name":
-        return _module_file(source.place)
+        return module_file(source.place)
     if source.kind == "source":
         return source.attribute if source.place == "saved" else ""
     return source.place
 
 
-def _module_file(name: str) -> str:
+def module_file(name: str) -> str:
     """Where a module lies; nothing is imported, for its package may import torch."""
     top, *parts = name.split(".")
     spec = importlib.util.find_spec(top)

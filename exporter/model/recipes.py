@@ -194,8 +194,9 @@ def load(source: Source) -> Recipe:
     try:
         module = _import_file(Path(source.place)) if source.kind == "file" else importlib.import_module(source.place)
     except (Exception, SystemExit) as error:
+        whose = f"{source.place}{_shipped_by(source)}"
         raise RecipeError(
-            f"{source.place} does not import: {type(error).__name__}: {error}", "mend it, or install what it imports"
+            f"{whose} does not import: {type(error).__name__}: {error}", "mend it, or install what it imports"
         ) from error
     if source.attribute and not hasattr(module, source.attribute):
         names = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
@@ -206,6 +207,14 @@ def load(source: Source) -> Recipe:
         )
     found = getattr(module, source.attribute) if source.attribute else module
     return _as_recipe(found, module, source)
+
+
+def _shipped_by(source: Source) -> str:
+    """` of NAME VERSION`: the distribution that an installed recipe is from; "" where there is none."""
+    from importlib.metadata import entry_points
+
+    found = (point.dist for point in entry_points(group=ENTRY_POINTS) if point.name == source.name)
+    return next((f" of {dist.name} {dist.version}" for dist in found if dist), "")
 
 
 def _import_file(path: Path) -> Any:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import importlib.util
 import json
 from collections.abc import Iterator
 from modulefinder import ModuleFinder
@@ -108,8 +107,8 @@ def _model_files(source: Source) -> list[Path]:
     if source.kind == "source":
         folder = Path(source.attribute).expanduser()
         return sorted(file for file in folder.rglob("*") if file.is_file()) if source.place == "hf" else []
-    spec = importlib.util.find_spec(source.place) if source.kind == "name" else None
-    return _code(Path(spec.origin if spec and spec.origin else source.place))
+    file = provenance.module_file(source.place) if source.kind == "name" else source.place
+    return _code(Path(file)) if file else []  # the step says what is wrong with a module that is nowhere
 
 
 class _Finder(ModuleFinder):

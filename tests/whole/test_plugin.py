@@ -208,6 +208,20 @@ def test_a_broken_target_breaks_no_other(install: Install, command: Command, tmp
     assert "update or remove bad-plugin" in done.err
 
 
+def test_a_broken_recipe_names_its_distribution(install: Install, command: Command, tmp_path: Path) -> None:
+    site = install("bad-plugin", entries="[exporter.models]\nbad = worse.recipe\n")
+    (site / "worse").mkdir()
+    (site / "worse/__init__.py").write_text("raise RuntimeError('no')")
+    assert "BERT" in command("models").out
+    done = command("export", "bad", "--targets", "trace", "--out", tmp_path / "b")
+    assert done.code == 2
+    assert "worse.recipe of bad-plugin 1.0 does not import: RuntimeError: no" in done.err
+    (tmp_path / "release.toml").write_text('bench = false\ntargets = ["trace"]\n[[models]]\nmodel = "bad"\n')
+    done = command("release", tmp_path / "release.toml")
+    assert done.code == 1
+    assert "worse.recipe of bad-plugin 1.0 does not import" in done.out
+
+
 def test_two_packages_with_a_target_of_one_name(install: Install) -> None:
     install("first-plugin", entries="[exporter.targets]\ntwice = twice\n", twice=REQUIRED.replace("NAME", "twice"))
     assert targets.get("twice").artifact == "twice.bin"
