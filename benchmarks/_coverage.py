@@ -21,7 +21,7 @@ import torch
 import exporter
 from exporter import targets
 from exporter.bundle import layout
-from exporter.core.records import Range
+from exporter.core.size_range import Range
 from exporter.model import flattening, recipes
 from exporter.model.tensors import Tensors
 from exporter.workers import tasks

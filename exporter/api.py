@@ -20,7 +20,7 @@ from exporter import targets as routes
 from exporter.bundle import adjacent_records
 from exporter.bundle.adjacent_records import Verify
 from exporter.core import contract as contracts
-from exporter.core import machine_code
+from exporter.core import contract_files, machine_code
 from exporter.core.contract_records import FP32, Contract
 from exporter.core.errors import ArtifactError, ContractError, UsageError
 from exporter.core.option import pick, settings
@@ -366,7 +366,7 @@ def open_artifact(
     found = adjacent_records.vouch(Path(path), verify, None if public_key is None else Path(public_key))
     file = found.path
     if not found.recorded:
-        contracts.require_whole(file)
+        contract_files.require_whole(file)
     contract = _read_contract(file, found.target, Path(path).suffix)
     where = device or contract.device
     if where.partition(":")[0] != contract.device:
@@ -416,4 +416,4 @@ def _read_contract(file: Path, target: str, suffix: str) -> Contract:
             first = first if isinstance(first, Contract) else found
     if isinstance(first, Exception):
         raise first
-    return first or contracts.read_zip(file)
+    return first or contract_files.read_zip(file)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from exporter.core.errors import UsageError
-from exporter.core.records import Range
+from exporter.core.size_range import Range
 
 FORM = "NAME=INPUT:AXIS[:MIN..MAX]"
 LARGEST_BATCH = 64  # of a batch to which nobody gave a bound

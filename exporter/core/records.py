@@ -14,7 +14,6 @@ from exporter.core.json_schema import described
 from exporter.core.option import option
 from exporter.core.parity_records import CaseRecord, Parity, SizeLimit, Tolerance, Warned
 from exporter.core.settings import RunSettings, SizeSettings, SourceSettings
-from exporter.core.size_range import Range as Range
 from exporter.core.timing_records import MachineLoad, Timing
 
 SCHEMA = 1  # of the manifest, and of whatever has no number of its own

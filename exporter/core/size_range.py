@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from exporter.core.json_schema import described
 
+Sizes = dict[str, int]  # by symbol
+
 
 @dataclass(frozen=True)
 class Range:

@@ -11,9 +11,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from exporter.core import source_lines, time_limit
-from exporter.core.contract import Sizes, describe
 from exporter.core.parity_records import CaseRecord, Tolerance
-from exporter.core.records import Range
+from exporter.core.probing import describe
+from exporter.core.size_range import Range, Sizes
 from exporter.evidence import eager, nonfinite, perturbations
 from exporter.evidence.findings import Findings
 from exporter.evidence.golden import Case, Golden, NonFinite, Precision

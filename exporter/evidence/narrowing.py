@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from exporter.core import memory
-from exporter.core.contract import Narrowing, Sizes, narrow
+from exporter.core.contract import Narrowing, narrow
 from exporter.core.contract_records import Contract
 from exporter.core.parity_records import SizeLimit
-from exporter.core.records import Range
+from exporter.core.size_range import Range, Sizes
 from exporter.evidence import eager
 from exporter.model import ranges
 from exporter.model.capture import Captured

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from exporter.core import contract, source_lines
+from exporter.core import contract, probing, source_lines
 from exporter.core.contract_records import Contract
 from exporter.core.errors import ContractError, RecipeError
 from exporter.core.expressions import Expression
@@ -83,7 +83,7 @@ def _read(index: int, one: Any, example: FlatInputs, model: torch.nn.Module, pro
             if expression is not None and (found := expression.solve(size)) is not None:
                 sizes.setdefault(expression.name, found)
     ordered = {name: sizes[name] for name in promised.symbols if name in sizes}
-    case = CaseRecord(f"{contract.describe(ordered)} sample {index}", sizes=ordered, sample=index)
+    case = CaseRecord(f"{probing.describe(ordered)} sample {index}", sizes=ordered, sample=index)
     return Sample(case, flat.tensors)
 
 

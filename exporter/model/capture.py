@@ -19,7 +19,7 @@ from exporter.core.contract_records import Contract
 from exporter.core.errors import Blame, ExportError
 from exporter.core.expressions import Expression
 from exporter.core.parity_records import SizeLimit
-from exporter.core.records import Range
+from exporter.core.size_range import Range
 from exporter.model import fixed_dims, mapped_program, mixture_of_experts, recurrent
 from exporter.model.fixed_dims import Rule
 from exporter.model.no_program import NoProgram

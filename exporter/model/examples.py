@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from exporter.core import dimensions
-from exporter.core.contract import nearest
 from exporter.core.dimensions import NamedDim
 from exporter.core.errors import RecipeError
-from exporter.core.records import Range
+from exporter.core.probing import nearest
+from exporter.core.size_range import Range
 from exporter.model.flattening import FlatInputs, flatten_inputs
 from exporter.model.recipes import OPTIONAL, FunctionRecipe, Recipe, example_sizes
 

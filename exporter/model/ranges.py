@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 
-from exporter.core.contract import probes
-from exporter.core.records import Range
+from exporter.core.probing import probes
+from exporter.core.size_range import Range
 
 Takes = Callable[[int], bool]
 TRIED = 4  # other multiples that a step is believed by

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter.core import contract, environment, machine_code, source_lines
+from exporter.core import contract, contract_files, environment, machine_code, source_lines
 from exporter.core.contract_records import PRECISIONS, Build, Contract, TensorSpec
 from exporter.core.errors import ArtifactError, Blame, ContractError, ExportError, MissingDependency
 from exporter.core.expressions import Expression
@@ -58,7 +58,7 @@ question = "torch.compile: graph breaks and recompilations"
 portability = 4
 export_need, session_need = Need(3.8, 1.0 * GB), Need(1.5, 1.5 * GB)
 triton = TritonBackend("pytorch", "torch_aoti", "model.pt2", batches=False, entries=False, operators=("torchvision",))
-read_contract = contract.read_zip
+read_contract = contract_files.read_zip
 COMPILER = "install g++ (Debian: apt install g++), or name one in CXX"
 _loading = threading.Lock()  # loaders that are constructed at the same time race (pytorch/pytorch#194128)
 
@@ -96,7 +96,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
             ops, unfrozen = _package(program, path, options)
     ops = tuple(op for op in ops if op not in _int8.COMPILED)
     build = _build(options)
-    contract.append_to_zip(path, to_json(replace(program.contract, ops=ops, build=build)))
+    contract_files.append_to_zip(path, to_json(replace(program.contract, ops=ops, build=build)))
     return Exported((*_quantized(program, options), *unfrozen, *_notes(build), *slow), ops=ops, build=build)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exporter.core import contract, source_lines
+from exporter.core import contract_files, source_lines
 from exporter.core.errors import ArtifactError, ExportError
 from exporter.core.json_codec import to_json
 from exporter.model import custom_ops
@@ -28,7 +28,7 @@ cost = 1
 question = "torch.export: what stays dynamic"
 portability = 1
 export_need = Need(1.2, 0.6 * GB)
-read_contract = contract.read_zip
+read_contract = contract_files.read_zip
 
 
 def export(program: Program, path: Path, options: Options) -> Exported:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter.core import causes, contract, environment, source_lines
+from exporter.core import causes, contract, contract_files, environment, source_lines
 from exporter.core.contract_records import PRECISIONS, Contract
 from exporter.core.errors import ArtifactError, BothFailed, ExportError
 from exporter.core.expressions import Expression
@@ -241,7 +241,7 @@ def read_contract(path: Path) -> Contract:
         raise ArtifactError(f"{path} is not an ONNX model: {error}", "export it again") from error
     for entry in model.metadata_props:
         if entry.key == PROPERTY:
-            return contract.parse(entry.value, path)
+            return contract_files.parse(entry.value, path)
     raise ArtifactError(f"{path} carries no contract", "export it with exporter")
 
 

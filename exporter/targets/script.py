@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter.core import contract, source_lines
+from exporter.core import contract_files, source_lines
 from exporter.core.errors import ExportError
 from exporter.core.json_codec import to_json
 from exporter.model import custom_ops
@@ -41,7 +41,7 @@ question = "torch.jit.script: can it read the code?"
 portability = 2
 export_need, session_need = Need(1.5, 1.0 * GB), Need(1.2, 1.5 * GB)
 triton = TritonBackend("pytorch", "pytorch_libtorch", "model.pt", operators=("torchvision",))
-read_contract = contract.read_zip
+read_contract = contract_files.read_zip
 
 
 def export(program: Program, path: Path, options: Options) -> Exported:

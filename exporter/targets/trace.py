@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter.core import contract
+from exporter.core import contract_files
 from exporter.core.contract_records import PRECISIONS
 from exporter.core.json_codec import to_json
 from exporter.model import custom_ops
@@ -35,7 +35,7 @@ question = "torch.jit.trace: does it hold at other sizes and values?"
 portability = 3
 export_need, session_need = Need(1.2, 0.8 * GB), Need(1.2, 1.5 * GB)
 triton = TritonBackend("pytorch", "pytorch_libtorch", "model.pt", operators=("torchvision",))
-read_contract = contract.read_zip
+read_contract = contract_files.read_zip
 
 
 def export(program: Program, path: Path, options: Options) -> Exported:

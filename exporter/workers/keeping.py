@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from exporter.core.contract import Sizes, describe
 from exporter.core.contract_records import Contract
 from exporter.core.errors import ExportError
+from exporter.core.probing import describe
+from exporter.core.size_range import Sizes
 from exporter.evidence import eager
 from exporter.model.flattening import FlatModule
 from exporter.model.state import carrying, independence, search, snapshot

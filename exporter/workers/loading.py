@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from exporter.core import contract, memory, source_lines
+from exporter.core import contract, memory, probing, source_lines
 from exporter.core.contract_records import STATE, Contract, KeptState, StateTensor, TensorSpec
 from exporter.core.errors import ExportError, RecipeError
 from exporter.core.expressions import Expression
-from exporter.core.records import Range
+from exporter.core.size_range import Range
 from exporter.evidence import eager
 from exporter.model import checkpoint, examples, flattening, ranges, recipes
 from exporter.model.state import stateful as states
@@ -76,7 +76,7 @@ class LoadedModel:
         flat, example = _flat_inputs(self.recipe, self.module.model, sizes, seed), self.module.example
         if different := flat.difference(example):
             raise RecipeError(
-                f"inputs() at {contract.describe(sizes)} differs from the example in more than tensors' sizes: in "
+                f"inputs() at {probing.describe(sizes)} differs from the example in more than tensors' sizes: in "
                 f"{different}",
                 "what changes with a size must be a tensor's dimension; everything else is a constant",
             )
@@ -90,7 +90,7 @@ class LoadedModel:
         flat = _flat_inputs(self.recipe, self.module.model, sizes, 0)
         args, kwargs = flat.rebuild([t.to(device) for t in flat.tensors])
         self.held.restore()
-        with torch.no_grad(), eager.naming(contract.describe(sizes)):
+        with torch.no_grad(), eager.naming(probing.describe(sizes)):
             output = self.module.answer(*args, **kwargs)
             flattening.require_named(output, self.module.leave_out)
             names, tensors = flattening.output_leaves(output, self.module.leave_out)
@@ -118,7 +118,7 @@ def _flat_inputs(
         if own := source_lines.own(error):
             raise ExportError(own, blame=source_lines.blame(error)) from error
         raise RecipeError(
-            f"inputs() fails at {contract.describe(sizes)}: {type(error).__name__}: {error}", "mend the recipe"
+            f"inputs() fails at {probing.describe(sizes)}: {type(error).__name__}: {error}", "mend the recipe"
         ) from error
     return flattening.flatten_inputs(model, inputs)
 
@@ -184,7 +184,7 @@ def interpret(model: torch.nn.Module) -> list[interpreter.Interpreter]:
 
 
 def _choose_sizes(recipe: recipes.Recipe, job: Job) -> tuple[dict[str, int], dict[str, Range]]:
-    return contract.choose_sizes(
+    return probing.choose_sizes(
         recipes.example_sizes(recipe.inputs), recipes.ranges(recipe), job.sizes, job.ranges, job.dynamic
     )
 
@@ -282,8 +282,8 @@ def find_contract(job: Job, loaded: LoadedModel) -> Contract:
     for name, bounds in loaded.symbols.items():
         loaded.symbols[name] = _taken(loaded, name, bounds, probe_outputs)
     loaded.warnings += loaded.narrowed
-    inputs = contract.probe_shapes(probe, loaded.base, loaded.symbols, to_the_ends=True)
-    outputs = contract.probe_shapes(probe_outputs, loaded.base, loaded.symbols)
+    inputs = probing.probe_shapes(probe, loaded.base, loaded.symbols, to_the_ends=True)
+    outputs = probing.probe_shapes(probe_outputs, loaded.base, loaded.symbols)
     count = len(loaded.state.paths) if loaded.state else 0
     outputs, carried = outputs[: len(outputs) - count], outputs[len(outputs) - count :]
     kept = _kept_state(job, loaded.state, carried) if loaded.state else None

@@ -12,12 +12,13 @@ from pathlib import Path
 import torch
 
 from exporter import targets
-from exporter.core import contract, source_lines, tolerances
+from exporter.core import contract, probing, source_lines, tolerances
 from exporter.core.contract_records import Contract
 from exporter.core.errors import ExportError, RecipeError
 from exporter.core.expressions import Expression
 from exporter.core.parity_records import SizeLimit, Tolerance, Warned
-from exporter.core.records import EAGER, Range
+from exporter.core.records import EAGER
+from exporter.core.size_range import Range
 from exporter.evidence import golden, make_golden, narrowing, perturbations, samples, sequences
 from exporter.evidence.findings import Findings
 from exporter.model import capture, custom_ops, flattening, precision, recipes, widening
@@ -52,11 +53,11 @@ def prepare(
     found = keeping.find(job, loaded)
     if isinstance(loaded.module, StatefulModule):
         states.save(loaded.module.state, job.state_file)
-    points = contract.sweep_points(loaded.base, loaded.symbols, job.sweep)
+    points = probing.sweep_points(loaded.base, loaded.symbols, job.sweep)
     tell(channel, "loaded", None)
     weights = _weights_used(job.weights, loaded)
     published = loaded.module.model if weights == "pretrained" else None
-    sizes = contract.capture_sizes(loaded.base, loaded.symbols)
+    sizes = probing.capture_sizes(loaded.base, loaded.symbols)
     started = time.perf_counter()
     captured = _capture(job, loaded, found, sizes) if capture_program else _Captures(sizes)
     prepared = Prepared(
@@ -78,10 +79,10 @@ def prepare(
     tell(channel, "prepared", prepared)
     widening.allow(int(hear(channel)))  # the golden's turn has come, with as many bytes for float64 weights
     stand_back(BACKGROUND)  # the exports have waited for this; from here on they run beside it
-    plan = contract.probe_plan(loaded.base, loaded.symbols, points.values())
+    plan = probing.probe_plan(loaded.base, loaded.symbols, points.values())
     for narrowed in captured.narrowings:
         symbols = contract.narrow(found, [narrowed]).symbols
-        plan += [case for case in contract.probe_plan(loaded.base, symbols) if case not in plan]
+        plan += [case for case in probing.probe_plan(loaded.base, symbols) if case not in plan]
     usual = tolerance.over(tolerances.of_outputs({spec.dtype for spec in found.outputs}))
     others = {name: tolerance.over(tolerances.BY_PRECISION[name]) for name in precisions}
     make = _make_sequences if loaded.state else _make_cases
@@ -240,7 +241,7 @@ def _capture_one(
     captured = capture.capture(loaded.module, inputs(made.sizes | own), promised)
     stepped = _stepped(captured, promised, base)
     if any(not stepped[name].allows(size) for name, size in made.sizes.items() if name in stepped):
-        made.sizes = contract.capture_sizes(loaded.base, loaded.symbols | stepped)
+        made.sizes = probing.capture_sizes(loaded.base, loaded.symbols | stepped)
         captured = capture.capture(loaded.module, inputs(made.sizes | own), promised)
     found = narrowing.find(captured, loaded.module, inputs, base, promised, job.options.device)
     made.limits |= dict.fromkeys(narrowing.limits(captured, found, base))

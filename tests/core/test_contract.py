@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from support.manifests import CONTRACT
 
-from exporter.core import contract
+from exporter.core import contract, contract_files, probing
 from exporter.core.contract_records import Contract, Dim, TensorSpec
 from exporter.core.errors import ArtifactError, ContractError, UsageError
 from exporter.core.json_codec import from_json, to_json
-from exporter.core.records import Range
+from exporter.core.size_range import Range
 
 SYMBOLS = {"batch": Range(1, 8), "sequence": Range(1, 16)}
 
@@ -25,7 +25,7 @@ def spec(*shape: Dim, name: str = "x", dtype: str = "float32") -> TensorSpec:
 
 def probed(*shapes_of, base: dict[str, int] | None = None, symbols: dict[str, Range] | None = None):
     """Specs of tensors whose shapes are functions of the sizes."""
-    return contract.probe_shapes(
+    return probing.probe_shapes(
         lambda sizes: tuple(spec(*shape(sizes), name=f"x{i}") for i, shape in enumerate(shapes_of)),
         base or {"batch": 2, "sequence": 5},
         SYMBOLS if symbols is None else symbols,
@@ -64,38 +64,38 @@ def test_ranks_and_names_may_not_change() -> None:
     with pytest.raises(ContractError, match="names or ranks differ"):
         probed(lambda s: (1,) * s["batch"])
     with pytest.raises(ContractError, match="batch=3"):
-        contract.infer_shapes(
+        probing.infer_shapes(
             [({"batch": 2}, (spec(2, name="a"),)), ({"batch": 3}, (spec(3, name="b"),))], {"batch": Range(1, 8)}
         )
 
 
 def test_capture_sizes_avoid_one_and_each_other() -> None:
-    assert contract.capture_sizes({"batch": 1, "sequence": 14}, SYMBOLS) == {"batch": 2, "sequence": 14}
-    assert contract.capture_sizes({"batch": 2, "sequence": 2}, SYMBOLS) == {"batch": 2, "sequence": 3}
-    assert contract.capture_sizes({"batch": 1}, {"batch": Range(1, 1)}) == {"batch": 1}
-    assert contract.capture_sizes({"n": 5}, {}) == {"n": 5}, "what is no symbol is left alone"
+    assert probing.capture_sizes({"batch": 1, "sequence": 14}, SYMBOLS) == {"batch": 2, "sequence": 14}
+    assert probing.capture_sizes({"batch": 2, "sequence": 2}, SYMBOLS) == {"batch": 2, "sequence": 3}
+    assert probing.capture_sizes({"batch": 1}, {"batch": Range(1, 1)}) == {"batch": 1}
+    assert probing.capture_sizes({"n": 5}, {}) == {"n": 5}, "what is no symbol is left alone"
 
 
 def test_the_plan_starts_with_the_example_and_tries_every_end() -> None:
     base = {"batch": 2, "sequence": 6}
-    plan = contract.probe_plan(base, SYMBOLS)
+    plan = probing.probe_plan(base, SYMBOLS)
     assert plan[:2] == [(base, 0), (base, 1)]
     tried = {name: {sizes[name] for sizes, _ in plan} for name in SYMBOLS}
     assert {1, 2, 3, 8} <= tried["batch"]
     assert {1, 2, 3, 7, 16} <= tried["sequence"]
     assert any(s["batch"] != 2 and s["sequence"] != 6 for s, _ in plan), "all together once"
-    assert len({(contract.describe(s), seed) for s, seed in plan}) == len(plan), "none twice"
+    assert len({(probing.describe(s), seed) for s, seed in plan}) == len(plan), "none twice"
 
 
 def test_the_plan_stays_inside_the_ranges() -> None:
-    for sizes, _ in contract.probe_plan({"batch": 4, "sequence": 9}, {"batch": Range(4, 5), "sequence": Range(8, 9)}):
+    for sizes, _ in probing.probe_plan({"batch": 4, "sequence": 9}, {"batch": Range(4, 5), "sequence": Range(8, 9)}):
         assert 4 <= sizes["batch"] <= 5
         assert 8 <= sizes["sequence"] <= 9
 
 
 def test_a_sweep_is_every_combination_the_example_first() -> None:
     base = {"batch": 2, "sequence": 6, "depth": 3}
-    points = contract.sweep_points(base, SYMBOLS, {"sequence": (16, 6), "batch": (2, 8)})
+    points = probing.sweep_points(base, SYMBOLS, {"sequence": (16, 6), "batch": (2, 8)})
     assert points == {
         "batch=2 sequence=6 depth=3": {"sequence": 6, "batch": 2},
         "batch=2 sequence=16 depth=3": {"sequence": 16, "batch": 2},
@@ -103,31 +103,31 @@ def test_a_sweep_is_every_combination_the_example_first() -> None:
         "batch=8 sequence=6 depth=3": {"sequence": 6, "batch": 8},
     }
     assert next(iter(points)) == "batch=2 sequence=6 depth=3"
-    planned = [sizes for sizes, _ in contract.probe_plan(base, SYMBOLS, points.values())]
+    planned = [sizes for sizes, _ in probing.probe_plan(base, SYMBOLS, points.values())]
     assert all({**base, **point} in planned for point in points.values())
-    assert contract.sweep_points(base, SYMBOLS, {}) == {}
+    assert probing.sweep_points(base, SYMBOLS, {}) == {}
 
 
 def test_a_sweep_keeps_to_what_is_promised() -> None:
     with pytest.raises(UsageError, match="batch is 1 to 8, which leaves out 9"):
-        contract.sweep_points({"batch": 2}, SYMBOLS, {"batch": (2, 9)})
+        probing.sweep_points({"batch": 2}, SYMBOLS, {"batch": (2, 9)})
     with pytest.raises(UsageError, match="batch is 1 or 8, which leaves out 4") as raised:
-        contract.sweep_points({"batch": 1}, {"batch": Range(1, 8, (1, 8))}, {"batch": (1, 4)})
+        probing.sweep_points({"batch": 1}, {"batch": Range(1, 8, (1, 8))}, {"batch": (1, 4)})
     assert raised.value.remedy == "--specialize batch=1,4,8 promises more"
     with pytest.raises(UsageError, match="depth is not dynamic"):
-        contract.sweep_points({"depth": 2}, SYMBOLS, {"depth": (2, 3)})
+        probing.sweep_points({"depth": 2}, SYMBOLS, {"depth": (2, 3)})
 
 
 def test_the_plan_without_sizes() -> None:
-    assert contract.probe_plan({}, {}) == [({}, 0), ({}, 1)]
-    assert contract.describe({}) == "fixed sizes"
+    assert probing.probe_plan({}, {}) == [({}, 0), ({}, 1)]
+    assert probing.describe({}) == "fixed sizes"
 
 
 def test_sizes_are_checked() -> None:
-    contract.check_sizes({"batch": 8, "other": 10**6}, SYMBOLS)
+    probing.check_sizes({"batch": 8, "other": 10**6}, SYMBOLS)
     for size in (0, 9):
         with pytest.raises(UsageError, match=f"batch is {size}, which is outside its range, 1 to 8") as raised:
-            contract.check_sizes({"batch": size}, SYMBOLS)
+            probing.check_sizes({"batch": size}, SYMBOLS)
         assert "--size batch=N" in raised.value.remedy
 
 
@@ -173,8 +173,8 @@ def archive(path: Path, **members: str) -> Path:
 
 def test_a_contract_travels_in_a_zip(tmp_path: Path) -> None:
     path = archive(tmp_path / "a.pt2", model__version="3")
-    contract.append_to_zip(path, to_json(CONTRACT))
-    assert contract.read_zip(path) == CONTRACT
+    contract_files.append_to_zip(path, to_json(CONTRACT))
+    assert contract_files.read_zip(path) == CONTRACT
     with zipfile.ZipFile(path) as written:
         assert written.infolist()[-1].date_time[0] == 1980  # the same bytes at any time
 
@@ -183,42 +183,42 @@ def test_a_contract_has_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """Zip archives know none before 1980, which is what a clock may say."""
     path = archive(tmp_path / "a.pt2", model__version="3")
     monkeypatch.setattr("time.time", lambda: 0.0)
-    contract.append_to_zip(path, to_json(CONTRACT))
-    assert contract.read_zip(path) == CONTRACT
+    contract_files.append_to_zip(path, to_json(CONTRACT))
+    assert contract_files.read_zip(path) == CONTRACT
 
 
 def test_files_without_a_contract(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="carries no contract"):
-        contract.read_zip(archive(tmp_path / "a.pt", model__version="3"))
+        contract_files.read_zip(archive(tmp_path / "a.pt", model__version="3"))
     with pytest.raises(ArtifactError, match="cannot be read"):
-        contract.read_zip(tmp_path / "missing.pt")
+        contract_files.read_zip(tmp_path / "missing.pt")
     (tmp_path / "b.pt").write_bytes(b"PK\x03\x04 no archive")
     with pytest.raises(ArtifactError, match="cannot be read"):
-        contract.read_zip(tmp_path / "b.pt")
+        contract_files.read_zip(tmp_path / "b.pt")
 
 
 @pytest.mark.parametrize("text", ["{}", "[1", to_json(dataclasses.replace(CONTRACT, schema=3))])
 def test_broken_contracts(tmp_path: Path, text: str) -> None:
     path = archive(tmp_path / "a.pt", model__version="3")
-    contract.append_to_zip(path, text)
+    contract_files.append_to_zip(path, text)
     with pytest.raises(ArtifactError):
-        contract.read_zip(path)
+        contract_files.read_zip(path)
 
 
 def test_a_contract_whose_bytes_were_changed(tmp_path: Path) -> None:
     path = archive(tmp_path / "a.pt", model__version="3")
-    contract.append_to_zip(path, to_json(CONTRACT))
+    contract_files.append_to_zip(path, to_json(CONTRACT))
     path.write_bytes(path.read_bytes().replace(b'"batch"', b'"bitch"'))
     with pytest.raises(ArtifactError, match="cannot be read"):
-        contract.read_zip(path)
+        contract_files.read_zip(path)
 
 
 def test_a_contract_that_names_a_symbol_it_does_not_have(tmp_path: Path) -> None:
     path = archive(tmp_path / "a.pt", model__version="3")
     data = json.loads(to_json(CONTRACT)) | {"symbols": {}}
-    contract.append_to_zip(path, json.dumps(data))
+    contract_files.append_to_zip(path, json.dumps(data))
     with pytest.raises(ArtifactError, match="batch"):
-        contract.read_zip(path)
+        contract_files.read_zip(path)
 
 
 def test_derived_dimensions_are_found() -> None:
@@ -263,7 +263,7 @@ def test_sizes_that_do_not_fit_their_expressions(shape: tuple[Dim, ...], sizes: 
 
 
 def choose(sizes=None, ranges=None, dynamic: str = "all"):
-    return contract.choose_sizes({"batch": 2, "sequence": 5, "image": 224}, SYMBOLS, sizes or {}, ranges or {}, dynamic)
+    return probing.choose_sizes({"batch": 2, "sequence": 5, "image": 224}, SYMBOLS, sizes or {}, ranges or {}, dynamic)
 
 
 def test_the_user_chooses_sizes() -> None:
@@ -296,12 +296,12 @@ STEPPED = {"height": Range(32, 512, multiple_of=16)}
 
 
 def test_sizes_of_goldens_keep_to_the_step() -> None:
-    sizes = {at["height"] for at, _ in contract.probe_plan({"height": 64}, STEPPED)}
+    sizes = {at["height"] for at, _ in probing.probe_plan({"height": 64}, STEPPED)}
     assert sizes == {32, 48, 64, 80, 512}
     both = {name: Range(16, 64, multiple_of=16) for name in ("height", "width")}
-    assert contract.capture_sizes({"height": 16, "width": 16}, both) == {"height": 32, "width": 48}
-    assert [contract.nearest(size, STEPPED["height"]) for size in (1, 39, 41, 1000)] == [32, 32, 48, 512]
-    assert all(size % 16 == 0 for size in contract.probes(64, STEPPED["height"]))
+    assert probing.capture_sizes({"height": 16, "width": 16}, both) == {"height": 32, "width": 48}
+    assert [probing.nearest(size, STEPPED["height"]) for size in (1, 39, 41, 1000)] == [32, 32, 48, 512]
+    assert all(size % 16 == 0 for size in probing.probes(64, STEPPED["height"]))
 
 
 def test_a_step_is_enforced_and_said() -> None:

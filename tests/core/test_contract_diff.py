@@ -9,7 +9,7 @@ import pytest
 
 from exporter.core.contract_diff import changes
 from exporter.core.contract_records import Build, Contract, TensorSpec
-from exporter.core.records import Range
+from exporter.core.size_range import Range
 
 IDS = TensorSpec("ids", "int64", ("batch", "sequence"))
 TYPES = TensorSpec("types", "int64", ("batch",))

@@ -11,7 +11,8 @@ from support.manifests import MANIFEST, edited, variant
 from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.errors import ArtifactError
 from exporter.core.json_codec import from_json, to_json
-from exporter.core.records import Manifest, Range
+from exporter.core.records import Manifest
+from exporter.core.size_range import Range
 
 
 def test_round_trip() -> None:

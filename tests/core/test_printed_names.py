@@ -10,7 +10,7 @@ from support.manifests import CONTRACT, failed, manifest, variant
 
 from exporter import report
 from exporter.core.contract_records import TensorSpec
-from exporter.core.records import Range
+from exporter.core.size_range import Range
 from exporter.report import console, explanation, markdown
 from exporter.workers.explain import Explanation, Finding, Section
 

@@ -20,7 +20,7 @@ from exporter.bundle.layout import read_manifest
 from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.errors import ArtifactError, BundleError, MissingDependency, UsageError
 from exporter.core.json_codec import to_json
-from exporter.core.records import Range
+from exporter.core.size_range import Range
 from exporter.deploy import MARK, Deployment, triton
 from exporter.evidence import golden
 from exporter.workers.children import Zygote

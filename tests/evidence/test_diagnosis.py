@@ -7,7 +7,7 @@ import pytest
 from exporter.core import causes
 from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.parity_records import CaseRecord, FixedSize, SizeLimit, Warned
-from exporter.core.records import Range
+from exporter.core.size_range import Range
 from exporter.evidence import diagnosis
 from exporter.evidence.diagnosis import CheckedCase, Known
 

@@ -14,7 +14,7 @@ from support import goldens
 from exporter.core import time_limit
 from exporter.core.errors import ArtifactError, ExportError
 from exporter.core.parity_records import CaseRecord, Tolerance
-from exporter.core.records import Range
+from exporter.core.size_range import Range
 from exporter.evidence import golden, make_golden
 from exporter.evidence.findings import Findings
 from exporter.model import tensor_files

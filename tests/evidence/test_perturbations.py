@@ -7,7 +7,7 @@ import torch
 
 from exporter.core import tolerances
 from exporter.core.parity_records import Tolerance
-from exporter.core.records import Range
+from exporter.core.size_range import Range
 from exporter.evidence import make_golden, perturbations
 
 

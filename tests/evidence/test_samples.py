@@ -14,7 +14,8 @@ from exporter import report
 from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.errors import RecipeError
 from exporter.core.progress import Listener
-from exporter.core.records import MetricRecord, Range, VariantRecord
+from exporter.core.records import MetricRecord, VariantRecord
+from exporter.core.size_range import Range
 from exporter.evidence import golden, metrics, samples
 from exporter.model import flattening, recipes
 from exporter.runs import check_bundle

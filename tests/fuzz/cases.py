@@ -13,11 +13,12 @@ from pathlib import Path
 import torch
 
 from exporter import api, targets
-from exporter.core import causes, contract
+from exporter.core import causes, probing
 from exporter.core.contract_records import STATE
 from exporter.core.errors import ContractError
 from exporter.core.parity_records import Tolerance
-from exporter.core.records import Manifest, Range, VariantRecord
+from exporter.core.records import Manifest, VariantRecord
+from exporter.core.size_range import Range
 from exporter.evidence import diagnosis, eager, perturbations
 from exporter.evidence import make_golden as goldens
 from exporter.model import flattening, recipes
@@ -91,7 +92,7 @@ class Case:
     @property
     def plan(self) -> list[tuple[dict[str, int], int]]:
         """Sizes and seeds of the golden."""
-        return contract.probe_plan(self.base, self.symbols)
+        return probing.probe_plan(self.base, self.symbols)
 
     @property
     def fresh(self) -> list[tuple[dict[str, int], int]]:
@@ -205,7 +206,7 @@ def _wrong_in_sequence(case: Case, artifact: api.Artifact) -> Iterator[str]:
     stream = artifact.stream() if artifact.contract.state else artifact
     for sizes, seed in case.fresh:
         given = case.sequence(sizes, seed)
-        name = contract.describe(sizes)
+        name = probing.describe(sizes)
         outside = diagnosis.outside(sizes, artifact.contract)
         loose = LOOSE_HALF if _half(given[0]) else LOOSE
         stream.reset()

@@ -59,7 +59,7 @@ def test_arguments_of_artifacts_that_carry_their_state(run: Run) -> None:
 
 
 def test_arguments_of_artifacts_with_entries(run: Run) -> None:
-    from exporter.core.records import Range
+    from exporter.core.size_range import Range
 
     manifest, place = run("tiny:pair", "trace,script,onnx", ranges={"sequence": Range(3, 6, (3, 6))})
     for variant in manifest.variants[:2]:

@@ -10,7 +10,7 @@ import torch
 
 from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.errors import ExportError
-from exporter.core.records import Range
+from exporter.core.size_range import Range
 from exporter.evidence import eager
 from exporter.model import capture
 from exporter.model.capture import Program

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from exporter.core.contract_records import Contract, TensorSpec
-from exporter.core.records import Range
+from exporter.core.size_range import Range
 from exporter.model import capture, fixed_dims, flattening
 
 SYMBOLS = {"batch": Range(1, 16), "sequence": Range(1, 64)}

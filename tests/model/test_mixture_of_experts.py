@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from exporter.core.contract_records import Contract, TensorSpec
-from exporter.core.records import Range
+from exporter.core.size_range import Range
 from exporter.evidence import eager
 from exporter.model import capture, mixture_of_experts
 from exporter.model.flattening import FlatModule, flatten_inputs

@@ -14,7 +14,7 @@ from support.commands import RECIPES, recipe_path
 
 from exporter.core import dimensions
 from exporter.core.errors import RecipeError, UsageError
-from exporter.core.records import Range
+from exporter.core.size_range import Range
 from exporter.model import examples, recipes
 from exporter.model.recipes import FunctionRecipe, Source
 

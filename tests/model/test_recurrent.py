@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from exporter.core.contract_records import Contract, TensorSpec
-from exporter.core.records import Range
+from exporter.core.size_range import Range
 from exporter.model import capture, flattening, recurrent
 
 pytestmark = pytest.mark.filterwarnings("ignore:The tensor attributes .*_flat_weights")

@@ -14,7 +14,7 @@ from torch import nn
 from torchvision import models
 
 from exporter.core.errors import RecipeError
-from exporter.core.records import Range
+from exporter.core.size_range import Range
 from exporter.model import recipes
 from exporter.model.sources import _weights
 

@@ -17,7 +17,7 @@ from exporter import api
 from exporter.core import contract
 from exporter.core.contract_records import Contract, KeptState, StateTensor, TensorSpec, Values
 from exporter.core.errors import ContractError, ExportError
-from exporter.core.records import Range
+from exporter.core.size_range import Range
 from exporter.evidence import eager
 from exporter.evidence.sequences import Calls
 from exporter.model import flattening

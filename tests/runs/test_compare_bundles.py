@@ -16,7 +16,8 @@ from exporter.bundle import layout as bundles
 from exporter.core.errors import ArtifactError, JobError
 from exporter.core.json_codec import to_json
 from exporter.core.progress import Listener
-from exporter.core.records import ArtifactRecord, Manifest, Range
+from exporter.core.records import ArtifactRecord, Manifest
+from exporter.core.size_range import Range
 from exporter.report import comparison
 from exporter.runs import compare_bundles
 

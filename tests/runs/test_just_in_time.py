@@ -21,7 +21,8 @@ from exporter.bundle import publishing
 from exporter.bundle.layout import CACHE
 from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.errors import UsageError
-from exporter.core.records import ArtifactRecord, Range, VariantRecord
+from exporter.core.records import ArtifactRecord, VariantRecord
+from exporter.core.size_range import Range
 from exporter.model.capture import Program
 from exporter.model.flattening import FlatModule, flatten_inputs
 from exporter.runs import just_in_time, pipeline

@@ -14,7 +14,7 @@ from exporter.core import environment
 from exporter.core.dimensions import parse_all
 from exporter.core.errors import UsageError
 from exporter.core.option import settings
-from exporter.core.records import Range
+from exporter.core.size_range import Range
 from exporter.runs.request import Request
 
 

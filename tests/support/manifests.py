@@ -14,10 +14,10 @@ from exporter.core.records import (
     Lifecycle,
     Manifest,
     ModelRecord,
-    Range,
     SessionRecord,
     VariantRecord,
 )
+from exporter.core.size_range import Range
 from exporter.core.timing_records import Timing
 
 CONTRACT = Contract(

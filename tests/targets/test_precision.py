@@ -17,7 +17,8 @@ from exporter.core import environment, machine_code, tolerances
 from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.errors import ArtifactError, ExportError, UsageError
 from exporter.core.parity_records import Tolerance
-from exporter.core.records import Manifest, Range
+from exporter.core.records import Manifest
+from exporter.core.size_range import Range
 from exporter.evidence import golden, make_golden, parity
 from exporter.model import precision
 from exporter.model.capture import Program

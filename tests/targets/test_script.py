@@ -14,7 +14,7 @@ from torch import nn
 
 from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.errors import ExportError
-from exporter.core.records import Range
+from exporter.core.size_range import Range
 from exporter.model import capture, flattening
 from exporter.model.capture import Program
 from exporter.model.flattening import FlatModule, flatten_inputs, output_leaves

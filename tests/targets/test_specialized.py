@@ -11,9 +11,9 @@ from support.commands import Run, recipe_path
 from support.manifests import CONTRACT
 
 import exporter
-from exporter.core import contract
+from exporter.core import contract, probing
 from exporter.core.errors import ContractError, UsageError
-from exporter.core.records import Range
+from exporter.core.size_range import Range
 from exporter.model import recipes
 
 
@@ -59,12 +59,12 @@ def test_the_entry_is_told_by_a_dimension() -> None:
 def test_one_size_alone() -> None:
     ranges = {"batch": Range(1, 8, (1, 8)), "sequence": Range(1, 6, (1, 6))}
     with pytest.raises(UsageError, match="only one size can be specialised"):
-        contract.choose_sizes({"batch": 1, "sequence": 1}, {}, {}, ranges)
+        probing.choose_sizes({"batch": 1, "sequence": 1}, {}, {}, ranges)
 
 
 def test_an_example_that_is_no_entry_becomes_one(tmp_path: Path) -> None:
-    base, symbols = contract.choose_sizes({"n": 14}, {"n": Range(1, 64)}, {}, {"n": Range(1, 32, (1, 16, 32))})
+    base, symbols = probing.choose_sizes({"n": 14}, {"n": Range(1, 64)}, {}, {"n": Range(1, 32, (1, 16, 32))})
     assert base == {"n": 16}
-    assert [sizes["n"] for sizes, _ in contract.probe_plan(base, symbols)] == [16, 16, 1, 32]
+    assert [sizes["n"] for sizes, _ in probing.probe_plan(base, symbols)] == [16, 16, 1, 32]
     with pytest.raises(UsageError, match="n is 5, which is outside its range, 1, 16 or 32"):
-        contract.choose_sizes({"n": 14}, {}, {"n": 5}, {"n": Range(1, 32, (1, 16, 32))})
+        probing.choose_sizes({"n": 14}, {}, {"n": 5}, {"n": Range(1, 32, (1, 16, 32))})

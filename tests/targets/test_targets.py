@@ -23,7 +23,7 @@ from exporter.core import environment, machine_code
 from exporter.core.contract import entry
 from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.errors import ArtifactError, ExportError, MissingDependency, UsageError
-from exporter.core.records import Range
+from exporter.core.size_range import Range
 from exporter.model.capture import Program, export_program
 from exporter.model.flattening import FlatModule, flatten_inputs
 from exporter.model.no_program import NoProgram

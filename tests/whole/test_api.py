@@ -22,8 +22,8 @@ from exporter.bundle import layout as bundles
 from exporter.core.contract_records import Contract
 from exporter.core.errors import ArtifactError, ContractError, UsageError
 from exporter.core.option import settings
-from exporter.core.records import Range
 from exporter.core.settings import RunSettings, SourceSettings
+from exporter.core.size_range import Range
 from exporter.targets import _plugins
 
 

@@ -17,12 +17,12 @@ import pytest
 import torch
 
 import exporter
-from exporter.core import contract
+from exporter.core import contract, contract_files
 from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.errors import ArtifactError, ContractError
 from exporter.core.expressions import Expression
 from exporter.core.json_codec import to_json
-from exporter.core.records import Range
+from exporter.core.size_range import Range
 from exporter.model.capture import Program
 
 FILES = ["trace.pt", "script.pt", "exported.pt2", "model.onnx"]
@@ -42,7 +42,7 @@ def rewrite(source: Path, to: Path, change: Callable[[dict[str, Any]], object]) 
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(to, "w", zipfile.ZIP_STORED) as new:
         for info in old.infolist():
             content = old.read(info)
-            if info.filename.endswith(contract.RECORD):
+            if info.filename.endswith(contract_files.RECORD):
                 data = json.loads(content)
                 change(data)
                 content = json.dumps(data).encode()
@@ -106,7 +106,7 @@ def test_entries_that_cannot_be_read(
 ) -> None:
     program = "model.json" if file == "exported.pt2" else "data.pkl"
     spoilt = patched(made_bundle / file, tmp_path / file, offset, value, member.replace("program", program))
-    if member == contract.RECORD:
+    if member == contract_files.RECORD:
         with pytest.raises(ArtifactError, match=file):
             exporter.open_artifact(spoilt)
         return
@@ -135,12 +135,12 @@ def test_one_bit_of_an_archive_that_nothing_tells_of(made_bundle: Path, tmp_path
 
 def test_a_contract_that_inflates(made_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever its header says of its size, no more is read than the largest has."""
-    monkeypatch.setattr(contract, "LARGEST", 1 << 20)
+    monkeypatch.setattr(contract_files, "LARGEST", 1 << 20)
     large = tmp_path / "large.pt"
     with zipfile.ZipFile(made_bundle / "trace.pt") as old, zipfile.ZipFile(large, "w", zipfile.ZIP_DEFLATED) as new:
         for info in old.infolist():
             content = old.read(info)
-            if info.filename.endswith(contract.RECORD):
+            if info.filename.endswith(contract_files.RECORD):
                 content = b" " * (64 << 20) + content
             new.writestr(info.filename, content)
     assert large.stat().st_size < 1 << 20

@@ -15,10 +15,10 @@ import pytest
 import torch
 from exporter_models import minilm
 
-from exporter.core import contract, environment, tolerances
+from exporter.core import environment, probing, tolerances
 from exporter.core.contract_records import Contract
 from exporter.core.json_codec import to_json
-from exporter.core.records import Range
+from exporter.core.size_range import Range
 from exporter.evidence import golden, make_golden, parity
 from exporter.model import flattening
 from exporter.model.tensors import Tensors
@@ -54,7 +54,7 @@ class Subject:
         self.example = flat({"batch": 2}, 0)
         self.names = example.names
         self.flatten = lambda module: flattening.FlatModule(module, example).eval()
-        plan = make_golden.Plan(contract.probe_plan(base, self.symbols), self.symbols)
+        plan = make_golden.Plan(probing.probe_plan(base, self.symbols), self.symbols)
         tolerance = tolerances.FLOAT32
         self.golden, _ = make_golden.make(self.flatten(model), flat, plan, tolerance, "cpu")
         golden.save(self.golden, folder / "golden.safetensors")
@@ -63,7 +63,7 @@ class Subject:
             moved = flattening.output_leaves(model(**inputs(batch=3)))[1]
         gave = [({"batch": b}, flattening.specs(self.outputs, v)) for b, v in ((1, values), (3, moved))]
         took = [({"batch": b}, flattening.specs(self.names, flat({"batch": b}, 0))) for b in (1, 3)]
-        takes, gives = (contract.infer_shapes(seen, self.symbols) for seen in (took, gave))
+        takes, gives = (probing.infer_shapes(seen, self.symbols) for seen in (took, gave))
         self.contract = Contract("subject", takes, gives, self.symbols, "trace")
 
     def verdict(self, defective: torch.nn.Module) -> str:

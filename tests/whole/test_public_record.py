@@ -34,7 +34,8 @@ from exporter.bundle import layout as bundles
 from exporter.core import environment, tolerances
 from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.errors import ContractError
-from exporter.core.records import Range, VariantRecord
+from exporter.core.records import VariantRecord
+from exporter.core.size_range import Range
 from exporter.model import recipes
 from exporter.model.capture import Program, export_program
 from exporter.model.flattening import FlatModule, flatten_inputs

@@ -16,7 +16,7 @@ from support.operators import BUILT, needs_the_library
 from exporter import targets
 from exporter.core.contract_records import Contract
 from exporter.core.errors import ExporterError, JobError, RecipeError
-from exporter.core.records import Range
+from exporter.core.size_range import Range
 from exporter.model import recipes
 from exporter.report import explanation
 from exporter.workers import explain, loading

@@ -14,7 +14,7 @@ from recipes import rare
 from torch import nn
 
 from exporter import targets
-from exporter.core import contract
+from exporter.core import probing
 from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.errors import ExportError
 from exporter.evidence import make_golden
@@ -167,7 +167,7 @@ def test_a_snapshot_sees_what_stands_in_slots_and_under_keys_of_any_kind() -> No
 
 def test_the_golden_says_what_changed_first_in_it(tmp_path: Path) -> None:
     loaded, _ = prepared("at_large_values", tmp_path)
-    plan = make_golden.Plan(contract.probe_plan(loaded.base, {}), {})
+    plan = make_golden.Plan(probing.probe_plan(loaded.base, {}), {})
     tolerance = make_golden.Tolerance(1e-4, 1e-5, 2.0)
     make_golden.make(loaded.module, loaded.inputs, plan, tolerance, "cpu")
     assert [name(path) for path in loaded.strange()] == ["s"]

@@ -20,7 +20,8 @@ from exporter.core import environment
 from exporter.core.contract import Narrowing
 from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.errors import ContractError
-from exporter.core.records import Manifest, Range, VariantRecord
+from exporter.core.records import Manifest, VariantRecord
+from exporter.core.size_range import Range
 from exporter.evidence import eager, narrowing
 from exporter.model import capture, flattening, ranges
 from exporter.runs import pipeline

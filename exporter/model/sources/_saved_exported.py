@@ -14,11 +14,11 @@ import torch
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 
-from exporter.core.contract import nearest
 from exporter.core.contract_records import Contract
 from exporter.core.dimensions import LARGEST, LARGEST_BATCH, NamedDim
 from exporter.core.errors import ExportError, RecipeError
-from exporter.core.records import Range
+from exporter.core.probing import nearest
+from exporter.core.size_range import Range
 from exporter.model import examples
 from exporter.model.examples import Dim, Inputs, Leaf
 from exporter.model.flattening import flatten_inputs, output_leaves

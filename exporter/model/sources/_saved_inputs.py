@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
-from exporter.core.contract import enforce, nearest
+from exporter.core.contract import enforce
 from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.dimensions import NamedDim
 from exporter.core.errors import ContractError, RecipeError
 from exporter.core.expressions import Expression
+from exporter.core.probing import nearest
 from exporter.model import examples, tensor_files
 from exporter.model.examples import Dim, Leaf
 from exporter.model.flattening import specs

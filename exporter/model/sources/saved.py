@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from exporter.core.contract import read_zip, specialized
+from exporter.core.contract import specialized
+from exporter.core.contract_files import read_zip
 from exporter.core.contract_records import Contract
 from exporter.core.errors import ArtifactError, RecipeError
 from exporter.model.recipes import Recipe, Source

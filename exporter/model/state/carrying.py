@@ -11,6 +11,7 @@ from exporter.core import tolerances
 from exporter.core.contract_records import Contract, StateTensor, TensorSpec
 from exporter.core.errors import ContractError, ExportError
 from exporter.core.expressions import Expression
+from exporter.core.size_range import Sizes
 from exporter.model.torchscript import codegen
 
 if TYPE_CHECKING:
@@ -273,7 +274,7 @@ def _tensors(contract: Contract) -> tuple[StateTensor, ...]:
     return contract.state.tensors if contract.state else ()
 
 
-def _symbols(contract: Contract, inputs: Sequence[torch.Tensor]) -> contracts.Sizes:
+def _symbols(contract: Contract, inputs: Sequence[torch.Tensor]) -> Sizes:
     from exporter.model.flattening import dtype_name
 
     given = zip(contract.inputs, inputs, strict=False)

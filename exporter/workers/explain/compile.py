@@ -10,7 +10,7 @@ import torch
 import torch._dynamo
 from torch._dynamo import utils
 
-from exporter.core import contract, source_lines
+from exporter.core import probing, source_lines
 from exporter.workers.explain import Finding
 from exporter.workers.explain.subject import Subject
 
@@ -49,7 +49,7 @@ def _recompilations(subject: Subject) -> list[Finding]:
             made = utils.get_compilation_metrics()
             compilations += len(made)
             for one in filter(lambda one: one.recompile_reason, made):
-                text = f"compiled again at {contract.describe(at)}: {_first_line(str(one.recompile_reason))}"
+                text = f"compiled again at {probing.describe(at)}: {_first_line(str(one.recompile_reason))}"
                 found.setdefault(
                     text, Finding("note", text, source_lines.place(f"{one.co_filename}:{one.co_firstlineno}"))
                 )

@@ -10,7 +10,7 @@ from typing import Any
 from exporter.core import source_lines
 from exporter.core.contract import Narrowing
 from exporter.core.errors import ExportError
-from exporter.core.records import Range
+from exporter.core.size_range import Range
 from exporter.model.state import snapshot
 from exporter.workers.explain import Finding, failure
 from exporter.workers.explain.subject import Subject

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from exporter.core import contract, time_limit, tolerances
+from exporter.core import contract, probing, time_limit, tolerances
 from exporter.core.contract_records import Contract
 from exporter.core.errors import ExportError
 from exporter.core.parity_records import SizeLimit
@@ -75,7 +75,7 @@ class Subject:
     @cached_property
     def example(self) -> Tensors:
         """Inputs at the sizes at which exports capture."""
-        return self.inputs(contract.capture_sizes(self.loaded.base, self.loaded.symbols))
+        return self.inputs(probing.capture_sizes(self.loaded.base, self.loaded.symbols))
 
     @cached_property
     def captured(self) -> Attempt:
@@ -98,7 +98,7 @@ class Subject:
 
     def sizes(self) -> list[dict[str, int]]:
         """The golden's sizes that are not expensive."""
-        plan = contract.probe_plan(self.loaded.base, self.loaded.symbols)
+        plan = probing.probe_plan(self.loaded.base, self.loaded.symbols)
         base = self.loaded.base
         cheap = [s for s, _ in plan if all(s[name] <= max(LARGEST, 2 * base[name]) for name in s)]
         return [dict(pairs) for pairs in dict.fromkeys(tuple(s.items()) for s in cheap)]
@@ -106,7 +106,7 @@ class Subject:
     def probes(self) -> Iterator[tuple[str, Tensors]]:
         """Inputs at other sizes, and at the example's with other values, each with its name; what the model takes."""
         for sizes in self.sizes():
-            yield contract.describe(sizes), self.inputs(sizes)
+            yield probing.describe(sizes), self.inputs(sizes)
         limit_s = time_limit.of(lambda: eager.run(self.module, self.example, self.job.options.device))
         for name, changed in perturbations.changed(self.example).items():
             with contextlib.suppress(time_limit.OutOfTime):

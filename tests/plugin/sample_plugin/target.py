@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter.core import contract
+from exporter.core import contract_files
 from exporter.core.json_codec import to_json
 from exporter.targets import Exported, Loaded, Options, Part
 
@@ -24,7 +24,7 @@ also_called = ("specimen",)
 libraries = ("sample_runtime",)
 portability = 0
 question = "the sample: what does it say?"
-read_contract = contract.read_zip
+read_contract = contract_files.read_zip
 
 
 def export(program: Program, path: Path, options: Options) -> Exported:

@@ -1,0 +1,143 @@
+"""Contracts in files: written beside what an artifact holds, and read from files that may be somebody else's."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import zipfile
+from pathlib import Path
+
+from exporter.core.contract_records import (
+    DEVICES,
+    ITEM_BYTES,
+    PRECISIONS,
+    Contract,
+    StateTensor,
+    Values,
+)
+from exporter.core.errors import ArtifactError
+from exporter.core.json_codec import from_json
+
+RECORD = "extra/contract.json"
+LARGEST = 1 << 28  # bytes of a contract that are read, in Python as in C++: it may hold tensors of state
+
+
+def append_to_zip(path: Path, text: str) -> None:
+    """Put the contract into a zip archive that torch wrote, as one of its extra files."""
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_STORED) as archive:
+        top = archive.namelist()[0].split("/")[0]
+        archive.writestr(zipfile.ZipInfo(f"{top}/{RECORD}"), text)  # of 1980, so that the bytes are the same each time
+
+
+def read(text: str | bytes) -> Contract:
+    """A contract as an artifact carries it. ArtifactError for what is none: as cpp/src/contract_json.cpp judges."""
+    try:
+        found = from_json(Contract, text.decode() if isinstance(text, bytes) else text)
+    except UnicodeDecodeError as error:
+        raise ArtifactError(f"not a valid Contract: {error}") from error
+    if missing := {"target", "device"} - json.loads(text).keys():
+        raise ArtifactError(f"not a valid Contract: no {min(missing)} is given")
+    if problem := _problem(found) or _state_problem(found):
+        raise ArtifactError(f"not a valid Contract: {problem}")
+    return found
+
+
+def _problem(contract: Contract) -> str:
+    """What a contract has that no artifact can; "" where that is nothing."""
+    if contract.device not in DEVICES:
+        return f"device {contract.device!r} is not {' or '.join(DEVICES)}"
+    if contract.precision not in PRECISIONS:
+        return f"there is no precision {contract.precision!r}"
+    state = tuple(tensor.spec for tensor in contract.state.tensors) if contract.state else ()
+    for spec in (*contract.inputs, *contract.outputs, *state):
+        if spec.dtype not in ITEM_BYTES:
+            return f"{spec.name} has an unknown dtype, {spec.dtype}"
+        if not all(0 <= dim < 1 << 63 for dim in spec.shape if isinstance(dim, int)):
+            return f"{spec.name} has a dimension that is no size"
+    return ""
+
+
+def _state_problem(contract: Contract) -> str:
+    """What is wrong with a contract's state; "" where nothing is, or there is none."""
+    state = contract.state
+    if state is None:
+        return ""
+    if len({tensor.name for tensor in state.tensors}) != len(state.tensors) or not state.tensors:
+        return "its state has no tensors, or two of one name"
+    for tensor in state.tensors:
+        if problem := _initial_problem(tensor):
+            return f"state {tensor.name}: {problem}"
+    specs = tuple(tensor.spec for tensor in state.tensors)
+    if state.kept == "outside" and contract.inputs[-len(specs) :] != specs:
+        return "its last inputs are not its state"
+    last = contract.outputs[-len(specs) :]
+    alike = [(spec.name, spec.dtype, len(spec.shape)) for spec in specs]
+    if state.kept == "outside" and [(spec.name, spec.dtype, len(spec.shape)) for spec in last] != alike:
+        return "its last outputs are not its state"
+    return ""
+
+
+def _initial_problem(tensor: StateTensor) -> str:
+    """What is wrong with the value before the first call: it has to fill its shape, and that to broadcast."""
+    initial = tensor.initial
+    if not isinstance(initial, Values):
+        if tensor.dtype == "bool" and initial not in (0, 1):
+            return "its initial value is neither 0 nor 1"
+        whole = isinstance(initial, int) or initial.is_integer()
+        return "" if whole or not tensor.dtype.startswith(("int", "uint")) else "its initial value is not whole"
+    try:
+        data = base64.b64decode(initial.data, validate=True)
+    except ValueError:
+        return "its initial data is not base64"
+    if len(data) != math.prod(initial.shape) * ITEM_BYTES[tensor.dtype] or min(initial.shape, default=0) < 0:
+        return "its initial data does not fill its shape"
+    if tensor.dtype == "bool" and set(data) - {0, 1}:
+        return "its initial data is not of 0 and 1"
+    missing = len(tensor.shape) - len(initial.shape)
+    pairs = zip(tensor.shape[max(missing, 0) :], initial.shape, strict=False)
+    fits = missing >= 0 and all(have == 1 or want is None or want == have for want, have in pairs)
+    return "" if fits and None not in tensor.shape[: max(missing, 0)] else "its initial shape does not fit its shape"
+
+
+def read_zip(path: Path) -> Contract:
+    """The contract inside a `.pt` or `.pt2`; ArtifactError when there is none or the file is broken."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            name = next((n for n in archive.namelist() if n.endswith("/" + RECORD)), None)
+            if name is None:
+                raise ArtifactError(f"{path} carries no contract", "export it with exporter")
+            with archive.open(name) as record:
+                text = record.read(LARGEST + 1)
+    except ArtifactError:
+        raise
+    except Exception as error:  # zipfile's own, zlib's, RuntimeError for a password, NotImplementedError for a method
+        raise ArtifactError(f"{path} cannot be read: {error or type(error).__name__}", "export it again") from error
+    return parse(text, path)
+
+
+def require_whole(path: Path) -> None:
+    """ArtifactError where a member of an archive is not what its own CRC-32 says; nothing for what is no archive.
+
+    For a file of which no record has the hash: torch's readers do not look at it.
+    """
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                broken = archive.testzip()
+                if broken is not None:
+                    raise ArtifactError(f"{path} was altered: the checksum of {broken} is another", "export it again")
+    except ArtifactError:
+        raise
+    except Exception as error:  # as of `read_zip`
+        raise ArtifactError(f"{path} cannot be read: {error or type(error).__name__}", "export it again") from error
+
+
+def parse(text: str | bytes, path: Path) -> Contract:
+    """The contract that an artifact carries. ArtifactError for what is none, or is too large to be one."""
+    if len(text) > LARGEST:
+        raise ArtifactError(f"{path}: its contract has more than {LARGEST:,} bytes", "export it again")
+    try:
+        return read(text)
+    except ArtifactError as error:
+        raise ArtifactError(f"{path}: its contract is {error}", error.remedy or "export it again") from error

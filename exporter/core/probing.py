@@ -1,0 +1,201 @@
+"""Which sizes a model is run at: probes that show its contract, cases of the golden, points of a sweep."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from exporter.core.contract_records import (
+    Dim,
+    TensorSpec,
+)
+from exporter.core.errors import ContractError, UsageError
+from exporter.core.expressions import fit
+from exporter.core.size_range import Range, Sizes
+
+Probe = Callable[[Sizes], tuple[TensorSpec, ...]]
+
+
+def infer_shapes(
+    observed: Sequence[tuple[Sizes, tuple[TensorSpec, ...]]], symbols: Mapping[str, Range]
+) -> tuple[TensorSpec, ...]:
+    """Which dimension follows which symbol, from the same tensors seen at several sizes.
+
+    A dimension that never moved is fixed; one that moved with one symbol is that symbol or an expression of it, where
+    one fits; any other moved in a way that has no name here, and is None.
+    """
+    first = observed[0][1]
+    for sizes, specs in observed:
+        if [s.name for s in specs] != [s.name for s in first] or [len(s.shape) for s in specs] != [
+            len(s.shape) for s in first
+        ]:
+            raise ContractError(
+                f"the tensors at {describe(sizes)} are not those at {describe(observed[0][0])}: names or ranks differ"
+            )
+    return tuple(
+        dataclasses.replace(
+            spec,
+            shape=tuple(
+                _infer_dim([(sizes, size) for sizes, specs in observed for size in specs[i].sizes[d : d + 1]], symbols)
+                for d in range(len(spec.shape))
+            ),
+        )
+        for i, spec in enumerate(first)
+    )
+
+
+def _infer_dim(seen: Sequence[tuple[Sizes, int]], symbols: Mapping[str, Range]) -> Dim:
+    """From sizes of which one at a time was moved; the first are the base."""
+    base, size = seen[0]
+    if len({other for _, other in seen}) == 1:
+        return size
+    moving = {name for name in symbols for sizes, other in seen if other != size and sizes[name] != base[name]}
+    if len(moving) != 1:
+        return None
+    name = moving.pop()
+    pairs = [(sizes[name], other) for sizes, other in seen]
+    if all(size == other for size, other in pairs):
+        return name
+    found = fit(name, pairs)
+    return str(found) if found else None
+
+
+def probe_shapes(
+    probe: Probe, base: Sizes, symbols: Mapping[str, Range], to_the_ends: bool = False
+) -> tuple[TensorSpec, ...]:
+    """Specs of the tensors that `probe` gives, found by moving one size at a time, on wish to its range's ends."""
+    observed = [(base, probe(base))]
+    for name, bounds in symbols.items():
+        sizes = probes(base[name], bounds) + ([bounds.sizes[0], bounds.sizes[-1]] if to_the_ends else [])
+        observed += [(moved, probe(moved)) for size in dict.fromkeys(sizes) for moved in ({**base, name: size},)]
+    return infer_shapes(observed, symbols)
+
+
+def probes(base: int, bounds: Range) -> list[int]:
+    """Up to four other sizes, neighbours and distant ones, which tell a formula from its likes."""
+    if bounds.choices:
+        return [size for size in bounds.choices if size != base]
+    step = bounds.multiple_of
+    at = base // step
+    wanted = (at + 1, at + 2, 2 * at + 1, at + at // 2 + 3, at - 1, at - 2, at // 2)
+    sizes = dict.fromkeys(step * multiple for multiple in wanted)
+    return [size for size in sizes if bounds.allows(size) and size != base][:4]
+
+
+def capture_sizes(base: Sizes, symbols: Mapping[str, Range]) -> Sizes:
+    """Sizes at which to capture: none is 1 (torch.export would fix it), no two are alike (it might unite them).
+
+    The first multiple of a step is none of them either, where there is another: what is divided by the step is 1 there.
+    """
+    sizes = dict(base)
+    taken: set[int] = set()
+    for name, bounds in symbols.items():
+        if bounds.choices:
+            continue
+        allowed, step = bounds.sizes, bounds.multiple_of
+        wanted = max(sizes[name], 2 * step)
+        while wanted in taken and wanted < allowed[-1]:
+            wanted += step
+        sizes[name] = min(wanted, allowed[-1])
+        taken.add(sizes[name])
+    return sizes
+
+
+def sweep_points(base: Sizes, symbols: Mapping[str, Range], sweep: Mapping[str, Sequence[int]]) -> dict[str, Sizes]:
+    """Every combination of the sizes to be timed at, by the name of its golden case; the example first.
+
+    UsageError for a size that the artifacts do not promise.
+    """
+    for name, sizes in sweep.items():
+        if name not in symbols:
+            raise UsageError(f"{name} is not dynamic, so no artifact runs at {len(sizes)} sizes of it", "see --dynamic")
+        for size in sizes:
+            if not symbols[name].allows(size):
+                more = f"--size {name}={min(sizes)}..{max(sizes)}"
+                if symbols[name].multiple_of > 1:
+                    more = f"--size {name}={symbols[name].min}..{max(*sizes, symbols[name].max)}"
+                if symbols[name].choices:
+                    more = f"--specialize {name}={','.join(map(str, sorted({*sizes, *symbols[name].choices})))}"
+                remedy = f"{more} promises more"
+                raise UsageError(f"{name} is {symbols[name]}, which leaves out {size}", remedy)
+    points = [dict(zip(sweep, sizes, strict=True)) for sizes in itertools.product(*sweep.values())] if sweep else []
+    own = {name: base[name] for name in sweep}
+    return {describe({**base, **point}): point for point in (own, *points)} if sweep else {}
+
+
+def probe_plan(base: Sizes, symbols: Mapping[str, Range], points: Iterable[Sizes] = ()) -> list[tuple[Sizes, int]]:
+    """(sizes, seed) of the golden's cases; the example first, twice.
+
+    Every symbol is tried alone at its minimum, 2, an odd size and its maximum, and all together at odd sizes, counted
+    in steps where it has one; then come the points of a sweep.
+    """
+    plan = [(base, 0), (base, 1)]
+    for name, bounds in symbols.items():
+        step, last = bounds.multiple_of, bounds.sizes[-1]
+        for value in bounds.choices or (bounds.sizes[0], 2 * step, 3 * step, _odd(base[name], bounds), last):
+            if bounds.allows(value):
+                plan.append(({**base, name: value}, 0))
+    together = {name: nearest((2 * i + 3) * b.multiple_of, b) for i, (name, b) in enumerate(symbols.items())}
+    plan.append(({**base, **together}, 0))
+    plan += [({**base, **point}, 0) for point in points]
+    unique = {(describe(sizes), seed): (sizes, seed) for sizes, seed in plan}
+    return list(unique.values())
+
+
+def nearest(size: int, bounds: Range) -> int:
+    """The size nearest to this one that a symbol may have."""
+    if bounds.choices:
+        return min(bounds.choices, key=lambda choice: abs(choice - size))
+    step, allowed = bounds.multiple_of, bounds.sizes
+    below = size // step * step
+    return max(allowed[0], min(below if 2 * (size - below) <= step else below + step, allowed[-1]))
+
+
+def _odd(size: int, bounds: Range) -> int:
+    """An odd size above the example's, or an odd multiple of the step, where the range has one."""
+    multiple = size // bounds.multiple_of
+    return min((multiple + 1 + multiple % 2) * bounds.multiple_of, bounds.sizes[-1])
+
+
+def describe(sizes: Sizes) -> str:
+    """`batch=2 sequence=14`."""
+    return " ".join(f"{name}={size}" for name, size in sizes.items()) or "fixed sizes"
+
+
+def choose_sizes(
+    base: Sizes,
+    symbols: Mapping[str, Range],
+    sizes: Sizes,
+    ranges: Mapping[str, Range],
+    dynamic: str = "all",
+) -> tuple[Sizes, dict[str, Range]]:
+    """The example's sizes and the symbols, from the recipe's own and from what the user asked for.
+
+    `sizes` and `ranges` replace the recipe's; `dynamic` is all, none, or names of the sizes that stay dynamic. An
+    example that lies outside a new range is moved into it. UsageError for an unknown name and a size out of its range.
+    """
+    wanted = [] if dynamic in ("all", "none") else [name.strip() for name in dynamic.split(",")]
+    for name in (*sizes, *ranges, *wanted):
+        if name not in base:
+            raise UsageError(f"inputs() takes no {name}", f"it takes {', '.join(base) or 'no sizes'}")
+    if len([name for name, bounds in ranges.items() if bounds.choices]) > 1:
+        raise UsageError("only one size can be specialised", "give --specialize once")
+    symbols = {**symbols, **ranges}
+    for name in wanted:
+        if name not in symbols:
+            raise UsageError(f"{name} has no range to be dynamic in", f"give --size {name}=MIN..MAX")
+    base = {n: nearest(s, ranges[n]) if n in ranges else s for n, s in base.items()} | sizes
+    check_sizes(base, symbols)
+    return base, {n: bounds for n, bounds in symbols.items() if dynamic == "all" or n in wanted or bounds.choices}
+
+
+def check_sizes(sizes: Sizes, symbols: Mapping[str, Range]) -> None:
+    """UsageError for a size outside its range."""
+    for name, size in sizes.items():
+        bounds = symbols.get(name, Range(1, 2**31))
+        if not bounds.allows(size):
+            raise UsageError(
+                f"{name} is {size}, which is outside its range, {bounds}",
+                f"choose another --size {name}=N, or a range that holds it: --size {name}=MIN..MAX or MIN..MAX..STEP",
+            )
