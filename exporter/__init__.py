@@ -14,13 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 from exporter._version import __version__ as __version__
 
+_MODULES = {
+    "Artifact": "exporter.api.artifact",
+    "Bundle": "exporter.api.exporting",
+    "ExporterError": "exporter.core.errors",
+    "Recipe": "exporter.model.recipes",
+    "export": "exporter.api.exporting",
+    "open_artifact": "exporter.api.artifact",
+}
 __all__ = ["Artifact", "Bundle", "ExporterError", "Recipe", "export", "open_artifact"]
-_ROOMS = {"ExporterError": "exporter.core.errors", "Recipe": "exporter.model.recipes"}  # of what is not in exporter.api
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
-    from exporter.api import Artifact, Bundle, export, open_artifact
+    from exporter.api.artifact import Artifact, open_artifact
+    from exporter.api.exporting import Bundle, export
     from exporter.core.errors import ExporterError
     from exporter.model.recipes import Recipe
 
@@ -35,4 +43,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(_ROOMS.get(name, "exporter.api")), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import torch
 
-from exporter import api, targets
+import exporter
+from exporter import targets
 from exporter.core import causes, probing
 from exporter.core.contract_records import STATE
 from exporter.core.errors import ContractError
@@ -176,7 +177,7 @@ def _wrong(case: Case, row: VariantRecord, manifest: Manifest, place: Path) -> I
     assert row.artifact is not None
     assert manifest.golden is not None
     tolerance = manifest.golden.tolerance
-    artifact = api.open_artifact(place / row.artifact.path, threads=1)
+    artifact = exporter.open_artifact(place / row.artifact.path, threads=1)
     names = tuple(spec.name for spec in artifact.contract.outputs if not spec.name.startswith(STATE))
     if names != (expected := case.output_names()):
         yield f"its outputs are {names}, eager's {expected}"
@@ -201,7 +202,7 @@ def _wrong(case: Case, row: VariantRecord, manifest: Manifest, place: Path) -> I
             yield from (f"{o.output} at {one.name}: {o.reason}" for o in judged if o.verdict == "FAIL")
 
 
-def _wrong_in_sequence(case: Case, artifact: api.Artifact) -> Iterator[str]:
+def _wrong_in_sequence(case: Case, artifact: exporter.Artifact) -> Iterator[str]:
     """How an artifact of a model with state differs from one that keeps it in its own way."""
     stream = artifact.stream() if artifact.contract.state else artifact
     for sizes, seed in case.fresh:

@@ -9,7 +9,7 @@ import torch
 from recipes import stateful
 from support.commands import Run
 
-from exporter import api
+import exporter
 
 
 @pytest.mark.parametrize("state", ["carry", "inputs"])
@@ -23,7 +23,7 @@ def test_state_on_a_gpu(run: Run, tmp_path: Path, state: str) -> None:
             "no CUDA graph: the artifact keeps its state" if state == "carry" else "CUDA graph"
         )
         assert row.artifact is not None
-        stream = api.open_artifact(place / row.artifact.path).stream()
+        stream = exporter.open_artifact(place / row.artifact.path).stream()
         for _ in range(2):
             stream.reset()
             own = stateful.nested.load("random").eval().cuda()

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from support.commands import Cli, recipe_path
 from torch import nn
 
-from exporter import api
+import exporter
 from exporter.core.errors import RecipeError
 from exporter.model import checkpoint
 
@@ -480,7 +480,7 @@ def test_what_does_not_fit_is_said_before_anything_is_explained(cli: Cli, tmp_pa
 def test_an_export_in_python_with_a_checkpoint(tmp_path: Path) -> None:
     model = mlp()
     file = saved(model.state_dict(), tmp_path / "mine.pt")
-    done = api.export(recipe_path("tiny:mlp"), targets="trace", bench=False, out=tmp_path / "out", checkpoint=file)
+    done = exporter.export(recipe_path("tiny:mlp"), targets="trace", bench=False, out=tmp_path / "out", checkpoint=file)
     assert done.manifest.model.weights == "checkpoint mine.pt"
     x = torch.randn(2, 4)
-    assert torch.allclose(api.open_artifact(tmp_path / "out" / "trace.pt")(x)["output"], model["layers"](x))
+    assert torch.allclose(exporter.open_artifact(tmp_path / "out" / "trace.pt")(x)["output"], model["layers"](x))

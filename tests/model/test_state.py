@@ -13,7 +13,7 @@ from recipes import stateful
 from support.commands import Run
 from torch import nn
 
-from exporter import api
+import exporter
 from exporter.core import contract
 from exporter.core.contract_records import Contract, KeptState, StateTensor, TensorSpec, Values
 from exporter.core.errors import ContractError, ExportError
@@ -354,7 +354,7 @@ def test_state_as_inputs_by_torchs_older_onnx_exporter(run: Run) -> None:
     assert row.status == "passed", row.reason
     assert any("torch's older exporter" in note for note in row.notes)
     assert row.artifact is not None
-    stream = api.open_artifact(place / row.artifact.path).stream()
+    stream = exporter.open_artifact(place / row.artifact.path).stream()
     own = stateful.cache.load("random").eval()
     for seed in range(5):
         torch.manual_seed(seed)
@@ -417,7 +417,7 @@ def test_a_stream_refuses_what_does_not_fit_by_the_contract() -> None:
     inside = Contract("m", (x,), (x,), {"batch": Range(1, 8)}, state=KeptState("inside", (h,)))
     for promised in (inside, contract.as_function(inside)):
         run = carrying.Carried(lambda given: (given[0] + given[1], given[1] + 1), promised)
-        stream = api.Artifact(promised, run, "cpu", run.reset).stream()
+        stream = exporter.Artifact(promised, run, "cpu", run.reset).stream()
         for wrong, said in (
             (torch.ones(2), "x: 1 dimensions"),
             (torch.ones(2, 3).double(), "float64"),

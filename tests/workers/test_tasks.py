@@ -15,7 +15,8 @@ import pytest
 import torch
 from support.commands import RECIPES, Run, request_for
 
-from exporter import api, report, targets
+import exporter
+from exporter import report, targets
 from exporter.core import environment
 from exporter.core.contract import Narrowing
 from exporter.core.contract_records import Contract, TensorSpec
@@ -153,7 +154,7 @@ def shown(name: str, place: Path, variant: VariantRecord, sizes: list[tuple[int,
     """The sizes at which the artifact gives what eager gives; any other it refuses by its contract."""
     assert variant.artifact is not None
     recipe = getattr(stepped, name)
-    artifact = api.open_artifact(place / variant.artifact.path, threads=1)
+    artifact = exporter.open_artifact(place / variant.artifact.path, threads=1)
     assert artifact.contract == variant.contract, "the manifest has what the artifact carries"
     torch.manual_seed(0)
     model = recipe.load("random").eval()

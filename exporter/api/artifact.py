@@ -1,18 +1,13 @@
-"""The Python API: `exporter.export` and `exporter.open_artifact`. Import them from `exporter`."""
+"""An artifact, loaded without the code of its model: named tensors in, named tensors out."""
 
 from __future__ import annotations
 
 import contextlib
-import difflib
-import inspect
-import itertools
-import tempfile
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, ParamSpec
 
 import torch
 
@@ -21,193 +16,12 @@ from exporter.bundle import adjacent_records
 from exporter.bundle.adjacent_records import Verify
 from exporter.core import contract as contracts
 from exporter.core import contract_files, machine_code
-from exporter.core.contract_records import FP32, Contract
+from exporter.core.contract_records import Contract
 from exporter.core.errors import ArtifactError, ContractError, UsageError
-from exporter.core.option import pick, settings
-from exporter.core.records import Manifest
-from exporter.core.settings import RunSettings, SessionSettings, SourceSettings
-from exporter.core.size_range import Range
-from exporter.evidence import samples as own_samples
-from exporter.model import custom_ops, flattening, recipes
+from exporter.core.settings import SessionSettings
+from exporter.model import custom_ops, flattening
 from exporter.model.state import carrying
 from exporter.model.tensors import Tensors
-from exporter.runs import pipeline
-from exporter.runs.request import Request
-
-
-@dataclass(frozen=True)
-class Bundle:
-    """Where the artifacts are, and what was found of them."""
-
-    path: Path
-    manifest: Manifest = field(repr=False)
-
-    @property
-    def failed(self) -> dict[str, str]:
-        """Why each variant failed that did, by its name. Empty when every one passed."""
-        return {variant.name: variant.reason for variant in self.manifest.variants if variant.status == "failed"}
-
-
-@dataclass(frozen=True)
-class ExportArguments(RunSettings, SourceSettings):
-    """What `export` takes."""
-
-    model: torch.nn.Module | str
-    inputs: Any = None
-    _: KW_ONLY
-    targets: str | Sequence[str] = "trace,script,compile,onnx"
-    precision: str | Sequence[str] = FP32
-    device: str = "cpu"
-    out: str | PathLike[str] | None = None
-    name: str | None = None
-    sizes: Mapping[str, tuple[int, ...]] | None = None
-    example_sizes: Mapping[str, int] = field(default_factory=dict)
-    sweep: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    ranges: Mapping[str, Range] = field(default_factory=dict)
-    samples: Callable[[], Iterable[Any]] | Iterable[Any] | None = None
-    metric: Callable[[dict[str, torch.Tensor], Any], float] | None = None
-
-
-def _export(given: ExportArguments) -> Bundle:
-    """Export a model to a bundle.
-
-    Args:
-        model: a module in memory (it is exported in eval mode), or what the command line takes: a recipe's name,
-            `file.py:NAME`, `hf:ID[@REVISION]`, `torchvision:NAME`, `timm:NAME`, or a saved program (`.pt`, `.pt2`).
-        inputs: for a module: a dict of tensors by argument name, a tuple or a tensor; or a function of sizes that
-            makes them (`def inputs(batch=1, sequence=14)`), without which no dimension can stay dynamic.
-        targets: a list, or its items between commas; a target may name its precision, as `trace@int8`.
-        precision: a list, or its items between commas, of what the other targets compute in: fp32, tf32, bf16, fp16,
-            int8.
-        device: `cpu`, `cuda` or `cuda:N`.
-        out: the bundle's directory; `artifacts/NAME` when None. Where a variant fails that passes in the bundle that
-            is there, that bundle stays, and the new one is written beside it: `Bundle.path` says where.
-        name: the model's name; the module's class in lower case when None.
-        sizes: for a module: the range of each size, `{"batch": (1, 64)}`, optionally with the step that sizes are
-            multiples of, `{"height": (32, 512, 16)}`.
-        example_sizes: the example's sizes where they differ from the defaults of its inputs, `{"sequence": 128}`.
-        sweep: sizes to be timed, the example's first, `{"batch": (1, 8, 32)}`.
-        ranges: what the artifacts promise of a size, within the model's own range.
-        samples: for a module: real inputs in the form of `inputs`, or a function that returns them; the first 64 are
-            cases of the golden, and what int8 is calibrated with.
-        metric: for a module with samples: a function of the outputs by name and of the sample that they are for;
-            higher is better. Its mean is shown for eager and every variant, and held against `min_metric` and
-            `max_metric_loss`.
-        {settings}
-
-    Returns:
-        Where the bundle is, and its manifest. A variant that fails raises nothing: see `Bundle.failed`.
-
-    Raises:
-        UsageError: the request cannot be met; nothing was written.
-        JobError: a process that all variants need cannot be started.
-    """
-    _refuse_contradictions(given)
-    chosen, precision = (one if isinstance(one, str) else ",".join(one) for one in (given.targets, given.precision))
-    with tempfile.TemporaryDirectory(prefix="exporter-") as folder:
-        source = _source(given, Path(folder))
-        label = given.name or source.label
-        precisions = routes.parse_precisions(precision)
-        request: Request = pick(
-            Request,
-            given,
-            model=label,
-            source=source,
-            variants=tuple(routes.parse(chosen, precisions)),
-            out=Path(given.out) if given.out is not None else Path("artifacts") / label,
-            sizes={size: first for size, (first, *_) in given.sweep.items()} | dict(given.example_sizes),
-            command="exporter.export(...)",
-            asked=given.model if isinstance(given.model, str) else "",
-            warnings=routes.left_out(chosen, precisions),
-        )
-        manifest, path = pipeline.run(request)
-    return Bundle(path, manifest)
-
-
-P = ParamSpec("P")
-
-
-def _with_keywords(record: Callable[P, ExportArguments]) -> Callable[P, Bundle]:
-    """`_export`, called with the fields of its arguments."""
-    signature = inspect.signature(record)
-
-    def export(*args: P.args, **kwargs: P.kwargs) -> Bundle:
-        if unknown := kwargs.keys() - signature.parameters.keys():
-            name = min(unknown)
-            close = difflib.get_close_matches(name, signature.parameters, n=1)
-            hint = f"did you mean {close[0]}? " if close else ""
-            raise UsageError(f"export() takes no {name}", f"{hint}It takes {', '.join(signature.parameters)}")
-        return _export(record(*args, **kwargs))
-
-    known = (setting for kind in (SourceSettings, RunSettings) for setting in settings(kind))
-    lines = "\n        ".join(f"{setting.name}: {setting.option.help}" for setting in known)
-    export.__doc__ = (_export.__doc__ or "").replace("{settings}", lines)
-    export.__signature__ = signature.replace(return_annotation=Bundle)  # type: ignore[attr-defined]
-    export.__module__ = "exporter"
-    return export
-
-
-export = _with_keywords(ExportArguments)
-
-
-def _source(given: ExportArguments, folder: Path) -> recipes.Source:
-    if isinstance(given.model, str):
-        return recipes.resolve(given.model, given, given.weights)
-    own = {"inputs": given.inputs, "sizes": given.sizes, "samples": _listed(given.samples), "metric": given.metric}
-    return recipes.adjusted(_pickle(given.model, own, folder, given.name), given)
-
-
-def _refuse_contradictions(given: ExportArguments) -> None:
-    """UsageError for arguments that have no effect, or contradict each other."""
-    given.require_valid()
-    given.require_consistent(given.weights)
-    own = [name for name in ("inputs", "sizes", "samples", "metric") if getattr(given, name) is not None]
-    if isinstance(given.model, str) and own:
-        remedy = f"leave out {' and '.join(own)}; a recipe has inputs(), sizes, samples() and metric()"
-        raise UsageError(f"{given.model} is a name, and {own[0]} is for a module in memory", remedy)
-    if given.metric is not None and given.samples is None:
-        raise UsageError("metric has no samples to judge by", "give samples: real inputs, in the form of inputs")
-    if empty := [size for size, values in given.sweep.items() if not values]:
-        raise UsageError(f"sweep names no value of {empty[0]}", "give at least one, the example's first")
-    if isinstance(given.model, str):
-        return
-    if given.task:
-        raise UsageError("task has no effect on a module", "leave it out: it is for hf:ID")
-    if given.inputs_file:
-        raise UsageError("inputs_file has no effect on a module", "give inputs")
-
-
-def _listed(samples: Any) -> Any:
-    """Samples as they can be pickled: a function, or a list of the first that an iterable gives."""
-    if samples is None or callable(samples):
-        return samples
-    if isinstance(samples, (torch.Tensor, Mapping, str)) or not isinstance(samples, Iterable):
-        raise UsageError(f"samples is {type(samples).__name__}", "give a list of inputs, or a function that gives them")
-    return list(itertools.islice(samples, own_samples.MOST))
-
-
-def _name(model: torch.nn.Module) -> str:
-    """Its class in lower case; of TorchScript, the class that it was made from."""
-    own = getattr(model, "original_name", "") if isinstance(model, torch.jit.ScriptModule) else ""
-    return (own or type(model).__name__).lower()
-
-
-def _pickle(model: torch.nn.Module, own: dict[str, Any], folder: Path, name: str | None) -> recipes.Source:
-    """The module with what is given beside it, in a file for the processes that export it."""
-    import sys
-
-    from exporter.model import pickling  # classes and functions of a script travel by value
-
-    if not isinstance(model, torch.nn.Module):
-        raise UsageError(f"model is {type(model).__name__}", "give a torch.nn.Module, a recipe's name or file.py:NAME")
-    if own["inputs"] is None:
-        raise UsageError("inputs is missing", "give a dict of tensors, or a function of sizes that makes one")
-    path = folder / "model.pt"
-    try:
-        pickling.save((model, own), path)
-    except Exception as error:
-        raise UsageError(f"the model cannot be pickled: {error}", "give a recipe file instead: file.py:NAME") from error
-    return recipes.Source("memory", str(path), name or _name(model), search_path=tuple(sys.path))
 
 
 class Artifact:
