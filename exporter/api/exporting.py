@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import itertools
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -129,7 +130,8 @@ def _with_keywords(record: Callable[P, ExportArguments]) -> Callable[P, Bundle]:
             close = difflib.get_close_matches(name, signature.parameters, n=1)
             hint = f"did you mean {close[0]}? " if close else ""
             raise UsageError(f"export() takes no {name}", f"{hint}It takes {', '.join(signature.parameters)}")
-        return _export(record(*args, **kwargs))
+        given: Any = {name: _text(name, value) for name, value in kwargs.items()}
+        return _export(record(*args, **given))
 
     known = (setting for kind in (SourceSettings, RunSettings) for setting in settings(kind))
     lines = "\n        ".join(f"{setting.name}: {setting.option.help}" for setting in known)
@@ -140,6 +142,12 @@ def _with_keywords(record: Callable[P, ExportArguments]) -> Callable[P, Bundle]:
 
 
 export = _with_keywords(ExportArguments)
+_FILES = frozenset(setting.name for setting in settings(SourceSettings) if setting.option.file)
+
+
+def _text(name: str, value: Any) -> Any:
+    """The value of an argument; where it is a file, its path as text, and "" for None."""
+    return os.fspath(value or "") if name in _FILES and (value is None or isinstance(value, PathLike)) else value
 
 
 def _source(given: ExportArguments, folder: Path) -> recipes.Source:
