@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CPP := build/cpp
+FAST := tests/core tests/report tests/evidence tests/runs/test_request.py tests/whole/test_structure.py tests/whole/test_imports.py
 SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test install lint cpp ctest asan pytest coverage fuzz fuzz-cpp schemas bench tables test-gpu clean
+.PHONY: help demo test check install lint cpp ctest asan pytest coverage fuzz fuzz-cpp schemas bench tables test-gpu clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -17,6 +18,9 @@ demo: install cpp ## export BERT to every target, run the traced artifact withou
 	env -i $(CPP)/exporter-run verify artifacts/bert/trace.pt
 
 test: install lint cpp ctest pytest ## lint, types, ctest, pytest
+
+check: lint ## lint, types and the fast tests, in under 2 minutes
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -q $(FAST)
 
 install: $(VENV)/.installed ## make .venv with all that is needed
 

@@ -7,7 +7,7 @@ import importlib.resources
 import math
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,17 @@ from exporter.core.errors import UsageError
 Place = tuple[str | int, ...]  # of a value: keys, and indices in arrays
 _TABLE = re.compile(r"\s*(\[\[?)([^\[\]]+)\]")
 _KEY = re.compile(r"""\s*([\w-]+(?:\s*\.\s*[\w-]+)*|"[^"]*"|'[^']*')\s*=""")
+
+
+class ReleaseFileError(UsageError):
+    """What is wrong with a release file: (line, text) for each thing."""
+
+    def __init__(self, file: Path, problems: Sequence[tuple[int, str]], remedy: str = "") -> None:
+        super().__init__("\n".join(f"{file}:{line}: {text}" for line, text in problems), remedy)
+        self.file, self.problems = file, tuple(problems)
+
+    def __reduce__(self) -> tuple[type[ReleaseFileError], tuple[Any, ...]]:
+        return type(self), (self.file, self.problems, self.remedy)
 
 
 @dataclass(frozen=True)
@@ -36,12 +47,11 @@ class ReleaseFile:
 
     def error(self, place: Place, cause: str, remedy: str = "") -> UsageError:
         """`release.toml:12: models[0].targets: cause`."""
-        return UsageError(self.located(place, cause), remedy)
+        return ReleaseFileError(self.path, [(self.line(place), _keyed(place, cause))], remedy)
 
     def located(self, place: Place, text: str) -> str:
         """The text after its line and its key."""
-        keys = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in place).removeprefix(".")
-        return f"{self.path}:{self.line(place)}: {f'{keys}: ' if keys else ''}{text}"
+        return f"{self.path}:{self.line(place)}: {_keyed(place, text)}"
 
 
 def read(path: Path, named: Path | None = None) -> ReleaseFile:
@@ -59,14 +69,20 @@ def read(path: Path, named: Path | None = None) -> ReleaseFile:
     except tomllib.TOMLDecodeError as error:
         what, _, where = str(error).partition(" (at ")
         line = re.match(r"line (\d+)", where)
-        cause = f"{named}:{line[1] if line else len(text.splitlines())}: {what}"
-        raise UsageError(cause, "it is no TOML: https://toml.io") from error
+        number = int(line[1]) if line else len(text.splitlines())
+        raise ReleaseFileError(named, [(number, what)], "it is no TOML: https://toml.io") from error
     except RecursionError as error:
         raise UsageError(f"{named}: it is nested too deep", "no key needs more than four levels") from error
     found = ReleaseFile(named, data, _lines(text))
     if problems := sorted(set(_problems(found)), key=lambda problem: found.line(problem[0])):
-        raise UsageError("\n".join(found.located(*problem) for problem in problems))
+        raise ReleaseFileError(named, [(found.line(place), _keyed(place, problem)) for place, problem in problems])
     return found
+
+
+def _keyed(place: Place, text: str) -> str:
+    """`models[0].targets: text`."""
+    keys = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in place).removeprefix(".")
+    return f"{keys}: {text}" if keys else text
 
 
 def template() -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from exporter.core import source_lines
 from exporter.core.errors import UsageError
 from exporter.core.records import SCHEMA
+from exporter.release.file import ReleaseFileError
 from exporter.release.plan import Step
 from exporter.release.run import Row
 from exporter.report import markdown as report
@@ -71,7 +71,7 @@ def to_json(rows: Sequence[Row], file: Path, out: Path) -> str:
 
 def annotated(error: UsageError, file: Path) -> str:
     """A workflow command of GitHub Actions for each line of what is wrong with the release file, at its line there."""
-    found = re.findall(rf"^{re.escape(str(file))}:(\d+): (.*)", str(error), re.MULTILINE) or [("1", str(error))]
+    found = error.problems if isinstance(error, ReleaseFileError) else ((1, str(error)),)
     place = _property(str(file))
     return "".join(f"::error file={place},line={line}::{_data(_advised(text, error.remedy))}\n" for line, text in found)
 

@@ -20,7 +20,7 @@ from exporter.core.settings import RunSettings, SourceSettings
 from exporter.core.size_range import Range
 from exporter.core.timing_records import runs_for
 from exporter.model import recipes
-from exporter.release.file import Place, ReleaseFile
+from exporter.release.file import Place, ReleaseFile, ReleaseFileError
 from exporter.runs.request import Request
 
 TARGETS = ("trace", "script", "compile", "onnx")
@@ -99,8 +99,8 @@ def _require_baseline(file: ReleaseFile, step: Step, steps: dict[str, Step]) -> 
     over = step.gates.over
     if over != EAGER and step.beside(over) not in steps:
         beside = ", ".join(s.variant.name for s in steps.values() if step.beside(s.variant.name) == s.name)
-        cause = f"{file.path}:{step.gate_lines['over']}: gates.over: there is no {step.beside(over)}"
-        raise UsageError(cause, f"choose {EAGER} or one of {beside}")
+        problem = step.gate_lines["over"], f"gates.over: there is no {step.beside(over)}"
+        raise ReleaseFileError(file.path, [problem], f"choose {EAGER} or one of {beside}")
 
 
 class _Model:
