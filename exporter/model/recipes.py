@@ -2,6 +2,8 @@
 
 `find` tells what a name means without importing anything heavy; `load` imports it, in a child. Recipes are code: they
 run only when the user names them.
+
+One file, though long: finding and loading a recipe share the forms in which a user may name one.
 """
 
 from __future__ import annotations

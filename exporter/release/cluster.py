@@ -4,6 +4,8 @@ A worker makes the bundle in a folder of its own and sends it packed, so that wh
 that were recorded there, and then takes its place in one step. A step whose worker, node or bundle is lost is made
 again. Every node has its own installation of exporter, of the versions here, and the files that steps name, at the same
 paths; a node that has not is refused before anything is made.
+
+One file, though long: what runs here and what runs on a node are two halves of one protocol.
 """
 
 from __future__ import annotations

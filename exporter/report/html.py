@@ -1,4 +1,7 @@
-"""The report as one HTML page that needs nothing else: no script, no network. Its words are the other forms' words."""
+"""The report as one HTML page that needs nothing else: no script, no network. Its words are the other forms' words.
+
+One file, though long: one short function for each chapter of the page, in the order of the page.
+"""
 
 from __future__ import annotations
 

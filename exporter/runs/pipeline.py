@@ -2,6 +2,8 @@
 
 Exports run side by side; so do checks when nothing is timed. Otherwise sessions are opened one after the other once the
 exports are done, for their first call is measured too.
+
+One file, though long: it is the sequence of an export from start to end, read from top to bottom.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""AOTInductor, ahead of time; and torch.compile, just in time, as rows to compare with."""
+"""AOTInductor, ahead of time; and torch.compile, just in time, as rows to compare with.
+
+One file, though long: a target is one file.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""ONNX, run by onnxruntime."""
+"""ONNX, run by onnxruntime.
+
+One file, though long: a target is one file.
+"""
 
 from __future__ import annotations
 

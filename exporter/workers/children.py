@@ -2,6 +2,8 @@
 
 Jobs are forked from the zygote, each in a process group of its own, so that whatever a job started (compilers, workers)
 ends with it.
+
+One file, though long: a job, the zygote that forks it and how both end share the rules for processes and signals.
 """
 
 from __future__ import annotations

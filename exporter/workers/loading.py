@@ -1,4 +1,7 @@
-"""A model loaded as a job says, and the contract that trying it at several sizes shows."""
+"""A model loaded as a job says, and the contract that trying it at several sizes shows.
+
+One file, though long: loading, probing and the search for state are one sequence, each step of which needs the last.
+"""
 
 from __future__ import annotations
 

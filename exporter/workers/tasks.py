@@ -1,4 +1,7 @@
-"""What runs in children: one function a job, each called in a process of its own with a socket to its parent."""
+"""What runs in children: one function a job, each called in a process of its own with a socket to its parent.
+
+One file, though long: jobs are named by this module, and each is a short sequence of calls into other rooms.
+"""
 
 from __future__ import annotations
 

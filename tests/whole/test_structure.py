@@ -15,6 +15,7 @@ PACKAGE = ROOT / "exporter"
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 MODULES = {file.relative_to(PACKAGE).with_suffix("").as_posix(): file for file in PACKAGE.rglob("*.py")}
 MOST_PARAMETERS = 6
+LONG = 300  # lines
 
 
 def rows(heading: str) -> list[tuple[str, str]]:
@@ -78,3 +79,10 @@ def test_functions_take_few_parameters() -> None:
     many = [name for name, count in public_functions() if count > MOST_PARAMETERS]
     print(f"{len(many)} public functions with more than {MOST_PARAMETERS} parameters")
     assert many == []
+
+
+def test_long_modules_say_why_they_are_one_file() -> None:
+    for module, file in MODULES.items():
+        text = file.read_text(encoding="utf-8")
+        if len(text.splitlines()) > LONG:
+            assert "One file, though long: " in (ast.get_docstring(ast.parse(text)) or ""), module

@@ -1,4 +1,7 @@
-"""The state of a model, found by calling it: what calls in a row leave, and which of that a later call reads."""
+"""The state of a model, found by calling it: what calls in a row leave, and which of that a later call reads.
+
+One file, though long: every function is a step of one search, over the same recorded calls.
+"""
 
 from __future__ import annotations
 

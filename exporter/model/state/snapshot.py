@@ -2,6 +2,8 @@
 
 A place is a path of steps from the module: ("vars", NAME) into an object's attributes, ("slot", NAME) into those that
 stand in slots, ("item", KEY) into a container, ("script", NAME) into a module of TorchScript.
+
+One file, though long: taking, comparing and restoring follow the same paths through objects.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 torch.export sees a ScriptModule as one opaque call. Here its graph is interpreted, with sizes as Python numbers that
 may be symbolic, so that dimensions stay dynamic; loops and branches on sizes are run as Python runs them, and a branch
 on a tensor's value becomes torch.cond where both sides are pure.
+
+One file, though long: running a node, a block and a call are mutually recursive.
 """
 
 from __future__ import annotations

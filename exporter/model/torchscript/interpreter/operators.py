@@ -2,6 +2,8 @@
 
 Operators of the dispatcher are called as they are. Those that only TorchScript has work on Python values, which may be
 symbolic sizes: they become Python's own operators, so that torch.export sees the arithmetic and keeps sizes dynamic.
+
+One file, though long: it is a table of operators.
 """
 
 from __future__ import annotations
