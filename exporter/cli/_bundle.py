@@ -59,11 +59,11 @@ def recheck(place: Path, options: dict[str, Any], timed: bool = False) -> Manife
     from exporter.cli._goal import least_runs
     from exporter.runs import check_bundle
 
-    how = check_bundle.Settings(
+    how = check_bundle.CheckOptions(
         bench=timed,
         trust=trusted(options),
         least_runs=least_runs(options) if timed else 0,
-        **_options.given(check_bundle.Settings, options),
+        **_options.given(check_bundle.CheckOptions, options),
     )
     with _progress.listener(quiet=options["quiet"]) as listener:
         return check_bundle.run(place, how, listener)

@@ -15,7 +15,7 @@ from exporter.core.size_range import Range
 if TYPE_CHECKING:
     from exporter.model.recipes import Source
 
-Sizes = dict[str, tuple[int, ...]]
+GivenSizes = dict[str, tuple[int, ...]]
 
 
 class ModelName(click.ParamType[str]):
@@ -45,9 +45,9 @@ def read_batch(ctx: click.Context, param: click.Parameter, given: str | None) ->
     return sizes if given is not None else ()
 
 
-def read_sizes(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> Sizes:
+def read_sizes(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> GivenSizes:
     """The last sizes and the last range of each name: a range, with its step, under `NAME..`."""
-    sizes: Sizes = {}
+    sizes: GivenSizes = {}
     for item in given:
         name, _, value = item.partition("=")
         low, dots, rest = value.partition("..")
@@ -97,23 +97,23 @@ model_options = _options.together(
 )
 
 
-def given_sizes(options: dict[str, Any]) -> Sizes:
+def given_sizes(options: dict[str, Any]) -> GivenSizes:
     """What --size and --batch say together."""
-    sizes: Sizes = options["sizes"]
+    sizes: GivenSizes = options["sizes"]
     return sizes | ({"batch": options["batch"]} if options["batch"] else {})
 
 
-def single_sizes(given: Sizes) -> dict[str, int]:
+def single_sizes(given: GivenSizes) -> dict[str, int]:
     """The example's sizes among them."""
     return {name: sizes[0] for name, sizes in given.items() if not name.endswith("..")}
 
 
-def sweep(given: Sizes) -> Sizes:
+def sweep(given: GivenSizes) -> GivenSizes:
     """What is timed at more sizes than one."""
     return {name: sizes for name, sizes in given.items() if not name.endswith("..") and len(sizes) > 1}
 
 
-def ranges(given: Sizes) -> dict[str, Range]:
+def ranges(given: GivenSizes) -> dict[str, Range]:
     """The ranges among them."""
     found = {name[:-2]: bounds for name, bounds in given.items() if name.endswith("..")}
     return {name: Range(low, high).within(low, high, step) for name, (low, high, step) in found.items()}

@@ -116,10 +116,10 @@ def _form(kind: str, old: TensorSpec, new: TensorSpec) -> Iterator[Change]:
         yield Change(f"{kind} {old.name} had {len(old.shape)} dimensions, has {len(new.shape)}")
 
 
-Sizes = range | tuple[int, ...] | str | None
+Allowed = range | tuple[int, ...] | str | None
 
 
-def _sizes(contract: Contract, dim: Dim) -> Sizes:
+def _sizes(contract: Contract, dim: Dim) -> Allowed:
     """What a dimension may be: sizes, None for any, or text where the sizes follow no simple rule."""
     if dim is None:
         return None
@@ -136,7 +136,7 @@ def _sizes(contract: Contract, dim: Dim) -> Sizes:
     return f"{Expression('n', expression.factor, expression.offset, expression.divisor)} for n from {bounds}"
 
 
-def _within(old: Sizes, new: Sizes) -> bool:
+def _within(old: Allowed, new: Allowed) -> bool:
     """Whether all that was allowed still is."""
     if new is None or old == new:
         return True
@@ -191,7 +191,7 @@ def _ties(old: Contract, new: Contract) -> dict[str, list[_Tie]]:
 
 
 def _tried(contract: Contract, symbol: str) -> Sequence[int]:
-    """Sizes of a symbol: all, or of many the ends."""
+    """Allowed of a symbol: all, or of many the ends."""
     bounds = contract.symbols[symbol]
     sizes = bounds.sizes
     return sizes if len(sizes) <= 2 * ENDS else (*sizes[:ENDS], *sizes[-ENDS:])

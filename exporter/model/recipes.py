@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from exporter.core import dimensions, source_lines
 from exporter.core.dimensions import NamedDim
 from exporter.core.errors import RecipeError, UsageError
-from exporter.core.settings import WEIGHTS as WEIGHTS
 from exporter.core.settings import SourceSettings
 from exporter.core.size_range import Range
 

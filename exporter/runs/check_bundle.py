@@ -22,7 +22,7 @@ from exporter.core.records import Manifest, VariantRecord
 from exporter.core.settings import SessionSettings, TimingSettings
 from exporter.evidence import metrics
 from exporter.runs import latency, session_checks
-from exporter.runs.memory_needs import Plan
+from exporter.runs.memory_needs import MemoryPlan
 from exporter.runs.sessions import Sessions
 from exporter.workers.children import Zygote
 
@@ -30,7 +30,7 @@ SKEW = timedelta(minutes=5)  # between two clocks that are right, as Kerberos ta
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(TimingSettings, SessionSettings):
+class CheckOptions(TimingSettings, SessionSettings):
     """How the sessions run, and whether they are timed too."""
 
     timeout: float = 600.0
@@ -39,7 +39,7 @@ class Settings(TimingSettings, SessionSettings):
     trust: Trust = field(default_factory=Trust)
 
 
-def run(place: Path, how: Settings, listener: Listener) -> Manifest:
+def run(place: Path, how: CheckOptions, listener: Listener) -> Manifest:
     """The manifest with the sessions as they are found now; without the timings of the export.
 
     AlteredError when any file is not what was published, before a process is started; ArtifactError when that is the
@@ -72,7 +72,7 @@ class _Recheck:
 
     evidence: integrity.Evidence
     manifest: Manifest
-    how: Settings
+    how: CheckOptions
     listener: Listener
     zygote: Zygote
     logs: Path
@@ -80,14 +80,14 @@ class _Recheck:
 
     def __post_init__(self) -> None:
         self.sessions = Sessions(self.manifest.device if self.how.bench else "cpu", only_passing=True)
-        self.plans: dict[str, Plan] = {}  # by the variant's name
+        self.plans: dict[str, MemoryPlan] = {}  # by the variant's name
         self.options = pick(targets.Options, self.how, device=self.manifest.device, scratch=str(self.logs))
 
     def execute(self, recorded: list[VariantRecord]) -> Manifest:
         checked: list[VariantRecord] = []
         for record in recorded:
             self.listener.stage(record.name, "check")
-            self.plans[record.name] = Plan(sum(file.bytes for file in record.files))
+            self.plans[record.name] = MemoryPlan(sum(file.bytes for file in record.files))
             checked.append(self._check(record, self.logs / f"{len(checked)}.log"))
             if not self._waits(record):
                 self.listener.done(checked[-1])

@@ -94,7 +94,7 @@ def _gb(size: float) -> str:
 
 
 @dataclass
-class Plan:
+class MemoryPlan:
     """What the steps for one model are expected to take, and what was free when each began.
 
     `limit` is what the user allows a job, in bytes, or 0. `alone` says that a run of fewer variants is a remedy.

@@ -13,7 +13,7 @@ from exporter.core.contract_records import FP32
 from exporter.core.errors import UsageError
 from exporter.core.option import command_line, pick
 from exporter.core.records import Goal, Manifest, RequestRecord
-from exporter.core.settings import RunSettings, SizeSettings, SourceSettings
+from exporter.core.settings import WEIGHTS, RunSettings, SizeSettings, SourceSettings
 from exporter.model import recipes
 from exporter.model.recipes import Source
 from exporter.workers.messages import Job
@@ -104,7 +104,7 @@ def again(manifest: Manifest) -> Request:
         cause = "it was made from a module in memory" if asked else "it records no request"
         raise UsageError(f"the bundle cannot be built again: {cause}", "export again, and `exporter compare` the two")
     had = manifest.model.weights
-    weights = had if asked.weights == "auto" and had in recipes.WEIGHTS else asked.weights
+    weights = had if asked.weights == "auto" and had in WEIGHTS else asked.weights
     try:
         about: SourceSettings = pick(SourceSettings, asked)
         source = recipes.resolve(asked.model, about, asked.weights)

@@ -11,7 +11,7 @@ from exporter import targets
 from exporter.core import memory
 from exporter.core.contract_records import FP32
 from exporter.runs import memory_needs
-from exporter.runs.memory_needs import GOLDEN, Plan
+from exporter.runs.memory_needs import GOLDEN, MemoryPlan
 from exporter.workers.children import Child, Holder, Zygote
 from exporter.workers.messages import Job, Prepared
 
@@ -30,7 +30,7 @@ class Turns:
         self._exports = [variant for variant in variants if not targets.is_live(variant)]
         self._users: set[targets.Variant | str] = {*variants, GOLDEN}
         self._lock = threading.Lock()
-        self.plan = Plan(0, job.options.memory_limit, len(self._exports) > 1)
+        self.plan = MemoryPlan(0, job.options.memory_limit, len(self._exports) > 1)
         self.room = memory.Room(memory.UNLIMITED)
 
     def load(self, timeout: float) -> None:
@@ -54,7 +54,7 @@ class Turns:
         return self._holder or self._zygote
 
     def settle(self, prepared: Prepared) -> None:
-        """Plan with what is known now: the model is loaded and captured, and what is free now is there for the rest."""
+        """Plan with what is known once the model is loaded and captured: what is free now is there for the rest."""
         self.plan.weights = prepared.weight_bytes
         self.room = memory.Room(memory_needs.share(memory.free(), self.plan.weights))
         for user in [user for user in self._users if isinstance(user, targets.Variant)]:

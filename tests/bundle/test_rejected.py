@@ -57,7 +57,7 @@ def test_what_failed_goes_nowhere(made: tuple[Manifest, Path], tmp_path: Path) -
     assert integrity.whole(place) == found, "nobody misses it"
     with pytest.raises(UsageError, match="trace failed"):
         deploy.choose(found, "trace", lambda _: "")
-    again = check_bundle.run(place, check_bundle.Settings(threads=1, timeout=120), Listener())
+    again = check_bundle.run(place, check_bundle.CheckOptions(threads=1, timeout=120), Listener())
     assert [(v.name, v.status) for v in again.variants] == [("script", "passed")]
     assert any("trace is not checked: it failed" in warning for warning in again.warnings)
 

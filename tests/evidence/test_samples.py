@@ -120,7 +120,7 @@ def test_a_run_shows_the_metric_of_eager_and_of_every_variant(run: Run, lent_zyg
         page = report.render_all([(manifest, place)], form)
         assert f"metric of eager {metric.eager:.4g} over 3 samples" in page
         assert page.count(f"{metric.eager:.4g}") > 1
-    checked = check_bundle.run(place, check_bundle.Settings(threads=1, timeout=300.0), Listener())
+    checked = check_bundle.run(place, check_bundle.CheckOptions(threads=1, timeout=300.0), Listener())
     assert checked.metric == metric
     assert rows(checked)["trace"].metric is None
     assert metrics.NOT_AGAIN in checked.warnings

@@ -48,7 +48,7 @@ def test_a_variant_that_fails_in_one_language_is_done_once(
     monkeypatch.setattr(session_checks, "openers", openers_of_both)
     heard = Heard()
     manifest = check_bundle.run(
-        bundle, check_bundle.Settings(threads=1, timeout=120, bench=True, time_budget=0.1), heard
+        bundle, check_bundle.CheckOptions(threads=1, timeout=120, bench=True, time_budget=0.1), heard
     )
     assert [(r.name, r.status) for r in heard.records] == [(v.name, "failed") for v in manifest.variants]
     assert all("python" in r.timings for r in heard.records)

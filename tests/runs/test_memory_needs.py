@@ -16,7 +16,7 @@ from exporter.core.errors import Blame, JobError
 from exporter.core.progress import Listener
 from exporter.core.records import Manifest, VariantRecord
 from exporter.runs import check_bundle, memory_needs
-from exporter.runs.memory_needs import LOAD, Plan, Shortage
+from exporter.runs.memory_needs import LOAD, MemoryPlan, Shortage
 from exporter.targets import GB, Need
 from exporter.workers.session.client import PythonSession
 
@@ -81,7 +81,7 @@ def test_a_load_that_the_kernel_ended_says_what_was_free(monkeypatch: pytest.Mon
     monkeypatch.setattr(memory, "free", lambda: 2 * 10**9)
     counts = iter([0, 1])
     monkeypatch.setattr(memory, "kills", lambda: next(counts))
-    plan = Plan()
+    plan = MemoryPlan()
     plan.begin(LOAD)
     ended = "The memory did not suffice: load was ended by SIGKILL (out of memory?)"
     found = plan.explain(VariantRecord("trace", "trace", "failed", "prepare", ended, cause="killed"))
@@ -103,7 +103,7 @@ def test_a_run_that_cannot_load_says_what_was_free(run: Run, monkeypatch: pytest
 
 def recheck_timed(place: Path) -> Manifest:
     return check_bundle.run(
-        place, check_bundle.Settings(threads=1, timeout=120, bench=True, time_budget=0.1), Listener()
+        place, check_bundle.CheckOptions(threads=1, timeout=120, bench=True, time_budget=0.1), Listener()
     )
 
 
@@ -147,7 +147,7 @@ def test_a_check_says_what_was_needed_and_there(budget: float, run: Run, monkeyp
 
     monkeypatch.setattr(PythonSession, "start", fail)
     (row,) = check_bundle.run(
-        place, check_bundle.Settings(threads=1, timeout=120, bench=budget > 0, time_budget=budget), Listener()
+        place, check_bundle.CheckOptions(threads=1, timeout=120, bench=budget > 0, time_budget=budget), Listener()
     ).variants
     said = "The memory did not suffice: a session of trace needs about 1.5 GB, 0.5 GB were free: "
     assert (row.status, row.reason.startswith(said)) == ("failed", True), row.reason

@@ -14,7 +14,7 @@ from exporter.core import memory
 from exporter.core.records import VariantRecord
 from exporter.model import mapped_program
 from exporter.runs import memory_needs
-from exporter.runs.memory_needs import GB, Plan
+from exporter.runs.memory_needs import GB, MemoryPlan
 from exporter.runs.scheduling import Turns
 from exporter.workers.children import Holder, Zygote
 from exporter.workers.messages import Prepared
@@ -138,15 +138,15 @@ def test_a_kill_is_laid_to_memory_where_the_kernel_says_so(
     kills: list[int], reason: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, after = kills
-    usual = Plan.explain
+    usual = MemoryPlan.explain
     monkeypatch.setattr(memory, "free", lambda: round(90 * GB))
     monkeypatch.setattr(memory, "kills", lambda: before)
 
-    def explain(plan: Plan, record: VariantRecord) -> VariantRecord:
+    def explain(plan: MemoryPlan, record: VariantRecord) -> VariantRecord:
         monkeypatch.setattr(memory, "kills", lambda: after)
         return usual(plan, record)
 
-    monkeypatch.setattr(Plan, "explain", explain)
+    monkeypatch.setattr(MemoryPlan, "explain", explain)
     manifest, _ = run("heavy:killed", "trace")
     (row,) = manifest.variants
     assert (row.status, row.stage) == ("failed", "export")
