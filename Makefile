@@ -7,7 +7,7 @@ FAST := tests/core tests/report tests/evidence tests/runs/test_request.py tests/
 SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test check install lint cpp ctest asan pytest coverage fuzz fuzz-cpp schemas bench tables test-gpu clean
+.PHONY: help demo test check install lint docs cpp ctest asan pytest coverage fuzz fuzz-cpp schemas bench tables test-gpu clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -17,7 +17,7 @@ demo: install cpp ## export BERT to every target, run the traced artifact withou
 	@echo 'The traced artifact in C++, with an empty environment and no Python:'
 	env -i $(CPP)/exporter-run verify artifacts/bert/trace.pt
 
-test: install lint cpp ctest pytest ## lint, types, ctest, pytest
+test: install lint docs cpp ctest pytest ## lint, types, docs, ctest, pytest
 
 check: lint ## lint, types and the fast tests, in under 2 minutes
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -q $(FAST)
@@ -37,6 +37,9 @@ lint: install ## ruff, mypy --strict, import-linter, clang-format
 	mypy
 	lint-imports
 	clang-format --dry-run --Werror $$(git ls-files 'cpp/*.h' 'cpp/*.cpp')
+
+docs: install ## the documentation site in build/site; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 cpp: install ## build exporter-run
 	@mkdir -p build

@@ -137,7 +137,7 @@ def _with_keywords(record: Callable[P, ExportArguments]) -> Callable[P, Bundle]:
     lines = "\n        ".join(f"{setting.name}: {setting.option.help}" for setting in known)
     export.__doc__ = (_export.__doc__ or "").replace("{settings}", lines)
     export.__signature__ = signature.replace(return_annotation=Bundle)  # type: ignore[attr-defined]
-    export.__module__ = "exporter"
+    export.__qualname__ = "export"
     return export
 
 
