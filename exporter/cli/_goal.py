@@ -6,14 +6,19 @@ import dataclasses
 from typing import Any
 
 from exporter.cli import _options
+from exporter.core.option import settings
 from exporter.core.records import Goal
 from exporter.core.timing_records import runs_for
 
-goal_options = _options.together(
-    _options.of(Goal, "name", default=None, show_default="latency"),
-    _options.of(Goal, "max_p99_ms", "max_mb", "min_cosine"),
-    _options.of(Goal, "needs", default=None),
-)
+
+def goal_options(usual: str) -> _options.Option:
+    """The options; `usual` says what the goal is where none is given."""
+    name = next(setting for setting in settings(Goal) if setting.name == "name")
+    return _options.together(
+        _options.of(Goal, "name", default=None, help=f"{name.option.help}  [default: {usual}]"),
+        _options.of(Goal, "max_p99_ms", "max_mb", "min_cosine"),
+        _options.of(Goal, "needs", default=None),
+    )
 
 
 def least_runs(options: dict[str, Any]) -> int:

@@ -49,7 +49,7 @@ def _option(setting: Setting, changes: dict[str, Any]) -> Option:
         given["type"] = _type(setting)
     if setting.makes_default or given["default"] == "":  # the help says what it depends on
         given["default"] = None
-    if given["default"] in (None, ()):
+    if given["default"] in (None, ()) or changes.get("default", ...) is None:
         given["show_default"] = False
     return click.option(setting.flag, setting.name, **given | changes)
 

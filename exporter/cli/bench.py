@@ -18,7 +18,7 @@ from exporter.core.settings import TimingSettings
 @click.command(name="bench", short_help="Time a bundle again, on this machine.")
 @_bundle.bundle_options
 @_options.of(TimingSettings, "time_budget", "wait_quiet")
-@goal_options
+@goal_options("the bundle's own")
 def command(bundle: Path, **options: Any) -> int:
     """Check BUNDLE as `exporter check` does, then time its artifacts side by side, in Python and in C++.
 

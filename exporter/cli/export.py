@@ -87,7 +87,7 @@ class TargetList(click.ParamType[str]):
 @_options.of(BuildSettings, "opset")
 @_options.of(SessionSettings, "allow_cpu_fallback", "cuda_graphs")
 @_options.of(BuildSettings, "fullgraph", "portable")
-@goal_options
+@goal_options("latency")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest instead of the table.")
 @_options.QUIET
 @click.option("-v", "--verbose", is_flag=True, help="Logs of what failed, tracebacks.")

@@ -16,7 +16,7 @@ from exporter.cli._goal import chosen, goal_options
 @click.option(
     "--format", "form", type=click.Choice(["table", "json", "md", "html"]), default="table", show_default=True
 )
-@goal_options
+@goal_options("the bundle's own")
 def command(bundles: tuple[Path, ...], form: str, **options: Any) -> None:
     """Show what the run that made BUNDLE found; recommend by another goal than it had.
 
