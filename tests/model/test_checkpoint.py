@@ -458,7 +458,7 @@ def test_an_export_with_a_part_of_a_checkpoint(cli: Cli, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--allow-partial"], "says nothing without --checkpoint"),
+        (["--allow-partial"], "has no effect without a checkpoint"),
         (["--checkpoint", __file__, "--weights", "pretrained"], "two sources of weights"),
         (["--checkpoint", "nowhere.pt"], "does not exist"),
     ],
