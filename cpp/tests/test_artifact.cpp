@@ -643,7 +643,11 @@ TEST_CASE("passes runners on") {
 
 TEST_CASE("tells lack of memory inside a model") {
   exporter::load_operators(operators());
-  for (const std::string name : {"meet.pt", "meet.pt2"}) {
+  std::vector<std::string> names = {"meet.pt"};
+#if __has_include(<torch/csrc/shim_exception_state.h>)
+  names.emplace_back("meet.pt2");  // packages of an older torch report only that a call failed
+#endif
+  for (const std::string& name : names) {
     CAPTURE(name);
     const auto artifact = Artifact::open(fixtures() / name, {.runners = 1});
     const auto run = [&](double value) { artifact.run({at::full({2, 3}, value)}); };
