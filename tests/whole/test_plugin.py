@@ -85,6 +85,8 @@ def test_every_command_knows_the_target(command: Command, tmp_path: Path) -> Non
     rows = {variant.name: variant for variant in manifest.variants}
     assert rows["sample"].status == "passed"
     assert rows["sample"].timings
+    sessions = {session.session: session.status for session in rows["sample"].sessions}
+    assert sessions == {"python": "passed"} | ({"native": "passed"} if environment.find_runner() else {})
     assert rows["sample"].notes == ("by the sample plug-in",)
     assert {"sample-plugin": "1.0", "sample-runtime": "2.0"}.items() <= manifest.environment.items()
     bill = {part["name"] for part in json.loads((bundle / layout.BOM).read_bytes())["components"]}

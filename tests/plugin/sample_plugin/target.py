@@ -1,8 +1,7 @@
-"""A sample of a target: the exported program, run op by op."""
+"""A sample of a target: a trace, which exporter-run can load."""
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ artifact = "sample.pt"
 variants = ("",)
 precisions = ("fp32",)
 requires = ("sample-runtime",)
-native = False
+native = True
 needs_program = True
 also_called = ("specimen",)
 libraries = ("sample_runtime",)
@@ -28,35 +27,36 @@ read_contract = contract_files.read_zip
 
 
 def export(program: Program, path: Path, options: Options) -> Exported:
-    """Save the exported program with its contract."""
+    """Save a trace of the module, with the contract inside."""
     import torch
 
-    file = io.BytesIO()
-    torch.export.save(program.artifact, file, extra_files={"contract.json": to_json(program.contract)})
-    path.write_bytes(file.getvalue())
+    with torch.no_grad():
+        traced = torch.jit.trace(program.module, program.example)
+    torch.jit.save(traced, path, _extra_files={"contract.json": to_json(program.contract)})
     return Exported(notes=("by the sample plug-in",))
 
 
 def load(path: Path, options: Options) -> Loaded:
-    """The program's graph."""
+    """Load the trace."""
     import torch
 
-    module = torch.export.load(io.BytesIO(path.read_bytes())).module()
+    module = torch.jit.load(path)
 
     def run(inputs: Tensors) -> Tensors:
         with torch.no_grad():
-            return tuple(module(*inputs))
+            outputs: Tensors = module(*inputs)
+            return outputs
 
     return Loaded(run)
 
 
 def explain(subject: Any) -> list[Any]:
-    """What exporter explain says of a model."""
+    """Return the findings of `exporter explain`."""
     from exporter.workers.explain import Finding
 
     return [Finding("ok", f"it takes {len(subject.contract.inputs)} input")]
 
 
 def examine(probed: str) -> tuple[Part, ...]:
-    """What exporter doctor says of it."""
+    """Return what `exporter doctor` reports."""
     return (Part("ok", "sample runtime", "needs nothing else"),)
