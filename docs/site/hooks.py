@@ -1,4 +1,4 @@
-"""What MkDocs adds to the pages of docs/: pages that lie elsewhere in the repository, and the C++ headers."""
+"""MkDocs hooks: add pages from outside docs/ and a reference of the C++ headers to the site."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[2]
-# Where what lies outside docs/ is on the site.
+# Files outside docs/, and their paths on the site.
 PAGES = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
@@ -28,7 +28,7 @@ _LINK = re.compile(r"(?<!`)\[([^\]\n]*)\]\(([^)\s]+)\)")
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages, the schemas, the published results and the reference of the headers."""
+    """Add pages, schemas, published results and the header reference to the files of the site."""
 
     def add(place: str, content: str | bytes) -> None:
         files.append(File.generated(config, place, content=content))
@@ -48,13 +48,13 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """The page with its links out of docs/ led to where their targets are on the site."""
+    """Rewrite the page's links to files outside docs/ as links to their pages on the site."""
     place = page.file.src_uri
     return markdown if page.file.generated_by else linked(markdown, f"docs/{place}", place)
 
 
 def site_place(source: str) -> str:
-    """Where a file of the repository is on the site; "" where it is not there."""
+    """Return the path on the site of a file of the repository; "" if the site lacks it."""
     if source.startswith("docs/"):
         return source.removeprefix("docs/")
     if source.startswith(RESULTS):
@@ -63,7 +63,10 @@ def site_place(source: str) -> str:
 
 
 def linked(markdown: str, source: str, place: str) -> str:
-    """Markdown of a file of the repository, for a page at `place`: what is not on the site is named without a link."""
+    """Rewrite the links in `markdown`, the text of `source`, for its page at `place` on the site.
+
+    Links to files that the site lacks become plain text.
+    """
 
     def to(match: re.Match[str]) -> str:
         text, target = match[1], match[2]
@@ -79,8 +82,8 @@ def linked(markdown: str, source: str, place: str) -> str:
 
 
 def headers() -> str:
-    """The public headers, each with its comments."""
-    parts = ["# C++ headers\n", "`#include <exporter/exporter.h>` includes them all.\n"]
+    """Return a page with the text of every public header."""
+    parts = ["# C++ headers\n", "`#include <exporter/exporter.h>` includes all of them.\n"]
     for file in sorted((ROOT / "cpp/include/exporter").glob("*.h")):
         parts.append(f"## {file.name}\n\n```cpp\n{file.read_text(encoding='utf-8').strip()}\n```\n")
     return "\n".join(parts)
