@@ -6,6 +6,7 @@ CPP := build/cpp
 FAST := tests/core tests/report tests/evidence tests/runs/test_request.py tests/whole/test_structure.py tests/whole/test_imports.py
 SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+export TORCHINDUCTOR_CACHE_DIR ?= $(CURDIR)/build/inductor
 
 .PHONY: help demo test check install lint docs cpp ctest asan pytest coverage fuzz fuzz-cpp schemas bench tables test-gpu clean
 

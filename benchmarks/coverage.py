@@ -45,6 +45,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=environment.usable_cpus())
     parser.add_argument("--targets", default=",".join(TARGETS), help="only these")
     parser.add_argument("--no-bare", action="store_true", help="leave out the bare calls")
+    parser.add_argument("--exported", type=Path, help="judge the bundles NAME in this folder, and export nothing")
     parser.add_argument("--out", type=Path, default=Path("build/coverage"))
     arguments = parser.parse_args()
     asked = arguments.names or (architectures.QUICK if arguments.quick else architectures.every())
@@ -56,13 +57,14 @@ def main() -> None:
     arguments.out = arguments.out.absolute()
     arguments.out.mkdir(parents=True, exist_ok=True)
     # One cache of inductor's for all: what it holds of each other's graphs is keyed by their text.
-    os.environ |= {"TORCHINDUCTOR_CACHE_DIR": str(arguments.out / "cache"), "EXPORTER_RUN": "/none"}
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(arguments.out / "cache"))
+    os.environ["EXPORTER_RUN"] = "/none"
     os.environ["AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL"] = "O0"  # of what calls the kernels, not of these
     JUDGES.set_forkserver_preload(list(HEAVY))
     started = time.perf_counter()
     found: dict[str, Any] = {}
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        started_ones = {pool.submit(cover, n, targets, not arguments.no_bare, arguments.out): n for n in names}
+        started_ones = {pool.submit(cover, n, targets, arguments): n for n in names}
         for future in as_completed(started_ones):
             name, result = started_ones[future], future.result()
             found[name] = result
@@ -75,31 +77,51 @@ def main() -> None:
     sys.exit(conclude(found, targets, minutes))
 
 
-def cover(name: str, targets: Sequence[str], bare: bool, out: Path) -> dict[str, Any]:
+def cover(name: str, targets: Sequence[str], arguments: argparse.Namespace) -> dict[str, Any]:
     """Export one architecture, then judge it in another process."""
-    source, _, rest = name.partition(":")
-    own, _, state = rest.partition("@")
-    model = f"{HERE / FILES[source]}:{own}" if source in FILES else name
     started = time.perf_counter()
-    sizes = architectures.SIZES.get(name, [])
+    log = arguments.out / f"{folder_of(name)}.log"
     with tempfile.TemporaryDirectory(prefix="coverage-") as folder:
-        bundle = f"{folder}/bundle"
-        export = [sys.executable, "-m", "exporter", "export", model, "--targets", ",".join(targets), "--out", bundle]
-        export += ["--weights", "auto" if source == "zoo" else "random", "--state", state or "carry", "--no-bench"]
-        export += ["-q", "--threads", "1", "--device", "cpu", "--timeout", "600"]
-        export += [word for size in sizes for word in ("--size", size)]
-        exported = subprocess.run(export, capture_output=True, text=True, check=False)
-        log = out / f"{name.replace(':', '-').replace('@', '-')}.log"
-        log.write_text(exported.stdout + exported.stderr)
-        asked = {name: tuple(map(int, size.split(".."))) for name, _, size in (s.partition("=") for s in sizes)}
-        words = judge(model, Path(bundle), asked, targets if bare else (), log) or {"broken": str(log)}
-    return {**words, "seconds": time.perf_counter() - started}
+        if arguments.exported:
+            bundle = arguments.exported / folder_of(name)
+        else:
+            bundle = Path(folder, "bundle")
+            command = [sys.executable, "-m", "exporter", *words(name, targets, bundle)]
+            exported = subprocess.run(command, capture_output=True, text=True, check=False)
+            log.write_text(exported.stdout + exported.stderr)
+        found = judge(name, bundle, () if arguments.no_bare else targets, log) or {"broken": str(log)}
+    return {**found, "seconds": time.perf_counter() - started}
 
 
-def judge(model: str, *rest: Any) -> dict[str, Any]:
-    """What `_coverage.main` says in a process of its own; nothing when that failed."""
+def folder_of(name: str) -> str:
+    """Return the name of an architecture, fit for a file."""
+    return name.replace(":", "-").replace("@", "-")
+
+
+def words(name: str, targets: Sequence[str], bundle: Path) -> list[str]:
+    """Return the arguments of the command that exports an architecture."""
+    source, _, rest = name.partition(":")
+    sizes = architectures.SIZES.get(name, [])
+    return [
+        "export", recipe(name), "--targets", ",".join(targets), "--out", str(bundle),
+        "--weights", "auto" if source == "zoo" else "random", "--state", rest.partition("@")[2] or "carry",
+        "--no-bench", "-q", "--threads", "1", "--device", "cpu", "--timeout", "600",
+        *(word for size in sizes for word in ("--size", size)),
+    ]  # fmt: skip
+
+
+def recipe(name: str) -> str:
+    """Return the recipe of an architecture, as the command line takes it."""
+    source, _, rest = name.partition(":")
+    return f"{HERE / FILES[source]}:{rest.partition('@')[0]}" if source in FILES else name
+
+
+def judge(name: str, bundle: Path, bare: Sequence[str], log: Path) -> dict[str, Any]:
+    """Return what `_coverage.main` finds in a process of its own; nothing if that fails."""
+    sizes = (size.partition("=") for size in architectures.SIZES.get(name, []))
+    asked = {symbol: tuple(map(int, size.split(".."))) for symbol, _, size in sizes}
     ours, theirs = JUDGES.Pipe(duplex=False)
-    process = JUDGES.Process(target=_coverage_main, args=(model, *rest, theirs))
+    process = JUDGES.Process(target=_coverage_main, args=(recipe(name), bundle, asked, bare, log, theirs))
     process.start()
     theirs.close()
     try:

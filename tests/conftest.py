@@ -19,6 +19,13 @@ from exporter.core.records import Manifest
 from exporter.runs import pipeline
 from exporter.workers.children import EXPORTING, Zygote
 
+HEADERS = Path(__file__).parents[1] / "build/inductor/precompiled_headers"  # precompiling them takes 20 s
+HEAVY = (
+    "torch._inductor.compile_fx",
+    "torch.onnx._internal.exporter._core",
+    "onnxscript",
+    "onnxruntime",
+)  # of most jobs
 TEMPORARY = os.environ.get("TMPDIR", "/tmp")
 # Files that take longest, which go first: workers that share the others out end at about the same time then.
 LONGEST = ("fuzz", "coverage", "planted_defects", "pipeline", "release_cluster", "precision", "release")
@@ -38,11 +45,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_outside_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One thread a process, nothing fetched, caches of compilers in a folder that goes away."""
+    """Use one thread a process, fetch nothing, and keep compilers' caches, but not headers, in a temporary folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("HF_HUB_OFFLINE", "1")
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        cache = tmp_path_factory.mktemp("inductor")
+        HEADERS.mkdir(parents=True, exist_ok=True)
+        (cache / HEADERS.name).symlink_to(HEADERS)
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
         here = Path(__file__).parent
         patch.setenv("PYTHONPATH", f"{here}{os.pathsep}{here.parent}")  # jobs.py, and this tree
         patch.delenv("COLUMNS", raising=False)
@@ -57,7 +67,7 @@ def zygote() -> Iterator[Zygote]:
     with contextlib.ExitStack() as stack:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("TMPDIR", TEMPORARY)  # not that of the test that comes first, which goes away
-            shared = stack.enter_context(Zygote(None, () if environment.gpus() else EXPORTING))
+            shared = stack.enter_context(Zygote(None, () if environment.gpus() else (*EXPORTING, *HEAVY)))
         yield shared
 
 
