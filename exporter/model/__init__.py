@@ -1,1 +1,1 @@
-"""From a name to a flat module, an exported program and TorchScript: sources, checkpoints, flattening, capture."""
+"""Turning a name into a flat module, an exported program and TorchScript: sources, checkpoints, flattening, capture."""

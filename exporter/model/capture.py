@@ -1,4 +1,4 @@
-"""torch.export, run once for all targets that need it, and what a target exports from."""
+"""Running torch.export once for all targets that need it, and the program that each target exports from."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from exporter.model.no_program import NoProgram
 from exporter.model.state import carrying, data_writes, mutation
 from exporter.model.tensors import Tensors
 
-# How torch.export says that the code holds a size to less than was asked for; the second where it fails to say how.
+# In torch.export's error if the code restricts a size further than requested; the second form has no details.
 VIOLATED = ("Constraints violated", "Cannot create Dim with inconsistent")
 Made = TypeVar("Made")
-Samples = tuple[list[Tensors], list[Tensors]]  # the recipe's own, and drawn ones
+Samples = tuple[list[Tensors], list[Tensors]]  # the recipe's samples, and drawn ones
 
 
 @dataclass
 class Program:
-    """What a target exports from. Module, example and exported program are made only when asked for.
+    """What a target exports from. The module, the example and the exported program are made on first use.
 
-    `loading_s` is the time spent on making them, which is no target's fault; `used_capture` tells whether the shared
-    exported program was used.
+    `loading_s` is the time in seconds spent on making them, which does not count towards the target's time.
+    `used_capture` says whether the shared exported program was used.
     """
 
     contract: Contract
@@ -45,25 +45,25 @@ class Program:
     make_module: Callable[[], torch.nn.Module]
     make_example: Callable[[], Tensors]
     exported_file: Path | None
-    entries: dict[int, Program] = field(default_factory=dict)  # by the size that each was specialised for
+    entries: dict[int, Program] = field(default_factory=dict)  # by the size for which each is specialised
     make_samples: Callable[[], Samples] = lambda: ([], [])
-    make_at: Callable[[dict[str, int]], Tensors] | None = None  # inputs like the example, but for these sizes
-    whole: Contract | None = None  # what the module itself takes, where the exported program takes less
+    make_at: Callable[[dict[str, int]], Tensors] | None = None  # inputs like the example, at these sizes
+    whole: Contract | None = None  # what the module takes, if the exported program takes less
     loading_s: float = 0.0
     used_capture: bool = False
 
     @property
     def function(self) -> Contract:
-        """The contract of the module: the state among its inputs and outputs, though the artifact keeps it inside."""
+        """Return the module's contract, with state among inputs and outputs even if the artifact keeps it inside."""
         return contracts.as_function(self.contract)
 
     def outside(self) -> Iterator[Tensors]:
-        """Inputs that the module takes, each of a size that the contract leaves out: those next to the example's."""
+        """Yield inputs that the module takes at sizes that the contract excludes: out of range, or between steps."""
         if self.whole is None or self.make_at is None:
             return
         for name, wide in self.whole.symbols.items():
             narrow = self.contract.symbols.get(name, wide)
-            sizes = wide.sizes  # a range may have billions
+            sizes = wide.sizes  # a range may have billions of sizes, so do not iterate
             low, high = bisect_left(sizes, narrow.sizes[0]), bisect_right(sizes, narrow.sizes[-1])
             below, above = sizes[:low], sizes[high:]
             between = [size for size in sizes[low:high][: 2 * narrow.multiple_of + 1] if not narrow.allows(size)]
@@ -72,31 +72,31 @@ class Program:
 
     @property
     def keeps_state(self) -> bool:
-        """Whether the artifact carries state from call to call."""
+        """Return whether the artifact carries state from call to call."""
         return contracts.keeps_state(self.contract)
 
     @functools.cached_property
     def module(self) -> torch.nn.Module:
-        """The flat eager module, on the device, in eval mode."""
+        """Return the flat eager module, on the device, in eval mode."""
         return self._timed(self.make_module)
 
     @functools.cached_property
     def example(self) -> Tensors:
-        """Example inputs at the capture sizes, on the device."""
+        """Return example inputs at the capture sizes, on the device."""
         return self._timed(self.make_example)
 
     @property
     def samples(self) -> list[Tensors]:
-        """Inputs to calibrate with: the recipe's own, then drawn ones at the capture sizes, which no golden has."""
+        """Return calibration inputs: the recipe's samples, then drawn ones at the capture sizes that no golden has."""
         own, drawn = self._samples
         return own + drawn
 
     @property
     def calibration(self) -> str:
-        """What is calibrated with, in words."""
+        """Describe the calibration inputs."""
         own, drawn = map(len, self._samples)
         if not own:
-            return f"calibrated with {drawn} drawn inputs alone: samples() would give real ones"
+            return f"calibrated with only {drawn} drawn inputs: samples() would supply real ones"
         return f"calibrated with {own} of samples() and {drawn} drawn inputs"
 
     @functools.cached_property
@@ -105,9 +105,9 @@ class Program:
 
     @functools.cached_property
     def exported(self) -> torch.export.ExportedProgram:
-        """The exported program that all targets share. ExportError when torch.export did not take the model.
+        """Return the exported program that all targets share. Raises ExportError if torch.export rejected the model.
 
-        One that could not be saved for all is made again here, and so is one that is not shared: of another precision.
+        The program is exported again if it could not be saved, or if it is not shared because its precision differs.
         """
         if self.exported_file is None:
             return export_program(self.module, self.example, self.function)
@@ -121,11 +121,11 @@ class Program:
 
     @functools.cached_property
     def artifact(self) -> torch.export.ExportedProgram:
-        """The exported program as an artifact has it: the shared one, or one that carries its state in buffers."""
+        """Return the program as the artifact contains it: the shared one, or one with its state in buffers."""
         return self.capture(self.module) if self.keeps_state else self.exported
 
     def capture(self, module: torch.nn.Module) -> torch.export.ExportedProgram:
-        """A module that computes what `module` does, exported as an artifact has it. ExportError as `exported`."""
+        """Export `module` in the form that the artifact contains. Raises ExportError like `exported`."""
         if not self.keeps_state:
             return export_program(module, self.example, self.function)
         inputs = self.example[: len(self.contract.inputs)]
@@ -143,9 +143,9 @@ class Program:
 
 
 def load_program(file: Path) -> torch.export.ExportedProgram:
-    """A saved program with mapped weights, fit to be decomposed.
+    """Load a saved program with mapped weights so that it can be decomposed.
 
-    torch loads ranges of derived dimensions among those of symbols.
+    torch mixes the ranges of derived dimensions with those of symbols; they are removed here.
     """
     program = mapped_program.load(file)
     for node in program.graph.nodes:
@@ -159,29 +159,30 @@ def load_program(file: Path) -> torch.export.ExportedProgram:
 
 @dataclass(frozen=True)
 class Captured:
-    """What torch.export gave: the program, what it fixed or narrowed, and the steps that it asked for, with lines."""
+    """The result of torch.export: the program, the sizes that it fixed or narrowed, and the steps that it requires."""
 
     program: torch.export.ExportedProgram
     fixed: tuple[SizeLimit, ...]
-    bounds: dict[str, Range]  # of the symbols that it allows less than was promised
+    bounds: dict[str, Range]  # of the symbols whose range is smaller than promised
     rules: dict[str, Rule]
-    relaxed: bool  # whether not all that was promised could be asked for
-    place: Callable[[str, int, int], str]  # of the condition on a symbol that a size breaks, or that gives a step
+    relaxed: bool  # whether torch.export rejected the promised ranges
+    place: Callable[[str, int, int], str]  # the line of the condition that a size breaks or that requires a step
 
 
 def export_program(
     module: torch.nn.Module, example: Tensors, contract: Contract, strict: bool = False
 ) -> torch.export.ExportedProgram:
-    """torch.export with the contract's dimensions dynamic. ExportError names what is in the way."""
+    """Run torch.export with the contract's dimensions dynamic. Raises ExportError, which names the obstacle."""
     return capture(module, example, contract, strict).program
 
 
 def capture(module: torch.nn.Module, example: Tensors, contract: Contract, strict: bool = False) -> Captured:
-    """torch.export with the contract's dimensions dynamic, and what it fixed or narrowed all the same.
+    """Run torch.export with the contract's dimensions dynamic; also return what it fixed or narrowed nevertheless.
 
-    Where some guard of the graph forbids part of the promised range, the range is left to torch.export: such guards (a
-    length of 1 that takes another kernel, say) are often needless; `exporter.evidence.narrowing` finds out. ExportError
-    names what is in the way, and what the program changes that is not known to be state.
+    If a guard of the graph forbids part of the promised range, torch.export chooses the range. Such guards (a length of
+    1 that selects another kernel, for example) are often needless; `exporter.evidence.narrowing` tests them.
+
+    Raises ExportError, which names the obstacle or a tensor that the program changes but that is not known as state.
     """
     with fixed_dims.watch(_export_somehow.__name__) as found:
         program = _export_somehow(functools.partial(_export, strict=strict), module, example, contract, found)
@@ -213,7 +214,7 @@ def _export_somehow(
     asked = fixed_dims.rules(str(violated))
     found.rules = {n: rule for n, rule in asked.items() if n in moving and moving[n].multiple_of % rule.multiple}
     free = {n: torch.export.Dim.AUTO(min=r.min, max=r.max) for n, r in moving.items()}
-    for unnamed in (found.symbols(contract), set(named)):  # those that it fixed, or else all
+    for unnamed in (found.symbols(contract), set(named)):  # first the fixed symbols only, then all
         with contextlib.suppress(Exception):
             return export(module, example, contract, {n: free[n] if n in unnamed else named[n] for n in named})
     text = source_lines.blamed("torch.export", violated)
@@ -221,7 +222,7 @@ def _export_somehow(
 
 
 def _with_writes(said: str, module: torch.nn.Module) -> str:
-    """With the line that writes through `.data`, where that may be what torch.export says it lost."""
+    """Add the line that writes through `.data` if that may be the constant that torch.export complains about."""
     if "fake tensor in the exported program constant" not in said or source_lines.place(said):
         return said
     lines = data_writes.writes(type(inner) for inner in module.modules())
@@ -229,7 +230,7 @@ def _with_writes(said: str, module: torch.nn.Module) -> str:
 
 
 def _named(name: str, bounds: Range) -> Any:
-    """A symbol as torch.export calls it; one with a step is a multiple of another, as its own advice has it."""
+    """Return the torch.export.Dim of a symbol; a step makes it a multiple of another Dim, as torch.export advises."""
     step, sizes = bounds.multiple_of, bounds.sizes
     if step == 1:
         return torch.export.Dim(name, min=bounds.min, max=bounds.max)
@@ -248,7 +249,7 @@ def _export(
 
 
 def _dim(dim: str | None, dims: dict[str, Any]) -> Any:
-    """What torch.export calls a dimension. It has no words for a division; it finds that by itself."""
+    """Return the torch.export.Dim of a dimension. A Dim cannot express division; torch.export infers that itself."""
     if dim is None:
         return torch.export.Dim.AUTO
     expression = Expression.parse(dim)
@@ -261,7 +262,7 @@ def _dim(dim: str | None, dims: dict[str, Any]) -> Any:
 
 
 def _allowed(program: torch.export.ExportedProgram, contract: Contract) -> dict[str, Range]:
-    """What torch.export allows of the symbols that it allows a smaller range than promised."""
+    """Return the ranges that torch.export allows, for symbols whose range is smaller than promised."""
     nodes = [node for node in program.graph.nodes if node.op == "placeholder"][-len(contract.inputs) :]
     found: dict[str, Range] = {}
     for node, spec in zip(nodes, contract.inputs, strict=True):

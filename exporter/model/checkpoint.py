@@ -1,4 +1,4 @@
-"""Weights from a file into a model, whatever wrappers a training left around their keys."""
+"""Loading weights from a file into a model, with the key prefixes that training wrappers add removed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from exporter.model import checkpoint_files
 
 StateDict = dict[str, Any]
 
-CONTAINERS = (  # where training loops keep a state dict; the first one of two that fit alike is taken
+CONTAINERS = (  # where training loops keep a state dict; on a tie the first one wins
     "state_dict",
     "model_state_dict",
     "model",
@@ -34,25 +34,25 @@ CONTAINERS = (  # where training loops keep a state dict; the first one of two t
 NESTED = 3
 COMPILED = frozenset({"_orig_mod"})
 WRAPPERS = COMPILED | {"module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
-PREFIXES = ("model", "net", "network")  # of a training's own module around the model
+PREFIXES = ("model", "net", "network")  # attributes under which a training module holds the model
 _SHOWN = 4
 
 
 def load_into(model: nn.Module, path: str | Path, allow_partial: bool) -> list[str]:
-    """Copy a checkpoint's weights into the model, and say so in its attribute `exporter_weights`.
+    """Copy a checkpoint's weights into the model and record that in its attribute `exporter_weights`.
 
-    Keys are compared without what torch.compile, data parallel and sharding put among them, on both sides.
+    Keys are compared without the parts that torch.compile, data parallelism and sharding add, on both sides.
 
     Args:
-        model: of the right architecture; its own dtypes and device stay.
+        model: of the right architecture; its dtypes and device do not change.
         path: see `checkpoint_files.read`.
         allow_partial: load what fits and return the rest as notes.
 
     Returns:
-        What the user should know: casts, a choice between two state dicts, what did not fit.
+        Notes for the user: casts, a choice between two state dicts, keys that did not fit.
 
     Raises:
-        RecipeError: it cannot be read, holds nothing of this model, or does not fit it and `allow_partial` is not set.
+        RecipeError: the file cannot be read, has no key of the model, or does not fit and `allow_partial` is not set.
     """
     file = Path(path)
     fit, others = _best_fit(file, checkpoint_files.read(file), list(model.state_dict()))
@@ -61,7 +61,7 @@ def load_into(model: nn.Module, path: str | Path, allow_partial: bool) -> list[s
     if problems and not allow_partial:
         raise RecipeError(
             f"{file.name} does not fit {type(model).__name__}: {'; '.join(problems)}",
-            "--allow-partial loads what fits; or give the model that it was saved from",
+            "give the model that it was saved from, or load what fits with --allow-partial",
         )
     model.exporter_weights = f"checkpoint {file.name}{' (in part)' if problems else ''}"  # type: ignore[assignment]
     return [f"checkpoint {file.name}: {note}" for note in (*others, *casts, *problems)]
@@ -69,7 +69,7 @@ def load_into(model: nn.Module, path: str | Path, allow_partial: bool) -> list[s
 
 @dataclass(frozen=True)
 class _Fit:
-    """A state dict under the model's keys as far as they fit, under its own elsewhere."""
+    """A state dict whose keys are renamed to the model's keys where they fit."""
 
     place: str
     tensors: StateDict
@@ -77,13 +77,13 @@ class _Fit:
 
 
 def _best_fit(file: Path, found: Mapping[Any, Any], keys: Sequence[str]) -> tuple[_Fit, list[str]]:
-    """The state dict in the file, and the way to read its keys, that most of the model's keys fit."""
+    """Return the state dict of the file, with its keys renamed, that fits most of the model's keys."""
     fits = [_fit(place, tensors, keys) for place, tensors in _state_dicts(found)]
     if not fits:
         raise RecipeError(
             f"{file.name} holds no state dict; it has {_listed(sorted(map(str, found)))}", "save model.state_dict()"
         )
-    best = max(fits, key=lambda fit: fit.fitting)  # the first of several
+    best = max(fits, key=lambda fit: fit.fitting)  # max returns the first of several
     if not best.fitting:
         raise RecipeError(
             f"{file.name} has none of the model's keys: it has {_listed(list(best.tensors))}, "
@@ -91,11 +91,11 @@ def _best_fit(file: Path, found: Mapping[Any, Any], keys: Sequence[str]) -> tupl
             "give a checkpoint of this model",
         )
     others = [fit.place for fit in fits if fit is not best and fit.fitting == best.fitting]
-    return best, [f"{best.place} is taken, not {' or '.join(others)}"] if others else []
+    return best, [f"used {best.place}, not {' or '.join(others)}"] if others else []
 
 
 def _state_dicts(found: Mapping[Any, Any], place: str = "", depth: int = NESTED) -> Iterator[tuple[str, StateDict]]:
-    """Every mapping with tensors in it, with the names of the containers that lead there."""
+    """Yield every mapping that contains tensors, with the names of the containers around it."""
     tensors = {key: value for key, value in found.items() if isinstance(key, str) and not isinstance(value, Mapping)}
     if any(isinstance(value, torch.Tensor) for value in tensors.values()):
         yield place or "the top", tensors
@@ -105,7 +105,7 @@ def _state_dicts(found: Mapping[Any, Any], place: str = "", depth: int = NESTED)
 
 
 def _fit(place: str, tensors: StateDict, keys: Sequence[str]) -> _Fit:
-    """The state dict by the model's keys, with the prefix taken off, of either, that makes most of them fit."""
+    """Rename the keys to the model's, removing the prefix (on either side) that makes most of them fit."""
     wrappers = next(
         w for w in (WRAPPERS, COMPILED, frozenset[str]()) if _are_distinct(tensors, w) and _are_distinct(keys, w)
     )
@@ -124,13 +124,13 @@ def _are_distinct(keys: Sequence[str] | StateDict, wrappers: frozenset[str]) -> 
 
 
 def _bare(key: str, wrappers: frozenset[str], prefix: str = "") -> str:
-    """A key without wrappers' parts, and then without a prefix."""
+    """Return a key without the parts added by wrappers, and then without a prefix."""
     bare = ".".join(part for part in key.split(".") if part not in wrappers)
     return bare.removeprefix(f"{prefix}.") if prefix else bare
 
 
 def _copy(file: Path, model: nn.Module, fit: _Fit) -> tuple[list[str], list[str]]:
-    """Copy what fits; returns what does not, and which dtypes were cast."""
+    """Copy what fits. Returns problems with the rest, and notes on the dtypes that were cast."""
     state = model.state_dict()
     mismatches = {
         key: said for key, value in fit.tensors.items() if key in state and (said := _mismatch(value, state[key]))
@@ -143,7 +143,7 @@ def _copy(file: Path, model: nn.Module, fit: _Fit) -> tuple[list[str], list[str]
     )
     try:
         result = model.load_state_dict(loadable, strict=False)
-    except Exception as error:  # modules may have loaders of their own
+    except Exception as error:  # modules may define their own loaders
         raise RecipeError(f"{file.name} does not load: {source_lines.message(error)}", "save it again") from error
     tied = _tied(state)
     missing = [
@@ -157,14 +157,14 @@ def _copy(file: Path, model: nn.Module, fit: _Fit) -> tuple[list[str], list[str]
     problems = [
         *_counted("missing", missing),
         *_counted("unexpected", unexpected),
-        *_counted("of another shape or kind", [f"{key}: {said}" for key, said in mismatches.items()]),
+        *_counted("with a different shape or kind", [f"{key}: {said}" for key, said in mismatches.items()]),
         *_counted("different, but tied in the model", _torn(tied, loadable)),
     ]
     return problems, [f"{count} tensors cast from {cast}" for cast, count in casts.items()]
 
 
 def _mismatch(given: Any, wanted: Any) -> str:
-    """Why a value cannot be copied into the model's, or nothing."""
+    """Return why a value cannot be copied into the model's, or ""."""
     if not isinstance(wanted, torch.Tensor) or nn.parameter.is_lazy(wanted):
         return ""
     if not isinstance(given, torch.Tensor):
@@ -181,7 +181,7 @@ def _mismatch(given: Any, wanted: Any) -> str:
 
 
 def _tied(state: Mapping[str, Any]) -> dict[str, set[str]]:
-    """Keys that share their memory, by each of them."""
+    """Map each key that shares memory with others to its group."""
     groups: dict[Any, set[str]] = {}
     for key, value in state.items():
         if (
@@ -195,7 +195,7 @@ def _tied(state: Mapping[str, Any]) -> dict[str, set[str]]:
 
 
 def _torn(tied: Mapping[str, set[str]], loaded: StateDict) -> list[str]:
-    """Groups of tied keys with several values."""
+    """Return groups of tied keys for which the checkpoint has different values."""
     torn = []
     for group in {tuple(sorted(group)) for group in tied.values()}:
         there = [key for key in group if key in loaded]
@@ -205,7 +205,7 @@ def _torn(tied: Mapping[str, set[str]], loaded: StateDict) -> list[str]:
 
 
 def _is_known(key: str, model: nn.Module, value: Any) -> bool:
-    """Whether a key that no parameter takes is still no surprise: a buffer that is not saved, a count of averages."""
+    """Return whether an unmatched key is harmless: a non-persistent buffer, the counter of an average, or no tensor."""
     return key in dict(model.named_buffers()) or key == "n_averaged" or not isinstance(value, torch.Tensor)
 
 

@@ -1,6 +1,7 @@
 """Operators outside torch's own: the namespaces that an artifact calls, and the libraries that register them.
 
-An artifact holds calls of such operators, not their code: whoever loads it, in Python or in C++, has to register them.
+An artifact contains calls of such operators but not their code: a process that loads it, in Python or C++, must
+register them.
 """
 
 from __future__ import annotations
@@ -15,24 +16,24 @@ from exporter.core.errors import ArtifactError, Blame, UsageError
 if TYPE_CHECKING:
     import torch
 
-# What LibTorch registers, and what TorchScript itself is made of.
+# Namespaces that LibTorch registers or that are part of TorchScript.
 OWN = frozenset((
     "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "_quantized", "aten", "c10d", "c10d_functional",
     "cuda", "export", "higher_order", "inductor", "inductor_prims", "mkl", "mkldnn", "mkldnn_prepacked", "onednn",
     "onnx", "prepacked", "prim", "prims", "profiler", "quantization", "quantized", "rngprims", "sparse",
     "static_runtime", "streams", "symm_mem",
 ))  # fmt: skip
-# Where in the package of the namespace's name the library lies: in the newer releases, then in the older ones.
+# File of the library within the package named like the namespace: in newer releases, then in older ones.
 LIBRARIES = {"torchvision": ("_C_stable.so", "_C.so")}
 
 
 def of_script(module: torch.jit.ScriptModule) -> tuple[str, ...]:
-    """Namespaces outside torch's own that the module's forward calls, sorted."""
+    """Return the namespaces outside torch that the module's forward calls, sorted."""
     return _outside(kind.partition("::")[0] for kind in _kinds(module.inlined_graph))
 
 
 def _kinds(block: Any) -> Iterator[str]:
-    """Kinds of all nodes of a graph or block, those inside its branches, loops and forks included."""
+    """Yield the kinds of all nodes of a graph or block, including those in its branches, loops and forks."""
     for node in block.nodes():
         yield node.kind()
         inner = [node.g(name) for name in node.attributeNames() if node.kindOf(name) == "g"]
@@ -41,13 +42,13 @@ def _kinds(block: Any) -> Iterator[str]:
 
 
 def of_exported(program: torch.export.ExportedProgram) -> tuple[str, ...]:
-    """Namespaces outside torch's own that the program calls, sorted."""
+    """Return the namespaces outside torch that the program calls, sorted."""
     import torch
     from torch import fx
 
     nodes = [
         node
-        for module in program.graph_module.modules()  # branches are modules of their own
+        for module in program.graph_module.modules()  # branches are separate modules
         if isinstance(module, fx.GraphModule)
         for node in module.graph.nodes
         if node.op == "call_function"
@@ -61,7 +62,7 @@ def _outside(namespaces: Iterable[str]) -> tuple[str, ...]:
 
 
 def library(namespace: str) -> Path | None:
-    """The installed library that registers a namespace, found without an import of its package; None when unknown."""
+    """Return the installed library that registers a namespace, without importing its package; None if unknown."""
     if namespace not in LIBRARIES:
         return None
     spec = importlib.util.find_spec(namespace)
@@ -71,7 +72,7 @@ def library(namespace: str) -> Path | None:
 
 
 def load(file: str | Path) -> None:
-    """Load a library of operators into this process. UsageError when that cannot be done."""
+    """Load a library of operators into this process. Raises UsageError if that fails."""
     import torch
 
     try:
@@ -83,7 +84,7 @@ def load(file: str | Path) -> None:
 
 
 def require(namespaces: Iterable[str]) -> None:
-    """See to it that operators of these namespaces are registered; ArtifactError where nothing known registers one."""
+    """Register the operators of these namespaces. Raises ArtifactError if no known library registers one."""
     for namespace in namespaces:
         if _registered(namespace):
             continue

@@ -1,4 +1,4 @@
-"""Example inputs at any size, made from one example of which it is known how its dimensions follow the sizes."""
+"""Example inputs at any size, derived from one example whose dimensions are known functions of the sizes."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from exporter.model.flattening import FlatInputs, flatten_inputs
 from exporter.model.recipes import OPTIONAL, FunctionRecipe, Recipe, example_sizes
 
 Dim = Callable[[Mapping[str, int]], int]
-FEW = 2  # a floating tensor of so few values is a mask
+FEW = 2  # a floating-point tensor with at most this many distinct values is a mask
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """One of the inputs: a tensor, with the dimensions that follow sizes by their axis; or a constant."""
+    """One input: a tensor with its dynamic dimensions by axis, or a constant."""
 
     example: Any
     dims: Mapping[int, Dim] = field(default_factory=dict)
 
     def at(self, sizes: Mapping[str, int]) -> Any:
-        """The example at other sizes."""
+        """Return the example at other sizes."""
         if not isinstance(self.example, torch.Tensor):
             return self.example
         shape = list(self.example.shape)
@@ -39,7 +39,7 @@ class Leaf:
 
 
 class Inputs:
-    """A recipe's `inputs`: takes every size as a keyword, with the example's own as its default."""
+    """A recipe's `inputs`. It takes every size as a keyword; the defaults are the example's sizes."""
 
     def __init__(self, leaves: Sequence[Leaf], rebuild: Callable[[list[Any]], Any], sizes: Mapping[str, int]) -> None:
         self._leaves, self._rebuild, self._sizes = tuple(leaves), rebuild, dict(sizes)
@@ -53,10 +53,10 @@ class Inputs:
 
 
 def like(example: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """A tensor of another shape that is as valid an input as the example.
+    """Return a tensor of another shape that is as valid an input as the example.
 
-    Integers, booleans and masks are the example's own, repeated or cut, so that indices stay inside what they index.
-    Other floating tensors are drawn anew, under the global seed, with the example's mean, spread and bounds.
+    Integers, booleans and masks repeat or truncate the example's values, so that indices stay in range. Other
+    floating-point tensors are drawn from the global generator with the example's mean, standard deviation and bounds.
     """
     if not example.is_floating_point() or _is_mask(example):
         return _repeated(example, shape)
@@ -79,28 +79,33 @@ def _repeated(example: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 
 def with_dims(recipe: Recipe, model: torch.nn.Module, dims: Sequence[NamedDim]) -> Recipe:
-    """The recipe of one example, with the dimensions that the user named moving. RecipeError where they cannot."""
+    """Return the recipe with the dimensions that the user named made dynamic. Raises RecipeError if they cannot be."""
     if known := example_sizes(recipe.inputs):
         raise RecipeError(
-            f"--dim is for inputs of one size, and inputs() takes {', '.join(known)}", "give --size NAME=MIN..MAX"
+            f"--dim is for inputs of a fixed size, but inputs() takes {', '.join(known)}", "give --size NAME=MIN..MAX"
         )
     flat = flatten_inputs(model, recipe.inputs())
     leaves, sizes = named(dict(zip(flat.names, flat.tensors, strict=True)), dims)
     ranges = {name: dimensions.bounds(dims, name, size) for name, size in sizes.items()}
-    sizes = {name: nearest(size, Range(*ranges[name])) for name, size in sizes.items()}  # else out of its own range
+    sizes = {
+        name: nearest(size, Range(*ranges[name])) for name, size in sizes.items()
+    }  # the example's size may be outside the range
     inputs = Inputs(leaves, lambda tensors: _as_given(flat, tensors), sizes)
     own: dict[str, Any] = {name: getattr(recipe, name, None) for name in OPTIONAL}
     return FunctionRecipe(recipe.load, inputs, ranges, getattr(recipe, "chooses_weights", True), **own)
 
 
 def _as_given(flat: FlatInputs, tensors: list[Any]) -> Any:
-    """The inputs in the form that a recipe gives them: one of the two is empty."""
+    """Return the inputs in the form that a recipe returns them: args or kwargs, of which one is empty."""
     args, kwargs = flat.rebuild(tensors)
     return kwargs or args
 
 
 def named(example: Mapping[str, torch.Tensor], dims: Sequence[NamedDim]) -> tuple[list[Leaf], dict[str, int]]:
-    """Leaves whose named dimensions move, and the example's sizes. RecipeError for what is not there, or not one."""
+    """Return leaves whose named dimensions are dynamic, and the example's sizes.
+
+    Raises RecipeError if a dimension does not exist, or if dimensions of one name have different sizes.
+    """
     ranks = {name: tensor.dim() for name, tensor in example.items()}
     sizes: dict[str, tuple[int, NamedDim]] = {}
     for dim in dims:
@@ -111,7 +116,7 @@ def named(example: Mapping[str, torch.Tensor], dims: Sequence[NamedDim]) -> tupl
         if first != size:
             raise RecipeError(
                 f"{dim.name} is {first} in dimension {of.axis} of {of.input}, and {size} in {dim.axis} of {dim.input}",
-                "give these dimensions names of their own, or inputs in which they are equal",
+                "give these dimensions different names, or save inputs in which they are equal",
             )
     moving: dict[str, dict[int, Dim]] = {name: {} for name in example}
     for dim in dims:
@@ -124,35 +129,35 @@ def _follow(name: str) -> Dim:
 
 
 def no_such(dim: NamedDim, ranks: Mapping[str, int]) -> RecipeError:
-    """The error for a dimension of no input; `ranks` are those of the inputs."""
+    """Return the error for a dimension that no input has; `ranks` are the ranks of the inputs."""
     known = ", ".join(f"{name} with {rank}" for name, rank in ranks.items())
     return RecipeError(f"--dim {dim}: no input has that dimension", f"the inputs and their dimensions are {known}")
 
 
 def not_free(dim: NamedDim, found: Any) -> RecipeError:
-    """The error for a dimension that a program holds fast, or that follows another."""
-    said = f"follows another size there, {found}" if isinstance(found, str) else f"is fixed at {found} there"
+    """Return the error for a dimension that a program fixes or derives from another."""
+    said = f"is derived from another size, {found}" if isinstance(found, str) else f"is fixed at {found}"
     return RecipeError(
         f"--dim {dim}: the program was saved for certain sizes, and dimension {dim.axis} of {dim.input} {said}",
-        "name a dimension that it leaves free, or export the model again",
+        "name a dynamic dimension, or export the model again",
     )
 
 
 def one_size(symbol: str, name: str, other: str) -> RecipeError:
-    """The error for two names of what the program has as one size."""
-    return RecipeError(f"{name} and {other} are one size of the program, {symbol}", "give them one name")
+    """Return the error for two names given to one size of the program."""
+    return RecipeError(f"{name} and {other} are the same size of the program, {symbol}", "give them one name")
 
 
 def require_distinct(names: Sequence[str]) -> None:
-    """RecipeError where two sizes of a program would have one name."""
+    """Raise RecipeError if two sizes of a program would have the same name."""
     for name in names:
         if names.count(name) > 1:
-            raise RecipeError(f"two sizes of the program would be {name}", "give the other one a name too: --dim")
+            raise RecipeError(f"two sizes of the program would be named {name}", "name the other one with --dim too")
 
 
 def within(dim: NamedDim, promised: Range) -> Range:
-    """The dimension's range. RecipeError where it goes beyond what the program promises."""
+    """Return the dimension's range. Raises RecipeError if it exceeds the range that the program promises."""
     assert dim.bounds is not None
     if dim.bounds.min < promised.min or dim.bounds.max > promised.max:
-        raise RecipeError(f"--dim {dim}: the program takes {promised} there", "promise no more than that")
+        raise RecipeError(f"--dim {dim}: the program accepts {promised} there", "choose a range within it")
     return promised.within(dim.bounds.min, dim.bounds.max)

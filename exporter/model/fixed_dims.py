@@ -1,4 +1,4 @@
-"""Which sizes torch.export gives up: it says so in its log and in an error, and never says on which line."""
+"""Finding the sizes that torch.export fixes, and the lines responsible, from its log and its errors."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from exporter.core.parity_records import SizeLimit
 LOGGER = "torch.fx.experimental.symbolic_shapes"
 _CREATED = re.compile(r"create_symbol (\w+) = (\d+) for L\['(?:\w+)'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
 _GUARD = re.compile(r"eval (?:\[guard suppressed\] )?(.+?) \[guard added\]")
-_STEP = re.compile(r"^\s*(\w+) = (\d+)\*_\1(?: ([+-]) (\d+))?$", re.MULTILINE)  # of the fixes that an error suggests
+_STEP = re.compile(r"^\s*(\w+) = (\d+)\*_\1(?: ([+-]) (\d+))?$", re.MULTILINE)  # in the fixes that an error suggests
 _FIXED = re.compile(r"set_replacement (\w+) = (\d+) ")
 
 
-# What torch's conditions on sizes are written with.
+# The functions in torch's conditions on sizes.
 _WORDS: dict[str, Callable[..., Any]] = {
     "Eq": operator.eq,
     "Ne": operator.ne,
@@ -39,24 +39,24 @@ _WORDS: dict[str, Callable[..., Any]] = {
     "TruncToInt": math.trunc,
     "RoundToInt": round,
 }
-_HELD = re.compile(r"Eq\((.+), (\d+)\)")  # a size that follows from another, and became a number
+_HELD = re.compile(r"Eq\((.+), (\d+)\)")  # a derived size that became a number
 _ROUNDED = re.compile(r"(Ceil|Floor|Round)ToInt\(IntTrueDiv\((\w+), (\w+)\)\)")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The sizes that torch.export takes: `multiple * n + offset`."""
+    """The sizes that torch.export accepts: `multiple * n + offset`."""
 
     multiple: int
     offset: int = 0
 
     def __str__(self) -> str:
-        """As a formula in n."""
+        """Return the formula in n."""
         return f"{self.multiple}*n{self.offset:+d}" if self.offset else f"{self.multiple}*n"
 
 
 def rules(error: str) -> dict[str, Rule]:
-    """The steps, by symbol, that torch.export suggests where a range that was asked for violates its conditions."""
+    """Return the steps, by symbol, that torch.export suggests if a requested range violates its conditions."""
     found = {}
     for name, multiple, sign, offset in _STEP.findall(error):
         found[name] = Rule(int(multiple), int(f"{sign}{offset}") if offset else 0)
@@ -65,29 +65,29 @@ def rules(error: str) -> dict[str, Rule]:
 
 @dataclass
 class Specializations(logging.Handler):
-    """The dimensions that were fixed while it listened: (input, axis) to (size, `file:line`).
+    """A log handler that records the dimensions that torch.export fixes: (input, axis) to (size, `file:line`).
 
-    Lines count that a function called `within` led to: further out is whoever called exporter.
+    Only frames below a function called `within` count; frames above it belong to the caller of exporter.
     """
 
     within: str
     dimensions: dict[tuple[int, int], tuple[int, str]] = field(default_factory=dict)
-    rules: dict[str, Rule] = field(default_factory=dict)  # the steps that were asked for
-    relaxed: bool = False  # whether the dimensions were then left to torch.export
+    rules: dict[str, Rule] = field(default_factory=dict)  # the steps that torch.export requires
+    relaxed: bool = False  # whether torch.export then chose the ranges
     _symbols: dict[str, tuple[int, int]] = field(default_factory=dict)
-    _sizes: dict[str, int] = field(default_factory=dict)  # at which torch.export looks, by its symbols
-    _guards: dict[str, str] = field(default_factory=dict)  # conditions on sizes, each with its line
+    _sizes: dict[str, int] = field(default_factory=dict)  # sizes in the example, by torch.export's symbols
+    _guards: dict[str, str] = field(default_factory=dict)  # conditions on sizes, with their lines
 
     def __post_init__(self) -> None:
-        """Hear everything."""
+        """Handle records from level INFO."""
         super().__init__(logging.INFO)
 
     def __hash__(self) -> int:
-        """By identity: logging keeps handlers in sets."""
+        """Hash by identity, because logging keeps handlers in sets."""
         return id(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Remember which symbol stands for which dimension, and where one became a number."""
+        """Record which symbol stands for which dimension, and where a symbol became a number."""
         message = record.getMessage()
         if match := _CREATED.match(message):
             self._symbols[match[1]], self._sizes[match[1]] = (int(match[3]), int(match[4])), int(match[2])
@@ -97,14 +97,14 @@ class Specializations(logging.Handler):
             self.dimensions.setdefault(self._symbols[match[1]], (int(match[2]), source_lines.here(self.within)))
 
     def symbols(self, contract: Contract) -> set[str]:
-        """The symbols that were fixed."""
+        """Return the contract's symbols that were fixed."""
         dims = [contract.inputs[index].shape[axis] for index, axis in self.dimensions]
         return {Expression.parse(dim).name for dim in dims if isinstance(dim, str)}
 
     def place(self, contract: Contract, name: str, refused: int, step: int = 1) -> str:
-        """The line with the first condition that does not hold where this symbol has the refused size; "" for none.
+        """Return the line of the first condition that fails when this symbol has the refused size; "" if there is none.
 
-        torch.export may also ask for a step because of what it cannot decide: that has a division by the step in it.
+        torch.export may also require a step for a condition that it cannot decide, which contains a division by it.
         """
         follows = {
             symbol: Expression.parse(dim)
@@ -120,7 +120,7 @@ class Specializations(logging.Handler):
         return next(iter((*broken, *undecided)), "")
 
     def fixed(self, contract: Contract) -> tuple[SizeLimit, ...]:
-        """Each dimension that was promised to move and was fixed, with its line."""
+        """Return each dimension that was promised as dynamic but fixed, with its line."""
         found: dict[SizeLimit, None] = {}
         for (index, axis), (size, place) in self.dimensions.items():
             dim = contract.inputs[index].shape[axis]
@@ -129,7 +129,7 @@ class Specializations(logging.Handler):
         return tuple(found | dict.fromkeys(self._held(contract)))
 
     def _held(self, contract: Contract) -> Iterator[SizeLimit]:
-        """Sizes that follow from those: an operator took a number where a size was meant."""
+        """Yield derived sizes that were fixed because an operator used a number instead of a size."""
         dims = {symbol: contract.inputs[index].shape[axis] for symbol, (index, axis) in self._symbols.items()}
         follows = {symbol: Expression.parse(dim) for symbol, dim in dims.items() if isinstance(dim, str)}
         named = {symbol: e for symbol, e in follows.items() if e.name in contract.symbols}
@@ -146,21 +146,21 @@ class Specializations(logging.Handler):
             yield SizeLimit(rounded, "fixed", match[2], symbols, place)
 
     def _at(self, named: dict[str, Expression], contract: Contract, end: int) -> dict[str, int]:
-        """Every size at an end of what is promised."""
+        """Return every size at one end of the promised ranges."""
         return self._sizes | {symbol: e.at(contract.symbols[e.name].sizes[end]) for symbol, e in named.items()}
 
 
 def _holds(condition: str, sizes: dict[str, int]) -> bool:
-    """Whether a condition of torch's log is true; one that is written with other words is taken to be."""
+    """Return whether a condition of torch's log holds; conditions that cannot be evaluated count as true."""
     try:
         return bool(eval(condition, {"__builtins__": {}}, {**_WORDS, **sizes}))
-    except Exception:  # whatever other words, or a division by zero, come to
+    except Exception:  # unknown functions, or a division by zero
         return True
 
 
 @contextlib.contextmanager
 def watch(within: str) -> Iterator[Specializations]:
-    """Listen to torch.export's log, without printing it."""
+    """Capture torch.export's log without printing it."""
     logger, found = logging.getLogger(LOGGER), Specializations(within)
     level, propagate = logger.level, logger.propagate
     others = list(logger.handlers)

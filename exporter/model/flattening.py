@@ -1,7 +1,7 @@
-"""From any model to a flat one: named tensors in, a tuple of named tensors out.
+"""Flattening a model: named tensors in, a tuple of named tensors out.
 
-Keyword arguments, dicts, ModelOutputs, nested tuples and constants among the inputs are folded away here, once, so
-that no target has to know of them.
+Keyword arguments, dicts, ModelOutputs, nested tuples and constant inputs are handled here, so that targets need not
+know about them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from exporter.model.tensors import Tensors
 
 @dataclass(frozen=True)
 class FlatInputs:
-    """Inputs taken apart: tensors with their names, constants with theirs, and how to put them together again.
+    """Flattened inputs: tensors and constants by name, and the call that they were taken from.
 
-    `settings` are constants too: those inside objects, which no contract lists.
+    `settings` are constants inside objects, which no contract lists.
     """
 
     names: tuple[str, ...]
@@ -34,13 +34,13 @@ class FlatInputs:
     call: tuple[tuple[Any, ...], dict[str, Any]]
 
     def rebuild(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """(args, kwargs) with these tensors in place of the example's."""
+        """Return (args, kwargs) with these tensors in place of the example's."""
         given = iter(tensors)
         args, kwargs = self.call
         return tuple(_filled(value, given) for value in args), {k: _filled(value, given) for k, value in kwargs.items()}
 
     def difference(self, other: FlatInputs) -> str:
-        """The first name under which the other has another constant, or only one of the two has anything; else ""."""
+        """Return the first name whose constant differs or that only one of the two has; "" if there is none."""
         if self.names != other.names:
             return next(iter(sorted({*self.names} ^ {*other.names})), "the order of the inputs")
         mine, theirs = (one.constants | one.settings for one in (self, other))
@@ -53,12 +53,12 @@ _ABSENT = object()
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor without the lazy bits, conjugate and negative, of which compiled code knows nothing."""
+    """Resolve the lazy conjugate and negative bits, which compiled code does not support."""
     return tensor.resolve_conj().resolve_neg()
 
 
 def flatten_inputs(model: torch.nn.Module, inputs: Any) -> FlatInputs:
-    """Take apart what a recipe's inputs() gave. RecipeError when there is no tensor in it."""
+    """Flatten what a recipe's inputs() returned. Raises RecipeError if it contains no tensor."""
     args, kwargs = as_call(inputs)
     called = model if hasattr(model, "__signature__") else model.forward
     parameters = [p.name for p in inspect.signature(called).parameters.values()]
@@ -74,7 +74,7 @@ def flatten_inputs(model: torch.nn.Module, inputs: Any) -> FlatInputs:
                 (settings if in_object else constants)[path] = leaf
     if not tensors:
         raise RecipeError(
-            f"the recipe's inputs are of type {type(inputs).__name__}, with no tensor in it",
+            f"the recipe's inputs are of type {type(inputs).__name__} and contain no tensor",
             "return a dict of tensors by argument name",
         )
     return FlatInputs(tuple(tensors), tuple(tensors.values()), constants, settings, (args, kwargs))
@@ -83,9 +83,9 @@ def flatten_inputs(model: torch.nn.Module, inputs: Any) -> FlatInputs:
 def _leaves(
     value: Any, name: str, in_object: bool = False, inside: tuple[Any, ...] = ()
 ) -> Iterator[tuple[str, Any, bool]]:
-    """Every leaf with its name, and whether an object that is no container holds it."""
+    """Yield every leaf with its name and whether it is inside an object that is not a container."""
     if structure.holds_itself(value, inside):
-        raise RecipeError(f"the recipe's input {name} holds itself", "give tensors, or a structure of them")
+        raise RecipeError(f"the recipe's input {name} contains itself", "give tensors, or a structure of them")
     items = structure.contained(value)
     if items is None and structure.holds_tensors(value) and not isinstance(value, torch.Tensor):
         items, in_object = structure.attributes(value), True
@@ -96,7 +96,7 @@ def _leaves(
 
 
 def _filled(value: Any, given: Iterator[Any]) -> Any:
-    """The value with the next of what is given in the place of each tensor, in new containers and objects."""
+    """Return a copy of the value in which each tensor is replaced by the next item of `given`."""
     if isinstance(value, torch.Tensor):
         return next(given)
     items = structure.contained(value)
@@ -108,7 +108,7 @@ def _filled(value: Any, given: Iterator[Any]) -> Any:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Whether two constants are alike; of objects that know no equality, whether they are of one class."""
+    """Return whether two constants are equal; objects that do not define equality count as equal by class."""
     if type(one) is not type(other):
         return False
     if "__eq__" not in {name for cls in type(one).__mro__[:-1] for name in vars(cls)}:
@@ -118,7 +118,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def constants(flat: FlatInputs) -> dict[str, bool | int | float | str]:
-    """The constants as a contract has them: what JSON has as it is, all else as Python writes it; None is nothing."""
+    """Return the constants for a contract: JSON values unchanged, others as repr(); None is omitted."""
     return {
         name: leaf
         if isinstance(leaf, (bool, int, str)) or (isinstance(leaf, float) and abs(leaf) <= LARGEST)
@@ -129,7 +129,7 @@ def constants(flat: FlatInputs) -> dict[str, bool | int | float | str]:
 
 
 def as_call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(args, kwargs) of what a recipe's inputs() gave. RecipeError where it is none of the known forms."""
+    """Return (args, kwargs) for what a recipe's inputs() returned. Raises RecipeError for an unsupported type."""
     if isinstance(inputs, torch.Tensor):
         return (inputs,), {}
     if isinstance(inputs, (tuple, list)):
@@ -143,10 +143,10 @@ def as_call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def output_leaves(output: Any, leave_out: Collection[str] = ()) -> tuple[tuple[str, ...], Tensors]:
-    """Names and tensors of a model's output, without those that are named in `leave_out` or lie within them.
+    """Return names and tensors of a model's output, without the items named in `leave_out` and their content.
 
-    Numbers become tensors without dimensions; None and text are left out. ExportError when nothing remains, and for
-    data that no artifact can give.
+    Numbers become zero-dimensional tensors; None and text are omitted. Raises ExportError if nothing remains, or for
+    data that no artifact can return.
     """
     named = list(_outputs(output, "", frozenset(leave_out)))
     if not named:
@@ -167,7 +167,9 @@ def _outputs(
     items = structure.contained(value)
     if items is None:
         _refuse_data(value, name)
-        whole = any(map(structure.is_cache, (*inside, value)))  # a quantized cache keeps what it holds to itself
+        whole = any(
+            map(structure.is_cache, (*inside, value))
+        )  # a quantized cache keeps its tensors in private attributes
         items = [(key, item) for key, item in structure.attributes(value) if whole or key[0] != "_"]
         items = [(key, item) for key, item in items if structure.holds_tensors(item)]
     for key, item in items:
@@ -175,22 +177,22 @@ def _outputs(
 
 
 def output_name(name: str, key: str) -> str:
-    """The name of an item of the output of this name; the output itself has none."""
+    """Return the name of an item of the output called `name`; the whole output is called ""."""
     return f"{name}.{key}" if name else f"output{key}" if key[:1].isdigit() else key
 
 
 def require_named(output: Any, leave_out: Collection[str]) -> None:
-    """UsageError for a name that nothing in the output has."""
+    """Raise UsageError for a name in `leave_out` that matches no output."""
     if unknown := set(leave_out) - set(_names(output, "")):
         top = structure.contained(output) or structure.attributes(output)
         raise UsageError(
-            f"--leave-out {min(unknown)}: the model gives no output of that name",
-            f"it gives {', '.join(output_name('', key) for key, item in top if item is not None) or 'one tensor'}",
+            f"--leave-out {min(unknown)}: the model has no output of that name",
+            f"it returns {', '.join(output_name('', key) for key, item in top if item is not None) or 'one tensor'}",
         )
 
 
 def _names(value: Any, name: str, inside: tuple[Any, ...] = ()) -> Iterator[str]:
-    """The name of every item, of those too that hold others."""
+    """Yield the name of every item, including containers."""
     yield name
     if not structure.holds_itself(value, inside):
         items = structure.contained(value)
@@ -199,13 +201,13 @@ def _names(value: Any, name: str, inside: tuple[Any, ...] = ()) -> Iterator[str]
 
 
 def _refuse_data(value: Any, name: str) -> None:
-    """ExportError for data outside of tensors, which would be missing from every artifact."""
+    """Raise ExportError for data that is not in tensors and would be missing from every artifact."""
     numbers = isinstance(value, (complex, Iterator)) or hasattr(value, "__array__")
     if numbers or (isinstance(value, Set) and any(_as_tensor(item) is not None for item in value)):
         what = f"the model's output {name}".rstrip()
         raise ExportError(
-            f"{what} is of type {type(value).__name__}, which no artifact can give",
-            f"return tensors, or lists and dicts of them; or leave it out: --leave-out {name or 'NAME'}",
+            f"{what} is of type {type(value).__name__}, which no artifact can return",
+            f"return tensors, or lists and dicts of them; or omit it with --leave-out {name or 'NAME'}",
         )
 
 
@@ -223,7 +225,7 @@ def _as_tensor(leaf: Any) -> torch.Tensor | None:
 
 
 class FlatModule(torch.nn.Module):
-    """The model, called with the contract's tensors in order and giving a tuple of tensors."""
+    """The model as a module that takes the contract's tensors in order and returns a tuple of tensors."""
 
     def __init__(self, model: torch.nn.Module, example: FlatInputs, leave_out: Collection[str] = ()) -> None:
         super().__init__()
@@ -236,15 +238,15 @@ class FlatModule(torch.nn.Module):
         return output_leaves(self.answer(*args, **kwargs), self.leave_out)[1]
 
     def answer(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model itself gives. Errors that come from here are the model's, and no others."""
+        """Call the model. Errors raised in this frame come from the model itself."""
         return self.model(*args, **kwargs)
 
 
 def specs(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> tuple[TensorSpec, ...]:
-    """Specs of live tensors."""
+    """Return the specs of tensors."""
     return tuple(TensorSpec(name, dtype_name(t.dtype), tuple(t.shape)) for name, t in zip(names, tensors, strict=True))
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """`float32` for torch.float32."""
+    """Return the name of a dtype: `float32` for torch.float32."""
     return str(dtype).removeprefix("torch.")

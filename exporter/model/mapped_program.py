@@ -1,6 +1,6 @@
-"""Saved programs, read so that a call may write to their buffers, and their weights mapped where that is asked for.
+"""Reading saved programs so that calls may write to their buffers, with weights memory-mapped on request.
 
-Mapped weights are shared by processes, and the kernel may drop them. What writes to one has a copy of those pages.
+Processes share mapped weights, and the kernel may evict them. A process that writes to one gets a copy of those pages.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from torch.export.pt2_archive import _package
 
 
 def load(file: Path) -> torch.export.ExportedProgram:
-    """torch.export.load with mapped weights; as torch itself does it where its reader has another form."""
+    """Run torch.export.load with mapped weights, or without mapping if torch's reader has another interface."""
     with _mapping(file):
         return read(file)
 
 
 def read(file: Path) -> torch.export.ExportedProgram:
-    """torch.export.load, with buffers in memory of their own.
+    """Run torch.export.load and copy the buffers into separate memory.
 
-    torch 2.11 gives tensors that are views of `bytes`. A call that writes to such a buffer changes what Python holds
-    for constant: of one byte there is a single object in a process, and no file can be read after that was written to.
+    torch 2.11 returns tensors that are views of `bytes`. A call that writes to such a buffer changes an object that
+    Python treats as constant: single bytes are shared in the process, and after such a write no file can be read.
     """
     program = torch.export.load(file)
     for held in (program.state_dict, program.constants):
@@ -34,7 +34,7 @@ def read(file: Path) -> torch.export.ExportedProgram:
 
 
 class _Mapped:
-    """torch's reader of an archive, but that tensors are views of the mapped file. Members lie there uncompressed."""
+    """torch's archive reader, but tensors are views of the mapped file, whose members are uncompressed."""
 
     def __init__(self, reader: Any, file: Path) -> None:
         self._reader = reader
@@ -44,7 +44,7 @@ class _Mapped:
         return getattr(self._reader, name)
 
     def get_storage_from_record(self, name: str, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """The tensor of a member, flat."""
+        """Return the one-dimensional tensor of a member."""
         start = self._reader.get_record_offset(name)
         part = self._storage[start : start + count * dtype.itemsize]
         return torch.empty(0, dtype=dtype).set_(part, 0, (count,), (1,))

@@ -1,9 +1,9 @@
-"""Mixtures of experts of transformers, in a form that every target can take.
+"""Mixtures of experts of transformers, in a form that every target supports.
 
-transformers computes chosen experts by a grouped product, for which compilers get an operator of Python's that no
-artifact can call. While a model is exported, and while it runs in float64, which that product does not know, each
-expert is computed for every token instead and what was not chosen is left out. Eager itself stays as it is, so that the
-golden tells whether the two agree.
+transformers computes the chosen experts by a grouped product, which compiles to a Python operator that no artifact can
+call and which does not support float64. During export, and when a model runs in float64, every expert is computed for
+every token instead, and the results that were not chosen are dropped. Eager itself is unchanged, so the golden shows
+whether the two agree.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-NAME = "exporter"  # of this form, among those of transformers
+NAME = "exporter"  # name of this implementation in transformers' registry
 LIBRARY = "transformers.integrations.moe"
 
 
 @contextlib.contextmanager
 def dense(model: torch.nn.Module) -> Iterator[None]:
-    """While this lasts, every module of experts of transformers in the model computes all of them."""
+    """Make every transformers module of experts in the model compute all experts within the context."""
     configs = _configs(model)
     if configs:
         sys.modules[LIBRARY].ALL_EXPERTS_FUNCTIONS.register(NAME, _forward)
@@ -36,7 +36,7 @@ def dense(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _configs(model: torch.nn.Module) -> list[Any]:
-    """Each configuration once that tells modules of experts how to compute; they ask it at every call."""
+    """Return each configuration that selects the implementation of experts; modules read it on every call."""
     if LIBRARY not in sys.modules:
         return []
     modules = [module for module in model.modules() if hasattr(module, "is_transposed") and hasattr(module, "has_gate")]
@@ -47,7 +47,7 @@ def _configs(model: torch.nn.Module) -> list[Any]:
 def _forward(
     experts: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """What transformers' own forms give: (tokens, hidden), from (tokens, hidden) and (tokens, k) twice."""
+    """Compute what transformers' implementations do: (tokens, hidden) from (tokens, hidden) and twice (tokens, k)."""
     tokens = hidden_states.expand(experts.num_experts, *hidden_states.shape)
     projected = _linear(experts, tokens, "gate_up_proj" if experts.has_gate else "up_proj")
     act = experts._apply_gate if experts.has_gate else experts.act_fn
@@ -57,19 +57,19 @@ def _forward(
     numbers = torch.arange(experts.num_experts, device=top_k_index.device)
     chosen = top_k_index.unsqueeze(0) == numbers.view(-1, 1, 1)  # (experts, tokens, k)
     share = (top_k_weights.unsqueeze(0) * chosen).sum(2).to(given.dtype).unsqueeze(2)
-    # What was not chosen may be infinite, of which no part is zero.
+    # Use where, not a product: results that were not chosen may be infinite, and infinity times zero is NaN.
     weighted = torch.where(chosen.any(2).unsqueeze(2), given * share, torch.zeros_like(given))
     return torch.sum(weighted, 0).to(hidden_states.dtype)
 
 
 def _linear(experts: Any, inputs: torch.Tensor, name: str) -> torch.Tensor:
-    """One projection of every expert: (experts, tokens, in) to (experts, tokens, out)."""
+    """Apply one projection of every expert: (experts, tokens, in) to (experts, tokens, out)."""
     weight = getattr(experts, name)
     outputs = torch.bmm(inputs.to(weight.dtype), weight if experts.is_transposed else weight.transpose(1, 2))
     return outputs + getattr(experts, f"{name}_bias").unsqueeze(1) if experts.has_bias else outputs
 
 
 def _by_token(function: Any, values: torch.Tensor) -> torch.Tensor:
-    """A function of (tokens, features), as transformers calls it, for all experts at once."""
+    """Apply a function of (tokens, features), the form transformers uses, to all experts at once."""
     made: torch.Tensor = function(values.flatten(0, 1)).unflatten(0, values.shape[:2])
     return made

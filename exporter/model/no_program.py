@@ -1,4 +1,4 @@
-"""Why there is no exported program for all targets to share, in a file beside where it would lie. Never torch."""
+"""The reason why no shared exported program exists, in a file beside the program's path. Never imports torch."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from exporter.core.errors import Blame
 
 @dataclass(frozen=True)
 class NoProgram:
-    """The reason, with its known cause; `made` says that torch.export returned a program and only saving it failed."""
+    """The reason and its known cause; `made` means that torch.export succeeded and only saving failed."""
 
     reason: str
     made: bool = False
     blame: Blame | None = None
 
     def write(self, program: Path) -> None:
-        """In the place of a program's file."""
+        """Write the reason in place of the program's file."""
         program.unlink(missing_ok=True)
         _file(program).write_text(json.dumps(asdict(self)))
 
     @classmethod
     def read(cls, program: Path) -> NoProgram:
-        """Why a program's file is not there."""
+        """Return why the program's file is missing."""
         file = _file(program)
         if not file.is_file():
             return cls("the model was not captured")

@@ -1,4 +1,4 @@
-"""A module in memory as a file for other processes: classes and functions by value, TorchScript as it saves itself."""
+"""Saving a module in memory for other processes: classes and functions by value, TorchScript by torch.jit.save."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ def _program(saved: bytes) -> torch.jit.ScriptModule:
 
 
 def save(value: Any, path: Path) -> None:
-    """For `torch.load`. Whatever pickling raises is raised."""
+    """Write a file for `torch.load`. Raises whatever pickling raises."""
     torch.save(value, path, pickle_module=SimpleNamespace(__name__=__name__, Pickler=_Pickler))

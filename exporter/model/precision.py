@@ -1,7 +1,7 @@
-"""Eager in another precision: weights and inputs cast, inputs and outputs kept as callers know them.
+"""Eager in another precision: weights are cast, and the dtypes of inputs and outputs stay the same for callers.
 
-torch's kernels of norms and softmax take half precisions and compute in float32 inside; the golden tells whether what
-is left is right.
+torch's kernels of norms and softmax accept half precisions and compute in float32 internally; the golden shows whether
+the result is accurate.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Cast(torch.nn.Module):
-    """A flat module that computes in `dtype`: floating inputs are cast on the way in, outputs back to `outputs`."""
+    """A flat module that computes in `dtype`: floating-point inputs are cast to it, outputs back to `outputs`."""
 
     def __init__(self, flat: torch.nn.Module, dtype: torch.dtype, outputs: tuple[torch.dtype, ...]) -> None:
         super().__init__()
         self.flat, self.dtype, self.outputs = flat, dtype, outputs
 
     def forward(self, *tensors: torch.Tensor) -> Tensors:
-        """The flat module's outputs, in the dtypes that they have in its own precision."""
+        """Return the flat module's outputs, in the dtypes of its original precision."""
         given = [t.to(self.dtype) if t.is_floating_point() else t for t in tensors]
         return tuple(t.to(dtype) for t, dtype in zip(self.flat(*given), self.outputs, strict=True))
 
 
 def cast(flat: torch.nn.Module, precision: str, outputs: tuple[str, ...]) -> torch.nn.Module:
-    """`flat` in a half precision, its weights cast for good; as it is in any other. `outputs` are dtypes by name."""
+    """Cast `flat` to a half precision in place; return it unchanged for others. `outputs` are names of dtypes."""
     dtype = DTYPES.get(precision)
     if dtype is None:
         return flat
-    for tensor in _floating(flat):  # complex ones would lose their imaginary part
+    for tensor in _floating(flat):  # complex tensors would lose their imaginary part
         tensor.data = tensor.data.to(dtype)
     return Cast(flat, dtype, tuple(getattr(torch, name) for name in outputs)).eval()
 
@@ -45,7 +45,7 @@ def _floating(module: torch.nn.Module) -> list[torch.Tensor]:
 
 @contextlib.contextmanager
 def computing(flat: torch.nn.Module, precision: str, outputs: tuple[str, ...]) -> Iterator[torch.nn.Module]:
-    """`flat` in a precision for a while; then its weights are the very tensors they were."""
+    """Yield `flat` in a precision; its original weights are restored afterwards."""
     tensors = _floating(flat)
     kept = [t.data for t in tensors]
     tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
@@ -59,6 +59,6 @@ def computing(flat: torch.nn.Module, precision: str, outputs: tuple[str, ...]) -
 
 
 def use_tf32(wanted: bool) -> None:
-    """Whether float32 may be computed with the ten bits of TF32 on a GPU; float32 is float32 otherwise."""
+    """Set whether a GPU may compute float32 with TF32, which has a mantissa of ten bits."""
     torch.backends.cuda.matmul.allow_tf32 = wanted
     torch.backends.cudnn.allow_tf32 = wanted

@@ -1,4 +1,4 @@
-"""Which sizes of a promised range a model takes: found by trying some. Pure."""
+"""Finding which sizes of a promised range a model accepts by trying some of them. Pure."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from exporter.core.probing import probes
 from exporter.core.size_range import Range
 
 Takes = Callable[[int], bool]
-TRIED = 4  # other multiples that a step is believed by
-SMALL = 16  # a size up to this one is cheap, whatever the example's is
-FAR = 4  # times the example's size: beyond, a try may cost more than it tells
+TRIED = 4  # number of other multiples that must be accepted to confirm a step
+SMALL = 16  # sizes up to this one are cheap to try, whatever the example's size
+FAR = 4  # multiple of the example's size beyond which trying is too expensive
 
 
 def refused(takes: Takes, base: int, bounds: Range) -> int | None:
-    """The first size that is not taken, of the example's neighbours and the ends; None where all are.
+    """Return the first rejected size among the example's neighbours and both ends, or None.
 
-    The largest counts where it is no more than FAR times the example's, or small by itself.
+    The largest size is tried only if it is at most FAR times the example's, or small.
     """
     last = bounds.sizes[-1]
     tried = dict.fromkeys((*probes(base, bounds), bounds.sizes[0], *([last] if _is_near(last, base) else [])))
@@ -25,16 +25,16 @@ def refused(takes: Takes, base: int, bounds: Range) -> int | None:
 
 
 def taken(takes: Takes, base: int, bounds: Range) -> Range | None:
-    """The range that is taken, with its step: the smallest step of which every multiple that is tried is taken.
+    """Return the accepted range with the smallest step whose tried multiples are all accepted.
 
-    `base` is taken. None where no step tells the sizes that are taken from the others.
+    `base` must be accepted. Returns None if no step separates accepted sizes from the others.
     """
     for step in _steps(base, bounds):
         multiples = bounds.within(bounds.min, bounds.max, step)
         tried = _multiples(base, multiples)
         if tried and all(map(takes, tried)):
             return _from(takes, base, multiples)
-    for step in _steps(base, bounds):  # no size far above is taken, whatever the step
+    for step in _steps(base, bounds):  # no step accepts sizes far above the example's
         multiples = bounds.within(bounds.min, bounds.max, step)
         if any(multiples.allows(size) and takes(size) for size in (base - step, base + step)):
             ends = _furthest(takes, base, multiples, -1), _furthest(takes, base, multiples)
@@ -45,13 +45,13 @@ def taken(takes: Takes, base: int, bounds: Range) -> Range | None:
 
 
 def _steps(base: int, bounds: Range) -> Iterator[int]:
-    """Steps that the example's size is a multiple of, and the promised step with it, the smallest first."""
+    """Yield multiples of the promised step that divide the example's size, the smallest first."""
     own = bounds.multiple_of
     return (step for step in range(own, base + 1, own) if base % step == 0)
 
 
 def _multiples(base: int, bounds: Range) -> list[int]:
-    """Other sizes of the range, those above the example's first: below, a model may have a least size too."""
+    """Return other sizes of the range, preferring those above the example's: a model may also have a minimum."""
     step = bounds.multiple_of
     above = list(itertools.islice(range(base + step, bounds.sizes[-1] + 1, step), TRIED - 1))
     last = bounds.sizes[-1]
@@ -62,12 +62,12 @@ def _multiples(base: int, bounds: Range) -> list[int]:
 
 
 def _is_near(size: int, base: int) -> bool:
-    """Whether a try at this size costs little."""
+    """Return whether trying this size is cheap."""
     return size <= max(FAR * base, SMALL)
 
 
 def _from(takes: Takes, base: int, bounds: Range) -> Range:
-    """The range from the least size on that is taken; up to the most where trying that costs little."""
+    """Return the range from the smallest accepted size; its upper end is searched only if trying it is cheap."""
     least = _furthest(takes, base, bounds, -1)
     most = bounds.sizes[-1]
     if _is_near(most, base):
@@ -76,7 +76,7 @@ def _from(takes: Takes, base: int, bounds: Range) -> Range:
 
 
 def _furthest(takes: Takes, base: int, bounds: Range, side: int = 1) -> int:
-    """The size furthest from the example's, above it or below, up to which sizes are taken."""
+    """Return the accepted size furthest from the example's on one side, by bisection."""
     sizes = bounds.sizes
     good, bad = sizes.index(base), len(sizes) if side > 0 else -1
     if takes(sizes[bad - side]):

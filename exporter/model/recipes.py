@@ -1,6 +1,6 @@
-"""Recipes: what we need to know of a model.
+"""Recipes: what exporter needs to know about a model.
 
-`find` tells what a name means without importing anything heavy; `load` imports it, in a child. Recipes are code: they
+`find` resolves a name without importing anything heavy; `load` imports it, in a child process. Recipes are code: they
 run only when the user names them.
 
 One file, though long: finding and loading a recipe share the forms in which a user may name one.
@@ -31,27 +31,28 @@ from exporter.core.size_range import Range
 if TYPE_CHECKING:
     import torch
 
-SAVED = (".pt", ".pt2", ".pth", ".jit", ".ts", ".torchscript")  # usual names of saved programs; any other will do
+SAVED = (".pt", ".pt2", ".pth", ".jit", ".ts", ".torchscript")  # usual suffixes of saved programs; others work too
 BUILT_IN = "exporter_models"
-OPTIONAL = ("samples", "metric")  # what a recipe may have
+OPTIONAL = ("samples", "metric")  # optional attributes of a recipe
 ENTRY_POINTS = "exporter.models"
 
 
 class Recipe(Protocol):
-    """What a recipe offers: a module, a class or any object with these.
+    """The interface of a recipe, which is a module, a class or any object with these attributes.
 
-    It may also have `samples()`, an iterable of real inputs in the form of inputs(), and `metric(outputs, sample)`, a
-    number (higher is better) for a dict of outputs by name and what samples() gave (`exporter.evidence.samples`).
+    It may also have `samples()`, which returns an iterable of real inputs in the form of inputs(), and
+    `metric(outputs, sample)`, which returns a number (higher is better) for a dict of outputs by name and an item of
+    samples() (`exporter.evidence.samples`).
     """
 
     sizes: Mapping[str, tuple[int, ...]]  # (min, max) or (min, max, step)
 
     def load(self, weights: str) -> torch.nn.Module:
-        """The model in eval mode; `weights` is auto, pretrained or random."""
+        """Return the model in eval mode; `weights` is auto, pretrained or random."""
         ...
 
     def inputs(self, **sizes: int) -> Any:
-        """Example inputs at these sizes: a dict of tensors by name, a tuple, or a tensor."""
+        """Return example inputs at these sizes: a dict of tensors by name, a tuple, or a tensor."""
         ...
 
 
@@ -59,8 +60,9 @@ class Recipe(Protocol):
 class Source:
     """Where a recipe comes from.
 
-    `kind` is name, file, memory or source; `place` a module, a path, the path of a pickle, or which of the sources; the
-    model's name there is then `attribute`. `checkpoint` is a file whose weights go into the model once it is made.
+    `kind` is name, file, memory or source, and `place` is then a module, a file path, the path of a pickle or the name
+    of a source. `attribute` is the model's name in that place. `checkpoint` is a file of weights to load into the model
+    after it is built.
     """
 
     kind: str
@@ -71,13 +73,13 @@ class Source:
     task: str = ""
     checkpoint: str = ""
     allow_partial: bool = False
-    dims: tuple[NamedDim, ...] = ()  # of saved inputs, which the user has named
-    leave_out: tuple[str, ...] = ()  # names of outputs that no artifact gives
-    name: str = ""  # of an installed recipe, which another package may call otherwise than its module
+    dims: tuple[NamedDim, ...] = ()  # dimensions of saved inputs that the user named
+    leave_out: tuple[str, ...] = ()  # names of outputs to omit from every artifact
+    name: str = ""  # name of an installed recipe; may differ from its module's name
 
     @property
     def label(self) -> str:
-        """A short name, fit for a folder."""
+        """Return a short name that can serve as a folder name."""
         if self.name:
             return self.name
         if self.kind == "source":
@@ -86,7 +88,7 @@ class Source:
 
 
 def available() -> dict[str, str]:
-    """Name to importable module of every installed recipe: ours, and those of the entry-point group exporter.models."""
+    """Map the name of every installed recipe to its module: built-in ones and the entry-point group exporter.models."""
     from importlib.metadata import entry_points
 
     found = {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
@@ -95,22 +97,23 @@ def available() -> dict[str, str]:
 
 
 def sources() -> list[str]:
-    """What may stand before the colon in `hf:bert`."""
+    """Return the prefixes that may precede the colon in a name such as `hf:bert`."""
     package = importlib.import_module("exporter.model.sources")
     found = (info.name for info in pkgutil.iter_modules(package.__path__))
     return sorted(name for name in found if name != "saved" and not name.startswith("_"))
 
 
 def find(name: str, inputs_file: str = "", task: str = "") -> Source:
-    """What `name` means: an installed recipe, `path/to/file.py:attribute`, `source:name`, or a saved program.
+    """Resolve `name`: an installed recipe, `path/to/file.py:attribute`, `source:name`, or a saved program.
 
-    Any file that is no Python is taken for a program: its content tells what it is. UsageError when nothing.
+    Any file that is not Python counts as a saved program; its content determines the kind. Raises UsageError if nothing
+    matches.
     """
     prefix, _, rest = name.partition(":")
     if rest and prefix in sources():
         return Source("source", prefix, rest, inputs_file, task=task)
     if task:
-        raise UsageError(f"--task says nothing of {name}", "leave it out: it is for hf:ID")
+        raise UsageError(f"--task applies only to hf:ID models, not {name}", "remove --task")
     known = available()
     saved = Path(name)
     if name not in known and saved.suffix != ".py" and (saved.is_file() or saved.suffix in SAVED):
@@ -120,8 +123,8 @@ def find(name: str, inputs_file: str = "", task: str = "") -> Source:
     path, colon, attribute = name.rpartition(":")
     if name.removesuffix(":").endswith(".py"):
         raise UsageError(
-            f"{name} names a file but not what is in it",
-            f"write {name.removesuffix(':')}:NAME, with NAME the recipe or the callable that makes the model",
+            f"{name} names a file but not an object in it",
+            f"write {name.removesuffix(':')}:NAME, where NAME is the recipe or a callable that returns the model",
         )
     if colon and path.endswith(".py"):
         if not Path(path).is_file():
@@ -132,7 +135,7 @@ def find(name: str, inputs_file: str = "", task: str = "") -> Source:
         hint = f"did you mean {' or '.join(close)}? " if close else ""
         raise UsageError(
             f"there is no model {name!r}",
-            f"{hint}`exporter models` lists them; a file of your own is path/to/file.py:NAME, a library's model one of "
+            f"{hint}`exporter models` lists them; your own file is path/to/file.py:NAME, a library's model one of "
             f"{', '.join(f'{source}:NAME' for source in sources())}",
         )
     module, _, attribute = known[name].partition(":")
@@ -140,9 +143,9 @@ def find(name: str, inputs_file: str = "", task: str = "") -> Source:
 
 
 def resolve(name: str, how: SourceSettings, weights: str = "auto") -> Source:
-    """As `find`, with what the user says about it; files by their absolute paths.
+    """Resolve `name` like `find` and apply the user's settings; files become absolute paths.
 
-    UsageError for settings that contradict each other or the model.
+    Raises UsageError if settings contradict each other or the model.
     """
     how.require_consistent(weights)
     inputs_file = str(Path(how.inputs_file).resolve()) if how.inputs_file else ""
@@ -150,8 +153,8 @@ def resolve(name: str, how: SourceSettings, weights: str = "auto") -> Source:
 
 
 def adjusted(source: Source, how: SourceSettings) -> Source:
-    """The source with the user's dimensions, checkpoint and choice of outputs."""
-    # A checkpoint is not resolved: a link's own name tells the format.
+    """Return the source with the user's dimensions, checkpoint and omitted outputs."""
+    # The checkpoint path is not resolved: the suffix of a link, not of its target, determines the format.
     return dataclasses.replace(
         with_dims(source, how.dims),
         leave_out=tuple(how.leave_out),
@@ -161,7 +164,7 @@ def adjusted(source: Source, how: SourceSettings) -> Source:
 
 
 def asked_of(source: Source) -> SourceSettings:
-    """What the user said about a source."""
+    """Return the settings that the user gave for a source."""
     return SourceSettings(
         checkpoint=source.checkpoint,
         allow_partial=source.allow_partial,
@@ -173,17 +176,17 @@ def asked_of(source: Source) -> SourceSettings:
 
 
 def with_dims(source: Source, dims: Sequence[str]) -> Source:
-    """The source with dimensions that the user named. UsageError where its inputs are not saved ones."""
+    """Return the source with the user's named dimensions. Raises UsageError if its inputs are not saved inputs."""
     if dims and not (source.place == "saved" or source.inputs_file or source.kind == "memory"):
         raise UsageError(
-            f"--dim says nothing of {source.label}, whose inputs() names its sizes",
+            f"--dim does not apply to {source.label}: its inputs() names the sizes",
             "give --size NAME=MIN..MAX; --dim is for saved programs and --inputs",
         )
     return dataclasses.replace(source, dims=dimensions.parse_all(dims))
 
 
 def load(source: Source) -> Recipe:
-    """Import the recipe; RecipeError when it does not import or lacks what a recipe needs."""
+    """Import the recipe. Raises RecipeError if the import fails or the recipe lacks a required attribute."""
     if source.kind == "memory":
         sys.path.extend(entry for entry in source.search_path if entry not in sys.path)
         return _from_memory(Path(source.place))
@@ -197,7 +200,7 @@ def load(source: Source) -> Recipe:
     except (Exception, SystemExit) as error:
         whose = f"{source.place}{_shipped_by(source)}"
         raise RecipeError(
-            f"{whose} does not import: {type(error).__name__}: {error}", "mend it, or install what it imports"
+            f"{whose} does not import: {type(error).__name__}: {error}", "fix it, or install what it imports"
         ) from error
     if source.attribute and not hasattr(module, source.attribute):
         names = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
@@ -211,7 +214,7 @@ def load(source: Source) -> Recipe:
 
 
 def _shipped_by(source: Source) -> str:
-    """` of NAME VERSION`: the distribution that an installed recipe is from; "" where there is none."""
+    """Return ` of NAME VERSION` for the distribution that ships an installed recipe, or "" if there is none."""
     from importlib.metadata import entry_points
 
     found = (point.dist for point in entry_points(group=ENTRY_POINTS) if point.name == source.name)
@@ -219,7 +222,7 @@ def _shipped_by(source: Source) -> str:
 
 
 def _import_file(path: Path) -> Any:
-    # Under its own name, so that what it defines can be pickled; under another where that name is somebody else's.
+    # Keep the file's own module name so that its classes can be pickled, unless another module has that name.
     name = path.stem if importlib.util.find_spec(path.stem) is None else f"recipe_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -249,7 +252,7 @@ def _as_recipe(found: Any, module: Any, source: Source) -> Recipe:
         )
         if inputs is None:
             raise RecipeError(
-                f"{source.attribute} makes a model, but nothing tells its inputs",
+                f"{source.attribute} returns a model, but its inputs are unknown",
                 f"write {source.attribute}_inputs(batch=1, ...) beside it, or save a dict of tensors for --inputs",
             )
         sizes = None if source.inputs_file else getattr(module, f"{source.attribute}_sizes", None)
@@ -264,10 +267,10 @@ def _as_recipe(found: Any, module: Any, source: Source) -> Recipe:
 
 
 class FunctionRecipe:
-    """A recipe made of functions. Without `sizes`, batch may go from 1 to 64, or to the example's, where there is one.
+    """A recipe made of functions.
 
-    `chooses_weights` says whether `load` heeds what it is given. `samples` and `metric` are there where the user has
-    them.
+    Without `sizes`, a `batch` parameter ranges from 1 to 64, or to its default if that is larger. `chooses_weights`
+    says whether `load` uses its argument. `samples` and `metric` are None unless the user defines them.
     """
 
     def __init__(
@@ -287,8 +290,8 @@ class FunctionRecipe:
 
 
 def _require_takes(function: Callable[..., Any] | None, name: str, *arguments: str) -> None:
-    """RecipeError for a function of the user's that cannot be called with these arguments."""
-    with contextlib.suppress(ValueError):  # of what has no signature nobody knows
+    """Raise RecipeError if a function of the user cannot be called with these arguments."""
+    with contextlib.suppress(ValueError):  # some callables have no signature
         try:
             inspect.signature(function or (lambda *_: None)).bind(*arguments)
         except TypeError as error:
@@ -297,7 +300,7 @@ def _require_takes(function: Callable[..., Any] | None, name: str, *arguments: s
 
 
 def _checked(recipe: Recipe) -> Recipe:
-    """The recipe. RecipeError where its functions take other arguments than they get."""
+    """Return the recipe. Raises RecipeError if its functions cannot take the arguments that exporter passes."""
     _require_takes(recipe.load, "load", "weights")
     _require_takes(getattr(recipe, "samples", None), "samples")
     _require_takes(getattr(recipe, "metric", None), "metric", "outputs", "sample")
@@ -305,7 +308,7 @@ def _checked(recipe: Recipe) -> Recipe:
 
 
 def _with_inputs(recipe: Recipe, source: Source) -> Recipe:
-    """The recipe, with the inputs of the user's file where one is named: every size is fixed then."""
+    """Return the recipe, with the inputs of --inputs if given; every size is then fixed."""
     if not source.inputs_file:
         return recipe
     own: dict[str, Any] = {name: getattr(recipe, name, None) for name in OPTIONAL}
@@ -323,15 +326,17 @@ def _saved_inputs(path: Path) -> Callable[[], Any]:
         else:
             saved = torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:
-        refused = isinstance(error, pickle.UnpicklingError)  # torch's message advises to load it unsafely
-        cause = "it is no file of torch.save, or holds more than tensors" if refused else source_lines.message(error)
+        refused = isinstance(error, pickle.UnpicklingError)  # torch's message suggests loading it unsafely
+        cause = (
+            "it was not written by torch.save, or holds more than tensors" if refused else source_lines.message(error)
+        )
         remedy = "save a dict of tensors with safetensors.torch.save_file or torch.save"
         raise RecipeError(f"--inputs {path} cannot be read: {cause}", remedy) from error
     return lambda: saved
 
 
 def _from_memory(path: Path) -> Recipe:
-    """A model that this process's parent pickled a moment ago, in a folder of its own."""
+    """Return the recipe of a model that the parent process has just pickled into a private folder."""
     import torch
 
     try:
@@ -351,7 +356,7 @@ def _from_memory(path: Path) -> Recipe:
 
 
 def example_sizes(inputs: Callable[..., Any]) -> dict[str, int]:
-    """The sizes that `inputs()` takes, with their defaults. RecipeError for one without a default."""
+    """Return the sizes that `inputs()` takes and their defaults. Raises RecipeError if a default is not an integer."""
     try:
         parameters = inspect.signature(inputs).parameters.values()
     except (TypeError, ValueError) as error:
@@ -370,14 +375,17 @@ def example_sizes(inputs: Callable[..., Any]) -> dict[str, int]:
 
 
 def ranges(recipe: Recipe) -> dict[str, Range]:
-    """The recipe's `sizes`, validated. A number stands for 1 up to it; a third one is the step."""
+    """Return the recipe's `sizes`, validated. A number N means 1 to N; a third value is the step.
+
+    Raises RecipeError for an unknown size or an invalid range.
+    """
     known = example_sizes(recipe.inputs)
     result = {}
     for name, bounds in recipe.sizes.items():
         if name not in known:
             raise RecipeError(
                 f"sizes names {name}, but inputs() takes {', '.join(known) or 'no sizes'}",
-                "give inputs() that parameter, or remove it",
+                "add that parameter to inputs(), or remove it from sizes",
             )
         result[name] = _range(name, bounds)
     return result
@@ -387,7 +395,7 @@ def _range(name: str, bounds: Any) -> Range:
     remedy = "write (min, max) or (min, max, step) with 1 <= min <= max"
     given = (1, bounds) if isinstance(bounds, int) else bounds
     if not isinstance(given, (tuple, list)) or [type(bound) for bound in given] not in ([int, int], [int, int, int]):
-        raise RecipeError(f"sizes gives {name} {bounds!r}, which is no range", remedy)
+        raise RecipeError(f"sizes gives {name} {bounds!r}, which is not a range", remedy)
     low, high, *step = given
     if not 1 <= low <= high:
         raise RecipeError(f"sizes gives {name} the range {low} to {high}", remedy)

@@ -1,7 +1,7 @@
 """LSTM and GRU over sequences of any length.
 
-torch.export keeps `aten.lstm.input` and `aten.gru.input` as they are, but finds their outputs' shapes by running every
-step, which fixes the length at the example's. The shapes follow from the inputs alone.
+torch.export keeps `aten.lstm.input` and `aten.gru.input`, but computes their outputs' shapes by running every step,
+which fixes the length to the example's. The shapes depend only on the inputs, so this module computes them directly.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ OPERATORS = (torch.ops.aten.lstm.input, torch.ops.aten.gru.input)
 
 
 def kept() -> contextlib.AbstractContextManager[None]:
-    """While a graph is captured, or translated by somebody who knows these operators: none of them is run in steps."""
+    """Keep these operators whole while a graph is captured, or translated by code that supports them."""
     return _as(dict.fromkeys(OPERATORS, _shapes))
 
 
 def looped() -> contextlib.AbstractContextManager[None]:
-    """While a graph is compiled: a sequence of symbolic length becomes one oneDNN kernel, or else a while_loop."""
+    """Turn a sequence of symbolic length into one oneDNN kernel or a while_loop while a graph is compiled."""
     try:
         from torch.export import _patches
-    except ImportError:  # torch of another time: the length is fixed, and the golden tells
+    except ImportError:  # another torch version: the length is fixed, which the golden detects
         return contextlib.nullcontext()
     lstm, gru = (getattr(_patches, f"{name}_while_loop_impl", None) for name in ("lstm", "gru"))
     kernels = {op: _for_any_length(op, loop) for op, loop in zip(OPERATORS, (lstm, gru), strict=True) if loop}
@@ -44,7 +44,7 @@ def _shapes(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[torch.Tensor, ...]:
-    """Outputs that hold nothing: (length, batch, directions * width), and the states as they came."""
+    """Return uninitialised outputs, (length, batch, directions * width), and states of the given shapes."""
     states = states if isinstance(states, (list, tuple)) else [states]
     width = states[0].size(2) * (2 if bidirectional else 1)
     return inputs.new_empty((*inputs.shape[:-1], width)), *(torch.empty_like(state) for state in states)
@@ -56,7 +56,7 @@ def _for_any_length(op: Any, loop: Kernel) -> Kernel:
     unrolled: Kernel = op.py_kernels[DispatchKey.CompositeImplicitAutograd]
 
     def decomposed(inputs: torch.Tensor, states: Any, params: Any, has_biases: bool, *rest: Any) -> Any:
-        length: Any = inputs.shape[1 if rest[-1] else 0]  # torch.SymInt where it is dynamic
+        length: Any = inputs.shape[1 if rest[-1] else 0]  # torch.SymInt if dynamic
         fits = isinstance(length, int) or (op is torch.ops.aten.lstm.input and has_kernel(inputs, states, params))
         return (unrolled if fits else loop)(inputs, states, params, has_biases, *rest)
 
@@ -69,7 +69,7 @@ def _for_any_length(op: Any, loop: Kernel) -> Kernel:
 
 @contextlib.contextmanager
 def _as(kernels: Mapping[Any, Kernel]) -> Iterator[None]:
-    """Put these in the place of the operators' decompositions, for tracing; what really runs stays torch's."""
+    """Replace the operators' decompositions for tracing; torch's kernels still run eagerly."""
     table = torch._decomp.global_decomposition_table["post_autograd"]
     usual = {op: (op.py_kernels[DispatchKey.CompositeImplicitAutograd], table[op]) for op in kernels}
     try:

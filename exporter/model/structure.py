@@ -1,6 +1,6 @@
-"""Any structure of tensors, one level at a time: containers, registered pytrees, and objects by their attributes.
+"""Traversing structures of tensors one level at a time: containers, registered pytrees and objects with attributes.
 
-A cache of transformers is such an object: its layers come under their numbers, whatever their class keeps in them.
+A cache of transformers is such an object; its layers are named by their numbers, whatever their class stores.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 Children = list[tuple[str, Any]]
-SHORT = {"keys": "key", "values": "value"}  # of a cache's layer, by the names that contracts have for them
-_CLOSED = (  # what holds no tensor of a call, or is one
+SHORT = {"keys": "key", "values": "value"}  # attributes of a cache's layer, with their names in contracts
+_CLOSED = (  # types that contain no tensor of a call, or are tensors
     torch.Tensor,
     torch.nn.Module,
     torch.dtype,
@@ -42,7 +42,7 @@ _CLOSED = (  # what holds no tensor of a call, or is one
 
 
 def contained(value: Any) -> Children | None:
-    """The named items of a container or of a registered pytree; None for anything else."""
+    """Return the named items of a container or a registered pytree; None for anything else."""
     if value is None or isinstance(value, _CLOSED):
         return None
     if type(value) is list or type(value) is tuple:
@@ -63,7 +63,7 @@ def contained(value: Any) -> Children | None:
 
 
 def attributes(value: Any) -> Children:
-    """The attributes of an object that is no container; a cache's layers under their numbers."""
+    """Return the attributes of an object that is not a container; a cache's layers are named by their numbers."""
     if value is None or isinstance(value, _CLOSED):
         return []
     found: Children = []
@@ -77,7 +77,7 @@ def attributes(value: Any) -> Children:
 
 
 def with_attributes(value: Any, items: Sequence[Any]) -> Any:
-    """A copy of an object with `items` in the place of what `attributes` gives of it."""
+    """Return a copy of an object with `items` in place of what `attributes` returns."""
     made, rest = copy.copy(value), list(items)
     for name in _attribute_names(value):
         old = getattr(value, name)
@@ -88,7 +88,7 @@ def with_attributes(value: Any, items: Sequence[Any]) -> Any:
 
 
 def with_items(value: Any, items: Sequence[Any]) -> Any:
-    """A container like `value` with other items, in the order of `contained`."""
+    """Return a container like `value` with other items, in the order of `contained`."""
     if type(value) is list or type(value) is tuple:
         return type(value)(items)
     if type(value) is dict:
@@ -104,7 +104,7 @@ def with_items(value: Any, items: Sequence[Any]) -> Any:
 
 
 def holds_tensors(value: Any, inside: tuple[Any, ...] = ()) -> bool:
-    """Whether there is a tensor anywhere in it."""
+    """Return whether a value contains a tensor at any depth."""
     if isinstance(value, torch.Tensor):
         return True
     if holds_itself(value, inside):
@@ -114,19 +114,19 @@ def holds_tensors(value: Any, inside: tuple[Any, ...] = ()) -> bool:
 
 
 def holds_itself(value: Any, inside: Sequence[Any]) -> bool:
-    """Whether it is one of those that it was found in; a tuple can be only by way of another."""
-    if isinstance(value, tuple):  # torch.compile compares no tuples by identity
+    """Return whether a value is one of its own containers. Any cycle through a tuple includes another container."""
+    if isinstance(value, tuple):  # torch.compile cannot compare tuples by identity
         return False
     return any(value is other for other in inside if not isinstance(other, tuple))
 
 
 def is_cache(value: Any) -> bool:
-    """Whether it is a cache of transformers, which may be registered in one of several ways."""
+    """Return whether a value is a cache of transformers, however it is registered with pytree."""
     return isinstance(getattr(value, "layers", None), list) and hasattr(value, "get_seq_length")
 
 
 def key_name(key: Any) -> str:
-    """A key of pytree's as a part of a name."""
+    """Return a pytree key as a part of a name."""
     for attribute in ("key", "idx", "name"):
         if hasattr(key, attribute):
             return str(getattr(key, attribute))
@@ -144,7 +144,7 @@ def _attribute_names(value: Any) -> list[str]:
 
 
 def _is_setting(value: Any, name: str) -> bool:
-    """Whether an attribute is a single number of the object's own, in a tensor: a window's width."""
+    """Return whether an attribute is a private zero-dimensional tensor, such as a window's width."""
     item = getattr(value, name)
     return name[0] == "_" and isinstance(item, torch.Tensor) and item.dim() == 0
 

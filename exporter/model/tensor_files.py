@@ -1,4 +1,4 @@
-"""Files of tensors by name: safetensors, with JSON of our own in its metadata (docs/formats.md)."""
+"""Files of named tensors: safetensors, with exporter's JSON in the metadata (docs/formats.md)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 SUFFIX = ".safetensors"
-ABOUT = "exporter"  # the one entry of the metadata that is ours: entries have no order, and bytes should have
-PAIRS = (torch.complex32, torch.complex128)  # dtypes that the format has not: stored as pairs of real numbers
+ABOUT = "exporter"  # the only metadata entry: several would have no fixed order, and the bytes must be reproducible
+PAIRS = (torch.complex32, torch.complex128)  # dtypes that the format lacks; stored as pairs of real numbers
 
 
 def save(tensors: Mapping[str, torch.Tensor], path: Path, about: Mapping[str, Any] | None = None) -> None:
-    """Write tensors, of any strides and bits, and what there is to say about them."""
+    """Write tensors, with any strides and lazy bits, and the metadata `about`."""
     pairs = sorted(name for name, tensor in tensors.items() if tensor.dtype in PAIRS)
     told = {**(about or {}), **({"complex": pairs} if pairs else {})}
     stored = {name: _plain(tensor) for name, tensor in tensors.items()}
@@ -25,16 +25,16 @@ def save(tensors: Mapping[str, torch.Tensor], path: Path, about: Mapping[str, An
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of the values themselves: no storage is shared, and lazy bits are resolved."""
+    """Return a contiguous copy that shares no storage, with lazy bits resolved."""
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().clone()
     return torch.view_as_real(plain) if plain.dtype in PAIRS else plain
 
 
 def read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """The tensors, in memory of their own, and what is said about them.
+    """Return the tensors, copied into memory, and the metadata.
 
-    Raises what safetensors raises for a file that is broken, OSError for one that is missing, ValueError for metadata
-    of another form.
+    Raises OSError if the file is missing, ValueError if the metadata is not an object, and what safetensors raises for
+    a broken file.
     """
     with safe_open(path, framework="pt") as file:
         about = json.loads((file.metadata() or {}).get(ABOUT, "{}"))

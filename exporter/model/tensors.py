@@ -1,4 +1,4 @@
-"""What a model takes and gives once its inputs and outputs are flat."""
+"""Types of a flat model's inputs and outputs."""
 
 from __future__ import annotations
 

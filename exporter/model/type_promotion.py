@@ -1,7 +1,7 @@
-"""Numbers beside tensors of another dtype, made explicit.
+"""Explicit type promotion for numbers that are used with tensors of another dtype.
 
-torch.onnx.export makes a tensor of each number whose dtype is not that of the result, and leaves the others as they
-are; of `clamp(x, 0, 8000.0)` and of `1.0 - n` no overload takes both kinds.
+torch.onnx.export converts a number to a tensor only if its dtype differs from the result's. In `clamp(x, 0, 8000.0)`
+and `1.0 - n` the arguments are then mixed, and no overload takes both kinds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ELEMENTWISE = frozenset((
 
 
 def make_explicit(program: torch.export.ExportedProgram) -> None:
-    """In place: tensors and numbers of these operations get the dtype that the result has."""
+    """Convert the tensors and numbers of ELEMENTWISE operations to the dtype of the result, in place."""
     for module in program.graph_module.modules():
         if isinstance(module, fx.GraphModule):
             for node in [node for node in module.graph.nodes if node.target in ELEMENTWISE]:
@@ -44,12 +44,12 @@ def _bounds(node: fx.Node) -> Iterator[Any]:
 
 
 def _is_symbolic(arg: Any) -> bool:
-    """Whether it is a number that only a call tells: a size, or what is computed from one."""
+    """Return whether an argument is a number known only at run time: a size, or computed from one."""
     return isinstance(arg, fx.Node) and not isinstance(arg.meta.get("val"), torch.Tensor)
 
 
 def _promoted(node: fx.Node, arg: Any, dtype: torch.dtype) -> Any:
-    """An argument in the dtype, where it is a tensor; a number of the kind that the dtype has."""
+    """Return a tensor argument cast to the dtype, or a number as the Python type that matches the dtype."""
     if isinstance(arg, (bool, int, float)):
         return float(arg) if dtype.is_floating_point else arg
     if not isinstance(arg, fx.Node) or _is_symbolic(arg) or arg.meta["val"].dtype == dtype:
@@ -64,7 +64,7 @@ def _as_tensor(node: fx.Node, arg: Any, dtype: torch.dtype) -> Any:
 
 
 def _insert(node: fx.Node, target: Any, arg: Any, dtype: torch.dtype, value: torch.Tensor) -> fx.Node:
-    """A call before the node, of the same line of the model."""
+    """Insert a call before the node, attributed to the same line of the model."""
     with node.graph.inserting_before(node):
         made = node.graph.call_function(target, (arg,), {"dtype": dtype})
     made.meta = {**node.meta, "val": value}

@@ -1,7 +1,7 @@
-"""Weights that are float64 to whoever uses them, and are kept in the model's own precision: widened at each use.
+"""Weights that appear as float64 but are stored in the model's precision and widened at each use.
 
-Such a weight reports float64, its size and its strides; views of it stay views. Every operation gets what
-`weight.double()` would have been: the same numbers in the same places, so the outputs have the same bits.
+Such a weight reports float64 and its size and strides; views of it stay views. Every operation gets the values of
+`weight.double()` in the same memory layout, so the outputs have the same bits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from exporter.core import memory
 
-SMALL = 1 << 20  # bytes: what is smaller is never worth it
+SMALL = 1 << 20  # bytes; smaller weights are not worth it
 EVERYTHING = 1 << 62
 
 
@@ -26,7 +26,7 @@ class Unable(Exception):
 
 @dataclass
 class _Room:
-    """Bytes of widened weights that may be kept between uses; `failure` says why the weights' numbers are in doubt."""
+    """Bytes of widened weights that may be kept between uses; `failure` says why the weights may be wrong."""
 
     left: int = EVERYTHING
     failure: str = ""
@@ -36,22 +36,22 @@ _allowed = _Room()
 
 
 def allow(size: int) -> None:
-    """Let float64 weights take this many bytes in this process; what does not fit there is widened at each use."""
+    """Let float64 weights take this many bytes in this process; the remaining weights are widened at each use."""
     _allowed.left = size
 
 
 def floating(module: torch.nn.Module) -> list[torch.Tensor]:
-    """Parameters and buffers that hold floating numbers."""
+    """Return the floating-point parameters and buffers."""
     return [t for t in [*module.parameters(), *module.buffers()] if t.is_floating_point()]
 
 
 def fits(module: torch.nn.Module) -> bool:
-    """Whether all its weights may be held in float64 at once."""
+    """Return whether all weights may be held in float64 at once."""
     return sum(t.numel() * 8 for t in floating(module)) <= _allowed.left
 
 
 def allow_all_where_they_fit(module: torch.nn.Module) -> None:
-    """Where widening at each use has failed: all at once, if there is the memory. MemoryError names what it lacks."""
+    """Allow all weights in float64 after widening at each use failed. Raises MemoryError if they do not fit."""
     needed, there = sum(t.numel() * 8 for t in floating(module)), memory.free()
     if needed > there:
         raise MemoryError(f"weights in float64 need {needed / 1e9:.1f} GB, {there / 1e9:.1f} GB are free")
@@ -60,10 +60,10 @@ def allow_all_where_they_fit(module: torch.nn.Module) -> None:
 
 @contextlib.contextmanager
 def at_each_use(module: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
-    """For a while the large ones among a module's weights are widened at each use; gives the others.
+    """Widen a module's large weights at each use within the context; yields the remaining weights.
 
-    Afterwards all are the very tensors that they were. Unable where something else refers to a tensor, where one was
-    written to, or where an operation took it apart.
+    Afterwards the module has its original tensors again. Raises Unable if C++ code refers to a tensor, or if an
+    operation wrote to one.
     """
     tensors = floating(module)
     large = [t for t in tensors if t.untyped_storage().nbytes() >= SMALL]
@@ -77,7 +77,7 @@ def at_each_use(module: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
             _exchange(tensor, stand_in)
             swapped.append((tensor, stand_in))
         if sum(isinstance(t, _Wide) for t in floating(module)) != len(large):
-            raise Unable("TorchScript has its own hold on weights")
+            raise Unable("TorchScript holds its own references to weights")
         yield others
     finally:
         for tensor, stand_in in swapped:
@@ -87,14 +87,14 @@ def at_each_use(module: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
 
 
 def _exchange(tensor: torch.Tensor, stand_in: torch.Tensor) -> None:
-    """Let each be what the other was, to all that refer to them. Unable where C++ refers to one of them.
+    """Swap two tensors for everything that refers to them. Raises Unable if C++ refers to one of them.
 
-    As torch.utils.swap_tensors, which will have no weak references; those that torch.export and recurrent layers leave
-    behind see the stand-in meanwhile, as all others do.
+    Unlike torch.utils.swap_tensors, this allows weak references; those that torch.export and recurrent layers leave
+    behind then see the stand-in, like all other references.
     """
     try:
         torch._C._swap_tensor_impl(tensor, stand_in)
-    except RuntimeError as error:  # TorchScript's, or a view of it
+    except RuntimeError as error:  # TorchScript holds it, or a view of it exists
         raise Unable(str(error)) from error
     one, other = cast(Any, tensor), cast(Any, stand_in)
     one.__class__, other.__class__ = other.__class__, one.__class__
@@ -102,14 +102,14 @@ def _exchange(tensor: torch.Tensor, stand_in: torch.Tensor) -> None:
 
 
 class _Root:
-    """A weight in its own precision, and in float64 as long as there is room."""
+    """A weight in its stored precision, and cached in float64 if there is room."""
 
     def __init__(self, narrow: torch.Tensor, room: _Room) -> None:
         self.narrow, self.room = narrow, room
         self._wide: torch.Tensor | None = None
 
     def wide(self) -> torch.Tensor:
-        """As `tensor.data.double()` gives it."""
+        """Return what `tensor.data.double()` returns."""
         if self._wide is not None:
             return self._wide
         made = self.narrow.double()
@@ -121,7 +121,7 @@ class _Root:
 
 
 class _Wide(torch.Tensor):
-    """What stands in for a weight, or for a view of it."""
+    """A stand-in for a weight or a view of it."""
 
     _root: _Root
     _geometry: torch.Tensor  # a float64 tensor without data
@@ -170,7 +170,7 @@ class _Wide(torch.Tensor):
 
 
 def _writes(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether an operation changes a stand-in: what it would change is not the weight."""
+    """Return whether an operation writes to a stand-in; the write would not reach the weight."""
     for place, argument in enumerate(function._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = kwargs.get(argument.name, args[place] if place < len(args) else None)

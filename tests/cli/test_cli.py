@@ -94,7 +94,7 @@ def test_the_default_place_is_another_models(cli: Cli, monkeypatch: pytest.Monke
 
 def test_inputs_that_are_none(cli: Cli, tmp_path: Path) -> None:
     done = cli("export", MLP, "--inputs", Path(__file__), "--targets", "trace", "--out", tmp_path / "out", "--no-bench")
-    assert "is no file of torch.save, or holds more than tensors" in done.out + done.err
+    assert "was not written by torch.save, or holds more than tensors" in done.out + done.err
     assert "will likely succeed" not in done.out + done.err
 
 

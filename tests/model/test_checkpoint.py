@@ -116,7 +116,7 @@ def test_an_index_that_leaves_its_folder(name: str, trained: Net, fresh: Net, tm
     index = tmp_path / "sub" / "model.safetensors.index.json"
     index.parent.mkdir()
     index.write_text(json.dumps({"weight_map": dict.fromkeys(trained.state_dict(), name)}))
-    with pytest.raises(RecipeError, match="outside its own folder"):
+    with pytest.raises(RecipeError, match="outside its folder"):
         checkpoint.load_into(fresh, index, False)
 
 
@@ -135,7 +135,7 @@ def test_a_shard_that_is_missing_or_lacks_a_key(trained: Net, fresh: Net, tmp_pa
 def test_a_broken_index(text: str, fresh: Net, tmp_path: Path) -> None:
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(text)
-    with pytest.raises(RecipeError, match="is no index of shards"):
+    with pytest.raises(RecipeError, match="is not an index of shards"):
         checkpoint.load_into(fresh, index, False)
 
 
@@ -242,7 +242,7 @@ def test_containers(wrap: Callable[[State], Any], trained: Net, fresh: Net, tmp_
 
 def test_of_two_that_fit_the_first_is_taken_and_said(trained: Net, fresh: Net, tmp_path: Path) -> None:
     path = saved({"ema": Net().state_dict(), "model": trained.state_dict()}, tmp_path / "w.pt")
-    assert checkpoint.load_into(fresh, path, False) == ["checkpoint w.pt: model is taken, not ema"]
+    assert checkpoint.load_into(fresh, path, False) == ["checkpoint w.pt: used model, not ema"]
     assert same(fresh, trained)
 
 
@@ -262,7 +262,7 @@ def test_what_does_not_fit_is_listed(trained: Net, fresh: Net, tmp_path: Path) -
     assert str(raised.value) == (
         "w.pt does not fit Net: 2 keys missing (block.0.bias, block.1.weight); "
         "6 keys unexpected (extra.0, extra.1, extra.2, extra.3, ...); "
-        "1 key of another shape or kind (head.weight: [3, 4] in the file, [2, 4] in the model)"
+        "1 key with a different shape or kind (head.weight: [3, 4] in the file, [2, 4] in the model)"
     )
     assert "--allow-partial" in raised.value.remedy
 
@@ -272,7 +272,7 @@ def test_allowed_in_part(trained: Net, fresh: Net, tmp_path: Path) -> None:
     state["head.weight"] = torch.zeros(3, 4)
     kept = fresh.head.weight.clone()
     notes = checkpoint.load_into(fresh, saved(state, tmp_path / "w.pt"), True)
-    assert [note.split(" (")[0] for note in notes] == ["checkpoint w.pt: 1 key of another shape or kind"]
+    assert [note.split(" (")[0] for note in notes] == ["checkpoint w.pt: 1 key with a different shape or kind"]
     assert torch.equal(fresh.head.weight, kept)
     assert torch.equal(fresh.block[0].weight, trained.block[0].weight)
     assert fresh.exporter_weights == "checkpoint w.pt (in part)"
@@ -345,9 +345,9 @@ def test_a_truncated_file(name: str, kept: float, trained: Net, fresh: Net, tmp_
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("w.npz", b"PK", "no checkpoint that can be read here"),
-        ("w.pt", b"version https://git-lfs.github.com/spec/v1\n", "pointer of git-lfs"),
-        ("w.safetensors", b"version https://git-lfs.github.com/spec/v1\n", "pointer of git-lfs"),
+        ("w.npz", b"PK", "not a supported checkpoint"),
+        ("w.pt", b"version https://git-lfs.github.com/spec/v1\n", "git-lfs pointer"),
+        ("w.safetensors", b"version https://git-lfs.github.com/spec/v1\n", "git-lfs pointer"),
         ("w.pt", b"<html>404</html>", "cannot be read"),
     ],
 )
@@ -372,18 +372,18 @@ def test_a_whole_module_is_refused(trained: Net, fresh: Net, tmp_path: Path) -> 
 
 def test_a_program_is_refused(fresh: Net, tmp_path: Path) -> None:
     torch.jit.save(torch.jit.script(nn.Linear(2, 2)), tmp_path / "script.pt")
-    with pytest.raises(RecipeError, match="is a TorchScript program, no checkpoint"):
+    with pytest.raises(RecipeError, match="is a TorchScript program, not a checkpoint"):
         checkpoint.load_into(fresh, tmp_path / "script.pt", True)
     program = torch.export.export(nn.Linear(2, 2), (torch.zeros(1, 2),))
     torch.export.save(program, tmp_path / "program.pt2")
-    with pytest.raises(RecipeError, match="is an exported program, no checkpoint"):
+    with pytest.raises(RecipeError, match="is an exported program, not a checkpoint"):
         checkpoint.load_into(fresh, (tmp_path / "program.pt2").rename(tmp_path / "program.pt"), True)
 
 
 def test_no_state_dict(fresh: Net, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="holds no state dict; it has epoch, optimizer"):
         checkpoint.load_into(fresh, saved({"optimizer": {"lr": 0.1}, "epoch": 3}, tmp_path / "w.pt"), True)
-    with pytest.raises(RecipeError, match="holds a Tensor, no state dict"):
+    with pytest.raises(RecipeError, match="holds a Tensor, not a state dict"):
         checkpoint.load_into(fresh, saved(torch.zeros(3), tmp_path / "w.pt"), True)
 
 

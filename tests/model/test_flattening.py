@@ -229,7 +229,7 @@ def test_objects_that_hold_themselves() -> None:
     knot: Any = Cache()
     knot.me = {"again": knot}
     assert output_leaves({"a": knot})[0] == ("a.ssm_states.0", "a.ssm_states.1")
-    with pytest.raises(RecipeError, match=r"past\.me\.again holds itself"):
+    with pytest.raises(RecipeError, match=r"past\.me\.again contains itself"):
         flatten_inputs(Takes(), {"past": knot})
 
 
@@ -257,9 +257,9 @@ def test_outputs_that_are_left_out(leave_out: list[str], names: tuple[str, ...])
 
 
 def test_what_is_left_out_must_be_there() -> None:
-    with pytest.raises(UsageError, match="--leave-out past: the model gives no output of that name") as raised:
+    with pytest.raises(UsageError, match="--leave-out past: the model has no output of that name") as raised:
         flattening.require_named({"logits": ONE, "loss": None, "cache": Cache()}, ["cache", "past"])
-    assert raised.value.remedy == "it gives logits, cache"
+    assert raised.value.remedy == "it returns logits, cache"
 
 
 class Gives(torch.nn.Module):

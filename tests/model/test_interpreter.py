@@ -528,7 +528,7 @@ def test_inputs_and_outputs_take_other_names() -> None:
     ("args", "kwargs", "message"),
     [
         ((), {}, r"missing: \['x'\]"),
-        ((), {"x": torch.ones(1, 4), "z": 1}, r"not known: \['z'\]"),
+        ((), {"x": torch.ones(1, 4), "z": 1}, r"unknown: \['z'\]"),
         ((torch.ones(1, 4),) * 4, {}, "forward takes x, y, factor"),
     ],
 )

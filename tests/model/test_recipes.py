@@ -62,8 +62,8 @@ def test_did_you_mean(mistyped: str) -> None:
     [
         ("", "there is no model ''"),
         ("nowhere.py:x", "there is no file nowhere.py"),
-        ("tests/recipes/tiny.py", "names a file but not what is in it"),
-        (f"{RECIPES}/tiny.py:", "names a file but not what is in it"),
+        ("tests/recipes/tiny.py", "names a file but not an object in it"),
+        (f"{RECIPES}/tiny.py:", "names a file but not an object in it"),
         (f"{RECIPES}:x", "there is no model"),
     ],
 )
@@ -89,7 +89,7 @@ def test_a_recipes_name_comes_before_a_files(tmp_path: Path, monkeypatch: pytest
 
 
 def test_dimensions_are_named_of_saved_inputs_alone(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--dim says nothing of mlp, whose inputs"):
+    with pytest.raises(UsageError, match="--dim does not apply to mlp: its inputs"):
         recipes.with_dims(recipes.find(recipe_path("tiny:mlp")), ["batch=x:0"])
     torch.save({"x": torch.ones(5, 4)}, tmp_path / "inputs.pt")
     source = recipes.find(recipe_path("tiny:lonely"), str(tmp_path / "inputs.pt"))
@@ -238,7 +238,7 @@ def test_saved_inputs_run_no_code(tmp_path: Path) -> None:
         ("does_not_import:x", "does not import: ModuleNotFoundError: .*a_package_that_nobody_has", "install"),
         ("tiny:mpl", r"tiny\.py has no mpl", "did you mean mlp"),
         ("tiny:zzzzzz", "has no zzzzzz", "it has "),
-        ("tiny:lonely", "nothing tells its inputs", "lonely_inputs"),
+        ("tiny:lonely", "its inputs are unknown", "lonely_inputs"),
         ("broken:no_inputs", r"no_inputs has no inputs\(\)", "a recipe has load"),
     ],
 )

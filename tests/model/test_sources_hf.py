@@ -207,12 +207,12 @@ def test_tasks(name: str, task: str, expected: str) -> None:
     ("name", "task", "message", "remedy"),
     [
         ("bert", "image-classification", "no bert for image-classification", "fill-mask"),
-        ("bert", "fill-masks", "no task 'fill-masks'", "fill-mask"),
-        ("llava", "", "LlavaModel takes pixel_values, of which hf: knows no example", "NAME_inputs"),
+        ("bert", "fill-masks", "unknown task 'fill-masks'", "fill-mask"),
+        ("llava", "", "LlavaModel takes pixel_values, for which hf: has no example", "NAME_inputs"),
         ("decision_transformer", "", "takes states", "FILE.py:NAME"),
         ("clip_text_modle", "", "is not in .*cache", "did you mean hf:clip_text_model"),
         ("./nowhere", "", "there is no folder ./nowhere", "check the path"),
-        ("a b/c", "", "a b/c is no model's ID", "hf:ORGANISATION/NAME"),
+        ("a b/c", "", "a b/c is not a valid model ID", "hf:ORGANISATION/NAME"),
         (
             "nobody/nothing",
             "",
@@ -282,7 +282,7 @@ def test_files_of_another_model(folder: Path) -> None:
     from safetensors.torch import save_file
 
     save_file({"something.else": torch.ones(3)}, folder / "model.safetensors")
-    with pytest.raises(RecipeError, match="holds no weight of BertForMaskedLM"):
+    with pytest.raises(RecipeError, match="has no weights of BertForMaskedLM"):
         recipe(str(folder)).load("auto")
 
 
@@ -292,7 +292,7 @@ def test_a_folder_without_weights(folder: Path) -> None:
     with pytest.raises(RecipeError, match="has no weights") as raised:
         made.load("pretrained")
     assert "model.safetensors" in raised.value.remedy
-    with pytest.warns(UserWarning, match="random weights: .* has no weights; --weights pretrained insists"):
+    with pytest.warns(UserWarning, match="random weights: .* has no weights; --weights pretrained makes this an error"):
         assert made.load("auto").exporter_weights == "random"
 
 
@@ -303,7 +303,7 @@ def test_a_folder_without_weights(folder: Path) -> None:
         (lambda whole: b"", r"\(0 bytes\) is broken"),
         (lambda whole: whole[: len(whole) // 2], "is broken"),
         (lambda whole: whole[:5], r"\(5 bytes\) is broken"),
-        (lambda whole: b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "pointer of git-lfs"),
+        (lambda whole: b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "git-lfs pointer"),
     ],
 )
 def test_broken_weights_are_never_replaced_by_random_ones(
@@ -363,14 +363,14 @@ def test_shards(folder: Path) -> None:
     [
         ("", "config.json is broken: Expecting value", "copy config.json again"),
         ('{"model_type": "bert"', "config.json is broken", "copy config.json again"),
-        ("[]", "is no configuration: it holds a list", "copy config.json again"),
-        ('{"model_type": "bort"}', "does not know bort", "update transformers"),
+        ("[]", "is not a configuration: it holds a list", "copy config.json again"),
+        ('{"model_type": "bort"}', "does not know bort", "upgrade transformers"),
         (
             '{"model_type": "bert", "hidden_size": "wide"}',
-            "is no configuration that transformers takes",
+            "is not a valid configuration of transformers",
             "FILE.py:NAME",
         ),
-        ("{}", "is no configuration that transformers takes", "FILE.py:NAME"),
+        ("{}", "is not a valid configuration of transformers", "FILE.py:NAME"),
         (
             '{"model_type": "mine", "auto_map": {"AutoConfig": "mine.MyConfig"}}',
             "built by code in its repository, which hf: does not run",
@@ -453,10 +453,10 @@ def test_the_licence_in_a_card(cached: Path, card: str, licence: str) -> None:
 def test_a_download_that_was_not_finished(cached: Path) -> None:
     (cached / "blobs" / "model-safetensors").rename(cached / "blobs" / "1234.5678.incomplete")
     made = recipe("acme/small")
-    with pytest.raises(RecipeError, match=r"the download of acme/small was not finished .*\.incomplete") as raised:
+    with pytest.raises(RecipeError, match=r"the download of acme/small is incomplete .*\.incomplete") as raised:
         made.load("pretrained")
     assert "hf download acme/small" in raised.value.remedy
-    with pytest.warns(UserWarning, match="random weights: the download of acme/small was not finished"):
+    with pytest.warns(UserWarning, match="random weights: the download of acme/small is incomplete"):
         assert made.load("auto").exporter_weights == "random"
 
 

@@ -142,9 +142,9 @@ def test_offline(fake: Fake) -> None:
 
 def test_no_pretrained_weights_at_all(fake: Fake) -> None:
     fake(unreachable, hf_hub_id=None)
-    with pytest.warns(UserWarning, match="random weights: there are no pretrained weights of tiny"):
+    with pytest.warns(UserWarning, match="random weights: tiny has no pretrained weights"):
         assert recipe("tiny").load("auto").exporter_weights == "random"
-    with pytest.raises(RecipeError, match="there are no pretrained weights of tiny") as raised:
+    with pytest.raises(RecipeError, match="tiny has no pretrained weights") as raised:
         recipe("tiny").load("pretrained")
     assert "--checkpoint" in raised.value.remedy
 

@@ -99,7 +99,7 @@ def test_an_image_size_that_is_chosen() -> None:
     assert "image" not in resnet.sizes
     with pytest.raises(RecipeError, match="inception_v3 takes no image of 32 pixels") as raised:
         inception.inputs(image=32)
-    assert raised.value.remedy == "choose 75 at least"
+    assert raised.value.remedy == "choose at least 75"
     assert len(call(raft.load("random"), raft.inputs(num_flow_updates=2))) == 2
     with pytest.raises(RecipeError, match="raft_small takes no image of 130 pixels") as raised:
         raft.inputs(image=130)

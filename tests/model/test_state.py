@@ -121,9 +121,9 @@ def test_state_that_shares_its_memory_is_refused_for_that(first: int, last: int)
 @pytest.mark.parametrize(
     ("recipe", "said", "code"),
     [
-        (stateful.counts_in_python, "state that is no tensor (1, 2, 3, …), in calls", "self.calls += 1"),
-        (stateful.late_switch, "gives other outputs when another number is in calls", "self.calls += 1"),
-        (stateful.grows, "state that is not there after each call, in past.1", "self.past.append(x.mean())"),
+        (stateful.counts_in_python, "state that is not a tensor (1, 2, 3, …), in calls", "self.calls += 1"),
+        (stateful.late_switch, "returns different outputs for another number in calls", "self.calls += 1"),
+        (stateful.grows, "state that does not exist after every call, in past.1", "self.past.append(x.mean())"),
         (stateful.changes_a_parameter, "changes its parameter gain", "self.gain.mul_(0.9)"),
     ],
 )
@@ -160,7 +160,7 @@ class FirstCallDiffers(nn.Module):
     ("model", "said"),
     [
         (GrowingCache, r"size changes from call to call \(\[2, 1\], \[3, 1\], \[4, 1\], …\), in past \("),
-        (FirstCallDiffers, r"is not the same at its first call as later, by mean \("),
+        (FirstCallDiffers, r"behaves differently in its first call, because of mean \("),
     ],
 )
 def test_state_of_no_fixed_form_is_refused(model: type[nn.Module], said: str) -> None:
@@ -314,7 +314,7 @@ def test_an_initial_value_is_broadcast_where_the_state_follows_a_size() -> None:
     recorded = states.recorded(rows, ("batch", 3))
     assert isinstance(recorded, Values)
     assert recorded.shape == (1, 3)
-    with pytest.raises(ExportError, match="not uniform where its size follows"):
+    with pytest.raises(ExportError, match="varies along a dimension whose size follows"):
         states.recorded(torch.arange(12.0).reshape(4, 3), ("batch", 3))
 
 
@@ -428,7 +428,7 @@ def test_a_stream_refuses_what_does_not_fit_by_the_contract() -> None:
                 stream(wrong)
         for call in range(3):
             assert float(stream(torch.ones(2, 3))["x"][0, 0]) == 1 + call
-        with pytest.raises(ContractError, match=r"state\.h is of batch 2, the inputs are of 3: call reset"):
+        with pytest.raises(ContractError, match=r"state\.h has batch 2, but the inputs have 3: call reset"):
             stream(torch.ones(3, 3))
         assert float(stream(torch.ones(2, 3))["x"][0, 0]) == 4, "what was refused changed nothing"
         stream.reset()

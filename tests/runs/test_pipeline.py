@@ -208,7 +208,7 @@ def test_a_run_that_loses_a_variant_leaves_the_last_good_bundle(
     [
         ("load_fails", "loading the model fails: OSError: the weights are gone"),
         ("load_gives_a_string", "model is of type str"),
-        ("inputs_without_tensors", "with no tensor in it"),
+        ("inputs_without_tensors", "contain no tensor"),
         ("inputs_fail", "inputs.. fails at batch=1: RuntimeError: no data today"),
         ("inputs_without_default", "without an integer default"),
         ("no_inputs", r"has no inputs\(\)"),

@@ -51,7 +51,7 @@ def test_what_changes_and_is_proven_to_reach_no_output_is_no_state(recipe: str, 
     loaded, found = prepared(recipe, tmp_path)
     assert found.state is None
     (warning,) = loaded.warnings
-    assert re.search(r"rare.py:\d+.*so it is no state", warning)
+    assert re.search(r"rare.py:\d+.*so it is not state", warning)
 
 
 def test_an_average_whose_reading_depends_on_a_value_is_kept(tmp_path: Path) -> None:

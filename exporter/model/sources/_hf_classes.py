@@ -1,4 +1,4 @@
-"""Which class of transformers a model is of: what its configuration names, or what the task wants."""
+"""Selecting the transformers class of a model: the one its configuration names, or the one for a task."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNLISTED_TASKS = {  # transformers 5 has classes for these, but no pipeline
 
 
 def choose(name: str, config: Any, task: str = "") -> Any:
-    """The model class of this configuration. RecipeError when there is none, or it is code of the repository."""
+    """Return the model class of a configuration. Raises RecipeError if there is none or only the repository has it."""
     if task:
         return _for_task(name, config, task)
     for architecture in config.architectures or ():
@@ -29,15 +29,16 @@ def choose(name: str, config: Any, task: str = "") -> Any:
         if (found := _of(auto, config)) is not None:
             return found
     raise RecipeError(
-        f"transformers has no model of its own for {config.model_type}", "it is a part of another, or made by its parts"
+        f"transformers has no stand-alone model for {config.model_type}",
+        "give the model that contains it, or a part of it",
     )
 
 
 def remote_code(name: str) -> RecipeError:
-    """The error for a model that only code in its repository can build."""
+    """Return the error for a model that only code in its repository can build."""
     return RecipeError(
         f"{name} is built by code in its repository, which hf: does not run",
-        "read that code; when you trust it, write a recipe FILE.py:NAME, with functions NAME and NAME_inputs",
+        "read that code; if you trust it, write a recipe FILE.py:NAME, with functions NAME and NAME_inputs",
     )
 
 
@@ -52,13 +53,14 @@ def _for_task(name: str, config: Any, task: str) -> Any:
     tasks = _tasks()
     if task not in tasks:
         close = difflib.get_close_matches(task, tasks, n=3)
-        raise RecipeError(f"there is no task {task!r}", f"choose among {', '.join(close or sorted(tasks))}")
+        raise RecipeError(f"unknown task {task!r}", f"choose one of {', '.join(close or sorted(tasks))}")
     for auto in tasks[task]:
         if (found := _of(auto, config)) is not None:
             return found
     possible = [other for other, autos in tasks.items() if any(_of(auto, config) is not None for auto in autos)]
     raise RecipeError(
-        f"transformers has no {config.model_type} for {task}", f"{name} can do {', '.join(sorted(possible)) or 'none'}"
+        f"transformers has no {config.model_type} for {task}",
+        f"{name} supports {', '.join(sorted(possible)) or 'none'}",
     )
 
 
@@ -73,7 +75,7 @@ def _tasks() -> dict[str, tuple[Any, ...]]:
 
 
 def _auto_classes() -> Iterator[Any]:
-    """AutoModel, then the auto classes with a head, in transformers' order."""
+    """Yield AutoModel, then the auto classes with a head, in transformers' order."""
     from transformers.models.auto import modeling_auto
 
     yield modeling_auto.AutoModel
@@ -83,6 +85,6 @@ def _auto_classes() -> Iterator[Any]:
 
 
 def _of(auto: Any, config: Any) -> Any:
-    """The class that an auto class makes of this configuration; the first where there are several."""
+    """Return the (first) class that an auto class maps this configuration to, or None."""
     found = auto._model_mapping.get(type(config), None)
     return found[0] if isinstance(found, tuple) else found

@@ -1,6 +1,6 @@
-"""Files of a model on the Hugging Face hub, in its cache or in a folder; or why there are none, within seconds.
+"""Finding the files of a model on the Hugging Face hub, in its cache or in a folder; failures take only seconds.
 
-Nothing here runs code of a repository: a configuration is JSON, weights are safetensors or a checked torch archive.
+Nothing here runs code from a repository: a configuration is JSON, weights are safetensors or a checked torch archive.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from exporter.model.checkpoint_files import LFS_POINTER
 CONFIG = "config.json"
 CARD = "README.md"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-ANSWER_S = 3  # the hub's own client would try for twenty seconds
+ANSWER_S = 3  # seconds; the hub's own client would retry for twenty
 
 
 class NotHere(RecipeError):
-    """Files that cannot be had now, and might be another time or by another user."""
+    """Files that are not available now but may be later, or to another user."""
 
 
 def config_file(name: str) -> Path:
-    """`config.json` of a folder, an ID or `ID@REVISION`; without a revision the hub's newest, where it answers.
+    """Return `config.json` of a folder, an ID or `ID@REVISION`; by default the hub's latest revision, if it answers.
 
-    RecipeError says why there is none.
+    Raises RecipeError if there is none.
     """
     folder = local_folder(name)
     if folder is None:
@@ -42,20 +42,20 @@ def config_file(name: str) -> Path:
 
 
 def read_config(name: str, path: Path) -> dict[str, Any]:
-    """The configuration as it is written. RecipeError when it is no JSON object."""
+    """Return the content of a configuration file. Raises RecipeError if it is not a JSON object."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise RecipeError(f"{path} is broken: {error}", _again(name, path)) from error
     if not isinstance(found, dict):
-        raise RecipeError(f"{path} is no configuration: it holds a {type(found).__name__}", _again(name, path))
+        raise RecipeError(f"{path} is not a configuration: it holds a {type(found).__name__}", _again(name, path))
     return found
 
 
 def weight_files(name: str, config_path: Path) -> list[Path]:
-    """Files of the weights, beside the configuration, each of them whole.
+    """Return the files of the weights beside the configuration, after checking that each is intact.
 
-    NotHere when they cannot be had now; RecipeError when there are none, or one is broken.
+    Raises NotHere if they are not available now, and RecipeError if there are none or one is broken.
     """
     folder = config_path.parent
     if local_folder(name) is None:
@@ -72,19 +72,19 @@ def weight_files(name: str, config_path: Path) -> list[Path]:
 
 
 def published(name: str, folder: Path) -> tuple[str, str]:
-    """Where a model's files come from, as a package URL, and the licence in its card; "" for what is not known here."""
+    """Return the package URL of a model's files and the licence in its card; "" stands for an unknown value."""
     from huggingface_hub import metadata_load
 
     try:
         licence = (metadata_load(folder / CARD) or {}).get("license")
-    except Exception:  # it is not in the cache, or nothing that YAML reads
+    except Exception:  # the card is not in the cache, or its YAML is invalid
         licence = None
     origin = "" if local_folder(name) else f"pkg:huggingface/{_parts(name)[0]}@{folder.name}"
     return origin, licence if isinstance(licence, str) else ""
 
 
 def local_folder(name: str) -> Path | None:
-    """The folder that `name` is, or None when it may be an ID."""
+    """Return the folder that `name` denotes, or None if it may be an ID. Raises RecipeError if the path is wrong."""
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
@@ -96,7 +96,7 @@ def local_folder(name: str) -> Path | None:
 
 
 def _fetch_first(name: str, commit: str) -> Path:
-    """The first of WEIGHTS that this commit has."""
+    """Fetch the first of WEIGHTS that this commit has."""
     missing: RecipeError | None = None
     for file in WEIGHTS:
         try:
@@ -135,19 +135,19 @@ def _fetch(name: str, file: str, commit: str | None = None) -> Path:
             repository, file, revision=commit or revision, local_files_only=not online()
         )
         return Path(found)
-    except Exception as error:  # of hub, of either HTTP library, of the disk
+    except Exception as error:  # from the hub's client, its HTTP libraries or the disk
         raise _why(name, file, error) from None
 
 
 def _parts(name: str) -> tuple[str, str | None]:
-    """The repository of `ID@REVISION`, and the branch, tag or commit."""
+    """Split `ID@REVISION` into the repository and the branch, tag or commit (None if absent)."""
     repository, _, revision = name.partition("@")
     return repository, revision or None
 
 
 @functools.cache
 def online() -> bool:
-    """Whether the hub answers, through a proxy where one is set. HF_HUB_OFFLINE is obeyed."""
+    """Return whether the hub answers, through a proxy if one is set. False if HF_HUB_OFFLINE is set."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -158,20 +158,20 @@ def online() -> bool:
     except urllib.error.HTTPError:
         return True
     except urllib.error.URLError as error:
-        return isinstance(error.reason, ssl.SSLError)  # somebody answers; the hub's client knows other certificates
+        return isinstance(error.reason, ssl.SSLError)  # a server answers; the hub's client uses other certificates
     except OSError:
         return False
     return True
 
 
 def _why(name: str, file: str, error: Exception) -> RecipeError:
-    """What a failure of the hub's client means for the user."""
+    """Translate an error of the hub's client for the user."""
     from huggingface_hub import constants, errors
 
     if isinstance(error, errors.GatedRepoError):
         return NotHere(
-            f"{name} is gated: the hub gives it to those who accepted its terms",
-            f"accept them at {constants.ENDPOINT}/{name}, then `hf auth login` or set HF_TOKEN",
+            f"{name} is gated: the hub serves it only to users who accepted its terms",
+            f"accept them at {constants.ENDPOINT}/{name}, then run `hf auth login` or set HF_TOKEN",
         )
     if isinstance(error, errors.RevisionNotFoundError):
         repository, revision = _parts(name)
@@ -179,10 +179,12 @@ def _why(name: str, file: str, error: Exception) -> RecipeError:
     if isinstance(error, errors.RepositoryNotFoundError):
         return RecipeError(
             f"the hub has no model {name}, or it is private",
-            "check the ID; for a private one `hf auth login` or set HF_TOKEN",
+            "check the ID; for a private model run `hf auth login` or set HF_TOKEN",
         )
     if isinstance(error, errors.HFValidationError):
-        return RecipeError(f"{name} is no model's ID", "write hf:ORGANISATION/NAME, hf:./FOLDER or hf:ARCHITECTURE")
+        return RecipeError(
+            f"{name} is not a valid model ID", "write hf:ORGANISATION/NAME, hf:./FOLDER or hf:ARCHITECTURE"
+        )
     if isinstance(error, errors.LocalEntryNotFoundError):
         return _not_cached(name, file)
     if isinstance(error, errors.EntryNotFoundError):
@@ -198,12 +200,12 @@ def _not_cached(name: str, file: str) -> NotHere:
     started = sorted((cache / _cache_name(name) / "blobs").glob("*.incomplete"))
     found = f"{name} is not in {cache}"
     if started:
-        found = f"the download of {name} was not finished ({started[0].stat().st_size:,} bytes in {started[0]})"
+        found = f"the download of {name} is incomplete ({started[0].stat().st_size:,} bytes in {started[0]})"
     elif (cache / _cache_name(name)).is_dir():
         found = f"{cache} holds {name} without its {file}"
     return NotHere(
         f"{found}, and {offline}",
-        f"run `hf download {_command(name)}` where there is a network, "
+        f"run `hf download {_command(name)}` with a network connection, "
         "or give a folder or an architecture such as hf:bert",
     )
 
@@ -213,19 +215,19 @@ def _cache_name(name: str) -> str:
 
 
 def _command(name: str, *files: str) -> str:
-    """What `hf download` takes."""
+    """Return the arguments of `hf download`."""
     repository, revision = _parts(name)
     return " ".join([repository, *files, *(["--revision", revision] if revision else [])])
 
 
 def _problem(file: Path) -> str:
-    """What is wrong with a file of weights, from its head alone; nothing when it looks whole."""
+    """Return what is wrong with a file of weights, judged by its head, or "" if it looks intact."""
     from safetensors import SafetensorError, safe_open
 
     with file.open("rb") as opened:
         head = opened.read(len(LFS_POINTER))
     if head == LFS_POINTER:
-        return "it is a pointer of git-lfs; `git lfs pull` fetches the weights"
+        return "it is a git-lfs pointer; run `git lfs pull`"
     try:
         if file.suffix == ".safetensors":
             with safe_open(file, framework="pt"):

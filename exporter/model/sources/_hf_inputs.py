@@ -1,7 +1,7 @@
-"""Example inputs of a model of transformers: from the arguments of its forward and from its configuration.
+"""Example inputs of transformers models, derived from the arguments of forward and from the configuration.
 
-An argument is given when it is among those below and forward takes it. The parameters of a maker here are the sizes
-that may change, so the sizes of a model are those of all its makers.
+An argument is passed if forward takes it and this module has a maker for it. The parameters of a maker are its dynamic
+sizes, so the sizes of a model are those of all its makers.
 """
 
 from __future__ import annotations
@@ -19,16 +19,20 @@ import torch
 from exporter.core.errors import RecipeError
 
 Maker = Callable[..., torch.Tensor]
-LONGEST = 512  # tokens, where the model takes more
-SAMPLES = 16_000  # of audio, a second; up to ten
+LONGEST = 512  # limit on the number of tokens
+SAMPLES = 16_000  # one second of audio; the limit is ten
 MODALITIES = ("input_ids", "bbox", "pixel_values", "pixel_values_videos", "input_values", "input_features")
-CONSTANTS = {"use_cache": False, "use_mems": False}  # a cache among the outputs is nobody's input here
-OWN_DECODER_INPUT = ("ForSequenceClassification", "ForQuestionAnswering", "ForTokenClassification")  # made of input_ids
+CONSTANTS = {"use_cache": False, "use_mems": False}  # no input takes the cache that forward would return
+OWN_DECODER_INPUT = (
+    "ForSequenceClassification",
+    "ForQuestionAnswering",
+    "ForTokenClassification",
+)  # forward derives it from input_ids
 
 
 @dataclass(frozen=True)
 class Size:
-    """The example's size and its range."""
+    """The size of the example, and its range."""
 
     default: int
     min: int
@@ -36,7 +40,7 @@ class Size:
 
 
 class HfInputs:
-    """`inputs(batch=1, ...)` of a model: a dict by argument: tensors in forward's order, then constants."""
+    """`inputs(batch=1, ...)` of a model. Returns a dict by argument: tensors in forward's order, then constants."""
 
     def __init__(self, makers: Mapping[str, Maker], constants: Mapping[str, bool], sizes: Mapping[str, Size]) -> None:
         self._makers, self._constants = dict(makers), dict(constants)
@@ -48,7 +52,7 @@ class HfInputs:
         )
 
     def __call__(self, **sizes: int) -> dict[str, Any]:
-        """Tensors at these sizes, the example's where one is not given, drawn from torch's generator."""
+        """Return inputs at these sizes (by default the example's), drawn from torch's global generator."""
         bound = self.__signature__.bind(**sizes)
         bound.apply_defaults()
         tensors = {}
@@ -58,17 +62,17 @@ class HfInputs:
 
 
 def of(model_class: Any, config: Any) -> HfInputs:
-    """Inputs for this class with this configuration. RecipeError when an argument that it needs is not known here."""
+    """Return inputs for a class and configuration. Raises RecipeError if a required argument is unsupported."""
     parameters = inspect.signature(model_class.forward).parameters
     known = _Known(model_class, config)
     makers = {name: maker for name in parameters if (maker := known.maker(name)) is not None}
     needed = {name for name, p in parameters.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD}
     main = model_class.main_input_name
     needed = (needed - {"self"}) | set([main] if isinstance(main, str) else main) & set(parameters)
-    needed |= {name for name in MODALITIES if name in parameters}  # without them a part of the model would lie idle
+    needed |= {name for name in MODALITIES if name in parameters}  # without them a part of the model would not run
     if missing := sorted(needed - set(makers)) or ([] if makers else ["its inputs"]):
         raise RecipeError(
-            f"{model_class.__name__} takes {', '.join(missing)}, of which hf: knows no example",
+            f"{model_class.__name__} takes {', '.join(missing)}, for which hf: has no example",
             "write a recipe FILE.py:NAME, with functions NAME and NAME_inputs, or choose another class with --task",
         )
     constants = {name: value for name, value in CONSTANTS.items() if name in parameters}
@@ -76,7 +80,7 @@ def of(model_class: Any, config: Any) -> HfInputs:
 
 
 class _Known:
-    """What is known of one model: a maker for each argument, and the sizes."""
+    """The makers of one model's arguments, and their sizes."""
 
     def __init__(self, model_class: Any, config: Any) -> None:
         self.name, self.config = model_class.__name__, config
@@ -97,7 +101,7 @@ class _Known:
         }
 
     def maker(self, argument: str) -> Maker | None:
-        """What makes this argument, or None when the model can do without or it is not known here."""
+        """Return the maker of an argument, or None if the argument is unsupported or not needed."""
         if argument in ("input_ids", "attention_mask", "token_type_ids", "bbox"):
             return self._text(argument) if "input_ids" in self.parameters else None
         if argument == "decoder_input_ids":
@@ -134,7 +138,7 @@ class _Known:
         if pad is not None:
             ids[mask == 0] = pad
         if end is not None and ("decoder_input_ids" in self.parameters or self.text is not self.config):
-            ids[torch.arange(batch), mask.sum(1) - 1] = end  # these look for the end of the text
+            ids[torch.arange(batch), mask.sum(1) - 1] = end  # these models look for the end of the text
         return ids
 
     def _boxes(self, batch: int, sequence: int) -> torch.Tensor:
@@ -152,7 +156,7 @@ class _Known:
 
     def _pixels(self, argument: str) -> Maker | None:
         if _token(self.config, "image_token_id") is not None or _token(self.config, "image_token_index") is not None:
-            return None  # the text would have to hold as many image tokens as the model makes of an image
+            return None  # the text would need as many image tokens as the model makes from an image
         frames = _first(self.vision, "num_frames", "frames_per_clip")
         channels = _first(self.vision, "num_channels", "in_channels", "in_chans") or 3
         leading = [channels] if frames is None else [frames, channels]
@@ -168,7 +172,7 @@ class _Known:
         length, bins = _first(self.audio, "max_length"), _first(self.audio, "num_mel_bins")
         if length and bins:
             return lambda batch: torch.randn(batch, length, bins)
-        if _first(self.config, "upsampling_ratios", "downsampling_ratios"):  # a codec's, as EnCodec's, Mimi's and DAC's
+        if _first(self.config, "upsampling_ratios", "downsampling_ratios"):  # a codec such as EnCodec, Mimi or DAC
             channels = _first(self.config, "audio_channels") or 1
             return lambda batch, samples: torch.randn(batch, channels, samples)
         return None
@@ -184,7 +188,7 @@ class _Known:
 
 
 def _part(config: Any, *names: str) -> Any:
-    """The first of these sub-configurations that is there, or the configuration itself."""
+    """Return the first of these sub-configurations that exists, or the configuration itself."""
     parts = (getattr(config, name, None) for name in names)
     return next((part for part in parts if hasattr(part, "model_type")), config)
 
@@ -194,21 +198,21 @@ def _first(config: Any, *names: str) -> Any:
 
 
 def _token(config: Any, name: str) -> int | None:
-    """A special token; the first where there are several."""
+    """Return the id of a special token (the first of several), or None."""
     value = getattr(config, name, None)
     value = value[0] if isinstance(value, list) and value else value
     return value if isinstance(value, int) else None
 
 
 def _plain_tokens(config: Any) -> torch.Tensor:
-    """Token ids without the special ones and without the first, which are special in most vocabularies."""
+    """Return token ids without special ones and without the lowest ids, which most vocabularies reserve."""
     special = {_token(config, name) for name in dir(config) if name.endswith(("token_id", "token_index"))}
     low = min(1000, config.vocab_size // 10)
     return torch.tensor([token for token in range(low, config.vocab_size) if token not in special])
 
 
 def _longest(config: Any, *names: str) -> int:
-    """Tokens that the positions of this configuration allow, LONGEST at most."""
+    """Return the number of tokens that the positions allow, at most LONGEST."""
     positions = _first(config, *names)
     if not isinstance(positions, int) or positions < 1:
         return LONGEST
@@ -218,7 +222,7 @@ def _longest(config: Any, *names: str) -> int:
 
 
 def _counts_from_padding(config: Any) -> bool:
-    """Whether positions are counted from the padding token's number on, as RoBERTa and its heirs do."""
+    """Return whether position ids start after the padding token's id, as in RoBERTa and its derivatives."""
     try:
         module = importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
     except ModuleNotFoundError:
@@ -228,7 +232,7 @@ def _counts_from_padding(config: Any) -> bool:
 
 
 def _shortest(config: Any) -> int:
-    """Tokens that are left after the Funnel Transformer has halved them between its blocks."""
+    """Return the minimum length, which is above 1 for Funnel Transformers: they halve it between blocks."""
     blocks = _first(config, "block_sizes")
     return 2 ** (len(blocks) - 1) + 1 if isinstance(blocks, (list, tuple)) else 1
 
@@ -238,7 +242,7 @@ def _tokens(shortest: int, longest: int) -> Size:
 
 
 def _shortest_audio(config: Any) -> int:
-    """Samples of which the convolutions of a speech model make two frames."""
+    """Return the number of samples that the convolutions of a speech model turn into two frames."""
     kernels, strides = _first(config, "conv_kernel"), _first(config, "conv_stride")
     if not isinstance(kernels, (list, tuple)) or not isinstance(strides, (list, tuple)):
         return 1
@@ -249,7 +253,7 @@ def _shortest_audio(config: Any) -> int:
 
 
 def _mask(batch: int, sequence: int) -> torch.Tensor:
-    """1 for words, 0 for the last of every other row, which is padding where there is room."""
+    """Return a mask of ones; the last position of every other row is 0 (padding) if the row is long enough."""
     mask = torch.ones(batch, sequence, dtype=torch.long)
     if sequence > 2:
         mask[1::2, -1] = 0
@@ -257,10 +261,10 @@ def _mask(batch: int, sequence: int) -> torch.Tensor:
 
 
 def _segments(batch: int, sequence: int) -> torch.Tensor:
-    """A pair of texts: 0 in the first half, 1 in the second."""
+    """Return segment ids of a pair of texts: 0 in the first half, 1 in the second."""
     return (torch.arange(sequence) >= (sequence + 1) // 2).long().repeat(batch, 1)
 
 
 def _several(maker: Maker) -> Maker:
-    """Two choices a row: [batch, 2, sequence]."""
+    """Return a maker of two choices per row: [batch, 2, sequence]."""
     return lambda batch, sequence: maker(2 * batch, sequence).unflatten(0, (batch, 2))

@@ -1,7 +1,7 @@
-"""A small configuration of any architecture of transformers, by rules over the names and defaults of its fields.
+"""Small configurations of transformers architectures, by rules over the names and defaults of their fields.
 
 Every width in the tree of configurations is divided by one power of two, and every count of heads by another, so that
-what is equal, a product or a multiple by default stays so. Only what no rule can know stands in `BY_TYPE`.
+fields that are equal, products or multiples by default stay so. `BY_TYPE` holds the exceptions that no rule covers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-WIDTH = 64  # of the widest hidden state, at least, where it was more
+WIDTH = 64  # lower limit for the widest hidden state, if it was wider
 HEADS = 4
 LAYERS = 2
 VOCABULARY = 1000
@@ -21,9 +21,9 @@ PATCHES = 4  # along each side of an image
 LIMITS = {
     "max_position_embeddings": 1024,
     "n_positions": 1024,
-    "max_source_positions": 64,  # frames of audio, as the next
+    "max_source_positions": 64,  # frames of audio, as is max_length
     "max_length": 128,
-    "chunk_size": 32,  # so that a sequence has several
+    "chunk_size": 32,  # small enough that a sequence has several chunks
 }
 
 _LAYERS = re.compile(r"(\w+_)?(num_|n_)?(hidden_|encoder_|decoder_)?layers?|depths?")
@@ -41,15 +41,15 @@ _TOKENS = re.compile(r"(\w+_)?token_(id|index)")
 
 BY_TYPE: dict[str, dict[str, Any]] = {
     "falcon": {"hidden_size": 64, "num_attention_heads": 4},  # 71 heads by default
-    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},  # one entry a layer
-    "stablelm": {"num_attention_heads": 2, "num_key_value_heads": 2},  # a quarter of a head is rotated, in pairs
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},  # one entry per layer
+    "stablelm": {"num_attention_heads": 2, "num_key_value_heads": 2},  # a quarter of each head is rotated, in pairs
 }
-AFTER_ENCODER = {"is_decoder": True, "add_cross_attention": True}  # for a decoder that is a configuration of its own
+AFTER_ENCODER = {"is_decoder": True, "add_cross_attention": True}  # for a decoder with a separate configuration
 Fields = dict[str, Any]
 
 
 def config(config_class: Any) -> Any:
-    """A configuration of this class, small enough to build and run within a second. Raises what the class raises."""
+    """Return a configuration whose model builds and runs within a second. Raises what the class raises."""
     default = config_class()
     tree = list(_tree(default))
     return _small(default, _scale(tree), _new_tokens(tree))
@@ -68,7 +68,7 @@ def _children(config: Any) -> dict[str, Any]:
 
 
 def _fields(config: Any) -> Fields:
-    """What the class declares, with its defaults, without what every configuration has."""
+    """Return the fields that the class declares, with their defaults, without the fields of every configuration."""
     from transformers import PretrainedConfig
 
     common = inspect.signature(PretrainedConfig).parameters
@@ -77,7 +77,7 @@ def _fields(config: Any) -> Fields:
 
 
 def _scale(tree: Iterable[Any]) -> int:
-    """The power of two that takes the widest hidden state to WIDTH or a little more, and divides it."""
+    """Return the power of two that divides the widest hidden state and reduces it to WIDTH or slightly more."""
     widest = max((_main_width(config) for config in tree), default=WIDTH)
     scale = 2 ** max(0, int(math.log2(max(widest, 1) / WIDTH)))
     return math.gcd(scale, widest)
@@ -103,7 +103,7 @@ def _numbers(value: Any) -> list[int]:
 
 
 def _head_scale(fields: Fields) -> int:
-    """The power of two by which counts of heads are divided: all stay whole, groups of queries stay groups."""
+    """Return the power of two that divides every count of heads and keeps groups of queries intact."""
     counts = [n for name, value in fields.items() if _HEADS.fullmatch(name) for n in _numbers(value) if n > 1]
     if not counts:
         return 1
@@ -112,7 +112,7 @@ def _head_scale(fields: Fields) -> int:
 
 
 def _new_tokens(tree: Iterable[Any]) -> dict[int, int]:
-    """Special tokens beyond the small vocabulary, counted down from its end; the same one is the same everywhere."""
+    """Map special tokens beyond the small vocabulary to ids counted down from its end, consistently across the tree."""
     tokens = (n for c in tree for name, v in vars(c).items() if _TOKENS.fullmatch(name) for n in _numbers(v))
     large = sorted({n for n in tokens if n >= VOCABULARY - 100})
     return {token: VOCABULARY - 1 - place for place, token in enumerate(large)}
@@ -130,7 +130,7 @@ def _small(config: Any, scale: int, tokens: Mapping[int, int], given: Mapping[st
 
 
 def _own(config: Any) -> Any:
-    """A backbone of timm, which may not be installed, replaced by transformers' own ResNet."""
+    """Replace a timm backbone by transformers' own ResNet, because timm may not be installed."""
     from transformers import CONFIG_MAPPING
 
     if config.model_type != "timm_backbone":
@@ -166,12 +166,12 @@ def _shrunk(name: str, value: Any, scale: int, heads: int, tokens: Mapping[int, 
 
 
 def _divided(width: int, scale: int) -> int:
-    """At least 2, as halves of a head are rotated; numbers of a few, as channels of an image, stay."""
+    """Divide a width. The result is at least 2 (half heads are rotated); widths up to 8 (image channels) are kept."""
     return width if width <= 8 else max(2, -(-width // scale))
 
 
 def _images(config: Any) -> Fields:
-    """A small image, of PATCHES patches a side."""
+    """Return the field for a small image of PATCHES patches per side."""
     values = vars(config)
     patch, image = values.get("patch_size"), values.get("image_size")
     if not isinstance(image, int) or (patch is not None and not isinstance(patch, int)) or "window_size" in values:

@@ -33,9 +33,9 @@ UNBOUNDED = 2**31
 
 
 def recipe(path: Path, contract: Contract | None, source: Source) -> Recipe:
-    """The recipe of a `.pt2`. A contract gives names and may narrow ranges; all else is in the program.
+    """Return the recipe of a `.pt2`. A contract supplies names and may narrow ranges; the rest is in the program.
 
-    RecipeError when torch cannot read it, and when --inputs are not what it takes.
+    Raises RecipeError if torch cannot read it, or if --inputs does not fit it.
     """
     program = _saved_files.load_exported(path)
     taken = _taken(program)
@@ -56,7 +56,7 @@ def recipe(path: Path, contract: Contract | None, source: Source) -> Recipe:
 
 
 class _Exported(torch.nn.Module):
-    """An exported program as a module that takes its arguments by name, and moves to a device with all that it has."""
+    """An exported program as a module that takes its arguments by name and can be moved to another device."""
 
     def __init__(self, program: torch.export.ExportedProgram, contract: Contract | None) -> None:
         super().__init__()
@@ -74,20 +74,20 @@ class _Exported(torch.nn.Module):
         self.training = False
 
     def by_name(self, leaves: list[Any]) -> dict[str, Any]:
-        """The inputs made of these leaves, by the names of the arguments."""
+        """Return the inputs built from these leaves, by argument name."""
         args: tuple[Any, ...]
         kwargs: dict[str, Any]
         args, kwargs = pytree.tree_unflatten(leaves, self.in_spec)
         return dict(zip(self.names, args, strict=True)) | kwargs
 
     def forward(self, **inputs: Any) -> Any:
-        """The program's outputs; by name, where a contract names them."""
+        """Return the program's outputs, by name if a contract names them."""
         args = [inputs.pop(name) for name in self.names]
         outputs = self._traced(args, inputs) if torch._C._get_tracing_state() else self.program(*args, **inputs)
         return dict(zip(self.outputs, output_leaves(outputs)[1], strict=True)) if self.outputs else outputs
 
     def _traced(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Under torch.jit.trace: the program as TorchScript, where it can be; the tracer would fix its sizes."""
+        """Run the program as TorchScript if possible, because torch.jit.trace would otherwise fix its sizes."""
         if self._scripted is None:
             return self.program(*args, **kwargs)
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
@@ -95,9 +95,9 @@ class _Exported(torch.nn.Module):
 
     @functools.cached_property
     def _scripted(self) -> tuple[Interpreter] | None:
-        """The program as TorchScript, and None where it cannot be. It stays out of the module tree, in a tuple.
+        """Return the program as TorchScript, or None if it cannot be converted.
 
-        It must live as long as what was traced from it.
+        The tuple keeps it out of the module tree. It must live as long as any trace of it.
         """
         try:
             return (Interpreter(bridge.from_exported(self.exported)),)
@@ -105,11 +105,11 @@ class _Exported(torch.nn.Module):
             return None
 
     def train(self, mode: bool = True) -> _Exported:
-        """Nothing: a program is what it was exported as."""
+        """Do nothing: an exported program has no training mode."""
         return self
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> _Exported:
-        """Devices are baked into the graph, and move with the weights."""
+        """Move the graph's devices together with the weights: the graph contains them as constants."""
         from torch.export.passes import move_to_device_pass
 
         here = next((t.device for t in (*self.parameters(), *self.buffers())), torch.device("cpu"))
@@ -124,7 +124,7 @@ class _Exported(torch.nn.Module):
 
 @dataclass(frozen=True)
 class _Taken:
-    """One leaf of a program's inputs: its placeholder's name; and a tensor without values, or a constant."""
+    """One leaf of a program's inputs: the placeholder's name, and a fake tensor or a constant."""
 
     name: str
     value: Any
@@ -140,14 +140,14 @@ def _taken(program: torch.export.ExportedProgram) -> list[_Taken]:
 
 
 def _example(program: torch.export.ExportedProgram, taken: Sequence[_Taken]) -> list[Any]:
-    """The inputs that the program was exported with; without them, made of what it says of each."""
+    """Return the inputs that the program was exported with, or made-up ones from its metadata."""
     if program.example_inputs is not None:
         return pytree.tree_leaves(program.example_inputs)
     return [_made_up(one.value) if isinstance(one.value, torch.Tensor) else one.value for one in taken]
 
 
 def _made_up(value: torch.Tensor) -> torch.Tensor:
-    """Random numbers; zeros of all other types, for these are valid as an index."""
+    """Return random numbers, or zeros for other dtypes because zero is a valid index."""
     sizes: Sequence[Any] = value.shape
     shape = [size if isinstance(size, int) else size.node.hint or 2 for size in sizes]
     made = torch.randn(shape) if value.is_floating_point() else torch.zeros(shape)
@@ -161,7 +161,7 @@ def _given(model: _Exported, taken: Sequence[_Taken], inputs_file: str) -> list[
     leaves, spec = pytree.tree_flatten((tuple(values.get(name) for name in model.names), kwargs))
     if spec != model.in_spec or not all(_fits(leaf, one.value) for leaf, one in zip(leaves, taken, strict=True)):
         raise RecipeError(
-            f"--inputs {inputs_file} is not what the program takes",
+            f"--inputs {inputs_file} does not fit the program",
             f"it takes {', '.join(_described(one) for one in taken)}",
         )
     return leaves
@@ -192,12 +192,12 @@ class _Symbol:
 
     @property
     def bounds(self) -> Range:
-        """Its range."""
+        """Return its range."""
         return Range(self.min, self.max, multiple_of=self.step)
 
 
 def _moving(value: Any) -> list[tuple[int, Any]]:
-    """The axes of a tensor whose sizes are symbolic, with their expressions."""
+    """Return the axes of a tensor that have symbolic sizes, with their expressions."""
     if not isinstance(value, torch.Tensor):
         return []
     sizes: Sequence[Any] = value.shape
@@ -207,7 +207,7 @@ def _moving(value: Any) -> list[tuple[int, Any]]:
 def _symbols(
     program: torch.export.ExportedProgram, taken: Sequence[_Taken], given: Sequence[Any], contract: Contract | None
 ) -> dict[Any, _Symbol]:
-    """Every symbol among the inputs' sizes, in the order in which they come."""
+    """Return every symbol in the inputs' sizes, in order of first use."""
     found = dict[Any, _Symbol]()
     for index, (one, value) in enumerate(zip(taken, given, strict=True)):
         for axis, expression in _moving(one.value):
@@ -224,7 +224,7 @@ def _symbols(
 
 
 def _name(symbol: Any, argument: str, axis: int, found: dict[Any, _Symbol]) -> str:
-    """`batch` for the first dimension; the program's own name where a person can read it; else where it stands."""
+    """Return `batch` for the first dimension 0, else the program's name if it is readable, else ARGUMENT_dimAXIS."""
     taken = {known.name for known in found.values()}
     if axis == 0 and "batch" not in taken:
         return "batch"
@@ -241,7 +241,7 @@ def _bounds(program: torch.export.ExportedProgram, symbol: Any, largest: int) ->
 
 
 def _solve(expression: Any, symbol: Any, value: int, low: int, high: int) -> int:
-    """The symbol's size in the example, where the expression is of it alone; else its least."""
+    """Return the symbol's size in the example if the expression has no other symbol, else its minimum."""
     if expression == symbol:
         return value
     if expression.free_symbols != {symbol}:
@@ -250,7 +250,7 @@ def _solve(expression: Any, symbol: Any, value: int, low: int, high: int) -> int
 
 
 def _dims(model: _Exported, taken: Sequence[_Taken]) -> dict[str, list[Any]]:
-    """What each dimension of each tensor is, a number or an expression, by the names that the inputs have."""
+    """Return the dimensions of each input, by its name; each is a number or an expression."""
     leaves = [one.value if isinstance(one.value, torch.Tensor) else None for one in taken]
     flat = flatten_inputs(model, model.by_name(leaves))
     return {
@@ -260,7 +260,7 @@ def _dims(model: _Exported, taken: Sequence[_Taken]) -> dict[str, list[Any]]:
 
 
 def _named(symbols: dict[Any, _Symbol], shapes: dict[str, list[Any]], dims: Sequence[NamedDim]) -> dict[Any, _Symbol]:
-    """The symbols with the names and ranges that the user gave."""
+    """Return the symbols with the user's names and ranges. Raises RecipeError for a fixed or missing dimension."""
     names: dict[Any, str] = {}
     found = dict(symbols)
     for dim in dims:

@@ -1,4 +1,4 @@
-"""What a saved file is, told by what is in it; and its refusal, where it holds no program to export again."""
+"""Identifying a saved file by its content, and rejecting files that hold no program to export again."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ EXPORTED, SCRIPTED = "ExportedProgram", "TorchScript"
 
 
 def kind(path: Path) -> str:
-    """EXPORTED or SCRIPTED. RecipeError, which says what to give instead, for anything else."""
+    """Return EXPORTED or SCRIPTED. Raises RecipeError, which says what to give instead, for anything else."""
     names = _names(path)
     if any("/aotinductor/" in name or name.endswith(".so") for name in names):
         raise RecipeError(
-            f"{path} is a package of AOTInductor: machine code, which nothing else can be made from",
+            f"{path} is an AOTInductor package: machine code, which cannot be exported again",
             "give the ExportedProgram that it was compiled from, or the model",
         )
     if any(name.endswith("/constants.pkl") for name in names):
@@ -46,17 +46,17 @@ def _is_model(name: str) -> bool:
 
 
 def _refusal(path: Path, names: Sequence[str]) -> RecipeError:
-    """Why a file that is no program cannot be exported. Nothing in it is run to find out."""
+    """Return the error for a file that is not a program, without running any code in it."""
     if not any(name.endswith("/data.pkl") for name in names) and not _is_pickle(path):
         return RecipeError(
-            f"{path} holds neither TorchScript nor an ExportedProgram", "check that it is whole, and the right file"
+            f"{path} holds neither TorchScript nor an ExportedProgram", "check that it is complete, and the right file"
         )
     try:
         held = torch.load(path, weights_only=True, map_location="cpu")
-    except Exception:  # whatever is pickled beside tensors
+    except Exception:  # any error of an unpickler that allows only tensors
         return RecipeError(
             f"{path} holds a pickled Python object, which only its own code can read",
-            "save the model with torch.export.save or torch.jit.save, or its state_dict() alone and name the model: "
+            "save the model with torch.export.save or torch.jit.save, or save its state_dict() and name the model: "
             "exporter export MODEL --checkpoint FILE",
         )
     what = f"a dict of {len(held)} entries" if isinstance(held, dict) else type(held).__name__
@@ -72,14 +72,14 @@ def _is_pickle(path: Path) -> bool:
 
 
 def load_scripted(path: Path) -> torch.jit.ScriptModule:
-    """The program in eval mode, on the CPU. RecipeError when torch does not take it."""
+    """Load the program in eval mode, on the CPU. Raises RecipeError if torch cannot read it."""
     try:
         return _load_scripted(path)
     except RuntimeError as error:
         if "torchvision::" not in str(error):
             raise RecipeError(
                 f"torch.jit.load cannot read {path}: {_cause(error)}",
-                "load it with the torch that saved it, and import what registers its operators",
+                "use the torch version that saved it, and import the library that registers its operators",
             ) from error
     try:
         importlib.import_module("torchvision")  # registers its operators
@@ -98,34 +98,36 @@ def _load_scripted(path: Path) -> torch.jit.ScriptModule:
 
 
 def load_exported(path: Path) -> torch.export.ExportedProgram:
-    """The program as it was saved. RecipeError when torch does not take it."""
+    """Load the program as it was saved. Raises RecipeError if torch cannot read it."""
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)  # torch's own reading
+            warnings.filterwarnings(
+                "ignore", "The given buffer is not writable", UserWarning
+            )  # raised by torch's own loader
             return mapped_program.read(path)
-    except Exception as error:  # a broken archive raises many things
+    except Exception as error:  # a broken archive raises many kinds of errors
         raise RecipeError(
-            f"torch.export.load cannot read {path}: {_cause(error)}", "load it with the torch that saved it"
+            f"torch.export.load cannot read {path}: {_cause(error)}", "use the torch version that saved it"
         ) from error
 
 
 def load_tensors(path: Path) -> Any:
-    """A safetensors file, or what torch.save wrote: tensors and plain containers. RecipeError for anything else."""
+    """Load a safetensors file or a torch.save file of tensors and plain containers. Raises RecipeError otherwise."""
     try:
         if path.suffix == tensor_files.SUFFIX:
             return tensor_files.read(path)[0]
         return torch.load(path, weights_only=True, map_location="cpu")
-    except Exception as error:  # whatever a foreign or broken file raises
+    except Exception as error:  # a foreign or broken file may raise anything
         raise RecipeError(f"--inputs {path} cannot be read: {_cause(error)}", HOW_TO_SAVE) from error
 
 
 def as_list(given: Any) -> list[Any]:
-    """What `load_tensors` gave where it is no dict: the arguments in their order."""
+    """Return what `load_tensors` returned, if it is not a dict, as a list of positional arguments."""
     return list(given) if isinstance(given, (tuple, list)) else [given]
 
 
 HOW_TO_SAVE = (
-    "save example inputs, safetensors.torch.save_file({'argument': tensor, ...}, 'inputs.safetensors'), and give "
+    "save example inputs with safetensors.torch.save_file({'argument': tensor, ...}, 'inputs.safetensors') and give "
     "--inputs inputs.safetensors"
 )
 

@@ -1,4 +1,4 @@
-"""Example inputs of a saved program that carries a contract."""
+"""Example inputs of a saved program that has a contract."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GOLDEN, PICKLED_GOLDEN = "golden.safetensors", "golden.pt"
 
 
 def renamed(contract: Contract, dims: Sequence[NamedDim]) -> Contract:
-    """The contract with the user's names and ranges of dimensions. RecipeError for one that it does not leave free."""
+    """Return the contract with the user's names and ranges of dimensions. Raises RecipeError for a fixed dimension."""
     names: dict[str, str] = {}
     symbols = dict(contract.symbols)
     for dim in dims:
@@ -59,7 +59,7 @@ def renamed(contract: Contract, dims: Sequence[NamedDim]) -> Contract:
 
 
 def from_contract(contract: Contract, example: Sequence[torch.Tensor]) -> tuple[list[Leaf], dict[str, int], Bounds]:
-    """Leaves, the example's sizes, and their bounds, as a contract has them."""
+    """Return leaves, the example's sizes and their bounds according to a contract."""
     leaves, sizes = list[Leaf](), dict[str, int]()
     for spec, tensor in zip(contract.inputs, example, strict=True):
         expressions = {axis: Expression.parse(dim) for axis, dim in enumerate(spec.shape) if isinstance(dim, str)}
@@ -81,16 +81,18 @@ def _follow(expression: Expression) -> Dim:
 
 
 def example_for(contract: Contract, path: Path, inputs_file: str) -> Sequence[torch.Tensor]:
-    """Tensors that fit the contract: of --inputs, of the golden beside the file, or made up where all are floating.
+    """Return tensors that fit the contract: from --inputs, the golden beside the file, or random if all are floating.
 
-    RecipeError when those of --inputs do not fit, and where nothing tells which integers are valid.
+    Raises RecipeError if those of --inputs do not fit, or if valid values of integer inputs are unknown.
     """
     if inputs_file:
         given = _in_order(_saved_files.load_tensors(Path(inputs_file)), contract)
         try:
             enforce(contract, specs([spec.name for spec in contract.inputs], given))
         except ContractError as error:
-            raise RecipeError(f"--inputs {inputs_file} does not fit the program: {error}", "save others") from error
+            raise RecipeError(
+                f"--inputs {inputs_file} does not fit the program: {error}", "save other inputs"
+            ) from error
         return given
     found = of_golden(contract, path)
     if found is not None:
@@ -98,7 +100,7 @@ def example_for(contract: Contract, path: Path, inputs_file: str) -> Sequence[to
     integral = [spec.name for spec in contract.inputs if not spec.dtype.startswith(("float", "bfloat"))]
     if integral:
         raise RecipeError(
-            f"nothing tells which values {', '.join(integral)} may have",
+            f"the valid values of {', '.join(integral)} are unknown",
             f"put the bundle's {GOLDEN} beside {path.name}, or {_saved_files.HOW_TO_SAVE}",
         )
     return [_made_up(spec, contract) for spec in contract.inputs]
@@ -114,11 +116,11 @@ def _in_order(given: Any, contract: Contract) -> list[torch.Tensor]:
 
 
 def of_golden(contract: Contract, path: Path) -> list[torch.Tensor] | None:
-    """The example of the golden (docs/formats.md) beside an artifact, where there is one that fits its contract."""
+    """Return the example of the golden (docs/formats.md) beside an artifact, or None if none fits the contract."""
     try:
         tensors = _first_inputs(path)
         enforce(contract, specs([spec.name for spec in contract.inputs], tensors))
-    except Exception:  # another program's, or no golden at all
+    except Exception:  # no golden, or the golden of another program
         return None
     return tensors
 

@@ -22,7 +22,7 @@ from exporter.model.torchscript.interpreter import Interpreter
 
 
 def recipe(path: Path, contract: Contract | None, source: Source) -> Recipe:
-    """The recipe of a `.pt`. RecipeError when neither a contract nor --inputs tells what the program takes."""
+    """Return the recipe of a `.pt`. Raises RecipeError if neither a contract nor --inputs describes the inputs."""
     program = _saved_files.load_scripted(path)
     if contract is None:
         return _from_inputs(path, Interpreter(program), source)
@@ -35,9 +35,11 @@ def recipe(path: Path, contract: Contract | None, source: Source) -> Recipe:
 
 
 def said(model: torch.nn.Module, weights: str) -> torch.nn.Module:
-    """The model with word of where its weights are from. RecipeError where random ones were asked for."""
+    """Label the model with the origin of its weights. Raises RecipeError if random weights were requested."""
     if weights == "random":
-        raise RecipeError("a saved program has its own weights", "leave --weights out")
+        raise RecipeError(
+            "--weights random does not apply to a saved program, which has its own weights", "remove --weights"
+        )
     model.exporter_weights = "the file's"  # type: ignore[assignment]
     return model
 
@@ -47,7 +49,8 @@ def _from_inputs(path: Path, model: Interpreter, source: Source) -> Recipe:
     taken = ", ".join(argument.name for argument in model.arguments)
     if not inputs_file:
         raise RecipeError(
-            f"{path} does not say what its inputs are like, only their names: {taken}", _saved_files.HOW_TO_SAVE
+            f"{path} records only the names of its inputs ({taken}), not their shapes and types",
+            _saved_files.HOW_TO_SAVE,
         )
     given = _by_name(model, _saved_files.load_tensors(Path(inputs_file)), taken)
     fixed = FunctionRecipe(functools.partial(said, model), lambda: given, {})
@@ -67,7 +70,7 @@ def _from_inputs(path: Path, model: Interpreter, source: Source) -> Recipe:
 
 
 def _by_name(model: Interpreter, given: Any, taken: str) -> dict[str, Any]:
-    """Saved inputs by the arguments' names. RecipeError when they do not fit the program's arguments."""
+    """Return saved inputs by argument name. Raises RecipeError if they do not fit the program's arguments."""
     names = [argument.name for argument in model.arguments]
     if not isinstance(given, dict):
         values = _saved_files.as_list(given)
@@ -81,30 +84,32 @@ def _by_name(model: Interpreter, given: Any, taken: str) -> dict[str, Any]:
 
 
 def _first_dimensions(model: Interpreter, given: Any) -> list[NamedDim]:
-    """The batch, where most programs have it: every first dimension that is as large as the first tensor's."""
+    """Guess the batch dimensions: every dimension 0 that is as large as the first tensor's."""
     flat = flatten_inputs(model, given)
     sizes = {name: len(t) for name, t in zip(flat.names, flat.tensors, strict=True) if t.dim()}
     return [NamedDim("batch", name, 0) for name, size in sizes.items() if size == next(iter(sizes.values()))]
 
 
 def _why_fixed(model: Interpreter, given: Mapping[str, Any], recipe: Recipe, guess: Sequence[NamedDim]) -> str:
-    """Why the batch that was guessed is none; "" where the program takes the next one and its outputs follow."""
+    """Return why the guessed batch is fixed, or "" if the program runs at batch + 1 and its output shapes change."""
     size = example_sizes(recipe.inputs).get("batch", 0)
     tried = f"with dimension 0 of {' and '.join(dim.input for dim in guess)} as the batch,"
-    elsewhere = "where the batch stands elsewhere, --dim batch=INPUT:AXIS names it"
+    elsewhere = "if the batch is another dimension, give --dim batch=INPUT:AXIS"
     with torch.no_grad():
         try:
             before = model(**given)
         except Exception as error:
-            raise RecipeError(f"the program does not run on --inputs: {_first_line(error)}", "save others") from error
+            raise RecipeError(
+                f"the program does not run on --inputs: {_first_line(error)}", "save other inputs"
+            ) from error
         if not guess:
             return "no input has a dimension"
         try:
             after = model(**recipe.inputs(batch=size + 1))
-        except Exception as error:  # whatever a program raises at a size that it was not made for
+        except Exception as error:  # a program may raise anything at an unsupported size
             return f"{tried} the program does not run at batch {size + 1} ({_first_line(error)}); {elsewhere}"
     if _shapes(before) == _shapes(after):
-        return f"{tried} its outputs at batch {size + 1} are as large as at {size}; {elsewhere}"
+        return f"{tried} its outputs have the same shapes at batch {size + 1} as at {size}; {elsewhere}"
     return ""
 
 
@@ -113,7 +118,7 @@ def _shapes(output: Any) -> list[torch.Size]:
 
 
 def _first_line(error: Exception) -> str:
-    """What TorchScript's interpreter says at the end, behind its listing."""
+    """Return the error line that TorchScript's interpreter prints after its listing."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return next((line for line in reversed(lines) if "Error" in line), lines[-1] if lines else type(error).__name__)[
         :200

@@ -1,4 +1,4 @@
-"""What sources share of weights: pretrained ones where they can be had, elsewhere random ones that hide no error."""
+"""Weights for all sources: pretrained if available, otherwise random weights that do not hide errors."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from torch import nn
 from exporter.core import source_lines
 from exporter.core.errors import RecipeError
 
-PATIENCE_S = 10.0  # without an answer, a host counts as out of reach
+PATIENCE_S = 10.0  # seconds without an answer after which a host counts as unreachable
 NOISE = 0.02
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_OFFLINE = "give --weights random, or run it once where there is a network"
+_OFFLINE = "give --weights random, or run it once with a network connection"
 
 
 @dataclass(frozen=True)
 class Pretrained:
-    """Weights that somebody published: `load` fetches them, or finds them in the file `cached`.
+    """Published weights: `load` fetches them or finds them in the file `cached`.
 
-    `origin` is where they are published, a package URL or another; `licence` theirs, as the library names it.
+    `origin` is the URL (possibly a package URL) where they are published, and `licence` is their licence as the library
+    reports it.
     """
 
     load: Callable[[], nn.Module]
@@ -36,19 +37,19 @@ class Pretrained:
 
 
 def choose(weights: str, name: str, pretrained: Pretrained | None, random: Callable[[], nn.Module]) -> nn.Module:
-    """The model with pretrained or random weights, which its attribute `exporter_weights` then says.
+    """Return the model with pretrained or random weights, recorded in its attribute `exporter_weights`.
 
     Args:
         weights: auto, pretrained or random.
-        name: of the model, for messages.
-        pretrained: None where there are none.
-        random: makes the model with random weights.
+        name: the model's name, for messages.
+        pretrained: the published weights, or None.
+        random: returns the model with random weights.
 
     Raises:
-        RecipeError: `weights` is pretrained and they cannot be had; or, whatever it is, they are there but damaged.
+        RecipeError: `weights` is pretrained and they are not available; or (for auto too) they are cached but damaged.
     """
     if weights != "random":
-        problem, remedy = f"there are no pretrained weights of {name}", "give --weights random, or --checkpoint FILE"
+        problem, remedy = f"{name} has no pretrained weights", "give --weights random, or --checkpoint FILE"
         if pretrained is not None:
             try:
                 return labelled(_fetched(pretrained, name), "pretrained", pretrained.origin, pretrained.licence)
@@ -57,7 +58,7 @@ def choose(weights: str, name: str, pretrained: Pretrained | None, random: Calla
                 remedy = _OFFLINE
         if weights == "pretrained":
             raise RecipeError(problem, remedy)
-        warnings.warn(f"random weights: {problem}; --weights pretrained insists", stacklevel=2)
+        warnings.warn(f"random weights: {problem}; --weights pretrained makes this an error", stacklevel=2)
     return labelled(random(), "random")
 
 
@@ -65,18 +66,18 @@ def _fetched(pretrained: Pretrained, name: str) -> nn.Module:
     try:
         with _patience():
             return pretrained.load()
-    except Exception as error:  # each format has its own for a file that was cut short; some an OSError
+    except Exception as error:  # each format raises its own error for a truncated file; some raise OSError
         if isinstance(error, (OSError, HTTPException)) and not pretrained.cached.exists():
             raise
         raise RecipeError(
             f"the pretrained weights of {name} cannot be read: {source_lines.named(error)}",
-            f"remove {pretrained.cached}, so that they are fetched again",
+            f"remove {pretrained.cached} to fetch them again",
         ) from error
 
 
 @contextlib.contextmanager
 def _patience() -> Iterator[None]:
-    """A host that never answers would hold the run for minutes: urllib has no limit of its own."""
+    """Set a default socket timeout: urllib has none, so an unresponsive host would block for minutes."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(PATIENCE_S)
     try:
@@ -86,7 +87,7 @@ def _patience() -> Iterator[None]:
 
 
 def labelled(model: nn.Module, weights: str, origin: str = "", licence: str = "") -> nn.Module:
-    """The model in eval mode, with word of which weights it has, who published them where, and under what licence."""
+    """Return the model in eval mode, labelled with its weights, their origin and their licence."""
     model.exporter_weights = weights  # type: ignore[assignment]
     model.exporter_origin, model.exporter_licence = origin, licence  # type: ignore[assignment]
     return model.eval()
@@ -94,12 +95,12 @@ def labelled(model: nn.Module, weights: str, origin: str = "", licence: str = ""
 
 @torch.no_grad()
 def stir(model: nn.Module, run: Callable[[], object]) -> nn.Module:
-    """Make random weights fit to show errors; the model comes in eval mode, and stays in it.
+    """Change random weights so that export errors show. The model must be in eval mode and stays in it.
 
-    Parameters that are all one value (scales of 1, biases and heads of 0, layer scales of 1e-6) get noise: whatever
-    drops or folds them wrongly would not be seen. The statistics of batch norm become those of the one batch that `run`
-    gives the model, off by some per cent: with a mean of 0 and a variance of 1 the signal of many deep networks dies
-    away, and their outputs depend on the input in the seventh digit only.
+    Constant parameters (scales of 1, biases and heads of 0, layer scales of 1e-6) get noise; otherwise an export that
+    drops or folds them wrongly would go unnoticed. Batch norm statistics become those of the batch on which `run` runs
+    the model, perturbed by some per cent: with mean 0 and variance 1, the signal of many deep networks vanishes, and
+    their outputs depend on the input only in the seventh digit.
     """
     for parameter in model.parameters():
         if parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all()):

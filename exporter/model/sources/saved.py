@@ -1,8 +1,8 @@
-"""A program that was saved, as a model to export again: TorchScript (`.pt`) or an ExportedProgram (`.pt2`).
+"""A saved program as a model to export again: TorchScript (`.pt`) or an ExportedProgram (`.pt2`).
 
-What a file is, its content tells, whatever its name. Names, sizes and ranges are those of exporter's own contract where
-the file carries one; else an ExportedProgram's range constraints, or the batch that the tensors of --inputs have in
-common. --dim names them otherwise.
+The content of a file, not its name, determines its kind. Names, sizes and ranges come from exporter's contract if the
+file has one, and otherwise from an ExportedProgram's range constraints or from the batch that the tensors of --inputs
+have in common. --dim overrides them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ summary = "path/to/model.pt (TorchScript, under any name) or path/to/program.pt2
 
 
 def recipe(name: str, source: Source) -> Recipe:
-    """The recipe of the file `name`. RecipeError for a file that holds no program, and where its inputs are unknown."""
+    """Return the recipe of the file `name`. Raises RecipeError if it holds no program or its inputs are unknown."""
     path = Path(name)
     kind = _saved_files.kind(path)
     contract = _contract(path)
@@ -30,14 +30,14 @@ def recipe(name: str, source: Source) -> Recipe:
 
 
 def _contract(path: Path) -> Contract | None:
-    """exporter's own contract, where the file carries one."""
+    """Return exporter's contract, or None if the file has none. Raises RecipeError for a specialized artifact."""
     try:
         contract = read_zip(path)
     except ArtifactError:
         return None
     if specialized(contract):
         raise RecipeError(
-            f"{path} has one entry for each size of {specialized(contract)}, of which none takes another",
-            "export it without --specialize, and give that",
+            f"{path} has a separate entry for each size of {specialized(contract)}, and no entry takes another size",
+            "export it without --specialize, and give that file",
         )
     return contract

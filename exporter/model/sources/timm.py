@@ -18,11 +18,11 @@ from exporter.model.sources import _hf_hub, _weights
 
 summary = "any of timm.list_models(), with the weights of a tag as NAME.TAG"
 
-CALIBRATION = 128  # pixels a side of the images that batch norm takes its first statistics from, where it may be so few
+CALIBRATION = 128  # pixels per side of the images that initialise batch norm statistics, if the model accepts so few
 
 
 def recipe(name: str, source: Source) -> Recipe:
-    """The recipe of `name`. RecipeError without timm, or for a name that it does not know."""
+    """Return the recipe of `name`. Raises RecipeError if timm is not installed or has no such model or tag."""
     timm = _library()
     if not timm.is_model(name):
         close = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
@@ -36,7 +36,7 @@ def recipe(name: str, source: Source) -> Recipe:
         close = difflib.get_close_matches(name, tagged, n=3, cutoff=0.0)
         raise RecipeError(
             f"timm has no weights {tag!r} of {architecture}",
-            f"did you mean {' or '.join(close)}?" if close else "leave the tag out: there are no pretrained weights",
+            f"did you mean {' or '.join(close)}?" if close else "remove the tag: the model has no pretrained weights",
         )
     return _Model(name, timm.get_pretrained_cfg(name)).recipe()
 
@@ -50,7 +50,7 @@ def _library() -> Any:
 
 
 class _Model:
-    """One of timm's models, by its name and its configuration."""
+    """A timm model, described by its name and configuration."""
 
     def __init__(self, name: str, config: Any) -> None:
         self.name, self.config = name, config
@@ -58,18 +58,21 @@ class _Model:
         self.smallest = max(int(size) for size in (config.min_input_size or (1, 1, 1))[1:])
 
     def recipe(self) -> Recipe:
-        """How to load it and what to give it."""
+        """Return the recipe."""
         return FunctionRecipe(self._load, self._inputs(), {"batch": (1, 32)})
 
     def _inputs(self) -> Callable[..., torch.Tensor]:
-        """Normalised images, `[batch, channels, image, image]`; `image` is a choice where the model leaves one."""
+        """Return a function that makes normalised images, `[batch, channels, image, image]`.
+
+        It takes `image` unless the model accepts only one size.
+        """
 
         def fixed(batch: int = 1) -> torch.Tensor:
             return torch.randn(batch, self.channels, self.height, self.width)
 
         def sized(batch: int = 1, image: int = self.height) -> torch.Tensor:
             if image < self.smallest:
-                raise RecipeError(f"{self.name} takes no image of {image} pixels", f"choose {self.smallest} at least")
+                raise RecipeError(f"{self.name} takes no image of {image} pixels", f"choose at least {self.smallest}")
             return torch.randn(batch, self.channels, image, image)
 
         return fixed if self._is_fixed() else sized
@@ -83,7 +86,7 @@ class _Model:
         return _weights.choose(weights, self.name, published if has else None, self._random)
 
     def _origin(self) -> str:
-        """Where timm takes the weights from; of the hub no revision is named, for timm names none."""
+        """Return where timm gets the weights. The hub revision is missing because timm does not report one."""
         hub = self.config.hf_hub_id
         return f"pkg:huggingface/{hub}" if hub else self.config.url or ""
 
@@ -103,7 +106,7 @@ class _Model:
         return model
 
     def _cached(self) -> Path:
-        """Where the weights are kept once they were fetched."""
+        """Return the file in which fetched weights are cached."""
         from huggingface_hub import try_to_load_from_cache
 
         if self.config.hf_hub_id:
@@ -117,7 +120,7 @@ class _Model:
 
 @contextlib.contextmanager
 def _offline_at_once() -> Iterator[None]:
-    """The hub's client would try for most of a minute: it is told when nobody answers, and looks in its cache only."""
+    """Put the hub's client in offline mode if the hub does not answer; otherwise it retries for most of a minute."""
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE

@@ -1,4 +1,4 @@
-"""`torchvision:NAME`: any model that torchvision registers, with inputs of the size that its weights were made for."""
+"""`torchvision:NAME`: any model that torchvision registers, with inputs of the size that its weights expect."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from exporter.model.sources import _weights
 
 summary = "any of torchvision.models.list_models(): classification, segmentation, detection, video, optical flow"
 
-BATCHES = {"video": (1, 8)}  # of all else 1 to 32
-CALIBRATION = 128  # pixels a side of the images that batch norm takes its first statistics from, where it may be so few
-DETECTOR_CROP = 320  # the same of detectors, cut from images of the size that they resize to: seconds less
+BATCHES = {"video": (1, 8)}  # every other kind: 1 to 32
+CALIBRATION = 128  # pixels per side of the images that initialise batch norm statistics, if the model accepts so few
+DETECTOR_CROP = 320  # the same for detectors, cropped from full-size images; saves seconds
 FRAMES = 16
-HEADS = (  # last layers of detectors: their name's end, mean and spread of what a trained one gives
+HEADS = (  # last layers of detectors: name suffix, mean and standard deviation of a trained layer's output
     (r"rpn\.head\.cls_logits$", 0.0, 2.0),
-    (r"classification_head\.cls_logits$", -6.0, 0.7),  # a sigmoid: few boxes pass
-    (r"(cls_score|classification_head\.module_list\.\d+(\.1)?)$", 0.0, 1.5),  # a softmax
+    (r"classification_head\.cls_logits$", -6.0, 0.7),  # before a sigmoid: few boxes pass
+    (r"(cls_score|classification_head\.module_list\.\d+(\.1)?)$", 0.0, 1.5),  # before a softmax
     (r"bbox_ctrness$", 0.0, 1.0),
     (r"bbox_pred$", 0.0, 0.3),
     (r"bbox_reg$", 2.0, 1.0),
@@ -36,7 +36,7 @@ HEADS = (  # last layers of detectors: their name's end, mean and spread of what
 
 
 def recipe(name: str, source: Source) -> Recipe:
-    """The recipe of `name`. RecipeError for a name that torchvision does not know."""
+    """Return the recipe of `name`. Raises RecipeError if torchvision has no such model or cannot be imported."""
     models = _library()
     known = models.list_models()
     if name not in known:
@@ -51,16 +51,16 @@ def recipe(name: str, source: Source) -> Recipe:
 def _library() -> Any:
     try:
         from torchvision import models
-    except (ImportError, RuntimeError, OSError) as error:  # a RuntimeError where its operators are of another torch
+    except (ImportError, RuntimeError, OSError) as error:  # RuntimeError if its operators were built for another torch
         raise RecipeError(
             f"torchvision does not import: {source_lines.message(error)}",
-            f"install the torchvision that belongs to torch {torch.__version__}, from the same index",
+            f"install the torchvision release for torch {torch.__version__}, from the same index",
         ) from error
     return models
 
 
 class _Model:
-    """One of torchvision's models, by its name and what its best weights say of themselves."""
+    """A torchvision model, described by its name and the metadata of its best weights."""
 
     def __init__(self, name: str) -> None:
         models = _library()
@@ -72,21 +72,21 @@ class _Model:
         self.image = self._image()
 
     def _image(self) -> int:
-        """Pixels a side of an example image."""
+        """Return the pixels per side of an example image."""
         transforms = self.best.transforms()
         size = getattr(transforms, "crop_size", None) or getattr(transforms, "resize_size", None)
         if size:
             return int(size[0])
         if self.kind == "optical_flow":
             return self.smallest
-        return 300 if self.name.startswith("ssd300") else 320  # detectors resize by themselves
+        return 300 if self.name.startswith("ssd300") else 320  # detectors resize their inputs
 
     def recipe(self) -> Recipe:
-        """How to load it and what to give it."""
+        """Return the recipe."""
         sizes = {} if self.kind == "detection" else {"batch": BATCHES.get(self.kind, (1, 32))}
         return FunctionRecipe(self._load, self._inputs(), sizes)
 
-    # Inputs. A parameter that `sizes` lacks is chosen with --size and then fixed.
+    # Inputs. A parameter that is not in `sizes` can be set with --size and is then fixed.
 
     def _inputs(self) -> Callable[..., Any]:
         makers = {
@@ -97,7 +97,7 @@ class _Model:
         return makers.get(self.kind, self._image_inputs)()
 
     def _image_inputs(self) -> Callable[..., torch.Tensor]:
-        """Normalised images, `[batch, 3, image, image]`."""
+        """Return a function that makes normalised images, `[batch, 3, image, image]`."""
 
         def fixed(batch: int = 1) -> torch.Tensor:
             return torch.randn(batch, 3, self.image, self.image)
@@ -108,7 +108,7 @@ class _Model:
         return fixed if self._is_fixed() else sized
 
     def _video_inputs(self) -> Callable[..., torch.Tensor]:
-        """Normalised clips, `[batch, 3, frames, image, image]`."""
+        """Return a function that makes normalised clips, `[batch, 3, frames, image, image]`."""
 
         def fixed(batch: int = 1) -> torch.Tensor:
             return torch.randn(batch, 3, FRAMES, self.image, self.image)
@@ -119,9 +119,9 @@ class _Model:
         return fixed if self._is_fixed() else sized
 
     def _detection_inputs(self) -> Callable[..., dict[str, list[torch.Tensor]]]:
-        """A list of `batch` images `[3, image, image]` from 0 to 1; its length is fixed, as a list's always is.
+        """Return a function that makes a list of `batch` images `[3, image, image]` from 0 to 1; its length is fixed.
 
-        They are soft blobs, for a detector resizes what it gets, and that would average noise away.
+        The images are smooth blobs, because a detector resizes its inputs, which would average noise away.
         """
 
         def inputs(batch: int = 2, image: int = self.image) -> dict[str, list[torch.Tensor]]:
@@ -131,9 +131,9 @@ class _Model:
         return inputs
 
     def _optical_flow_inputs(self) -> Callable[..., dict[str, Any]]:
-        """Two images `[batch, 3, image, image]` from -1 to 1, the second one the first, moved by two pixels.
+        """Return a function that makes two images `[batch, 3, image, image]` from -1 to 1.
 
-        Each of the updates is an output; their number is a constant.
+        The second image is the first, moved by two pixels. Each update is an output; their number is a constant.
         """
 
         def inputs(batch: int = 1, image: int = self.image, num_flow_updates: int = 12) -> dict[str, Any]:
@@ -149,12 +149,12 @@ class _Model:
         return inputs
 
     def _is_fixed(self) -> bool:
-        """Whether it takes no other size than the one it was made for."""
+        """Return whether the model accepts only one image size."""
         return self.smallest >= self.image
 
     def _large_enough(self, image: int) -> int:
         if image < self.smallest:
-            raise RecipeError(f"{self.name} takes no image of {image} pixels", f"choose {self.smallest} at least")
+            raise RecipeError(f"{self.name} takes no image of {image} pixels", f"choose at least {self.smallest}")
         return image
 
     # Weights.
@@ -170,7 +170,7 @@ class _Model:
         return self._build(weights=self.best, **({"quantize": True} if self.kind == "quantization" else {}))
 
     def _random(self) -> nn.Module:
-        """Of the same architecture as the pretrained one, so that a checkpoint of that fits."""
+        """Return a model of the same architecture as the pretrained one, so that its checkpoints fit."""
         model = self._build(weights=None, **self._architecture()).eval()
         if self.kind == "detection":
             return _stir_detector(model, self._detection_inputs())
@@ -183,7 +183,7 @@ class _Model:
         return model
 
     def _architecture(self) -> dict[str, Any]:
-        """What the builder chooses by itself when it is given weights."""
+        """Return the settings that the builder chooses by itself when it gets weights."""
         if self.kind == "detection":
             return {"weights_backbone": None}
         if self.kind == "segmentation":
@@ -196,7 +196,7 @@ class _Model:
         return {}
 
     def _example(self) -> tuple[torch.Tensor, ...]:
-        """A few small inputs, in the order of the model's arguments."""
+        """Return a few small inputs, in the order of the model's arguments."""
         sizes = {"batch": 2 if self.kind == "video" else 4}
         if not self._is_fixed():
             sizes["image"] = max(self.smallest, min(self.image, CALIBRATION))
@@ -207,15 +207,15 @@ class _Model:
         from torchvision.models.quantization.utils import quantize_model
 
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "must run observer")  # of parts that evaluation does not reach
+            warnings.filterwarnings("ignore", "must run observer")  # from parts that evaluation does not reach
             quantize_model(model, self.best.meta["backend"])
         return model
 
 
 def _packed_for(engine: str, model: nn.Module) -> nn.Module:
-    """Pack quantized weights for this engine, which torchvision changes.
+    """Restore the quantized engine, which torchvision changes, and pack the weights for it.
 
-    Each engine rounds in its own way, and an artifact is packed for the default one of the process that loads it.
+    Engines round differently, and an artifact is packed for the default engine of the process that loads it.
     """
     from torch.ao.nn import quantized
 
@@ -228,10 +228,10 @@ def _packed_for(engine: str, model: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def _stir_detector(model: nn.Module, inputs: Callable[..., dict[str, list[torch.Tensor]]]) -> nn.Module:
-    """As `stir`; and the heads, which at first score every box alike and below the threshold, tell boxes apart.
+    """Apply `stir`, then rescale the heads so that they score boxes differently and some exceed the threshold.
 
-    Without it a detector of random weights finds nothing, and whatever exports it wrongly would agree. Every layer
-    after the backbone gets a mean and a spread of its output on one batch; the last ones, as in a trained detector.
+    Otherwise a detector with random weights finds nothing, and a wrong export would agree with it. Each layer after the
+    backbone is rescaled to an output mean and standard deviation on one batch; the last layers imitate a trained model.
     """
     transform: Any = model.transform
     sides, hooks = (transform.min_size, transform.max_size), []
@@ -252,7 +252,7 @@ def _stir_detector(model: nn.Module, inputs: Callable[..., dict[str, list[torch.
 
 
 def _scale_once(layer: Any, mean: float, std: float) -> RemovableHandle:
-    """Give every channel of a convolution's or linear layer's next output this mean, and all together this spread."""
+    """Rescale a layer on its next call: every output channel gets this mean, all channels together this deviation."""
 
     def hook(module: nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
         handle.remove()

@@ -1,1 +1,1 @@
-"""What a call leaves behind for the next: where a model keeps it, and how artifacts carry it."""
+"""State that one call leaves for the next: where a model keeps it, and how artifacts carry it."""

@@ -1,4 +1,4 @@
-"""Putting state back inside: an artifact of a model as a function becomes one that carries its state itself."""
+"""Turning an artifact of a function of inputs and state into one that carries its state itself."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 Shapes = Sequence[Sequence[int]]
 _COPIES = ("clone", "contiguous", "reshape", "lift_fresh_copy", "flatten", "unflatten")
-BUFFER = "state_"  # begins the name of each buffer of state, with its number behind it
+BUFFER = "state_"  # prefix of the name of a state buffer, followed by its number
 
 
 def name(index: int) -> str:
-    """What the buffer of a state tensor is called."""
+    """Return the name of the buffer of a state tensor."""
     return f"{BUFFER}{index}"
 
 
 def fixed_initial(contract: Contract) -> list[torch.Tensor]:
-    """The initial state at its sizes. ExportError where these follow the inputs': a buffer has one size."""
+    """Return the initial state at its sizes. Raises ExportError if they follow the inputs': buffers are fixed."""
     from exporter.model.state import stateful as states
 
     made = []
@@ -39,7 +39,7 @@ def fixed_initial(contract: Contract) -> list[torch.Tensor]:
         if moving:
             symbol = Expression.parse(moving[0]).name
             raise ExportError(
-                f"{tensor.spec.name} has the size {moving[0]}, and what this target keeps inside has one size",
+                f"{tensor.spec.name} has the size {moving[0]}, but what this target keeps inside has one size",
                 f"--state inputs makes it an input and an output; --dynamic without {symbol} fixes its size",
             )
         shape = contracts.shape_at(tensor.spec, {})
@@ -50,9 +50,9 @@ def fixed_initial(contract: Contract) -> list[torch.Tensor]:
 def module(
     function: torch.nn.Module, contract: Contract, device: str, computed: Collection[int] = ()
 ) -> torch.nn.Module:
-    """The function with its state in buffers, which each call changes. ExportError as `fixed_initial`.
+    """Return the function as a module whose calls update its state in buffers. Raises ExportError like `fixed_initial`.
 
-    `computed` are indices into what the function gives, outputs before state, as `passed_on` finds them.
+    `computed` are indices into the function's results (outputs, then state) that `passed_on` returns.
     """
     import torch
 
@@ -78,17 +78,17 @@ def module(
 
 
 def _computed(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values, by an operation."""
+    """Return the same values as the result of a computation."""
     import torch
 
     return tensor * 1 if tensor.is_complex() else torch.maximum(tensor, tensor)
 
 
 def passed_on(program: torch.export.ExportedProgram) -> set[int]:
-    """Which outputs, and state behind them, are what a buffer of state held before the call, or views of that.
+    """Return the indices of results that are copies or views of what a state buffer held before the call.
 
-    Inductor leaves out the copies of such values, and reads them from the buffer when that has been written to (torch
-    2.11 to 2.14): `y = self.last.clone(); self.last.copy_(x)` gives x.
+    Inductor (torch 2.11 to 2.14) removes the copies of such values and reads them from the buffer after it was written
+    to: `y = self.last.clone(); self.last.copy_(x)` returns x.
     """
     import torch
 
@@ -103,7 +103,7 @@ def passed_on(program: torch.export.ExportedProgram) -> set[int]:
 
 
 def _source(node: torch.fx.Node) -> torch.fx.Node:
-    """What a node is a copy or a view of; itself where it computes anything."""
+    """Return the node that a node copies or views, or the node itself if it computes something."""
     while True:
         name = getattr(node.target, "_opname", "")
         views = node.target is operator.getitem or getattr(node.target, "is_view", False)
@@ -113,14 +113,14 @@ def _source(node: torch.fx.Node) -> torch.fx.Node:
 
 
 def script_module(function: torch.jit.ScriptModule, contract: Contract, device: str) -> torch.jit.ScriptModule:
-    """The function with its state in attributes, of any size, and a method `reset` that begins again from the start."""
+    """Return the function with its state in attributes of any size, and a method `reset` for the initial state."""
     import torch
 
     from exporter.model.state import stateful as states
 
     assert contract.state is not None
     shell = torch.nn.Module()
-    shell.add_module("function", torch.jit._recursive.wrap_cpp_module(function._c))  # a frozen module has lost its type
+    shell.add_module("function", torch.jit._recursive.wrap_cpp_module(function._c))  # freezing loses the Python type
     shell.fresh = True  # type: ignore[assignment]
     for index, tensor in enumerate(contract.state.tensors):
         initial = states.initial(tensor).to(device)
@@ -149,7 +149,7 @@ def script_module(function: torch.jit.ScriptModule, contract: Contract, device: 
 
 
 def _sizes(tensor: StateTensor, contract: Contract) -> list[str]:
-    """The sizes of a state tensor, as expressions of the inputs'. ExportError for one that no input tells."""
+    """Return a state tensor's sizes as expressions of the inputs'. Raises ExportError if no input determines one."""
     return [str(dim) if isinstance(dim, int) else _size(str(dim), tensor, contract) for dim in tensor.shape]
 
 
@@ -162,15 +162,15 @@ def _size(dim: str, tensor: StateTensor, contract: Contract) -> str:
             if known is not None and known.name == wanted.name and known.divisor == 1:
                 symbol = f"(({name}.size({axis}) - ({known.offset})) // {known.factor})"
                 return f"({wanted.factor} * {symbol} + ({wanted.offset})) // {wanted.divisor}"
-    raise ExportError(f"{tensor.spec.name} has the size {dim}, which no input tells", "give --state inputs")
+    raise ExportError(f"{tensor.spec.name} has the size {dim}, which no input determines", "give --state inputs")
 
 
 def _same_sizes(tensor: StateTensor, held: str, contract: Contract) -> list[str]:
-    """Lines that refuse a call whose sizes are not those that the state has by now."""
+    """Return code lines that reject a call whose sizes differ from those of the current state."""
     lines = []
     for axis, dim in enumerate(tensor.shape):
         if isinstance(dim, str):
-            said = f"{tensor.spec.name} is of another {dim} than this call's inputs: call reset() first"
+            said = f"{tensor.spec.name} has another {dim} than the inputs of this call: call reset() first"
             lines += [
                 f"    if {held}.size({axis}) != {_size(dim, tensor, contract)}:",
                 f"        raise RuntimeError({said!r})",
@@ -179,9 +179,9 @@ def _same_sizes(tensor: StateTensor, held: str, contract: Contract) -> list[str]
 
 
 def repeats(run: Run, graph: torch.export.ExportedProgram, example: Tensors, calls: int = 4) -> bool:
-    """Whether an artifact carries state as its program does, over some calls of the example.
+    """Return whether an artifact carries state like its program over some calls of the example.
 
-    The artifact is left where these calls leave it, the program, whose module shares its buffers, in its initial state.
+    The artifact keeps the state of these calls; the program, whose buffers its module shares, is restored.
     """
     import torch
 
@@ -202,7 +202,7 @@ def repeats(run: Run, graph: torch.export.ExportedProgram, example: Tensors, cal
 
 
 def agree(got: torch.Tensor, want: torch.Tensor) -> bool:
-    """Whether two outputs are near enough to be of the same computation; the golden judges how near they are."""
+    """Return whether two outputs are close enough to come from the same computation; the golden judges accuracy."""
     import torch
 
     if got.shape != want.shape or got.dtype != want.dtype:
@@ -215,7 +215,7 @@ def agree(got: torch.Tensor, want: torch.Tensor) -> bool:
 
 
 class Carried:
-    """A function of inputs and state that carries its state from call to call, where the contract keeps it inside."""
+    """A function of inputs and state that carries its state between calls if the contract keeps state inside."""
 
     def __init__(self, function: Run, contract: Contract) -> None:
         self._function, self._contract = function, contract
@@ -223,7 +223,7 @@ class Carried:
         self.reset()
 
     def __call__(self, inputs: Tensors) -> Tensors:
-        """Outputs, without the state where that is inside. ContractError for a call of other sizes than the state's."""
+        """Return outputs, without state that is kept inside. Raises ContractError if sizes differ from the state's."""
         if not contracts.keeps_state(self._contract):
             return self._function(inputs)
         if not self._state:
@@ -235,12 +235,12 @@ class Carried:
         return outputs[:count]
 
     def reset(self) -> None:
-        """Begin again from the initial state."""
+        """Restore the initial state."""
         self._state = ()
 
 
 def initial(contract: Contract, inputs: Sequence[torch.Tensor]) -> Tensors:
-    """The initial state at the sizes of these inputs, on their device."""
+    """Return the initial state at the sizes of these inputs, on their device."""
     from exporter.model.state import stateful as states
 
     sizes = _symbols(contract, inputs)
@@ -251,12 +251,12 @@ def initial(contract: Contract, inputs: Sequence[torch.Tensor]) -> Tensors:
 
 
 def require_sizes(contract: Contract, state: Tensors, inputs: Sequence[torch.Tensor]) -> None:
-    """ContractError where the sizes of these inputs are not those that the state has by now."""
+    """Raise ContractError if the sizes of these inputs differ from those of the current state."""
     state_shapes(contract, inputs, [tuple(held.shape) for held in state])
 
 
 def state_shapes(contract: Contract, inputs: Sequence[torch.Tensor], known: Shapes | None) -> Shapes:
-    """The shapes of the state at the sizes of these inputs. ContractError where it has others by now, the `known`."""
+    """Return the state's shapes at the sizes of these inputs. Raises ContractError if the `known` shapes differ."""
     if not any(isinstance(dim, str) for tensor in _tensors(contract) for dim in tensor.shape):
         return []
     sizes = _symbols(contract, inputs)
@@ -265,7 +265,7 @@ def state_shapes(contract: Contract, inputs: Sequence[torch.Tensor], known: Shap
         for dim, got, size in zip(tensor.shape, held, wanted, strict=True):
             if got != size:
                 raise ContractError(
-                    f"{tensor.spec.name} is of {dim} {got}, the inputs are of {size}: call reset() first"
+                    f"{tensor.spec.name} has {dim} {got}, but the inputs have {size}: call reset() first"
                 )
     return found
 

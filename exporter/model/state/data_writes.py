@@ -1,4 +1,4 @@
-"""Lines of a model's source that change a tensor through `.data`, which no trace and no graph records. Never torch."""
+"""Lines of a model's source that write through `.data`, which no trace or graph records. Never imports torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SAID = ".data is written, which no trace and no graph records"
 
 
 def writes(classes: Iterable[type]) -> list[str]:
-    """`file:line` of each, in the order of the classes. Libraries, and sources that cannot be read, have none."""
+    """Return `file:line` of each write, in the order of the classes; libraries and unreadable sources are skipped."""
     found: dict[str, None] = {}
     for one in classes:
         try:
@@ -28,7 +28,7 @@ def writes(classes: Iterable[type]) -> list[str]:
 
 
 def _is_of(body: ast.ClassDef, one: type, file: str) -> bool:
-    """Whether this is the class's own source, which another of its name may stand beside."""
+    """Return whether the source is of this very class, because a file may define several of one name."""
     codes = [inspect.unwrap(f).__code__ for f in vars(one).values() if inspect.isfunction(f)]
     firsts = [code.co_firstlineno for code in codes if code.co_filename == file]
     within = [body.lineno <= first <= (body.end_lineno or 0) for first in firsts]

@@ -1,4 +1,4 @@
-"""Which state reaches no output: proven by the graph that torch.export makes of a model as a function of its state."""
+"""Proving that state influences no output, with torch.export's graph of a model as a function of its state."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from exporter.model.tensors import Tensors
 
 
 def unread(module: torch.nn.Module, example: Tensors, state: State) -> tuple[Place, ...]:
-    """Those of `state.doubted` that no output depends on, in this call or a later one; none where nothing proves it.
+    """Return the places in `state.doubted` that provably influence no output of this or a later call.
 
-    `example` are inputs and state.
+    `example` consists of inputs and state.
     """
     try:
         with torch.no_grad(), recurrent.kept(), mixture_of_experts.dense(module):
             program = torch.export.export(module, example, strict=False).run_decompositions()
-    except Exception:  # whatever torch.export does not take proves nothing
+    except Exception:  # a model that torch.export rejects proves nothing
         return ()
     kinds = {spec.kind for spec in program.graph_signature.output_specs}
     if kinds != {OutputKind.USER_OUTPUT}:
@@ -40,7 +40,7 @@ def unread(module: torch.nn.Module, example: Tensors, state: State) -> tuple[Pla
 
 
 def _origins(nodes: Iterable[object]) -> set[fx.Node]:
-    """All that these nodes are computed from, themselves among them."""
+    """Return these nodes and all nodes that they are computed from."""
     found: set[fx.Node] = set()
     waiting = [node for node in nodes if isinstance(node, fx.Node)]
     while waiting:

@@ -1,4 +1,4 @@
-"""What an exported program writes to, of the tensors that it holds: state, be it known or not."""
+"""Finding tensors that an exported program holds and writes to: state, known or unknown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CONSTANT = re.compile(r"Constant (\S+) is mutated")
 
 
 def require_known(program: torch.export.ExportedProgram) -> None:
-    """ExportError for a program that changes a tensor of the model which is not known to be state."""
+    """Raise ExportError if a program changes a tensor of the model that is not known as state."""
     found = dict(_written(program))
     if not found:
         return
@@ -27,14 +27,14 @@ def require_known(program: torch.export.ExportedProgram) -> None:
         name = re.sub(r"^(function\.)?model\.", "", names[0])
         place = next((line for target, line in found.items() if target == names[0]), "")
         raise ExportError(
-            f"the exported program changes {name}{f' ({place})' if place else ''}, which no call changed of those by "
-            "which state is found: perhaps it changes at other sizes than the example's",
+            f"the exported program changes {name}{f' ({place})' if place else ''}, but no call in the search "
+            "for state did: it may change only at other sizes than the example's",
             "let each call change it, or promise only sizes at which none does: --size NAME=MIN..MAX",
         )
 
 
 def _mutated(program: torch.export.ExportedProgram) -> list[str]:
-    """Names of the tensors that are changed, by torch's own account, which leaves the program's symbols as they are."""
+    """Return the names of changed tensors according to torch; the program's symbols are not affected."""
     try:
         with recurrent.kept():
             signature = program.run_decompositions({}).graph_signature
@@ -46,9 +46,9 @@ def _mutated(program: torch.export.ExportedProgram) -> list[str]:
 
 
 def _written(program: torch.export.ExportedProgram) -> Iterator[tuple[str, str]]:
-    """Tensors of the program that an operator perhaps writes to, each with the line of the code.
+    """Yield tensors of the program that an operator may write to, each with the line of the code.
 
-    Perhaps: what operators like `to` give is the tensor itself or a copy.
+    The result may include false positives: operators like `to` return the tensor itself or a copy.
     """
     held = {
         spec.arg.name: spec.target
@@ -67,9 +67,9 @@ def _written(program: torch.export.ExportedProgram) -> Iterator[tuple[str, str]]
 
 
 def _aliased(node: fx.Node) -> Iterator[tuple[fx.Node, bool]]:
-    """Arguments whose memory a node's result may share, or which it writes to, each with whether it does."""
+    """Yield arguments that a node's result may alias or that it writes to, each with whether it writes."""
     schema = getattr(node.target, "_schema", None)
-    if schema is None:  # an item of a tuple, say
+    if schema is None:  # for example an item of a tuple
         yield from ((argument, False) for argument in node.all_input_nodes)
         return
     given = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | node.kwargs

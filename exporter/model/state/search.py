@@ -1,6 +1,6 @@
-"""The state of a model, found by calling it: what calls in a row leave, and which of that a later call reads.
+"""Finding the state of a model by calling it: what successive calls leave, and what later calls read of that.
 
-One file, though long: every function is a step of one search, over the same recorded calls.
+One file, though long: every function is a step of one search over the same recorded calls.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from exporter.model.state.snapshot import MISSING, Place, Snapshot
 from exporter.model.state.stateful import REMEDY, State, holding
 from exporter.model.tensors import Tensors
 
-CALLS = 8  # of the model in a row, by which its state is found
-NOISE = 1e-6  # relative to the largest value: what two equal calls may differ by
-TRIED = (1, 3, CALLS - 1)  # calls before which one value is put back, to see who reads it
+CALLS = 8  # number of successive calls in a search
+NOISE = 1e-6  # relative to the largest value: allowed difference between equal calls
+TRIED = (1, 3, CALLS - 1)  # calls before which a value is reset, to see whether they read it
 
 
 def unread(module: torch.nn.Module, state: State) -> str:
-    """What the user is told of values that change and that no later call reads."""
-    return f"a call writes to {named(module, state.dropped)}; later calls give the same without that, so it is no state"
+    """Return the warning for values that change but that no later call reads."""
+    return f"a call writes to {named(module, state.dropped)}; no later call depends on that, so it is not state"
 
 
 def named(module: torch.nn.Module, paths: Sequence[Place]) -> str:
-    """Names of places, each with the line that assigns to it; of many the first."""
+    """Return the names of the first places, each with the line that assigns to it."""
     first = [f"{snapshot.name(path)}{_line(module, path)}" for path in paths[:3]]
     return ", ".join(first) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
 
 
-Call = Callable[[int], Tensors]  # the outputs of the call with the inputs of this number
+Call = Callable[[int], Tensors]  # returns the outputs for the inputs of this number
 
 
 def find(module: torch.nn.Module, held: Snapshot, step: Call, kinds: int = 1) -> State | None:
-    """The state of a model; None where it keeps none.
+    """Return the state of a model, or None if it keeps none.
 
-    `step(i)` calls the model with the i-th inputs of a sequence of CALLS, which are of so many kinds (of other sizes,
-    say) in turn. ExportError, with the names and their lines, for state that cannot be taken out: the model may be
-    exported, but it would not be right.
+    `step(i)` calls the model with the i-th inputs of a sequence of CALLS, which cycle through `kinds` kinds (such as
+    different sizes). Raises ExportError, with the names and lines, for state that cannot be extracted: the model might
+    export, but the result would be wrong.
     """
     search = _Search(module, held, step, kinds)
     try:
@@ -53,7 +53,7 @@ def find(module: torch.nn.Module, held: Snapshot, step: Call, kinds: int = 1) ->
 
 
 def changes_anything(module: torch.nn.Module, held: Snapshot, step: Call, kinds: int = 1) -> bool:
-    """Whether calls change or write to anything that the model holds; `find` gives None where they do not."""
+    """Return whether calls change or write to anything that the model holds; if not, `find` returns None."""
     try:
         return _Search(module, held, step, kinds)._shows_any()
     finally:
@@ -61,13 +61,13 @@ def changes_anything(module: torch.nn.Module, held: Snapshot, step: Call, kinds:
 
 
 class _Search:
-    """A search in progress: what calls in a row gave and left, and what the same calls give each from the start."""
+    """A search in progress: the outputs and changes of successive calls, and of the same calls from the start."""
 
     def __init__(self, module: torch.nn.Module, held: Snapshot, step: Call, kinds: int) -> None:
         self.module, self.held, self.step, self.kinds = module, held, step, kinds
         self.outputs: list[Tensors] = []
         self.left: list[dict[Place, Any]] = []
-        self.written: set[Place] = set()  # by every call of some kind
+        self.written: set[Place] = set()  # places that every call of some kind writes to
 
     def state(self) -> State | None:
         if not self._shows_any():
@@ -90,12 +90,15 @@ class _Search:
         seen = [path for path in changed if path in live or (depends and self._is_read(path))]
         read = [path for path in changed if path in always or path in seen]
         if not read:
-            raise self._refused(changed, "gives other outputs at a second call, and it changes", REMEDY)
+            raise self._refused(changed, "returns different outputs in a second call, and it changes", REMEDY)
         found = self._taken_out(read, [path for path in changed if path not in read])
         return replace(found, doubted=tuple(path for path in read if path not in seen))
 
     def _shows_any(self) -> bool:
-        """Call the model in a row; whether any call changes or writes anything, by the first two of each kind."""
+        """Call the model repeatedly; return whether any call changes or writes anything.
+
+        Stops after two calls of each kind if none did.
+        """
         self.held.restore()
         writing: list[list[set[Place]]] = [[] for _ in range(self.kinds)]
         for number in range(CALLS):
@@ -115,14 +118,14 @@ class _Search:
         plain = [path for path in read if path not in tensors]
         moving = [path for path in plain if not self._settles(path)]
         if moving and all(map(alike, map(self._afresh, range(CALLS)), self.outputs)):
-            raise self._refused(moving, "gives other outputs when another number is in", REMEDY)
+            raise self._refused(moving, "returns different outputs for another number in", REMEDY)
         if moving:
             values = ", ".join(repr(left.get(moving[0], self._first(moving[0]))) for left in self.left[:3])
-            raise self._refused(moving, f"keeps state that is no tensor ({values}, …), in", REMEDY)
+            raise self._refused(moving, f"keeps state that is not a tensor ({values}, …), in", REMEDY)
         for path in tensors:
             held = [left[path] for left in self._settled_left(path) if isinstance(left.get(path), torch.Tensor)]
             if len(held) < CALLS:
-                raise self._refused([path], "keeps state that is not there after each call, in", REMEDY)
+                raise self._refused([path], "keeps state that does not exist after every call, in", REMEDY)
             shapes = [list(value.shape) for value in held]
             if any(shape != shapes[0] for shape in shapes):
                 sizes = ", ".join(map(str, shapes[:3]))
@@ -130,12 +133,12 @@ class _Search:
                     [path], f"keeps state whose size changes from call to call ({sizes}, …), in", REMEDY
                 )
         if not tensors:
-            raise self._refused(read, "is not the same at its first call as later, by", REMEDY)
+            raise self._refused(read, "behaves differently in its first call, because of", REMEDY)
         settled = tuple((path, self.left[-1].get(path, self._first(path))) for path in plain)
         return self._with_initial(tensors, settled, tuple(dropped))
 
     def _settled_left(self, path: Place) -> list[dict[Place, Any]]:
-        """What calls left, with the initial value where a call happened to leave just that."""
+        """Return what calls left, with the initial value for calls that left it unchanged."""
         initial = self._first(path)
         known = {path: initial} if isinstance(initial, torch.Tensor) else {}
         return [known | left for left in self.left]
@@ -143,7 +146,7 @@ class _Search:
     def _with_initial(
         self, paths: list[Place], settled: tuple[tuple[Place, Any], ...], dropped: tuple[Place, ...]
     ) -> State:
-        """The state with an initial value that has the same effect as the model's own, which may be of another form."""
+        """Return the state with an initial value equivalent to the model's own, which may have another form."""
         after = [self._settled_left(path)[0][path] for path in paths]
         for candidates in self._candidates(paths, after):
             state = State(tuple(paths), candidates, settled, dropped)
@@ -153,7 +156,7 @@ class _Search:
             if other := self.held.shared.get(path):
                 raise self._refused([path], f"keeps state that shares its memory with {other}, in", "clone one of them")
         raise self._refused(
-            paths, "is not the same at its first call as later, by", "give it its later form from the start"
+            paths, "behaves differently in its first call, because of", "give it its later form from the start"
         )
 
     def _candidates(self, paths: list[Place], after: list[torch.Tensor]) -> Iterator[Tensors]:
@@ -164,7 +167,7 @@ class _Search:
         yield tuple(map(torch.zeros_like, after))
 
     def _own(self, path: Place, later: torch.Tensor) -> torch.Tensor | None:
-        """The model's own initial value in the form of later ones; None where it has none that fits."""
+        """Return the model's own initial value in the form of later ones, or None if it does not fit."""
         first = self.held.value(path) if path in self.held.initial else None
         if not isinstance(first, torch.Tensor) or first.dtype != later.dtype or first.dim() != later.dim():
             return None
@@ -172,7 +175,7 @@ class _Search:
         return first.expand(later.shape).clone() if fits else None
 
     def _is_same(self, state: State, after: list[torch.Tensor]) -> bool:
-        """Whether a whole sequence from this initial state gives what the model gives."""
+        """Return whether the whole sequence from this initial state reproduces the model's outputs."""
         self.held.restore()
         tensors = state.initial
         for number in range(CALLS):
@@ -180,7 +183,7 @@ class _Search:
                 with holding(self.module, state, tensors):
                     outputs = self.step(number)
                     tensors = state.now(self.module)
-            except Exception:  # whatever a model raises at a state that it was not made for
+            except Exception:  # a model may raise anything for an unexpected state
                 return False
             if not alike(outputs, self.outputs[number]):
                 return False
@@ -193,7 +196,7 @@ class _Search:
         return self.step(number)
 
     def _is_read(self, path: Place) -> bool:
-        """Whether another value there changes what the model gives, or what else it leaves."""
+        """Return whether resetting the value changes the model's outputs in the next two calls."""
         for number in TRIED:
             self.held.restore()
             for before in range(number):
@@ -202,17 +205,17 @@ class _Search:
             for later in range(number, min(number + 2, CALLS)):
                 try:
                     outputs = self.step(later)
-                except Exception:  # whatever a model raises where something is missing
+                except Exception:  # a model may raise anything if a value is missing
                     return True
                 if not alike(outputs, self.outputs[later]):
                     return True
         return False
 
     def _live(self, changed: list[Place]) -> list[Place]:
-        """What every call writes and a later one passes on to its outputs, be it by way of other places.
+        """Return places that every call writes and that influence a later output, possibly through other places.
 
-        Found by giving a call another value there: the calls made need not show it, for a delay may be longer than
-        they are, a counter lower than its limit, and a flag not yet raised.
+        Found by changing the value before a call. The recorded calls alone need not show the influence: a delay may be
+        longer than the sequence, a counter below its limit, or a flag not yet set.
         """
         candidates = [path for path, _ in snapshot.leaves(self.module) if path in self.written]
         candidates += [path for path in changed if path not in candidates and self._counts(path)]
@@ -225,7 +228,7 @@ class _Search:
         return live
 
     def _rewritten(self) -> list[Place]:
-        """Tensors that every call writes to in place, be it what they held before."""
+        """Return tensors that every call writes to in place, even with the same values."""
         now = {path: tensor for path, (tensor, _) in snapshot.tensors(self.module).items() if path in self.written}
         return [path for path, tensor in now.items() if tensor is self.held.initial.get(path)]
 
@@ -234,7 +237,7 @@ class _Search:
         return all(type(value) in (int, float) for value in held) and self._always_changes(path)
 
     def _reached(self, paths: list[Place]) -> set[Place | None]:
-        """Places where a call leaves something else if other values are at these paths; None is an output."""
+        """Return places that end up different if the values at these paths change; None stands for an output."""
         found: set[Place | None] = set()
         for number, change in itertools.product(TRIED[:2], (0, 1)):
             self.held.restore()
@@ -245,7 +248,7 @@ class _Search:
                     snapshot.put(self.module, path, _another(snapshot.take(self.module, path), change))
             try:
                 outputs = self.step(number)
-            except Exception:  # whatever a model raises at a value that it was not made for
+            except Exception:  # a model may raise anything for an unexpected value
                 found.add(None)
                 continue
             if not alike(outputs, self.outputs[number]):
@@ -263,7 +266,7 @@ class _Search:
                 snapshot.remove(self.module, path)
 
     def _always_changes(self, path: Place) -> bool:
-        """Whether no call leaves what the call before left."""
+        """Return whether every call changes the value."""
         values = [self._first(path), *(left.get(path, self._first(path)) for left in self.left)]
         return not any(_equal(one, other) for one, other in itertools.pairwise(values))
 
@@ -279,7 +282,7 @@ class _Search:
 
 
 def _another(value: Any, change: int) -> Any:
-    """Another value of the same form: a near one, or one that is large."""
+    """Return a different value of the same form: a nearby one (change=0) or a large one."""
     if not isinstance(value, torch.Tensor):
         return type(value)(value + (1000000 if change else 1)) if type(value) in (int, float) else value
     if value.dtype == torch.bool:
@@ -307,7 +310,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def alike(one: Tensors, other: Tensors) -> bool:
-    """Whether two calls gave the same, but for the noise of kernels that do not repeat themselves to the bit."""
+    """Return whether two calls returned the same, apart from the noise of kernels that are not bit-reproducible."""
     return len(one) == len(other) and all(map(_alike, one, other))
 
 

@@ -1,7 +1,7 @@
-"""All that a module holds beside its parameters, as it was: buffers and plain attributes, wherever they hang.
+"""Snapshots of what a module holds besides its parameters: buffers and plain attributes, at any depth.
 
-A place is a path of steps from the module: ("vars", NAME) into an object's attributes, ("slot", NAME) into those that
-stand in slots, ("item", KEY) into a container, ("script", NAME) into a module of TorchScript.
+A place is a path of steps from the module: ("vars", NAME) into an object's attributes, ("slot", NAME) into its slots,
+("item", KEY) into a container, ("script", NAME) into a TorchScript module.
 
 One file, though long: taking, comparing and restoring follow the same paths through objects.
 """
@@ -25,9 +25,9 @@ from exporter.core import source_lines
 
 Place = tuple[tuple[str, Any], ...]
 
-MISSING = (KeyError, IndexError, AttributeError)  # what `take`, `put` and `remove` raise where there is nothing
-COMPARED = 10_000_000  # elements of a tensor up to which values are compared; of a larger one, its version
-# What a module of torch has of its own, but for what it holds; and objects that hold no model's state.
+MISSING = (KeyError, IndexError, AttributeError)  # what `take`, `put` and `remove` raise if nothing is at a path
+COMPARED = 10_000_000  # elements; of larger tensors the version is compared, not the values
+# Internal attributes of every torch module; and modules whose objects hold no model state.
 _OWN = frozenset(vars(torch.nn.Module())) - {"_parameters", "_buffers", "_modules", "training"}
 _FOREIGN = re.compile(
     r"(?:torch|numpy|logging|threading|concurrent|tokenizers|functools|transformers\.configuration)\b"
@@ -37,24 +37,24 @@ _KEPT = ("_buffers", "_modules", "_parameters")
 
 
 class Form:
-    """The dtype of floating tensors, and the device, that a module is restored in; None is its own."""
+    """The dtype of floating-point tensors and the device to restore a module in; None keeps its own."""
 
     def __init__(self, dtype: torch.dtype | None = None, device: str | None = None) -> None:
         self.dtype, self.device = dtype, device
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy in this form."""
+        """Return a copy in this form."""
         dtype = self.dtype if tensor.is_floating_point() else None
         return tensor.to(device=self.device, dtype=dtype, copy=True)
 
     @property
     def is_own(self) -> bool:
-        """Whether tensors keep what they have."""
+        """Return whether tensors keep their dtype and device."""
         return self.dtype is None and self.device is None
 
 
 class Snapshot:
-    """What a module held when this was made. Parameters are watched, not copied: one that changes cannot be restored.
+    """What a module held at construction. Parameters are watched, not copied: a changed one cannot be restored.
 
     Reference: `torch.Tensor._version` counts a tensor's changes in place.
     """
@@ -72,7 +72,7 @@ class Snapshot:
         self._containers = [one for one in _containers(module, {}).values() if one[1] is not None]
 
     def restore(self, form: Form | None = None) -> None:
-        """Put everything back, buffers and attributes of floating tensors on wish in another form."""
+        """Restore everything; tensors may get another form."""
         form = form or Form()
         for value, content in self._containers:
             _refill(value, content)
@@ -88,11 +88,11 @@ class Snapshot:
                 self._marks[path] = _mark(tensor) if form.is_own else ()
 
     def value(self, path: Place) -> Any:
-        """The value at a path when the snapshot was made, a tensor as a copy; KeyError where there was none."""
+        """Return the original value at a path, a tensor as a copy. Raises KeyError if there was none."""
         return self._copies[path].clone() if path in self._copies else self.initial[path]
 
     def changes(self) -> dict[Place, Any]:
-        """What is different now, each value as it is, tensors copied; what is gone is not among them."""
+        """Return the current values that differ, with tensors copied. Removed values are not included."""
         found: dict[Place, Any] = {}
         for path, value in leaves(self.module):
             if path in self.initial and not self._differs(path, value):
@@ -116,7 +116,7 @@ def _mark(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def tensors(module: torch.nn.Module) -> dict[Place, tuple[torch.Tensor, tuple[Any, ...]]]:
-    """Buffers and plain attributes that are tensors, each with what tells whether it is written to."""
+    """Return buffers and tensor attributes, each with a mark that changes when it is written to."""
     return {
         path: (value, _mark(value))
         for path, value in leaves(module)
@@ -125,12 +125,12 @@ def tensors(module: torch.nn.Module) -> dict[Place, tuple[torch.Tensor, tuple[An
 
 
 def written(module: torch.nn.Module, before: dict[Place, tuple[torch.Tensor, tuple[Any, ...]]]) -> set[Place]:
-    """Places of tensors that were written to, or have another tensor, since `before`; with an equal value too."""
+    """Return places of tensors that were written to or replaced since `before`, even with an equal value."""
     return {path for path, (_, mark) in tensors(module).items() if path not in before or before[path][1] != mark}
 
 
 def _shared(module: torch.nn.Module) -> dict[Place, str]:
-    """Places whose tensor's memory another place has too, each with the name of such a place."""
+    """Return places whose tensor shares its memory with another place, each with the name of one."""
     held = tensors(module)
     names: dict[int, list[str]] = {}
     known = {name(path): value for path, (value, _) in held.items()}
@@ -148,12 +148,12 @@ def _shared(module: torch.nn.Module) -> dict[Place, str]:
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """Where a tensor's memory begins; 0 for one without."""
+    """Return the address of a tensor's memory, or 0 if it has none."""
     return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided and tensor.numel() else 0
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors are equal to the bit, in shape, dtype, place and values; NaN equals NaN."""
+    """Return whether two tensors are equal in shape, dtype, device and values; NaN equals NaN."""
     if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
         return False
     if one.is_floating_point() or one.is_complex():
@@ -162,14 +162,14 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Whether two plain values are of one type and equal; NaN equals NaN."""
+    """Return whether two plain values have the same type and are equal; NaN equals NaN."""
     return type(one) is type(other) and (one is other or bool(one == other) or bool(one != one and other != other))
 
 
 def leaves(module: torch.nn.Module) -> Iterator[tuple[Place, Any]]:
-    """Every tensor and every plain value that hangs on a module, with its path; an object that hangs twice, once.
+    """Yield every tensor and plain value of a module with its path; an object with several paths is visited once.
 
-    A tensor has all its places: `deque([zeros] * 3)` holds one three times, till the first call puts another there.
+    A tensor is yielded at all its places: `deque([zeros] * 3)` holds one three times until calls replace it.
     """
     yield from _leaves(module, (), set())
 
@@ -186,7 +186,7 @@ def _leaves(value: Any, path: Place, seen: set[int]) -> Iterator[tuple[Place, An
 
 
 def _held(value: Any) -> Iterator[tuple[tuple[str, Any], Any]]:
-    """The parts of a container or an object, each with the step that leads there."""
+    """Yield the parts of a container or an object, each with the step that leads to it."""
     if isinstance(value, torch.jit.ScriptModule):
         for name in _script_names(value):
             yield ("script", name), value._c.getattr(name)
@@ -204,12 +204,12 @@ def _held(value: Any) -> Iterator[tuple[tuple[str, Any], Any]]:
             if not (isinstance(value, torch.nn.Module) and name in _OWN):
                 yield ("vars", name), item
         for name in _slots(value):
-            with contextlib.suppress(AttributeError):  # one that is empty
+            with contextlib.suppress(AttributeError):  # an empty slot
                 yield ("slot", name), getattr(value, name)
 
 
 def _slots(value: Any) -> Iterator[str]:
-    """Names of the attributes that an object has in slots."""
+    """Yield the names of an object's slots."""
     for base in type(value).__mro__:
         names = vars(base).get("__slots__", ())
         yield from (name for name in ([names] if isinstance(names, str) else names) if not name.startswith("__"))
@@ -229,7 +229,7 @@ def _is_object(value: Any) -> bool:
 
 
 def _script_names(module: torch.jit.ScriptModule) -> list[str]:
-    """Tensors of a module of TorchScript, and whatever its methods assign to."""
+    """Return the names of a TorchScript module's buffers and of the attributes that its methods assign to."""
     buffers: Any = torch._C.BufferDict(module._c)
     assigned: dict[str, None] = dict.fromkeys(name for name, _ in buffers.items())
     for name in module._c._method_names():
@@ -239,7 +239,7 @@ def _script_names(module: torch.jit.ScriptModule) -> list[str]:
 
 
 def _containers(value: Any, seen: dict[int, tuple[Any, Any]]) -> dict[int, tuple[Any, Any]]:
-    """Every container and object in a value, with what is directly in it, by its id."""
+    """Return every container and object in a value with its direct content, by id."""
     if isinstance(value, (*_SCALARS, torch.Tensor)) or id(value) in seen:
         return seen
     held = list(_held(value))
@@ -257,7 +257,7 @@ def _containers(value: Any, seen: dict[int, tuple[Any, Any]]) -> dict[int, tuple
 
 
 def _refill(value: Any, content: Any) -> None:
-    """Put back what was directly in a container or an object; nothing is touched where it is still there."""
+    """Restore the direct content of a container or an object; unchanged items are not touched."""
     if isinstance(value, (list, collections.deque)):
         if len(value) != len(content) or any(one is not other for one, other in zip(value, content, strict=True)):
             value.clear()
@@ -281,7 +281,7 @@ def _refill(value: Any, content: Any) -> None:
 
 
 def copied(module: torch.nn.Module, device: str) -> torch.nn.Module:
-    """A copy of a module on a device, with every tensor that hangs on it, wherever; what is one tensor stays one."""
+    """Return a copy of a module on a device, including tensors at any depth; shared tensors stay shared."""
     memo: dict[int, Any] = {}
     for _, value in leaves(module):
         if isinstance(value, torch.Tensor) and id(value) not in memo:
@@ -291,7 +291,7 @@ def copied(module: torch.nn.Module, device: str) -> torch.nn.Module:
 
 
 def take(module: torch.nn.Module, path: Place) -> Any:
-    """What is at a path; KeyError, IndexError or AttributeError where there is nothing."""
+    """Return the value at a path. Raises KeyError, IndexError or AttributeError if there is none."""
     value: Any = module
     for kind, key in path:
         value = _follow(value, kind, key)
@@ -311,7 +311,7 @@ def _item(value: Any, key: Any) -> Any:
 
 
 def put(module: torch.nn.Module, path: Place, new: Any) -> None:
-    """Put a value at a path; a tuple on the way is replaced by one that holds it."""
+    """Put a value at a path; a tuple that contains the path is replaced by a new one."""
     *above, (kind, key) = path
     parent = take(module, tuple(above))
     if kind == "script":
@@ -320,7 +320,7 @@ def put(module: torch.nn.Module, path: Place, new: Any) -> None:
         items = [new if index == key else item for index, item in enumerate(parent)]
         put(module, tuple(above), type(parent)(*items) if hasattr(parent, "_fields") else tuple(items))
     elif kind == "slot":
-        object.__setattr__(parent, key, new)  # frozen or not
+        object.__setattr__(parent, key, new)  # works for frozen dataclasses too
     elif kind == "vars":
         vars(parent)[key] = new
     else:
@@ -328,7 +328,7 @@ def put(module: torch.nn.Module, path: Place, new: Any) -> None:
 
 
 def remove(module: torch.nn.Module, path: Place) -> None:
-    """Take away what is at a path, where there is something."""
+    """Remove the value at a path."""
     *above, (kind, key) = path
     parent = take(module, tuple(above))
     if kind == "vars":
@@ -340,7 +340,7 @@ def remove(module: torch.nn.Module, path: Place) -> None:
 
 
 def name(path: Place) -> str:
-    """`encoder.context` for a buffer of the submodule `encoder`, `hidden.0` for the first of a tuple."""
+    """Return a place's name: `encoder.context` for a buffer of `encoder`, `hidden.0` for an item of a tuple."""
     return ".".join(_key(key) for kind, key in path if not (kind == "vars" and key in _KEPT))
 
 
@@ -349,7 +349,7 @@ def _key(key: Any) -> str:
 
 
 def place(module: torch.nn.Module, path: Place) -> str:
-    """`file:line` where a method that is no constructor first assigns to the attribute; "" where none is seen to."""
+    """Return `file:line` where a method other than a constructor first assigns to the attribute, or ""."""
     owner, attribute = module, ""
     value: Any = module
     for index, (kind, key) in enumerate(path):

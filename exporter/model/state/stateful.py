@@ -1,7 +1,7 @@
-"""What one call of a model leaves behind for the next, taken out of the model so that it can be carried.
+"""Extracting the state that one call of a model leaves for the next, so that it can be carried.
 
-A model that keeps state is turned into a function of its inputs and its state, which gives its outputs and the state
-that comes next. Every target exports that; who carries the state is decided afterwards.
+A model that keeps state becomes a function of its inputs and its state that returns its outputs and the next state.
+Every target exports this function; what carries the state is decided afterwards.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from exporter.model.state import snapshot
 from exporter.model.state.snapshot import MISSING, Place
 from exporter.model.tensors import Tensors
 
-LARGEST_INITIAL = 16_000_000  # bytes of an initial value that is not uniform
+LARGEST_INITIAL = 16_000_000  # bytes; limit for an initial value that is not uniform
 
 REMEDY = (
-    "keep it in a buffer of a fixed size and dtype from the start (register_buffer), or take and give it in forward"
+    "keep it in a buffer of fixed size and dtype from the start (register_buffer), or take and return it in forward"
 )
 
 
 @dataclass(frozen=True)
 class State:
-    """Where a model keeps its state, and what it is before the first call.
+    """Where a model keeps its state, and its values before the first call.
 
-    `initial` has one tensor for each of `paths`, of the size 1 where the state follows the sizes of a call. `settled`
-    are plain values as they are from the second call on; `dropped` are values that change and that nothing reads;
-    `doubted` are those of `paths` that no call was seen to read, and that are not proven to be unread.
+    `initial` has one tensor for each of `paths`, with size 1 in dimensions that follow the sizes of a call. `settled`
+    are plain values as they are from the second call on. `dropped` are values that change but are never read.
+    `doubted` are those of `paths` that no observed call read, but that are not proven to be unread.
     """
 
     paths: tuple[Place, ...]
@@ -47,11 +47,11 @@ class State:
 
     @property
     def known(self) -> frozenset[Place]:
-        """Every place that is known to change."""
+        """Return every place that is known to change."""
         return frozenset((*self.paths, *(path for path, _ in self.settled), *self.dropped))
 
     def without(self, unread: Collection[Place]) -> State:
-        """The same, where nothing reads these places."""
+        """Return the state with these unread places dropped."""
         kept = [(path, tensor) for path, tensor in zip(self.paths, self.initial, strict=True) if path not in unread]
         dropped = self.dropped + tuple(path for path in unread if path not in self.dropped)
         if not kept:
@@ -61,25 +61,25 @@ class State:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """`state.context` for the buffer `context`, and so on."""
+        """Return the names in contracts, such as `state.context` for the buffer `context`."""
         return tuple(f"{STATE}{snapshot.name(path)}" for path in self.paths)
 
     def now(self, module: torch.nn.Module) -> Tensors:
-        """Copies of what the model holds. ExportError where one is not there."""
+        """Return copies of the state in the model. Raises ExportError if a place does not exist."""
         try:
             return tuple(snapshot.take(module, path).detach().clone() for path in self.paths)
         except (KeyError, IndexError, AttributeError) as error:
-            raise ExportError(f"the model's state is not where it was: {error}", REMEDY) from error
+            raise ExportError(f"the model's state is no longer in the same place: {error}", REMEDY) from error
 
     def widened(self, shapes: Sequence[Sequence[int]]) -> Tensors:
-        """The initial state in these shapes, which may differ from its own where it is uniform."""
+        """Return the initial state in these shapes, which may differ from its own shapes if it is uniform."""
         return tuple(
             _one_of(t, shape).expand(tuple(shape)).clone() for t, shape in zip(self.initial, shapes, strict=True)
         )
 
 
 class StatefulModule(FlatModule):
-    """The model as a function: the contract's tensors and the state in, outputs and the next state out."""
+    """The model as a function of the contract's tensors and the state that returns outputs and the next state."""
 
     def __init__(
         self, model: torch.nn.Module, example: FlatInputs, state: State, leave_out: Collection[str] = ()
@@ -88,7 +88,7 @@ class StatefulModule(FlatModule):
         self.state = state
 
     def forward(self, *tensors: torch.Tensor) -> Tensors:
-        """What the model gives, called with this state; the model itself is left as it was."""
+        """Return the model's outputs and next state for this state; the model itself is unchanged."""
         count = len(self.example.names)
         with holding(self.model, self.state, tensors[count:]):
             outputs = super().forward(*tensors[:count])
@@ -98,7 +98,7 @@ class StatefulModule(FlatModule):
 
 @contextlib.contextmanager
 def holding(module: torch.nn.Module, state: State, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """The model with this state in it; afterwards with what it held before, in the very objects that it was."""
+    """Put this state into the model within the context; afterwards restore the previous objects."""
     plain = [(path, _moved(value, tensors)) for path, value in state.settled]
     given = [*zip(state.paths, (t.clone() for t in tensors), strict=True), *plain]
     kept = _Kept(module, [path for path, _ in given] + list(state.dropped))
@@ -116,12 +116,12 @@ def holding(module: torch.nn.Module, state: State, tensors: Sequence[torch.Tenso
 
 
 def _moved(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    """A plain value, or the device of the state where it is a device: the search may have been on another one."""
+    """Return a plain value, but replace a device by the state's: the search may have run on another device."""
     return tensors[0].device if isinstance(value, torch.device) and tensors else value
 
 
 class _Kept:
-    """What stands at some paths of a module, or that nothing does."""
+    """The values at some paths of a module, including that a path does not exist."""
 
     def __init__(self, module: torch.nn.Module, paths: Sequence[Place]) -> None:
         self.module = module
@@ -134,7 +134,7 @@ class _Kept:
                 self.values[outer] = self
 
     def put_back(self) -> None:
-        """Each value where it was; what was not there is removed."""
+        """Restore each value; remove what did not exist."""
         for path, value in self.values.items():
             with contextlib.suppress(*MISSING):
                 if value is self:
@@ -144,7 +144,7 @@ class _Kept:
 
 
 def _outermost_tuple(module: torch.nn.Module, path: Place) -> Place:
-    """The path of the tuple that a place is in, which changes as a whole; or the place's own."""
+    """Return the path of the outermost tuple around a place, which is replaced as a whole; or the place's own path."""
     for length in range(1, len(path)):
         with contextlib.suppress(*MISSING):
             if isinstance(snapshot.take(module, path[:length]), tuple):
@@ -153,43 +153,48 @@ def _outermost_tuple(module: torch.nn.Module, path: Place) -> Place:
 
 
 def save(state: State, path: Path) -> None:
-    """Write it for other processes of the same run."""
+    """Write the state for other processes of the same run."""
     torch.save((state.paths, state.initial, state.settled, state.dropped), path)
 
 
 def load(path: Path) -> State:
-    """Read what this run has written."""
+    """Read a state that this run has written."""
     return State(*torch.load(path, weights_only=False))
 
 
 def _one_of(initial: torch.Tensor, shape: Sequence[Any]) -> torch.Tensor:
-    """The initial value without the dimensions that have another size in `shape`."""
+    """Narrow dimensions of the initial value whose size differs in `shape` to 1."""
     for axis, size in enumerate(shape):
         initial = initial if size == initial.shape[axis] else initial.narrow(axis, 0, 1)
     return initial
 
 
 def recorded(initial: torch.Tensor, shape: Sequence[Dim]) -> int | float | Values:
-    """The initial value as a contract has it: a number where it is uniform, else without the dimensions that move."""
+    """Return the initial value for a contract: a number if uniform, else the values with dynamic dimensions of size 1.
+
+    Raises ExportError if it varies along a dynamic dimension or is too large.
+    """
     whole, initial = initial, _one_of(initial, shape)
     if initial.numel() == 0:
         return 0
     if not snapshot.same(initial.expand(whole.shape), whole):
-        raise ExportError("the initial state is not uniform where its size follows the inputs'", "start from zeros")
+        raise ExportError(
+            "the initial state varies along a dimension whose size follows the inputs'", "start from zeros"
+        )
     first = initial.reshape(-1)[0]
-    plain = not initial.is_complex() and bool((initial == first).all())  # NaN is not
+    plain = not initial.is_complex() and bool((initial == first).all())  # False for NaN
     if plain and (not initial.is_floating_point() or abs(float(first)) <= LARGEST):
         value = first.item()
         return value if isinstance(value, float) else int(value)
     values = initial.detach().cpu().contiguous()
     if values.numel() * values.element_size() > LARGEST_INITIAL:
-        raise ExportError(f"the initial state has {values.numel()} values that differ", "start from zeros")
+        raise ExportError(f"the initial state is not uniform and has {values.numel()} values", "start from zeros")
     raw = values.reshape(-1).view(torch.uint8).numpy().tobytes()
     return Values(tuple(values.shape), base64.b64encode(raw).decode())
 
 
 def initial(tensor: StateTensor) -> torch.Tensor:
-    """The initial value in a contract, to be broadcast to the state's shape. ArtifactError for what is none."""
+    """Return a contract's initial value, which broadcasts to the state's shape. Raises ArtifactError if broken."""
     dtype = getattr(torch, tensor.dtype)
     if not isinstance(tensor.initial, Values):
         return torch.tensor(tensor.initial).to(dtype)

@@ -1,1 +1,1 @@
-"""TorchScript written from graphs of torch.export, wrapped around modules, and read by torch.export."""
+"""Writing TorchScript from torch.export graphs, wrapping scripted modules, and exporting TorchScript programs."""

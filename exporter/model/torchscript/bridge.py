@@ -1,7 +1,7 @@
-"""The bridge: an exported program as TorchScript, its shapes still dynamic.
+"""The bridge: converts an exported program to TorchScript with dynamic shapes.
 
-Guards and assertions are left out, for the contract stands in for them. Parameters, buffers and constants keep their
-names; buffers that the model changes are changed here too, and persist from call to call.
+Guards and assertions are omitted because the contract replaces them. Parameters, buffers and constants keep their
+names; buffers that the model changes are changed here too, and persist between calls.
 """
 
 from __future__ import annotations
@@ -20,19 +20,17 @@ from exporter.model import recurrent
 from exporter.model.torchscript.codegen import arguments, attribute, define, literal, number_tensor
 from exporter.model.torchscript.lowering import Lowering, Value, python_type, source_line
 
-REMEDY = (
-    "write it so that torch.jit.script takes the model itself, or use a target that takes it as it is: compile, onnx"
-)
+REMEDY = "rewrite it so that torch.jit.script accepts the model, or use a target that supports it: compile, onnx"
 STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 MUTATED = ("BUFFER_MUTATION", "PARAMETER_MUTATION", "USER_INPUT_MUTATION")
 
 
 def from_exported(program: torch.export.ExportedProgram, names: Sequence[str] = ()) -> torch.jit.ScriptModule:
-    """A script module that takes the program's tensors in order and gives a tuple of its output tensors.
+    """Return a script module that takes the program's tensors in order and returns a tuple of its output tensors.
 
-    Its arguments bear these names, as far as arguments can; without any, those of the program. Numbers among the
-    outputs become tensors, None is left out; inputs that are no tensors are constants. ExportError names every operator
-    that TorchScript does not have, with the model's source line that led to it.
+    Its arguments have these names, as far as identifiers allow, or by default the program's. Numbers in the outputs
+    become tensors and None is omitted; inputs that are not tensors become constants. Raises ExportError, which names
+    every operator that TorchScript lacks and the model's source line that led to it.
     """
     program = _without_autocast(program)
     lowering = Lowering(_device(program))
@@ -55,7 +53,7 @@ def from_exported(program: torch.export.ExportedProgram, names: Sequence[str] = 
 
 
 def _blame(missing: str) -> Blame:
-    """The known cause of an operator that TorchScript does not have."""
+    """Return the known cause for an operator that TorchScript lacks."""
     if missing.startswith("torch._functorch"):
         return Blame("vmap")
     if missing.startswith("higher_order."):
@@ -66,7 +64,7 @@ def _blame(missing: str) -> Blame:
 def _inputs(
     program: torch.export.ExportedProgram, lowering: Lowering, module: torch.nn.Module, names: Iterator[str]
 ) -> tuple[list[str], list[Value]]:
-    """Parameters of forward, and the values of all placeholders. The program's tensors are put on `module`."""
+    """Return forward's parameters and the values of all placeholders; put the program's tensors on `module`."""
     parameters: list[str] = []
     values: list[Value] = []
     copies: dict[int, torch.Tensor] = {}
@@ -98,7 +96,7 @@ def _user_input(node: fx.Node, lowering: Lowering, parameters: list[str], names:
 
 
 def _place(module: torch.nn.Module, name: str, tensor: torch.Tensor, copies: dict[int, torch.Tensor]) -> None:
-    """Put a tensor on the module under its dotted name. What may be changed is copied, once if it has several names."""
+    """Put a tensor on the module under its dotted name. Buffers are copied, once if shared."""
     *path, leaf = name.split(".")
     for part in path:
         if part not in dict(module.named_children()):
@@ -111,7 +109,7 @@ def _place(module: torch.nn.Module, name: str, tensor: torch.Tensor, copies: dic
 
 
 def _outputs(program: torch.export.ExportedProgram, lowering: Lowering, results: Sequence[Value]) -> list[str]:
-    """Names of the output tensors, after what a functional graph gives back for mutated tensors was copied there."""
+    """Return the names of the output tensors, after copying a functional graph's results into mutated tensors."""
     (nodes,) = program.graph.output_node().args
     returned: list[str] = []
     targets = {spec.target: spec.arg.name for spec in program.graph_signature.input_specs}
@@ -128,7 +126,7 @@ def _outputs(program: torch.export.ExportedProgram, lowering: Lowering, results:
 
 
 def _device(program: torch.export.ExportedProgram) -> torch.device | None:
-    """Of the first input tensor at export."""
+    """Return the device of the first input tensor at export."""
     names = program.graph_signature.user_inputs
     for node in program.graph.nodes:
         if node.op == "placeholder" and node.name in names and isinstance(node.meta.get("val"), torch.Tensor):
@@ -138,19 +136,19 @@ def _device(program: torch.export.ExportedProgram) -> torch.device | None:
 
 
 def _without_autocast(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """With the casts of autocast regions written out, where there are such regions."""
+    """Write out the casts of autocast regions, if there are any."""
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
             if "wrap_with_autocast" in str(node.target) and node.args[2]:
                 with warnings.catch_warnings(), recurrent.kept():
-                    warnings.simplefilter("ignore", FutureWarning)  # of torch, to itself
+                    warnings.simplefilter("ignore", FutureWarning)  # torch's own, addressed to torch
                     expanded: torch.export.ExportedProgram = program.run_decompositions({})
                 return expanded
     return program
 
 
 def _not_taken(error: RuntimeError, lowering: Lowering) -> ExportError:
-    """What the compiler said, by the operator and the model's source line instead of a line of generated text."""
+    """Return the compiler's error with the operator and the model's source line instead of a line of generated code."""
     said = " ".join(line.strip() for line in str(error).splitlines()[:12] if line.strip())[:300]
     line = re.search(r'File "<string>", line (\d+)', str(error))
     node: Any = lowering.origins[int(line[1]) - 2] if line and 0 <= int(line[1]) - 2 < len(lowering.origins) else None

@@ -1,4 +1,4 @@
-"""TorchScript: loading it, and writing it."""
+"""Loading and writing TorchScript."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from exporter.model.tensors import Tensors
 
 
-SHADOWED = {"filter", "format", "hash", "id", "input", "object", "type"}  # builtins that no code of ours calls
+SHADOWED = {"filter", "format", "hash", "id", "input", "object", "type"}  # builtins that generated code does not call
 RESERVED = (
     frozenset(
         {"self", "torch", "device", "List", "Tuple", "Dict", "Optional", "Tensor", *keyword.kwlist, *dir(builtins)}
     )
     - SHADOWED
-)  # as arguments: code that we write means something else by them
+)  # not allowed as arguments: generated code uses these names
 
 
 def load(path: Path, device: str) -> Script:
-    """A loaded `.pt`. ArtifactError when the file is not one."""
+    """Load a `.pt`. Raises ArtifactError if the file is not TorchScript."""
     import torch
 
     try:
@@ -43,13 +43,13 @@ def load(path: Path, device: str) -> Script:
 
 
 class Script:
-    """A loaded module of TorchScript, as a function of tensors."""
+    """A loaded TorchScript module as a function of tensors."""
 
     def __init__(self, module: torch.jit.ScriptModule) -> None:
         self._module = module
 
     def __call__(self, inputs: Tensors) -> Tensors:
-        """Outputs, flat."""
+        """Return the outputs as a flat tuple."""
         import torch
 
         with torch.no_grad():
@@ -58,18 +58,18 @@ class Script:
 
     @property
     def takes(self) -> int:
-        """How many tensors it takes."""
+        """Return the number of input tensors."""
         forward: Any = self._module.forward
         return len(forward.schema.arguments) - 1  # without self
 
     def reset(self) -> None:
-        """Begin again from the initial state, where the module has any."""
+        """Restore the initial state, if the module has state."""
         if hasattr(self._module, "reset"):
             self._module.reset()
 
 
 def tracer_warnings(caught: Sequence[warnings.WarningMessage]) -> tuple[Warned, ...]:
-    """TracerWarnings with their source lines, each once. They prove nothing by themselves; the golden does."""
+    """Return distinct TracerWarnings with their source lines. They prove nothing by themselves; the golden does."""
     from torch.jit._trace import TracerWarning
 
     seen = dict.fromkeys(
@@ -81,23 +81,23 @@ def tracer_warnings(caught: Sequence[warnings.WarningMessage]) -> tuple[Warned, 
 
 
 def define(module: torch.nn.Module, source: str) -> torch.jit.ScriptModule:
-    """A script module with the tensors and submodules of `module` and the forward that `source` defines.
+    """Return a script module with the tensors and submodules of `module` and the forward that `source` defines.
 
-    RuntimeError, with the line of the source, when TorchScript does not take it.
+    Raises RuntimeError, with the line of the source, if TorchScript rejects it.
     """
     import torch
 
-    # TorchScript gives modules of one class and one structure one type, and a type has one forward only.
+    # TorchScript gives modules of the same class and structure one type, and a type has only one forward.
     module.__class__ = type("Exported", (torch.nn.Module,), {})
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r".torch\.jit")  # deprecated, in one category or another
+        warnings.filterwarnings("ignore", r".torch\.jit")  # deprecation warnings, whose category depends on the version
         scripted: torch.jit.ScriptModule = torch.jit.script(module.eval())
     scripted.define(source)
     return scripted
 
 
 def arguments(names: Sequence[str]) -> list[str]:
-    """What forward calls inputs of these names: the same, but for characters and words that no argument can have."""
+    """Return argument names for inputs of these names, with invalid characters and reserved words replaced."""
     made: list[str] = []
     for name in names:
         plain = re.sub(r"\W", "_", name, flags=re.ASCII)
@@ -106,21 +106,21 @@ def arguments(names: Sequence[str]) -> list[str]:
 
 
 def unused(wanted: str, taken: Collection[str]) -> str:
-    """The name, with underscores at its end as long as it is taken."""
+    """Append underscores to the name until it is not taken."""
     while wanted in taken:
         wanted += "_"
     return wanted
 
 
 def name_arguments(traced: torch.jit.ScriptModule, names: Sequence[str]) -> None:
-    """Call the arguments of a trace's forward so; the tracer knows none where forward takes any number of tensors."""
+    """Name the arguments of a trace's forward, for which the tracer has no names if forward takes *tensors."""
     _, *values = traced.graph.inputs()
     for value, name in zip(values, arguments(names), strict=True):
         value.setDebugName(name)
 
 
 def attribute(name: str) -> str:
-    """The expression for an attribute by its dotted name: `getattr(self.layers, "0").weight` for `layers.0.weight`."""
+    """Return the expression for a dotted name: `getattr(self.layers, "0").weight` for `layers.0.weight`."""
     expression = "self"
     for part in name.split("."):
         plain = part.isidentifier() and not keyword.iskeyword(part)
@@ -129,7 +129,7 @@ def attribute(name: str) -> str:
 
 
 def number_tensor(expression: str, kind: str) -> str:
-    """A tensor without dimensions of a number of the Python type `kind`, in the dtype that a contract has for it."""
+    """Return an expression that makes a number of type `kind` a zero-dimensional tensor of its dtype in contracts."""
     import torch
 
     dtype = {"bool": torch.bool, "int": torch.int64, "float": torch.get_default_dtype()}[kind]
@@ -137,9 +137,9 @@ def number_tensor(expression: str, kind: str) -> str:
 
 
 def literal(value: Any, kind: Any, leaf: Callable[[Any, Any], str | None] = lambda value, kind: None) -> str:
-    """`value` as an expression of the TorchScript type `kind` (a torch._C.JitType).
+    """Return `value` as an expression of the TorchScript type `kind` (a torch._C.JitType).
 
-    `leaf` is asked first, for what is no constant. ExportError when there is no literal for the value.
+    `leaf` is called first, for values that are not constants. Raises ExportError if the value has no literal.
     """
     said = leaf(value, kind)
     if said is not None or value is None:
@@ -169,7 +169,7 @@ def _constant(value: Any, kind: str) -> str:
     if isinstance(value, complex):
         return f"complex({_constant(value.real, kind)}, {_constant(value.imag, kind)})"
     if value == -(2**63) and isinstance(value, int):
-        return "(-9223372036854775807 - 1)"  # the sign is no part of a literal
+        return "(-9223372036854775807 - 1)"  # the sign is not part of a literal
     if isinstance(value, torch.device):
         return f"torch.device('{value}')"
     if isinstance(value, (bool, int, float, str)):

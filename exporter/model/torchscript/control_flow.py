@@ -1,7 +1,7 @@
 """Higher-order operators of torch.export, written out as the `if`, `while` and `for` that they stand for.
 
-Regions that only switch a mode of torch become their content: gradients do not matter to an artifact, and the casts of
-autocast are written out before (exporter.model.torchscript.bridge).
+Regions that only switch a mode of torch are replaced by their content: an artifact needs no gradients, and
+exporter.model.torchscript.bridge writes out the casts of autocast beforehand.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _region(skip: int) -> Callable[[Lowering, fx.Node, fx.GraphModule], Value]:
-    """A subgraph with nothing around it; its graph is the argument after `skip` others."""
+    """Return a writer that inlines a subgraph, which is the argument after `skip` others."""
 
     def write(to: Lowering, node: fx.Node, owner: fx.GraphModule) -> Value:
         return tuple(to.inline(_subgraph(owner, node.args[skip]), to.values(node.args[skip + 1 :])))
@@ -73,7 +73,7 @@ def _scan(to: Lowering, node: fx.Node, owner: fx.GraphModule) -> Value:
 def _for(
     to: Lowering, node: fx.Node, body: fx.GraphModule, carried: list[str], along: list[Value], others: list[Value]
 ) -> Value:
-    """Over the first dimension of the tensors in `along`; gives what was carried, and the other results stacked."""
+    """Loop over the first dimension of the tensors in `along`; return carried values and the other results stacked."""
     (outputs,) = body.graph.output_node().args
     lists = _names(to, node, cast(Sequence[Any], outputs)[len(carried) :])
     for name in lists:
@@ -90,7 +90,7 @@ def _for(
 
 
 def _carried(to: Lowering, node: fx.Node, initial: Any) -> list[str]:
-    """Variables that a loop changes, with their first values."""
+    """Declare the variables that a loop changes, with their initial values."""
     names = _names(to, node, initial)
     _assign(to, names, to.values(initial))
     return names
@@ -101,7 +101,7 @@ def _names(to: Lowering, node: fx.Node, for_each: Any) -> list[str]:
 
 
 def _assign(to: Lowering, names: Sequence[str], values: Sequence[Value]) -> None:
-    """All at once: a value may be the old one of another name."""
+    """Assign all at once, because a value may be the old value of another name."""
     if names:
         to.say(f"{', '.join(names)} = {', '.join(values)}")
 

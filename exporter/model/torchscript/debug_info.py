@@ -1,7 +1,7 @@
-"""Where in the source the nodes of a TorchScript archive come from, without the folders of the machine that made it.
+"""Source locations of the nodes in a TorchScript archive, without the folders of the machine that made it.
 
-torch writes it beside the code, as `*.debug_pkl`: a table of strings, and ranges of bytes in texts that are joined from
-these. Of a trace such a text is a stack, innermost frame first; else it is a function's source. Python and C++ print it
+torch writes them beside the code, as `*.debug_pkl`: a table of strings, and byte ranges in texts joined from them. For
+a trace, such a text is a stack, innermost frame first; otherwise it is a function's source. Python and C++ print it
 with the errors of a call.
 """
 
@@ -26,13 +26,13 @@ Move = Callable[[int], int]
 
 _FORMAT = "FORMAT_WITH_STRING_TABLE"
 _FRAME = re.compile(r"([^\n]+)\((\d+)\): [^\n]+\n?")
-_TRACER = ("exporter/", "torch/jit/_trace.py", "<frozen runpy>")  # begins files of frames that are not the model's
+_TRACER = ("exporter/", "torch/jit/_trace.py", "<frozen runpy>")  # prefixes of files whose frames are not the model's
 _VERSION = ("version", ".data/version")
 _WRITTEN_LAST = (*_VERSION, ".data/serialization_id", ".format_version", ".storage_alignment")
 
 
 def save(module: torch.jit.ScriptModule, path: Path, extra: dict[str, str]) -> None:
-    """torch.jit.save, with the same places in the source wherever the archive is made."""
+    """Run torch.jit.save, with source locations that do not depend on the machine."""
     whole = path.with_name(f"whole.{path.name}")
     try:
         torch.jit.save(module, str(whole), _extra_files=extra)
@@ -50,7 +50,7 @@ def save(module: torch.jit.ScriptModule, path: Path, extra: dict[str, str]) -> N
 
 
 def portable(data: bytes) -> bytes:
-    """A `*.debug_pkl` with files as `source_lines.short` names them and stacks of the model's frames alone."""
+    """Return a `*.debug_pkl` with files named by `source_lines.short` and stacks of only the model's frames."""
     form, table, ranges = _Reader(io.BytesIO(data)).load()
     if form != _FORMAT:
         return data
@@ -67,7 +67,7 @@ def portable(data: bytes) -> bytes:
 
 
 def _moved(lines: list[str], file: str, first: int, index: dict[str, int]) -> tuple[Text, Move]:
-    """A text with its strings put into `index`, and how a range of the old one becomes one of it, in bytes."""
+    """Return a text whose strings are in `index`, and a function that maps byte positions of the old text to it."""
     shown = lines
     if all(_FRAME.fullmatch(line) for line in lines if line):  # a stack
         shown = [_frame(line) for line in lines]
@@ -78,14 +78,14 @@ def _moved(lines: list[str], file: str, first: int, index: dict[str, int]) -> tu
     def move(position: int) -> int:
         line = bisect.bisect_right(starts, position) - 1
         inside = ends[line] + position - starts[line]
-        return min([inside, *ends[line + 1 : line + 2]])  # torch has ranges from 0 to 1 of no text
+        return min([inside, *ends[line + 1 : line + 2]])  # torch writes the range 0 to 1 for empty text
 
-    numbers = _Numbers(index.setdefault(line, len(index)) for line in shown if line)  # torch stumbles over empty ones
+    numbers = _Numbers(index.setdefault(line, len(index)) for line in shown if line)  # torch cannot handle empty lines
     return (numbers, index.setdefault(source_lines.short(file), len(index)), first), move
 
 
 def _frame(line: str) -> str:
-    """A line of a stack as it is shown; "" of what is not the model's."""
+    """Return a line of a stack in its portable form; "" if the frame is not the model's."""
     frame = _FRAME.fullmatch(line)
     if frame is None:
         return line
@@ -94,7 +94,7 @@ def _frame(line: str) -> str:
 
 
 class _Numbers(list[int]):
-    """A list that torch's reader in C++ takes for one of integers."""
+    """A list that torch's C++ reader recognises as a list of integers."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _pickle.build_intlist, (list(self),)

@@ -1,9 +1,9 @@
-"""From a graph of torch.export to lines of TorchScript.
+"""Translating a torch.export graph to lines of TorchScript.
 
-Operators are called by name, and TorchScript chooses the overload by the types of the arguments: so each constant is
-written in the type that the operator's schema wants. Symbolic sizes become arithmetic on numbers, and higher-order
-operators the `if`, `while` and `for` that they stand for. What TorchScript has no words for is collected, not raised:
-the caller names all of it at once.
+Operators are called by name, and TorchScript chooses the overload by the types of the arguments, so each constant is
+written in the type that the operator's schema requires. Symbolic sizes become arithmetic on numbers, and higher-order
+operators become `if`, `while` and `for`. Unsupported constructs are collected, not raised, so that the caller can name
+all of them at once.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from exporter.model.torchscript.codegen import attribute, literal
 from exporter.model.torchscript.control_flow import REGIONS
 from exporter.model.torchscript.python_operators import METHODS
 
-Value = Any  # an expression, or a tuple of them for an operator that was written out
+Value = Any  # an expression, or a tuple of them for an inlined operator
 
 RESERVED = frozenset({"self", "torch", "device", "List", "Tuple", "Dict", "Optional", "Tensor", *dir(builtins)})
 ITEMS = ("aten::item", "aten::_local_scalar_dense")
-RENAMED = {  # schemas in SymInt, which the compiler of TorchScript does not take for int
+RENAMED = {  # schemas with SymInt, which TorchScript's compiler does not accept as int
     "aten::sym_size": "aten::size",
     "aten::sym_stride": "aten::stride",
     "aten::sym_numel": "aten::numel",
     "aten::sym_storage_offset": "aten::storage_offset",
     "aten::sym_is_contiguous": "aten::is_contiguous",
 }
-ARITHMETIC = {  # by the function's name, of operator, math or torch.sym_*
+ARITHMETIC = {  # by function name, from operator, math or torch.sym_*
     "add": "{} + {}",
     "sub": "{} - {}",
     "mul": "{} * {}",
@@ -69,10 +69,10 @@ ARITHMETIC = {  # by the function's name, of operator, math or torch.sym_*
 
 
 class Lowering:
-    """Lines of TorchScript, indented for a function's body; methods and constants that they use; and what is missing.
+    """Lines of TorchScript for a function's body, the methods and constants that they use, and unsupported constructs.
 
-    `follows` is the device of the first input at export: constants of the graph that name it follow that input's device
-    instead, for the artifact may be loaded onto another.
+    `follows` is the device of the first input at export. Constants of the graph that name it follow that input's device
+    instead, because the artifact may be loaded on another one.
     """
 
     def __init__(self, follows: torch.device | None = None) -> None:
@@ -80,7 +80,7 @@ class Lowering:
         self.origins: list[fx.Node | None] = []
         self.methods: dict[str, str] = {}
         self.constants: dict[str, torch.Tensor] = {}
-        self.missing: dict[tuple[str, str], None] = {}  # what, and the line that led to it
+        self.missing: dict[tuple[str, str], None] = {}  # unsupported construct, and the line that led to it
         self.follows = follows
         self._values: dict[fx.Node, Value] = {}
         self._taken: dict[str, int] = {}
@@ -88,13 +88,13 @@ class Lowering:
         self._node: fx.Node | None = None
 
     def name(self, wanted: str) -> str:
-        """A variable's name that is not taken yet."""
+        """Return an unused variable name."""
         count = self._taken.get(wanted, 1 if wanted in RESERVED else 0)
         self._taken[wanted] = count + 1
         return self.name(f"{wanted}_{count}") if count else wanted
 
     def reserve(self, name: str) -> str:
-        """This very name, for what has to have it; before any other is given."""
+        """Reserve exactly this name; call before `name`."""
         self._taken[name] = 1
         return name
 
@@ -105,7 +105,7 @@ class Lowering:
 
     @contextlib.contextmanager
     def block(self, head: str) -> Iterator[None]:
-        """Indent what is said inside."""
+        """Write a head line and indent the lines written within the context."""
         self.say(head)
         self._depth += 1
         yield
@@ -113,26 +113,26 @@ class Lowering:
         self._depth -= 1
 
     def refused(self, what: str, node: fx.Node) -> Value:
-        """Note that `what` cannot be written; returns a value to go on with."""
+        """Record that `what` is unsupported; return a placeholder value."""
         self.missing[what, source_line(node)] = None
         value = node.meta.get("val")
         return ("None",) * len(value) if isinstance(value, (tuple, list)) else "None"
 
     def value(self, argument: Any) -> Value:
-        """The expression of a node, or of a plain number."""
+        """Return the expression of a node or a number."""
         if isinstance(argument, fx.Node):
             return self._values[argument]
         text = literal(argument, torch._C.NumberType.get())
         return f"({text})" if text.startswith("-") else text
 
     def values(self, arguments: Any) -> list[Value]:
-        """The expressions of several."""
+        """Return the expressions of several nodes or numbers."""
         return [self.value(argument) for argument in arguments]
 
     def inline(self, module: fx.GraphModule, values: Sequence[Value]) -> list[Value]:
-        """Write the graph with these values of its placeholders; returns its outputs' values.
+        """Write the graph with these values of its placeholders; return its outputs' values.
 
-        Nodes without effect are left out, and so are assertions: nothing uses what they give.
+        Nodes without effect are omitted, including assertions, because nothing uses their results.
         """
         outer, given, live = self._node, iter(values), _live(module.graph)
         outputs: Any = ()
@@ -150,7 +150,7 @@ class Lowering:
         return self.values(outputs if isinstance(outputs, (tuple, list)) else (outputs,))
 
     def _constant(self, node: fx.Node, owner: fx.GraphModule) -> str:
-        """A tensor that a branch or loop holds itself."""
+        """Return the expression of a tensor that a branch or loop owns."""
         name = f"constant_{len(self.constants)}"
         self.constants[name] = getattr(owner, str(node.target))
         return attribute(name)
@@ -175,7 +175,7 @@ class Lowering:
         schema = op._schema
         if schema.name in ITEMS:
             return f"{python_type(node)}({self.value(node.args[0])})"
-        if str(op) == "aten.view.dtype":  # TorchScript has view for sizes only
+        if str(op) == "aten.view.dtype":  # TorchScript's view supports only sizes
             return f"torch.ops.aten.view_copy({self.value(node.args[0])}, dtype={node.args[1]})"
         name = RENAMED.get(schema.name, schema.name)
         if name in METHODS:
@@ -211,12 +211,12 @@ class Lowering:
             module = getattr(function, "__module__", "")
             return cast(str, self.refused(f"{module}.{getattr(function, '__name__', function)}", node))
         expression = form.format(*map(self.value, arguments))
-        inexact = name in ("pow", "round") and python_type(node) == "int"  # these give floats in TorchScript
+        inexact = name in ("pow", "round") and python_type(node) == "int"  # these return floats in TorchScript
         return f"int({expression})" if inexact else expression
 
 
 def _live(graph: fx.Graph) -> set[fx.Node]:
-    """Nodes that change something, or that such a node or the output uses."""
+    """Return nodes with side effects, and nodes that such a node or the output uses."""
     live: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         target = node.target
@@ -229,7 +229,7 @@ def _live(graph: fx.Graph) -> set[fx.Node]:
 
 
 def python_type(value: Any) -> str | None:
-    """`int`, `float` or `bool` of a number, or of a node that gives a symbolic one; None for all else."""
+    """Return `int`, `float` or `bool` for a number or a node with a symbolic number; None otherwise."""
     if isinstance(value, fx.Node):
         value = value.meta.get("val")
     kinds = {"bool": (torch.SymBool, bool), "int": (torch.SymInt, int), "float": (torch.SymFloat, float)}
@@ -237,7 +237,7 @@ def python_type(value: Any) -> str | None:
 
 
 def _takes_number(node: fx.Node, index: int) -> bool:
-    """Whether some overload takes a number, not a tensor, as this argument."""
+    """Return whether some overload takes a number instead of a tensor as this argument."""
     schemas = torch._C._jit_get_schemas_for_operator(cast(OpOverload, node.target)._schema.name)
     return index > 0 and any(
         len(schema.arguments) > index and schema.arguments[index].type.kind() == "NumberType" for schema in schemas
@@ -245,7 +245,7 @@ def _takes_number(node: fx.Node, index: int) -> bool:
 
 
 def _promoted(node: fx.Node, number: Any) -> torch.dtype:
-    """The dtype in which eager computes with a number: the result's, but for comparisons."""
+    """Return the dtype in which eager computes with a number: the result's, except in comparisons."""
     dtype: torch.dtype = node.meta["val"].dtype
     if dtype is not torch.bool:
         return dtype
@@ -253,7 +253,7 @@ def _promoted(node: fx.Node, number: Any) -> torch.dtype:
 
 
 def _loses_bool(node: fx.Node, op: OpOverload) -> bool:
-    """Whether True or False is given for a number and makes the result bool: TorchScript passes it on as an int."""
+    """Return whether a bool is passed as a number and makes the result bool; TorchScript would pass an int."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.dtype is not torch.bool or op._schema.is_mutable:
         return False
@@ -267,7 +267,7 @@ def _loses_bool(node: fx.Node, op: OpOverload) -> bool:
 
 
 def source_line(node: fx.Node) -> str:
-    """`file.py:12`, the last line of the model's own code that led to this node; empty when none is known."""
+    """Return `file.py:12`, the last line of the model's code that led to this node, or "" if unknown."""
     seen, waiting = {node}, [node]
     while waiting:
         current = waiting.pop(0)
@@ -281,7 +281,7 @@ def source_line(node: fx.Node) -> str:
 
 
 def _before(node: fx.Node) -> list[fx.Node]:
-    """The nodes that this one uses; for a subgraph, those in it."""
+    """Return the nodes that a node uses; for a subgraph, the nodes in it."""
     owner = node.graph.owning_module
     if node.op == "get_attr" and owner is not None:
         inner = getattr(owner, str(node.target), None)

@@ -1,6 +1,6 @@
-"""Operators that libraries register in Python, written in TorchScript: an artifact cannot call back into Python.
+"""TorchScript versions of operators that libraries register in Python, which an artifact cannot call.
 
-Each entry is a method of the same meaning as the library's own function, named like the operator.
+Each entry is a method equivalent to the library's function, named like the operator.
 """
 
 METHODS = {

@@ -1,7 +1,7 @@
-"""A model scripted natively, in a shell that takes and gives the contract's tensors.
+"""A natively scripted model in a shell that takes and returns the contract's tensors.
 
-TorchScript has types: so the shell puts inputs into the lists, dicts and tuples that the model's parameters want, and
-takes from the answer, by its type, what eager's answer at the example holds, in the same order.
+TorchScript is typed, so the shell builds the lists, dicts and tuples that the model's parameters require. From the
+output it extracts, by type, what eager's output at the example contains, in the same order.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class _Given:
 def wrap(
     scripted: Any, rebuild: Rebuild, names: Sequence[str], output: Any, leave_out: Collection[str] = ()
 ) -> torch.jit.ScriptModule:
-    """A scripted model, as a module that takes tensors under these names and gives a tuple of those in `output`.
+    """Return a scripted model as a module that takes tensors under these names and returns a tuple of tensors.
 
-    Numbers among them become tensors. `rebuild` makes the model's arguments of the tensors; `output` is what eager
-    answers at the example, of which `leave_out` names what is not given. ExportError, or whatever TorchScript's
-    compiler raises, when types do not fit.
+    `rebuild` makes the model's arguments from the tensors. `output` is eager's at the example; numbers in it become
+    tensors, and items named in `leave_out` are omitted. Raises ExportError, or whatever TorchScript's compiler
+    raises, if types do not match.
     """
     args, kwargs = rebuild([_Given(name) for name in names])
     schema = scripted.forward.schema
@@ -68,7 +68,7 @@ def _given(value: Any, kind: Kind) -> str | None:
 
 
 class _Unpacking:
-    """The way from a scripted model's answer to its leaves: expressions, and lines that must come before them."""
+    """Expressions for the leaves of a scripted model's output, and the lines that must precede them."""
 
     def __init__(self, output: Any, kind: Kind, leave_out: Collection[str], taken: Collection[str]) -> None:
         self.lines: list[str] = []
@@ -77,7 +77,7 @@ class _Unpacking:
         self._root, self._kind = _matching(output, kind, self.answer)
 
     def leaves(self) -> list[str]:
-        """Expressions for the tensors of the output, in pytree's order. Numbers become tensors; None is left out."""
+        """Return expressions for the output's tensors, in pytree's order. Numbers become tensors; None is omitted."""
         paths, _ = pytree.tree_flatten_with_path(self._output)
         return [
             self._leaf(path, leaf)
@@ -98,7 +98,7 @@ class _Unpacking:
         return expression if isinstance(leaf, torch.Tensor) else number_tensor(expression, type(leaf).__name__)
 
     def _present(self, expression: str, kind: Kind) -> tuple[str, Kind]:
-        """Past an Optional: eager gave something at the example."""
+        """Unwrap an Optional, which is not None because eager returned a value at the example."""
         if kind.kind() != "OptionalType":
             return expression, kind
         name = unused(f"y{len(self.lines)}", self._taken)
@@ -107,7 +107,7 @@ class _Unpacking:
 
 
 def _matching(output: Any, kind: Kind, answer: str) -> tuple[str, Kind]:
-    """The answer itself; or the one part of it that is like eager's, for models that give more when scripted."""
+    """Return the output, or the one part that matches eager's, for models that return more when scripted."""
     if _fits(output, kind):
         return answer, kind
     parts = list(enumerate(kind.elements())) if kind.kind() == "TupleType" else []
@@ -133,7 +133,7 @@ def _fits(value: Any, kind: Kind) -> bool:
 
 
 def _item(expression: str, kind: Kind, value: Any, key: Any) -> tuple[str, Kind, Any]:
-    """One step along a path of pytree's, into a dict, a list or a tuple, named or not."""
+    """Follow one step of a pytree path into a dict, a list, a tuple or a named tuple."""
     if isinstance(value, dict):
         return f"{expression}[{key.key!r}]", kind.getValueType(), value[key.key]
     if isinstance(value, list):

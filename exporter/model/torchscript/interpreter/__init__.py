@@ -1,8 +1,8 @@
-"""TorchScript that torch.export can read: the program's graph, run node by node in Python.
+"""Making TorchScript readable for torch.export by running the program's graph node by node in Python.
 
-torch.export sees a ScriptModule as one opaque call. Here its graph is interpreted, with sizes as Python numbers that
-may be symbolic, so that dimensions stay dynamic; loops and branches on sizes are run as Python runs them, and a branch
-on a tensor's value becomes torch.cond where both sides are pure.
+torch.export sees a ScriptModule as one opaque call. The interpreter represents sizes as Python numbers that may be
+symbolic, so that dimensions stay dynamic. Loops and branches on sizes run in Python, and a branch on a tensor's value
+becomes torch.cond if both sides are pure.
 
 One file, though long: running a node, a block and a call are mutually recursive.
 """
@@ -42,9 +42,9 @@ TYPES: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Instruction:
-    """One node: which values it takes and gives, and what it does.
+    """One node: the names of its inputs and outputs, and its function.
 
-    `run` takes the environment, then the inputs. `many` says that its result is a sequence, one item an output.
+    `run` takes the environment, then the inputs. `many` means that it returns a sequence with one item per output.
     """
 
     run: Callable[..., Any]
@@ -56,7 +56,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Block:
-    """Nodes in order, with the names of what goes in and comes out."""
+    """Nodes in order, with the names of the block's parameters and results."""
 
     parameters: tuple[str, ...]
     steps: tuple[Instruction, ...]
@@ -64,11 +64,11 @@ class Block:
 
     @property
     def pure(self) -> bool:
-        """Whether running it changes nothing outside."""
+        """Return whether the block has no side effects."""
         return all(step.pure for step in self.steps)
 
     def run(self, environment: Environment, *values: Any) -> tuple[Any, ...]:
-        """The results for these values of the parameters."""
+        """Return the results for these values of the parameters."""
         environment.update(zip(self.parameters, values, strict=True))
         for step in self.steps:
             result = step.run(environment, *[environment[name] for name in step.inputs])
@@ -90,17 +90,17 @@ class Argument:
 
 
 class Interpreter(torch.nn.Module):
-    """A TorchScript program as a plain module, its weights registered under the program's own names.
+    """A TorchScript program as a plain module, with its weights registered under the program's names.
 
-    Called as it is, TorchScript itself runs the program; under torch.export and torch.compile it is interpreted. A
-    program that sets its own attributes, or has some that a graph cannot take as an input, keeps its state apart in
-    these two, until `interpret` is called; and it is interpreted under torch.jit.trace too.
+    In an eager call TorchScript runs the program; under torch.export and torch.compile it is interpreted. If a program
+    sets its own attributes, or has attributes that a graph cannot take as inputs, the program and this module keep
+    separate state until `interpret` is called; such a program is interpreted under torch.jit.trace too.
     """
 
     def __init__(
         self, scripted: torch.jit.ScriptModule, inputs: Sequence[str] = (), outputs: Sequence[str] = ()
     ) -> None:
-        """`inputs` and `outputs` rename the arguments, and give the output, a tensor or a tuple of them, as a dict."""
+        """`inputs` renames the arguments; `outputs` turns the output, a tensor or a tuple of them, into a dict."""
         super().__init__()
         schema: Any = scripted._c._get_method("forward").schema
         arguments = schema.arguments[1:]
@@ -125,11 +125,11 @@ class Interpreter(torch.nn.Module):
         for name, value in lifted.state.items():
             _register(self, name, value.clone() if isinstance(value, torch.Tensor) else value, False)
         self._names = tuple(_register(self, name, t, name in lifted.parameters) for name, t in lifted.tensors.items())
-        self._program = (scripted,)  # now that names are given: it answers for what is not found here
+        self._program = (scripted,)  # set last, because __getattr__ falls back to it
         self.eval()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The program's own answer. ExportError, when it must be interpreted, for nodes that cannot be."""
+        """Run the program. Raises ExportError if it must be interpreted but has unsupported nodes."""
         values = [*self._bind(args, kwargs), *self._weights()]
         values += self._follow(values)
         if self._function is not None and not torch.compiler.is_compiling():
@@ -145,7 +145,7 @@ class Interpreter(torch.nn.Module):
         return self._named(pytree.tree_map(as_output, result))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Interpreter:
-        """A copy with weights of its own; the program, which never changes, is the same."""
+        """Return a copy with separate weights; it shares the program, which never changes."""
         made = type(self).__new__(type(self))
         memo[id(self)] = made
         shared = {name: vars(self)[name] for name in ("arguments", "_block", "_function")}
@@ -157,28 +157,28 @@ class Interpreter(torch.nn.Module):
 
     @property
     def runs_program(self) -> bool:
-        """Whether TorchScript runs a program that keeps its state apart from this module's."""
+        """Return whether TorchScript runs a program whose state is separate from this module's."""
         return bool(self._original)
 
     def interpret(self) -> None:
-        """Run the program node by node from now on, its state in the attributes of this module."""
+        """Run the program node by node from now on, with its state in this module's attributes."""
         self._original = ()
 
     @property
     def has_while(self) -> bool:
-        """Whether the program has a `while` loop: TorchScript runs that in C++, where nothing stops it."""
+        """Return whether the program has a `while` loop, which TorchScript runs in C++ and cannot be interrupted."""
         graph: Any = self._program[0].inlined_graph  # its nodes live as long as it does
         loops = graph.findAllNodes("prim::Loop")
-        return any(next(loop.inputs()).toIValue() == sys.maxsize for loop in loops)  # how often at most
+        return any(next(loop.inputs()).toIValue() == sys.maxsize for loop in loops)  # the maximum number of iterations
 
     @property
     def renamed(self) -> bool:
-        """Whether the program's arguments or outputs have other names here."""
+        """Return whether this module renames the program's arguments or outputs."""
         schema: Any = self._program[0]._c._get_method("forward").schema
         return bool(self.outputs) or [a.name for a in schema.arguments[1:]] != [a.name for a in self.arguments]
 
     def program(self) -> torch.jit.ScriptModule:
-        """The program as it came, with the weights that this module has."""
+        """Return the original program with this module's weights."""
         scripted = self._program[0]
         if not self._stateful:
             device = next((tensor.device for tensor in self.state_dict().values()), torch.device("cpu"))
@@ -187,7 +187,7 @@ class Interpreter(torch.nn.Module):
         return scripted
 
     def __getattr__(self, name: str) -> Any:
-        """What this module lacks, as the program has it: for code that asks for more than an answer."""
+        """Fall back to the program's attributes, for code that uses more than forward."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -197,7 +197,7 @@ class Interpreter(torch.nn.Module):
         found = getattr(program[0], name)
         if callable(found) and torch.compiler.is_compiling():
             raise ExportError(
-                f"the code calls {name} of a TorchScript module, of which only forward can be followed",
+                f"the code calls {name} of a TorchScript module, but only forward can be interpreted",
                 "ship trace or script, or export the module that it was made from",
             )
         return found
@@ -208,7 +208,7 @@ class Interpreter(torch.nn.Module):
         return dict(zip(self.outputs, (result,) if self._single else result, strict=True))
 
     def __prepare_scriptable__(self) -> torch.nn.Module:
-        """What torch.jit.script takes in place of this module: a shell around the program itself."""
+        """Return a shell around the program, which torch.jit.script compiles in place of this module."""
         shell = torch.fx.Graph()
         given = [self._parameter(shell, argument) for argument in self.arguments]
         if self._function is None:
@@ -231,27 +231,27 @@ class Interpreter(torch.nn.Module):
         return self
 
     def _parameter(self, shell: torch.fx.Graph, argument: Argument) -> Any:
-        """An argument of the shell; one whose type Python has no word for keeps its default."""
+        """Return an argument of the shell; an optional one whose type Python cannot express keeps its default."""
         kind = TYPES.get(argument.kind.annotation_str)
         if argument.required:
             return shell.placeholder(argument.name, type_expr=kind)
         return argument.default if kind is None else shell.placeholder(argument.name, kind, argument.default)
 
     def _bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-        """Values of all arguments, in order. TypeError for one that is missing or not known."""
+        """Return the values of all arguments, in order. Raises TypeError if one is missing or unknown."""
         named = kwargs | dict(zip([a.name for a in self.arguments], args, strict=False))
         missing = [a.name for a in self.arguments if a.required and a.name not in named]
-        strange = sorted(named.keys() - {a.name for a in self.arguments})
-        if missing or strange or len(args) > len(self.arguments):
+        unknown = sorted(named.keys() - {a.name for a in self.arguments})
+        if missing or unknown or len(args) > len(self.arguments):
             known = ", ".join(a.name for a in self.arguments)
-            raise TypeError(f"forward takes {known}; missing: {missing}, not known: {strange}")
+            raise TypeError(f"forward takes {known}; missing: {missing}, unknown: {unknown}")
         return [named.get(a.name, a.default) for a in self.arguments]
 
     def _weights(self) -> list[Any]:
         return [functools.reduce(getattr, name.split("."), self) for name in self._names]
 
     def _follow(self, values: Sequence[Any]) -> list[Any]:
-        """Device and precision of the weights, as the graph wants them; else the inputs' and torch's own."""
+        """Return the weights' device and precision for the graph; by default the inputs' device and torch's dtype."""
         followed: list[Any] = []
         if self._home is not None:
             leaves = pytree.tree_leaves([*self._weights(), *values])
@@ -263,7 +263,7 @@ class Interpreter(torch.nn.Module):
 
 
 def taken_over(model: torch.nn.Module) -> torch.nn.Module:
-    """The model with every TorchScript module, itself or within it, as an Interpreter."""
+    """Return the model with every TorchScript module in it (or the model itself) replaced by an Interpreter."""
     if isinstance(model, torch.jit.ScriptModule):
         return Interpreter(_at_rest(model))
     known: dict[int, Interpreter] = {}
@@ -289,7 +289,7 @@ def _function(graph: Any) -> Any:
 
 
 def _register(root: torch.nn.Module, name: str, value: Any, parameter: bool) -> str:
-    """Put a value where its dotted name says; returns the name, changed where nn.Module keeps it for itself."""
+    """Register a value under a dotted name; return the name, changed where nn.Module reserves it."""
     *folders, last = name.split(".")
     scope, path = root, list[str]()
     for folder in folders:
@@ -311,7 +311,7 @@ def _register(root: torch.nn.Module, name: str, value: Any, parameter: bool) -> 
 
 
 def _compile(block: Any, unknown: list[str]) -> Block:
-    """A block of a graph; nodes that have no meaning here are added to `unknown`, with their lines."""
+    """Compile a block of a graph; unsupported nodes are added to `unknown`, with their lines."""
     return Block(
         graphs.names(block.inputs()),
         tuple(_step(node, unknown) for node in block.nodes()),
@@ -332,7 +332,7 @@ def _step(node: Any, unknown: list[str]) -> Instruction:
 
 
 def _action(node: Any, blocks: list[Block]) -> tuple[Callable[..., Any] | None, bool]:
-    """What a node does, as a function of environment and inputs, and whether it is pure."""
+    """Return a node's function of environment and inputs (None if unsupported), and whether it is pure."""
     kind = node.kind()
     if kind == "prim::Constant":
         value = graphs.constant(node)
@@ -380,7 +380,7 @@ def _loop(block: Block, environment: Environment, limit: Any, go: Any, *carried:
 
 
 def _branch(node: Any, yes: Block, no: Block) -> Callable[..., Sequence[Any]]:
-    """Python's own `if`; torch.cond for a condition on a tensor's value, where both sides are pure and give tensors."""
+    """Return a Python `if`, or torch.cond for a condition on a tensor if both sides are pure and return tensors."""
     kinds = [value.type().kind() for value in node.outputs()]
     lowered = bool(kinds) and set(kinds) <= {"TensorType", "BoolType"} and yes.pure and no.pure
     captured = graphs.captured(node)

@@ -1,4 +1,4 @@
-"""A TorchScript program as one graph whose weights are inputs, so that they can be moved, cast and given names."""
+"""A TorchScript program as one graph whose weights are inputs, so that they can be moved, cast and named."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 import torch
 
-Graph = Any  # torch._C.Graph and torch._C.Node, of which torch describes but a part
+Graph = Any  # torch._C.Graph and torch._C.Node, which torch's stubs describe only in part
 Node = Any
 Path = tuple[str, ...]
-SINGLE, DOUBLE = 6, 7  # float32 and float64, by which number a graph names them
+SINGLE, DOUBLE = 6, 7  # the numbers of float32 and float64 in a graph
 
 
 @dataclass
 class Lifted:
-    """A graph with its calls inlined, and what was taken out of it.
+    """A graph with its calls inlined, and what was lifted out of it.
 
-    The graph takes the program's own arguments; then `tensors` in order; then a device where `device` is set, the one
-    that the program was made on; then the number of a dtype where `single` is set, which float32 stands for. `state`
+    The graph takes the program's arguments; then `tensors` in order; then a device if `device` (on which the program
+    was made) is set; then, if `single` is set, the number of the dtype that replaces float32. `state`
     holds attributes that stay in the graph, because the program sets them or because a graph cannot take them as an
     input; the graph's first input is then the program itself.
     """
@@ -46,7 +46,7 @@ def lift(scripted: torch.jit.ScriptModule) -> Lifted:
 
 
 def nodes(block: Any) -> Iterator[Node]:
-    """Every node, those of inner blocks behind the node that has them."""
+    """Yield every node; those of inner blocks follow the node that contains them."""
     for node in block.nodes():
         yield node
         for inner in node.blocks():
@@ -54,12 +54,12 @@ def nodes(block: Any) -> Iterator[Node]:
 
 
 def names(values: Any) -> tuple[str, ...]:
-    """Names of a graph's values."""
+    """Return the names of a graph's values."""
     return tuple(value.debugName() for value in values)
 
 
 def captured(node: Node) -> tuple[str, ...]:
-    """Values from outside that the blocks of a node use."""
+    """Return the outside values that the blocks of a node use."""
     used, made = dict[str, None](), set[str]()
     for block in node.blocks():
         inner = list(nodes(block))
@@ -73,7 +73,7 @@ def captured(node: Node) -> tuple[str, ...]:
 
 
 def where(node: Node) -> str:
-    """`file.py:12`, where the program's source says so: the first frame outside of torch, else the first."""
+    """Return `file.py:12` if known: the first frame outside torch, else the first frame."""
     text = node.sourceRange()
     frames = re.findall(r'File "([^"]+)", line (\d+)', text) + re.findall(r"^(\S+)\((\d+)\): ", text, re.MULTILINE)
     own = [frame for frame in frames if "/torch/" not in frame[0] and "__torch__" not in frame[0]]
@@ -84,7 +84,7 @@ def _inlined(scripted: torch.jit.ScriptModule) -> Graph:
     graph: Graph = scripted.inlined_graph
     torch._C._jit_pass_inline_fork_wait(graph)
     torch._C._jit_pass_inline(graph)
-    if graph.findNode("prim::CallMethod") is not None:  # a call through an interface; freezing resolves these
+    if graph.findNode("prim::CallMethod") is not None:  # a call through an interface, which freezing resolves
         graph = torch.jit.freeze(scripted.eval()).inlined_graph
     return graph
 
@@ -123,7 +123,7 @@ def _is_module(value: Any) -> bool:
 
 
 def _replace(lifted: Lifted, node: Node, value: Any, path: Path, names: dict[int, str], inputs: dict[str, Any]) -> bool:
-    """Put an input, a list of inputs or a constant in the place of an attribute; False when none can stand for it."""
+    """Replace an attribute by an input, a list of inputs or a constant; return False if none can represent it."""
     if isinstance(value, torch.Tensor):
         replacement = _input(lifted, value, names.get(id(value), ".".join(path)), inputs, node.output().type())
     elif isinstance(value, list) and value and all(isinstance(item, torch.Tensor) for item in value):
@@ -139,7 +139,7 @@ def _replace(lifted: Lifted, node: Node, value: Any, path: Path, names: dict[int
     else:
         try:
             replacement = lifted.graph.insertConstant(value)
-        except RuntimeError:  # of a kind that a graph has no constant for
+        except RuntimeError:  # a type that cannot be a constant of a graph
             return False
         replacement.node().moveBefore(node)
     node.output().replaceAllUsesWith(replacement)
@@ -155,12 +155,12 @@ def _input(lifted: Lifted, tensor: torch.Tensor, name: str, inputs: dict[str, An
 
 
 def constant(node: Node) -> Any:
-    """The value of a prim::Constant; None for a function's name, which inlining left behind."""
+    """Return the value of a prim::Constant; None for a function's name left by inlining."""
     return None if node.output().type().kind() == "FunctionType" else node.output().toIValue()
 
 
 def _lift_constants(lifted: Lifted) -> None:
-    """Tensors that freezing or tracing baked in. Single integers stay: they are arithmetic on sizes."""
+    """Lift tensors that freezing or tracing embedded. Single integers stay, because they are arithmetic on sizes."""
     for node in [node for node in nodes(lifted.graph) if node.kind() == "prim::Constant"]:
         value = constant(node)
         if isinstance(value, torch.Tensor) and not is_number(value):
@@ -172,12 +172,12 @@ def _lift_constants(lifted: Lifted) -> None:
 
 
 def is_number(tensor: torch.Tensor) -> bool:
-    """Whether a constant stands for an integer."""
+    """Return whether a constant represents an integer."""
     return tensor.dim() == 0 and not (tensor.is_floating_point() or tensor.is_complex())
 
 
 def _lift_device(lifted: Lifted) -> None:
-    """The device that the program was made on follows the weights; on any other it would be wrong."""
+    """Replace the device on which the program was made by an input, so that it follows the weights."""
     baked = [
         (node, device)
         for node in nodes(lifted.graph)
@@ -196,7 +196,7 @@ def _lift_device(lifted: Lifted) -> None:
 
 
 def _lift_single(lifted: Lifted) -> None:
-    """A float32 that tracing wrote down follows the weights to float64; between the two, kernels fail or worse."""
+    """Replace a traced float32 by an input, so that it follows weights to float64; mixed dtypes fail or are wrong."""
     baked = [
         (node, index)
         for node in nodes(lifted.graph)

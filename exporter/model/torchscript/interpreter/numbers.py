@@ -1,6 +1,6 @@
-"""Tensors without dimensions whose value Python knows: what tracing makes of sizes, and arithmetic on them.
+"""Zero-dimensional tensors with a value known to Python, which tracing creates for sizes, and their arithmetic.
 
-As tensors, torch.export could not see into them; as Python's numbers they may be symbolic, and sizes stay dynamic.
+torch.export cannot look into tensors; Python numbers may be symbolic, so sizes stay dynamic.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ Handler = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Number:
-    """A tensor without dimensions whose value Python knows: what tracing makes of a size."""
+    """A zero-dimensional tensor whose value Python knows; tracing creates one for each size."""
 
     value: Any
     dtype: torch.dtype
 
     def tensor(self) -> torch.Tensor:
-        """The tensor that it stands for."""
+        """Return the tensor that it stands for."""
         return torch.scalar_tensor(self.value, dtype=self.dtype)
 
 
 @dataclass(frozen=True)
 class Predicate:
-    """The truth of a tensor, not yet asked for: a branch on it can still become torch.cond."""
+    """A tensor's truth value, not yet evaluated, so that a branch on it can become torch.cond."""
 
     tensor: torch.Tensor
 
@@ -40,14 +40,14 @@ class Predicate:
 
 
 def as_tensor(value: Any) -> Any:
-    """Numbers, alone or in a list, as tensors; all else as it is."""
+    """Convert Numbers, alone or in a list, to tensors; return other values unchanged."""
     if isinstance(value, list):
         return [as_tensor(item) for item in value]
     return value.tensor() if isinstance(value, Number) else value
 
 
 def as_truth(value: Any) -> torch.Tensor:
-    """Tensors as they are; what stands for the truth of one, and plain booleans, as a boolean tensor."""
+    """Return tensors unchanged; convert Predicates and plain booleans to boolean tensors."""
     if isinstance(value, Predicate):
         return value.tensor.reshape(()).to(torch.bool)
     tensor = as_tensor(value)
@@ -55,12 +55,12 @@ def as_truth(value: Any) -> torch.Tensor:
 
 
 def as_output(value: Any) -> Any:
-    """What stands for a tensor as that tensor; all else as it is."""
+    """Convert Predicates and Numbers to tensors; return other values unchanged."""
     return as_truth(value) if isinstance(value, Predicate) else as_tensor(value)
 
 
 def as_python(value: Any) -> Any:
-    """A number's value; all else as it is."""
+    """Return a Number's value; return other values unchanged."""
     return value.value if isinstance(value, Number) else value
 
 
@@ -76,7 +76,7 @@ def number(value: Any) -> Any:
 
 
 def _arithmetic(function: Handler) -> Handler:
-    """A function of numbers with torch's promotion of types; trailing arguments go through."""
+    """Wrap a function of numbers with torch's type promotion; trailing arguments are passed through."""
 
     def run(*values: Any) -> Number:
         plain = [as_python(value) for value in values]
@@ -101,19 +101,19 @@ def _divide(a: Any, b: Any, rounding: str | None = None) -> Any:
 
 
 def to_int(value: Any) -> Any:
-    """`int(value)`, for symbolic values too."""
+    """Return `int(value)`, for symbolic values too."""
     value = item(value)
     return torch.sym_int(value) if isinstance(value, (torch.SymInt, torch.SymFloat)) else int(value)
 
 
 def to_float(value: Any) -> Any:
-    """`float(value)`, for symbolic values too."""
+    """Return `float(value)`, for symbolic values too."""
     value = item(value)
     return torch.sym_float(value) if isinstance(value, (torch.SymInt, torch.SymFloat)) else float(value)
 
 
 def to_bool(value: Any) -> Any:
-    """`bool(value)`; under torch.export, a tensor's truth stays open as a Predicate."""
+    """Return `bool(value)`, or a Predicate for a tensor under torch.export."""
     if isinstance(value, torch.Tensor):
         return Predicate(value) if torch.compiler.is_exporting() else bool(value)
     value = as_python(value)
@@ -121,7 +121,7 @@ def to_bool(value: Any) -> Any:
 
 
 def item(value: Any) -> Any:
-    """The value of a tensor without dimensions."""
+    """Return the value of a zero-dimensional tensor or a Number."""
     value = as_python(value)
     return value.item() if isinstance(value, torch.Tensor) else value
 

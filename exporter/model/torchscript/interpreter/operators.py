@@ -1,7 +1,7 @@
-"""What each node of a TorchScript graph does, in Python.
+"""Python implementations of the nodes of a TorchScript graph.
 
-Operators of the dispatcher are called as they are. Those that only TorchScript has work on Python values, which may be
-symbolic sizes: they become Python's own operators, so that torch.export sees the arithmetic and keeps sizes dynamic.
+Dispatcher operators are called directly. Operators that only TorchScript has work on Python values, which may be
+symbolic sizes; they become Python operators, so that torch.export sees the arithmetic and keeps sizes dynamic.
 
 One file, though long: it is a table of operators.
 """
@@ -33,7 +33,7 @@ from exporter.model.torchscript.interpreter.numbers import (
 
 Handler = Callable[..., Any]
 
-# Numbers of c10::ScalarType, Layout and MemoryFormat, by which a graph names them.
+# The numbers of c10::ScalarType, Layout and MemoryFormat in a graph.
 DTYPES = {
     **dict(
         enumerate(
@@ -79,14 +79,14 @@ MEMORY_FORMATS = dict(
 
 @dataclass(frozen=True)
 class Operator:
-    """A node's work as a function of its inputs; a `pure` one changes nothing but its output."""
+    """A node as a function of its inputs; a `pure` one has no side effects."""
 
     run: Handler
     pure: bool = True
 
 
 def find(kind: str, schema: str) -> Operator | None:
-    """The operator of a node by its kind and schema; None when there is none."""
+    """Return the operator for a node's kind and schema, or None."""
     if kind in STRUCTURE:
         return Operator(STRUCTURE[kind])
     if kind in SIZES:
@@ -105,17 +105,17 @@ def find(kind: str, schema: str) -> Operator | None:
 
 
 def _is_scalar(overload: Any) -> bool:
-    """Whether TorchScript's own kernel can be called: it takes copies of lists, and gives nothing symbolic."""
+    """Return whether TorchScript's kernel can be called: it copies lists and returns nothing symbolic."""
     return all(str(argument.type) in SCALARS for argument in overload._schema.arguments)
 
 
 def name(kind: str, schema: str) -> str:
-    """How to speak of a node: its operator with its overload, where it has a schema."""
+    """Return a node's name: its operator with the overload if it has a schema, else its kind."""
     return schema.partition("(")[0] if "::" in schema else kind
 
 
 def _overload(schema: str) -> Any:
-    """The overload that a schema names, `ns::name.overload(...)`; None when torch.ops has none."""
+    """Return the overload that a schema names, `ns::name.overload(...)`, or None if torch.ops lacks it."""
     namespace, colons, rest = schema.partition("(")[0].partition("::")
     if not colons:
         return None
@@ -150,7 +150,7 @@ def _has_tensor(values: Sequence[Any]) -> bool:
 
 
 def _converter(kind: str) -> Handler:
-    """What turns a graph's value into what an argument of this type wants."""
+    """Return a function that converts a graph's value for an argument of this type."""
     if "Tensor" in kind:
         return as_tensor
     for word, table in (("ScalarType", DTYPES), ("MemoryFormat", MEMORY_FORMATS), ("Layout", LAYOUTS)):
@@ -167,7 +167,7 @@ def _same(value: Any, *_: Any) -> Any:
 
 
 def is_a(value: Any, kind: Any) -> bool:
-    """prim::isinstance. Of a list or a dict only the first element is looked at: TorchScript's have but one type."""
+    """prim::isinstance. Checks only the first element of a list or dict, because TorchScript's are homogeneous."""
     name: str = kind.kind()
     inner: list[Any] = kind.containedTypes()
     if name == "TensorType":
@@ -213,7 +213,7 @@ STRUCTURE: dict[str, Handler] = {
     "prim::CreateObject": types.SimpleNamespace,
     "prim::dtype": _dtype_number,
     "prim::layout": lambda value: 0,
-    # As in training: fused kernels for inference alone are none that a later compiler knows.
+    # As in training: later compilers do not support the fused inference-only kernels.
     "prim::requires_grad": lambda value: True,
     "prim::type": lambda device: device.type,
     "prim::index": lambda device: device.index,
@@ -227,13 +227,13 @@ STRUCTURE: dict[str, Handler] = {
 }
 
 
-# What tracing writes where other compilers know another operator. Flags of the backend are left out.
+# Operators of traces that other compilers know under another name. Backend flags are omitted.
 CURRENT: dict[str, Handler] = {
     "aten::_convolution": lambda *values: torch.ops.aten.convolution.default(*values[:9]),
 }
 
 
-# --- sizes, also where the dispatcher has them: it would make them plain numbers ---------------------------------
+# --- sizes; the dispatcher's versions would make them plain numbers ---------------------------------------------
 
 
 def _size(value: Any, axis: int | None = None) -> Any:
@@ -277,7 +277,7 @@ def _set_item(container: Any, key: Any, value: Any) -> Any:
 
 
 def _changed(method: str) -> Handler:
-    """A method that changes a container, which is then the result."""
+    """Return a handler that calls a mutating method of a container and returns the container."""
 
     def run(container: Any, *arguments: Any) -> Any:
         getattr(container, method)(*arguments)
@@ -319,7 +319,7 @@ def _is_symbolic(data: Any) -> bool:
 
 
 def _to(value: Any, *arguments: Any) -> Any:
-    """The overloads that only TorchScript has: to(other), to(device, dtype), to(dtype), each with two flags behind."""
+    """Implement TorchScript's own overloads: to(other), to(device, dtype), to(dtype), each followed by two flags."""
     *what, non_blocking, copy = arguments
     if what and isinstance(what[0], torch.Tensor):
         return as_tensor(value).to(what[0], non_blocking=non_blocking, copy=copy)
