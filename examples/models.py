@@ -1,4 +1,4 @@
-"""Three small models for release.toml: each a function that makes it, its inputs and its sizes."""
+"""Three small models for release.toml. Each has a function that builds it, example inputs and size ranges."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import nn
 
 
 def mlp() -> nn.Module:
-    """A classifier of 64 features."""
+    """Return a classifier with 64 input features."""
     return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
@@ -19,7 +19,7 @@ mlp_sizes = {"batch": (1, 16)}
 
 
 def cnn() -> nn.Module:
-    """A classifier of images of 32 by 32 pixels."""
+    """Return a classifier for 32x32 RGB images."""
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, stride=2, padding=1),
         nn.ReLU(),
@@ -39,7 +39,7 @@ cnn_sizes = {"batch": (1, 16)}
 
 
 class Tagger(nn.Module):
-    """Scores for each token of a sequence."""
+    """Scores each token of a sequence."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -90,7 +90,8 @@ nlohmann::ordered_json to_json(const Options& options, const Artifact& artifact,
           {"windows_ms", windows}};
 }
 
-/// Whoever calls while another is between two calls would change what that one finds.
+/// Refuses several callers of an artifact that keeps its state: each would change the others'
+/// state.
 void require_callers(const Artifact& artifact, const Options& options) {
   if (options.callers == 1 || !artifact.contract().keeps_state()) return;
   throw Error(ErrorKind::usage, options.artifact.string() +

@@ -12,34 +12,34 @@
 
 namespace exporter::app {
 
-/// How one golden case went.
+/// The result of one golden case.
 struct CaseResult {
   std::string name;
   std::int64_t seed;
   std::optional<std::int64_t> step;
-  std::string error;    ///< why there are no outputs; empty when there are
-  std::string refused;  ///< or what the contract says against the inputs
+  std::string error;    ///< why the case has no outputs; empty if it has
+  std::string refused;  ///< why the contract refused the inputs; else empty
   std::vector<OutputParity> outputs;
-  /// Whether a size of the case is one that the contract does not promise, so that it is right to
-  /// refuse the case, and wrong to run it.
+  /// Whether the contract does not allow a size of the case. Such a case must be refused; running
+  /// it is a failure.
   bool outside = false;
 
-  /// The worst over the outputs; fail when the case raised, or was refused without reason.
+  /// The worst verdict over the outputs; fail if the case raised, or was refused without reason.
   Verdict verdict() const;
 };
 
-/// The golden for the precision of the artifact.
+/// Reads the golden for the precision of the artifact.
 Golden read_golden(const Options& options);
 
 /// Runs every case and compares. A case that raises is a result with an error, and so are the later
-/// steps of its sequence. Step 0, and a case that stands alone, begin from the initial state.
+/// steps of its sequence. Step 0, and an independent case, start from the initial state.
 std::vector<CaseResult> check(const Artifact& artifact, const Golden& golden,
                               const Tolerance& tolerance);
 
-/// The worst over the cases; fail where all of them were refused.
+/// Returns the worst verdict over the cases; fail if all of them were refused.
 Verdict verdict_of(const std::vector<CaseResult>& cases);
 
-/// Cases as in the answer to `check` (docs/formats.md).
+/// Formats the cases as in the answer to `check` (docs/formats.md).
 nlohmann::ordered_json to_json(const std::vector<CaseResult>& cases);
 
 }  // namespace exporter::app

@@ -27,7 +27,7 @@ std::string hash(std::string& text) {
   return is_hash && text.size() == 64 ? "" : "not the 64 hexadecimal digits that sha256sum prints";
 }
 
-/// The command line as CLI11 reads it. What it reads goes into `options` and the members.
+/// The CLI11 definition of the command line. Parsed values go into `options` and the members.
 class CommandLine {
  public:
   explicit CommandLine(Options& options) : options_(options) {
@@ -48,13 +48,13 @@ class CommandLine {
 
   CLI::App& app() { return app_; }
 
-  /// The subcommand that was read; none where the command line ends before it.
+  /// The parsed subcommand, or null if the command line ends before one.
   const CLI::App* command() const {
     const auto taken = app_.get_subcommands();
     return taken.empty() ? nullptr : taken.front();
   }
 
-  /// What has to be put together of several options.
+  /// Fills the fields that depend on several options.
   void finish() {
     options_.artifact = artifact_;
     options_.golden = golden_.empty() ? options_.artifact.parent_path() / "golden.safetensors"
@@ -75,7 +75,7 @@ class CommandLine {
         ->type_name("");
     command
         ->add_option("--ops-lib", libraries_,
-                     "a library of operators outside torch's own, such as torchvision's; may be "
+                     "a library with operators outside torch, such as torchvision's; may be "
                      "repeated")
         ->type_name("FILE")
         ->allow_extra_args(false)
@@ -83,21 +83,21 @@ class CommandLine {
     return command;
   }
 
-  /// What every command takes that loads the model.
+  /// Adds a command that loads the model, with the options common to all of these.
   CLI::App* add_running(const char* name, const char* description) {
     CLI::App* command = add_command(name, description);
     command
         ->add_option("--device", options_.open.device,
-                     "where to run; the device of the contract unless given")
+                     "where to run (default: the contract's device)")
         ->type_name("cpu|cuda|cuda:N");
     add_number(command, "--threads", options_.threads, 1, kMaxThreads,
-               "threads inside one operator; torch's default unless given");
+               "threads inside one operator (default: torch's)");
     add_number(command, "--cuda-graphs", options_.open.cuda_graphs, 0, kMaxGraphs,
-               "shapes captured into CUDA graphs, on a GPU; 0 is none (8)");
+               "shapes to capture into CUDA graphs on a GPU; 0 disables capture (default: 8)");
     command
-        ->add_option("--sha256", options_.open.sha256,
-                     "SHA-256 that the artifact has to have; where it is not given, a SHA256SUMS "
-                     "beside it tells")
+        ->add_option(
+            "--sha256", options_.open.sha256,
+            "expected SHA-256 of the artifact (default: from the SHA256SUMS file beside it)")
         ->type_name("HASH")
         ->transform(CLI::Validator(hash, ""));
     return command;
@@ -106,7 +106,7 @@ class CommandLine {
   void add_golden(CLI::App* command) {
     command
         ->add_option("--golden", golden_,
-                     "the golden; golden.safetensors beside the artifact unless given")
+                     "the golden (default: golden.safetensors beside the artifact)")
         ->type_name("FILE");
   }
 
@@ -119,7 +119,8 @@ class CommandLine {
   }
 
   void add_info() {
-    CLI::App* command = add_command("info", "Show what an artifact is and which tensors it takes.");
+    CLI::App* command =
+        add_command("info", "Show an artifact's kind and its input and output tensors.");
     command->add_flag("--json", options_.json, "print JSON");
   }
 
@@ -127,38 +128,41 @@ class CommandLine {
     CLI::App* command = add_running("verify", "Compare an artifact's outputs with its golden.");
     add_golden(command);
     const CLI::Validator tolerance([](std::string& text) { return finite(text); }, "");
-    command->add_option("--rtol", options_.rtol, "relative tolerance; the golden's unless given")
+    command->add_option("--rtol", options_.rtol, "relative tolerance (default: the golden's)")
         ->type_name("X")
         ->check(tolerance);
-    command->add_option("--atol", options_.atol, "absolute tolerance; the golden's unless given")
+    command->add_option("--atol", options_.atol, "absolute tolerance (default: the golden's)")
         ->type_name("X")
         ->check(tolerance);
     command->add_flag("--verbose", options_.verbose, "print every output of every case");
     command->add_flag("--json", options_.json, "print JSON");
     command->footer(
-        "Prints the worst case of each output, and all that FAIL. Exits with 0 when every output "
-        "is exact, rounding or drift, with 1 when one is FAIL. Somebody has to say the artifact's "
-        "SHA-256: the SHA256SUMS beside it, as in every bundle, or --sha256.");
+        "Prints the worst case of each output and every FAIL. Exits with 0 if no output is FAIL, "
+        "with 1 otherwise. Requires the artifact's SHA-256, from the SHA256SUMS file beside it, as "
+        "in every bundle, or from --sha256.");
   }
 
   void add_bench() {
     CLI::App* command = add_running("bench", "Time an artifact on the first case of its golden.");
     add_golden(command);
-    add_number(command, "--warmup", options_.warmup, 1, 86'400, "seconds to warm up, at most (10)");
-    add_number(command, "--windows", options_.windows, 1, 1'000'000, "windows to time (5)");
-    add_number(command, "--runs", options_.runs, 1, 1'000'000, "calls in a window (50)");
+    add_number(command, "--warmup", options_.warmup, 1, 86'400,
+               "maximum seconds of warm-up (default: 10)");
+    add_number(command, "--windows", options_.windows, 1, 1'000'000,
+               "windows to time (default: 5)");
+    add_number(command, "--runs", options_.runs, 1, 1'000'000,
+               "calls in each window (default: 50)");
     add_number(command, "--callers", options_.callers, 1, 1024,
-               "threads that call at the same time (1): throughput, and latency under that load, "
-               "of all windows' calls by each");
+               "threads that call concurrently (default: 1); with several, measures throughput "
+               "and latency under load, with the calls of all windows made by each thread");
     add_number(command, "--streams", options_.streams, 1, 32,
-               "of a GPU, that the callers share (1)");
+               "CUDA streams that the callers share (default: 1)");
     add_number(command, "--runners", options_.open.runners, 1, kMaxRunners,
-               "calls that a compiled package serves at the same time; on the CPU as many as there "
-               "are cores unless given, on a GPU 1");
+               "calls that a compiled package serves concurrently (default: the number of cores on "
+               "the CPU, 1 on a GPU)");
     command->add_flag("--json", options_.json, "print JSON, with every sample");
     command->footer(
-        "Says how long loading and the first call took, warms up until the median settles, then "
-        "times windows of single, synchronised calls.");
+        "Reports the time of loading and of the first call, warms up until the median is stable, "
+        "then times windows of single, synchronised calls.");
   }
 
   void add_run() {
@@ -166,8 +170,8 @@ class CommandLine {
     command
         ->add_option(
             "--inputs", inputs_,
-            "a safetensors file with the contract's names; state.NAME that is left out is the "
-            "initial state. May be repeated where the artifact has a state: the calls of "
+            "a safetensors file with the contract's input names; an omitted state.NAME is the "
+            "initial state. May be repeated if the artifact has a state: each file is one call of "
             "a stream, without state.NAME")
         ->required()
         ->type_name("FILE")
@@ -176,15 +180,15 @@ class CommandLine {
     command
         ->add_option(
             "--outputs", outputs_,
-            "written: a safetensors file with the contract's names; of a stream, 0.NAME, 1.NAME "
-            "and so on")
+            "the safetensors file to write, with the contract's output names; for a stream, "
+            "0.NAME, 1.NAME and so on")
         ->required()
         ->type_name("FILE");
   }
 
   void add_session() {
-    CLI::App* command =
-        add_running("session", "Serve requests on standard input, one JSON answer a line.");
+    CLI::App* command = add_running(
+        "session", "Serve requests from standard input, with one JSON answer per line.");
     add_golden(command);
     command->footer("Requests: `check`, `time N [CASE]`, `quit`.");
   }

@@ -10,7 +10,7 @@
 
 namespace exporter::app {
 
-/// What the command line said. Which of these a subcommand takes is stated in options.cpp.
+/// Parsed options. options.cpp defines which subcommand takes which of them.
 struct Options {
   std::filesystem::path artifact;
   std::filesystem::path golden;  ///< golden.safetensors beside the artifact, unless given
@@ -23,13 +23,13 @@ struct Options {
   int warmup = 10;  ///< seconds, at most
   int windows = 5;
   int runs = 50;
-  int callers = 1;  ///< threads that call at the same time
-  int streams = 1;  ///< of a GPU, that these callers share
+  int callers = 1;  ///< threads that call concurrently
+  int streams = 1;  ///< CUDA streams that the callers share
   bool json = false;
   bool verbose = false;
 };
 
-/// A command line that was read.
+/// A parsed command line.
 struct Request {
   std::string command;  ///< one of info, verify, bench, run and session; empty where `text` is not
   Options options;

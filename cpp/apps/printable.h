@@ -5,8 +5,8 @@
 
 namespace exporter::app {
 
-/// Text from a file as a terminal may show it: what a terminal would obey, or what is no UTF-8,
-/// becomes U+FFFD.
+/// Makes text from a file safe to print on a terminal: replaces control characters, line
+/// separators, invisible and direction marks, and invalid UTF-8 with U+FFFD.
 std::string printable(std::string_view text);
 
 }  // namespace exporter::app

@@ -2,9 +2,9 @@
 
 namespace exporter::app {
 
-/// From here on SIGINT and SIGHUP, and SIGTERM too unless `except_termination`, remove what was
-/// unpacked before they end the process, as they would have. Called before there are threads, which
-/// take the mask over.
+/// Makes SIGINT and SIGHUP, and SIGTERM unless `except_termination`, remove the unpacked folder
+/// before they end the process. Call it before any thread starts, because threads inherit the
+/// signal mask.
 void tidy_on_signals(bool except_termination);
 
 }  // namespace exporter::app

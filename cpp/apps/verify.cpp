@@ -37,7 +37,8 @@ bool is_worse(const OutputParity& one, const OutputParity& other) {
   return one.max_abs.value_or(0) > other.max_abs.value_or(0);
 }
 
-/// All outputs of all cases; or, unless `verbose`, what is FAIL, and of each output the worst case.
+/// Prints every output of every case if `verbose`; otherwise each FAIL and the worst case per
+/// output.
 void print_outputs(const std::vector<CaseResult>& cases, bool verbose) {
   std::map<std::string, std::pair<const CaseResult*, const OutputParity*>> worst;
   for (const CaseResult& one : cases) {

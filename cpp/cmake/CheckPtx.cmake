@@ -1,7 +1,7 @@
 # Compiles a kernel and compares the PTX with the file that is checked in:
 #   cmake -DNVCC=PROGRAM -DSOURCE=FILE.cu -DPTX=FILE.ptx -DWORK=DIR [-DUPDATE=ON] -P CheckPtx.cmake
-# UPDATE writes the file instead. Compared is what nvcc says of its code: no comments, which name nvcc's
-# release, no blank lines, and not the version of PTX, which is lowered to the first that has all of it.
+# UPDATE writes the file instead. The comparison ignores comments, which name nvcc's release, blank lines and the
+# PTX version, which is lowered to the first one that supports all of the code.
 
 set(VERSION 6.3)
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// All of the library.
+// Includes every public header of the library.
 
 #include <exporter/artifact.h>
 #include <exporter/contract.h>

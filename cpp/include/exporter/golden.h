@@ -12,40 +12,40 @@
 
 namespace exporter {
 
-/// Inputs with the outputs that eager gives for them; tensors on the CPU, in the contract's order.
+/// Inputs with eager's outputs for them. Tensors are on the CPU, in the contract's order.
 struct GoldenCase {
   std::string name;  ///< such as "batch=1 sequence=14"
   std::int64_t seed;
   std::vector<at::Tensor> inputs;
-  std::vector<at::Tensor> eager;      ///< in eager's own dtype, computed in the precision read for
-  std::vector<at::Tensor> reference;  ///< float64 where eager is floating, else as in eager
-  /// Which call of a sequence it is: 0 begins from the initial state, others go on from the case
-  /// before. Where the caller has the state, others have the inputs without it. Without a step, the
-  /// case stands alone.
+  std::vector<at::Tensor> eager;      ///< in eager's own dtype, computed in the precision asked for
+  std::vector<at::Tensor> reference;  ///< float64 if eager is floating point, else eager's dtype
+  /// Position of the call in a sequence: 0 starts from the initial state, and later calls continue
+  /// from the previous case. If the caller keeps the state, the inputs of later calls exclude it. A
+  /// case without a step is independent.
   std::optional<std::int64_t> step;
   Sizes sizes;  ///< of the symbols; some may be missing
 };
 
-/// Cases, with the tolerance that was fixed for them (docs/formats.md, schema 3). The first case is
-/// the example: the one that is timed. There is at least one.
+/// Cases and their tolerance (docs/formats.md, schema 3). There is at least one case; the first is
+/// the example, which is the one that is timed.
 struct Golden {
   Tolerance tolerance;
   std::vector<GoldenCase> cases;
 
-  /// What artifacts of one precision are judged by. Throws Error(golden) when the file is missing,
-  /// broken, of another schema or made without that precision, or when a reference does not fit
-  /// eager's output in shape or dtype.
+  /// Reads the cases and the tolerance for artifacts of one precision. Throws Error(golden) if the
+  /// file is missing, broken, has another schema or lacks that precision, or if the shape or dtype
+  /// of a reference does not fit eager's output.
   static Golden read(const std::filesystem::path& path, const std::string& precision = "fp32");
 };
 
-/// Reads a safetensors file with the contract's names. Returns the tensors in the contract's order;
-/// `state.NAME` that the file leaves out is the initial state. Throws Error(golden) when the file
-/// cannot be read, Error(contract) for missing or unknown names.
+/// Reads a safetensors file that uses the contract's input names. Returns the tensors in the
+/// contract's order; a `state.NAME` missing from the file is the initial state. Throws
+/// Error(golden) if the file cannot be read, Error(contract) for missing or unknown names.
 std::vector<at::Tensor> read_inputs(const std::filesystem::path& path, const Contract& contract);
 
-/// Writes a safetensors file of the contract's names. The file is complete or is not there. Throws
-/// Error(io) when it cannot be written, Error(contract) when the outputs are not as many as the
-/// contract has.
+/// Writes a safetensors file that uses the contract's output names. The write is atomic: no partial
+/// file appears. Throws Error(io) if the file cannot be written, Error(contract) if the number of
+/// outputs differs from the contract's.
 void write_outputs(const std::filesystem::path& path, const std::vector<at::Tensor>& outputs,
                    const Contract& contract);
 

@@ -10,27 +10,27 @@ namespace exporter {
 
 class StateSizes;
 
-/// A sequence of calls of an artifact with state, each from where the one before it ended.
+/// A sequence of calls to an artifact with state. Each call continues from the previous one.
 ///
 ///     exporter::Stream stream = artifact.stream();
 ///     for (const at::Tensor& chunk : chunks) play(stream.run({chunk})[0]);
 ///
-/// It refers to the artifact, which must outlive it and may not be moved meanwhile. Where the
-/// caller has the state, streams are independent of one another, and each serves one thread; where
-/// the artifact keeps it, all of its streams and calls share that one state.
+/// A stream refers to the artifact, which must outlive it and must not be moved. If the caller
+/// keeps the state, streams are independent, and each serves one thread. If the artifact keeps it,
+/// all its streams and calls share one state.
 class Stream {
  public:
   Stream(Stream&&) noexcept;
   Stream& operator=(Stream&&) noexcept;
   ~Stream();
 
-  /// As `Artifact::run`, but takes the inputs and returns the outputs without the state's. The
-  /// state is made for the sizes of the first call. Throws Error(contract) also for a later call at
-  /// another size that the state follows, such as another batch. A call that throws leaves a state
-  /// that the caller has as it was.
+  /// Like `Artifact::run`, but the inputs and outputs exclude the state's tensors. The state is
+  /// made for the sizes of the first call. Also throws Error(contract) if a later call changes a
+  /// size that the state depends on, such as the batch. If a call throws and the caller keeps the
+  /// state, the state is unchanged.
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs);
 
-  /// Begins another sequence, from the initial state.
+  /// Starts a new sequence from the initial state.
   void reset();
 
  private:
@@ -39,7 +39,7 @@ class Stream {
 
   const Artifact* artifact_;
   std::unique_ptr<StateSizes> sizes_;
-  std::vector<at::Tensor> state_;  // of the caller's; none before the first call
+  std::vector<at::Tensor> state_;  // if the caller keeps it; empty before the first call
 };
 
 }  // namespace exporter

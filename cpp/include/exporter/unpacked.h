@@ -2,15 +2,16 @@
 
 namespace exporter {
 
-// A compiled package is unpacked into a folder of this process below $TMPDIR, or /tmp, called
-// exporter-package-*. The folder goes when the process ends by itself.
+// A compiled package is unpacked into a per-process folder named exporter-package-* below $TMPDIR
+// or /tmp. The folder is removed when the process exits normally.
 
-/// Removes such folders that processes of this user have left which are no more, as those do that
-/// are killed. Opening a package does it too. Throws nothing: what cannot be removed stays.
+/// Removes the folders left by processes of this user that have ended, such as killed ones. Opening
+/// a package does this too. Never throws; a folder that cannot be removed stays.
 void sweep_unpacked() noexcept;
 
-/// Removes this process's own folder: for one that is about to end without destructors, by a signal
-/// for one. No package can be opened afterwards, and a GPU's kernels that have not run yet cannot.
+/// Removes this process's folder. For a process about to end without running destructors, for
+/// example by a signal. Afterwards no package can be opened, and GPU kernels that have not run yet
+/// cannot run.
 void discard_unpacked() noexcept;
 
 }  // namespace exporter

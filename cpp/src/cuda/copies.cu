@@ -1,5 +1,6 @@
-// Copies of memory, several in one launch. copies.ptx is what nvcc -ptx -arch=compute_75 makes of
-// this, so that nobody needs nvcc to build exporter; the target check_ptx makes it again.
+// Copies several memory regions in one launch. copies.ptx is the output of nvcc -ptx
+// -arch=compute_75 for this file, checked in so that building exporter does not require nvcc. The
+// target check_ptx compares the two; update_ptx writes copies.ptx again.
 
 struct Copy {
   char* to;
