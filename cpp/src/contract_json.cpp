@@ -157,6 +157,7 @@ Contract read_contract(std::string_view text) {
   if (std::ranges::find(kPrecisions, contract.precision) == std::end(kPrecisions)) {
     malformed("there is no precision " + contract.precision);
   }
+  if (contract.target.empty()) malformed("target is empty");
   return contract;
 }
 

@@ -1,6 +1,7 @@
-"""Drives exporter-run as its users do: test_program.py PROGRAM FIXTURES OPERATORS OPERATORS_LINKED_TO_PYTHON.
+"""Drives exporter-run as its users do: test_program.py PROGRAM FIXTURES OPERATORS OPERATORS_LINKED_TO_PYTHON [CLASS...].
 
-Needs torch to make and read files. The last two are libraries; the last is empty where there is none.
+Needs torch to make and read files. Both OPERATORS are libraries; the second is empty if there is none. Without a CLASS,
+all tests run.
 """
 
 from __future__ import annotations
@@ -529,4 +530,4 @@ class Session(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(argv=sys.argv[:1])
+    unittest.main(argv=[*sys.argv[:1], *sys.argv[5:]])
