@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CPP := build/cpp
 FAST := tests/core tests/report tests/evidence tests/runs/test_request.py tests/whole/test_structure.py tests/whole/test_imports.py
-SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
+SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export TORCHINDUCTOR_CACHE_DIR ?= $(CURDIR)/build/inductor
 

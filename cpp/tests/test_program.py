@@ -1,4 +1,4 @@
-"""Drives exporter-run as its users do: test_program.py PROGRAM FIXTURES OPERATORS OPERATORS_LINKED_TO_PYTHON [CLASS...].
+"""Drive exporter-run as users do: test_program.py PROGRAM FIXTURES OPERATORS OPERATORS_LINKED_TO_PYTHON [CLASS...].
 
 Needs torch to make and read files. Both OPERATORS are libraries; the second is empty if there is none. Without a CLASS,
 all tests run.
