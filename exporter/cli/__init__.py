@@ -77,7 +77,7 @@ def _run(command: click.Command, name: str) -> None:
         code = _code(command, name)
         sys.stdout.flush()
         if code == 0 and output.lost:
-            remedy = "all else is done; `exporter report BUNDLE` shows a bundle again"
+            remedy = "everything else is done; `exporter report BUNDLE` shows the bundle again"
             _show(ExporterError(f"the output cannot be written: {output.lost}", remedy))
             code = _streams.LOST
     sys.exit(code)
@@ -112,7 +112,7 @@ def _code(command: click.Command, name: str) -> int:
         if known is not None:
             _show(known)
             return known.exit_code
-        error.add_note("This is an error of exporter itself. Please report it, with these lines.")
+        error.add_note("This is a bug in exporter. Please report it with these lines.")
         raise
 
 

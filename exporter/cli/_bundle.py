@@ -19,24 +19,29 @@ trust_options = _options.together(
         "--public-key",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         metavar="PEM",
-        help="Insist on the signature of `exporter sign --key` by the key to this one.",
+        help="Require a signature by the private key of this public key (`exporter sign --key`).",
     ),
     click.option(
-        "--identity", default="", metavar="WHO", help="Insist on sigstore's signature by WHO: an email, a URL."
+        "--identity",
+        default="",
+        metavar="WHO",
+        help="Require a sigstore signature by this identity: an email address or a URL.",
     ),
-    click.option("--issuer", default="", metavar="URL", help="Who vouches for WHO, as https://accounts.google.com."),
+    click.option(
+        "--issuer", default="", metavar="URL", help="The issuer of that identity, such as https://accounts.google.com."
+    ),
 )
 OPS_LIBS = _options.of(
-    SessionSettings, "ops_libs", help="Library that registers your own operators, as at the export; may be repeated."
+    SessionSettings, "ops_libs", help="Library that registers your own operators, as for the export; may be repeated."
 )
 bundle_options = _options.together(
     click.argument("bundle", type=click.Path(path_type=Path)),
     _options.of(SessionSettings, "threads"),
-    _options.of(SessionSettings, "timeout", default=600.0, help="Limit for one answer of a session, in seconds."),
+    _options.of(SessionSettings, "timeout", default=600.0, help="Time limit for one answer of a session, in seconds."),
     OPS_LIBS,
     _options.of(SessionSettings, "allow_cpu_fallback", "cuda_graphs"),
     trust_options,
-    click.option("--json", "as_json", is_flag=True, help="Print the manifest with what was found now."),
+    click.option("--json", "as_json", is_flag=True, help="Print the manifest with the new results."),
     _options.QUIET,
     _options.TRACEBACKS,
 )

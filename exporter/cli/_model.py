@@ -1,4 +1,4 @@
-"""What commands that take a MODEL share: its name, its weights, its sizes, its device, and the options for them."""
+"""Options shared by the commands that take a MODEL: its name, weights, sizes and device."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ GivenSizes = dict[str, tuple[int, ...]]
 
 
 class ModelName(click.ParamType[str]):
-    """A recipe's name, completed from what is installed."""
+    """A recipe's name; shell completion offers the installed recipes."""
 
     name = "model"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Installed recipes, or files."""
+        """Return installed recipes, or files."""
         from exporter.model import recipes
 
         found = [CompletionItem(name) for name in recipes.available() if name.startswith(incomplete)]
@@ -32,13 +32,13 @@ class ModelName(click.ParamType[str]):
 
 
 def _list(text: str) -> tuple[int, ...]:
-    """`1,8,32` as sizes, each once; nothing where it is no such list."""
+    """Parse `1,8,32` to sizes without duplicates; return nothing if it is not such a list."""
     parts = text.split(",")
     return tuple(dict.fromkeys(map(int, parts))) if all(map(str.isdigit, parts)) else ()
 
 
 def read_batch(ctx: click.Context, param: click.Parameter, given: str | None) -> tuple[int, ...]:
-    """The sizes of --batch; none where it was not given."""
+    """Return the sizes of --batch; empty if it was not given."""
     sizes = _list(given) if given is not None else (1,)
     if not sizes or min(sizes) < 1:
         raise click.BadParameter(f"{given!r} is not N or N,N,..., for example 1,8,32")
@@ -46,7 +46,7 @@ def read_batch(ctx: click.Context, param: click.Parameter, given: str | None) ->
 
 
 def read_sizes(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> GivenSizes:
-    """The last sizes and the last range of each name: a range, with its step, under `NAME..`."""
+    """Return the last sizes and the last range of each name; a range, with its step, is under `NAME..`."""
     sizes: GivenSizes = {}
     for item in given:
         name, _, value = item.partition("=")
@@ -72,14 +72,12 @@ def read_sizes(ctx: click.Context, param: click.Parameter, given: tuple[str, ...
 
 model_options = _options.together(
     click.argument("model", type=ModelName()),
-    click.option(
-        "--device", metavar="cpu|cuda[:N]", help="Where to run.  [default: cuda where there is one, else cpu]"
-    ),
+    click.option("--device", metavar="cpu|cuda[:N]", help="Where to run.  [default: cuda if available, else cpu]"),
     click.option(
         "--batch",
         callback=read_batch,
         metavar="N[,N,...]",
-        help="Batch size of the example, and others to be timed too; the same as --size batch=N,N,...",
+        help="Batch size of the example, and others to time; short for --size batch=N,N,...",
     ),
     click.option(
         "--size",
@@ -87,9 +85,9 @@ model_options = _options.together(
         multiple=True,
         callback=read_sizes,
         metavar="NAME=N[,N,...]|MIN..MAX[..STEP]",
-        help="A size that the recipe's inputs() takes: of the example, as sequence=128; with others to be timed too, "
-        "as sequence=16,128; or the range that the artifacts promise, as sequence=1..512, with a step that sizes are "
-        "multiples of as height=32..512..16; may be repeated.",
+        help="A size that the recipe's inputs() takes: the example's (sequence=128), several to time, the example's "
+        "first (sequence=16,128), or the range that the artifacts promise (sequence=1..512), optionally in steps "
+        "(height=32..512..16); may be repeated.",
     ),
     _options.of(ModelSettings, "dynamic", "weights", "seed"),
     _options.of(SourceSettings),
@@ -98,29 +96,29 @@ model_options = _options.together(
 
 
 def given_sizes(options: dict[str, Any]) -> GivenSizes:
-    """What --size and --batch say together."""
+    """Return the sizes of --size and --batch."""
     sizes: GivenSizes = options["sizes"]
     return sizes | ({"batch": options["batch"]} if options["batch"] else {})
 
 
 def single_sizes(given: GivenSizes) -> dict[str, int]:
-    """The example's sizes among them."""
+    """Return the example's sizes."""
     return {name: sizes[0] for name, sizes in given.items() if not name.endswith("..")}
 
 
 def sweep(given: GivenSizes) -> GivenSizes:
-    """What is timed at more sizes than one."""
+    """Return the names that are timed at several sizes."""
     return {name: sizes for name, sizes in given.items() if not name.endswith("..") and len(sizes) > 1}
 
 
 def ranges(given: GivenSizes) -> dict[str, Range]:
-    """The ranges among them."""
+    """Return the ranges."""
     found = {name[:-2]: bounds for name, bounds in given.items() if name.endswith("..")}
     return {name: Range(low, high).within(low, high, step) for name, (low, high, step) in found.items()}
 
 
 def choose_device(asked: str | None) -> str:
-    """The device asked for, or the best there is. UsageError for one that is not here."""
+    """Return the requested device, or the best available. Raises UsageError if this machine lacks it."""
     from exporter.core import environment
 
     if asked is None:
@@ -130,14 +128,14 @@ def choose_device(asked: str | None) -> str:
         raise UsageError(f"there is no device {asked!r}", "choose cpu, cuda or cuda:N")
     if kind == "cuda" and int(index or 0) >= len(environment.gpus()):
         raise UsageError(
-            f"there is no GPU {asked!r} here: nvidia-smi shows {len(environment.gpus())} that CUDA may use",
-            "choose --device cpu, or look at CUDA_VISIBLE_DEVICES",
+            f"there is no GPU {asked!r} here: nvidia-smi shows {len(environment.gpus())} that CUDA can use",
+            "choose --device cpu, or check CUDA_VISIBLE_DEVICES",
         )
     return asked
 
 
 def choose_source(model: str, options: dict[str, Any]) -> Source:
-    """Where the model, its inputs and its weights come from. UsageError for options that contradict each other."""
+    """Return the source of the model, inputs and weights. Raises UsageError for options that contradict each other."""
     from exporter.model import recipes
 
     about = SourceSettings(**_options.given(SourceSettings, options))
@@ -145,7 +143,7 @@ def choose_source(model: str, options: dict[str, Any]) -> Source:
 
 
 def model_settings(options: dict[str, Any]) -> dict[str, Any]:
-    """The fields of ModelSettings that the command line gives."""
+    """Return the fields of ModelSettings from the command line."""
     sizes = given_sizes(options)
     return _options.given(ModelSettings, options) | {
         "sizes": single_sizes(sizes),

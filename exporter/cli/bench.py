@@ -1,4 +1,4 @@
-"""`exporter bench BUNDLE`: how fast is it on this machine?"""
+"""`exporter bench BUNDLE`: measure latency on this machine."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from exporter.core.settings import TimingSettings
 def command(bundle: Path, **options: Any) -> int:
     """Check BUNDLE as `exporter check` does, then time its artifacts side by side, in Python and in C++.
 
-    No model code is needed, so there is no eager: what the others are compared with is the first artifact that passes.
+    This needs no model code, so there is no eager row: the baseline is the first artifact that passes.
 
-    Exit codes: 0 all passed, 1 a file was altered or parity lost, 2 there is no bundle with a golden to check by.
+    Exit codes: 0 every variant passed, 1 a file was altered or parity was lost, 2 the path holds no bundle with a
+    golden.
     """
     manifest = _bundle.recheck(bundle, options, timed=True)
     command = shlex.join(["exporter", *sys.argv[1:]])

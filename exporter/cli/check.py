@@ -1,4 +1,4 @@
-"""`exporter check BUNDLE`: is it still what it was, and is it right on this machine?"""
+"""`exporter check BUNDLE`: verify that a bundle is unaltered and right on this machine."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ RECORDED = ("threads", "timeout", "ops_libs", "allow_cpu_fallback", "cuda_graphs
 @click.option(
     "--rebuild",
     is_flag=True,
-    help="Build the bundle again in a temporary folder instead, as its manifest says, and compare each file. This runs "
-    "the model's code. --json prints what was found of each file.",
+    help="Build the bundle again in a temporary folder with the recorded settings, and compare each file. This runs "
+    "the model's code. --json prints the result for each file.",
 )
 def command(bundle: Path, rebuild: bool, **options: Any) -> int:
     """Check BUNDLE's hashes and signature, then parity again from its golden, in Python and, where built, in C++.
 
-    Nothing is loaded before SHA256SUMS, bom.cdx.json, provenance.json and the signature are right, and no artifact
-    whose hash is wrong.
+    Before anything is loaded, SHA256SUMS, bom.cdx.json, provenance.json and the signature are verified. An artifact
+    whose hash differs is never loaded.
 
-    With --rebuild, which needs the recipe, the checkpoint and the inputs that provenance.json has the hashes of, each
-    file is identical, differs in known places alone (times, temporary paths, generated names), in numbers, or
-    otherwise.
+    --rebuild needs the recipe, the checkpoint and the inputs whose hashes are in provenance.json. It reports each file
+    as identical, different only in known places (times, temporary paths, generated names), different in numbers, or
+    different.
 
-    Exit codes: 0 all passed, 1 a file was altered or parity lost, or is built otherwise; 2 there is no bundle with a
-    golden to check by (an altered one is none), or it cannot be built again.
+    Exit codes: 0 every variant passed, 1 a file was altered, parity was lost, or the rebuild differs; 2 the path holds
+    no bundle with an intact golden, or the bundle cannot be rebuilt.
     """
     if not rebuild:
         return _bundle.show(_bundle.recheck(bundle, options), bundle, options)
     given = click.get_current_context().get_parameter_source
     if any(given(name) is not ParameterSource.DEFAULT for name in RECORDED):
-        raise click.UsageError("--rebuild does all as the bundle's manifest says: leave out other ways to run it")
+        raise click.UsageError("--rebuild uses the settings recorded in the manifest: remove the other options")
     return _rebuild(bundle, options)
 
 

@@ -1,4 +1,4 @@
-"""`exporter compare OLD NEW`: can the new bundle take the old one's place?"""
+"""`exporter compare OLD NEW`: decide whether the new bundle can replace the old one."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from exporter.core.settings import SessionSettings, TimingSettings
 @click.command(name="compare", short_help="Compare two bundles: contract, parity, size, latency.")
 @click.argument("old", type=click.Path(path_type=Path))
 @click.argument("new", type=click.Path(path_type=Path))
-@click.option("--measure", is_flag=True, help="Time both side by side on this machine, without the model's code.")
 @click.option(
-    "--max-slower", type=click.FloatRange(0), metavar="PERCENT", help="Fail where a variant is slower by more."
+    "--measure", is_flag=True, help="Time both bundles side by side on this machine; this needs no model code."
 )
 @click.option(
-    "--max-larger", type=click.FloatRange(0), metavar="PERCENT", help="Fail where a variant is larger by more."
+    "--max-slower", type=click.FloatRange(0), metavar="PERCENT", help="Fail if a variant is slower by more than this."
 )
-@click.option("--allow-breaking", is_flag=True, help="Let the contract change in ways that break callers.")
+@click.option(
+    "--max-larger", type=click.FloatRange(0), metavar="PERCENT", help="Fail if a variant is larger by more than this."
+)
+@click.option("--allow-breaking", is_flag=True, help="Allow contract changes that break callers.")
 @_options.of(TimingSettings, "time_budget")
 @_options.of(SessionSettings, "threads")
-@_options.of(SessionSettings, "timeout", default=600.0, help="Limit for one answer of a session, in seconds.")
+@_options.of(SessionSettings, "timeout", default=600.0, help="Time limit for one answer of a session, in seconds.")
 @_bundle.OPS_LIBS
 @click.option("--format", "form", type=click.Choice(["table", "json", "md"]), default="table", show_default=True)
 @_options.QUIET
@@ -32,11 +34,11 @@ from exporter.core.settings import SessionSettings, TimingSettings
 def command(old: Path, new: Path, **options: Any) -> int:
     """Compare bundle NEW with bundle OLD, variant by variant.
 
-    A change of the contract is breaking where a call that OLD takes may be refused by NEW or gets something of another
-    form. Without --measure latency is what each run measured in its own time, so --max-slower wants --measure.
+    A contract change is breaking if NEW may refuse a call that OLD accepts, or returns another form of result. Without
+    --measure, each latency comes from its own run, so --max-slower requires --measure.
 
-    Exit codes: 0 NEW can take OLD's place, 1 a contract breaks, a variant is gone, does not pass any more, does not run
-    here, or is slower or larger than may be, or a file of a bundle was altered; 2 there are no two bundles to compare.
+    Exit codes: 0 NEW can replace OLD; 1 the contract breaks callers, a variant is missing, no longer passes, does not
+    run here or exceeds a limit, or a file was altered; 2 a path holds no bundle.
     """
     from exporter.cli import _progress
     from exporter.report import comparison
@@ -44,7 +46,7 @@ def command(old: Path, new: Path, **options: Any) -> int:
 
     measure = options["measure"]
     if options["max_slower"] is not None and not measure:
-        raise click.UsageError("--max-slower needs latencies measured side by side: add --measure")
+        raise click.UsageError("--max-slower compares latencies measured side by side: add --measure")
     limits = Limits(options["max_slower"], options["max_larger"], options["allow_breaking"])
     how = TimingOptions(**_options.given(TimingOptions, options)) if measure else None
     with _progress.listener(quiet=options["quiet"] or not measure) as listener:

@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 _common = _options.together(
     click.argument("bundle", type=click.Path(path_type=Path)),
-    click.option("--variant", metavar="NAME", help="Which artifact.  [default: the one that the bundle recommends]"),
+    click.option("--variant", metavar="NAME", help="The artifact to deploy.  [default: the bundle's recommendation]"),
     _options.TRACEBACKS,
 )
 
 
-@click.group(name="deploy", short_help="Make of a bundle what its server takes.")
+@click.group(name="deploy", short_help="Turn a bundle into what a server runs.")
 def command() -> None:
-    """Make of a bundle what its server takes. Hashes are compared first, and only what passed is taken."""
+    """Turn a bundle into what a server runs. Hashes are compared first, and only what passed is taken."""
 
 
-@command.command(short_help="A folder that runs without Python.")
+@command.command(short_help="Make a folder that runs without Python.")
 @_common
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Where the folder goes.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="The folder to write.")
 @_bundle.OPS_LIBS
 def cpp(bundle: Path, variant: str | None, out: Path, ops_libs: tuple[str, ...]) -> None:
     """A folder with exporter-run, every library that it loads, the artifact and the golden.
@@ -41,11 +41,11 @@ def cpp(bundle: Path, variant: str | None, out: Path, ops_libs: tuple[str, ...])
     click.echo(f"See {out / 'README'}.")
 
 
-@command.command(short_help="A model in a Triton repository.")
+@command.command(short_help="Add a model to a Triton repository.")
 @_common
 @click.option("--repository", type=click.Path(path_type=Path), required=True, help="The model repository.")
-@click.option("--name", metavar="MODEL", help="What the model is called there.  [default: as in the bundle]")
-@click.option("--version", type=click.IntRange(1), default=1, show_default=True, help="Other versions stay.")
+@click.option("--name", metavar="MODEL", help="The model's name there.  [default: as in the bundle]")
+@click.option("--version", type=click.IntRange(1), default=1, show_default=True, help="Other versions are kept.")
 def triton(bundle: Path, variant: str | None, repository: Path, name: str | None, version: int) -> None:
     """A model in a Triton repository: the artifact, its configuration, and a warm-up from the golden.
 
@@ -61,9 +61,9 @@ def triton(bundle: Path, variant: str | None, repository: Path, name: str | None
     click.echo(f"Next: {quiet}tritonserver --model-repository {shlex.quote(str(repository))}")
 
 
-@command.command(short_help="A context for docker build.")
+@command.command(short_help="Make a context for docker build.")
 @_common
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Where the context goes.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="The folder to write.")
 @click.option(
     "--runtime",
     type=click.Choice(["cpp", "onnxruntime"]),

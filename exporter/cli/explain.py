@@ -16,7 +16,7 @@ from exporter.core.errors import UsageError
 from exporter.core.settings import SessionSettings
 
 
-@click.command(name="explain", short_help="Say what is in the way of each target.")
+@click.command(name="explain", short_help="Say what stops each target from exporting a model.")
 @model_options
 @_options.of(
     SessionSettings,
@@ -26,12 +26,12 @@ from exporter.core.settings import SessionSettings
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @_options.QUIET
-@click.option("-v", "--verbose", is_flag=True, help="What torch printed, tracebacks.")
+@click.option("-v", "--verbose", is_flag=True, help="Show what torch printed, and tracebacks.")
 def command(model: str, device: str | None, as_json: bool, quiet: bool, verbose: bool, **given: Any) -> None:
     """Say what in MODEL, named as for `exporter export`, is in the way of each target, without exporting it.
 
     TracerWarnings and whether they matter, what torch.jit.script cannot read, graph breaks and recompilations, what
-    torch.export fixes, operators that ONNX lacks, and operators that C++ has to load.
+    torch.export fixes, operators that ONNX lacks, and operator libraries that C++ must load.
 
     Exit codes: 0 whatever is found, 1 the model does not run, 2 cannot be done as asked.
     """
@@ -44,7 +44,7 @@ def command(model: str, device: str | None, as_json: bool, quiet: bool, verbose:
 
     source = choose_source(model, given)
     if sweep(given_sizes(given)):
-        raise UsageError("nothing is timed here, so there is nothing to do at several sizes", "give one of each")
+        raise UsageError("explain times nothing, so each size takes one value", "give one of each")
     options = targets.Options(
         device=choose_device(device), threads=environment.usable_cpus(), ops_libs=given["ops_libs"]
     )

@@ -34,12 +34,12 @@ DEFAULT_TARGETS = "trace,script,compile,onnx"
 
 
 class TargetList(click.ParamType[str]):
-    """A comma list of targets, its last item completed."""
+    """A comma-separated list of targets; shell completion completes the last one."""
 
     name = "targets"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Targets and their variants."""
+        """Return targets and their variants."""
         from exporter import targets
 
         head, comma, last = incomplete.rpartition(",")
@@ -58,15 +58,15 @@ class TargetList(click.ParamType[str]):
     type=TargetList(),
     default=DEFAULT_TARGETS,
     show_default=True,
-    help="Comma list of targets, each NAME or NAME:VARIANT.",
+    help="Comma-separated targets, each NAME or NAME:VARIANT.",
 )
 @click.option(
     "--precision",
     default="fp32",
     show_default=True,
     metavar="fp32,tf32,bf16,...",
-    help="Comma list of what each target computes in: fp32, tf32, bf16, fp16, int8. Inputs and outputs stay the "
-    "model's own. A target may also name its own, as trace@int8.",
+    help="Comma-separated precisions to compute in: fp32, tf32, bf16, fp16, int8. Inputs and outputs keep the "
+    "model's dtypes. A target can also name its own, such as trace@int8.",
 )
 @model_options
 @click.option(
@@ -74,10 +74,11 @@ class TargetList(click.ParamType[str]):
     multiple=True,
     callback=read_sizes,
     metavar="NAME=N,N,...",
-    help="Build one artifact with an entry for each of these sizes, as batch=1,8,32: for what cannot stay dynamic.",
+    help="Build one artifact with an entry for each of these sizes (batch=1,8,32). Use it for a size that cannot stay "
+    "dynamic.",
 )
 @_options.of(ModelSettings, "state")
-@click.option("--out", type=click.Path(path_type=Path), help="Where the bundle goes.  [default: artifacts/MODEL]")
+@click.option("--out", type=click.Path(path_type=Path), help="The bundle's directory.  [default: artifacts/MODEL]")
 @_options.of(RunSettings, "replace")
 @_options.of(SessionSettings, "threads")
 @_options.of(TimingSettings)
@@ -90,14 +91,14 @@ class TargetList(click.ParamType[str]):
 @goal_options("latency")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest instead of the table.")
 @_options.QUIET
-@click.option("-v", "--verbose", is_flag=True, help="Logs of what failed, tracebacks.")
+@click.option("-v", "--verbose", is_flag=True, help="Show the logs of failed variants, and tracebacks.")
 def command(model: str, targets_text: str, device: str | None, out: Path | None, **options: Any) -> int:
     """Export MODEL to every target, check parity, measure latency, and print the table.
 
     MODEL is a recipe's name (see `exporter models`), path/to/file.py:NAME, hf:ID[@REVISION] or hf:FOLDER,
     torchvision:NAME, timm:NAME, or a saved program under any name: TorchScript or an ExportedProgram.
 
-    Exit codes: 0 all passed, 1 a variant failed or lost parity, 2 cannot be done as asked, 130 interrupted.
+    Exit codes: 0 every variant passed, 1 a variant failed or lost parity, 2 the request is invalid, 130 interrupted.
     """
     from exporter import report
     from exporter.cli import _progress
@@ -117,17 +118,17 @@ def command(model: str, targets_text: str, device: str | None, out: Path | None,
 
 
 def _kept(request: Request, manifest: Manifest, place: Path) -> str:
-    """Why the bundle that was there stays, and where the new one is."""
+    """Explain why the existing bundle is kept, and where the new one is."""
     from exporter.bundle import publishing
 
     lost = ", ".join(publishing.lost(request.out, manifest))
-    why = f"{lost} passed there and would be gone" if manifest.passes else "nothing passed in this run"
-    insist = "; --replace insists" if manifest.passes else ""
-    return f"{request.out} stays as it was, for {why}: this run is in {place}{insist}"
+    why = f"{lost} passed in it and would be lost" if manifest.passes else "nothing passed in this run"
+    insist = "; --replace replaces it" if manifest.passes else ""
+    return f"{request.out} was kept, because {why}; this run is in {place}{insist}"
 
 
 def _refuse_anothers(request: Request) -> None:
-    """UsageError where the default place holds the bundle of another model: two files may have a `net` each."""
+    """Raise UsageError if the default directory holds another model's bundle: two files may each have a `net`."""
     from exporter.bundle import layout
 
     try:
@@ -139,7 +140,7 @@ def _refuse_anothers(request: Request) -> None:
 
 
 def _named(asked: str) -> str:
-    """A model as it was asked for, without the folder of its file and without a revision."""
+    """Return the model as requested, without its file's directory and without a revision."""
     return Path(asked).name.partition("@")[0]
 
 

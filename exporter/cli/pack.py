@@ -10,7 +10,7 @@ import click
 from exporter.cli import _bundle
 
 
-@click.command(name="pack", short_help="Put a bundle into one file.")
+@click.command(name="pack", short_help="Pack a bundle into one file.")
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="[default: BUNDLE.tar.zst, beside it]")
 @_bundle.trust_options

@@ -21,40 +21,43 @@ if TYPE_CHECKING:
     from exporter.release.plan import Step
 
 
-@click.command(name="release", short_help="Export many models by a file, with gates, for a pipeline.")
+@click.command(name="release", short_help="Export many models from a file, with gates, for a pipeline.")
 @click.argument("file", type=click.Path(path_type=Path), default=Path("release.toml"))
-@click.option("--init", is_flag=True, help="Write a FILE with comments to begin with, and nothing else.")
-@click.option("--dry-run", is_flag=True, help="Show the steps, and make none.")
+@click.option("--init", is_flag=True, help="Write a commented FILE to start from, and do nothing else.")
+@click.option("--dry-run", is_flag=True, help="Show the steps without running them.")
 @click.option(
-    "--only", multiple=True, metavar="PATTERN", help="Only steps whose name fits, as 'bert/*'; may be repeated."
+    "--only",
+    multiple=True,
+    metavar="PATTERN",
+    help="Run only the steps whose names match, such as 'bert/*'; may be repeated.",
 )
 @click.option(
     "--resume",
     is_flag=True,
-    help="Keep finished steps whose recipe, weights, options, versions and bundle are what they were.",
+    help="Keep finished steps whose recipe, weights, options, versions and bundle are unchanged.",
 )
 @click.option(
     "--jobs",
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Steps side by side, of those that are not timed; what is timed runs alone.",
+    help="Number of untimed steps that run at the same time; a timed step runs alone.",
 )
 @click.option(
     "--cluster",
     metavar="ray|HOST:PORT|ray://HOST:PORT",
-    help="Make the steps on a Ray cluster; ray: that of RAY_ADDRESS or of this machine, else a new one here.",
+    help="Run the steps on a Ray cluster. ray: the cluster at RAY_ADDRESS or on this machine, else a new one here.",
 )
-@click.option("--out", type=click.Path(path_type=Path), help="Where the bundles go.  [default: the file's out]")
+@click.option("--out", type=click.Path(path_type=Path), help="The directory of the bundles.  [default: the file's out]")
 @click.option(
     "--format",
     "form",
     type=click.Choice(["table", "json", "md", "github"]),
     default="table",
     show_default=True,
-    help="github: annotations after the table, and Markdown to the file that GITHUB_STEP_SUMMARY names.",
+    help="github: print annotations after the table, and append Markdown to the file that GITHUB_STEP_SUMMARY names.",
 )
-@click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write JUnit XML there too.")
+@click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="Also write JUnit XML to this file.")
 @_options.QUIET
 @_options.TRACEBACKS
 def command(file: Path, **options: Any) -> int:
@@ -86,7 +89,7 @@ def _init(file: Path) -> None:
     except OSError as error:
         remedy = "give another path: exporter release --init FILE"
         raise UsageError(f"cannot write {file}: {error.strerror}", remedy) from error
-    click.echo(f"{file} is written: `exporter release --dry-run {file}` shows its steps")
+    click.echo(f"wrote {file}: `exporter release --dry-run {file}` shows its steps")
 
 
 def _release(named: Path, file: Path, out: Path | None, junit: Path | None, options: dict[str, Any]) -> int:
@@ -104,7 +107,7 @@ def _release(named: Path, file: Path, out: Path | None, junit: Path | None, opti
         raise
     chosen = [step for step in steps if any(fnmatchcase(step.name, only) for only in options["only"] or ("*",))]
     if not chosen:
-        raise UsageError(f"no step fits --only {' '.join(options['only'])}", "`--dry-run` shows their names")
+        raise UsageError(f"no step matches --only {' '.join(options['only'])}", "`--dry-run` shows their names")
     for warning in warnings:
         click.echo(f"warning: {warning}", err=True)
     if options["dry_run"]:
@@ -120,7 +123,7 @@ def _release(named: Path, file: Path, out: Path | None, junit: Path | None, opti
                 with Path(summary).open("a", encoding="utf-8") as job:
                     job.write(formats.markdown(rows, named))
             except OSError as error:
-                raise UsageError(f"cannot write {summary}: {error.strerror}", "look at GITHUB_STEP_SUMMARY") from error
+                raise UsageError(f"cannot write {summary}: {error.strerror}", "check GITHUB_STEP_SUMMARY") from error
         if junit:
             from exporter.release import junit as report
 
@@ -137,8 +140,8 @@ def _executor(steps: Sequence[Step], options: dict[str, Any]) -> AbstractContext
             choose_device(device)
         return contextlib.nullcontext(Local(options["jobs"]))
     if options["jobs"] > 1:
-        remedy = "leave it out: as many steps run as the cluster has room for"
-        raise UsageError("--jobs is for this machine, not for a cluster", remedy)
+        remedy = "remove it: a cluster runs as many steps as it has room for"
+        raise UsageError("--jobs applies to this machine, not to a cluster", remedy)
     from exporter.release import cluster
 
     return cluster.join(options["cluster"], steps)

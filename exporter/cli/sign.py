@@ -21,7 +21,7 @@ PASSWORD = "EXPORTER_KEY_PASSWORD"
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="PEM",
     help="Private key: Ed25519, ECDSA or RSA. Without one sigstore signs by your identity (pip install "
-    f"'exporter[sigstore]'). The password of a locked key is asked for, or taken from {PASSWORD}.",
+    f"'exporter[sigstore]'). The password of a locked key is read from the terminal or from {PASSWORD}.",
 )
 @_options.TRACEBACKS
 def command(bundle: Path, key: Path | None) -> int:
@@ -41,5 +41,5 @@ def command(bundle: Path, key: Path | None) -> int:
 def _password() -> str:
     password: str = os.environ.get(PASSWORD, "")
     if not password and not sys.stdin.isatty():
-        raise UsageError("the key is locked, and nobody is there to be asked for its password", f"set {PASSWORD}")
+        raise UsageError("the key needs a password, and there is no terminal to ask for it", f"set {PASSWORD}")
     return password or str(click.prompt("Password of the key", hide_input=True, err=True))

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 
-@click.command(name="unpack", short_help="Take a bundle out of such a file.")
+@click.command(name="unpack", short_help="Unpack a bundle from such a file.")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="[default: FILE without .tar.zst]")
 @click.option(
@@ -15,7 +15,7 @@ import click
     type=click.FloatRange(0, min_open=True),
     default=32.0,
     show_default=True,
-    help="Refuse to take more out of it.",
+    help="Refuse to unpack more than this.",
 )
 def command(file: Path, out: Path | None, max_gb: float) -> None:
     """Make a bundle of FILE. It appears when every hash is right, and takes the place of nothing but a bundle.

@@ -100,7 +100,7 @@ def _names(kind: str, old: Sequence[TensorSpec], new: Sequence[TensorSpec]) -> I
     before, after = [spec.name for spec in old], [spec.name for spec in new]
     for name in before:
         if name not in after:
-            yield Change(f"{kind} {name} is gone")
+            yield Change(f"{kind} {name} is missing")
     for name in after:
         if name not in before:
             yield Change(f"{kind} {name} is new" + (": callers have to give it" if kind == "input" else ""))

@@ -1,4 +1,4 @@
-"""What may be asked of a run, in records of what belongs together.
+"""The settings of a run, grouped in records.
 
 Everything that takes settings is composed of them: the request of an export, its record in the manifest, what goes to
 child processes, the recheck of a bundle.
@@ -23,27 +23,27 @@ class Settings:
     """A record of settings."""
 
     def require_valid(self) -> None:
-        """UsageError for the first setting that has a value which it does not take."""
+        """Raise UsageError for the first setting with an invalid value."""
         for setting in settings(self):
             setting.check(getattr(self, setting.name))
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceSettings(Settings):
-    """Which model it is, beside its name: its weights, its inputs and its outputs."""
+    """The model's weights, inputs and outputs; its name is elsewhere."""
 
     checkpoint: str = option(
         "",
-        "Weights of your own: .safetensors, .pt, .pth, .bin, .ckpt, or the .index.json of one in several files.",
+        "Load your own weights: .safetensors, .pt, .pth, .bin, .ckpt, or the .index.json of a sharded checkpoint.",
         metavar="FILE",
         file=True,
     )
     allow_partial: bool = option(False, "Load the tensors of the checkpoint that fit, and warn about the rest.")
     inputs_file: str = option(
         "",
-        "Tensors by name (.safetensors, or a dict from torch.save), used instead of the recipe's inputs: every size is "
-        "then fixed except those of --dim. For a saved program it is the example: what the program leaves dynamic "
-        "stays dynamic.",
+        "Tensors by name (.safetensors, or a dict from torch.save) to use instead of the recipe's inputs. All sizes "
+        "are then fixed, except those of --dim. For a saved program the file is the example, and what the program "
+        "leaves dynamic stays dynamic.",
         flag="--inputs",
         key="inputs",
         metavar="FILE",
@@ -51,22 +51,22 @@ class SourceSettings(Settings):
     )
     dims: tuple[str, ...] = option(
         (),
-        "Name a dimension of a saved program or of --inputs, as batch=state:1 or samples=x:1:256..16000. It becomes "
-        "dynamic and varies together with all others of that name; may be repeated.",
+        "Name a dimension of a saved program or of --inputs, such as batch=state:1 or samples=x:1:256..16000. It "
+        "becomes dynamic and varies together with all others of that name; may be repeated.",
         flag="--dim",
         metavar="NAME=INPUT:AXIS[:MIN..MAX]",
     )
     leave_out: tuple[str, ...] = option(
         (),
-        "Drop an output, and everything in it, from every artifact, as past_key_values; may be repeated.",
+        "Drop this output and everything in it, such as past_key_values, from every artifact; may be repeated.",
         metavar="OUTPUT",
     )
-    task: str = option("", "For hf:ID: the task that selects the model class, as fill-mask.", metavar="TASK")
+    task: str = option("", "For hf:ID: the task that selects the model class, such as fill-mask.", metavar="TASK")
 
     def require_consistent(self, weights: str = "auto") -> None:
-        """UsageError for settings that contradict each other."""
+        """Raise UsageError for settings that contradict each other."""
         if self.allow_partial and not self.checkpoint:
-            remedy = "leave out allow_partial (--allow-partial), or give a checkpoint"
+            remedy = "remove allow_partial (--allow-partial), or give a checkpoint"
             raise UsageError("allow_partial has no effect without a checkpoint", remedy)
         if self.checkpoint and weights == "pretrained":
             cause = "weights = pretrained and a checkpoint are two sources of weights"
@@ -75,21 +75,21 @@ class SourceSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class SizeSettings(Settings):
-    """Sizes by symbol: those of the example, those that are timed (the example's first), and what artifacts promise."""
+    """Sizes by symbol: the example's, those to time (the example's first), and the ranges that artifacts promise."""
 
     sizes: dict[str, int] = described("Sizes of the example.", dict, minimum=1)
     sweep: dict[str, tuple[int, ...]] = described("Sizes that are timed, the example's first.", dict, minimum=1)
     ranges: dict[str, Range] = described("What the artifacts promise.", dict)
 
     def require_sizes(self) -> None:
-        """UsageError for a sweep without a size."""
+        """Raise UsageError for a sweep without a size."""
         if empty := [size for size, values in self.sweep.items() if not values]:
             raise UsageError(f"sweep names no value of {empty[0]}", "give at least one, the example's first")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings(Settings):
-    """With which weights the model is exported, which of its sizes stay dynamic, and where its state is kept."""
+    """The kind of weights, the dynamic sizes, and who keeps the state."""
 
     dynamic: str = option(
         "all",
@@ -102,7 +102,7 @@ class ModelSettings(Settings):
         "passes it as inputs named state.NAME and receives it among the outputs.",
         choices=("carry", "inputs"),
     )
-    weights: str = option("auto", "auto: pretrained where they are available.", choices=WEIGHTS)
+    weights: str = option("auto", "auto: pretrained if available, else random.", choices=WEIGHTS)
     seed: int = option(0, "Seed of random weights.")
 
 
@@ -147,29 +147,33 @@ class BuildSettings(Settings):
         minimum=0.1,
         effect=False,
     )
-    opset: int | None = option(None, "ONNX opset; torch's default otherwise.", minimum=18)
+    opset: int | None = option(None, "ONNX opset; by default torch's own.", minimum=18)
     fullgraph: bool = option(
-        False, "Fail a variant that torch.compile compiles just in time if it has a graph break.", key=None
+        False, "Fail a variant compiled just in time (torch.compile) if it has a graph break.", key=None
     )
     portable: bool = option(
         False,
-        "Compile packages for any x86-64-v3 CPU (AVX2) instead of for this one. GPU code is always for this kind of "
-        "GPU.",
+        "Compile packages for any x86-64-v3 CPU (AVX2) instead of this CPU. GPU code is always compiled for this type "
+        "of GPU.",
         flag="--portable/--native",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParitySettings(Settings):
-    """What an artifact's outputs are held against."""
+    """How outputs are judged."""
 
-    rtol: float | None = option(None, "Relative tolerance of parity; by precision otherwise.", minimum=0)
-    atol: float | None = option(None, "Absolute tolerance of parity; by precision otherwise.", minimum=0)
+    rtol: float | None = option(
+        None, "Relative tolerance for parity; by default it depends on the precision.", minimum=0
+    )
+    atol: float | None = option(
+        None, "Absolute tolerance for parity; by default it depends on the precision.", minimum=0
+    )
     min_metric: float | None = option(
-        None, "Fail a variant whose metric, from the recipe's metric(outputs, sample), is lower.", key=None
+        None, "Fail a variant whose metric (the recipe's metric(outputs, sample)) is lower than this.", key=None
     )
     max_metric_loss: float | None = option(
-        None, "Fail a variant whose metric is lower than eager's by more than this.", minimum=0, key=None
+        None, "Fail a variant whose metric is below eager's by more than this.", minimum=0, key=None
     )
 
 
@@ -177,10 +181,10 @@ class ParitySettings(Settings):
 class TimingSettings(Settings):
     """Whether and how latency is measured."""
 
-    bench: bool = option(True, "Whether latency is measured.", flag="--bench/--no-bench")
+    bench: bool = option(True, "Measure latency.", flag="--bench/--no-bench")
     time_budget: float = option(
         5.0,
-        "Seconds of timed calls for each variant and session, on average; each is called at least 5 times.",
+        "Average time of the timed calls for each variant and session; each is called at least 5 times.",
         metavar="SECONDS",
         minimum=0.1,
     )
@@ -195,12 +199,12 @@ class TimingSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(TimingSettings, ParitySettings, BuildSettings, SessionSettings, ModelSettings):
-    """All that may be asked of a run, beside its model, its sizes, its variants, its device and its folder."""
+    """All settings of a run, except for the model, sizes, variants, device and directory."""
 
     replace: bool = option(
         False,
-        "Replace a bundle even where a variant that passes in it would be lost: because it failed in this run, or was "
-        "not requested. Without it such a run is kept beside that bundle, in NAME.failed.",
+        "Replace a bundle even if that loses a variant that passes in it, because it failed in this run or was not "
+        "requested. By default such a run is kept beside the bundle, in NAME.failed.",
         key=None,
         effect=False,
     )

@@ -54,12 +54,12 @@ class MachineLoad:
 class Timing:
     """Steady-state latency of one session. `speedup` is eager's median over this one's, with its 95% interval.
 
-    A percentile is None where fewer than BEYOND samples lie beyond it.
+    A percentile is None where fewer than BEYOND samples are above it.
     """
 
     median_ms: float = described("Median.", minimum=0)
-    p90_ms: float | None = described("90th percentile; null where fewer than 10 samples lie beyond it.", minimum=0)
-    p99_ms: float | None = described("99th percentile; null where fewer than 10 samples lie beyond it.", minimum=0)
+    p90_ms: float | None = described("90th percentile; null where fewer than 10 samples are above it.", minimum=0)
+    p99_ms: float | None = described("99th percentile; null where fewer than 10 samples are above it.", minimum=0)
     min_ms: float = described("Fastest call.", minimum=0)
     max_ms: float = described("Slowest call.", minimum=0)
     ci95_ms: tuple[float, float] = described("95% interval of the median: low, high.", minimum=0)

@@ -84,7 +84,7 @@ def take(place: Path, record: ArtifactRecord, to: Path) -> None:
 def golden(place: Path, manifest: Manifest) -> ArtifactRecord:
     """The record of the bundle's golden; ArtifactError when there is none."""
     if manifest.golden is None:
-        raise ArtifactError(f"{place} has no golden: its run ended before one was made", "export again")
+        raise ArtifactError(f"{place} has no golden: its run ended before making one", "export again")
     return manifest.golden.file
 
 

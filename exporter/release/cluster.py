@@ -39,10 +39,10 @@ REACH_S = 10.0  # for the head to answer
 POLL_S = 5.0  # between two looks at which nodes there are
 GRACE_S = 30.0  # for cancelled steps to tidy up, on nodes that are busy too
 LIMIT = 1 << 40  # bytes of a bundle
-ALIKE = "give every node the same versions, and the same files at the same paths, as on a shared file system"
+ALIKE = "install the same versions on every node, and provide the same files at the same paths (a shared file system)"
 ADDRESS = "give the HOST:PORT that `ray start --head` shows, or ray://HOST:10001 from outside the cluster"
-LOST = "see Ray's logs; where memory was short, give memory_limit_gb"
-DISK = "free some space on that node, or give it another TMPDIR"
+LOST = "see Ray's logs; if memory ran out, set memory_limit_gb"
+DISK = "free some space on that node, or set another TMPDIR there"
 Node = dict[str, Any]  # as ray.nodes() tells of it
 
 
@@ -123,13 +123,13 @@ class Cluster:
         nodes = self.nodes()
         for step in steps:
             if ":" in step.request.device:
-                raise UsageError(f"{step.name}: on a cluster Ray chooses the GPU", 'write devices = ["cuda"]')
+                raise UsageError(f"{step.name}: on a cluster, Ray chooses the GPU", 'write devices = ["cuda"]')
             if not any(_fits(step, node) for node in nodes):
                 raise UsageError(*_no_room(step))
         tasks = [_task(step) for step in steps]
         asked = [(node["NodeName"], self.start(lacking, tasks, num_cpus=0, **_only(node))) for node in nodes]
         if problems := [f"{name}: {problem}" for name, ref in asked for problem in self._answer(ref)]:
-            raise UsageError("\n".join(["the nodes of the cluster are not alike", *problems]), ALIKE)
+            raise UsageError("\n".join(["the nodes of the cluster differ", *problems]), ALIKE)
 
     def _answer(self, ref: Any) -> list[str]:
         try:
@@ -180,7 +180,7 @@ class _Run:
                 if len(self.tried[step.name]) < ATTEMPTS:
                     self.waiting.append(step)
                 else:
-                    yield step, Outcome(None, f"its worker was lost {ATTEMPTS} times: {made}", LOST)
+                    yield step, Outcome(None, f"its worker died {ATTEMPTS} times: {made}", LOST)
 
     def _begin(self, nodes: list[Node]) -> None:
         """Queue what Ray may choose the node of, and what has a node for itself now."""
@@ -247,7 +247,7 @@ def _no_room(step: Step) -> tuple[str, str]:
     gpu = "" if request.device == "cpu" else " and a GPU"
     memory = f" and {request.memory_limit_gb:g} GB of memory" if request.memory_limit_gb else ""
     cause = f"{step.name}: no node of the cluster has {cpus}{gpu}{memory}"
-    return cause, "set threads and memory_limit_gb to what a node has, or add a node"
+    return cause, "lower threads or memory_limit_gb, or add a node"
 
 
 def _only(node: Node) -> dict[str, Any]:
@@ -278,7 +278,7 @@ def _unlike(task: Task) -> list[str]:
     except OSError as error:
         return [f"there is no file {error.filename}"]
     pairs = ((task.files, files), (files, task.files))
-    return [f"{path} is not the same" for some, others in pairs for path in some if some[path] not in others.values()]
+    return [f"{path} differs" for some, others in pairs for path in some if some[path] not in others.values()]
 
 
 def _at_home(task: Task) -> contextlib.chdir[Path]:
@@ -330,7 +330,7 @@ def _arrive(step: Step, made: Made) -> Outcome:
     out = step.request.out
     place = out if made.passes else publishing.spare(out, publishing.FAILED)
     try:
-        archive.receive(memoryview(made.packed), f"what came of {step.name}", place, LIMIT)
+        archive.receive(memoryview(made.packed), f"the result of {step.name}", place, LIMIT)
     except ArtifactError as error:
         return Outcome(None, str(error), error.remedy)
     return Outcome(place)

@@ -97,7 +97,7 @@ def _outcome(done: Future[Outcome]) -> Outcome:
     try:
         return done.result()
     except BrokenProcessPool:  # it takes along what ran beside it
-        return Outcome(None, "a process that makes steps was killed", "memory may be short: --resume with fewer --jobs")
+        return Outcome(None, "a worker process was killed", "memory may have run out: use --resume with fewer --jobs")
 
 
 def _end_with_parent() -> None:

@@ -64,15 +64,15 @@ def read(path: Path, named: Path | None = None) -> ReleaseFile:
         text = path.read_text(encoding="utf-8")
         data = tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
-        remedy = "give the path of a release file; `exporter release --init` writes one"
+        remedy = "pass the path of a release file; `exporter release --init` writes one"
         raise UsageError(f"{named} cannot be read: {getattr(error, 'strerror', error)}", remedy) from error
     except tomllib.TOMLDecodeError as error:
         what, _, where = str(error).partition(" (at ")
         line = re.match(r"line (\d+)", where)
         number = int(line[1]) if line else len(text.splitlines())
-        raise ReleaseFileError(named, [(number, what)], "it is no TOML: https://toml.io") from error
+        raise ReleaseFileError(named, [(number, what)], "it is not valid TOML (https://toml.io)") from error
     except RecursionError as error:
-        raise UsageError(f"{named}: it is nested too deep", "no key needs more than four levels") from error
+        raise UsageError(f"{named}: too deeply nested", "no key is nested more than four levels deep") from error
     found = ReleaseFile(named, data, _lines(text))
     if problems := sorted(set(_problems(found)), key=lambda problem: found.line(problem[0])):
         raise ReleaseFileError(named, [(found.line(place), _keyed(place, problem)) for place, problem in problems])
@@ -107,7 +107,7 @@ def _problems(file: ReleaseFile) -> Iterator[tuple[Place, str]]:
         known = [*error.schema["properties"], *inherited]
         for key in error.instance.keys() - known:
             close = difflib.get_close_matches(key, known, n=1)
-            yield (*place, key), f"there is no such key; {f'did you mean {close[0]}?' if close else 'remove it'}"
+            yield (*place, key), f"unknown key; {f'did you mean {close[0]}?' if close else 'remove it'}"
     yield from ((place, f"{value} is not a finite number") for place, value in _not_finite(file.data, ()))
     yield from _unknown_targets(file.data, ())
     models = file.data.get("models")

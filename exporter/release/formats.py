@@ -36,7 +36,7 @@ def plan(steps: Sequence[Step], kept: set[str], out: Path) -> str:
 
     lines = [(step.name, "keep" if step.name in kept else "make", _wanted(step)) for step in steps]
     count = sum(step.name not in kept for step in steps)
-    return console.table(("step", "", "gates"), lines) + f"{count} of {len(steps)} steps to make, into {out}\n"
+    return console.table(("step", "", "gates"), lines) + f"{count} of {len(steps)} steps to run, into {out}\n"
 
 
 def table(rows: Sequence[Row], out: Path) -> str:

@@ -75,9 +75,11 @@ def check(gates: Gates, found: Measurements, over: Measurements | None = None) -
     checks = []
     if gates.parity:
         kept = found.parity in VERDICTS[: VERDICTS.index(gates.parity) + 1]
-        checks.append(_check("parity", gates.parity, found.parity or None, kept, f"at worst {gates.parity} is allowed"))
+        checks.append(
+            _check("parity", gates.parity, found.parity or None, kept, f"the worst allowed is {gates.parity}")
+        )
     if gates.propagate_nan:
-        wanted = "NaN and infinity must be propagated as eager does"
+        wanted = "NaN and infinity must propagate as in eager"
         checks.append(_check("propagate_nan", True, found.propagates, bool(found.propagates), wanted))
     if gates.max_p99_ms is not None:
         kept = found.p99_ms is not None and found.p99_ms <= gates.max_p99_ms
@@ -87,7 +89,7 @@ def check(gates: Gates, found: Measurements, over: Measurements | None = None) -
         kept = low is not None and low >= gates.min_speedup
         wanted = f"at least {gates.min_speedup:g}x {gates.over} at the interval's lower end"
         if low is None and found.speedup_ci95:
-            wanted += f"; it is {gates.over} that has no timing: make its step too"
+            wanted += f"; {gates.over} has no timing: run its step too"
         checks.append(_check("min_speedup", gates.min_speedup, low, kept, wanted))
     if gates.max_mb is not None:
         kept = found.bytes <= gates.max_mb * 1e6

@@ -80,7 +80,7 @@ def _hash(path: Path) -> str:
     try:
         return _digest(path, path.stat().st_mtime_ns)
     except PermissionError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", "change its mode or its owner") from error
+        raise UsageError(f"{path} cannot be read: {error.strerror}", "change its permissions or owner") from error
 
 
 @functools.cache

@@ -87,7 +87,7 @@ def make(file: ReleaseFile, out: Path) -> tuple[list[Step], list[str]]:
         for step in model.steps(out):
             if step.name in steps:
                 remedy = "give one of the models another name, or other targets"
-                raise model.error("model", f"{step.name} is already made by line {steps[step.name].line}", remedy)
+                raise model.error("model", f"{step.name} is already defined by line {steps[step.name].line}", remedy)
             steps[step.name] = step
         warnings += [file.located(model.place("targets"), text) for text in model.left_out()]
     for step in steps.values():
@@ -172,7 +172,7 @@ class _Model:
     def _require_timing(self) -> None:
         for gate in ("max_p99_ms", "min_speedup"):
             if getattr(self.gates, gate) is not None and not self.all.get("bench", True):
-                cause, remedy = "nothing is timed here: bench is false", "leave out one of them"
+                cause, remedy = "bench is false, so nothing is timed", "remove one of them"
                 raise self.file.error(self.place("gates", gate), cause, remedy)
 
     def _request(

@@ -137,7 +137,7 @@ def _opened(out: Path) -> Iterator[Journal]:
     except OSError as error:
         raise filesystem.error(error, out) from error
     except KeyboardInterrupt as interrupt:
-        interrupt.add_note("finished steps are kept: --resume goes on from there")
+        interrupt.add_note("finished steps are kept: continue with --resume")
         raise
 
 

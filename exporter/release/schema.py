@@ -23,7 +23,7 @@ def make() -> dict[str, Any]:
     models = {
         "type": "array",
         "minItems": 1,
-        "description": "One table for each model; a model may have several, where its targets have other gates.",
+        "description": "One table for each model; a model may have several, if its targets have different gates.",
         "items": {
             "type": "object",
             "$ref": "#/$defs/settings",
@@ -64,7 +64,7 @@ def _of(record: type) -> dict[str, Any]:
 
 
 _MODEL = {
-    "model": _TEXT | {"description": "As `exporter export` takes it."},
+    "model": _TEXT | {"description": "The model, as `exporter export` takes it."},
     "name": {
         "type": "string",
         "pattern": "^\\w[\\w.+-]*$",
@@ -82,7 +82,7 @@ _STEPS: dict[str, Any] = {
         "type": "array",
         "items": {"enum": list(PRECISIONS)},
         "minItems": 1,
-        "description": "What each target that names no precision computes in; fp32 by default.",
+        "description": "Precision of each target that names none; fp32 by default.",
     },
     "devices": {
         "type": "array",
@@ -99,7 +99,7 @@ _STEPS: dict[str, Any] = {
             "additionalProperties": _SIZE,
         },
         "minItems": 1,
-        "description": "Sizes of the example that is timed, a table for each; the recipe's own by default.",
+        "description": "Sizes of the timed example, one table for each example; the recipe's own by default.",
     },
     "ranges": {
         "type": "object",

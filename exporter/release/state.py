@@ -45,7 +45,7 @@ class Journal:
             except OSError as error:
                 raise ArtifactError(f"{self._path} cannot be read: {error.strerror}", "change its owner") from error
             except ArtifactError as error:
-                remedy = error.remedy or "remove it, and every step is made again"
+                remedy = error.remedy or "remove it; then every step runs again"
                 raise ArtifactError(f"{self._path}: {error}", remedy) from error
 
     def finished(self, step: Step, key: str) -> Manifest | None:

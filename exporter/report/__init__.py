@@ -33,5 +33,5 @@ def render_all(found: Sequence[tuple[Manifest, Path]], form: str) -> str:
 
         return html.render(found)
     if form == "json" and len(found) > 1:
-        raise UsageError("json is one manifest, of one bundle", "give one BUNDLE at a time")
+        raise UsageError("json prints one manifest, of one bundle", "give one BUNDLE at a time")
     return "".join(render(manifest, form, place) for manifest, place in found)

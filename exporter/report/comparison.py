@@ -58,14 +58,14 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
         if pair.busy:
             yield f"{pair.name}: {pair.busy}"
     if any(latency.ratio_ci95 is None for pair in comparison.pairs for latency in pair.latency.values()):
-        yield "latency is what each run measured in its own time; --measure times both side by side"
+        yield "each latency comes from its own run; --measure times both bundles side by side"
     for name in comparison.gone:
-        yield f"{name} is gone"
+        yield f"{name} is missing"
     for name in comparison.added:
         yield f"{name} is new"
 
 
 def _verdict(comparison: Comparison) -> str:
     if not comparison.broken:
-        return "The new bundle can take the old one's place."
-    return f"The new bundle cannot take the old one's place: {'; '.join(comparison.broken)}."
+        return "The new bundle can replace the old one."
+    return f"The new bundle cannot replace the old one: {'; '.join(comparison.broken)}."

@@ -40,7 +40,7 @@ def render(manifest: Manifest, place: Path | None = None) -> str:
     skip = NARROW if console.width < WIDE else ()
     console.print(_table(rows.headings(manifest), rows.rows(manifest), skip))
     if skip:
-        console.print(f"{' and '.join(skip)} are shown from {WIDE} columns on", style="dim")
+        console.print(f"{' and '.join(skip)} need a terminal of at least {WIDE} columns", style="dim")
     for headings, *lines in rows.others(manifest):
         console.print(_table(headings, lines))
     for variant in rows.failures(manifest):

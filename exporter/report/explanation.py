@@ -14,7 +14,7 @@ from exporter import targets
 from exporter.core import source_lines
 from exporter.workers.explain import Explanation, Finding, Section
 
-OPERATORS = "operators that C++ has to load"  # heading of the one section that is no target's
+OPERATORS = "operator libraries that C++ must load"  # heading of the one section that is no target's
 STYLES = {"ok": "green", "note": "yellow", "bad": "bold red"}
 MARK = 6  # columns of the mark before each finding
 NARROWEST, WIDEST = 40, 120

@@ -22,7 +22,7 @@ from exporter.report import figures, rows, summary
 
 MOST_SAMPLES = 1 << 28  # bytes of a file of samples that is read
 BREAK_EVEN = (
-    "An artifact pays back after so many calls: building, loading and calling it then cost less than calling {}."
+    "Number of calls after which an artifact pays off: building, loading and calling it then cost less than calling {}."
 )
 WORDS = (
     "session",
@@ -119,9 +119,9 @@ def read_samples(manifest: Manifest, place: Path) -> tuple[Samples, str]:
 
 
 def compare(found: Sequence[tuple[Manifest, Path]]) -> Table:
-    """What to ship of each bundle."""
+    """What to ship from each bundle."""
     headings = ("bundle", "model", "device", "ship", "latency", "speed-up", "size", "parity", "passed")
-    return Table("What to ship of each bundle", headings, [_compared(manifest, place) for manifest, place in found])
+    return Table("What to ship from each bundle", headings, [_compared(manifest, place) for manifest, place in found])
 
 
 def _compared(manifest: Manifest, place: Path) -> Cells:
@@ -156,9 +156,11 @@ def _latency(report: Report) -> Chapter | None:
     note = "A dot is the median, the bar across it the 95% interval"
     note += f", the hill the density of the samples.{_beyond(strips)}" if report.samples else f". {report.problem}."
     wanting = [q for q in (90, 99) if any(t.runs < runs_for(q) for _, _, t in timed)]
-    note += "".join(f" A p{q} wants {runs_for(q)} runs, and stands only where there are so many." for q in wanting)
-    drawings = _draw(report, "Latency", note, lambda width: figures.strips(strips, "ms a call, less is better", width))
-    table = Table("Milliseconds of a call", headings, lines, note, drawings)
+    note += "".join(f" A p{q} needs {runs_for(q)} runs and is shown only if there are that many." for q in wanting)
+    drawings = _draw(
+        report, "Latency", note, lambda width: figures.strips(strips, "ms per call, lower is better", width)
+    )
+    table = Table("Milliseconds per call", headings, lines, note, drawings)
     return Chapter("Latency", (table, *_other("Latency and throughput at each size", rows.sweep(report.manifest))))
 
 
@@ -172,8 +174,10 @@ def _speedup(report: Report) -> Chapter | None:
         lines.append((one[0].name, one[1], f"{ratio:.2f}x", f"{bounds[0]:.2f}x to {bounds[1]:.2f}x"))
     if not lines:
         return None
-    unit = f"times as fast as {baseline}, more is better"
-    note = f"The median of {baseline} over each other, measured in rotation. A bar on the broken line shows no gain."
+    unit = f"times as fast as {baseline}, higher is better"
+    note = (
+        f"The median of {baseline} divided by the variant's, measured in rotation. On the dashed line there is no gain."
+    )
     drawings = _draw(report, "Speed-up", note, lambda width: figures.strips(strips, unit, width, mark=1.0))
     headings = ("variant", "session", rows.VS + baseline, "95% interval")
     return Chapter("Speed-up", (Table(f"Times as fast as {baseline}", headings, lines, note, drawings),))
@@ -184,13 +188,13 @@ def _front(report: Report) -> Chapter | None:
     if len(found) < 2:
         return None
     front = summary.pareto(found)
-    unit = "ms an item" if goal == "throughput" else "ms a call"
+    unit = "ms per item" if goal == "throughput" else "ms per call"
     points = [figures.Point(c.variant.name, c.bytes / 1e6, c.cost, c in front) for c in found]
     lines = [
         (c.variant.name, c.session, f"{rows.number(c.cost)} ms", rows.size_of(c.bytes), "yes" if c in front else "no")
         for c in found
     ]
-    note = "Nothing is faster and smaller than what the line joins. Each artifact is shown in its fastest session."
+    note = "No artifact is both faster and smaller than one on the line. Each artifact is shown in its fastest session."
     drawings = _draw(report, "Latency against size", note, lambda width: figures.pareto(points, unit, width))
     table = Table("Latency and size", ("variant", "session", unit, "size", "unbeaten"), lines, note, drawings)
     return Chapter("Latency against size", (table,))
@@ -229,21 +233,21 @@ def _parts(manifest: Manifest) -> tuple[Table, ...]:
             found.setdefault(place, {})[name] = f"{part.verdict}{distance}"
     names = [name for name, parity in sessions if parity.parts]
     lines = [(*place, *(cells.get(name, "-") for name in names)) for place, cells in found.items()]
-    note = "The verdict, and the largest absolute difference from the reference."
+    note = "The verdict and the largest absolute difference from the reference."
     return (Table("Each output at each case", ("case", "output", *names), lines, note),) if lines else ()
 
 
 def _cost(report: Report) -> Chapter | None:
     manifest = report.manifest
     tables = [
-        *_other("What an artifact costs before it serves", rows.lifecycle(manifest)),
-        *_other("First calls of what is compiled just in time", rows.starts(manifest)),
+        *_other("What an artifact costs before its first request", rows.lifecycle(manifest)),
+        *_other("First calls of variants compiled just in time", rows.starts(manifest)),
     ]
     if not tables:
         return None
     if lines := list(_lines(manifest)):
-        note = f"All time spent after so many calls, over that of {manifest.baseline}. "
-        note += "At its dot a variant has paid back. Each is shown in its fastest session."
+        note = f"Total time spent after this many calls, relative to {manifest.baseline}. "
+        note += "The dot marks where a variant has paid off. Each is shown in its fastest session."
         said = f"{note} {'; '.join(line.text for line in lines)}."
         drawings = _draw(report, "Break-even", said, lambda width: figures.break_even(lines, manifest.baseline, width))
         tables[0] = replace(tables[0], note=note, drawings=drawings)
@@ -263,16 +267,16 @@ def _fixed(report: Report) -> Chapter | None:
     if manifest.contract is None:
         return None
     promised = ", ".join(f"{name} from {bounds}" for name, bounds in manifest.contract.symbols.items())
-    text = f"Promised to move: {promised}." if promised else "No size was promised to move."
+    text = f"Promised ranges: {promised}." if promised else "No size is promised to be dynamic."
     lists = _lists(manifest, lambda v: (*v.fixed, *map(str, v.limits)))
     if promised and not lists:
-        text += " No artifact was found to fix one."
+        text += " No artifact fixed one."
     return Chapter("Fixed silently", text=text, lists=lists)
 
 
 def _said(report: Report) -> Chapter | None:
     lists = _lists(report.manifest, lambda v: (*rows.notes(v), *map(str, v.warnings)))
-    return Chapter("What the exporters said", lists=lists) if lists else None
+    return Chapter("Messages from the exporters", lists=lists) if lists else None
 
 
 def _lists(
@@ -340,9 +344,9 @@ def _milliseconds(timing: Timing) -> Cells:
 
 
 def _beyond(strips: Sequence[figures.Bar]) -> str:
-    """How many samples lie beyond the figure's end."""
+    """How many samples are above the figure's end."""
     end = figures.edge(strips)
     count = sum(sample > end for strip in strips for sample in strip.samples)
     return (
-        f" {count} of {sum(len(s.samples) for s in strips)} samples lie beyond {rows.number(end)} ms." if count else ""
+        f" {count} of {sum(len(s.samples) for s in strips)} samples are above {rows.number(end)} ms." if count else ""
     )

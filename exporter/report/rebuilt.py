@@ -23,5 +23,5 @@ def _lines(found: Rebuilt) -> Iterator[str]:
     yield from found.notes
     counts = Counter(file.status for file in found.files)
     told = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
-    verdict = "is what its recipe gives" if found.same else "is not what its recipe gives here"
+    verdict = "is what its recipe builds" if found.same else "differs from what its recipe builds here"
     yield f"{found.bundle} {verdict}: {told}."

@@ -207,7 +207,7 @@ def size_of(count: int) -> str:
 
 
 def percentile(timing: Timing, q: int) -> str:
-    """The percentile in ms, 90 or 99; a dash where too few samples lie beyond it."""
+    """The percentile in ms, 90 or 99; a dash where too few samples are above it."""
     value = {90: timing.p90_ms, 99: timing.p99_ms}[q]
     return "-" if value is None or timing.runs < runs_for(q) else number(value)
 
@@ -241,18 +241,18 @@ def heading(manifest: Manifest) -> list[str]:
         lines[0] += "; dynamic: " + ", ".join(f"{name} {r}" for name, r in symbols.items())
     if manifest.contract and manifest.contract.state:
         names = ", ".join(tensor.name for tensor in manifest.contract.state.tensors)
-        whose = "the artifacts carry it" if manifest.contract.state.kept == "inside" else "callers carry it"
+        whose = "the artifacts keep it" if manifest.contract.state.kept == "inside" else "callers keep it"
         lines[0] += f"; state: {names} ({whose})"
     if manifest.golden:
         golden = manifest.golden
         noise = "" if golden.eager_rmse is None else f"; eager's own error {golden.eager_rmse:.1e} RMSE"
         tolerance = f"rtol {golden.tolerance.rtol:g}, atol {golden.tolerance.atol:g}"
         reference = (
-            "eager in float64" if golden.reference == "float64" else "eager itself, which could not be run in float64"
+            "eager in float64" if golden.reference == "float64" else "eager, because the model does not run in float64"
         )
         lines.append(f"parity over {len(golden.cases)} cases against {reference}, {tolerance}{noise}")
     if metric := manifest.metric:
-        bounds = (("at least", metric.least), ("lost at most", metric.most_loss))
+        bounds = (("at least", metric.least), ("maximum loss", metric.most_loss))
         said = "".join(f", {words} {bound:g}" for words, bound in bounds if bound is not None)
         lines.append(f"metric of eager {metric.eager:.4g} over {metric.samples} samples, higher is better{said}")
     return lines
@@ -269,7 +269,9 @@ def hints(manifest: Manifest) -> list[str]:
     found += [f"nothing was timed at {point}: {why}" for point, why in manifest.untimed.items()]
     timed = [(v, t) for v in manifest.variants for t in v.timings.values()]
     if any(not t.stable for _, t in timed):
-        found.append("~ unstable: the interval stayed wider than ±3%; raise --time-budget, or quiet the machine")
+        found.append("~ unstable: the interval stayed wider than ±3%; raise --time-budget, or stop other programs")
     if manifest.environment.get("exporter-run") == "none":
-        found.append("no C++ rows: exporter-run is not built; `make cpp` builds it, EXPORTER_RUN names one")
+        found.append(
+            "no C++ rows: exporter-run is not built; build it with `make cpp`, or set EXPORTER_RUN to its path"
+        )
     return found

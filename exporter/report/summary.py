@@ -86,11 +86,11 @@ def out_of_bounds(choice: Choice, goal: Goal) -> str:
     parity = choice.variant.parity
     p99 = choice.timing.p99_ms if choice.timing.runs >= runs_for(99) else None
     if goal.max_p99_ms is not None and p99 is None:
-        return f"p99 is not known: it wants {runs_for(99)} runs, and there are {choice.timing.runs}"
+        return f"p99 is unknown: it needs {runs_for(99)} runs, and there are {choice.timing.runs}"
     if goal.max_p99_ms is not None and p99 is not None and p99 > goal.max_p99_ms:
         return f"p99 is {number(p99)} ms"
     if goal.max_mb is not None and choice.bytes > goal.max_mb * 1e6:
-        return f"it is {size_of(choice.bytes)} large"
+        return f"its size is {size_of(choice.bytes)}"
     if goal.min_cosine is not None and parity and parity.cosine is not None and parity.cosine < goal.min_cosine:
         return f"its cosine is {parity.cosine:.4f}"
     return ""
@@ -117,7 +117,7 @@ def sentences(manifest: Manifest) -> list[str]:
     if failed:
         summary += f"; failed: {', '.join(v.name for v in failed)}"
     if manifest.status == "interrupted":
-        summary = f"The run was interrupted before its end; {summary}"
+        summary = f"The run was interrupted; {summary}"
     elif manifest.status == "failed":
         summary = f"The model could not be prepared for export; {summary}"
     lines = [summary + "."]
@@ -125,11 +125,11 @@ def sentences(manifest: Manifest) -> list[str]:
     if best and (busy := _busy(manifest)):
         lines.append(busy)
     if best and _is_in_doubt(best[0], manifest):
-        lines.append(f"That decides nothing, so nothing is recommended. {AGAIN}")
+        lines.append(f"The comparison is inconclusive, so nothing is recommended. {AGAIN}")
     elif best:
         lines.append(_recommend(best, manifest))
     elif any(v.timings and v.status == "passed" and v.artifact for v in manifest.variants):
-        lines.append(f"No artifact keeps the bounds: {_bounds(manifest.goal)}.")
+        lines.append(f"No artifact meets the limits: {_bounds(manifest.goal)}.")
     elif any(v.status == "passed" and v.artifact for v in manifest.variants):
         lines.append("Nothing was timed, so nothing is recommended.")
     return lines
@@ -138,7 +138,7 @@ def sentences(manifest: Manifest) -> list[str]:
 def _busy(manifest: Manifest) -> str:
     """That the machine had other things to do while it was timed; "" where it had not."""
     machine = manifest.machine
-    return f"The machine was busy while this was timed: {machine.describe()}." if machine and machine.busy else ""
+    return f"The machine was busy during timing: {machine.describe()}." if machine and machine.busy else ""
 
 
 def _is_in_doubt(first: Choice, manifest: Manifest) -> bool:

@@ -50,7 +50,7 @@ def run(place: Path, how: CheckOptions, listener: Listener) -> Manifest:
         evidence.require(evidence.problems | evidence.spoilt)
     manifest = layout.read_manifest(place)
     if manifest.golden is None:
-        raise ArtifactError(f"{place} has no golden: its run ended before one was made", "export again")
+        raise ArtifactError(f"{place} has no golden: its run ended before making one", "export again")
     for file in (manifest.golden.file, manifest.samples):
         if file is not None:
             layout.verify(place, file, evidence.digests.get(file.path))
@@ -95,7 +95,7 @@ class _Recheck:
         warnings += self.manifest.warnings
         warnings += (metrics.NOT_AGAIN,) if self.manifest.metric else ()
         warnings += tuple(
-            f"{variant.name} is not checked: it failed when it was exported, and lies in {layout.REJECTED}/"
+            f"{variant.name} is not checked: its export failed, and its files are in {layout.REJECTED}/"
             for variant in self.manifest.variants
             if variant.rejected
         )
@@ -111,7 +111,7 @@ class _Recheck:
         plan.begin(record.name)
         keep = self.how.bench and plan.keeps(record)
         if self.how.bench and not keep:
-            record = replace(record, untimed="there is no memory for it beside the others")
+            record = replace(record, untimed="there is not enough memory for it together with the others")
         openers = session_checks.openers(self.zygote, self.place, record, self.options, log, self.how.timeout)
         results = self.sessions.judge(record, self.manifest.golden, openers, record.name if keep else "")
         return plan.explain(session_checks.conclude(record, results))
@@ -163,7 +163,9 @@ def _ahead(created: str, now: datetime) -> tuple[str, ...]:
     """What is to be said of a bundle that was made later than it is now."""
     with contextlib.suppress(ValueError, OverflowError):
         if datetime.fromisoformat(created).astimezone(UTC) > now + SKEW:
-            return (f"it was made at {created}, and here it is {now.isoformat(timespec='seconds')}: a clock is wrong",)
+            return (
+                f"it was made at {created}, and the time here is {now.isoformat(timespec='seconds')}: a clock is wrong",
+            )
     return ()
 
 

@@ -97,7 +97,7 @@ def run(places: tuple[Path, Path], gates: Limits, how: TimingOptions | None, lis
     )
     broken = _broken(found, gates)
     if not any(variant.status == "passed" for variant in shipped[1].values()):
-        broken.append("it holds no artifact that passed")
+        broken.append("it has no artifact that passed")
     return replace(found, broken=tuple(broken))
 
 
@@ -130,22 +130,22 @@ def _verdict(variant: VariantRecord) -> str:
 
 
 def _broken(found: Comparison, gates: Limits) -> list[str]:
-    broken = [f"{name} is gone" for name in found.gone]
+    broken = [f"{name} is missing" for name in found.gone]
     for pair in found.pairs:
         if pair.verdicts[1] == "FAIL" != pair.verdicts[0]:
-            broken.append(f"{pair.name} passed, and does not any more")
+            broken.append(f"{pair.name} passed in the old bundle and fails in the new one")
         if not gates.allow_breaking:
             broken += [f"{pair.name}: {change.what}" for change in pair.changes if change.breaking]
         if pair.fails or (pair.note and gates.max_slower is not None):
             broken.append(f"{pair.name}: {pair.note}")
         larger = 100 * (pair.bytes[1] / max(pair.bytes[0], 1) - 1)
         if gates.max_larger is not None and pair.bytes[1] > pair.bytes[0] * (1 + gates.max_larger / 100):
-            broken.append(f"{pair.name} is {larger:.1f}% larger, {gates.max_larger:g}% may be")
+            broken.append(f"{pair.name} is {larger:.1f}% larger; the limit is {gates.max_larger:g}%")
         for session, latency in pair.latency.items():
             surely = latency.ratio_ci95[0] if latency.ratio_ci95 else latency.ratio
             if gates.max_slower is not None and 100 * (surely - 1) > gates.max_slower:
                 slower = 100 * (latency.ratio - 1)
-                broken.append(f"{pair.name} ({session}) is {slower:.1f}% slower, {gates.max_slower:g}% may be")
+                broken.append(f"{pair.name} ({session}) is {slower:.1f}% slower; the limit is {gates.max_slower:g}%")
     return broken
 
 
@@ -159,7 +159,7 @@ def _measured(
 ) -> list[Pair]:
     """With latency as it is found now; a pair that cannot be says why."""
     if manifests[0].model.sizes != manifests[1].model.sizes or manifests[0].device != manifests[1].device:
-        note = "not measured: the bundles were made at other sizes or on another device"
+        note = "not measured: the bundles differ in sizes or device"
         return [replace(pair, latency={}, note=note) for pair in pairs]
     options = targets.Options(device=manifests[1].device, threads=how.threads, ops_libs=how.ops_libs)
     measured = []
@@ -167,7 +167,7 @@ def _measured(
         for pair in pairs:
             listener.stage(pair.name, "time")
             if "FAIL" in pair.verdicts:
-                measured.append(replace(pair, latency={}, note="not measured: it does not pass in both"))
+                measured.append(replace(pair, latency={}, note="not measured: it does not pass in both bundles"))
                 continue
             sides = [
                 _Side(place, one[pair.name], manifest.golden)
@@ -221,7 +221,7 @@ def _time(
 
 
 def _busy(machine: MachineLoad | None) -> str:
-    return f"the machine was busy while it was timed: {machine.describe()}" if machine and machine.busy else ""
+    return f"the machine was busy during timing: {machine.describe()}" if machine and machine.busy else ""
 
 
 def _failed(pair: Pair, side: str, reason: str) -> Pair:

@@ -67,7 +67,7 @@ def _targets(found: dict[str, tuple[str, str]]) -> Iterator[Part]:
         try:
             yield from targets.facts(name).examine(found.get(f"target {name}", ("", ""))[1])
         except Exception as error:  # of another package
-            yield Part("bad", name, f"its own examination failed: {source_lines.named(error)}")
+            yield Part("bad", name, f"the check itself failed: {source_lines.named(error)}")
     for refused in targets.refused():
         yield Part("bad", "target", str(refused), refused.remedy)
 
@@ -85,7 +85,7 @@ def _probe() -> dict[str, tuple[str, str]]:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
-        return {"torch": (f"importing it ends the process with code {done.returncode}", "")}
+        return {"torch": (f"importing it ended the process with exit code {done.returncode}", "")}
     answers: dict[str, tuple[str, str]] = json.loads(lines[-1])
     return answers
 
@@ -107,7 +107,7 @@ def _python() -> Part:
 def _module(name: str, error: str, version: str) -> Part:
     if not error:
         if name == "torch" and not SUPPORTED[0] <= _numbers(version) <= SUPPORTED[1]:
-            return Part("note", name, f"{version} is not one of those tested", "tested: torch 2.11 to 2.14")
+            return Part("note", name, f"{version} is untested", "tested: torch 2.11 to 2.14")
         return Part("ok", name, version)
     return Part("bad", name, error, remedy(name, error))
 
@@ -122,7 +122,7 @@ def remedy(name: str, error: str) -> str:
     if "torchvision::nms" in error or ("torchvision" in error and "operator" in error):
         have = f"torch {environment.version('torch')} and torchvision {environment.version('torchvision')}"
         install = "`pip install --force-reinstall torch torchvision`"
-        return f"{have} are of different builds: install both from one index, {install}"
+        return f"{have} come from different builds: install both from one index, {install}"
     if "No module named" in error:
         alternatives = (r.split("|") for target in targets.usable().values() for r in target.requires)
         return f"pip install {next((first for first, *others in alternatives if name in others), name)}"
@@ -134,7 +134,7 @@ def _tool(name: str) -> Part:
     beside = Path(sys.executable).with_name(program)  # of an environment that is not activated
     found = shutil.which(program) or (str(beside) if beside.is_file() else None)
     if found is None:
-        return Part("note", name, "none: exporter-run cannot be built", f"pip install {program}")
+        return Part("note", name, "not found: exporter-run cannot be built", f"pip install {program}")
     return Part("ok", name, found)
 
 
@@ -142,7 +142,10 @@ def _runner() -> Part:
     runner = environment.find_runner()
     if runner is None:
         return Part(
-            "note", "exporter-run", "not built: no C++ rows", "`make cpp` in a checkout, or name one in EXPORTER_RUN"
+            "note",
+            "exporter-run",
+            "not built: no C++ rows",
+            "run `make cpp` in a checkout, or set EXPORTER_RUN to its path",
         )
     return Part("ok", "exporter-run", str(runner))
 
@@ -154,7 +157,7 @@ def _gpu(found: dict[str, tuple[str, str]]) -> list[Part]:
     findings = [Part("ok", f"GPU {index}", name) for index, name in enumerate(gpus)]
     error, version = found.get("cuda", ("torch does not import", ""))
     if error:
-        findings.append(Part("bad", "CUDA", error, "install a CUDA build of torch that fits the driver"))
+        findings.append(Part("bad", "CUDA", error, "install a CUDA build of torch that matches the driver"))
     else:
         findings.append(Part("ok", "CUDA", f"torch is built for {version}"))
     return findings

@@ -78,7 +78,7 @@ class Judging:
             session.outputs(file)
             metric = self.zygote.run("metric", "exporter.workers.tasks:measure", arguments, log, self.request.timeout)
         except ExporterError as error:
-            return replace(record, notes=(*record.notes, f"its metric is not known: {error}"))
+            return replace(record, notes=(*record.notes, f"its metric is unknown: {error}"))
         finally:
             file.unlink(missing_ok=True)
         return replace(record, metric=metric)

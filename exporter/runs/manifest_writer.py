@@ -65,4 +65,4 @@ def _unchecked(record: VariantRecord) -> VariantRecord:
     if record.status != "pending":
         return record
     reason = "the run ended before its outputs were checked"
-    return replace(record, status="failed", reason=reason, remedy="`exporter check` checks it, or export again")
+    return replace(record, status="failed", reason=reason, remedy="run `exporter check`, or export again")

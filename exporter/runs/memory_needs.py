@@ -14,7 +14,7 @@ from exporter.targets import GB, Need
 
 GOLDEN, LOAD = "golden", "load"
 OUT_OF_MEMORY = (causes.OUT_OF_MEMORY, causes.KILLED)
-PERHAPS = "It was ended from outside, perhaps for want of memory"
+PERHAPS = "It was killed from outside, perhaps because memory ran out"
 
 
 Table = Callable[[str], Need]  # by target or step
@@ -65,18 +65,16 @@ class Shortage:
 
     def describe(self) -> str:
         """Needed and there, in words."""
-        limit = f", and --memory-limit allows {_gb(self.limit)}" if self.limit else ""
+        limit = f", and --memory-limit is {_gb(self.limit)}" if self.limit else ""
         if not self.needed:
-            return f"what {self.step} needs is not known before, {_gb(self.there)} were free{limit}"
+            return f"the memory that {self.step} needs is unknown, {_gb(self.there)} were free{limit}"
         return f"{self.step} needs about {_gb(self.needed)}, {_gb(self.there)} were free{limit}"
 
     def remedies(self, alone: str = "", smaller: Mapping[str, int] | None = None) -> str:
         """What works: a higher limit, a run of its own, another precision (`--targets` to bytes), another machine."""
         if not self.needed:
             higher = "raise --memory-limit, " if self.limit else ""
-            return (
-                f"{higher}free some memory, raise the limit of the container where it has one, or use a larger machine"
-            )
+            return f"{higher}free some memory, raise the container's memory limit, or use a larger machine"
         found = []
         if self.limit and self.limit < self.needed <= self.there:
             found.append(f"give --memory-limit {self.needed / GB:.1f}")
@@ -137,7 +135,7 @@ class MemoryPlan:
         alone = record.name if self.alone and needed and record.target != EAGER else ""
         if not found.sure and record.cause == causes.KILLED:
             reason = f"{PERHAPS}: {found.describe()}: {raw}"
-            remedy = f"if nobody ended it on purpose: {found.remedies(alone)}"
+            remedy = f"unless it was killed on purpose: {found.remedies(alone)}"
         else:
             reason = f"{sentence}: {found.describe()}: {raw}"
             remedy = found.remedies(alone, self._smaller(record, table))

@@ -65,7 +65,7 @@ def run(
         except BaseException as error:
             current.stop()
             if current.finish("interrupted"):
-                error.add_note(f"what was finished is in {staging.publish_beside(publishing.INTERRUPTED)}")
+                error.add_note(f"finished variants are in {staging.publish_beside(publishing.INTERRUPTED)}")
             raise
         current.finish("complete" if current.prepared else "failed")
         made = current.draft.manifest
@@ -203,8 +203,8 @@ class _Run:
             return MetricRecord(findings.metric, findings.samples, least, most_loss)
         if least is not None or most_loss is not None:
             raise RecipeError(
-                "--min-metric and --max-metric-loss bound a metric, and the recipe has none",
-                "write metric(outputs, sample) and samples() in the recipe, or leave the bounds out",
+                "--min-metric and --max-metric-loss need a metric, and the recipe has none",
+                "add metric(outputs, sample) and samples() to the recipe, or remove the options",
             )
         return None
 
@@ -284,7 +284,9 @@ class _Run:
             self.turns.plan.begin(record.name)
             keep = record.name == EAGER or self.turns.plan.keeps(record)
             if not keep:
-                record = replace(record, untimed="there is no memory for it beside the others; export it alone")
+                record = replace(
+                    record, untimed="there is not enough memory for it together with the others; export it alone"
+                )
             self._explained(self.judging.judge(record, prepared, keep))
 
     def _time(self, points: tuple[str, ...]) -> None:

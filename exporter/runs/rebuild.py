@@ -28,7 +28,7 @@ from exporter.core.records import EAGER, Manifest
 from exporter.runs import pipeline
 from exporter.runs.request import Request
 
-AGAIN = "export again, and `exporter compare` the two"
+AGAIN = "export again, and run `exporter compare` on both bundles"
 # Of a manifest: what is measured or told of one run, and hashes of files that are compared themselves.
 MEASURED = frozenset((
     "command", "created", "environment", "exporter", "reproduce", "lifecycle", "load_s", "first_call_ms",
@@ -37,13 +37,13 @@ MEASURED = frozenset((
 ))  # fmt: skip
 DERIVED = {
     checksums.NAME: "derived: the hashes of the other files",
-    layout.BOM: "derived: hashes of the other files, the time, the packages of now",
+    layout.BOM: "derived: hashes of the other files, the time, the installed packages",
     layout.PROVENANCE: "derived: hashes of the other files, times, the environment of now",
 }
 ONCE = {
-    layout.SAMPLES: "nothing is timed again",
-    layout.SIGNATURE: "a signature is not made again",
-    layout.SIGSTORE: "a signature is not made again",
+    layout.SAMPLES: "a rebuild times nothing",
+    layout.SIGNATURE: "a rebuild makes no signature",
+    layout.SIGSTORE: "a rebuild makes no signature",
 }
 
 
@@ -103,12 +103,12 @@ def _require_materials(place: Path, request: Request) -> None:
     then, now = _digests(before), _digests(provenance.materials(request.source))
     for role, name in dict.fromkeys((*then, *now)):
         if (role, name) not in then:
-            raise UsageError(f"{place} does not tell the hash of its {role} {name}", AGAIN)
+            raise UsageError(f"{place} does not record the hash of the {role} {name}", AGAIN)
         if (role, name) not in now:
-            raise UsageError(f"the {role} {name} cannot be read any more", "put it back where it was")
+            raise UsageError(f"the {role} {name} can no longer be read", "restore the file")
         if now[role, name] != then[role, name]:
-            remedy = f"put it back as it was{_revision(before)}, or {AGAIN}"
-            raise UsageError(f"the {role} {name} is not what it was: its SHA-256 differs", remedy)
+            remedy = f"restore the file{_revision(before)}, or {AGAIN}"
+            raise UsageError(f"the {role} {name} has changed: its SHA-256 differs", remedy)
 
 
 def _digests(materials: tuple[provenance.Material, ...]) -> dict[tuple[str, str], str]:
@@ -125,7 +125,7 @@ def _revision(materials: tuple[provenance.Material, ...]) -> str:
 def _require_weights(old: Manifest, new: Manifest) -> None:
     if (old.model.weights, old.model.origin) != (new.model.weights, new.model.origin):
         was, found = (" of ".join(filter(None, (m.weights, m.origin))) for m in (old.model, new.model))
-        raise ArtifactError(f"the weights are {found}, they were {was}", "make those available that it was made with")
+        raise ArtifactError(f"the weights are {found} now and were {was}", "make the original weights available")
 
 
 def _versions(manifest: Manifest) -> Iterator[str]:
@@ -146,11 +146,11 @@ def _compared(old: Path, new: Path, manifest: Manifest, made: Manifest) -> Itera
         elif name.startswith(f"{layout.LOGS}/"):
             yield _log(name, old / name, new / name)
         elif name.startswith(f"{layout.REJECTED}/"):
-            yield Difference(name, "known places", "an artifact that failed, which nobody ships")
+            yield Difference(name, "known places", "an artifact that failed and is not shipped")
         elif not (old / name).is_file():
-            yield Difference(name, "differs", "it was not there")
+            yield Difference(name, "differs", "it is new")
         elif not (new / name).is_file():
-            yield Difference(name, "differs", f"it is not made any more: {_reason(name, manifest, made)}")
+            yield Difference(name, "differs", f"it is no longer made: {_reason(name, manifest, made)}")
         elif name in DERIVED:
             yield Difference(name, "known places", DERIVED[name])
         elif name == layout.MANIFEST:
@@ -168,7 +168,7 @@ def _log(name: str, old: Path, new: Path) -> Difference:
 def _reason(name: str, manifest: Manifest, made: Manifest) -> str:
     """Why a file is not there: what became of its variant."""
     owners = [variant.name for variant in manifest.variants if name in (file.path for file in variant.files)]
-    return next((variant.reason for variant in made.variants if variant.name in owners), "") or "nobody says why"
+    return next((variant.reason for variant in made.variants if variant.name in owners), "") or "the cause is unknown"
 
 
 def _plain(manifest: Manifest) -> Any:

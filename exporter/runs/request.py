@@ -49,12 +49,14 @@ class Request(RunSettings, SizeSettings):
         self.require_valid()
         self.require_sizes()
         if "tf32" in self.precisions and self.device == "cpu":
-            raise UsageError("tf32 is computed by NVIDIA's GPUs alone", "leave it out, or give --device cuda")
+            raise UsageError("tf32 needs an NVIDIA GPU", "remove it, or use --device cuda")
         if self.fullgraph and not any(map(targets.is_live, self.variants)):
-            remedy = "leave it out, or ask for compile:default"
-            raise UsageError("--fullgraph is for what is compiled just in time", remedy)
+            remedy = "remove it, or add the target compile:default"
+            raise UsageError("--fullgraph applies only to variants compiled just in time", remedy)
         if self.portable and not any(targets.is_portable(v) for v in self.variants):
-            raise UsageError("--portable is for packages, which compile makes", "leave it out, or ask for compile")
+            raise UsageError(
+                "--portable applies only to the packages of the compile target", "remove it, or add the target compile"
+            )
         if self.portable:
             machine_code.require_portable()
 
@@ -101,8 +103,10 @@ def again(manifest: Manifest) -> Request:
     """The request that made a bundle. UsageError where it is not recorded, or a file that it names is not there."""
     asked = manifest.request
     if asked is None or not asked.model:
-        cause = "it was made from a module in memory" if asked else "it records no request"
-        raise UsageError(f"the bundle cannot be built again: {cause}", "export again, and `exporter compare` the two")
+        cause = "it was made from a module in memory" if asked else "its manifest records no request"
+        raise UsageError(
+            f"the bundle cannot be built again: {cause}", "export again, and run `exporter compare` on both bundles"
+        )
     had = manifest.model.weights
     weights = had if asked.weights == "auto" and had in WEIGHTS else asked.weights
     try:
@@ -121,6 +125,6 @@ def again(manifest: Manifest) -> Request:
         )
         request.validate()
     except UsageError as error:
-        remedy = f"{error.remedy or 'put it back'}; paths count from the folder where it was exported"
+        remedy = f"{error.remedy or 'restore the file'}; paths are relative to the folder where it was exported"
         raise UsageError(f"the bundle cannot be built again: {error}", remedy) from error
     return request

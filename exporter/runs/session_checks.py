@@ -150,7 +150,7 @@ def last_words(error: JobError, said: str = "its log") -> str:
     lines = [line.strip() for line in error.log.splitlines() if line.strip()]
     exceptions = [line.removeprefix("what():").strip() for line in lines if line.startswith("what():")]
     last = next(reversed([*lines[-1:], *exceptions[-1:]]), "")
-    return f", after it said: {causes.shorten(last)}" if last else f", without a word ({said})"
+    return f", after it said: {causes.shorten(last)}" if last else f" without any output ({said})"
 
 
 def _first_call_and_check(record: SessionRecord, session: Session) -> tuple[SessionRecord, list[dict[str, Any]]]:
@@ -182,7 +182,7 @@ def watch_gpu_memory(device: str, judge: Callable[[], Judged]) -> Judged:
 def conclude(record: VariantRecord, sessions: tuple[SessionRecord, ...]) -> VariantRecord:
     """The variant's own status, parity and lifecycle, from its sessions: the worst session wins."""
     if not sessions:
-        raise ValueError(f"{record.name} has no session to conclude from")
+        raise ValueError(f"{record.name} has no session")
     judged = [s.parity for s in sessions if s.parity is not None]
     failed = next((s for s in sessions if s.status == "failed"), None)
     python = next((s for s in sessions if s.session == "python"), None)

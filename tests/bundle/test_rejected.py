@@ -59,7 +59,7 @@ def test_what_failed_goes_nowhere(made: tuple[Manifest, Path], tmp_path: Path) -
         deploy.choose(found, "trace", lambda _: "")
     again = check_bundle.run(place, check_bundle.CheckOptions(threads=1, timeout=120), Listener())
     assert [(v.name, v.status) for v in again.variants] == [("script", "passed")]
-    assert any("trace is not checked: it failed" in warning for warning in again.warnings)
+    assert any("trace is not checked: its export failed" in warning for warning in again.warnings)
 
 
 def test_what_failed_is_opened_by_nobody_who_insists(made: tuple[Manifest, Path]) -> None:
@@ -98,7 +98,7 @@ def test_a_rejected_variant_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None
     sides = iter((manifest(old), manifest(new, variant())))
     monkeypatch.setattr(integrity, "whole", lambda _: next(sides))
     found = compare_bundles.run((Path("old"), Path("new")), compare_bundles.Limits(), None, Listener())
-    assert found.broken == ("script passed, and does not any more",)
+    assert found.broken == ("script passed in the old bundle and fails in the new one",)
 
 
 def test_what_was_not_judged_keeps_its_name() -> None:

@@ -42,7 +42,7 @@ def refused(done: Done, *words: str, code: int = 2) -> None:
         ([f"{MLP}", "--batch", "0"], ["'0' is not N or N,N,..."]),
         ([f"{MLP}", "--batch", "2,x"], ["'2,x' is not N or N,N,..."]),
         ([f"{MLP}", "--batch", "2,9"], ["batch is 1 to 8, which leaves out 9", "--size batch=2..9 promises more"]),
-        ([f"{MLP}", "--targets", "trace", "--portable"], ["--portable is for packages", "ask for compile"]),
+        ([f"{MLP}", "--targets", "trace", "--portable"], ["--portable applies only to the packages", "add the target compile"]),
         ([f"{MLP}", "--batch", "2,4", "--dynamic", "none"], ["batch is not dynamic", "--dynamic"]),
         ([f"{MLP}", "--device", "tpu"], ["there is no device 'tpu'", "choose cpu, cuda"]),
         ([f"{MLP}", "--device", "cpu:1"], ["there is no device"]),
@@ -51,7 +51,7 @@ def refused(done: Done, *words: str, code: int = 2) -> None:
         ([recipe_path("does_not_import:x")], ["does not import", "a_package_that_nobody_has", "install"]),
         ([recipe_path("tiny:mpl")], ["has no mpl", "did you mean mlp"]),
         ([recipe_path("broken:no_inputs")], ["has no inputs()", "a recipe has load(weights)"]),
-        ([recipe_path("broken:inputs_without_tensors")], ["no tensor in it", "return a dict of tensors"]),
+        ([recipe_path("broken:inputs_without_tensors")], ["contain no tensor", "return a dict of tensors"]),
         ([recipe_path("broken:load_fails")], ["loading the model fails: OSError: the weights are gone"]),
         ([f"{MLP}", "--out", "/proc/toy"], ["cannot write to /proc/", "--out"]),
     ],
@@ -85,7 +85,7 @@ def test_the_default_place_is_another_models(cli: Cli, monkeypatch: pytest.Monke
     refused(cli("export", "other.py:net", *words), "holds the bundle of another model, lin.py:net", "--out")
     failed = cli("export", "far/lin.py:net", *words)
     assert failed.code == 1
-    told = "artifacts/net stays as it was, for nothing passed in this run: this run is in"
+    told = "artifacts/net was kept, because nothing passed in this run; this run is in"
     assert told in failed.err and str(tmp_path / "artifacts" / "net.failed") in failed.err  # noqa: PT018
     assert (tmp_path / "artifacts" / "net" / "manifest.json").read_bytes() == before
     assert (tmp_path / "artifacts" / "net.failed" / "manifest.json").is_file()
@@ -119,7 +119,7 @@ def test_an_error_of_our_own_is_called_that(cli: Cli, monkeypatch: pytest.Monkey
     monkeypatch.setattr("exporter.model.recipes.find", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError) as raised:
         cli("export", "bert")
-    assert "error of exporter itself" in " ".join(raised.value.__notes__)
+    assert "a bug in exporter" in " ".join(raised.value.__notes__)
 
 
 def test_export_prints_the_table(cli: Cli, tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_bench_times_again_what_passes(cli: Cli, bundle: Path) -> None:
 
 
 def test_explain_times_nothing(cli: Cli) -> None:
-    refused(cli("explain", MLP, "--batch", "2,4"), "nothing is timed here", "give one of each")
+    refused(cli("explain", MLP, "--batch", "2,4"), "explain times nothing", "give one of each")
 
 
 @pytest.mark.parametrize("command", ["check", "bench", "report"])

@@ -37,7 +37,7 @@ def test_equal_contracts_differ_in_nothing() -> None:
 @pytest.mark.parametrize(
     ("new", "told"),
     [
-        (changed(inputs=(IDS,)), "input mask is gone"),
+        (changed(inputs=(IDS,)), "input mask is missing"),
         (
             changed(inputs=(IDS, MASK, TYPES)),
             "types is new: callers have to give it",
@@ -49,7 +49,7 @@ def test_equal_contracts_differ_in_nothing() -> None:
         (changed(symbols=symbols(batch=Range(1, 8, (1, 8)))), "was batch (1 to 8), is batch (1 or 8)"),
         (changed(inputs=(IDS, dataclasses.replace(MASK, shape=(1, "sequence")))), "was batch (1 to 8), is 1"),
         (changed(inputs=(IDS, dataclasses.replace(MASK, shape=("2*batch", "sequence")))), "is 2*batch (1 to 8)"),
-        (changed(outputs=()), "output state is gone"),
+        (changed(outputs=()), "output state is missing"),
         (changed(outputs=(dataclasses.replace(STATE, shape=("batch", 768)),)), "output state had 3 dimensions, has 2"),
         (
             changed(outputs=(WIDE,)),

@@ -143,7 +143,7 @@ def test_a_quiet_machine_is_not_worth_a_word() -> None:
 def test_a_busy_machine_is_in_the_headline_and_widens_it() -> None:
     text = headline(timed(BUSY))
     assert text.startswith(
-        "The machine was busy while this was timed: other processes took 30% of 4 CPUs, load 7.2. Ship trace.pt: "
+        "The machine was busy during timing: other processes took 30% of 4 CPUs, load 7.2. Ship trace.pt: "
     )
     assert "(not distinguishable from onnx)" in text
     assert "It is not distinguishable from eager, or slower." in text  # 1.2 by 0.7
@@ -183,7 +183,7 @@ def test_a_p99_of_few_runs_is_not_printed() -> None:
     (check,) = gates.check(Gates(max_p99_ms=99), gates.measure(record))
     assert (check.passed, check.text) == (False, "not measured, at most 99 ms")
     found = replace(manifest(record), goal=Goal(max_p99_ms=99))
-    assert "No artifact keeps the bounds" in headline(found)
+    assert "No artifact meets the limits" in headline(found)
 
 
 def test_help_promises_what_is_kept(cli: Cli) -> None:

@@ -137,7 +137,7 @@ def test_a_bound_fails_a_variant_that_is_right(run: Run, lent_zygote: None) -> N
 
 @pytest.mark.parametrize(
     ("name", "cause"),
-    [("tiny:mlp", "bound a metric, and the recipe has none"), ("measured:metric_raises", "KeyError: 'logits'")],
+    [("tiny:mlp", "need a metric, and the recipe has none"), ("measured:metric_raises", "KeyError: 'logits'")],
 )
 def test_a_metric_that_is_not_there_ends_the_run(run: Run, lent_zygote: None, name: str, cause: str) -> None:
     with pytest.raises(RecipeError, match=cause):

@@ -68,9 +68,9 @@ def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("text", "message"),
     [
         ("out = 3\n" + MODELS, "release.toml:1: out: 3 is not of type 'string'"),
-        ('targts = ["trace"]\n' + MODELS, "release.toml:1: targts: there is no such key; did you mean targets?"),
+        ('targts = ["trace"]\n' + MODELS, "release.toml:1: targts: unknown key; did you mean targets?"),
         ("out = 'x'\n", "release.toml:1: 'models' is a required property"),
-        (MODELS + "[models.gates]\nmax_p99 = 3", "release.toml:4: models[0].gates.max_p99: there is no such key"),
+        (MODELS + "[models.gates]\nmax_p99 = 3", "release.toml:4: models[0].gates.max_p99: unknown key"),
         (MODELS + MODELS + "gates.parity = 'bad'", "release.toml:5: models[1].gates.parity: 'bad' is not one of"),
         (MODELS + "targets = [\n'trace',\n7]", "release.toml:3: models[0].targets[1]: 7 is not of type"),
         (MODELS + "devices = ['gpu']", "release.toml:3: models[0].devices[0]: 'gpu' does not match"),
@@ -78,19 +78,19 @@ def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (MODELS + "sizes = [{batch = 2.0}]", "release.toml:3: models[0].sizes[0].batch: 2.0 is not of type 'integer'"),
         (MODELS + "name = '../x'", "release.toml:3: models[0].name: '../x' does not match"),
         ("a = 1\nb = ", "release.toml:2: Invalid value"),
-        ("a = " + "[" * 3000, "release.toml: it is nested too deep"),
+        ("a = " + "[" * 3000, "release.toml: too deeply nested"),
         ("timeout = inf\n" + MODELS, "release.toml:1: timeout: inf is not a finite number"),
         (MODELS + "gates = {max_mb = nan}", "release.toml:3: models[0].gates.max_mb: nan is not a finite number"),
         ('targets = ["trase"]\n' + MODELS, "release.toml:1: targets: there is no target 'trase'"),
         ('[[models]]\nmodel = "bort"', "release.toml:2: models[0].model: there is no model 'bort'"),
         (MODELS + "checkpoint = 'gone.pt'", "release.toml:3: models[0].checkpoint: there is no file gone.pt"),
-        ("bench = false\n[gates]\nmax_p99_ms = 3\n" + MODELS, "release.toml:3: gates.max_p99_ms: nothing is timed"),
+        ("bench = false\n[gates]\nmax_p99_ms = 3\n" + MODELS, "release.toml:3: gates.max_p99_ms: bench is false"),
         ("[gates]\nover = 'tract'\n" + MODELS, "release.toml:2: gates.over: there is no bert/cpu/tract"),
-        (MODELS + MODELS, "release.toml:4: models[1].model: bert/cpu/trace is already made by line 1"),
+        (MODELS + MODELS, "release.toml:4: models[1].model: bert/cpu/trace is already defined by line 1"),
         (MODELS + "ranges = {batch = [8, 1]}", "release.toml:3: models[0].ranges.batch: the range 8 to 1 is empty"),
         ("[ranges]\nbatch = [8, 1]\n" + MODELS, "release.toml:2: ranges.batch: the range 8 to 1 is empty"),
         (MODELS + "devices = ['cpu', 'cpu']", "release.toml:3: models[0].devices: ['cpu', 'cpu'] has non-unique"),
-        (MODELS + "precisions = ['tf32']", "release.toml:2: models[0].model: tf32 is computed by NVIDIA's GPUs alone"),
+        (MODELS + "precisions = ['tf32']", "release.toml:2: models[0].model: tf32 needs an NVIDIA GPU"),
     ],
 )
 def test_errors_name_the_line_and_the_key(tmp_path: Path, text: str, message: str) -> None:
@@ -226,7 +226,7 @@ def test_what_was_not_measured_does_not_pass(wanted: Gates) -> None:
     assert not one.passed
     (other,) = gates.check(Gates(min_speedup=0.1, over="onnx"), gates.measure(variant()), None)
     assert other.text.startswith("not measured")
-    assert "it is onnx that has no timing: make its step too" in other.text
+    assert "onnx has no timing: run its step too" in other.text
 
 
 @pytest.fixture
@@ -472,7 +472,7 @@ def test_a_baseline_that_was_not_made_is_named(tmp_path: Path) -> None:
     text = f"targets = ['trace', 'onnx']\n[gates]\nmin_speedup = 0.98\nover = 'trace'\n{MODELS}"
     (row,) = release(tmp_path, text, only="bert/cpu/onnx")
     assert not row.passed
-    assert "it is trace that has no timing: make its step too" in row.checks[0].text
+    assert "trace has no timing: run its step too" in row.checks[0].text
 
 
 @pytest.mark.usefixtures("no_models")
@@ -592,7 +592,7 @@ def test_steps_side_by_side(tmp_path: Path) -> None:
     steps = [replace(s, request=replace(s.request, fullgraph=True)) for s in planned(tmp_path, TWELVE)[:3]]
     outcomes = list(executor.Local(2).run(steps, Listener()))
     assert sorted(step.name for step, _ in outcomes) == sorted(step.name for step in steps)
-    assert {outcome.reason for _, outcome in outcomes} == {"--fullgraph is for what is compiled just in time"}
+    assert {outcome.reason for _, outcome in outcomes} == {"--fullgraph applies only to variants compiled just in time"}
 
 
 def test_a_worker_that_is_killed_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -600,7 +600,7 @@ def test_a_worker_that_is_killed_is_a_row(tmp_path: Path, monkeypatch: pytest.Mo
     steps = planned(tmp_path, TWELVE)[:3]
     rows = run.run(steps, steps, tmp_path / "out", True, executor.Local(2), Listener())
     assert [row.step.name for row in rows] == [step.name for step in steps]
-    assert {row.reason for row in rows} == {"failed at prepare: a process that makes steps was killed"}
+    assert {row.reason for row in rows} == {"failed at prepare: a worker process was killed"}
     assert all("fewer --jobs" in row.remedy for row in rows)
     monkeypatch.undo()
     monkeypatch.setattr(executor, "pipeline", SimpleNamespace(run=releases.make))
@@ -665,9 +665,9 @@ def test_annotations_of_github(tmp_path: Path) -> None:
             "out = 3\nseed = 'x'\n" + MODELS,
             ["line=1::out: 3 is not of type 'string'", "line=2::seed: 'x' is not of type 'integer'"],
         ),
-        ("a = 1\nb = ", ["line=2::Invalid value; it is no TOML: https://toml.io"]),
+        ("a = 1\nb = ", ["line=2::Invalid value; it is not valid TOML (https://toml.io)"]),
         (MODELS + "checkpoint = 'gone.pt'", ["line=3::models[0].checkpoint: there is no file gone.pt; check the path"]),
-        (None, ["line=1::{file} cannot be read: No such file or directory; give the path of a release file"]),
+        (None, ["line=1::{file} cannot be read: No such file or directory; pass the path of a release file"]),
     ],
     ids=["schema", "TOML", "plan", "missing"],
 )
@@ -737,7 +737,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(keys, "_digest", refuse)
     with pytest.raises(UsageError, match=r"cannot be read: Permission denied") as raised:
         run.kept(steps, tmp_path / "out")
-    assert raised.value.remedy == "change its mode or its owner"
+    assert raised.value.remedy == "change its permissions or owner"
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "release.json").mkdir()
     with pytest.raises(ArtifactError, match=r"release\.json cannot be read: Is a directory"):
@@ -806,7 +806,7 @@ def test_a_release_of_models(cli: Cli, recipe: Path, tmp_path: Path, monkeypatch
     assert f"::error file={path},line=9,title=forward_raises/cpu/trace%3A failed::failed at prepare" in done.out
     assert "FAILED" in (tmp_path / "summary.md").read_text()
     done = cli("release", path, "--resume", "--only", "none/*")
-    assert (done.code, "no step fits --only none/*" in done.err) == (2, True)
+    assert (done.code, "no step matches --only none/*" in done.err) == (2, True)
 
 
 def test_the_file_of_the_documentation(tmp_path: Path) -> None:

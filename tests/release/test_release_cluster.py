@@ -163,7 +163,7 @@ def test_a_step_that_fails_is_a_row(nodes: Cluster, folder: Path, monkeypatch: p
     assert (steps[0].request.out / bundles.MANIFEST).read_bytes() == good
     assert deadly.reason.startswith("failed at prepare: its worker was lost 2 times: ")
     assert (deadly.place, bool(deadly.remedy)) == (None, True)
-    assert refused.reason == "failed at prepare: --fullgraph is for what is compiled just in time"
+    assert refused.reason == "failed at prepare: --fullgraph applies only to variants compiled just in time"
 
 
 def test_what_arrives_is_held_against_its_hashes(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_a_file_that_a_node_has_not_is_named(folder: Path) -> None:
         ({"threads": 64}, "held/cpu/trace: no node of the cluster has 64 CPUs"),
         ({"device": "cuda"}, "held/cpu/trace: no node of the cluster has a CPU and a GPU"),
         ({"memory_limit_gb": 1e6}, "has a CPU and 1e+06 GB of memory"),
-        ({"device": "cuda:1"}, "on a cluster Ray chooses the GPU"),
+        ({"device": "cuda:1"}, "on a cluster, Ray chooses the GPU"),
     ],
 )
 def test_what_no_node_has_room_for_is_refused(
@@ -248,7 +248,7 @@ def test_the_command(nodes: Cluster, folder: Path, cli: Cli, monkeypatch: pytest
     assert (done.code, json.loads(done.out)["status"]) == (0, "passed")
     assert "held/cpu/trace           queued" in done.err
     done = cli("release", path, "--cluster", "ray", "--jobs", "2")
-    assert (done.code, "--jobs is for this machine" in done.err) == (2, True)
+    assert (done.code, "--jobs applies to this machine" in done.err) == (2, True)
     done = cli("release", path, "--cluster", "127.0.0.1:1")
     assert (done.code, "cannot join the cluster 127.0.0.1:1" in done.err) == (2, True)
     monkeypatch.setitem(sys.modules, "ray", None)

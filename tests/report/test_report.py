@@ -101,7 +101,7 @@ def test_a_terminal_of_80_columns_still_shows_what_matters(columns) -> None:
     assert len(table) == 4
     for words in ("5.00 ±0.10 ms", "2.00x", "exact", "1.23 MB", "native"):
         assert words in text
-    assert "min…max and runs are shown from 100 columns on" in text
+    assert "min…max and runs need a terminal of at least 100 columns" in text
     assert text.count("min…max") == 1
 
 
@@ -278,7 +278,7 @@ def test_numbers_keep_three_digits(value: float, text: str) -> None:
     ("goal", "shipped", "words"),
     [
         (Goal(max_mb=45), "trace.pt", "the best for latency within size ≤ 45 MB"),
-        (Goal(max_p99_ms=1), "", "No artifact keeps the bounds: p99 ≤ 1 ms"),
+        (Goal(max_p99_ms=1), "", "No artifact meets the limits: p99 ≤ 1 ms"),
         (Goal(min_cosine=0.9999), "trace.pt", "cosine ≥ 0.9999"),
         (Goal(needs="cpp"), "", "runs in C++"),
     ],

@@ -123,9 +123,9 @@ def main_page() -> Page:
 def test_the_numbers_are_the_manifests(main_page: Page) -> None:
     tables = main_page.tables
     assert tables["Every variant in every session"] == [*map(list, (rows.headings(MAIN), *rows.rows(MAIN)))]
-    assert tables["What an artifact costs before it serves"] == [*map(list, rows.lifecycle(MAIN))]
+    assert tables["What an artifact costs before its first request"] == [*map(list, rows.lifecycle(MAIN))]
     assert ["onnx", "native", "2.70", "2.60 to 2.80", "2.97", "3.24", "2.43", "4.05", "1000", "0"] in tables[
-        "Milliseconds of a call"
+        "Milliseconds per call"
     ]
     assert ["onnx", "native", "3.70x", "3.67x to 3.74x"] in tables["Times as fast as eager"]
     assert ["trace", "python", "exact", "0.0e+00", "0.0e+00", "1.000000", "1.00", "5", EXACT.worst] in tables[
@@ -154,7 +154,7 @@ def test_the_break_even_is_drawn_and_said() -> None:
     assert "trace: 310 calls; export: never; compile:default: 2,400 calls. The table below" in found.text
     assert found.text.count("trace: 310 calls") == 2 + 1, "it is said of both figures, and drawn in the wide one"
     assert ["trace", "native", "0.20 s", "12.0 ms", "300 MB", "310 calls"] in found.tables[
-        "What an artifact costs before it serves"
+        "What an artifact costs before its first request"
     ]
     assert "b1-break-even" not in html.render([(manifest(slow, variant(), baseline="export"), Path("toy"))])
 
@@ -170,7 +170,7 @@ def test_what_failed_and_what_was_said(main_page: Page) -> None:
         "script failed at export TorchScript has no cond Remedy: write the branch otherwise",
         "exporter export toy --targets script",
         "logs/script.log",
-        "Promised to move: batch from 1 to 8. export batch is fixed at 2",
+        "Promised ranges: batch from 1 to 8. export batch is fixed at 2",
         "trace opset 20 model.py:3: might be incorrect",
         "Warning: random weights",
         "batch=2 seed 1",
@@ -283,7 +283,7 @@ def test_samples_far_out_are_counted_not_drawn(tmp_path: Path) -> None:
     found = write(tmp_path / "toy", manifest(EAGER))
     record = refill(json.dumps({"eager python": [[10.0 + n / 100 for n in range(60)] + [10_000.0]]}))(tmp_path / "toy")
     shown = page(dataclasses.replace(found, samples=record), place=tmp_path / "toy")
-    assert "1 of 61 samples lie beyond 10.6 ms" in shown.text
+    assert "1 of 61 samples are above 10.6 ms" in shown.text
 
 
 # Several bundles, and little in them

@@ -55,23 +55,23 @@ def test_a_bundle_can_take_its_own_place(tmp_path: Path) -> None:
     found = compared(tmp_path, manifest(shipped()), manifest(shipped()))
     assert found.broken == ()
     text = comparison.render(found, "table")
-    assert "The new bundle can take the old one's place." in text
-    assert "--measure times both side by side" in text
+    assert "The new bundle can replace the old one." in text
+    assert "--measure times both bundles side by side" in text
 
 
 def test_what_is_gone_new_or_fails_now(tmp_path: Path) -> None:
     failed = shipped("onnx", status="failed")
     old = manifest(shipped(), shipped("onnx"), shipped("script"))
     found = compared(tmp_path, old, manifest(shipped(), failed, shipped("compile")))
-    assert found.broken == ("script is gone", "onnx passed, and does not any more")
+    assert found.broken == ("script is missing", "onnx passed in the old bundle and fails in the new one")
     assert found.added == ("compile",)
 
 
 @pytest.mark.parametrize("variants", [(), (shipped(status="failed"),)])
 def test_a_bundle_in_which_nothing_passed_takes_no_place(tmp_path: Path, variants: tuple[Any, ...]) -> None:
     found = compared(tmp_path, manifest(*variants), manifest(*variants))
-    assert found.broken == ("it holds no artifact that passed",)
-    assert "cannot take the old one's place" in comparison.render(found, "table")
+    assert found.broken == ("it has no artifact that passed",)
+    assert "cannot replace the old one" in comparison.render(found, "table")
 
 
 def test_a_narrower_contract_breaks_unless_it_may(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_slower_than_may_be_is_what_is_surely_slower() -> None:
         )
 
     assert broken(1.04) == []
-    assert broken(1.06) == ["trace (python) is 20.0% slower, 5% may be"]
+    assert broken(1.06) == ["trace (python) is 20.0% slower; the limit is 5%"]
 
 
 def test_an_altered_artifact_is_refused(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_what_was_recorded_as_nothing(tmp_path: Path) -> None:
     empty = manifest(shipped(size=0, timings={"python": dataclasses.replace(timing(5.0), median_ms=0.0)}))
     found = compared(tmp_path, empty, manifest(shipped(size=5)), compare_bundles.Limits(max_larger=10))
     assert found.pairs[0].latency == {}
-    assert found.broken == ("trace is 400.0% larger, 10% may be",)
+    assert found.broken == ("trace is 400.0% larger; the limit is 10%",)
 
 
 @pytest.mark.parametrize("form", ["table", "md"])

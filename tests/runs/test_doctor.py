@@ -47,7 +47,7 @@ def test_torchvision_of_another_build(examine, monkeypatch: pytest.MonkeyPatch) 
     found = examine(torchvision=(error, ""), transformers=(f"ModuleNotFoundError: {error}", ""))
     for name in ("torchvision", "transformers"):
         assert found[name].level == "bad"
-        assert "torch 2.14.1+cpu and torchvision 0.29.2 are of different builds" in found[name].remedy
+        assert "torch 2.14.1+cpu and torchvision 0.29.2 come from different builds" in found[name].remedy
         assert "pip install" in found[name].remedy
 
 
@@ -104,7 +104,7 @@ def probe(monkeypatch: pytest.MonkeyPatch, code: int, out: str) -> dict[str, Any
 
 
 def test_an_import_that_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert probe(monkeypatch, -11, "")["torch"][0] == "importing it ends the process with code -11"
+    assert probe(monkeypatch, -11, "")["torch"][0] == "importing it ended the process with exit code -11"
 
 
 def test_what_packages_print_when_imported_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ def test_a_shortage_says_what_was_needed_and_there() -> None:
     found = Shortage("the export to compile", round(12.8 * GB), round(9.1 * GB), limit=round(2 * GB))
     assert (
         found.describe()
-        == "the export to compile needs about 12.8 GB, 9.1 GB were free, and --memory-limit allows 2.0 GB"
+        == "the export to compile needs about 12.8 GB, 9.1 GB were free, and --memory-limit is 2.0 GB"
     )
 
 
@@ -69,11 +69,8 @@ def test_who_killed_is_known_from_the_kernel_or_from_the_figures() -> None:
 
 def test_what_is_not_known_is_not_said() -> None:
     found = Shortage("loading", 0, 2 * 10**9, killed=True)
-    assert found.describe() == "what loading needs is not known before, 2.0 GB were free"
-    assert (
-        found.remedies()
-        == "free some memory, raise the limit of the container where it has one, or use a larger machine"
-    )
+    assert found.describe() == "the memory that loading needs is unknown, 2.0 GB were free"
+    assert found.remedies() == "free some memory, raise the container's memory limit, or use a larger machine"
     assert found.sure
 
 
@@ -86,7 +83,7 @@ def test_a_load_that_the_kernel_ended_says_what_was_free(monkeypatch: pytest.Mon
     ended = "The memory did not suffice: load was ended by SIGKILL (out of memory?)"
     found = plan.explain(VariantRecord("trace", "trace", "failed", "prepare", ended, cause="killed"))
     assert found.reason == (
-        "The memory did not suffice: what loading and capturing the model needs is not known before, 2.0 GB were free: "
+        "The memory did not suffice: the memory that loading and capturing the model needs is unknown, 2.0 GB were free: "
         "load was ended by SIGKILL (out of memory?)"
     )
     assert "--memory-limit" not in found.remedy, "none was given"
@@ -123,7 +120,7 @@ def test_an_export_times_those_that_fit_and_checks_the_rest(run: Run) -> None:
     assert all(row.status == "passed" and row.parity for row in rows.values())
     assert rows["trace"].timings
     assert not rows["export"].timings
-    assert "no memory" in rows["export"].untimed
+    assert "not enough memory" in rows["export"].untimed
 
 
 @pytest.mark.usefixtures("_short")
@@ -133,7 +130,7 @@ def test_bench_times_those_that_fit_and_checks_the_rest(run: Run) -> None:
     assert all(row.status == "passed" and row.parity for row in rows.values())
     assert rows["trace"].timings
     assert not rows["export"].timings
-    assert "no memory" in rows["export"].untimed
+    assert "not enough memory" in rows["export"].untimed
 
 
 @pytest.mark.parametrize("budget", [0.0, 0.05])

@@ -122,7 +122,7 @@ def test_a_limit_that_is_too_low_is_explained(run: Run) -> None:
     assert rows["trace"].status == "failed"
     reason = rows["trace"].reason
     assert reason.startswith("The memory did not suffice: the export to trace needs about 0.8 GB, "), reason
-    assert "--memory-limit allows 4.0 GB" in reason
+    assert "--memory-limit is 4.0 GB" in reason
     assert "can't allocate memory" in reason
     assert "--targets trace" in rows["trace"].remedy
 
@@ -131,7 +131,10 @@ def test_a_limit_that_is_too_low_is_explained(run: Run) -> None:
     ("kills", "reason"),
     [
         ([0, 1], "The memory did not suffice: the export to trace needs about 0.8 GB, "),
-        ([0, 0], "It was ended from outside, perhaps for want of memory: the export to trace needs about 0.8 GB, "),
+        (
+            [0, 0],
+            "It was killed from outside, perhaps because memory ran out: the export to trace needs about 0.8 GB, ",
+        ),
     ],
 )
 def test_a_kill_is_laid_to_memory_where_the_kernel_says_so(
