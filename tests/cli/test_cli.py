@@ -42,7 +42,10 @@ def refused(done: Done, *words: str, code: int = 2) -> None:
         ([f"{MLP}", "--batch", "0"], ["'0' is not N or N,N,..."]),
         ([f"{MLP}", "--batch", "2,x"], ["'2,x' is not N or N,N,..."]),
         ([f"{MLP}", "--batch", "2,9"], ["batch is 1 to 8, which leaves out 9", "--size batch=2..9 promises more"]),
-        ([f"{MLP}", "--targets", "trace", "--portable"], ["--portable applies only to the packages", "add the target compile"]),
+        (
+            [f"{MLP}", "--targets", "trace", "--portable"],
+            ["--portable applies only to the packages", "add the target compile"],
+        ),
         ([f"{MLP}", "--batch", "2,4", "--dynamic", "none"], ["batch is not dynamic", "--dynamic"]),
         ([f"{MLP}", "--device", "tpu"], ["there is no device 'tpu'", "choose cpu, cuda"]),
         ([f"{MLP}", "--device", "cpu:1"], ["there is no device"]),

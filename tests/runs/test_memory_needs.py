@@ -35,8 +35,7 @@ def test_a_need_grows_with_the_weights() -> None:
 def test_a_shortage_says_what_was_needed_and_there() -> None:
     found = Shortage("the export to compile", round(12.8 * GB), round(9.1 * GB), limit=round(2 * GB))
     assert (
-        found.describe()
-        == "the export to compile needs about 12.8 GB, 9.1 GB were free, and --memory-limit is 2.0 GB"
+        found.describe() == "the export to compile needs about 12.8 GB, 9.1 GB were free, and --memory-limit is 2.0 GB"
     )
 
 

@@ -107,7 +107,7 @@ def test_every_setting_is_an_argument_that_the_documentation_describes() -> None
         ("bert", None, {"weights": "pretraind"}, "weights is 'pretraind'"),
         (recipe_path("tiny:mlp"), None, {"example_sizes": {"bacth": 2}}, r"inputs\(\) takes no bacth"),
         ("bort", None, {}, "there is no model"),
-        (torch.nn.Linear(2, 2), {}, {}, "no tensor in it"),
+        (torch.nn.Linear(2, 2), {}, {}, "contain no tensor"),
         (torch.nn.Linear(2, 2), lambda batch=2: torch.ones(batch, 2), {"sizes": {"b": (1, 2)}}, "sizes names b"),
         ("bert", None, {"sweep": {"batch": ()}}, "sweep names no value of batch"),
         ("bert", None, {"samples": [torch.ones(1, 2)]}, "samples is for a module in memory"),
