@@ -82,8 +82,8 @@ def test_a_load_that_the_kernel_ended_says_what_was_free(monkeypatch: pytest.Mon
     ended = "The memory did not suffice: load was ended by SIGKILL (out of memory?)"
     found = plan.explain(VariantRecord("trace", "trace", "failed", "prepare", ended, cause="killed"))
     assert found.reason == (
-        "The memory did not suffice: the memory that loading and capturing the model needs is unknown, 2.0 GB were free: "
-        "load was ended by SIGKILL (out of memory?)"
+        "The memory did not suffice: the memory that loading and capturing the model needs is unknown, 2.0 GB were "
+        "free: load was ended by SIGKILL (out of memory?)"
     )
     assert "--memory-limit" not in found.remedy, "none was given"
 
