@@ -1,7 +1,7 @@
-"""The settings of a run, grouped in records.
+"""The settings of a run, grouped into records.
 
-Everything that takes settings is composed of them: the request of an export, its record in the manifest, what goes to
-child processes, the recheck of a bundle.
+Everything that takes settings is composed of these records: the request of an export, its record in the manifest, the
+settings sent to child processes, and the recheck of a bundle.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ class Settings:
     """A record of settings."""
 
     def require_valid(self) -> None:
-        """Raise UsageError for the first setting with an invalid value."""
+        """Raise UsageError for the first setting whose value is not allowed."""
         for setting in settings(self):
             setting.check(getattr(self, setting.name))
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceSettings(Settings):
-    """The model's weights, inputs and outputs; its name is elsewhere."""
+    """The model's checkpoint, inputs, outputs and task: whatever identifies it besides its name."""
 
     checkpoint: str = option(
         "",
-        "Load your own weights: .safetensors, .pt, .pth, .bin, .ckpt, or the .index.json of a sharded checkpoint.",
+        "Load weights from FILE: .safetensors, .pt, .pth, .bin, .ckpt, or the .index.json of a sharded checkpoint.",
         metavar="FILE",
         file=True,
     )
-    allow_partial: bool = option(False, "Load the tensors of the checkpoint that fit, and warn about the rest.")
+    allow_partial: bool = option(False, "Load only the checkpoint tensors that fit the model, and warn about the rest.")
     inputs_file: str = option(
         "",
-        "Tensors by name (.safetensors, or a dict from torch.save) to use instead of the recipe's inputs. All sizes "
-        "are then fixed, except those of --dim. For a saved program the file is the example, and what the program "
-        "leaves dynamic stays dynamic.",
+        "Use the named tensors in FILE (.safetensors, or a dict from torch.save) instead of the recipe's inputs. Every "
+        "size is then fixed except those named with --dim. For a saved program they are the example, and its dynamic "
+        "sizes stay dynamic.",
         flag="--inputs",
         key="inputs",
         metavar="FILE",
@@ -51,20 +51,20 @@ class SourceSettings(Settings):
     )
     dims: tuple[str, ...] = option(
         (),
-        "Name a dimension of a saved program or of --inputs, such as batch=state:1 or samples=x:1:256..16000. It "
-        "becomes dynamic and varies together with all others of that name; may be repeated.",
+        "Name a dimension of a saved program or of --inputs, for example batch=state:1 or samples=x:1:256..16000, and "
+        "make it dynamic. Dimensions with the same name vary together. May be repeated.",
         flag="--dim",
         metavar="NAME=INPUT:AXIS[:MIN..MAX]",
     )
     leave_out: tuple[str, ...] = option(
         (),
-        "Drop this output and everything in it, such as past_key_values, from every artifact; may be repeated.",
+        "Drop an output and everything nested in it from every artifact, for example past_key_values. May be repeated.",
         metavar="OUTPUT",
     )
-    task: str = option("", "For hf:ID: the task that selects the model class, such as fill-mask.", metavar="TASK")
+    task: str = option("", "For hf:ID models: task that selects the model class, such as fill-mask.", metavar="TASK")
 
     def require_consistent(self, weights: str = "auto") -> None:
-        """Raise UsageError for settings that contradict each other."""
+        """Raise UsageError if settings contradict each other."""
         if self.allow_partial and not self.checkpoint:
             remedy = "remove allow_partial (--allow-partial), or give a checkpoint"
             raise UsageError("allow_partial has no effect without a checkpoint", remedy)
@@ -75,35 +75,35 @@ class SourceSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class SizeSettings(Settings):
-    """Sizes by symbol: the example's, those to time (the example's first), and the ranges that artifacts promise."""
+    """Sizes by symbol: the example's, the timed ones (the example's first), and the ranges that artifacts support."""
 
     sizes: dict[str, int] = described("Sizes of the example.", dict, minimum=1)
-    sweep: dict[str, tuple[int, ...]] = described("Sizes that are timed, the example's first.", dict, minimum=1)
-    ranges: dict[str, Range] = described("What the artifacts promise.", dict)
+    sweep: dict[str, tuple[int, ...]] = described("Sizes to time, the example's first.", dict, minimum=1)
+    ranges: dict[str, Range] = described("Ranges of sizes that the artifacts must support.", dict)
 
     def require_sizes(self) -> None:
-        """Raise UsageError for a sweep without a size."""
+        """Raise UsageError if the sweep of a symbol has no sizes."""
         if empty := [size for size, values in self.sweep.items() if not values]:
             raise UsageError(f"sweep names no value of {empty[0]}", "give at least one, the example's first")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings(Settings):
-    """The kind of weights, the dynamic sizes, and who keeps the state."""
+    """The exported weights, the dynamic sizes, and where state is kept."""
 
     dynamic: str = option(
         "all",
-        "Which sizes stay dynamic; the others are fixed at the example's.",
+        "Sizes that stay dynamic; the others are fixed at the example's.",
         metavar="all|batch|none|NAME,...",
     )
     state: str = option(
         "carry",
-        "Who keeps the state that one call leaves for the next. carry: the artifact keeps it. inputs: the caller "
-        "passes it as inputs named state.NAME and receives it among the outputs.",
+        "Where state is kept between calls. carry: inside the artifact. inputs: the caller passes it as inputs named "
+        "state.NAME and receives it among the outputs.",
         choices=("carry", "inputs"),
     )
-    weights: str = option("auto", "auto: pretrained if available, else random.", choices=WEIGHTS)
-    seed: int = option(0, "Seed of random weights.")
+    weights: str = option("auto", "Weights to export. auto: pretrained if available, else random.", choices=WEIGHTS)
+    seed: int = option(0, "Seed for random weights.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,24 +111,24 @@ class SessionSettings(Settings):
     """How an artifact is loaded and called."""
 
     threads: int = option(
-        environment.usable_cpus, "Threads of one call on the CPU; all cores by default.", minimum=1, maximum=MAX_THREADS
+        environment.usable_cpus, "CPU threads of one call; all cores by default.", minimum=1, maximum=MAX_THREADS
     )
     timeout: float = option(
         1800.0,
-        "Limit for one export or one answer of a session, in seconds.",
+        "Time limit for one export or one response of a session, in seconds.",
         metavar="SECONDS",
         minimum=1,
         effect=False,
     )
     ops_libs: tuple[str, ...] = option(
         (),
-        "Library that registers your own operators (TORCH_LIBRARY), loaded before the model; may be repeated.",
+        "Library that registers custom operators (TORCH_LIBRARY), loaded before the model. May be repeated.",
         flag="--ops-lib",
         metavar="FILE",
         file=True,
-        effect=False,  # its content has, which release keys read
+        effect=False,  # the path has none; release keys include the content instead
     )
-    allow_cpu_fallback: bool = option(False, "Let onnxruntime run on the CPU where CUDA was requested.")
+    allow_cpu_fallback: bool = option(False, "Let onnxruntime fall back to the CPU when CUDA was requested.")
     cuda_graphs: bool = option(
         False,
         "Let onnxruntime capture CUDA graphs. A model that cannot be captured fails. exporter-run always captures.",
@@ -141,36 +141,32 @@ class BuildSettings(Settings):
 
     memory_limit_gb: float | None = option(
         None,
-        "Private memory that one export or Python session may use, in GB (10^9 bytes); unlimited by default.",
+        "Limit on the private memory of one export or Python session, in GB (10^9 bytes); unlimited by default.",
         flag="--memory-limit",
         metavar="GB",
         minimum=0.1,
         effect=False,
     )
-    opset: int | None = option(None, "ONNX opset; by default torch's own.", minimum=18)
+    opset: int | None = option(None, "ONNX opset version; torch's default if not given.", minimum=18)
     fullgraph: bool = option(
-        False, "Fail a variant compiled just in time (torch.compile) if it has a graph break.", key=None
+        False, "Fail a variant compiled just in time by torch.compile if it has a graph break.", key=None
     )
     portable: bool = option(
         False,
-        "Compile packages for any x86-64-v3 CPU (AVX2) instead of this CPU. GPU code is always compiled for this type "
-        "of GPU.",
+        "Compile packages for any x86-64-v3 CPU (AVX2) instead of this machine's CPU. GPU code always targets this "
+        "machine's kind of GPU.",
         flag="--portable/--native",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParitySettings(Settings):
-    """How outputs are judged."""
+    """The tolerances and metric bounds that an artifact must meet."""
 
-    rtol: float | None = option(
-        None, "Relative tolerance for parity; by default it depends on the precision.", minimum=0
-    )
-    atol: float | None = option(
-        None, "Absolute tolerance for parity; by default it depends on the precision.", minimum=0
-    )
+    rtol: float | None = option(None, "Relative tolerance of parity; depends on the precision by default.", minimum=0)
+    atol: float | None = option(None, "Absolute tolerance of parity; depends on the precision by default.", minimum=0)
     min_metric: float | None = option(
-        None, "Fail a variant whose metric (the recipe's metric(outputs, sample)) is lower than this.", key=None
+        None, "Fail a variant whose metric, from the recipe's metric(outputs, sample), is below this.", key=None
     )
     max_metric_loss: float | None = option(
         None, "Fail a variant whose metric is below eager's by more than this.", minimum=0, key=None
@@ -184,13 +180,13 @@ class TimingSettings(Settings):
     bench: bool = option(True, "Measure latency.", flag="--bench/--no-bench")
     time_budget: float = option(
         5.0,
-        "Average time of the timed calls for each variant and session; each is called at least 5 times.",
+        "Average seconds of timed calls per variant and session; each is called at least 5 times.",
         metavar="SECONDS",
         minimum=0.1,
     )
     wait_quiet: float = option(
         0.0,
-        "Before timing, wait up to this many seconds until no other process is busy on this machine.",
+        "Before timing, wait up to this many seconds for other processes on this machine to become idle.",
         metavar="SECONDS",
         minimum=0,
         effect=False,
@@ -199,12 +195,12 @@ class TimingSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(TimingSettings, ParitySettings, BuildSettings, SessionSettings, ModelSettings):
-    """All settings of a run, except for the model, sizes, variants, device and directory."""
+    """Every setting of a run except its model, sizes, variants, device and folder."""
 
     replace: bool = option(
         False,
-        "Replace a bundle even if that loses a variant that passes in it, because it failed in this run or was not "
-        "requested. By default such a run is kept beside the bundle, in NAME.failed.",
+        "Replace the existing bundle even if that loses a passing variant because it failed in this run or was not "
+        "requested. Without this option such a run is kept beside the bundle, in NAME.failed.",
         key=None,
         effect=False,
     )
