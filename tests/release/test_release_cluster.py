@@ -161,7 +161,7 @@ def test_a_step_that_fails_is_a_row(nodes: Cluster, folder: Path, monkeypatch: p
     assert raises.place == steps[0].request.out.with_name("trace.failed")
     assert bundles.read_manifest(raises.place).status == "failed"
     assert (steps[0].request.out / bundles.MANIFEST).read_bytes() == good
-    assert deadly.reason.startswith("failed at prepare: its worker was lost 2 times: ")
+    assert deadly.reason.startswith("failed at prepare: its worker died 2 times: ")
     assert (deadly.place, bool(deadly.remedy)) == (None, True)
     assert refused.reason == "failed at prepare: --fullgraph applies only to variants compiled just in time"
 
@@ -181,7 +181,7 @@ def test_what_arrives_is_held_against_its_hashes(tmp_path: Path) -> None:
     spare = step.request.out.with_name(step.request.out.name + ".failed")
     assert cluster._arrive(step, worse) == executor.Outcome(spare)
     packed[-1] ^= 1
-    assert "what came of bert/cpu/trace cannot be unpacked" in cluster._arrive(step, made).reason
+    assert "the result of bert/cpu/trace cannot be unpacked" in cluster._arrive(step, made).reason
     assert (step.request.out / bundles.MANIFEST).read_bytes() == good
     (step.request.out / "mine").touch()
     packed[-1] ^= 1
@@ -201,7 +201,7 @@ def test_nodes_that_are_not_alike_are_refused(nodes: Cluster, folder: Path, monk
         raise AssertionError
     said = str(raised.value)
     assert f": torch {here['torch']}, not 1.0\n" in said
-    assert f": {file} is not the same\n" in said
+    assert f": {file} differs\n" in said
     assert raised.value.remedy
 
 
@@ -210,7 +210,7 @@ def test_a_file_that_a_node_has_not_is_named(folder: Path) -> None:
     task = cluster._task(step)
     assert cluster.lacking([task]) == []
     (folder / "recipes_shared.py").write_text("x = 1")
-    assert cluster.lacking([task]) == [f"{folder}/recipes_shared.py is not the same"]
+    assert cluster.lacking([task]) == [f"{folder}/recipes_shared.py differs"]
     (folder / "far.py").unlink()
     assert cluster.lacking([task]) == [f"there is no file {folder}/far.py"]
     made = cluster.make(task)

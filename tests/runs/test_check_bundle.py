@@ -84,7 +84,7 @@ def test_a_bundle_of_a_release_before(bundle: Path, cli: Cli) -> None:
 def test_a_bundle_made_later_than_it_is(created: str, said: bool) -> None:
     found = check_bundle._ahead(created, datetime(2026, 1, 2, 3, 4, tzinfo=UTC))
     assert bool(found) == said
-    assert all(created in one and "here it is 2026-01-02T03:04:00" in one for one in found)
+    assert all(created in one and "the time here is 2026-01-02T03:04:00" in one for one in found)
 
 
 def test_what_the_export_warned_of_is_said_again(bundle: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
