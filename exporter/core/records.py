@@ -1,7 +1,7 @@
 """The manifest's records: frozen dataclasses, which `json_codec` writes as JSON and reads.
 
-Numbers that could not be had are None. Times end in `_s` (seconds) or `_ms` (milliseconds), memory in `_mb` (10^6
-bytes). `manifest.schema.json` beside this file describes the same for other tools.
+Numbers that are unknown are None. Names of times end in `_s` (seconds) or `_ms` (milliseconds), names of memory in
+`_mb` (10^6 bytes). `manifest.schema.json` beside this file describes the same records for other tools.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from exporter.core.parity_records import CaseRecord, Parity, SizeLimit, Toleranc
 from exporter.core.settings import RunSettings, SizeSettings, SourceSettings
 from exporter.core.timing_records import MachineLoad, Timing
 
-SCHEMA = 1  # of the manifest, and of whatever has no number of its own
+SCHEMA = 1  # of the manifest, and of every format without its own number
 
-EAGER = "eager"  # the baseline's name, and its target's
+EAGER = "eager"  # name of the baseline and of its target
 
 
 @dataclass(frozen=True)
 class ArtifactRecord:
-    """A file of the bundle, by its path in it."""
+    """A file of the bundle."""
 
-    path: str = described("Its name in the bundle.")
-    bytes: int = described("Its size.", minimum=0)
-    sha256: str = described("Its SHA-256, in hexadecimal.", pattern="^[0-9a-f]{64}$")
+    path: str = described("Path of the file in the bundle.")
+    bytes: int = described("Size of the file, in bytes.", minimum=0)
+    sha256: str = described("SHA-256 of the file, in hexadecimal.", pattern="^[0-9a-f]{64}$")
 
 
 @dataclass(frozen=True)
 class Lifecycle:
-    """What a variant costs before it serves; all but `export_s` are of its Python session."""
+    """What a variant costs before it serves. Every field except `export_s` is measured in its Python session."""
 
     export_s: float | None = described("Seconds of the export.", None, minimum=0)
     load_s: float | None = described("Seconds to load the artifact.", None, minimum=0)
     first_call_ms: float | None = described("Milliseconds of the first call.", None, minimum=0)
     peak_rss_mb: float | None = described("Peak resident memory of the session, in MB of 10^6 bytes.", None, minimum=0)
     cached_call_ms: float | None = described(
-        "Milliseconds of the first call of another process, which started from the cache; null for what leaves none.",
+        "Milliseconds of the first call of another process that started from the cache; null if there is no cache.",
         None,
         minimum=0,
     )
@@ -47,31 +47,31 @@ class Lifecycle:
 
 @dataclass(frozen=True)
 class SessionRecord:
-    """One artifact in one language: what it took to load, and its parity there.
+    """One artifact in one language: the cost of loading it, and its parity.
 
-    `cached_call_ms` is the first call of another process, which started from what this one left in its cache; `gpu_mb`
-    is by how much the GPU's memory in use grew while this session was opened and checked, with nothing else running.
+    `cached_call_ms` is the first call of another process that started from the cache this one left. `gpu_mb` is the
+    growth of the GPU's memory in use while this session was opened and checked, with nothing else running.
     """
 
-    session: str = described("Which: python or native.", enum=["python", "native"])
+    session: str = described("Language of the session: python or native.", enum=["python", "native"])
     status: Literal["passed", "failed"] = described("Whether it passed.")
-    stage: str = described("How far it came: load, first call, check, time, done.", "")
-    reason: str = described("Why it failed.", "")
+    stage: str = described("Last stage reached: load, first call, check, time, done.", "")
+    reason: str = described("Why it failed; empty if it passed.", "")
     remedy: str = described("What to do about it.", "")
-    cause: str = described("The name of a known cause of its failure; else empty.", "")
-    provider: str = described("Who really ran it: onnxruntime's execution provider; empty for others.", "")
+    cause: str = described("Name of the known cause of its failure; empty if there is none.", "")
+    provider: str = described("Execution provider that onnxruntime actually used; empty for other runtimes.", "")
     load_s: float | None = described("Seconds to load the artifact.", None, minimum=0)
     first_call_ms: float | None = described("Milliseconds of the first call.", None, minimum=0)
     peak_rss_mb: float | None = described("Peak resident memory, in MB of 10^6 bytes.", None, minimum=0)
-    parity: Parity | None = described("Its outputs against the golden; null when it gave none.", None)
+    parity: Parity | None = described("Comparison of its outputs with the golden; null if it returned none.", None)
     cached_call_ms: float | None = described(
-        "Milliseconds of the first call of another process, which started from the cache; null for what leaves none.",
+        "Milliseconds of the first call of another process that started from the cache; null if there is no cache.",
         None,
         minimum=0,
     )
     gpu_mb: float | None = described(
-        "Memory that it took on the GPU, in MB of 10^6 bytes: by how much that in use grew while it was opened and "
-        "checked. Null where nothing was timed, and on the CPU.",
+        "GPU memory that it took, in MB of 10^6 bytes: the growth of the memory in use while it was opened and checked. "
+        "Null on the CPU and if nothing was timed.",
         None,
         minimum=0,
     )
@@ -79,7 +79,7 @@ class SessionRecord:
 
 @dataclass(frozen=True)
 class VariantRecord:
-    """One row's worth: a target with its settings. It is `pending` until its outputs have been checked."""
+    """One row of the report: a target with its settings. It is `pending` until its outputs have been checked."""
 
     name: str = described("NAME or NAME:VARIANT; eager for the baseline.")
     target: str = described("The target.")
@@ -87,27 +87,29 @@ class VariantRecord:
         "Whether it passed; pending, in the manifest of a run, until its outputs have been checked."
     )
     stage: str = described(
-        "How far it came: export, load, first call, check, time, metric, done; hash for an artifact that was altered.",
+        "Last stage reached: export, load, first call, check, time, metric, done; hash if the artifact was altered.",
         "",
     )
     reason: str = described("Why it failed; empty when it passed.", "")
     remedy: str = described("What to do about it.", "")
-    cause: str = described("The name of a known cause of its failure; else empty.", "")
+    cause: str = described("Name of the known cause of its failure; empty if there is none.", "")
     reproduce: str = described("A command that runs this variant again.", "")
     log: str = described("Its log, relative to the bundle.", "")
-    artifact: ArtifactRecord | None = described("The artifact; null for variants that leave none.", None)
+    artifact: ArtifactRecord | None = described("The artifact; null for variants that have none.", None)
     companions: tuple[ArtifactRecord, ...] = described(
-        "Files beside the artifact that belong to it, such as an ONNX model's external weights; the cache of what is "
-        "compiled just in time.",
+        "Files that belong to the artifact, such as an ONNX model's external weights or the cache of just-in-time "
+        "compilation.",
         (),
     )
     contract: Contract | None = described("The contract that the artifact carries.", None)
     fixed: tuple[str, ...] = described("Dimensions that the artifact fixed: `batch is fixed at 2`.", ())
-    notes: tuple[str, ...] = described("What the target has to say.", ())
+    notes: tuple[str, ...] = described("Remarks of the target.", ())
     warnings: tuple[Warned, ...] = described("Warnings of the export, with source lines.", ())
-    limits: tuple[SizeLimit, ...] = described("What exporters made of sizes that the contract lets move.", ())
-    untimed: str = described("Why its sessions were not timed where others were; else empty.", "")
-    parity: Parity | None = described("The worst of its sessions; null when none was judged.", None)
+    limits: tuple[SizeLimit, ...] = described(
+        "Limits that exporters put on sizes that are dynamic in the contract.", ()
+    )
+    untimed: str = described("Why its sessions were not timed although others were; empty otherwise.", "")
+    parity: Parity | None = described("Worst parity of its sessions; null if none was compared.", None)
     lifecycle: Lifecycle = described("What it costs before it serves.", Lifecycle)
     sessions: tuple[SessionRecord, ...] = described("One for each language that ran it.", ())
     timings: dict[str, Timing] = described("Latency by session.", dict, propertyNames={"enum": ["python", "native"]})
@@ -117,10 +119,10 @@ class VariantRecord:
         propertyNames={"enum": ["python", "native"]},
     )
     metric: float | None = described(
-        "The recipe's metric of its Python session; null where the recipe has none, or it could not be computed.", None
+        "The recipe's metric for its Python session; null if the recipe has none or computing it failed.", None
     )
     rejected: tuple[ArtifactRecord, ...] = described(
-        "Its files where it was judged and failed, as rejected/trace.pt; artifact is null then, and companions is "
+        "Its files if it was compared and failed, such as rejected/trace.pt; artifact is then null and companions is "
         "empty.",
         (),
     )
@@ -138,24 +140,22 @@ class VariantRecord:
 
 @dataclass(frozen=True)
 class ModelRecord:
-    """Which model it was, and with which weights.
+    """The model and its weights.
 
-    `origin` is where pretrained weights were published, a package URL or another; `licence` is theirs. Either is empty
-    where nobody says.
+    `origin` is where pretrained weights were published, as a package URL or another URL; `licence` is their licence.
+    Either is empty if unknown.
     """
 
     name: str = described("Its name.")
-    source: str = described("What the user wrote, or where the recipe lies.")
+    source: str = described("Model as the user named it, or the location of the recipe.")
     weights: str = described("Which weights were loaded, in the recipe's words.")
-    seed: int = described("Seed of random weights.")
+    seed: int = described("Seed for random weights.")
     parameters: int = described("Number of parameters.", 0, minimum=0)
     sizes: dict[str, int] = described("Sizes of the example that is timed.", dict, minimum=1)
     origin: str = described(
-        "Where pretrained weights were published, a package URL or another; empty where nobody says.", ""
+        "Where pretrained weights were published, as a package URL or another URL; empty if unknown.", ""
     )
-    licence: str = described(
-        "The licence of pretrained weights, as their publisher names it; empty where nobody says.", ""
-    )
+    licence: str = described("Licence of the pretrained weights, as their publisher names it; empty if unknown.", "")
 
 
 @dataclass(frozen=True)
