@@ -70,7 +70,7 @@ class SessionRecord:
         minimum=0,
     )
     gpu_mb: float | None = described(
-        "GPU memory that it took, in MB of 10^6 bytes: the growth of the memory in use while it was opened and checked. "
+        "GPU memory that it took, in MB of 10^6 bytes: how much the memory in use grew while it was open. "
         "Null on the CPU and if nothing was timed.",
         None,
         minimum=0,
