@@ -82,7 +82,7 @@ class Child:
         """Parse a message. Raises JobError if user code wrote to the socket or the message cannot be unpickled."""
         try:
             kind, value = pickle.loads(bytes.fromhex(line))
-        except Exception as error:  # whatever broken pickles raise
+        except Exception as error:  # a broken pickle may raise anything
             self.kill()
             cause = f"{self.name} sent an unreadable message ({type(error).__name__}: {str(error)[:200]})"
             remedy = "make sure that the recipe's code neither patches pickle nor uses descriptors that it did not open"

@@ -31,7 +31,7 @@ from exporter.core.errors import ExporterError
 
 BACKLOG = 1 << 20
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-LONGEST = 100_000  # characters of an error's message
+LONGEST = 100_000  # limit of an error message, in characters
 _dumps, _loads = pickle.dumps, pickle.loads  # saved before a recipe can patch them
 _job = 0  # pid of the process that runs the job; 0 in processes without one
 

@@ -50,9 +50,9 @@ def prepare(
     golden_path: Path,
     precisions: tuple[str, ...] = (),
 ) -> Findings:
-    """Find the contract, capture the program that all exports share, report both, and make the golden.
+    """Find the contract, capture the program that all exports share, and make the golden. Return its findings.
 
-    The result is sent as the message "prepared", so that exports can start before the golden is made.
+    A `Prepared` is sent as soon as the program is captured, so that exports can start before the golden is made.
     """
     loaded = load_model(job)
     device = job.options.device
@@ -195,7 +195,7 @@ def _weight_bytes(module: torch.nn.Module) -> int:
 
 
 def _weights_used(asked: str, loaded: LoadedModel) -> str:
-    """Return which weights the recipe reports. Many recipes report none; the answer then follows from the request."""
+    """Return which weights were used: what the model reports, or else what follows from the weights asked for."""
     reported: str = getattr(loaded.module.model, "exporter_weights", "")
     chosen = getattr(loaded.recipe, "chooses_weights", True)
     return reported or ("random" if asked == "random" and chosen else "the recipe's")

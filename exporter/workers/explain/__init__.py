@@ -42,7 +42,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The whole report."""
+    """The complete report on a model."""
 
     model: str
     device: str

@@ -110,7 +110,7 @@ def serve(
                 break
             try:
                 _say(answers, _answer(line.split(), loaded, judge, options.device))
-            except Exception as error:  # the session goes on; the artifact may fail in any way
+            except Exception as error:  # an artifact may fail in any way; the session continues
                 _say(answers, _error(error))
 
 
