@@ -1,9 +1,9 @@
-"""One job in one process: a result, or an error that says how the process ended.
+"""Run each job in its own process and return its result, or raise an error that says how the process ended.
 
-Jobs are forked from the zygote, each in a process group of its own, so that whatever a job started (compilers, workers)
-ends with it.
+Jobs are forked from the zygote. Each has its own process group, so that whatever it starts (compilers, workers) ends
+with it.
 
-One file, though long: a job, the zygote that forks it and how both end share the rules for processes and signals.
+The file is long because jobs, the zygote that forks them and how both end share the rules for processes and signals.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from exporter.core import filesystem, processes
 from exporter.core.errors import Blame, JobError
 
 LOG_LINES = 30
-# For processes side by side: threads that wait sleep, where they would spin on a core that another one needs. What is
-# timed runs alone and without this.
+# For processes that run side by side: waiting threads sleep instead of spinning on a core that another process needs.
+# Timed processes run alone and without this.
 SIDE_BY_SIDE = {"OMP_WAIT_POLICY": "PASSIVE"}
-# What torch.export takes long to import, for runs that need it. On the CPU alone: meanwhile it may look for GPUs, which
-# a zygote must not.
+# Modules of torch.export that import slowly, for runs that need them. Only for runs on the CPU: the import may look for
+# GPUs, which a zygote must not.
 EXPORTING = ("torch._dynamo", "torch.export._trace")
-BACKGROUND = 10  # the niceness of jobs that are not the longest of their run
+BACKGROUND = 10  # niceness of all jobs but the longest of their run
 
 
 @dataclass
 class Child:
-    """A running job: its socket, its process group, its log."""
+    """A running job, with its socket, process group and log."""
 
     name: str
     channel: socket.socket
@@ -47,14 +47,14 @@ class Child:
         self.lines: TextIO = self.channel.makefile("r", encoding="utf-8", newline="\n")
 
     def wait(self, timeout: float | None) -> Any:
-        """What the job returned. Raises what it raised, or JobError when it hung, was killed or crashed."""
+        """Return the job's result. Raises the job's own error, or JobError if it hung, crashed or was killed."""
         try:
             return self.conclude(self.readline(timeout), timeout)
         except TimeoutError:
             raise self._too_long(timeout) from None
 
     def expect(self, kind: str, timeout: float | None) -> Any:
-        """A message that the job sends before it ends. Raises as `wait` when the job ended without it."""
+        """Return a message that the job sends before it ends. Raises like `wait` if the job ends without sending it."""
         try:
             line = self.readline(timeout)
             if line:
@@ -66,7 +66,7 @@ class Child:
             raise self._too_long(timeout) from None
 
     def conclude(self, line: str, timeout: float | None) -> Any:
-        """What the job's last lines mean, from `line` on: as `wait`."""
+        """Read the job's last messages, starting with `line`, and return or raise like `wait`."""
         outcome: tuple[str, Any] | None = None
         while line:
             kind, value = self._read(line)
@@ -79,23 +79,23 @@ class Child:
         return self._outcome(outcome, None)
 
     def _read(self, line: str) -> tuple[str, Any]:
-        """A message. JobError where it is none: user code has written there, or what it sent cannot be read."""
+        """Parse a message. Raises JobError if user code wrote to the socket or the message cannot be unpickled."""
         try:
             kind, value = pickle.loads(bytes.fromhex(line))
-        except Exception as error:  # whatever broken pickles raise
+        except Exception as error:  # a broken pickle may raise anything
             self.kill()
-            cause = f"{self.name} sent what is no message ({type(error).__name__}: {str(error)[:200]})"
-            remedy = "see that the recipe's code leaves pickle and descriptors that it did not open alone"
+            cause = f"{self.name} sent an unreadable message ({type(error).__name__}: {str(error)[:200]})"
+            remedy = "make sure that the recipe's code neither patches pickle nor uses descriptors that it did not open"
             raise JobError(cause, remedy, self.tail()) from error
         return kind, value
 
     def say(self, text: str) -> None:
-        """Send the job a line; nothing where it has ended, which `wait` then tells."""
+        """Send the job a line. Does nothing if the job has ended; `wait` reports that."""
         with contextlib.suppress(OSError):
             self.channel.sendall(f"{text}\n".encode())
 
     def readline(self, timeout: float | None) -> str:
-        """The next line that is not empty; "" at the end. TimeoutError after `timeout` seconds."""
+        """Return the next line that is not empty, or "" at the end. Raises TimeoutError after `timeout` seconds."""
         self.channel.settimeout(timeout)
         try:
             while (line := self.lines.readline()) == "\n":
@@ -111,8 +111,8 @@ class Child:
         if kind == "error":
             raise value
         if kind == "crash":
-            said, blame = value
-            raise JobError(said, "", self.tail(), blame=blame)
+            message, blame = value
+            raise JobError(message, "", self.tail(), blame=blame)
         return value
 
     def _too_long(self, timeout: float | None) -> JobError:
@@ -120,38 +120,38 @@ class Child:
         return JobError(f"{self.name} took longer than {timeout:.0f} s and was stopped", "raise --timeout", self.tail())
 
     def tail(self) -> str:
-        """The last lines of the log."""
+        """Return the last lines of the log."""
         with contextlib.suppress(OSError):
             return "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_LINES:])
         return ""
 
     def kill(self) -> None:
-        """End the job and all that it started; nothing when it has ended."""
+        """Kill the job and every process that it started. Does nothing if the job has ended."""
         if self.finished:
             return
-        started = processes.descendants(self.group)  # a daemon among them is in a group of its own
+        started = processes.descendants(self.group)  # daemons among them have their own group
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.group, signal.SIGKILL)
         processes.end(started)
-        self.finished = True  # its number may soon be another's
+        self.finished = True  # the pid may be reused
         self.close()
 
     def close(self) -> None:
         """Close our end of the socket."""
         with contextlib.suppress(OSError):
-            self.channel.shutdown(socket.SHUT_RDWR)  # whoever still reads wakes up
+            self.channel.shutdown(socket.SHUT_RDWR)  # wakes blocked readers
         self.lines.close()
         self.channel.close()
 
 
 def stand_back(niceness: int, pid: int = 0) -> None:
-    """Let a process (this one, where none is named) yield to others; never the other way, which needs privileges."""
+    """Raise the niceness of a process, by default this one. Never lowers it, which requires privileges."""
     if niceness > os.getpriority(os.PRIO_PROCESS, pid):
         os.setpriority(os.PRIO_PROCESS, pid, niceness)
 
 
 def ended(what: str, code: int | None, log: str, remedy: str = "") -> JobError:
-    """The error of a process that ended with this exit code, minus its signal, and no result."""
+    """Return the error for a process that ended without a result. A negative `code` is a signal; None means unknown."""
     if code is None:
         return JobError(f"{what} was killed from outside", remedy, log)
     if code >= 0:
@@ -164,10 +164,9 @@ def ended(what: str, code: int | None, log: str, remedy: str = "") -> JobError:
 
 
 class Zygote:
-    """The process that jobs are forked from. Use as a context manager; leaving it ends every job.
+    """The process that jobs are forked from. A context manager: leaving it ends every job.
 
-    `environment` is added to the environment of every job, which finds `modules` imported beside torch. Safe to use
-    from several threads.
+    `environment` is added to every job's environment. torch and `modules` are imported before jobs start. Thread-safe.
     """
 
     def __init__(self, environment: dict[str, str] | None = None, modules: tuple[str, ...] = ()) -> None:
@@ -195,15 +194,18 @@ class Zygote:
 
     @property
     def alive(self) -> bool:
-        """Whether jobs can still be forked from it."""
+        """Return whether jobs can still be forked from it."""
         return not self._closed and self._process.poll() is None
 
     def lend(self) -> Zygote:
-        """This zygote for one of several users: closing what is returned ends that user's jobs alone."""
+        """Return this zygote for one of several users. Closing the returned one ends only that user's jobs."""
         return _Lent(self)
 
     def spawn(self, name: str, function: str, arguments: dict[str, Any], log: Path) -> Child:
-        """Start `module:function(channel, **arguments)` in a child; what it prints goes to the end of `log`."""
+        """Start `module:function(channel, **arguments)` in a child and append its output to `log`.
+
+        Raises JobError if the zygote is closed or has died.
+        """
         request = pickle.dumps((function, arguments))
         log.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as until_started, self._lock, log.open("ab") as output:
@@ -218,7 +220,7 @@ class Zygote:
         return child
 
     def _fork(self, request: bytes, theirs: socket.socket, output: IO[bytes]) -> int:
-        """The process group of a new job."""
+        """Fork a job and return its process group."""
         try:
             socket.send_fds(self._control, [request], [theirs.fileno(), output.fileno()])
             if answer := self._control.recv(64):
@@ -228,7 +230,7 @@ class Zygote:
         raise self._died()
 
     def run(self, name: str, function: str, arguments: dict[str, Any], log: Path, timeout: float | None = None) -> Any:
-        """Spawn a job and wait for what it returns."""
+        """Spawn a job, wait for it and return its result. Raises like `Child.wait`."""
         return self.spawn(name, function, arguments, log).wait(timeout)
 
     def close(self) -> None:
@@ -268,7 +270,7 @@ class Zygote:
 
 
 class _Lent(Zygote):
-    """A zygote as one of those who share it sees it."""
+    """One user's view of a shared zygote."""
 
     def __init__(self, owner: Zygote) -> None:
         self.environment = owner.environment
@@ -282,7 +284,7 @@ class _Lent(Zygote):
         self._require_open()
         child = self._owner.spawn(name, function, arguments, log)
         self._children.append(child)
-        if self._closed:  # meanwhile
+        if self._closed:  # another thread closed it in the meantime
             child.kill()
         return child
 
@@ -293,13 +295,13 @@ class _Lent(Zygote):
 
 
 class Holder(Zygote):
-    """A zygote that was forked from another and has loaded something: jobs forked from it share that memory.
+    """A zygote that is itself a job and has loaded something. Jobs forked from it share that memory.
 
-    Closing it ends its jobs, and itself.
+    Closing it ends its jobs and the process itself.
     """
 
     def __init__(self, child: Child, environment: dict[str, str]) -> None:
-        """`child` runs a job that goes on with `forkserver.attend` of a socket that it receives on its channel."""
+        """Use the job of `child`, which calls `forkserver.attend` with a socket that it receives on its channel."""
         self.environment = environment
         self._child = child
         self._lock = threading.Lock()
@@ -329,16 +331,16 @@ class Holder(Zygote):
 
 
 class Zygotes:
-    """Zygotes for runs that follow each other: one for each environment and set of modules, which import torch once.
+    """Zygotes shared by successive runs, one for each environment and set of modules, so that torch is imported once.
 
-    Call it as `Zygote` itself. One that died is replaced. Use as a context manager; leaving it ends every zygote.
+    Call it like `Zygote`. A zygote that has died is replaced. A context manager: leaving it ends every zygote.
     """
 
     def __init__(self) -> None:
         self._shared: dict[tuple[frozenset[tuple[str, str]], tuple[str, ...]], Zygote] = {}
 
     def __call__(self, environment: dict[str, str] | None = None, modules: tuple[str, ...] = ()) -> Zygote:
-        """The zygote of that environment and those modules, lent."""
+        """Lend the zygote with this environment and these modules, and start it if necessary."""
         key = frozenset((environment or {}).items()), modules
         if key in self._shared and not self._shared[key].alive:
             self._shared.pop(key).close()

@@ -1,11 +1,11 @@
-"""The server that children are forked from: it has imported torch once, so that a job need not.
+"""The fork server (zygote): it imports torch once and forks a child for each job, so jobs start without the import.
 
-Run as `python -m exporter.workers.forkserver FD MODULE...`, with a Unix socket at FD, and what to import beside torch.
-Each request is a pickled (function, arguments) from our own parent process, with the descriptors of a socket and of a
-log. A supervisor is forked for each; it leads a process group of its own, forks the job, waits, and sends how the job
-ended as the last message on the socket.
+Run as `python -m exporter.workers.forkserver FD MODULE...`; FD is a Unix socket, and the modules are imported after
+torch. Each request is a pickled (function, arguments) from our own parent process, with the descriptors of a socket and
+of a log. The server forks a supervisor for each request. The supervisor leads its own process group, forks the job,
+waits for it, and sends its exit code as the last message on the socket.
 
-It never starts a thread and never touches CUDA: both would break in its children.
+The server never starts a thread and never touches CUDA: both would break in its children.
 """
 
 from __future__ import annotations
@@ -31,29 +31,32 @@ from exporter.core.errors import ExporterError
 
 BACKLOG = 1 << 20
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-LONGEST = 100_000  # characters of an error's message
-_dumps, _loads = pickle.dumps, pickle.loads  # as they were before any recipe could change them
-_job = 0  # the process that answers for a job; 0 in those that run none
+LONGEST = 100_000  # limit of an error message, in characters
+_dumps, _loads = pickle.dumps, pickle.loads  # saved before a recipe can patch them
+_job = 0  # pid of the process that runs the job; 0 in processes without one
 
 
 def serve(control: socket.socket, modules: Sequence[str]) -> None:
-    """Fork a supervisor for each request until the parent closes its end; then end all that still runs.
+    """Fork a supervisor for each request until the parent closes its end; then kill the jobs that still run.
 
-    torch is imported here, once for all children, and so are the modules; where that fails, jobs try it themselves.
+    torch and the modules are imported once for all children. A module that fails to import is left to the jobs.
     """
-    gc.disable()  # imports leave no garbage, and take a fifth longer with collections
+    gc.disable()  # imports leave no garbage, and collections make them a fifth slower
     importlib.import_module("torch")
     for module in modules:
         with contextlib.suppress(Exception):
             importlib.import_module(module)
     gc.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever started us may ignore it: who ended would be gone unasked
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if inherited as ignored, waitpid would lose exit codes
     attend(control)
 
 
 def attend(control: socket.socket) -> None:
-    """Say that this process is ready, and fork for each request: for whoever has one thread, and something to share."""
+    """Send "ready", then fork a supervisor for each request. Children share this process's memory.
+
+    The process must have a single thread.
+    """
     gc.freeze()
     supervisors: list[int] = []
     control.sendall(b"ready")
@@ -67,7 +70,7 @@ def attend(control: socket.socket) -> None:
             control.close()
             _supervise(request, *descriptors)
         supervisors.append(pid)
-        with contextlib.suppress(OSError):  # the group is there before its number is told
+        with contextlib.suppress(OSError):  # the group must exist before the parent gets its id
             os.setpgid(pid, pid)
         for descriptor in descriptors:
             os.close(descriptor)
@@ -79,12 +82,12 @@ def attend(control: socket.socket) -> None:
 
 def _supervise(request: bytes, channel_fd: int, log_fd: int) -> None:
     os.setpgid(0, 0)
-    os.dup2(log_fd, 2)  # else a job that lives on would keep the parent from reading how the zygote died
+    os.dup2(log_fd, 2)  # a job that outlives the server must not hold the stderr that the parent reads to its end
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, lambda *_: _end_all())
-    with contextlib.suppress(AttributeError):  # Linux: where somebody kills the zygote, its jobs end too
+    with contextlib.suppress(AttributeError):  # Linux: if the server is killed, its jobs end too
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # a daemon with a session of its own stays among ours
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # adopts daemons that start their own session
     pid = os.fork()
     if pid == 0:
         _run_job(request, channel_fd, log_fd)
@@ -92,11 +95,11 @@ def _supervise(request: bytes, channel_fd: int, log_fd: int) -> None:
     code = os.waitstatus_to_exitcode(status)
     with contextlib.suppress(OSError), socket.socket(fileno=channel_fd) as channel:
         _send(channel, "exit", code)
-    _end_all()  # what the job started ends with it
+    _end_all()  # processes that the job started end with it
 
 
 def _end_all() -> None:
-    """End whom this process has started or adopted, and its group with itself."""
+    """Kill every process that this one started or adopted, then its own process group, itself included."""
     while found := [pid for pid in processes.descendants(os.getpid()) if _alive(pid)]:
         processes.end(found)
         time.sleep(0.01)
@@ -104,7 +107,7 @@ def _end_all() -> None:
 
 
 def _alive(pid: int) -> bool:
-    """Whether it still runs; one of ours that has ended is waited for."""
+    """Return whether the process still runs, and reap it if it is a child that has ended."""
     with contextlib.suppress(ChildProcessError):
         return os.waitpid(pid, os.WNOHANG)[0] == 0
     with contextlib.suppress(OSError):
@@ -140,14 +143,14 @@ def _run_job(request: bytes, channel_fd: int, log_fd: int) -> None:
 
 
 def _be_killed_first() -> None:
-    """Where memory runs out, let the kernel end this job, and not our parent or who else is there."""
+    """Raise this job's OOM score, so that the kernel kills it before our parent or other processes."""
     place = Path("/proc/self/oom_score_adj")
     with contextlib.suppress(OSError):
         place.write_text(str(min(int(place.read_text()) + 500, 1000)))
 
 
 def _answer(channel: socket.socket, function: Any, arguments: dict[str, Any]) -> None:
-    """Send what the job returns, or what it raised and where in the model, as one line."""
+    """Send the job's result as one line, or its error with the place in the model's code."""
     try:
         answer: tuple[str, Any] = ("result", function(channel=channel, **arguments))
     except ExporterError as error:
@@ -156,8 +159,8 @@ def _answer(channel: socket.socket, function: Any, arguments: dict[str, Any]) ->
         answer = ("error", error)
     except SystemExit as error:
         traceback.print_exc()
-        said = f"the model's code ended the process: sys.exit({error.code!r})"
-        answer = ("crash", (source_lines.located(said, error), None))
+        message = f"the model's code ended the process: sys.exit({error.code!r})"
+        answer = ("crash", (source_lines.located(message, error), None))
     except Exception as error:
         traceback.print_exc()
         answer = ("crash", (source_lines.own(error) or source_lines.summary(error), source_lines.blame(error)))
@@ -165,28 +168,28 @@ def _answer(channel: socket.socket, function: Any, arguments: dict[str, Any]) ->
 
 
 def tell(channel: socket.socket, kind: str, value: Any) -> None:
-    """Send a job's message to the parent. A copy of the job, which a recipe's own fork left, ends here."""
+    """Send a job's message to the parent. A copy of the job that a recipe forked exits here instead."""
     leave_if_copied()
     _send(channel, kind, value)
 
 
 def leave_if_copied() -> None:
-    """End this process where it is a copy of the job that user code forked, and that came back from it."""
+    """Exit if this process is a copy of the job: user code forked it, and the copy returned from user code."""
     if _job and os.getpid() != _job:
         os._exit(0)
 
 
 def _send(channel: socket.socket, kind: str, value: Any) -> None:
-    """As one line; the empty line before it ends one that was cut short."""
+    """Send a message as one line. The newline before it ends a line that was cut short."""
     channel.sendall(b"\n" + _dumps((kind, value)).hex().encode() + b"\n")
 
 
 def hear(channel: socket.socket) -> str:
-    """The next line from the parent; EOFError where it has gone."""
+    """Return the next line from the parent. Raises EOFError if the parent has closed the channel."""
     with channel.makefile("r", encoding="utf-8") as lines:
         if line := lines.readline():
             return line
-    raise EOFError("the parent has gone")
+    raise EOFError("the parent closed the channel")
 
 
 if __name__ == "__main__":

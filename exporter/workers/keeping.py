@@ -1,4 +1,4 @@
-"""What a loaded model keeps from call to call: found at its example, and wherever else calls are made of it."""
+"""Find the state that a loaded model keeps between calls, at its example and in every other call made of it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from exporter.model.torchscript import interpreter
 from exporter.workers.loading import LoadedModel, find_contract, interpret
 from exporter.workers.messages import Job
 
-REPEATED = 4  # equal calls in a row
+REPEATED = 4  # number of equal calls in a row
 
 
 def find(job: Job, loaded: LoadedModel) -> Contract:
-    """What the model carries from call to call, of which its module becomes a function; and its contract then.
+    """Find the model's state, make its module a function of it, and return the contract of the result.
 
-    ExportError as `find_state` and `find_contract`.
+    Raises ExportError like `find_state` and `find_contract`, or if dropped state turns out to be read.
     """
     device = job.options.device
     find_state(loaded, device)
@@ -42,10 +42,10 @@ def find(job: Job, loaded: LoadedModel) -> Contract:
 
 
 def find_state(loaded: LoadedModel, device: str) -> None:
-    """Find out what the model carries from call to call, and make its module a function of it.
+    """Find the state that the model carries between calls, and make its module a function of it.
 
-    ExportError, with names and lines, where it cannot be taken out of the model; and for a model that does not give the
-    same again where nothing is seen to change.
+    Raises ExportError, with names and lines, if the state cannot be taken out of the model, or if equal calls return
+    different outputs although no state was seen to change.
     """
     kinds = [_given(loaded, loaded.base)]
     step = _steps(loaded, _plain(loaded), kinds, device)
@@ -64,48 +64,48 @@ def find_state(loaded: LoadedModel, device: str) -> None:
 
 
 def _follow_elsewhere(loaded: LoadedModel, device: str) -> bool:
-    """Take in what changed at other sizes than the example's; whether there was anything."""
+    """Add what changed at sizes other than the example's to the state. Return whether anything changed there."""
     found, loaded.elsewhere = loaded.elsewhere, {}
     for sizes in [dict(pairs) for pairs in dict.fromkeys(tuple(sizes.items()) for sizes in found.values())]:
-        strange = [path for path, where in found.items() if where == sizes and path not in loaded.kept.known]
-        if strange:
-            _take_in(loaded, device, strange, _given(loaded, sizes), describe(sizes))
+        unknown = [path for path, where in found.items() if where == sizes and path not in loaded.kept.known]
+        if unknown:
+            _take_in(loaded, device, unknown, _given(loaded, sizes), describe(sizes))
     if found:
         _warn(loaded)
     return bool(found)
 
 
 def require_known(loaded: LoadedModel, device: str, calls: Iterable[tuple[str, Tensors]]) -> None:
-    """ExportError where one of these calls changes what shows in a later one and is not known to be state."""
+    """Raise ExportError if one of these calls changes a value that a later call reads and that is not known state."""
     for name, data in calls:
         loaded.held.restore()
         eager.run(_plain(loaded), data, device)
-        strange = loaded.strange()
+        unknown = loaded.strange()
         loaded.held.restore()
-        if strange and (joined := _take_in(loaded, device, strange, [data] * CALLS, name)):
+        if unknown and (joined := _take_in(loaded, device, unknown, [data] * CALLS, name)):
             raise _only_there(loaded, joined, name)
 
 
-def _take_in(loaded: LoadedModel, device: str, strange: list[Place], given: list[Tensors], name: str) -> list[Place]:
-    """Search by calls of the example and of these inputs in turn; returns what joined the state.
+def _take_in(loaded: LoadedModel, device: str, unknown: list[Place], given: list[Tensors], name: str) -> list[Place]:
+    """Search for state with calls of the example and of these inputs in turn. Return the places that joined the state.
 
-    By the latter alone where the state's size is another then, for no sequence of calls has both.
+    If these inputs leave the state in another size, the search uses them alone: no sequence of calls can mix both.
     """
     alone = _has_another_size(loaded, device, given[0])
     kinds = [given] if alone else [_given(loaded, loaded.base), given]
     found = _search(loaded, kinds, device) or State((), ())
-    kept, joined = loaded.kept, [path for path in strange if path in found.known and path not in found.dropped]
+    kept, joined = loaded.kept, [path for path in unknown if path in found.known and path not in found.dropped]
     if joined and (alone or not set(kept.paths) <= set(found.paths)):
         raise _only_there(loaded, joined, name)
     now = found if joined else kept
-    dropped = dict.fromkeys((*now.dropped, *kept.dropped, *strange))
+    dropped = dict.fromkeys((*now.dropped, *kept.dropped, *unknown))
     read = now.known - frozenset(now.dropped)
     loaded.carry(replace(now, dropped=tuple(path for path in dropped if path not in read)))
     return joined
 
 
 def _require_unread(loaded: LoadedModel, device: str) -> None:
-    """ExportError where what calls at all sizes tried leave, and none was seen to read, is read at one of them."""
+    """Raise ExportError if a call at one of the sizes tried reads dropped state, which no call was seen to read."""
     flat = _plain(loaded)
 
     def run(sizes: Sizes, left: Mapping[Place, Any]) -> Tensors:
@@ -128,23 +128,24 @@ def _require_unread(loaded: LoadedModel, device: str) -> None:
         if not alike(run(sizes, left), alone):
             read = [path for path in left if not alike(run(sizes, {path: left[path]}), alone)]
             raise ExportError(
-                f"the model reads {search.named(loaded.module.model, read or list(left))} at {describe(sizes)}, and "
+                f"the model reads {search.named(loaded.module.model, read or list(left))} at {describe(sizes)}, but "
                 f"not at its example, {describe(loaded.base)}",
-                "let each call read it, or promise only sizes at which none does: --size NAME=MIN..MAX",
+                "read it in every call, or promise only sizes at which no call reads it: --size NAME=MIN..MAX",
             )
     loaded.held.restore()
 
 
 def _only_there(loaded: LoadedModel, paths: Sequence[Place], name: str) -> ExportError:
     return ExportError(
-        f"the model changes {search.named(loaded.module.model, paths)} at {name}, and not at its example, "
-        f"{describe(loaded.base) or 'of other values'}; a later call reads that",
-        "let each call change it, or promise only what does not: `sizes` of the recipe, or --size NAME=MIN..MAX",
+        f"the model changes {search.named(loaded.module.model, paths)} at {name}, but not at its example, "
+        f"{describe(loaded.base) or 'which has other values'}; a later call reads the change",
+        "change it in every call, or promise only sizes and values that do not change it: `sizes` of the recipe, or "
+        "--size NAME=MIN..MAX",
     )
 
 
 def _has_another_size(loaded: LoadedModel, device: str, data: Tensors) -> bool:
-    """Whether a call of these inputs leaves the known state in another size than the example does."""
+    """Return whether a call with these inputs leaves the known state in shapes that differ from its initial ones."""
     if loaded.state is None:
         return False
     loaded.held.restore()
@@ -159,10 +160,10 @@ def _given(loaded: LoadedModel, sizes: Sizes) -> list[Tensors]:
 
 
 def _search(loaded: LoadedModel, kinds: Sequence[list[Tensors]], device: str) -> State | None:
-    """The state that calls with inputs of these kinds show; of a model on a GPU, in a copy on the CPU.
+    """Return the state that calls with inputs of these kinds show. A model on a GPU is searched in a copy on the CPU.
 
-    The search gives calls values that they were not made for. An index out of range raises on the CPU; on a GPU it ends
-    every later call of the process.
+    The search passes values that a call may not expect. An index out of range raises an error on the CPU; on a GPU it
+    makes every later call of the process fail.
     """
     own = loaded.module.model, loaded.held, _steps(loaded, _plain(loaded), kinds, device)
     if device == "cpu":
@@ -174,23 +175,23 @@ def _search(loaded: LoadedModel, kinds: Sequence[list[Tensors]], device: str) ->
 
 
 def _copy_on_cpu(loaded: LoadedModel, kinds: Sequence[list[Tensors]]) -> tuple[torch.nn.Module, Snapshot, Call] | None:
-    """A copy of the model, and calls of it; None where the model runs on its own device alone."""
+    """Return a copy of the model on the CPU, its snapshot and its calls, or None if it does not run there."""
     try:
         model = snapshot.copied(loaded.module.model, "cpu")
         held = Snapshot(model)
         flat = FlatModule(model, loaded.module.example, loaded.module.leave_out).eval()
         step = _steps(loaded, flat, kinds, "cpu")
         step(0)
-    except Exception:  # whatever a model raises that was made for a GPU
+    except Exception:  # a model made for a GPU may raise anything
         return None
     return model, held, step
 
 
 def _steps(loaded: LoadedModel, flat: FlatModule, kinds: Sequence[list[Tensors]], device: str) -> Call:
-    """Calls of a model as it is, loaded's own or a copy, with inputs of each kind in turn."""
+    """Return a function that calls `flat`, the loaded model or a copy of it, with inputs of each kind in turn."""
 
     def step(number: int) -> Tensors:
-        torch.manual_seed(number)  # what is drawn is no state
+        torch.manual_seed(number)  # random numbers are not state
         with eager.naming(describe(loaded.base)):
             return eager.run(flat, kinds[number % len(kinds)][number], device)
 
@@ -198,7 +199,7 @@ def _steps(loaded: LoadedModel, flat: FlatModule, kinds: Sequence[list[Tensors]]
 
 
 def _plain(loaded: LoadedModel) -> FlatModule:
-    """The model as it is, the state inside."""
+    """Return the flattened model with its state still inside."""
     return FlatModule(loaded.module.model, loaded.module.example, loaded.module.leave_out).eval()
 
 
@@ -208,7 +209,7 @@ def _warn(loaded: LoadedModel) -> None:
 
 
 def _require_repeatable(loaded: LoadedModel, step: Call, found: State | None) -> None:
-    """ExportError for a model that gives other outputs to the same call, though all that was found is as it was."""
+    """Raise ExportError if equal calls return different outputs although the state that was found is restored."""
     outputs = []
     for _ in range(REPEATED):
         if found is not None and found.paths:
@@ -217,25 +218,25 @@ def _require_repeatable(loaded: LoadedModel, step: Call, found: State | None) ->
     loaded.held.restore()
     if not all(len(outputs[0]) == len(o) and all(map(carrying.agree, outputs[0], o)) for o in outputs):
         raise ExportError(
-            "the model gives other outputs to an equal call, though nothing found in it differs: perhaps it keeps "
-            "state in a global, a closure, an iterator or an array of NumPy, or draws random numbers by other means "
-            "than torch's own",
+            "the model returns different outputs for equal calls, but no changed state was found in it: perhaps it "
+            "keeps state in a global, a closure, an iterator or a NumPy array, or draws random numbers without torch",
             REMEDY,
         )
 
 
 def _follow_programs(loaded: LoadedModel, step: Call) -> None:
-    """Where the model is, or holds, TorchScript with a state of its own: run it node by node, so that it can be taken
-    out. ExportError where that gives something else than TorchScript does.
+    """Run TorchScript programs in the model that have state node by node, so that the state can be taken out.
+
+    Raises ExportError if the outputs then differ from those of TorchScript.
     """
     if not any(isinstance(m, interpreter.Interpreter) and m.runs_program for m in loaded.module.model.modules()):
         return
     wanted = list(map(step, range(CALLS)))
     interpret(loaded.module.model)
-    loaded.held = Snapshot(loaded.module.model)  # of what the program's own state was when it was loaded
+    loaded.held = Snapshot(loaded.module.model)  # includes the programs' state as loaded
     if not all(map(alike, map(step, range(CALLS)), wanted)):
         raise ExportError(
-            "the state of the TorchScript program cannot be followed: run node by node it gives other outputs",
+            "the state of the TorchScript program cannot be followed: its outputs differ when it runs node by node",
             "export the module that it was made from",
         )
     loaded.held.restore()

@@ -1,6 +1,6 @@
-"""A model loaded as a job says, and the contract that trying it at several sizes shows.
+"""Load a model as its job specifies, and find its contract by trying it at several sizes.
 
-One file, though long: loading, probing and the search for state are one sequence, each step of which needs the last.
+The file is long because loading, probing and the search for state are one sequence; each step needs the one before.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ from exporter.workers.session import server
 
 @dataclass
 class LoadedModel:
-    """A recipe with its model, loaded in this process."""
+    """A recipe with its model, loaded in this process.
+
+    `narrowed` says which promised sizes the model does not accept; `warnings` repeats it. `elsewhere` holds the places
+    that changed but are not known state, with the sizes of the call that changed them.
+    """
 
     recipe: recipes.Recipe
     module: flattening.FlatModule
@@ -40,22 +44,22 @@ class LoadedModel:
     symbols: dict[str, Range]
     held: Snapshot
     warnings: list[str] = field(default_factory=list)
-    narrowed: list[str] = field(default_factory=list)  # what the model itself does not take; among the warnings too
-    elsewhere: dict[Place, dict[str, int]] = field(default_factory=dict)  # what changed and is not known to, and where
-    tried: list[dict[str, int]] = field(default_factory=list)  # sizes of the calls that showed the contract
+    narrowed: list[str] = field(default_factory=list)
+    elsewhere: dict[Place, dict[str, int]] = field(default_factory=dict)
+    tried: list[dict[str, int]] = field(default_factory=list)  # sizes of the calls that determined the contract
 
     @property
     def state(self) -> State | None:
-        """What the model carries from call to call; None where nothing it does shows in a later call."""
+        """Return the state that the model carries between calls, or None if no call affects a later one."""
         return self.module.state if isinstance(self.module, StatefulModule) and self.module.state.paths else None
 
     @property
     def kept(self) -> State:
-        """All that is known of what the model keeps, be it read or not."""
+        """Return everything that is known to change between calls, whether it is read or not."""
         return self.module.state if isinstance(self.module, StatefulModule) else State((), ())
 
     def strange(self) -> list[Place]:
-        """Where the model is by now not as it was loaded, and not known to change."""
+        """Return the places that changed since loading and are not known to change."""
         known = self.kept.known
         return [path for path in self.held.changes() if path not in known]
 
@@ -64,31 +68,34 @@ class LoadedModel:
         self.module = StatefulModule(self.module.model, self.module.example, state, self.module.leave_out).eval()
 
     def arguments(self, found: Contract, sizes: dict[str, int], seed: int) -> Tensors:
-        """What the module takes: the inputs, and the initial state where there is one."""
+        """Return the module's arguments: the inputs, and the initial state if there is one."""
         return self.inputs(sizes, seed) + self.initial(found, sizes)
 
     def initial(self, found: Contract, sizes: dict[str, int]) -> Tensors:
-        """The initial state at these sizes."""
+        """Return the initial state at these sizes, on the CPU."""
         if self.state is None or found.state is None:
             return ()
         specs = [tensor.spec for tensor in found.state.tensors]
         return tuple(t.cpu() for t in self.state.widened([contract.shape_at(spec, sizes) for spec in specs]))
 
     def inputs(self, sizes: dict[str, int], seed: int) -> Tensors:
-        """Flat CPU inputs; the same for the same sizes and seed."""
+        """Return the flattened inputs on the CPU, which depend only on the sizes and the seed.
+
+        Raises RecipeError if they differ from the example in more than tensor sizes.
+        """
         flat, example = _flat_inputs(self.recipe, self.module.model, sizes, seed), self.module.example
         if different := flat.difference(example):
             raise RecipeError(
-                f"inputs() at {probing.describe(sizes)} differs from the example in more than tensors' sizes: in "
+                f"inputs() at {probing.describe(sizes)} differs from the example in more than the sizes of tensors: in "
                 f"{different}",
-                "what changes with a size must be a tensor's dimension; everything else is a constant",
+                "only dimensions of tensors may change with a size; everything else must be constant",
             )
         return flat.tensors
 
     def run(self, sizes: dict[str, int], device: str) -> tuple[tuple[str, ...], Tensors]:
-        """Names and values of the outputs of a first call at these sizes, and of the state after it.
+        """Make a first call at these sizes. Return names and values of its outputs and of the state after it.
 
-        An output that bears an input's name gets one of its own.
+        An output with the name of an input is renamed to `output.NAME`.
         """
         flat = _flat_inputs(self.recipe, self.module.model, sizes, 0)
         args, kwargs = flat.rebuild([t.to(device) for t in flat.tensors])
@@ -121,12 +128,12 @@ def _flat_inputs(
         if own := source_lines.own(error):
             raise ExportError(own, blame=source_lines.blame(error)) from error
         raise RecipeError(
-            f"inputs() fails at {probing.describe(sizes)}: {type(error).__name__}: {error}", "mend the recipe"
+            f"inputs() fails at {probing.describe(sizes)}: {type(error).__name__}: {error}", "fix the recipe"
         ) from error
     return flattening.flatten_inputs(model, inputs)
 
 
-# What this process, or the one that it was forked from, has loaded for others.
+# The model that this process, or the one that it was forked from, has loaded for the jobs forked from it.
 _held: list[tuple[Job, LoadedModel]] = []
 
 
@@ -136,9 +143,9 @@ def hold(job: Job) -> None:
 
 
 def load_model(job: Job) -> LoadedModel:
-    """Recipe and model as the job says, in eval mode, on its device: those that are held, or else load them.
+    """Return the job's recipe and model, in eval mode and on the job's device. Uses a held model if one matches.
 
-    RecipeError when the recipe is at fault.
+    Raises RecipeError, or ExportError with the place in the model's code, if the recipe fails.
     """
     server.configure(job.options)
     for held, loaded in _held:
@@ -146,19 +153,19 @@ def load_model(job: Job) -> LoadedModel:
             return _as_prepared(loaded, job)
     recipe = recipes.load(job.source)
     forkserver.leave_if_copied()
-    named = job.source.dims if job.source.place != "saved" else ()  # a saved program has named them itself
+    named = job.source.dims if job.source.place != "saved" else ()  # a saved program names its own
     if not named:
-        _choose_sizes(recipe, job)  # before the model takes its time
+        _choose_sizes(recipe, job)  # report wrong sizes before the slow load
     torch.manual_seed(job.seed)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         replaced = job.source.checkpoint and job.source.place != "saved"  # a saved program has no random weights
         model = _load_weights(recipe, "random" if replaced else job.weights)
-    said = [str(w.message) for w in caught if issubclass(w.category, UserWarning)]
+    messages = [str(w.message) for w in caught if issubclass(w.category, UserWarning)]
     if job.weights == "pretrained" and not getattr(recipe, "chooses_weights", True):
-        said.append("--weights pretrained changes nothing: the recipe's function makes its own weights")
+        messages.append("--weights pretrained has no effect: the recipe's function makes its own weights")
     if job.source.checkpoint:
-        said += checkpoint.load_into(model, job.source.checkpoint, job.source.allow_partial)
+        messages += checkpoint.load_into(model, job.source.checkpoint, job.source.allow_partial)
     model = model.eval().to(job.options.device)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
@@ -167,11 +174,11 @@ def load_model(job: Job) -> LoadedModel:
     base, symbols = _choose_sizes(recipe, job)
     example = _flat_inputs(recipe, model, base, 0)
     flat = flattening.FlatModule(model, example, job.source.leave_out).eval()
-    return _as_prepared(LoadedModel(recipe, flat, example.names, base, symbols, Snapshot(model), said), job)
+    return _as_prepared(LoadedModel(recipe, flat, example.names, base, symbols, Snapshot(model), messages), job)
 
 
 def _as_prepared(loaded: LoadedModel, job: Job) -> LoadedModel:
-    """With the state that preparing has found, where that was and found any."""
+    """Return the model with the state that preparing found, if it has run and found any."""
     if job.state_file.is_file():
         interpret(loaded.module.model)
         loaded.carry(states.load(job.state_file))
@@ -179,7 +186,7 @@ def _as_prepared(loaded: LoadedModel, job: Job) -> LoadedModel:
 
 
 def interpret(model: torch.nn.Module) -> list[interpreter.Interpreter]:
-    """Let programs of TorchScript that keep a state run where it can be taken out of them; returns them."""
+    """Run TorchScript programs that keep state node by node, so that the state can be taken out. Return them."""
     programs = [m for m in model.modules() if isinstance(m, interpreter.Interpreter) and m.runs_program]
     for program in programs:
         program.interpret()
@@ -204,7 +211,7 @@ def _load_weights(recipe: recipes.Recipe, weights: str) -> torch.nn.Module:
         remedy = (
             "give --weights random, or fetch the weights first"
             if weights == "pretrained"
-            else "mend the recipe, or install what it imports"
+            else "fix the recipe, or install what it imports"
         )
         raise RecipeError(f"loading the model fails: {source_lines.named(error)}", remedy) from error
     if not isinstance(model, torch.nn.Module):
@@ -213,10 +220,10 @@ def _load_weights(recipe: recipes.Recipe, weights: str) -> torch.nn.Module:
 
 
 def _kept_state(job: Job, state: State, specs: Sequence[TensorSpec]) -> KeptState:
-    """The state as a contract has it. ExportError for a size that no artifact could know before the first call."""
+    """Return the state's entry in a contract. Raises ExportError for a size that is unknown before the first call."""
     for spec in specs:
         if None in spec.shape:
-            raise ExportError(f"{spec.name} has a size that does not follow from the inputs'", states.REMEDY)
+            raise ExportError(f"{spec.name} has a size that the inputs' sizes do not determine", states.REMEDY)
     shapes = zip(specs, state.initial, strict=True)
     return KeptState(
         "outside" if job.state == "inputs" else "inside",
@@ -228,7 +235,7 @@ def _kept_state(job: Job, state: State, specs: Sequence[TensorSpec]) -> KeptStat
 
 
 def _remembered(probe: Callable[[dict[str, int]], Any]) -> Callable[[dict[str, int]], Any]:
-    """The probe, which answers the same question once; what it raised is raised again."""
+    """Cache the probe's results by sizes. A cached ExportError is raised again."""
     answers: dict[tuple[tuple[str, int], ...], Any] = {}
 
     def ask(sizes: dict[str, int]) -> Any:
@@ -246,10 +253,9 @@ def _remembered(probe: Callable[[dict[str, int]], Any]) -> Callable[[dict[str, i
 
 
 def _taken(loaded: LoadedModel, name: str, bounds: Range, probe: Callable[[dict[str, int]], Any]) -> Range:
-    """What the model itself takes of a promised range, with a warning where that is less.
+    """Return the part of a promised range that the model accepts, with a warning if that is not all of it.
 
-    Where no rule tells the sizes that it takes from the others, the range is left as it is: it is the caller who will
-    hear what the model raises.
+    If no rule separates accepted sizes from refused ones, the range stays as it is, and callers get the model's errors.
     """
     base, raised = loaded.base[name], []
 
@@ -273,7 +279,10 @@ def _taken(loaded: LoadedModel, name: str, bounds: Range, probe: Callable[[dict[
 
 
 def find_contract(job: Job, loaded: LoadedModel) -> Contract:
-    """What the inputs and outputs are like at every size, found by trying some. RecipeError for an idle symbol."""
+    """Return the contract, found by trying the model at several sizes.
+
+    Raises RecipeError if no input dimension depends on a symbol, and ExportError if the model fails.
+    """
 
     def probe(sizes: dict[str, int]) -> Any:
         return flattening.specs(loaded.names, loaded.inputs(sizes, 0))
@@ -291,7 +300,7 @@ def find_contract(job: Job, loaded: LoadedModel) -> Contract:
     outputs, carried = outputs[: len(outputs) - count], outputs[len(outputs) - count :]
     kept = _kept_state(job, loaded.state, carried) if loaded.state else None
     loaded.warnings += [
-        f"{spec.name} dim {axis} moves in no way that a contract can say; its size is not checked on a call"
+        f"the size of {spec.name} dim {axis} changes in a way that no contract can express; calls do not check it"
         for spec in (*inputs, *outputs)
         for axis, dim in enumerate(spec.shape)
         if dim is None
@@ -300,7 +309,7 @@ def find_contract(job: Job, loaded: LoadedModel) -> Contract:
     idle = [name for name in loaded.symbols if name not in used]
     if idle:
         raise RecipeError(
-            f"no input's dimension follows {idle[0]}",
+            f"no input dimension depends on {idle[0]}",
             f"use {idle[0]} in the recipe's inputs, or remove it from its sizes",
         )
     found = Contract(

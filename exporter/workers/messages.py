@@ -1,4 +1,4 @@
-"""What passes between the parent and its children. Nothing here needs torch, for the parent has none."""
+"""Records that pass between the parent and its children. Nothing here imports torch, since the parent never does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from exporter.targets import Options
 
 @dataclass(frozen=True)
 class Job(ModelSettings, SizeSettings):
-    """What every job of one run needs to know of it."""
+    """The settings of a run that every one of its jobs needs."""
 
     model: str
     source: Source
@@ -24,27 +24,27 @@ class Job(ModelSettings, SizeSettings):
 
     @property
     def state_file(self) -> Path:
-        """Where it is written what the model carries from call to call, where it carries anything."""
+        """Return the path of the model's initial state, a file that only models with state have."""
         return self.work / "state.pt"
 
     @property
     def exported_file(self) -> Path:
-        """Where the shared exported program lies."""
+        """Return the path of the exported program that all sizes share."""
         return self.work / "exported.pt2"
 
     def entry_file(self, size: int) -> Path:
-        """Where the exported program of one entry lies."""
+        """Return the path of the exported program of one entry."""
         return self.work / f"exported-{size}.pt2"
 
     def captures(self, found: Contract) -> list[Path]:
-        """Where the exported programs of a contract lie: one, or one for each entry."""
+        """Return the paths of a contract's exported programs: one, or one for each entry."""
         name = specialized(found)
         return [self.entry_file(size) for size in found.symbols[name].choices] if name else [self.exported_file]
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What preparing a model showed."""
+    """The result of preparing a model: its contract, and facts about its weights and its exported program."""
 
     contract: Contract
     base: dict[str, int]
@@ -54,9 +54,9 @@ class Prepared:
     weight_bytes: int  # of parameters and buffers
     capture_s: float
     warnings: tuple[str, ...] = ()
-    limits: tuple[SizeLimit, ...] = ()  # what torch.export made of sizes
+    limits: tuple[SizeLimit, ...] = ()  # sizes that torch.export fixed or restricted
     ops: tuple[str, ...] = ()  # namespaces of operators outside torch's own in the exported program
-    points: dict[str, dict[str, int]] = field(default_factory=dict)  # what is timed, by the golden's case
-    origin: str = ""  # of pretrained weights, as in ModelRecord
+    points: dict[str, dict[str, int]] = field(default_factory=dict)  # sizes to time, by the golden's case
+    origin: str = ""  # source of pretrained weights, as in ModelRecord
     licence: str = ""
-    narrowings: tuple[Narrowing, ...] = ()  # what is left of symbols in what comes from the exported program
+    narrowings: tuple[Narrowing, ...] = ()  # ranges of symbols in artifacts made from the exported program

@@ -1,6 +1,6 @@
-"""A process that has loaded the model once, and forks the jobs that need it: they share its weights, page by page.
+"""A process that loads the model once and forks the jobs that need it, so that they share the memory of its weights.
 
-A job that writes to a weight has a copy of the pages that it wrote to, and nobody else sees it.
+A job that writes to a weight gets its own copy of the pages that it writes to; other jobs do not see the change.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from exporter.workers.messages import Job
 
 
 def hold(channel: socket.socket, job: Job) -> None:
-    """Load the model, say whether jobs can be forked from here, and fork them until the parent closes its end.
+    """Load the model, report whether jobs can be forked from here, and fork them until the parent closes its end.
 
-    They cannot where loading has left threads behind, which a fork would lose, or has touched a GPU: then every job
-    loads the model itself. Meanwhile torch has one thread, for it keeps those that it has started.
+    They cannot if loading left threads behind, which a fork would lose, or touched a GPU; every job then loads the
+    model itself. torch loads with one thread because it never stops the threads that it starts.
     """
     loading.hold(replace(job, options=replace(job.options, threads=1)))
     forks = len(list(Path("/proc/self/task").iterdir())) == 1 and not torch.cuda.is_initialized()

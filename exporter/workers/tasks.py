@@ -1,6 +1,6 @@
-"""What runs in children: one function a job, each called in a process of its own with a socket to its parent.
+"""The jobs that run in children: one function each, called in its own process with a socket to the parent.
 
-One file, though long: jobs are named by this module, and each is a short sequence of calls into other rooms.
+The file is long because jobs are named by this module; each is a short sequence of calls into other packages.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from exporter.workers.loading import LoadedModel, load_model
 from exporter.workers.messages import Job, Prepared
 from exporter.workers.session import server
 
-SAMPLES = range(7000, 7008)  # seeds of what is calibrated with: none of the golden's
+SAMPLES = range(7000, 7008)  # seeds of the inputs used for calibration; the golden uses none of them
 
 
 def prepare(
@@ -50,7 +50,10 @@ def prepare(
     golden_path: Path,
     precisions: tuple[str, ...] = (),
 ) -> Findings:
-    """Find the contract, capture the program once for all, say so; then make the golden with the same loaded model."""
+    """Find the contract, capture the program that all exports share, and make the golden. Return its findings.
+
+    A `Prepared` is sent as soon as the program is captured, so that exports can start before the golden is made.
+    """
     loaded = load_model(job)
     device = job.options.device
     found = keeping.find(job, loaded)
@@ -80,8 +83,8 @@ def prepare(
         narrowings=tuple(captured.narrowings),
     )
     tell(channel, "prepared", prepared)
-    widening.allow(int(hear(channel)))  # the golden's turn has come, with as many bytes for float64 weights
-    stand_back(BACKGROUND)  # the exports have waited for this; from here on they run beside it
+    widening.allow(int(hear(channel)))  # the parent sends the bytes allowed for float64 weights when the turn comes
+    stand_back(BACKGROUND)  # the exports waited for this job; from here on they run beside it
     plan = probing.probe_plan(loaded.base, loaded.symbols, points.values())
     for narrowed in captured.narrowings:
         symbols = contract.narrow(found, [narrowed]).symbols
@@ -100,7 +103,7 @@ Tolerances = dict[str, Tolerance]
 def _make_cases(
     loaded: LoadedModel, found: Contract, plan: make_golden.Plan, usual: Tolerance, others: Tolerances, device: str
 ) -> tuple[golden.Golden, Findings]:
-    """The golden of a model that keeps no state: a call for each case, and for each of the recipe's own samples."""
+    """Make the golden of a model without state: one call for each case and for each of the recipe's samples."""
     made, findings = make_golden.make(loaded.module, loaded.inputs, plan, usual, device)
     own = {one.case: one.inputs for one in _samples(loaded, found)}
     names = [spec.name for spec in found.inputs]
@@ -119,7 +122,7 @@ def _make_cases(
 def _make_sequences(
     loaded: LoadedModel, found: Contract, plan: make_golden.Plan, usual: Tolerance, others: Tolerances, device: str
 ) -> tuple[golden.Golden, Findings]:
-    """The golden of a model with state."""
+    """Make the golden of a model with state, whose cases are sequences of calls."""
     assert isinstance(loaded.module, StatefulModule)
     outside = not contract.keeps_state(found)
     calls = sequences.Calls(loaded.module, loaded.held, outside)
@@ -136,11 +139,11 @@ def _make_sequences(
     return replace(made, precisions=precisions), replace(findings, notes=findings.notes + notes, metric=metric)
 
 
-def _require_known(loaded: LoadedModel, made: golden.Golden, device: str, strange: Collection[Place]) -> None:
-    """ExportError where the golden's calls changed what no call before did, and a later one shows it."""
-    if strange:
+def _require_known(loaded: LoadedModel, made: golden.Golden, device: str, unknown: Collection[Place]) -> None:
+    """Raise ExportError if the golden's calls changed places that no earlier call changed and a later call reads."""
+    if unknown:
         calls = [(case.name, case.inputs[: len(loaded.module.example.names)]) for case in made.cases]
-        name, data = calls[0]  # of which other values were tried, and are no case where they settle nothing
+        name, data = calls[0]  # other values of this case were tried too, and not all of them became cases
         calls += [(f"{name} {change}", changed) for change, changed in perturbations.changed(data).items()]
         keeping.require_known(loaded, device, calls)
 
@@ -151,7 +154,7 @@ def _with_nonfinite(
     loaded: LoadedModel,
     find: Callable[[], tuple[tuple[golden.NonFinite, ...], tuple[str, ...]]],
 ) -> tuple[golden.Golden, Findings]:
-    """With what has to be propagated; without where eager does not repeat itself, or does not run in float64."""
+    """Add the cases with NaN and infinity, unless eager is not repeatable or has no float64 reference."""
     if findings.unsteady or findings.reference != "float64":
         return made, findings
     if any(isinstance(part, Interpreter) and part.has_while for part in loaded.module.modules()):
@@ -162,9 +165,9 @@ def _with_nonfinite(
 
 
 def _samples(loaded: LoadedModel, found: Contract) -> list[samples.Sample]:
-    """The recipe's own inputs. Of a model with state they are the calls of one sequence, from its initial state on.
+    """Return the recipe's samples. For a model with state they are the calls of one sequence from its initial state.
 
-    RecipeError for samples of several sizes where the state has the size of the inputs.
+    Raises RecipeError if the samples differ in a size that the state's shape depends on.
     """
     alone = replace(found, inputs=found.inputs[: len(loaded.names)], state=None)
     given = samples.read(loaded.recipe, loaded.module.example, loaded.module.model, alone)
@@ -173,15 +176,15 @@ def _samples(loaded: LoadedModel, found: Contract) -> list[samples.Sample]:
             symbol = Expression.parse(dim).name if isinstance(dim, str) else ""
             if len({one.sizes.get(symbol) for one in given}) > 1:
                 raise RecipeError(
-                    f"samples() are the calls of one sequence, and {tensor.spec.name} has the size {dim}, which "
-                    "differs among them",
-                    f"give samples of one {symbol}",
+                    f"samples() are the calls of one sequence, but the size {dim} of {tensor.spec.name} differs "
+                    "between them",
+                    f"give samples with the same {symbol}",
                 )
     return given
 
 
 def measure(channel: socket.socket, job: Job, outputs: Path, names: tuple[str, ...]) -> float | None:
-    """The recipe's metric of what a session gave for its samples, from the file that it wrote them to."""
+    """Return the recipe's metric for the outputs that a session wrote to the file `outputs`."""
     server.configure(job.options)
     return samples.evaluate(recipes.load(job.source), [tuple(one) for one in torch.load(outputs)], names)
 
@@ -192,15 +195,15 @@ def _weight_bytes(module: torch.nn.Module) -> int:
 
 
 def _weights_used(asked: str, loaded: LoadedModel) -> str:
-    """What the recipe says of the weights it loaded; many say nothing."""
-    said: str = getattr(loaded.module.model, "exporter_weights", "")
+    """Return which weights were used: what the model reports, or else what follows from the weights asked for."""
+    reported: str = getattr(loaded.module.model, "exporter_weights", "")
     chosen = getattr(loaded.recipe, "chooses_weights", True)
-    return said or ("random" if asked == "random" and chosen else "the recipe's")
+    return reported or ("random" if asked == "random" and chosen else "the recipe's")
 
 
 @dataclass
 class _Captures:
-    """What capturing showed: the sizes that it was done at, what is left of symbols, namespaces of operators."""
+    """The results of capturing: the sizes used, the remaining ranges of symbols, and the namespaces of operators."""
 
     sizes: dict[str, int]
     narrowings: list[contract.Narrowing] = field(default_factory=list)
@@ -209,9 +212,9 @@ class _Captures:
 
 
 def _capture(job: Job, loaded: LoadedModel, found: Contract, sizes: dict[str, int]) -> _Captures:
-    """Save the exported program, or why there is none, for the jobs that need it, and warn of what was narrowed.
+    """Save the exported programs, or the reason why there is none, for the jobs that need them.
 
-    The operators are those outside torch's own that it calls.
+    Returns the ranges that were narrowed, and the operators in the programs that are not torch's own.
     """
     found = contract.as_function(found)
     made = _Captures(sizes)
@@ -225,9 +228,9 @@ def _capture(job: Job, loaded: LoadedModel, found: Contract, sizes: dict[str, in
             continue
         try:
             torch.export.save(captured.program, file)
-        except Exception as error:  # its serializer does not know every node that a graph may have
-            said = f"torch.export.save: {source_lines.summary(error)}"
-            NoProgram(said, made=True, blame=source_lines.blame(error)).write(file)
+        except Exception as error:  # its serializer does not support every node of a graph
+            reason = f"torch.export.save: {source_lines.summary(error)}"
+            NoProgram(reason, made=True, blame=source_lines.blame(error)).write(file)
         made.ops |= dict.fromkeys(custom_ops.of_exported(captured.program))
     return made
 
@@ -235,7 +238,7 @@ def _capture(job: Job, loaded: LoadedModel, found: Contract, sizes: dict[str, in
 def _capture_one(
     job: Job, loaded: LoadedModel, promised: Contract, own: dict[str, int], made: _Captures
 ) -> capture.Captured:
-    """One program, captured at multiples of the steps that torch.export asks for; `own` is its entry's size."""
+    """Capture one program at multiples of the steps that torch.export requires. `own` is the size of its entry."""
 
     def inputs(at: dict[str, int]) -> Tensors:
         return tuple(t.to(job.options.device) for t in loaded.arguments(promised, at, 0))
@@ -253,14 +256,14 @@ def _capture_one(
 
 
 def _stepped(captured: capture.Captured, promised: Contract, base: dict[str, int]) -> dict[str, Range]:
-    """The ranges with the steps that torch.export asks for, of symbols whose example is a multiple of theirs."""
+    """Return the ranges with the steps that torch.export requires, for symbols whose example size is a multiple."""
     steps = {name: rule.multiple for name, rule in captured.rules.items() if base[name] % rule.multiple == 0}
     ranges = promised.symbols
     return {name: ranges[name].within(ranges[name].min, ranges[name].max, step) for name, step in steps.items()}
 
 
 def _entries(promised: Contract) -> tuple[int, ...]:
-    """The sizes of which each has an entry of its own."""
+    """Return the sizes that have an entry each."""
     name = contract.specialized(promised)
     return promised.symbols[name].choices if name else ()
 
@@ -281,7 +284,7 @@ def _program(job: Job, prepared: Prepared, target: str) -> capture.Program:
         real = [one for one in _samples(loaded(), prepared.contract) if _fits(one, sizes, name)]
         given = [one.inputs + loaded().initial(prepared.contract, one.sizes) for one in real]
         placed = [tuple(t.to(job.options.device) for t in one) for one in given]
-        # Drawn ones too: the golden that judges has both.
+        # Calibrate with drawn inputs too, because the golden has both.
         drawn = [make(seed) for seed in SAMPLES]
         return _in_a_row(loaded(), placed), _in_a_row(loaded(), drawn)
 
@@ -293,7 +296,7 @@ def _program(job: Job, prepared: Prepared, target: str) -> capture.Program:
         def make(seed: int) -> Tensors:
             return make_at({}, seed)
 
-        shared = None if chosen in precision.DTYPES else file  # the graph that all share has the model's own weights
+        shared = None if chosen in precision.DTYPES else file  # the shared program has the model's own dtypes
         return capture.Program(
             promised,
             job.options.device,
@@ -318,7 +321,7 @@ def _program(job: Job, prepared: Prepared, target: str) -> capture.Program:
 
 
 def _in_a_row(loaded: LoadedModel, given: list[Tensors]) -> list[Tensors]:
-    """The inputs of calls that each go on from the state that the one before left; the first has the initial state."""
+    """Return the inputs of consecutive calls: each takes the state that the call before left, the first the initial."""
     count = len(loaded.state.paths) if loaded.state else 0
     if not count or not given:
         return given
@@ -331,21 +334,21 @@ def _in_a_row(loaded: LoadedModel, given: list[Tensors]) -> list[Tensors]:
 
 
 def _fits(sample: samples.Sample, sizes: dict[str, int], specialized: str) -> bool:
-    """Whether an entry's own graph, or the only one, takes a sample."""
+    """Return whether the graph for these sizes accepts a sample. Without entries the only graph accepts every one."""
     return not specialized or sample.sizes.get(specialized) == sizes[specialized]
 
 
 def export_variant(
     channel: socket.socket, job: Job, prepared: Prepared, target: str, path: Path
 ) -> tuple[targets.Exported, float]:
-    """Export one variant; returns what it said and the seconds that it took, without those of loading the model."""
+    """Export one variant. Return the result and the seconds that it took, not counting loading of the model."""
     server.configure(job.options)
     route = targets.get(target)
     targets.require(route)
     program = _program(job, prepared, target)
     started = time.perf_counter()
     if prepared.ops:
-        _ = program.module  # the model's code registers the operators, and says what their outputs are like
+        _ = program.module  # importing the model's code registers the operators and their output shapes
     exported = route.export(program, path, job.options)
     exported = replace(exported, warnings=(*exported.warnings, *_unseen(program)))
     loading = program.loading_s + sum(entry.loading_s for entry in program.entries.values())
@@ -355,7 +358,7 @@ def export_variant(
 
 
 def _unseen(program: capture.Program) -> tuple[Warned, ...]:
-    """Lines that change a state without the artifact's knowing."""
+    """Return warnings for lines that change the state in a way that the artifact does not record."""
     if program.contract.state is None:
         return ()
     lines = data_writes.writes(type(module) for module in program.module.modules())
@@ -363,12 +366,12 @@ def _unseen(program: capture.Program) -> tuple[Warned, ...]:
 
 
 def convert_golden(channel: socket.socket, golden_path: str, path: str) -> None:
-    """Write a golden of any schema as it is written today."""
+    """Rewrite a golden of any schema in the current one."""
     golden.save(golden.read(Path(golden_path)), Path(path))
 
 
 def serve_live(channel: socket.socket, job: Job, prepared: Prepared, target: str, golden_path: str) -> None:
-    """A session without an artifact: eager itself, or a variant that is compiled where it runs."""
+    """Serve a session without an artifact: eager, or a variant that is compiled in the process that runs it."""
     server.configure(job.options)
 
     def load() -> targets.Loaded:
@@ -382,7 +385,7 @@ def serve_live(channel: socket.socket, job: Job, prepared: Prepared, target: str
 
 
 def _eager(program: capture.Program) -> targets.Loaded:
-    """The model in its own precision; one whose state its artifacts keep is called as it is, and keeps its own."""
+    """Return the model for calls in its own precision. If artifacts keep the state inside, the model does too."""
     module: torch.nn.Module = program.module
     reset: Callable[[], object] = tuple
     if isinstance(module, StatefulModule) and contract.keeps_state(program.contract):

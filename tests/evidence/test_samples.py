@@ -189,9 +189,9 @@ def test_samples_of_a_model_with_state_are_one_sequence(run: Run, lent_zygote: N
 
 
 def test_samples_of_several_sizes_are_no_sequence_of_state_that_has_their_size(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"state.h has the size batch, which differs") as raised:
+    with pytest.raises(RecipeError, match=r"the size batch of state.h differs") as raised:
         calibrated("measured:streamed_of_two_sizes", tmp_path)
-    assert raised.value.remedy == "give samples of one batch"
+    assert raised.value.remedy == "give samples with the same batch"
 
 
 def test_what_is_calibrated_with_goes_on_from_the_state_that_the_call_before_left(tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ def test_a_run_that_loses_a_variant_leaves_the_last_good_bundle(
         ("no_inputs", r"has no inputs\(\)"),
         ("sizes_name_a_stranger", "sizes names sequence"),
         ("sizes_upside_down", "range 8 to 2"),
-        ("size_that_nothing_follows", "no input's dimension follows batch"),
+        ("size_that_nothing_follows", "no input dimension depends on batch"),
     ],
 )
 def test_broken_recipes_are_the_users_mistake(run: Run, tmp_path: Path, name: str, message: str) -> None:

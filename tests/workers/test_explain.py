@@ -123,7 +123,7 @@ def test_graph_breaks_have_lines(say: Say) -> None:
 
 def test_recompilations_are_named_by_their_sizes(say: Say) -> None:
     found = say("compile", "explained:narrow")
-    again = [finding for finding in found if finding.text.startswith("compiled again at batch=")]
+    again = [finding for finding in found if finding.text.startswith("recompiled at batch=")]
     assert again
     assert all("size mismatch" in finding.text or "x" in finding.text for finding in again)
 
@@ -137,7 +137,7 @@ def test_what_torch_export_fixed(say: Say) -> None:
 
 def test_conditions_on_sizes_have_lines_and_names(say: Say) -> None:
     found = say("export", "explained:narrow")
-    (condition,) = [finding for finding in found if finding.text.startswith("the code asks whether")]
+    (condition,) = [finding for finding in found if finding.text.startswith("the code checks whether")]
     assert "batch" in condition.text
     assert "# condition" in line(condition)
 
@@ -273,7 +273,7 @@ def test_operators_of_ones_own(cli: Cli, lent: None) -> None:
     assert done.code == 0, done.err
     (found,) = json.loads(done.out)["sections"][-1]["findings"]
     assert found["level"] == "note"
-    assert found["text"].startswith("operators of exporter_test: C++ has to load the library")
+    assert found["text"].startswith("operators of exporter_test: C++ must load the library")
     assert found["text"].endswith(str(BUILT.resolve()))
     assert cli(*words).code == 1, "the operator is not registered"
 

@@ -42,7 +42,7 @@ def test_state_that_changes_at_other_sizes_than_the_examples(tmp_path: Path) -> 
 
 
 def test_state_that_one_size_writes_and_another_reads_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"reads s \(.*rare.py:\d+\) at batch=1, and not at its example, batch=3"):
+    with pytest.raises(ExportError, match=r"reads s \(.*rare.py:\d+\) at batch=1, but not at its example, batch=3"):
         prepared("of_two_modes", tmp_path)
 
 
@@ -63,7 +63,7 @@ def test_an_average_whose_reading_depends_on_a_value_is_kept(tmp_path: Path) -> 
 def test_state_that_hides_is_refused_though_an_even_number_of_calls_does_not_show_it(
     recipe: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ExportError, match=r"other outputs to an equal call.*an iterator or an array of NumPy"):
+    with pytest.raises(ExportError, match=r"different outputs for equal calls.*an iterator or a NumPy array"):
         prepared(recipe, tmp_path)
 
 
@@ -71,7 +71,7 @@ def test_state_that_only_the_goldens_calls_show_is_refused(tmp_path: Path) -> No
     loaded, _ = prepared("at_large_values", tmp_path)
     data = loaded.inputs({"batch": 3}, 0)
     keeping.require_known(loaded, "cpu", [("batch=3", data)])
-    with pytest.raises(ExportError, match=r"changes s \(.*rare.py:\d+\) at batch=3 large, and not at its example"):
+    with pytest.raises(ExportError, match=r"changes s \(.*rare.py:\d+\) at batch=3 large, but not at its example"):
         keeping.require_known(loaded, "cpu", [("batch=3 large", tuple(100 * t for t in data))])
 
 

@@ -44,7 +44,7 @@ def test_a_patched_pickle(zygote: Zygote, tmp_path: Path) -> None:
 
 
 def test_what_is_no_message(zygote: Zygote, tmp_path: Path) -> None:
-    with pytest.raises(JobError, match="job sent what is no message") as raised:
+    with pytest.raises(JobError, match="job sent an unreadable message") as raised:
         zygote.run("job", "support.jobs:write_to_the_channel", {}, tmp_path / "log", 60)
     assert "descriptors" in raised.value.remedy
 

@@ -242,13 +242,13 @@ def test_a_session_that_dies_at_a_request(open_session) -> None:
 
 
 def test_a_session_that_hangs(open_session) -> None:
-    with pytest.raises(JobError, match="gave no answer to 'ready' in 1 s and was stopped") as raised:
+    with pytest.raises(JobError, match="did not answer 'ready' within 1 s and was stopped") as raised:
         open_session("hangs at load", timeout=0.5001).start()
     assert raised.value.remedy == "raise --timeout"
     session = open_session("hangs")
     session.start()
     session.timeout = 0.5001
-    with pytest.raises(JobError, match="gave no answer to 'time'"):
+    with pytest.raises(JobError, match="did not answer 'time'"):
         session.time(1)
 
 
@@ -338,10 +338,10 @@ def test_a_native_session_answers_in_pieces(native) -> None:
     [
         ("echo no such file >&2; exit 1", "ended with exit code 1 and no result"),
         ("kill -SEGV $$", "was ended by SIGSEGV"),
-        ("echo hello; sleep 60", "answered 'hello', which is not of the protocol"),
-        ("echo '{hello'; sleep 60", "which is not of the protocol"),
-        ("""echo '{"event": "surprise"}'; sleep 60""", "which is not of the protocol"),
-        ("sleep 60", "gave no answer to 'ready'"),
+        ("echo hello; sleep 60", "answered 'hello', which is not a valid message"),
+        ("echo '{hello'; sleep 60", "which is not a valid message"),
+        ("""echo '{"event": "surprise"}'; sleep 60""", "which is not a valid message"),
+        ("sleep 60", "did not answer 'ready'"),
     ],
 )
 def test_a_native_session_that_fails(native, script: str, message: str) -> None:

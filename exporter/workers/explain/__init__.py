@@ -1,7 +1,7 @@
-"""What in a model is in the way of each target, found without exporting it.
+"""Find what in a model prevents each target, without exporting the model.
 
-The parent's side: torch is never imported here. Each section is found in a child (`exporter.workers.explain.child`) by
-a module of its own; one that crashes is a line in its section, and the others still come.
+This is the parent's side, which never imports torch. A child (`exporter.workers.explain.child`) runs one module per
+section. A crash becomes a finding of its section, and the remaining sections still run.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from exporter.core.errors import ExporterError
 from exporter.workers.children import SIDE_BY_SIDE, Child, Zygote
 from exporter.workers.messages import Job
 
-SECTIONS = ("trace", "script", "compile", "export", "onnx", "operators")  # each a module here
+SECTIONS = ("trace", "script", "compile", "export", "onnx", "operators")  # each is a module of this package
 SCHEMA = 1
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: `ok` is no obstacle, `note` is worth knowing, `bad` is in the way."""
+    """One line of the report: `ok` is no obstacle, `note` is worth knowing, `bad` prevents a correct export."""
 
     level: Literal["ok", "note", "bad"]
     text: str
@@ -34,7 +34,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Section:
-    """What one part of torch makes of the model."""
+    """The findings of one section, named after a target, or `operators`."""
 
     name: str
     findings: tuple[Finding, ...]
@@ -42,7 +42,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The whole report."""
+    """The complete report on a model."""
 
     model: str
     device: str
@@ -53,7 +53,7 @@ class Explanation:
 
 
 def failure(error: BaseException, target: str = "", message: str = "") -> Finding:
-    """What an error, or a message of it, says: its cause, its place, and what to do about it."""
+    """Return a finding with the cause, place and remedy of an error. `message` replaces the error's own text."""
     message, remedy = message or str(error), getattr(error, "remedy", "")
     cause, raw = causes.of(error, target, message), causes.shorten(source_lines.without(message))
     text = f"{cause.sentence}: {raw}" if cause else raw
@@ -61,15 +61,15 @@ def failure(error: BaseException, target: str = "", message: str = "") -> Findin
 
 
 def sections() -> tuple[str, ...]:
-    """All, in order; those of other packages' targets stand before the last."""
+    """Return the names of all sections in order. Those of targets from other packages come before the last."""
     theirs = (name for name in targets.usable() if name not in SECTIONS and targets.facts(name).explain)
     return (*SECTIONS[:-1], *theirs, *SECTIONS[-1:])
 
 
 def run(job: Job, log: Path, begun: Callable[[str], None], timeout: float) -> Explanation:
-    """All sections, one after the other; `begun` hears the name of each. `timeout` is in seconds, of one step.
+    """Run all sections in order. `begun` is called with the name of each; `timeout` is in seconds and limits each step.
 
-    Raises what `exporter export` would when the model does not load or does not run.
+    Raises the same errors as `exporter export` if the model does not load or run.
     """
     found: list[Section] = []
     names = sections()
@@ -87,7 +87,7 @@ def run(job: Job, log: Path, begun: Callable[[str], None], timeout: float) -> Ex
 
 
 def _sections(child: Child, names: Sequence[str], begun: Callable[[str], None], timeout: float) -> Iterator[Section]:
-    """Sections as they come; one in which the child ends is the last."""
+    """Yield sections as they arrive. If the child fails in a section, that section is the last."""
     for name in names:
         begun(name)
         try:

@@ -1,4 +1,4 @@
-"""What runs in the child: one section after the other, each told as soon as it is found."""
+"""The child's side: run the sections in order and send each as soon as it is complete."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from exporter.workers.messages import Job
 
 
 def examine(channel: socket.socket, job: Job, sections: tuple[str, ...]) -> None:
-    """Load the model, find its contract, and run the sections; a section that raises has its error as its finding."""
+    """Load the model, find its contract, and run the sections. If a section raises, the error is its finding."""
     loaded = loading.load_model(job)
     subject = Subject(job, loaded, keeping.find(job, loaded))
     tell(channel, "subject", (loaded.base, subject.contract))
@@ -29,8 +29,8 @@ def _findings(name: str, subject: Subject) -> list[Finding]:
         if explain := targets.facts(name).explain:
             return list(explain(subject))
         findings: list[Finding] = importlib.import_module(f"exporter.workers.explain.{name}").examine(subject)
-    except Exception as error:  # torch raises whatever it meets; that is what the section has to say
+    except Exception as error:  # torch may raise anything; the error is the finding
         traceback.print_exc()
-        said = source_lines.own(error) or source_lines.summary(error)
-        return [failure(error, name, said)]
+        message = source_lines.own(error) or source_lines.summary(error)
+        return [failure(error, name, message)]
     return findings

@@ -1,4 +1,4 @@
-"""torch.compile: where it breaks the graph, and at which sizes it compiles again."""
+"""torch.compile: where it breaks the graph, and at which sizes it recompiles."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from exporter.core import probing, source_lines
 from exporter.workers.explain import Finding
 from exporter.workers.explain.subject import Subject
 
-LIMIT = 64  # compilations of one function; torch's own limit is 8
-SHOWN = 8  # recompilations that are named
+LIMIT = 64  # limit of compilations of one function; torch's default is 8
+SHOWN = 8  # number of recompilations to report
 
 
 def examine(subject: Subject) -> list[Finding]:
-    """Graph breaks at the example, recompilations over the golden's sizes."""
+    """Report graph breaks at the example and recompilations over the golden's sizes."""
     return [*_breaks(subject), *_recompilations(subject)]
 
 
@@ -29,10 +29,10 @@ def _breaks(subject: Subject) -> list[Finding]:
     with torch.no_grad():
         found = torch._dynamo.explain(subject.model)(*args, **kwargs)
     if not found.graph_break_count:
-        return [Finding("ok", f"one graph of {found.op_count} operations, without a break")]
+        return [Finding("ok", f"one graph of {found.op_count} operations, without breaks")]
     breaks = {(_first_line(reason.reason), _place(reason.user_stack)): None for reason in found.break_reasons}
-    said = f"the code breaks into {found.graph_count} graphs of {found.op_count} operations"
-    return [Finding("note", said), *(Finding("bad", f"graph break: {text}", place) for text, place in breaks)]
+    total = f"the model is split into {found.graph_count} graphs with {found.op_count} operations"
+    return [Finding("note", total), *(Finding("bad", f"graph break: {text}", place) for text, place in breaks)]
 
 
 def _recompilations(subject: Subject) -> list[Finding]:
@@ -49,19 +49,19 @@ def _recompilations(subject: Subject) -> list[Finding]:
             made = utils.get_compilation_metrics()
             compilations += len(made)
             for one in filter(lambda one: one.recompile_reason, made):
-                text = f"compiled again at {probing.describe(at)}: {_first_line(str(one.recompile_reason))}"
+                text = f"recompiled at {probing.describe(at)}: {_first_line(str(one.recompile_reason))}"
                 found.setdefault(
                     text, Finding("note", text, source_lines.place(f"{one.co_filename}:{one.co_firstlineno}"))
                 )
     torch._dynamo.reset()
     again = list(found.values())
-    said = Finding("ok", f"{compilations} compilations over {len(sizes)} sizes")
-    left = [Finding("note", f"and {len(again) - SHOWN} times more")] if len(again) > SHOWN else []
-    return [said, *again[:SHOWN], *left]
+    total = Finding("ok", f"{compilations} compilations over {len(sizes)} sizes")
+    left = [Finding("note", f"and {len(again) - SHOWN} more recompilations")] if len(again) > SHOWN else []
+    return [total, *again[:SHOWN], *left]
 
 
 def _first_line(text: str) -> str:
-    """Without the frame's number before it, and without the code that torch quotes after it."""
+    """Return the first line without the frame number before it and the code that torch quotes after it."""
     line = text.strip().partition("\n")[0].partition("  # ")[0]
     return re.sub(r"^\d+/\d+: ", "", line)
 

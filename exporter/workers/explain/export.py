@@ -1,4 +1,4 @@
-"""torch.export: what stays dynamic, what it fixed or narrowed, and which conditions on sizes the code makes."""
+"""torch.export: which sizes stay dynamic, which it fixed or narrowed, and which conditions the code checks on them."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from exporter.workers.explain import Finding, failure
 from exporter.workers.explain.subject import Subject
 
 _SYMBOL = re.compile(r"\b[su]\d+\b")
-WHOSE = {
-    "graph": "what is made from its graph (compile, export, onnx; script where it cannot read the code)",
-    "guards": "the target export, which checks its own conditions,",
-    "code": "the target compile, which builds on its conditions,",
+ACCEPTS = {
+    "graph": "artifacts made from its graph (compile, export, onnx, and script if it cannot compile the code) accept",
+    "guards": "the target export, which checks the conditions of its graph, accepts",
+    "code": "the target compile, whose code relies on the conditions of the graph, accepts",
 }
-SHOWN = 8  # lines with conditions that are named
+SHOWN = 8  # number of lines with conditions to report
 
 
 def examine(subject: Subject) -> list[Finding]:
-    """What the model keeps from call to call; whether torch.export takes it, and at what cost to its sizes."""
+    """Report the model's state, whether torch.export accepts the model, and how it restricts the sizes."""
     return [*_state(subject), *_taken(subject)]
 
 
 def _state(subject: Subject) -> list[Finding]:
-    """Each state tensor with the line that changes it."""
+    """Report each state tensor with the line that changes it."""
     state = subject.loaded.state
     if state is None:
         return []
-    said = "the model keeps state in"
+    text = "the model keeps state in"
     lines = [snapshot.place(subject.model, path) for path in state.paths]
-    return [Finding("note", f"{said} {snapshot.name(p)}", w) for p, w in zip(state.paths, lines, strict=True)]
+    return [Finding("note", f"{text} {snapshot.name(p)}", w) for p, w in zip(state.paths, lines, strict=True)]
 
 
 def _taken(subject: Subject) -> list[Finding]:
@@ -45,11 +45,11 @@ def _taken(subject: Subject) -> list[Finding]:
         return [failure(captured.error or ExportError("no program"), "export")]
     symbols = subject.contract.symbols
     promised = ", ".join(f"{name} {bounds}" for name, bounds in symbols.items()) or "all sizes fixed"
-    findings = [Finding("ok", f"torch.export takes it; promised: {promised}")]
+    findings = [Finding("ok", f"torch.export accepts the model; promised: {promised}")]
     if captured.narrowings:
-        findings = [Finding("note", f"torch.export takes it, but not all that is promised: {promised}")]
+        findings = [Finding("note", f"torch.export accepts the model, but not everything promised: {promised}")]
     findings += [
-        Finding("note", source_lines.without(said), source_lines.place(said)) for said in subject.loaded.narrowed
+        Finding("note", source_lines.without(text), source_lines.place(text)) for text in subject.loaded.narrowed
     ]
     findings += [_narrowed(one, symbols) for one in captured.narrowings]
     findings += [Finding("bad", str(replace(one, place="")), one.place) for one in captured.limits]
@@ -57,13 +57,13 @@ def _taken(subject: Subject) -> list[Finding]:
 
 
 def _narrowed(one: Narrowing, symbols: dict[str, Range]) -> Finding:
-    """Which artifacts promise less, and by which line."""
-    said = replace(one, place="").told(symbols[one.symbol])
-    return Finding("bad", f"{WHOSE[one.of]} takes only {said}", one.place)
+    """Report which artifacts accept less than is promised, and the line that causes it."""
+    remaining = replace(one, place="").told(symbols[one.symbol])
+    return Finding("bad", f"{ACCEPTS[one.of]} only {remaining}", one.place)
 
 
 def _names(program: Any, subject: Subject) -> dict[str, str]:
-    """torch.export's symbols by their names in the contract."""
+    """Map torch.export's symbols to their names in the contract."""
     nodes = [node for node in program.graph.nodes if node.op == "placeholder"][-len(subject.function.inputs) :]
     pairs = [
         (str(size), dim)
@@ -74,7 +74,7 @@ def _names(program: Any, subject: Subject) -> dict[str, str]:
 
 
 def _conditions(guards: tuple[tuple[str, str], ...], names: dict[str, str]) -> list[Finding]:
-    """By line, the shortest condition of each; those on sizes that have no name are left out."""
+    """Report the shortest condition of each line, without conditions on unnamed sizes."""
     by_line: dict[str, list[str]] = collections.defaultdict(list)
     for condition, line in guards:
         if all(symbol in names for symbol in _SYMBOL.findall(condition)):
@@ -82,7 +82,7 @@ def _conditions(guards: tuple[tuple[str, str], ...], names: dict[str, str]) -> l
     findings = []
     for line, conditions in by_line.items():
         first, *others = sorted(dict.fromkeys(conditions), key=len)
-        more = f" and {len(others)} conditions like it" if others else ""
-        findings.append(Finding("note", f"the code asks whether {first}{more}", line))
-    left = [Finding("note", f"and {len(findings) - SHOWN} lines more")] if len(findings) > SHOWN else []
+        more = f" and {len(others)} similar conditions" if others else ""
+        findings.append(Finding("note", f"the code checks whether {first}{more}", line))
+    left = [Finding("note", f"and {len(findings) - SHOWN} more lines")] if len(findings) > SHOWN else []
     return findings[:SHOWN] + left

@@ -1,4 +1,4 @@
-"""Conditions on sizes that the code makes while torch.export looks on."""
+"""Record the conditions on sizes that the model's code evaluates under torch.export."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _ADDED = re.compile(r"eval (.+?) \[guard added\]")
 
 
 class Guards(logging.Filter):
-    """Remembers each condition on sizes with the line that makes it; a filter hears before any handler does."""
+    """Record each condition on sizes with its line. This is a filter because filters run before any handler."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: list[tuple[str, str]] = []
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """(condition, line); nothing is ever filtered out."""
+        """Add (condition, line) to `found` and keep the record."""
         if match := _ADDED.match(record.getMessage()):
             self.found.append((match[1], source_lines.here()))
         return True

@@ -1,4 +1,4 @@
-"""torch.onnx: which operators of the exported graph have no translation, asked of its registry."""
+"""torch.onnx: look up in its registry which operators of the exported graph have no translation."""
 
 from __future__ import annotations
 
@@ -20,13 +20,11 @@ from exporter.workers.explain.subject import Subject
 
 
 def examine(subject: Subject) -> list[Finding]:
-    """Each operator that is missing, once, with its first line; and whether torch's older exporter stands in."""
+    """Report each missing operator once, with its first line, and whether torch's older exporter can replace it."""
     findings = _by_dynamo(subject)
     if findings[0].level == "bad" and _is_translated_by_the_older(subject):
-        stands_in = (
-            "torch's older exporter translates a trace of it; the golden tells whether it is right at other sizes"
-        )
-        return [Finding("ok", stands_in), *(replace(one, level="note", remedy="") for one in findings)]
+        fallback = "torch's older exporter translates a trace of the model; the golden checks it at other sizes"
+        return [Finding("ok", fallback), *(replace(one, level="note", remedy="") for one in findings)]
     return findings
 
 
@@ -55,7 +53,7 @@ def _by_dynamo(subject: Subject) -> list[Finding]:
     type_promotion.make_explicit(program)
     registry = _registration.ONNXRegistry.from_torchlib()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of torch about torch
+        warnings.simplefilter("ignore", FutureWarning)  # torch warns about its own code
         prepared = _core._prepare_exported_program_for_export(program, registry=registry)
     findings: dict[str, Finding] = {}
     calls = list(_calls(prepared.graph_module))
@@ -73,7 +71,7 @@ def _by_dynamo(subject: Subject) -> list[Finding]:
 def _calls(module: fx.GraphModule) -> list[fx.Node]:
     return [
         node
-        for inner in module.modules()  # branches are modules of their own
+        for inner in module.modules()  # branches are submodules
         if isinstance(inner, fx.GraphModule)
         for node in inner.graph.nodes
         if node.op == "call_function" and node.target is not operator.getitem

@@ -1,4 +1,4 @@
-"""Operators outside torch's own: what whoever loads an artifact has to load first."""
+"""Operators that are not torch's own: their libraries must be loaded before an artifact."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from exporter.workers.explain.trace import trace
 
 
 def examine(subject: Subject) -> list[Finding]:
-    """From the exported graph; from a trace where there is none."""
+    """Find the operators in the exported graph, or in a trace if there is none."""
     program = subject.captured.program
     if program is not None:
         found = custom_ops.of_exported(program)
@@ -21,12 +21,12 @@ def examine(subject: Subject) -> list[Finding]:
 
 
 def _library(namespace: str, given: tuple[str, ...]) -> Finding:
-    """Which library C++ loads: the one that is known, else what the user gave, of which nobody knows what it holds."""
+    """Return which library C++ loads: the known one, or else those that the user gave, whose contents are unknown."""
     file = custom_ops.library(namespace)
     if file is not None:
         return Finding("note", f"operators of {namespace}: C++ loads them from {file} (--ops-lib)")
     if given:
-        text = f"operators of {namespace}: C++ has to load the library that registers them, here one of --ops-lib:"
+        text = f"operators of {namespace}: C++ must load the library that registers them, one of --ops-lib:"
         return Finding("note", f"{text} {', '.join(given)}")
-    text = f"operators of {namespace}: no library is known that registers them in C++"
-    return Finding("bad", text, "", "build one with TORCH_LIBRARY and give it: exporter-run --ops-lib FILE")
+    text = f"operators of {namespace}: no known library registers them in C++"
+    return Finding("bad", text, "", "build one with TORCH_LIBRARY and pass it: exporter-run --ops-lib FILE")

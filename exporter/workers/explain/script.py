@@ -1,4 +1,4 @@
-"""torch.jit.script: the first construct that it cannot read; and whether the exported graph can stand in."""
+"""torch.jit.script: the first construct that it cannot compile, and whether the exported graph can be used instead."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from exporter.workers.explain.subject import Subject
 
 
 def examine(subject: Subject) -> list[Finding]:
-    """Natively, and where that fails through the bridge."""
+    """Try torch.jit.script, and the bridge from the exported graph if that fails."""
     findings: list[Finding] = []
     if sys.version_info >= (3, 14):
         later = next(cause for cause in causes.CAUSES if cause.name == "python-3.14")
@@ -29,10 +29,10 @@ def _natively(subject: Subject) -> list[Finding]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.jit.script(subject.model)
-    except Exception as error:  # the compiler of TorchScript raises whatever it meets
+    except Exception as error:  # the TorchScript compiler may raise anything
         natively, bridged = failure(error, "script", source_lines.summary(error)), _bridged(subject)
         return [replace(natively, level="note", remedy="") if bridged.level == "ok" else natively, bridged]
-    return [Finding("ok", "torch.jit.script takes it as it is")]
+    return [Finding("ok", "torch.jit.script compiles the model unchanged")]
 
 
 def _bridged(subject: Subject) -> Finding:
@@ -41,4 +41,4 @@ def _bridged(subject: Subject) -> Finding:
     except ExportError as error:
         found = failure(error, "script", source_lines.located(str(error), error))
         return replace(found, text=f"through the exported graph: {found.text}")
-    return Finding("ok", "through the exported graph it becomes TorchScript")
+    return Finding("ok", "the exported graph converts to TorchScript")

@@ -21,12 +21,12 @@ from exporter.workers.explain.guards import Guards
 from exporter.workers.loading import LoadedModel
 from exporter.workers.messages import Job
 
-LARGEST = 16  # a size up to this one is cheap, whatever the example's is
+LARGEST = 16  # sizes up to this one are cheap, whatever the example's size is
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """What torch.export gave: a program or an error, and what it fixed or narrowed."""
+    """The result of torch.export: a program or an error, and the sizes that it fixed or narrowed."""
 
     program: torch.export.ExportedProgram | None
     error: ExportError | None
@@ -35,9 +35,9 @@ class Attempt:
     guards: tuple[tuple[str, str], ...]  # conditions on sizes, each with its line
 
     def require(self) -> torch.export.ExportedProgram:
-        """The program; raises the error when there is none."""
+        """Return the program. Raises torch.export's error, as an ExportError, if there is none."""
         if self.program is None:
-            raise self.error or ExportError("torch.export gave no program")
+            raise self.error or ExportError("torch.export returned no program")
         return self.program
 
 
@@ -51,35 +51,35 @@ class Subject:
 
     @property
     def model(self) -> torch.nn.Module:
-        """The model itself, not the flat one."""
+        """Return the original model, not the flattened one."""
         return self.loaded.module.model
 
     @property
     def function(self) -> Contract:
-        """The contract with the state among inputs and outputs, as the flat module has it."""
+        """Return the contract with the state among inputs and outputs, like the flattened module."""
         return contract.as_function(self.contract)
 
     @property
     def module(self) -> torch.nn.Module:
-        """The flat module: tensors in, a tuple of tensors out."""
+        """Return the flattened module, which takes tensors and returns a tuple of tensors."""
         return self.loaded.module
 
     def call(self, inputs: Tensors) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """(args, kwargs) of the model itself."""
+        """Return the (args, kwargs) of the original model for flat inputs."""
         return self.loaded.module.example.rebuild(inputs)
 
     def inputs(self, sizes: dict[str, int], seed: int = 0) -> Tensors:
-        """Inputs on the device."""
+        """Return the inputs at these sizes, on the job's device."""
         return tuple(t.to(self.job.options.device) for t in self.loaded.arguments(self.contract, sizes, seed))
 
     @cached_property
     def example(self) -> Tensors:
-        """Inputs at the sizes at which exports capture."""
+        """Return the inputs at the sizes at which exports capture the model."""
         return self.inputs(probing.capture_sizes(self.loaded.base, self.loaded.symbols))
 
     @cached_property
     def captured(self) -> Attempt:
-        """torch.export, tried once for all sections."""
+        """Run torch.export once for all sections."""
         loaded, failed = self.loaded, None
         limits: tuple[SizeLimit, ...] = ()
         found: list[contract.Narrowing] = []
@@ -97,14 +97,14 @@ class Subject:
         return Attempt(program, failed, limits, tuple(found), tuple(guards.found))
 
     def sizes(self) -> list[dict[str, int]]:
-        """The golden's sizes that are not expensive."""
+        """Return the golden's sizes, without the expensive ones."""
         plan = probing.probe_plan(self.loaded.base, self.loaded.symbols)
         base = self.loaded.base
         cheap = [s for s, _ in plan if all(s[name] <= max(LARGEST, 2 * base[name]) for name in s)]
         return [dict(pairs) for pairs in dict.fromkeys(tuple(s.items()) for s in cheap)]
 
     def probes(self) -> Iterator[tuple[str, Tensors]]:
-        """Inputs at other sizes, and at the example's with other values, each with its name; what the model takes."""
+        """Yield (name, inputs) at other sizes, and at the example's sizes with other values that the model accepts."""
         for sizes in self.sizes():
             yield probing.describe(sizes), self.inputs(sizes)
         limit_s = time_limit.of(lambda: eager.run(self.module, self.example, self.job.options.device))

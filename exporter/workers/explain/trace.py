@@ -1,7 +1,7 @@
-"""torch.jit.trace: which of its warnings matter, told by running the traced module at other sizes and values.
+"""torch.jit.trace: find which of its warnings matter by running the traced module at other sizes and values.
 
-Where a traced module goes wrong, the model is traced again there. A line whose Python numbers differ between the two
-traces is one that matters; so is a line that left other operations, with a warning or without.
+Where the traced module is wrong, the model is traced again. A line matters if its Python numbers or its operations
+differ between the two traces, whether torch warned about it or not.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from exporter.workers.explain import Finding
 from exporter.workers.explain.subject import Subject
 
 CONVERSIONS = ("__bool__", "__int__", "__float__", "__index__", "__len__", "__contains__", "item", "tolist", "numpy")
-RETRACED = 3  # wrong probes at which the model is traced again
-SHOWN = 8  # lines without a warning that are named
-REMEDY = "write it with tensor operations; or ship another target"
+RETRACED = 3  # number of wrong probes at which the model is traced again
+SHOWN = 8  # number of lines without a warning to report
+REMEDY = "write it with tensor operations, or ship another target"
 
 
 @dataclass
 class Traced:
-    """A traced module, and what was baked on the way: TracerWarnings and Python numbers, by source line."""
+    """A traced module, with the TracerWarnings and the Python numbers of its trace, by source line."""
 
     module: Any = None
     warned: dict[str, str] = field(default_factory=dict)
     numbers: dict[str, list[str]] = field(default_factory=dict)
 
     def operations(self) -> collections.Counter[tuple[str, str]]:
-        """(line, operation or constant) of every node."""
+        """Count (line, operation with its constant) over all nodes."""
         return collections.Counter(_operations(self.module.inlined_graph))
 
 
 class _Conversions(TorchFunctionMode):
-    """Remembers what Python was told of tensors, by source line."""
+    """Record the values that tensors were converted to in Python, by source line."""
 
     def __init__(self, numbers: dict[str, list[str]]) -> None:
         super().__init__()
@@ -56,26 +56,26 @@ class _Conversions(TorchFunctionMode):
 
 
 def examine(subject: Subject) -> list[Finding]:
-    """Each line that trace warns of or bakes, and whether that shows."""
+    """Report each line that torch.jit.trace warns about or makes constant, and whether it changes outputs."""
     traced = trace(subject.module, subject.example)
     probes = list(subject.probes())
     mutated = _mutated(subject)
     wrong = [(name, inputs, why) for name, inputs in probes if (why := _difference(subject.module, traced, inputs))]
     if not wrong:
         harmless = [Finding("note", f"harmless here: {text}", line) for line, text in traced.warned.items()]
-        return [Finding("ok", f"right at {len(probes)} sizes and values that were tried"), *harmless, *mutated]
+        return [Finding("ok", f"correct at all {len(probes)} sizes and values tried"), *harmless, *mutated]
     blamed = _blamed(subject, traced, [inputs for _, inputs, _ in wrong[:RETRACED]])
     findings = [Finding("bad", f"wrong at {_several([name for name, _, _ in wrong])}: {wrong[0][2]}", "", REMEDY)]
     for line, text in traced.warned.items():
         matters = Finding("bad", f"matters: {text}", line)
         findings.append(matters if line in blamed else Finding("note", f"harmless here: {text}", line))
     silent = [] if blamed & traced.warned.keys() else sorted(filter(None, blamed))[:SHOWN]
-    baked = "matters: the trace holds what this line made of the example"
+    baked = "matters: the trace keeps this line's result for the example"
     return [*findings, *(Finding("bad", baked, line) for line in silent), *mutated]
 
 
 def _mutated(subject: Subject) -> list[Finding]:
-    """Inputs that the model changes, which the caller of some artifacts sees and that of others does not."""
+    """Report inputs that the model changes in place, since only some artifacts change them for the caller."""
     given = tuple(t.clone() for t in subject.example)
     with torch.no_grad():
         subject.module(*given)
@@ -84,12 +84,12 @@ def _mutated(subject: Subject) -> list[Finding]:
         for spec, before, after in zip(subject.contract.inputs, subject.example, given, strict=True)
         if not torch.equal(before.nan_to_num(), after.nan_to_num())
     ]
-    text = "the code changes an input in place; its caller sees that of TorchScript, but not of onnx"
+    text = "the code changes an input in place; callers of TorchScript see the change, callers of onnx do not"
     return [Finding("note", f"{name}: {text}", "", "clone() it first") for name in names]
 
 
 def trace(module: torch.nn.Module, inputs: Tensors) -> Traced:
-    """Trace as the target does, and listen."""
+    """Trace like the target, and record warnings and conversions to Python."""
     traced = Traced()
 
     def hear(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
@@ -104,23 +104,23 @@ def trace(module: torch.nn.Module, inputs: Tensors) -> Traced:
 
 
 def _difference(module: torch.nn.Module, traced: Traced, inputs: Tensors) -> str:
-    """How a traced module's outputs differ from eager's by more than rounding; "" when they do not."""
+    """Describe how a traced module's outputs differ from eager's by more than rounding; "" if they do not."""
     with torch.no_grad():
         expected = module(*(t.clone() for t in inputs))
         try:
             given = traced.module(*(t.clone() for t in inputs))
-        except Exception as error:  # whatever TorchScript raises is the finding
+        except Exception as error:  # any error of TorchScript is a finding
             return source_lines.message(error)
     for one, other in zip(given if isinstance(given, tuple) else (given,), expected, strict=True):
         if one.shape != other.shape:
-            return f"an output is {list(one.shape)}, eager's is {list(other.shape)}"
+            return f"an output has shape {list(one.shape)}, eager's has {list(other.shape)}"
         if not torch.allclose(one.double(), other.double(), rtol=1e-2, atol=1e-3, equal_nan=True):
-            return "an output has other values than eager's"
+            return "the values of an output differ from eager's"
     return ""
 
 
 def _blamed(subject: Subject, traced: Traced, probes: list[Tensors]) -> set[str]:
-    """Lines at which the trace would have been another at a probe."""
+    """Return the lines at which a trace of a probe differs from the first trace."""
     blamed: set[str] = set()
     for inputs in probes:
         again = trace(subject.module, inputs)

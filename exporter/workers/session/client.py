@@ -1,4 +1,4 @@
-"""The parent's side of a session, the same for Python's and for C++'s."""
+"""The parent's side of a session, for sessions in Python and in C++."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from urllib.parse import quote
 from exporter.core.errors import ArtifactError, ExporterError, JobError
 from exporter.workers.children import LOG_LINES, Child, ended, stand_back
 
-GRACE_S = 3.0  # for an end that removes what the session unpacked
+GRACE_S = 3.0  # time to quit and to remove unpacked files
 
 
 class Session(ABC):
-    """A running session. Every request may raise JobError (it hung or died) or what the session answered."""
+    """A running session. Requests raise JobError if the session hangs or dies, or the error that it reports."""
 
     def __init__(self, name: str, timeout: float) -> None:
         self.name, self.timeout = name, timeout
         self.ready: dict[str, Any] = {}
         self.peak_rss_mb: float | None = None
-        self.notes: tuple[str, ...] = ()  # what the check had to say beside its cases
-        self.unpropagated: tuple[str, ...] | None = None  # of NaN and infinity, as the check found; None: not tried
-        self.refused: frozenset[str] = frozenset()  # the golden's cases that the contract refused in the check
+        self.notes: tuple[str, ...] = ()  # notes of the check
+        self.unpropagated: tuple[str, ...] | None = None  # NaN and infinity that the check found lost; None: not tried
+        self.refused: frozenset[str] = frozenset()  # golden cases that the contract refused during the check
 
     def start(self) -> None:
-        """Wait until the artifact is loaded."""
+        """Wait until the artifact is loaded, and store the session's first message in `ready`."""
         self.ready = self._receive("ready")
 
     def check(self) -> list[dict[str, Any]]:
-        """Parity of every golden case: the `cases` of the answer."""
+        """Check every golden case and return the `cases` of the answer."""
         answer = self._ask("check")
         self.notes = tuple(answer.get("notes", ()))
         lost = answer.get("unpropagated")
@@ -47,12 +47,12 @@ class Session(ABC):
         return cases
 
     def time(self, runs: int, case: str = "") -> list[float]:
-        """Milliseconds of each of `runs` calls of a golden case, or of the example."""
+        """Return the milliseconds of each of `runs` calls of a golden case, by default the example."""
         samples: list[float] = self._ask(f"time {runs} {case}".rstrip())["samples_ms"]
         return samples
 
     def outputs(self, file: Path) -> None:
-        """Let the session write its outputs for the golden's samples there: a list of tensors for each (torch.save)."""
+        """Write the session's outputs for the golden's samples to `file` (torch.save): a list of tensors for each."""
         self._ask(f"outputs {quote(str(file))}")
 
     def _ask(self, request: str) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class Session(ABC):
         except TimeoutError:
             self.close()
             raise JobError(
-                f"{self.name} gave no answer to {event!r} in {self.timeout:.0f} s and was stopped",
+                f"{self.name} did not answer {event!r} within {self.timeout:.0f} s and was stopped",
                 "raise --timeout",
                 self._tail(),
             ) from None
@@ -95,7 +95,7 @@ class Session(ABC):
 
     @abstractmethod
     def _ended(self, line: str = "") -> ExporterError:
-        """Why there is no answer."""
+        """Return the error that explains why there is no valid answer; `line` is what was received instead."""
 
     @abstractmethod
     def _tail(self) -> str: ...
@@ -103,11 +103,11 @@ class Session(ABC):
     @property
     @abstractmethod
     def pid(self) -> int:
-        """The process (for Python: the group that it belongs to)."""
+        """Return the id of the process, or of its process group for Python."""
 
     @abstractmethod
     def close(self) -> None:
-        """End the process."""
+        """End the process: ask it to quit, then kill it."""
 
 
 class PythonSession(Session):
@@ -171,7 +171,7 @@ class NativeSession(Session):
                 )
             except OSError as error:
                 raise JobError(f"{command[0]} cannot be started: {error.strerror}", "make cpp") from error
-        with contextlib.suppress(ProcessLookupError):  # before it starts a thread
+        with contextlib.suppress(ProcessLookupError):  # threads started from now on inherit the niceness
             stand_back(niceness, self._process.pid)
         self._buffer = b""
 
@@ -198,8 +198,8 @@ class NativeSession(Session):
     def _ended(self, line: str = "") -> ExporterError:
         if line:
             return JobError(
-                f"{self.name} answered {line[:80]!r}, which is not of the protocol",
-                "build exporter-run again",
+                f"{self.name} answered {line[:80]!r}, which is not a valid message",
+                "rebuild exporter-run",
                 self._tail(),
             )
         with contextlib.suppress(subprocess.TimeoutExpired):

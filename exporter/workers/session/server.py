@@ -1,4 +1,4 @@
-"""The Python side of a session: what runs in the child."""
+"""The child's side of a session in Python: load an artifact and answer requests."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def serve_artifact(
     promised: Contract,
     options: targets.Options,
 ) -> None:
-    """A session of an artifact: no recipe and no model code is imported. `promised` is the contract that it carries."""
+    """Serve an artifact without importing a recipe or model code. `promised` is the contract inside the artifact."""
     configure(options)
 
     def load() -> targets.Loaded:
@@ -53,12 +53,12 @@ def serve_artifact(
 
 
 def configure(options: targets.Options) -> None:
-    """The same in every process that computes: limits, threads, float32 that is float32, the user's operators."""
+    """Configure this process for computing: directories, limits, threads, TF32, device and the user's operators."""
     if options.cache:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = options.cache
-        os.environ.pop("TRITON_CACHE_DIR", None)  # it then lies in inductor's
+        os.environ.pop("TRITON_CACHE_DIR", None)  # Triton's cache is then inside inductor's
     if options.scratch:
-        # Compilers keep their caches where they always are; all else that is temporary goes away with the run.
+        # Compilers keep their caches in the usual directories; all other temporary files are removed after the run.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}")
         os.environ["TMPDIR"] = tempfile.tempdir = options.scratch
     stand_back(options.niceness)
@@ -80,7 +80,10 @@ def serve(
     options: targets.Options,
     promised: Contract | None = None,
 ) -> None:
-    """Load, say so, and answer requests until `quit` or the end of input. What `promised` refuses is not run."""
+    """Load, send `ready`, and answer requests until `quit` or the end of input.
+
+    Inputs that the contract `promised` refuses are not run.
+    """
     with channel.makefile("r", encoding="utf-8") as requests, channel.makefile("w", encoding="utf-8") as answers:
         try:
             started = time.perf_counter()
@@ -107,7 +110,7 @@ def serve(
                 break
             try:
                 _say(answers, _answer(line.split(), loaded, judge, options.device))
-            except Exception as error:  # the session goes on; the artifact may fail in any way
+            except Exception as error:  # an artifact may fail in any way; the session continues
                 _say(answers, _error(error))
 
 
@@ -123,7 +126,7 @@ def _error(error: Exception) -> dict[str, Any]:
 
 
 def _message(error: Exception) -> str:
-    """In one line, with the line of the model that TorchScript and eager still know of."""
+    """Return the error in one line, with the model's line if TorchScript or eager reports it."""
     return source_lines.located(source_lines.message(error) or type(error).__name__, error)
 
 
@@ -155,11 +158,11 @@ def _answer(words: list[str], loaded: targets.Loaded, judge: Judge, device: str)
             given = [sequence.at(case)(_place(case.inputs, device)) for case in found]
             torch.save([[t.detach().cpu().contiguous() for t in outputs] for outputs in given], unquote(file))
             return {"event": "outputs", "provider": loaded.provider(), "peak_rss_mb": peak_rss_mb()}
-    return {"event": "error", "kind": "usage", "message": f"not a request: {' '.join(words)}"}
+    return {"event": "error", "kind": "usage", "message": f"unknown request: {' '.join(words)}"}
 
 
 def _find(cases: Sequence[goldens.Case], name: str) -> goldens.Case:
-    """The first case of this name, the example where there is no name. UsageError when there is none."""
+    """Return the first case with this name, or the example if the name is empty. Raises UsageError if none exists."""
     for case in cases:
         if name in ("", case.name):
             return case
@@ -168,26 +171,26 @@ def _find(cases: Sequence[goldens.Case], name: str) -> goldens.Case:
 
 @dataclass(frozen=True)
 class Judge:
-    """A golden, and the names of the outputs that it holds."""
+    """A golden with the names of its outputs, and the contract to enforce on its inputs, if any."""
 
     golden: goldens.Golden
     outputs: tuple[str, ...]
     promised: Contract | None = None
 
     def enforce(self, case: goldens.Case) -> None:
-        """ContractError where the contract refuses the case's inputs."""
+        """Raise ContractError if the contract refuses the case's inputs."""
         if self.promised is not None:
-            known = self.promised.inputs[: len(case.inputs)]  # the state of a later step is the artifact's own
+            known = self.promised.inputs[: len(case.inputs)]  # a later step's state comes from the artifact
             names = tuple(spec.name for spec in known)
             contract.enforce(replace(self.promised, inputs=known, state=None), specs(names, case.inputs))
 
     def check_all(self, loaded: targets.Loaded, device: str) -> list[dict[str, Any]]:
-        """The cases of the `check` answer. A step goes on from what the artifact gave at the one before."""
+        """Return the cases of the `check` answer. Each step continues from the artifact's previous state."""
         sequence = _Sequence(loaded)
         return [self.check(sequence.at(case), case, device) for case in self.golden.cases]
 
     def lost(self, loaded: targets.Loaded, device: str) -> list[str] | None:
-        """What of NaN and infinity the artifact does not propagate, in words; None where the golden does not ask."""
+        """Describe the NaN and infinity that the artifact loses. Returns None if the golden does not test that."""
         if self.golden.nonfinite is None:
             return None
 
@@ -203,7 +206,7 @@ class Judge:
         return list(filter(None, found))
 
     def check(self, run: Run, case: goldens.Case, device: str) -> dict[str, Any]:
-        """One case of the `check` answer; of what the contract refuses, what it says."""
+        """Return one case of the `check` answer. A case that the contract refuses has its message in `refused`."""
         answer: dict[str, Any] = {"case": case.name, "seed": case.record.seed, "error": "", "outputs": []}
         try:
             self.enforce(case)
@@ -212,12 +215,12 @@ class Judge:
         try:
             outputs = run(_place(case.inputs, device))
             answer["outputs"] = [json.loads(to_json(o)) for o in self.compare(outputs, case)]
-        except Exception as error:  # whatever the artifact raises is the finding
+        except Exception as error:  # any error of the artifact is a finding
             answer["error"] = _message(error)
         return answer
 
     def compare(self, outputs: Tensors, case: goldens.Case) -> list[parity.OutputParity]:
-        """Outputs of an artifact against a golden case. ArtifactError when their number differs."""
+        """Compare an artifact's outputs with a golden case. Raises ArtifactError if their number differs."""
         if len(outputs) != len(case.eager):
             raise ArtifactError(f"{len(outputs)} outputs, expected {len(case.eager)}")
         triples = zip(self.outputs, outputs, case.eager, case.reference, strict=True)
@@ -230,15 +233,15 @@ class Judge:
 
 
 class _Sequence:
-    """Calls of an artifact one after the other, the state that it leaves to its caller handed on."""
+    """Consecutive calls of an artifact. State that the artifact returns is passed on to the next call."""
 
     def __init__(self, loaded: targets.Loaded) -> None:
         self._loaded = loaded
-        self._taken = 0  # inputs of a first step, the state among them
+        self._taken = 0  # number of inputs of a first step, including the state
         self._outputs: Tensors | None = None
 
     def at(self, case: goldens.Case) -> Run:
-        """What runs this case: the artifact itself, but for a later step of a sequence."""
+        """Return the function that runs this case. Later steps of a sequence get the state of the step before."""
         before, self._outputs = self._outputs, None
         if case.step == 0:
             self._loaded.reset()
@@ -265,12 +268,12 @@ def _array(tensor: torch.Tensor) -> parity.Array:
 
 
 def _place(inputs: Tensors, device: str) -> Tensors:
-    """Copies, for what changes its inputs in place must not change the golden."""
+    """Copy the inputs to the device, so that an artifact that changes them in place does not change the golden."""
     return tuple(t.to(device, copy=True) for t in inputs)
 
 
 def _time(loaded: targets.Loaded, inputs: Tensors, runs: int, device: str) -> list[float]:
-    """Milliseconds of each call from the initial state, the device synchronised before the clock is read."""
+    """Return the milliseconds of each call from the initial state. The device is synchronised before each reading."""
     run, placed = loaded.run, _place(inputs, device)
     _synchronize(device)
     samples = []
@@ -289,5 +292,5 @@ def _synchronize(device: str) -> None:
 
 
 def peak_rss_mb() -> float:
-    """Peak resident memory of this process in MB."""
+    """Return the peak resident memory of this process in MB of 10^6 bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
