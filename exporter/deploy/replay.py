@@ -1,7 +1,7 @@
-"""Replays a golden through onnxruntime, without torch: `check.py` of a context that `exporter deploy docker` makes.
+"""Replay a golden with onnxruntime, without torch: the check.py of a context made by `exporter deploy docker`.
 
-Beside it lie model.onnx, golden.npz (child.py), golden.json and, in exporter/, the parity rule. Exit code 1 when parity
-is lost.
+The context also contains the model, golden.npz (written by child.py), golden.json and, in exporter/, the parity rule.
+The exit code is 1 if parity is lost.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from exporter.evidence import parity
 
 
 def replay(place: Path) -> Parity:
-    """The verdict over every case."""
+    """Return the parity over all cases."""
     import onnxruntime  # after exporter, which turns its telemetry off
 
     told = json.loads((place / "golden.json").read_text())
