@@ -1,6 +1,8 @@
 """Render the report as one self-contained HTML page, without scripts or network access.
 
-The page uses the same words as the other forms. The file is long because it has one short function for each chapter.
+The page uses the same words as the other forms.
+
+One file, though long: one short function for each chapter of the page, in the order of the page.
 """
 
 from __future__ import annotations
