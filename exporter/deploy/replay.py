@@ -20,7 +20,7 @@ from exporter.evidence import parity
 
 def replay(place: Path) -> Parity:
     """Return the parity over all cases."""
-    import onnxruntime  # after exporter, which turns its telemetry off
+    import onnxruntime  # after exporter, whose import disables the telemetry
 
     told = json.loads((place / "golden.json").read_text())
     tolerance = Tolerance(**told["tolerance"])

@@ -87,7 +87,7 @@ def _joined(address: str) -> Iterator[Any]:
     try:
         import ray
     except ImportError as error:
-        raise MissingDependency("--cluster needs Ray", "pip install 'exporter[ray]'") from error
+        raise MissingDependency("--cluster requires Ray", "pip install 'exporter[ray]'") from error
     handler = signal.getsignal(signal.SIGTERM)  # Ray replaces it
     with contextlib.redirect_stdout(sys.stderr):  # stdout is for reports, not for Ray's messages
         try:
@@ -123,7 +123,7 @@ class Cluster:
         nodes = self.nodes()
         for step in steps:
             if ":" in step.request.device:
-                raise UsageError(f"{step.name}: on a cluster, Ray chooses the GPU", 'write devices = ["cuda"]')
+                raise UsageError(f"{step.name}: on a cluster, Ray chooses the GPU", 'set devices = ["cuda"]')
             if not any(_fits(step, node) for node in nodes):
                 raise UsageError(*_no_room(step))
         tasks = [_task(step) for step in steps]

@@ -138,7 +138,7 @@ def _unknown_targets(table: Any, place: Place) -> Iterator[tuple[Place, str]]:
 def _lines(text: str) -> dict[Place, int]:
     """Return the line of each table and of each key at the start of a line."""
     lines: dict[Place, int] = {}
-    counts: dict[Place, int] = {}  # of the tables in each array of tables
+    counts: dict[Place, int] = {}  # number of tables in each array of tables
     table: Place = ()
     for number, line in enumerate(text.splitlines(), 1):
         if header := _TABLE.match(line):

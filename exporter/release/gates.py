@@ -123,7 +123,7 @@ def _text(gate: str, measured: str | float | bool | None) -> str:
     if measured is None:
         return "not measured"
     if gate == "propagate_nan":
-        return "propagates them" if measured else "loses them"
+        return "all propagate" if measured else "some are lost"
     if isinstance(measured, bool):
         return "runs in C++" if measured else "does not run in C++"
     if isinstance(measured, str):

@@ -28,7 +28,7 @@ def write(rows: Sequence[Row], path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         filesystem.write_atomic(path, report.tostring().decode(), new=filesystem.own_new(path))
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}", "give another --junit") from error
+        raise UsageError(f"cannot write {path}: {error.strerror}", "choose another --junit") from error
 
 
 def _model(row: Row) -> str:

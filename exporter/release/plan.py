@@ -86,7 +86,7 @@ def make(file: ReleaseFile, out: Path) -> tuple[list[Step], list[str]]:
         model = _Model(file, index)
         for step in model.steps(out):
             if step.name in steps:
-                remedy = "give one of the models another name, or other targets"
+                remedy = "give one of the models a different name or different targets"
                 raise model.error("model", f"{step.name} is already defined by line {steps[step.name].line}", remedy)
             steps[step.name] = step
         warnings += [file.located(model.place("targets"), text) for text in model.left_out()]

@@ -28,7 +28,7 @@ class Row:
 
     step: Step
     place: Path | None = None
-    kept: bool = False  # from an earlier run
+    kept: bool = False  # whether the bundle is from an earlier run
     reason: str = ""
     remedy: str = ""
     measured: Measurements = field(default_factory=Measurements)
