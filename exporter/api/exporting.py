@@ -129,7 +129,9 @@ def _with_keywords(record: Callable[P, ExportArguments]) -> Callable[P, Bundle]:
             name = min(unknown)
             close = difflib.get_close_matches(name, signature.parameters, n=1)
             hint = f"did you mean {close[0]}? " if close else ""
-            raise UsageError(f"export() has no argument {name}", f"{hint}Its arguments are {', '.join(signature.parameters)}")
+            raise UsageError(
+                f"export() has no argument {name}", f"{hint}Its arguments are {', '.join(signature.parameters)}"
+            )
         given: Any = {name: _text(name, value) for name, value in kwargs.items()}
         return _export(record(*args, **given))
 

@@ -128,7 +128,7 @@ def test_types_are_those_of_the_schema() -> None:
 @pytest.mark.parametrize(
     ("target", "changes", "words"),
     [
-        ("export", {}, "no backend"),
+        ("export", {}, "no Triton backend"),
         ("trace", {"outputs": (TensorSpec("y", "complex64", (2,)),)}, "tensors of complex64"),
         ("trace", {"ops": ("torchvision", "mine")}, "operators of mine"),
         ("onnx", {"ops": ("torchvision",)}, "operators of torchvision"),
