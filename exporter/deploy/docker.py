@@ -147,8 +147,8 @@ def _write_golden(model: Path, place: Path, manifest: Manifest, artifact: str, p
     arguments = {"path": str(model / "golden.npz"), "golden_path": str(place / recorded.path), "promised": promised}
     with Zygote() as zygote, tempfile.TemporaryDirectory(prefix="exporter-") as logs:
         cases = zygote.run("golden", "exporter.deploy.child:arrays", arguments, Path(logs) / "log", TIMEOUT_S)
-    told = {"model": artifact, "tolerance": asdict(tolerance), "cases": cases}
-    (model / "golden.json").write_text(json.dumps(told) + "\n")
+    config = {"model": artifact, "tolerance": asdict(tolerance), "cases": cases}
+    (model / "golden.json").write_text(json.dumps(config) + "\n")
 
 
 def replay(model: Path) -> Parity:

@@ -22,13 +22,13 @@ def replay(place: Path) -> Parity:
     """Return the parity over all cases."""
     import onnxruntime  # after exporter, whose import disables the telemetry
 
-    told = json.loads((place / "golden.json").read_text())
-    tolerance = Tolerance(**told["tolerance"])
-    session = onnxruntime.InferenceSession(place / told["model"], providers=["CPUExecutionProvider"])
+    config = json.loads((place / "golden.json").read_text())
+    tolerance = Tolerance(**config["tolerance"])
+    session = onnxruntime.InferenceSession(place / config["model"], providers=["CPUExecutionProvider"])
     names = [spec.name for spec in session.get_outputs()]
     cases = []
     with np.load(place / "golden.npz") as golden:
-        for number, (name, seed) in enumerate(told["cases"]):
+        for number, (name, seed) in enumerate(config["cases"]):
             given = {spec.name: golden[f"{number}.inputs.{i}"] for i, spec in enumerate(session.get_inputs())}
             outputs = []
             for i, got in enumerate(session.run(None, given)):

@@ -268,11 +268,11 @@ def lacking(tasks: Sequence[Task]) -> list[str]:
         names = sorted(name for name in task.versions | here if task.versions.get(name) != here.get(name))
         problems += [f"{name} {here.get(name, 'none')}, not {task.versions.get(name, 'none')}" for name in names]
         with _at_home(task):
-            problems += _unlike(task)
+            problems += _differing_files(task)
     return list(dict.fromkeys(problems))
 
 
-def _unlike(task: Task) -> list[str]:
+def _differing_files(task: Task) -> list[str]:
     try:
         files = keys.files(task.step.request)
     except OSError as error:
@@ -290,7 +290,7 @@ def make(task: Task) -> Made:
     if problems := lacking([task]):
         return Made(Outcome(None, f"{platform.node()}: {'; '.join(problems)}", ALIKE))
     try:
-        with _wakeful(), tempfile.TemporaryDirectory(prefix="exporter-") as folder, _at_home(task):
+        with _interruptible(), tempfile.TemporaryDirectory(prefix="exporter-") as folder, _at_home(task):
             return _make(task.step, Path(folder))
     except BundleError as error:
         return Made(BundleError(f"{platform.node()}: {error}", DISK))
@@ -300,7 +300,7 @@ def make(task: Task) -> Made:
 
 
 @contextmanager
-def _wakeful() -> Iterator[None]:
+def _interruptible() -> Iterator[None]:
     """Interrupt system calls once a second: Ray cancels by setting a flag, which a blocking call would not notice."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGALRM, lambda *_: None)

@@ -191,7 +191,7 @@ class _Model:
                 for name, (low, high, *step) in self.all.get("ranges", {}).items()
             },
             command=shlex.join(("exporter", "release", str(self.file.path))),
-            asked=_anywhere(source) or self.own["model"],
+            asked=_absolute_name(source) or self.own["model"],
             least_runs=0 if self.gates.max_p99_ms is None else runs_for(99),
             **asked | {"portable": targets.is_portable(variant) and asked.get("portable", False)},
         )
@@ -209,7 +209,7 @@ def _settings(record: type, table: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _anywhere(source: recipes.Source) -> str:
+def _absolute_name(source: recipes.Source) -> str:
     """Return the model's name with an absolute path, valid in any directory, or "" if it needs no rewriting."""
     if source.kind == "file":
         return f"{source.place}:{source.attribute}"

@@ -70,7 +70,7 @@ def run(
                     if outcome.place:
                         done[step.name] = layout.read_manifest(outcome.place)
                     record = _record(step, done.get(step.name), outcome)
-                    if record.status == "passed" and _is_still(step, found[step.name]):
+                    if record.status == "passed" and _is_unchanged(step, found[step.name]):
                         state.keep(step, found[step.name])
                     listener.done(replace(record, name=step.name))
         except BaseException:
@@ -145,7 +145,7 @@ def _keys(steps: Sequence[Step]) -> dict[str, str]:
     return {step.name: keys.key(step.request) for step in steps}
 
 
-def _is_still(step: Step, key: str) -> bool:
+def _is_unchanged(step: Step, key: str) -> bool:
     """Return whether the step's key is still the one computed when the release began, perhaps hours ago."""
     try:
         return keys.key(step.request) == key

@@ -156,7 +156,7 @@ def _latency(report: Report) -> Chapter | None:
     headings = ("variant", "session", "median", "95% interval", "p90", "p99", "min", "max", "runs", "outliers")
     lines = [(v.name, session, *_milliseconds(t), str(t.runs), str(t.outliers)) for v, session, t in timed]
     note = "A dot is the median, the bar across it the 95% interval"
-    note += f", the hill the density of the samples.{_beyond(strips)}" if report.samples else f". {report.problem}."
+    note += f", the hill the density of the samples.{_above(strips)}" if report.samples else f". {report.problem}."
     missing = [q for q in (90, 99) if any(t.runs < runs_for(q) for _, _, t in timed)]
     note += "".join(f" A p{q} is shown only if there are at least {runs_for(q)} runs." for q in missing)
     drawings = _draw(
@@ -348,7 +348,7 @@ def _milliseconds(timing: Timing) -> Cells:
     )
 
 
-def _beyond(strips: Sequence[figures.Bar]) -> str:
+def _above(strips: Sequence[figures.Bar]) -> str:
     """Return a sentence with the number of samples above the end of the axis, or "" if there are none."""
     end = figures.edge(strips)
     count = sum(sample > end for strip in strips for sample in strip.samples)
