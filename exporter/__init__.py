@@ -1,10 +1,10 @@
-"""Which artifact of this PyTorch model should I ship, and is it right?
+"""Export a PyTorch model to several artifacts, check their outputs and find out which one to ship.
 
-`export` makes a bundle of artifacts with their proof; `open_artifact` runs one of them; what goes wrong is an
-`ExporterError`, with a cause and a remedy. Importing this imports no torch.
+`export` makes a bundle of artifacts with the evidence for them, and `open_artifact` loads one of them. Both raise
+`ExporterError`, with a cause and a remedy. Importing this package does not import torch.
 
-It sets ORT_DISABLE_TELEMETRY, where that is not set: onnxruntime reads it when it is imported, and no call later stops
-what it sends.
+The import sets ORT_DISABLE_TELEMETRY if it is unset. onnxruntime reads it when it is imported, and no later call stops
+its telemetry.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m exporter`."""
+"""Run exporter as `python -m exporter`."""
 
 from exporter.cli import main
 

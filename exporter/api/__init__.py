@@ -1,1 +1,1 @@
-"""The Python API: what `exporter` offers to import. It checks what it is given and calls `runs` and `targets`."""
+"""The public Python API. It checks its arguments and calls `runs` and `targets`."""

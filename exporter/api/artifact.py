@@ -1,4 +1,4 @@
-"""An artifact, loaded without the code of its model: named tensors in, named tensors out."""
+"""Load an artifact without its model's code, and call it with named tensors."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from exporter.model.tensors import Tensors
 
 
 class Artifact:
-    """A loaded artifact: named tensors in, named tensors out, the contract enforced. Make it with `open_artifact`.
+    """A loaded artifact, which takes and returns named tensors and enforces its contract. Make it with `open_artifact`.
 
-    One that carries state (`contract.state.kept` is `inside`) goes on with each call from where the last one ended;
-    its calls follow one another, from whichever thread they come.
+    If the artifact carries state (`contract.state.kept` is `inside`), each call continues from the state that the last
+    one left, and calls from several threads run one after another.
     """
 
     def __init__(
@@ -40,17 +40,17 @@ class Artifact:
     ) -> None:
         self.contract, self.device = contract, device
         self._run, self._reset = run, reset
-        self._shapes: carrying.Shapes | None = None  # of the state that the artifact keeps; None before a first call
+        self._shapes: carrying.Shapes | None = None  # of the state inside the artifact; None before the first call
         self._turn = threading.Lock() if contracts.keeps_state(contract) else contextlib.nullcontext()
 
     def reset(self) -> None:
-        """Begin again from the initial state; nothing to do for an artifact that carries none."""
+        """Restore the initial state. Has no effect on an artifact that carries no state."""
         with self._turn:
             self._reset()
             self._shapes = None
 
     def stream(self) -> Stream:
-        """A sequence of calls, each of which goes on from the state that the one before left.
+        """Return a stream: a sequence of calls, each of which continues from the state that the last one left.
 
         Raises:
             UsageError: the model keeps no state.
@@ -58,12 +58,14 @@ class Artifact:
         return Stream(self)
 
     def __call__(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Run it. Inputs in the contract's order or by name; they are moved to the device and made contiguous.
+        """Run the artifact and return its outputs by name.
+
+        Pass the inputs in the contract's order or by name. They are moved to the device and made contiguous.
 
         Raises:
-            ContractError: an input is missing or unknown, or its dtype, rank or size does not fit the contract, or the
-                state that the artifact keeps by now.
-            ArtifactError: it gives another number of outputs than its contract says.
+            ContractError: an input is missing or unknown, or its dtype, rank or size does not fit the contract or the
+                current state of the artifact.
+            ArtifactError: the number of outputs differs from the contract.
         """
         names = [spec.name for spec in self.contract.inputs]
         tensors = _bound(names, args, kwargs)
@@ -74,22 +76,21 @@ class Artifact:
             outputs = self._run(tuple(flattening.plain(t.to(self.device)).contiguous() for t in tensors))
             self._shapes = shapes
         if len(outputs) != len(self.contract.outputs):
-            said = f"the artifact gives {len(outputs)} outputs, and its contract has {len(self.contract.outputs)}"
-            raise ArtifactError(said, "export it again")
+            cause = f"the artifact returns {len(outputs)} outputs, but its contract has {len(self.contract.outputs)}"
+            raise ArtifactError(cause, "export it again")
         return {spec.name: tensor for spec, tensor in zip(self.contract.outputs, outputs, strict=True)}
 
 
 class Stream:
-    """A sequence of calls of an artifact whose model keeps state, from the initial state on. Make it with
-    `Artifact.stream`.
+    """A sequence of calls, from the initial state on, of an artifact with state. Make it with `Artifact.stream`.
 
-    Any number of streams may share an artifact that keeps its state outside: each carries its own. An artifact that
-    keeps it inside has one state, which a new stream and `reset` begin again.
+    If callers keep the state, any number of streams may share the artifact, and each has its own state. If the artifact
+    keeps the state inside, there is only one, which a new stream and `reset` set to the initial state.
     """
 
     def __init__(self, artifact: Artifact) -> None:
         if artifact.contract.state is None:
-            raise UsageError("the model keeps no state, so that its calls are no stream", "call the artifact itself")
+            raise UsageError("the model keeps no state, so it has no streams", "call the artifact itself")
         self._artifact = artifact
         self._names = [tensor.spec.name for tensor in artifact.contract.state.tensors]
         self._inside = contracts.keeps_state(artifact.contract)
@@ -97,10 +98,12 @@ class Stream:
         self.reset()
 
     def __call__(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The outputs of the next call, without the state. Inputs in the contract's order or by name, without it too.
+        """Run the next call and return its outputs by name, without the state.
+
+        Pass the inputs, without the state, in the contract's order or by name.
 
         Raises:
-            ContractError: an input does not fit, or is of another size than the state is by now.
+            ContractError: an input does not fit the contract, or its size differs from that of the current state.
         """
         if self._inside:
             return self._artifact(*args, **kwargs)
@@ -117,14 +120,14 @@ class Stream:
         return {name: tensor for name, tensor in outputs.items() if name not in self._names}
 
     def reset(self) -> None:
-        """Begin again from the initial state."""
+        """Restore the initial state."""
         self.state = {}
         if self._inside:
             self._artifact.reset()
 
 
 def _bound(names: Sequence[str], args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    """The inputs of a call in the order of their names. ContractError where they are others, or no tensors."""
+    """Return a call's inputs in the order of `names`. Raises ContractError if they do not match or are not tensors."""
     given = dict(zip(names, args, strict=False)) | kwargs
     problem = ""
     if len(args) > len(names):
@@ -151,29 +154,29 @@ def open_artifact(
 ) -> Artifact:
     """Load an artifact without its model's code.
 
-    Its hash is compared first with every record that lies beside it (`SHA256SUMS`, `manifest.json`, `bom.cdx.json`,
-    `provenance.json`), beside a link as well as beside the file that it leads to; where there is none, the checksums
-    that an archive carries itself are. Any number of threads may call what is returned.
+    Its hash is first compared with every record in its folder: `SHA256SUMS`, `manifest.json`, `bom.cdx.json` and
+    `provenance.json`. If the path is a link, the records beside the link are checked too. If there are no records, the
+    checksums inside the archive are verified. Any number of threads may call the returned artifact.
 
     Args:
-        path: a `.pt`, `.pt2` or `.onnx` that exporter wrote, or a link to one.
-        device: `cpu`, `cuda` or `cuda:N`; where it was exported for when None.
-        threads: of one onnxruntime call; torch's own setting is left alone.
-        cuda_graphs: let onnxruntime capture the first 8 shapes into CUDA graphs, for each thread apart; calls follow
-            one another then. A model that cannot be captured may take the process's CUDA context with it: try it first,
-            by `exporter check --cuda-graphs`.
-        verify: what has to vouch for the file. `if-present`: any record that is there has to know it and agree; with
-            none it loads. `required`: a record has to be there. `signed`: a provenance with its hash, signed by
-            `exporter sign --key` with the key to `public_key`.
+        path: a `.pt`, `.pt2` or `.onnx` file that exporter wrote, or a link to one.
+        device: `cpu`, `cuda` or `cuda:N`; by default the device that the artifact was exported for.
+        threads: number of threads of one onnxruntime call. The setting of torch is left unchanged.
+        cuda_graphs: let onnxruntime capture the first 8 shapes into CUDA graphs, separately for each thread; calls then
+            run one after another. A model that cannot be captured may break the CUDA context of the process, so try
+            `exporter check --cuda-graphs` first.
+        verify: the records that are required. `if-present`: every record in the folder must list the file and match
+            it; if there are none, the file is loaded. `required`: there must be a record. `signed`: there must be a
+            provenance with the file's hash, signed by `exporter sign --key` with the key that belongs to `public_key`.
         public_key: a PEM file, for `verify="signed"`.
 
     Raises:
-        ArtifactError: the file is missing or carries no contract; or it calls operators that nobody has registered
-            (torchvision's are found; load a library of your own with torch.ops.load_library first).
-        AlteredError: an ArtifactError: a record contradicts the file, does not know it or cannot be read; or nothing
-            vouches for it as `verify` asks.
-        ContractError: it was exported for another kind of device.
-        UsageError: `verify` and `public_key` contradict each other; `threads` is not 1 to 1024.
+        ArtifactError: the file is missing or has no contract, or it calls operators that are not registered
+            (torchvision's are loaded; load your own library with torch.ops.load_library first).
+        AlteredError: an ArtifactError: a record contradicts the file, does not list it or cannot be read, or the
+            records do not satisfy `verify`.
+        ContractError: the artifact was exported for another kind of device.
+        UsageError: `verify` and `public_key` contradict each other, or `threads` is not between 1 and 1024.
     """
     if threads is not None:
         SessionSettings(threads=threads).require_valid()
@@ -195,24 +198,25 @@ def open_artifact(
         machine_code.require(contract.build, file)
     loaded = _route(contract.target, file).load(file, options)
     if loaded.takes not in (None, len(contract.inputs)):
-        said = f"takes {loaded.takes} inputs, and its contract has {len(contract.inputs)}"
-        raise ArtifactError(f"{file} {said}", "export it again")
-    loaded.reset()  # whatever state the file holds
+        cause = f"takes {loaded.takes} inputs, but its contract has {len(contract.inputs)}"
+        raise ArtifactError(f"{file} {cause}", "export it again")
+    loaded.reset()  # the file may hold any state
     return Artifact(contract, loaded.run, where, loaded.reset)
 
 
 def _route(target: str, file: Path) -> routes.Target:
-    """The target that made an artifact. ArtifactError where there is none of that name."""
+    """Return the target that made an artifact. Raises ArtifactError if the target is unknown."""
     try:
         return routes.get(target)
     except UsageError as error:
-        raise ArtifactError(f"{file}: its contract is of no target that is here: {error}", error.remedy) from error
+        raise ArtifactError(f"{file}: the target in its contract is unknown: {error}", error.remedy) from error
 
 
 def _read_contract(file: Path, target: str, suffix: str) -> Contract:
-    """As the target reads it; where it is not known, as that one whose own it is of those whose artifacts end alike.
+    """Read the contract as its target does.
 
-    Where it is nobody's: what the first of them reads, or says is wrong; as a zip, where there is none.
+    If the target is unknown, try every target with the same suffix until one reads a contract of its own. If none does,
+    the first contract read or else the first error counts. If no target has the suffix, read the file as a zip.
     """
     if target:
         return _route(target, file).read_contract(file)
@@ -222,7 +226,7 @@ def _read_contract(file: Path, target: str, suffix: str) -> Contract:
             continue
         try:
             found = route.read_contract(file)
-        except Exception as error:  # another package's may raise anything
+        except Exception as error:  # a target from another package may raise anything
             first = first or error
         else:
             if found.target == name:

@@ -1,4 +1,4 @@
-"""`exporter.export`: a model in memory or by name to a bundle. Import it from `exporter`."""
+"""Export a model, in memory or by name, to a bundle. Import `export` from `exporter`."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from exporter.runs.request import Request
 
 @dataclass(frozen=True)
 class Bundle:
-    """Where the artifacts are, and what was found of them."""
+    """The directory with the artifacts, and the manifest with the results."""
 
     path: Path
     manifest: Manifest = field(repr=False)
 
     @property
     def failed(self) -> dict[str, str]:
-        """Why each variant failed that did, by its name. Empty when every one passed."""
+        """The reason of each failed variant, by its name. Empty if all variants passed."""
         return {variant.name: variant.reason for variant in self.manifest.variants if variant.status == "failed"}
 
 
 @dataclass(frozen=True)
 class ExportArguments(RunSettings, SourceSettings):
-    """What `export` takes."""
+    """The arguments of `export`."""
 
     model: torch.nn.Module | str
     inputs: Any = None
@@ -65,31 +65,31 @@ def _export(given: ExportArguments) -> Bundle:
     """Export a model to a bundle.
 
     Args:
-        model: a module in memory (it is exported in eval mode), or what the command line takes: a recipe's name,
+        model: a module in memory (it is exported in eval mode), or a name as on the command line: a recipe's name,
             `file.py:NAME`, `hf:ID[@REVISION]`, `torchvision:NAME`, `timm:NAME`, or a saved program (`.pt`, `.pt2`).
         inputs: for a module: a dict of tensors by argument name, a tuple or a tensor; or a function of sizes that
-            makes them (`def inputs(batch=1, sequence=14)`), without which no dimension can stay dynamic.
-        targets: a list, or its items between commas; a target may name its precision, as `trace@int8`.
-        precision: a list, or its items between commas, of what the other targets compute in: fp32, tf32, bf16, fp16,
-            int8.
+            returns them (`def inputs(batch=1, sequence=14)`). Only with a function can dimensions stay dynamic.
+        targets: a list or a comma-separated string. A target may set its precision, as in `trace@int8`.
+        precision: a list or a comma-separated string: the precisions of all other targets, out of fp32, tf32, bf16,
+            fp16, int8.
         device: `cpu`, `cuda` or `cuda:N`.
-        out: the bundle's directory; `artifacts/NAME` when None. Where a variant fails that passes in the bundle that
-            is there, that bundle stays, and the new one is written beside it: `Bundle.path` says where.
-        name: the model's name; the module's class in lower case when None.
-        sizes: for a module: the range of each size, `{"batch": (1, 64)}`, optionally with the step that sizes are
+        out: the bundle's directory, by default `artifacts/NAME`. If a variant fails that passes in the bundle that is
+            already there, that bundle stays, and the new one is written beside it. `Bundle.path` says where.
+        name: the model's name, by default the module's class in lower case.
+        sizes: for a module: the range of each size, `{"batch": (1, 64)}`, optionally with a step that sizes are
             multiples of, `{"height": (32, 512, 16)}`.
-        example_sizes: the example's sizes where they differ from the defaults of its inputs, `{"sequence": 128}`.
-        sweep: sizes to be timed, the example's first, `{"batch": (1, 8, 32)}`.
-        ranges: what the artifacts promise of a size, within the model's own range.
-        samples: for a module: real inputs in the form of `inputs`, or a function that returns them; the first 64 are
-            cases of the golden, and what int8 is calibrated with.
-        metric: for a module with samples: a function of the outputs by name and of the sample that they are for;
-            higher is better. Its mean is shown for eager and every variant, and held against `min_metric` and
+        example_sizes: sizes of the example that differ from the defaults of `inputs`, `{"sequence": 128}`.
+        sweep: sizes to time, the example's first, `{"batch": (1, 8, 32)}`.
+        ranges: the range of each size that the artifacts must support, within the model's own range.
+        samples: for a module: real inputs in the form of `inputs`, or a function that returns them. The first 64 are
+            used as cases of the golden and to calibrate int8.
+        metric: for a module with samples: a function of the outputs by name and the sample they belong to. Higher is
+            better. Its mean is reported for eager and every variant, and checked against `min_metric` and
             `max_metric_loss`.
         {settings}
 
     Returns:
-        Where the bundle is, and its manifest. A variant that fails raises nothing: see `Bundle.failed`.
+        The bundle's path and manifest. A failed variant raises no error: see `Bundle.failed`.
 
     Raises:
         UsageError: the request cannot be met; nothing was written.
@@ -121,7 +121,7 @@ P = ParamSpec("P")
 
 
 def _with_keywords(record: Callable[P, ExportArguments]) -> Callable[P, Bundle]:
-    """`_export`, called with the fields of its arguments."""
+    """Return `_export` with one parameter for each field of its arguments."""
     signature = inspect.signature(record)
 
     def export(*args: P.args, **kwargs: P.kwargs) -> Bundle:
@@ -129,7 +129,9 @@ def _with_keywords(record: Callable[P, ExportArguments]) -> Callable[P, Bundle]:
             name = min(unknown)
             close = difflib.get_close_matches(name, signature.parameters, n=1)
             hint = f"did you mean {close[0]}? " if close else ""
-            raise UsageError(f"export() takes no {name}", f"{hint}It takes {', '.join(signature.parameters)}")
+            raise UsageError(
+                f"export() has no argument {name}", f"{hint}Its arguments are {', '.join(signature.parameters)}"
+            )
         given: Any = {name: _text(name, value) for name, value in kwargs.items()}
         return _export(record(*args, **given))
 
@@ -146,7 +148,7 @@ _FILES = frozenset(setting.name for setting in settings(SourceSettings) if setti
 
 
 def _text(name: str, value: Any) -> Any:
-    """The value of an argument; where it is a file, its path as text, and "" for None."""
+    """Return an argument's value, with the path of a file as a string and "" for None."""
     return os.fspath(value or "") if name in _FILES and (value is None or isinstance(value, PathLike)) else value
 
 
@@ -158,53 +160,53 @@ def _source(given: ExportArguments, folder: Path) -> recipes.Source:
 
 
 def _refuse_contradictions(given: ExportArguments) -> None:
-    """UsageError for arguments that have no effect, or contradict each other."""
+    """Raise UsageError if arguments have no effect or contradict each other."""
     given.require_valid()
     given.require_consistent(given.weights)
     own = [name for name in ("inputs", "sizes", "samples", "metric") if getattr(given, name) is not None]
     if isinstance(given.model, str) and own:
-        remedy = f"leave out {' and '.join(own)}; a recipe has inputs(), sizes, samples() and metric()"
-        raise UsageError(f"{given.model} is a name, and {own[0]} is for a module in memory", remedy)
+        remedy = f"remove {' and '.join(own)}; a recipe has inputs(), sizes, samples() and metric()"
+        raise UsageError(f"{own[0]} applies only to a module in memory, and {given.model} is a name", remedy)
     if given.metric is not None and given.samples is None:
-        raise UsageError("metric has no samples to judge by", "give samples: real inputs, in the form of inputs")
+        raise UsageError("metric requires samples", "pass samples: real inputs, in the form of inputs")
     if empty := [size for size, values in given.sweep.items() if not values]:
         raise UsageError(f"sweep names no value of {empty[0]}", "give at least one, the example's first")
     if isinstance(given.model, str):
         return
     if given.task:
-        raise UsageError("task has no effect on a module", "leave it out: it is for hf:ID")
+        raise UsageError("task has no effect on a module", "remove it; it applies only to hf:ID models")
     if given.inputs_file:
-        raise UsageError("inputs_file has no effect on a module", "give inputs")
+        raise UsageError("inputs_file has no effect on a module", "pass inputs")
 
 
 def _listed(samples: Any) -> Any:
-    """Samples as they can be pickled: a function, or a list of the first that an iterable gives."""
+    """Return samples that can be pickled: a function, or a list of the first `MOST` of an iterable."""
     if samples is None or callable(samples):
         return samples
     if isinstance(samples, (torch.Tensor, Mapping, str)) or not isinstance(samples, Iterable):
-        raise UsageError(f"samples is {type(samples).__name__}", "give a list of inputs, or a function that gives them")
+        raise UsageError(f"samples is {type(samples).__name__}", "pass a list of inputs or a function returning one")
     return list(itertools.islice(samples, own_samples.MOST))
 
 
 def _name(model: torch.nn.Module) -> str:
-    """Its class in lower case; of TorchScript, the class that it was made from."""
+    """Return the model's class name in lower case; for TorchScript, that of the original class."""
     own = getattr(model, "original_name", "") if isinstance(model, torch.jit.ScriptModule) else ""
     return (own or type(model).__name__).lower()
 
 
 def _pickle(model: torch.nn.Module, own: dict[str, Any], folder: Path, name: str | None) -> recipes.Source:
-    """The module with what is given beside it, in a file for the processes that export it."""
+    """Pickle the module and its inputs, sizes, samples and metric to a file for the processes that export it."""
     import sys
 
-    from exporter.model import pickling  # classes and functions of a script travel by value
+    from exporter.model import pickling  # pickles classes and functions of a script by value
 
     if not isinstance(model, torch.nn.Module):
-        raise UsageError(f"model is {type(model).__name__}", "give a torch.nn.Module, a recipe's name or file.py:NAME")
+        raise UsageError(f"model is {type(model).__name__}", "pass a torch.nn.Module, a recipe's name or file.py:NAME")
     if own["inputs"] is None:
-        raise UsageError("inputs is missing", "give a dict of tensors, or a function of sizes that makes one")
+        raise UsageError("inputs is missing", "pass a dict of tensors, or a function of sizes that returns one")
     path = folder / "model.pt"
     try:
         pickling.save((model, own), path)
     except Exception as error:
-        raise UsageError(f"the model cannot be pickled: {error}", "give a recipe file instead: file.py:NAME") from error
+        raise UsageError(f"the model cannot be pickled: {error}", "pass a recipe file instead: file.py:NAME") from error
     return recipes.Source("memory", str(path), name or _name(model), search_path=tuple(sys.path))

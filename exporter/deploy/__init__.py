@@ -1,7 +1,7 @@
-"""What a bundle becomes where it is served: a folder that runs by itself, a model repository, a build context.
+"""Deploy a bundle: as a self-contained folder, as a model in a repository, or as a build context.
 
-Whatever is taken from the bundle is compared with its recorded hash first. A deployment is staged beside its place and
-swapped in; it holds a list of its files, so that the next one replaces it and nothing else.
+Every file taken from the bundle is first verified against its recorded hash. A deployment is staged beside its
+destination and then swapped in. It lists its own files, so that the next deployment replaces those and nothing else.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from exporter.core.records import EAGER, SCHEMA, ArtifactRecord, Manifest, Varia
 from exporter.report import summary
 
 MARK = "deployment.json"
-Refuse = Callable[[VariantRecord], str]  # why a destination cannot serve a variant; "" where it can
+Refuse = Callable[[VariantRecord], str]  # returns why a destination cannot serve a variant, or ""
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """What a folder was made of; its files by their path in it. `parity` is what the artifact kept there."""
+    """The origin and files of a deployment. Paths are relative to its folder; `parity` was measured in that folder."""
 
     kind: str
     model: str
@@ -40,14 +40,14 @@ class Deployment:
 
     @property
     def bytes(self) -> int:
-        """Size of all its files."""
+        """The total size of the files."""
         return sum(file.bytes for file in self.files)
 
 
 def choose(manifest: Manifest, name: str | None, refuse: Refuse) -> VariantRecord:
-    """The variant of this name, else the one that is recommended among those that can be served.
+    """Return the variant with this name, or without a name the recommended one among those that can be served.
 
-    UsageError, with the reason, where that is none.
+    Raises UsageError, with the reason, if there is none.
     """
     reasons = {v.name: _reason(v, refuse) for v in manifest.variants if v.name != EAGER}
     if name is not None:
@@ -61,9 +61,9 @@ def choose(manifest: Manifest, name: str | None, refuse: Refuse) -> VariantRecor
         return (ranked or fit)[0]
     if fit:
         names = ", ".join(v.name for v in fit)
-        raise UsageError("no timing tells which artifact to recommend here", f"choose a --variant: {names}")
-    said = "; ".join(f"{variant} {reason}" for variant, reason in reasons.items())
-    raise UsageError(f"no artifact can be served so: {said or 'the bundle has none'}", "export another target")
+        raise UsageError("there are no timings to choose an artifact by", f"choose a --variant: {names}")
+    causes = "; ".join(f"{variant} {reason}" for variant, reason in reasons.items())
+    raise UsageError(f"no artifact can be deployed here: {causes or 'the bundle has none'}", "export another target")
 
 
 def _reason(variant: VariantRecord, refuse: Refuse) -> str:
@@ -75,14 +75,14 @@ def _reason(variant: VariantRecord, refuse: Refuse) -> str:
 
 
 def take(place: Path, record: ArtifactRecord, to: Path) -> None:
-    """Copy a file of the bundle; ArtifactError when it is not the one that was recorded."""
+    """Copy a file of the bundle. Raises ArtifactError if it differs from its record."""
     layout.verify(place, record)
     to.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(place / record.path, to)
 
 
 def golden(place: Path, manifest: Manifest) -> ArtifactRecord:
-    """The record of the bundle's golden; ArtifactError when there is none."""
+    """Return the record of the bundle's golden. Raises ArtifactError if there is none."""
     if manifest.golden is None:
         raise ArtifactError(f"{place} has no golden: its run ended before making one", "export again")
     return manifest.golden.file
@@ -90,13 +90,13 @@ def golden(place: Path, manifest: Manifest) -> ArtifactRecord:
 
 @contextmanager
 def staged(out: Path, kind: str) -> Iterator[Path]:
-    """An empty folder to fill. BundleError where the place holds anything but a deployment of this kind."""
+    """Yield an empty folder to fill. Raises BundleError if `out` holds anything but a deployment of this kind."""
     with publishing.staged(out.absolute(), functools.partial(_refuse_foreign, kind=kind)) as root:
         yield root
 
 
 def publish(root: Path, out: Path, deployment: Deployment) -> Deployment:
-    """List what was staged and put it in its place; returns the deployment with its files."""
+    """List the staged files, swap the folder into place and return the deployment with its files."""
     out = out.absolute()
     files = tuple(replace(layout.record(root / name), path=name) for name in sorted(_files(root)))
     deployment = replace(deployment, files=files)
@@ -107,7 +107,7 @@ def publish(root: Path, out: Path, deployment: Deployment) -> Deployment:
 
 
 def read(place: Path) -> Deployment | None:
-    """The deployment in a folder; None where there is none, ArtifactError when its list is broken."""
+    """Return the deployment in a folder, or None. Raises ArtifactError if its record is invalid."""
     path = place / MARK
     return from_json(Deployment, path.read_bytes()) if path.is_file() else None
 
@@ -119,15 +119,15 @@ def _files(place: Path) -> set[str]:
 
 def _refuse_foreign(out: Path, kind: str) -> None:
     if out.is_symlink() or (out.exists() and not out.is_dir()):
-        raise BundleError(f"{out} is not a directory", "give another place")
+        raise BundleError(f"{out} is not a directory", "choose another directory")
     held = _files(out)
     if not held:
         return
     deployment = read(out)
     if deployment is None or deployment.kind != kind:
-        raise BundleError(f"{out} holds files, but no deployment for {kind}", "give an empty or a new directory")
+        raise BundleError(f"{out} holds files, but no deployment for {kind}", "choose an empty or new directory")
     if foreign := held - {MARK, *(file.path for file in deployment.files)}:
         raise BundleError(
             f"{out} holds {', '.join(sorted(foreign)[:3])}, which exporter did not write and would replace",
-            "move them, or give another place",
+            "move them, or choose another directory",
         )

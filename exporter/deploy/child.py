@@ -1,4 +1,4 @@
-"""A golden as other programs read it, written in a child: whoever reads the file itself needs torch."""
+"""Convert a golden for other programs. This runs in a child process, because reading a golden requires torch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from exporter.evidence import diagnosis, golden
 
 
 def warm_up(channel: socket.socket, golden_path: str, folder: str, one_row: bool) -> list[list[int]]:
-    """Write the example's inputs as raw bytes, each to a file of its number, one row of each on wish.
+    """Write each input of the example as raw bytes to a file named by its index, with `one_row` only its first row.
 
-    Returns their shapes, without the dimension of that row.
+    Returns the shapes, with `one_row` without the first dimension.
     """
     place = Path(folder)
     place.mkdir()
@@ -26,9 +26,10 @@ def warm_up(channel: socket.socket, golden_path: str, folder: str, one_row: bool
 
 
 def arrays(channel: socket.socket, golden_path: str, path: str, promised: Contract) -> list[tuple[str, int]]:
-    """Write what a contract allows of its golden as NumPy's `.npz`, CASE.KIND.INDEX by number; returns names, seeds.
+    """Write the golden's cases that a contract allows as a NumPy `.npz` and return their names and seeds.
 
-    Of a sequence of calls the first: later ones go on from what the artifact gave.
+    The keys are CASE.KIND.INDEX, where CASE and INDEX are numbers and KIND is inputs, eager or reference. Of a sequence
+    of calls only the first is written, because later calls depend on the artifact's own outputs.
     """
     found = golden.read(Path(golden_path)).of(promised.precision).cases
     cases = [case for case in found if not case.step and not diagnosis.outside(case.record.sizes, promised)]

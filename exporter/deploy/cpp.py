@@ -1,8 +1,8 @@
-"""A folder that runs an artifact without Python, and without anything of the machine that it lies on.
+"""Deploy an artifact as a self-contained folder that requires neither Python nor any library of the machine.
 
-It holds the runner, every library that the runner loads (the C library and its loader too), the artifact and the
-golden. It is started through the loader that it brings along (`ld.so --library-path`, ld.so(8)), so that nothing in it
-has to be patched and it may lie anywhere: in an empty chroot, or at the root of a container's image.
+The folder contains the runner, every library that the runner loads (including the C library and its loader), the
+artifact and the golden. The runner is started through the folder's own loader (`ld.so --library-path`, ld.so(8)), so no
+file is patched and the folder can be moved anywhere, such as to an empty chroot or the root of a container image.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from exporter.workers.session.client import NativeSession, Session
 KIND = "cpp"
 RUNNER = "/bin/exporter-run"
 TIMEOUT_S = 600.0
-FOUND = re.compile(r"(?:(\S+) => )?(/.+) \(0x[0-9a-f]+\)")  # a line of ldd's: what was asked for, and where it is
-# Libraries of operators name it, and it cannot be loaded without an interpreter: exporter-run has a stand-in.
+FOUND = re.compile(r"(?:(\S+) => )?(/.+) \(0x[0-9a-f]+\)")  # a line of ldd's output: the name asked for, and the path
+# Operator libraries link to it, but it cannot be loaded without an interpreter, so exporter-run has a stand-in.
 LEFT_OUT = "libtorch_python.so"
-README = """{model}, {variant}, as `exporter deploy cpp` left it: no Python is needed, nor anything of the machine.
+README = """{model}, {variant}, written by `exporter deploy cpp`. It requires neither Python nor any installed library.
 
     ./run verify {artifact}      replays golden.safetensors by the parity rule
     ./run bench {artifact}
     ./run run {artifact} --inputs in.safetensors --outputs out.safetensors
     ./run --help
 
-run is a script for /bin/sh. Without one, in an empty chroot or an image from scratch:
+run is a script for /bin/sh. If there is no shell, as in an empty chroot or an image from scratch:
 
     {command}
 
-Compiled packages (.pt2) are unpacked in $TMPDIR, else in /tmp: that is what tmp/ is for.
+Compiled packages (.pt2) are unpacked in $TMPDIR, or in /tmp by default, hence the folder tmp/.
 """
 SCRIPT = """#!/bin/sh
 here=$(dirname "$(readlink -f "$0")")
@@ -59,39 +59,39 @@ exec {command}
 
 @dataclass(frozen=True)
 class Start:
-    """How the runner is started; paths are those in the folder, from `/` on."""
+    """How to start the runner. Paths are absolute, with the folder as the root."""
 
     loader: str
     ops_libs: tuple[str, ...] = ()
 
     @property
     def program(self) -> list[str]:
-        """What comes before the arguments."""
+        """The command before its arguments."""
         return [self.loader, "--library-path", "/lib", RUNNER]
 
     def words(self, *arguments: str) -> list[str]:
-        """The command line where the folder is the root."""
+        """Return the command line for when the folder is the root."""
         return [*self.program, *arguments, *(word for file in self.ops_libs for word in ("--ops-lib", file))]
 
     def words_in(self, root: Path, *arguments: str) -> list[str]:
-        """The command line from outside."""
+        """Return the command line for when the folder is at `root`."""
         return [f"{root}{word}" if word.startswith("/") else word for word in self.words(*arguments)]
 
 
 def refuse(variant: VariantRecord) -> str:
-    """Why exporter-run cannot run the variant on a CPU without help."""
+    """Return why exporter-run in a self-contained folder cannot run the variant, or ""."""
     if not targets.is_native(variant.target):
         return "does not run in C++"
     if variant.contract and variant.contract.device != "cpu":
-        return "runs on a GPU, whose libraries come with its driver"
+        return "runs on a GPU, which requires the libraries of the installed driver"
     return ""
 
 
 def deploy(place: Path, manifest: Manifest, name: str | None, out: Path, ops_libs: Sequence[str] = ()) -> Deployment:
-    """Make the folder `out` of a bundle, and judge the artifact there by the golden.
+    """Deploy a variant of the bundle to the folder `out` and check the artifact there against the golden.
 
-    UsageError when no variant fits, ArtifactError when a file was altered or a library is missing, MissingDependency
-    without exporter-run or ldd, JobError when the folder does not stand alone or the artifact loses parity.
+    Raises UsageError if no variant fits, ArtifactError if a file was altered or a library is missing, MissingDependency
+    without exporter-run or ldd, and JobError if the folder is not self-contained or the artifact loses parity.
     """
     variant = chosen(manifest, name)
     with staged(out, KIND) as root:
@@ -100,21 +100,21 @@ def deploy(place: Path, manifest: Manifest, name: str | None, out: Path, ops_lib
 
 
 def chosen(manifest: Manifest, name: str | None) -> VariantRecord:
-    """The variant of this name, else the best one in C++."""
+    """Return the variant with this name, or without a name the one recommended for C++."""
     return choose(replace(manifest, goal=replace(manifest.goal, needs="cpp")), name, refuse)
 
 
 def fill(
     root: Path, place: Path, manifest: Manifest, variant: VariantRecord, ops_libs: Sequence[str]
 ) -> tuple[Start, Parity]:
-    """Put all that the runner needs into an empty folder, and judge the artifact there."""
+    """Copy everything that the runner needs to an empty folder and check the artifact there against the golden."""
     assert variant.artifact is not None
     assert variant.contract is not None
     for file in variant.files:
         take(place, file, root / file.path)
     _take_golden(place, golden(place, manifest), root / GOLDEN)
     sums = {file.path: file.sha256 for file in variant.files} | {GOLDEN: checksums.of(root / GOLDEN)}
-    (root / checksums.NAME).write_text(checksums.text(sums))  # which the runner insists on
+    (root / checksums.NAME).write_text(checksums.text(sums))  # the runner requires it
     libraries = _operators(variant.contract, ops_libs)
     start = Start(f"/lib/{_copy_programs(root, libraries)}", tuple(f"/lib/{file.name}" for file in libraries))
     (root / "tmp").mkdir()
@@ -129,7 +129,7 @@ def fill(
 
 
 def _take_golden(place: Path, recorded: ArtifactRecord, to: Path) -> None:
-    """Copy the golden, as the runner reads it."""
+    """Copy the golden in the format that the runner reads."""
     if recorded.path != PICKLED_GOLDEN:
         take(place, recorded, to)
         return
@@ -140,26 +140,26 @@ def _take_golden(place: Path, recorded: ArtifactRecord, to: Path) -> None:
 
 
 def _operators(contract: Contract, ops_libs: Sequence[str]) -> list[Path]:
-    """The user's libraries of operators, and those that are known for what the artifact calls."""
+    """Return the user's operator libraries and the known libraries of the operators that the artifact calls."""
     known = {namespace: custom_ops.library(namespace) for namespace in contract.ops}
     unknown = [namespace for namespace, file in known.items() if file is None]
     if unknown and not ops_libs:
         raise UsageError(
-            f"the artifact calls operators of {', '.join(unknown)}", "give the library that registers them: --ops-lib"
+            f"the artifact calls operators of {', '.join(unknown)}", "pass the library that registers them: --ops-lib"
         )
     return [*map(Path, ops_libs), *filter(None, known.values())]
 
 
 def _copy_programs(root: Path, libraries: list[Path]) -> str:
-    """The runner and what it loads; returns the name of the loader."""
+    """Copy the runner and the libraries that it loads, and return the name of the loader."""
     runner = environment.find_runner()
     if runner is None:
-        raise MissingDependency("exporter-run is not there", "make cpp, or name it in EXPORTER_RUN")
+        raise MissingDependency("exporter-run is not installed", "run `make cpp`, or set EXPORTER_RUN to its path")
     found = loaded_by(runner)
     torch = found["libc10.so"].parent if "libc10.so" in found else runner.parent
     for library in libraries:
         needed = {library.name: library, **loaded_by(library, torch)}
-        if (torch / "libtorch.so").is_file():  # what exporter-run opens first for libraries of a CUDA build
+        if (torch / "libtorch.so").is_file():  # exporter-run opens it before the libraries of a CUDA build
             needed |= {"libtorch.so": torch / "libtorch.so", **loaded_by(torch / "libtorch.so", torch)}
         found = needed | found
     found.pop(LEFT_OUT, None)
@@ -170,31 +170,31 @@ def _copy_programs(root: Path, libraries: list[Path]) -> str:
         shutil.copy(path, root / "lib" / name)
     loader = next((name for name in found if name.startswith("ld")), None)
     if loader is None:
-        raise UsageError(f"ldd names no loader for {runner}", "build exporter-run against glibc")
+        raise UsageError(f"ldd reports no loader for {runner}", "build exporter-run against glibc")
     return loader
 
 
 def loaded_by(program: Path, search: Path | None = None) -> dict[str, Path]:
-    """Files that the loader takes for a program or library, by the name that each is asked for (ldd(1)).
+    """Return the files that the loader loads for a program or library, by the name they are requested by (ldd(1)).
 
-    ArtifactError when one is not found.
+    Raises ArtifactError if one is not found.
     """
     ldd = shutil.which("ldd")
     if ldd is None:
-        raise MissingDependency("ldd is not there", "it comes with glibc (libc-bin)")
+        raise MissingDependency("ldd is not installed", "it comes with glibc (libc-bin)")
     variables = {**os.environ, "LC_ALL": "C", **({"LD_LIBRARY_PATH": str(search)} if search else {})}
     done = subprocess.run([ldd, str(program)], capture_output=True, text=True, env=variables, timeout=60, check=False)
     if done.returncode != 0:
         raise ArtifactError(f"{program} cannot be examined: {done.stderr.strip() or done.stdout.strip()}")
     missing = [line.split()[0] for line in done.stdout.splitlines() if line.endswith("not found")]
     if missing:
-        raise ArtifactError(f"{program} needs {', '.join(missing)}, which is not found", "make cpp")
+        raise ArtifactError(f"{program} needs {', '.join(missing)}, not found by ldd", "run `make cpp`")
     pairs = (match.groups() for match in map(FOUND.search, done.stdout.splitlines()) if match)
     return {name or Path(path).name: Path(path) for name, path in pairs}
 
 
 def _judge(root: Path, manifest: Manifest, variant: VariantRecord, start: Start) -> Parity:
-    """The golden replayed in the folder. JobError when parity is lost or anything came from outside the folder."""
+    """Replay the golden in the folder. Raises JobError if parity is lost or a file from elsewhere is loaded."""
     with tempfile.TemporaryDirectory(prefix="exporter-") as scratch:
         assert variant.artifact is not None
         words = start.words_in(root, "session", f"/{variant.artifact.path}", "--golden", f"/{GOLDEN}")
@@ -211,12 +211,12 @@ def _judge(root: Path, manifest: Manifest, variant: VariantRecord, start: Start)
     if record.status == "failed" or record.parity is None:
         raise JobError(f"{variant.name} does not run in its folder: {record.reason}", record.remedy)
     if outside:
-        raise JobError(f"the folder does not stand alone: {', '.join(outside)} came from outside", "report it")
+        raise JobError(f"the folder is not self-contained: it also loads {', '.join(outside)}", "report this as a bug")
     return replace(record.parity, parts=())
 
 
 def _mapped(pid: int) -> set[Path]:
-    """Files whose code a process has mapped (proc(5), maps)."""
+    """Return the files from which a process has mapped executable code (proc(5), maps)."""
     lines = (line.split(maxsplit=5) for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
     code = {fields[5] for fields in lines if len(fields) == 6 and "x" in fields[1]}
     return {Path(file) for file in code if file.startswith("/") and not file.startswith("/memfd:")}

@@ -1,7 +1,7 @@
-"""A build context for `docker build`: from scratch with the C++ runner, or Python's slim image with onnxruntime.
+"""Create a context for `docker build`: from scratch with the C++ runner, or Python's slim image with onnxruntime.
 
-Either image replays the golden while it is built, so that the build fails where parity is lost. Dockerfile reference:
-docs.docker.com/reference/dockerfile; a path in the exec form of RUN needs no shell.
+Both images replay the golden while they are built, so the build fails if parity is lost. Commands use the exec form of
+RUN, which needs no shell (docs.docker.com/reference/dockerfile).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from exporter.workers.children import Zygote
 KIND = "docker"
 NOBODY = "65534:65534"
 TIMEOUT_S = 600.0
-# exporter's modules that check.py needs.
+# The modules of exporter that check.py imports.
 RULE = (
     *(
         "__init__",
@@ -76,7 +76,7 @@ CMD ["python", "check.py"]
 def deploy(
     place: Path, manifest: Manifest, name: str | None, out: Path, runtime: str, ops_libs: Sequence[str] = ()
 ) -> Deployment:
-    """Make the context `out`. Raises as `cpp.deploy` does for the runtime cpp; UsageError when no variant fits."""
+    """Create the context `out`. Raises UsageError if no variant fits, and for the runtime cpp as `cpp.deploy` does."""
     variant = cpp.chosen(manifest, name) if runtime == "cpp" else choose(manifest, name, refuse)
     with staged(out, KIND) as root:
         if runtime == "cpp":
@@ -88,13 +88,13 @@ def deploy(
 
 
 def refuse(variant: VariantRecord) -> str:
-    """Why the image with onnxruntime cannot run the variant."""
+    """Return why the image with onnxruntime cannot run the variant, or ""."""
     if targets.facts(variant.target).runtime != "onnxruntime" or variant.contract is None:
-        return "is not for onnxruntime"
+        return "does not run in onnxruntime"
     if variant.contract.device != "cpu":
-        return "was exported for a GPU, which this image does not use"
+        return "was exported for a GPU, which this image does not support"
     lacking = sorted({spec.dtype for spec in (*variant.contract.inputs, *variant.contract.outputs)} - TYPES.keys())
-    return f"has tensors of {', '.join(lacking)}, which NumPy and onnxruntime do not share" if lacking else ""
+    return f"has tensors of {', '.join(lacking)}, unsupported by NumPy or onnxruntime" if lacking else ""
 
 
 def _from_scratch(
@@ -115,7 +115,7 @@ def _from_scratch(
 
 
 def _with_onnxruntime(root: Path, place: Path, manifest: Manifest, variant: VariantRecord) -> tuple[str, Parity]:
-    """The model, its golden without torch, and exporter's own rule; replayed here with the versions that are pinned."""
+    """Write the model, its golden as `.npz` and the parity rule, and replay the golden with the pinned versions."""
     model = root / "model"
     assert variant.artifact is not None
     assert variant.contract is not None
@@ -147,12 +147,12 @@ def _write_golden(model: Path, place: Path, manifest: Manifest, artifact: str, p
     arguments = {"path": str(model / "golden.npz"), "golden_path": str(place / recorded.path), "promised": promised}
     with Zygote() as zygote, tempfile.TemporaryDirectory(prefix="exporter-") as logs:
         cases = zygote.run("golden", "exporter.deploy.child:arrays", arguments, Path(logs) / "log", TIMEOUT_S)
-    told = {"model": artifact, "tolerance": asdict(tolerance), "cases": cases}
-    (model / "golden.json").write_text(json.dumps(told) + "\n")
+    config = {"model": artifact, "tolerance": asdict(tolerance), "cases": cases}
+    (model / "golden.json").write_text(json.dumps(config) + "\n")
 
 
 def replay(model: Path) -> Parity:
-    """What check.py finds here, as it will in the image. JobError where it fails."""
+    """Run check.py on this machine and return its parity. Raises JobError if it fails or parity is lost."""
     command = [sys.executable, "-B", "-E", "-s", str(model / "check.py")]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
@@ -167,5 +167,5 @@ def replay(model: Path) -> Parity:
 
 
 def about(manifest: Manifest, variant: VariantRecord) -> str:
-    """Model and variant on one line, whatever they are called."""
+    """Return the model and variant with escaped control characters, so that they fit on one line."""
     return json.dumps(f"{manifest.model.name}, {variant.name}")[1:-1]

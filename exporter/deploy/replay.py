@@ -1,7 +1,7 @@
-"""Replays a golden through onnxruntime, without torch: `check.py` of a context that `exporter deploy docker` makes.
+"""Replay a golden with onnxruntime, without torch: the check.py of a context made by `exporter deploy docker`.
 
-Beside it lie model.onnx, golden.npz (child.py), golden.json and, in exporter/, the parity rule. Exit code 1 when parity
-is lost.
+The context also contains the model, golden.npz (written by child.py), golden.json and, in exporter/, the parity rule.
+The exit code is 1 if parity is lost.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from exporter.evidence import parity
 
 
 def replay(place: Path) -> Parity:
-    """The verdict over every case."""
-    import onnxruntime  # after exporter, which turns its telemetry off
+    """Return the parity over all cases."""
+    import onnxruntime  # after exporter, whose import disables the telemetry
 
-    told = json.loads((place / "golden.json").read_text())
-    tolerance = Tolerance(**told["tolerance"])
-    session = onnxruntime.InferenceSession(place / told["model"], providers=["CPUExecutionProvider"])
+    config = json.loads((place / "golden.json").read_text())
+    tolerance = Tolerance(**config["tolerance"])
+    session = onnxruntime.InferenceSession(place / config["model"], providers=["CPUExecutionProvider"])
     names = [spec.name for spec in session.get_outputs()]
     cases = []
     with np.load(place / "golden.npz") as golden:
-        for number, (name, seed) in enumerate(told["cases"]):
+        for number, (name, seed) in enumerate(config["cases"]):
             given = {spec.name: golden[f"{number}.inputs.{i}"] for i, spec in enumerate(session.get_inputs())}
             outputs = []
             for i, got in enumerate(session.run(None, given)):

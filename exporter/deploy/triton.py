@@ -1,14 +1,14 @@
-"""A model in a Triton model repository: MODEL/config.pbtxt, MODEL/VERSION/model.*, and a warm-up from the golden.
+"""Deploy a model to a Triton model repository: MODEL/config.pbtxt, MODEL/VERSION/model.* and a warm-up from the golden.
 
-The configuration is Triton's own message, as tritonclient carries it (model_config.proto). What the backends take is
-said by their READMEs and Triton's user guide:
+The configuration is Triton's own protobuf message, from tritonclient (model_config.proto). Sources for what the
+backends support are their READMEs and Triton's user guide:
 
-- triton-inference-server/pytorch_backend: TorchScript is `pytorch_libtorch`; AOTInductor packages are `torch_aoti`,
-  from release 26.03 on as a beta without batches. Neither knows names of tensors: they are INPUT__0 and OUTPUT__0,
-  for packages from 26.05 on.
-- triton-inference-server/onnxruntime_backend: names are those of the graph; files beside model.onnx are found.
-- docs/user_guide/model_configuration.md: with max_batch_size the first dimension is left out of every shape; a shape
-  that is then empty is `dims: [1]` with an empty `reshape`.
+- triton-inference-server/pytorch_backend: the platform of TorchScript is `pytorch_libtorch`, that of AOTInductor
+  packages `torch_aoti`, which is a beta without batching, from release 26.03 on. Neither knows the names of tensors.
+  They are called INPUT__0 and OUTPUT__0, for packages from 26.05 on.
+- triton-inference-server/onnxruntime_backend: tensors have the names of the graph. Files beside model.onnx are found.
+- docs/user_guide/model_configuration.md: with max_batch_size, every shape omits the first dimension. A shape that is
+  then empty is written as `dims: [1]` with an empty `reshape`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from exporter.workers.children import Zygote
 
 KIND = "triton"
 CONFIG = "config.pbtxt"
-WARMUP = "warmup"  # Triton looks for the data of a warm-up in the folder of this name
-WARM_UPS = 3  # TorchScript specializes itself in its first runs
+WARMUP = "warmup"  # the folder in which Triton looks for warm-up data
+WARM_UPS = 3  # TorchScript specializes its code during the first runs
 TIMEOUT_S = 600.0
 BATCH = "batch"
 TYPES = {
@@ -45,39 +45,39 @@ TYPES = {
     "float16": "TYPE_FP16",
     "float32": "TYPE_FP32",
     "float64": "TYPE_FP64",
-}  # of those that Triton has, what both backends take
+}  # the types of Triton that both backends support
 
 
 def refuse(variant: VariantRecord) -> str:
-    """Why Triton cannot serve the variant."""
+    """Return why Triton cannot serve the variant, or ""."""
     backend, contract = targets.facts(variant.target).triton, variant.contract
     if backend is None or contract is None:
-        return "is of a kind that no backend of Triton's takes"
+        return "is of a kind that no Triton backend supports"
     if keeps_state(contract):
-        return "carries state from call to call, which all clients of a server would share (--state inputs has none)"
+        return "carries state from call to call, which all clients would share (export with --state inputs)"
     lacking = sorted({spec.dtype for spec in (*contract.inputs, *contract.outputs)} - TYPES.keys())
     if lacking:
-        return f"has tensors of {', '.join(lacking)}, which Triton's backends do not take"
+        return f"has tensors of {', '.join(lacking)}, unsupported by Triton's backends"
     if missing := sorted(set(contract.ops) - set(backend.operators)):
         return f"calls operators of {', '.join(missing)}, which Triton does not register"
     if not backend.entries and any(bounds.choices for bounds in contract.symbols.values()):
-        return "has an entry for each size, of which Triton opens none"
+        return "has an entry for each size, which Triton does not support"
     return ""
 
 
 def deploy(
     place: Path, manifest: Manifest, name: str | None, repository: Path, model: str | None = None, version: int = 1
 ) -> Deployment:
-    """Put an artifact of the bundle into a repository, as a version of a model; its other versions stay.
+    """Add an artifact of the bundle to a repository as a version of a model, and keep the model's other versions.
 
-    UsageError when no variant fits, when a model's name is none, or when other versions take other tensors;
-    ArtifactError when a file was altered, BundleError when the configuration was edited, MissingDependency without
-    tritonclient.
+    Raises UsageError if no variant fits, if the model's name is invalid or if its other versions have a different
+    configuration, ArtifactError if a file was altered, BundleError if the configuration was edited, and
+    MissingDependency without tritonclient.
     """
     variant = choose(manifest, name, refuse)
     model = model or manifest.model.name
     if not re.fullmatch(r"\w[\w.-]*", model):
-        raise UsageError(f"{model!r} is no name for a folder of the repository", "give another --name")
+        raise UsageError(f"{model!r} is not a valid name of a model folder", "choose another --name")
     out, backend = repository / model, targets.facts(variant.target).triton
     assert backend is not None
     assert variant.contract is not None
@@ -95,7 +95,7 @@ def deploy(
 
 
 def configuration(model: str, contract: Contract, backend: targets.TritonBackend) -> Any:
-    """Triton's ModelConfig: names, types and shapes from the contract, a batch where every tensor begins with one."""
+    """Return Triton's ModelConfig: names, types and shapes from the contract, and batching if `max_batch` allows it."""
     proto = _proto()
     batch = max_batch(contract) if backend.batches else 0
     made = proto.ModelConfig(name=model, backend=backend.name, platform=backend.platform, max_batch_size=batch)
@@ -118,7 +118,10 @@ def configuration(model: str, contract: Contract, backend: targets.TritonBackend
 
 
 def max_batch(contract: Contract) -> int:
-    """The largest batch that Triton may form; 0 where not every tensor begins with `batch`, or not every size goes."""
+    """Return the largest batch that Triton may form, or 0 without batching.
+
+    Batching requires `batch` as the first dimension of every tensor, and every size from 1 to its maximum.
+    """
     bounds = contract.symbols.get(BATCH)
     first = {spec.shape[:1] for spec in (*contract.inputs, *contract.outputs)}
     every = bounds is not None and bounds.min == bounds.multiple_of == 1 and not bounds.choices
@@ -126,7 +129,7 @@ def max_batch(contract: Contract) -> int:
 
 
 def _warm_up(config: Any, folder: Path, golden_file: Path) -> None:
-    """A sample of the golden's first inputs, for one row of a batch."""
+    """Add a warm-up sample from the inputs of the golden's first case, with one row if the model has batches."""
     arguments = {"golden_path": str(golden_file), "folder": str(folder), "one_row": config.max_batch_size > 0}
     with Zygote() as zygote, tempfile.TemporaryDirectory(prefix="exporter-") as logs:
         shapes = zygote.run("warm-up", "exporter.deploy.child:warm_up", arguments, Path(logs) / "log", TIMEOUT_S)
@@ -139,7 +142,7 @@ def _warm_up(config: Any, folder: Path, golden_file: Path) -> None:
 
 
 def _keep_others(out: Path, root: Path, version: int, config: Any) -> None:
-    """Link the model's other versions; UsageError when they take other tensors than this one."""
+    """Link the model's other versions. Raises UsageError if their configuration differs from this version's."""
     deployment = read(out)
     if deployment is None:
         return
@@ -147,20 +150,20 @@ def _keep_others(out: Path, root: Path, version: int, config: Any) -> None:
         for written in (file for file in deployment.files if file.path == CONFIG):
             layout.verify(out, written)
     except ArtifactError:
-        raise BundleError(f"{out / CONFIG} was edited since", "move the model away, or give another --name") from None
+        raise BundleError(f"{out / CONFIG} was edited", "move the model away, or choose another --name") from None
     others = [path for path in out.iterdir() if path.name.isdigit() and path.name != str(version)]
     if others and (differing := _differing(config, (out / CONFIG).read_text())):
         raise UsageError(
-            f"versions {', '.join(sorted(path.name for path in others))} of {out.name} have another {differing} in "
+            f"versions {', '.join(sorted(path.name for path in others))} of {out.name} have a different {differing} in "
             f"{CONFIG}, which all versions share",
-            "give another --name, or remove them",
+            "choose another --name, or remove them",
         )
     for other in others:
         shutil.copytree(other, root / other.name, copy_function=os.link)
 
 
 def _differing(config: Any, text: str) -> str:
-    """Which parts of a configuration are not as in the text."""
+    """Return the names of the fields of a configuration that differ from the text."""
     from google.protobuf import text_format
 
     before = text_format.Parse(text, _proto().ModelConfig())
@@ -170,7 +173,7 @@ def _differing(config: Any, text: str) -> str:
 
 
 def _text(config: Any, contract: Contract) -> str:
-    """config.pbtxt, which says first what tensors are called in the contract, and which steps Triton does not check."""
+    """Return config.pbtxt, with comments for the contract's tensor names and the steps that Triton does not check."""
     from google.protobuf import text_format
 
     pairs = zip((*config.input, *config.output), (*contract.inputs, *contract.outputs), strict=True)
@@ -180,7 +183,7 @@ def _text(config: Any, contract: Contract) -> str:
 
 
 def _proto() -> Any:
-    """Triton's messages; MissingDependency without them."""
+    """Import Triton's messages. Raises MissingDependency if they are not installed."""
     try:
         from tritonclient.grpc import model_config_pb2
     except (ImportError, RuntimeError) as error:  # RuntimeError: tritonclient without its extra

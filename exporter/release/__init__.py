@@ -1,5 +1,6 @@
-"""A release: what a TOML file asks for, made step by step, kept by content hash, held against its gates.
+"""Releases: export the models of a TOML file step by step, keep bundles by content hash and check them against gates.
 
-`file` reads, `plan` makes the steps, `state` knows which are finished, `executor` runs the others, `gates` judges, and
-`formats` and `junit` show. A step is plain data, so that an executor may run it elsewhere.
+`file` reads the file, `plan` makes the steps, `state` records which are finished, `executor` and `cluster` run the
+others, `gates` checks the results, and `formats` and `junit` render them. A step is plain data, so that an executor can
+run it elsewhere.
 """

@@ -1,11 +1,11 @@
-"""A Ray cluster as an executor: each step where there is room for it, what is timed alone on its node.
+"""Run the steps of a release on a Ray cluster. A step that is timed has a node to itself.
 
-A worker makes the bundle in a folder of its own and sends it packed, so that what arrives is held against the hashes
-that were recorded there, and then takes its place in one step. A step whose worker, node or bundle is lost is made
-again. Every node has its own installation of exporter, of the versions here, and the files that steps name, at the same
-paths; a node that has not is refused before anything is made.
+A worker builds the bundle in a temporary folder and sends it packed. The bundle is verified here against the hashes
+recorded on the node, and then moved into place atomically. A step whose worker, node or bundle is lost runs again.
+Every node needs its own installation of exporter, with the same versions as here, and the files that steps name, at the
+same paths. A cluster with a node that lacks any of these is refused before any step starts.
 
-One file, though long: what runs here and what runs on a node are two halves of one protocol.
+One file, though long: the code that runs here and the code that runs on a node implement one protocol.
 """
 
 from __future__ import annotations
@@ -33,34 +33,34 @@ from exporter.release import keys
 from exporter.release.executor import Outcome, Outcomes, perform
 from exporter.release.plan import Step
 
-LOCAL = "ray"  # as an address: the cluster of $RAY_ADDRESS, else this machine's, else a new one
-ATTEMPTS = 4  # at a step whose worker is lost
-REACH_S = 10.0  # for the head to answer
-POLL_S = 5.0  # between two looks at which nodes there are
-GRACE_S = 30.0  # for cancelled steps to tidy up, on nodes that are busy too
-LIMIT = 1 << 40  # bytes of a bundle
+LOCAL = "ray"  # an address: the cluster at $RAY_ADDRESS, else the one on this machine, else a new one
+ATTEMPTS = 4  # per step, when workers are lost
+REACH_S = 10.0  # timeout for connecting to the head
+POLL_S = 5.0  # interval between two polls of the list of nodes
+GRACE_S = 30.0  # time for cancelled steps to clean up, even on busy nodes
+LIMIT = 1 << 40  # maximum size of a bundle, in bytes
 ALIKE = "install the same versions on every node, and provide the same files at the same paths (a shared file system)"
 ADDRESS = "give the HOST:PORT that `ray start --head` shows, or ray://HOST:10001 from outside the cluster"
 LOST = "see Ray's logs; if memory ran out, set memory_limit_gb"
 DISK = "free some space on that node, or set another TMPDIR there"
-Node = dict[str, Any]  # as ray.nodes() tells of it
+Node = dict[str, Any]  # one item of ray.nodes()
 
 
 @dataclass(frozen=True)
 class Task:
-    """A step, with what it takes for granted wherever it is made. Plain data, which travels."""
+    """A step and what it requires of the node that runs it. Plain data, so it can be pickled."""
 
     step: Step
-    home: Path  # what relative paths count from
+    home: Path  # the base of relative paths
     versions: dict[str, str]
     files: dict[str, str]  # hashes, by path
 
 
 @dataclass(frozen=True)
 class Made:
-    """What comes back of a step: the outcome, or what is wrong with the node's disk; its bundle; if that passes.
+    """The result of a step: its outcome, or the error of the node's disk, and the packed bundle.
 
-    `packed` is an array of bytes, which the object store holds as it is.
+    `passes` says whether the bundle passes. `packed` is an array of bytes, which the object store holds without a copy.
     """
 
     outcome: Outcome | BundleError
@@ -70,10 +70,10 @@ class Made:
 
 @contextmanager
 def join(address: str, steps: Sequence[Step]) -> Iterator[Cluster]:
-    """The cluster at `LOCAL`, HOST:PORT or ray://HOST:PORT, once it is seen that these steps can be made there.
+    """Join the cluster at `LOCAL`, HOST:PORT or ray://HOST:PORT and check that it can run these steps.
 
-    MissingDependency without Ray. UsageError for a cluster that cannot be joined, that has no room for one of the
-    steps, or whose nodes are not alike.
+    Raises MissingDependency if Ray is not installed. Raises UsageError if the cluster cannot be joined, if no node has
+    the resources for one of the steps, or if the nodes differ.
     """
     with _joined(address) as ray:
         cluster = Cluster(ray)
@@ -83,13 +83,13 @@ def join(address: str, steps: Sequence[Step]) -> Iterator[Cluster]:
 
 @contextmanager
 def _joined(address: str) -> Iterator[Any]:
-    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # nodes have an installation of their own
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # every node has its own installation
     try:
         import ray
     except ImportError as error:
-        raise MissingDependency("--cluster needs Ray", "pip install 'exporter[ray]'") from error
-    handler = signal.getsignal(signal.SIGTERM)  # Ray sets another
-    with contextlib.redirect_stdout(sys.stderr):  # what Ray tells of its nodes is no part of a report
+        raise MissingDependency("--cluster requires Ray", "pip install 'exporter[ray]'") from error
+    handler = signal.getsignal(signal.SIGTERM)  # Ray replaces it
+    with contextlib.redirect_stdout(sys.stderr):  # stdout is for reports, not for Ray's messages
         try:
             _reach(address)
             where = None if address == LOCAL else address
@@ -105,7 +105,7 @@ def _joined(address: str) -> Iterator[Any]:
 
 
 def _reach(address: str) -> None:
-    """OSError or ValueError where nobody listens, which Ray finds out after minutes."""
+    """Raise OSError or ValueError if nothing listens at the address. Ray itself takes minutes to notice."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if address != LOCAL:
         socket.create_connection((host, int(port)), REACH_S).close()
@@ -115,15 +115,15 @@ class Cluster:
     """A cluster that this process has joined."""
 
     def __init__(self, ray: Any) -> None:
-        """`ray` is the module, which nothing imports that needs no cluster."""
+        """Take the module `ray`, which is imported only for a cluster."""
         self.ray = ray
 
     def require(self, steps: Sequence[Step]) -> None:
-        """UsageError for steps that no node has room for, and for nodes that have not what they take for granted."""
+        """Raise UsageError if no node has the resources for a step, or if a node lacks what the steps require."""
         nodes = self.nodes()
         for step in steps:
             if ":" in step.request.device:
-                raise UsageError(f"{step.name}: on a cluster, Ray chooses the GPU", 'write devices = ["cuda"]')
+                raise UsageError(f"{step.name}: on a cluster, Ray chooses the GPU", 'set devices = ["cuda"]')
             if not any(_fits(step, node) for node in nodes):
                 raise UsageError(*_no_room(step))
         tasks = [_task(step) for step in steps]
@@ -138,7 +138,7 @@ class Cluster:
             return [f"exporter does not run there: {source_lines.message(error)}"]
 
     def run(self, steps: Sequence[Step], listener: Listener) -> Outcomes:
-        """As `Executor.run`. What is not timed goes first."""
+        """Run the steps as `Executor.run` does. Steps that are not timed start first."""
         current = _Run(self, steps, listener)
         try:
             yield from current.outcomes()
@@ -146,11 +146,11 @@ class Cluster:
             current.cancel()
 
     def nodes(self) -> list[Node]:
-        """Those that can run something now."""
+        """Return the nodes that are alive and have a CPU."""
         return [node for node in self.ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
 
     def start(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """A reference to what the function will return, on a node that Ray chooses by the options."""
+        """Start the function on a node that Ray chooses by the options, and return a reference to its result."""
         return self.ray.remote(function).options(max_retries=0, **options).remote(*arguments)
 
 
@@ -160,8 +160,8 @@ class _Run:
     def __init__(self, cluster: Cluster, steps: Sequence[Step], listener: Listener) -> None:
         self.cluster, self.ray, self.listener = cluster, cluster.ray, listener
         self.waiting = sorted(steps, key=lambda step: step.request.bench)
-        self.running: dict[Any, tuple[Step, str]] = {}  # with the node that a step has for itself
-        self.tried = defaultdict[str, list[str]](list)  # such nodes of the workers that were lost, by step
+        self.running: dict[Any, tuple[Step, str]] = {}  # with the ID of the reserved node, or ""
+        self.tried = defaultdict[str, list[str]](list)  # by step: one node ID, or "", for each lost worker
 
     def outcomes(self) -> Outcomes:
         while self.waiting or self.running:
@@ -183,7 +183,7 @@ class _Run:
                     yield step, Outcome(None, f"its worker died {ATTEMPTS} times: {made}", LOST)
 
     def _begin(self, nodes: list[Node]) -> None:
-        """Queue what Ray may choose the node of, and what has a node for itself now."""
+        """Queue the steps that may run on any node, and the timed steps that a free node can be reserved for."""
         for step in list(self.waiting):
             tried, taken = self.tried[step.name], {node for _, node in self.running.values()}
             free = [node for node in nodes if _fits(step, node) and node["NodeID"] not in taken]
@@ -199,14 +199,14 @@ class _Run:
             self.listener.stage(step.name, "lost, queued again" if tried else "queued")
 
     def _ended(self, nodes: list[Node]) -> list[Any]:
-        """What has ended, after a while; whatever waits for a node that is gone is cancelled, and then ends too."""
+        """Wait up to POLL_S and return what has ended. Cancel the steps that no remaining node has resources for."""
         for ref, (step, _) in self.running.items():
             if not any(_fits(step, node) for node in nodes):
                 self.ray.cancel(ref)
         return list(self.ray.wait(list(self.running), timeout=POLL_S)[0]) if self.running else []
 
     def _made(self, ref: Any) -> Made | str:
-        """What came back; or how it was lost."""
+        """Return the result, or the reason why it was lost."""
         try:
             made: Made = self.ray.get(ref)
         except self.ray.exceptions.RayTaskError:
@@ -216,7 +216,7 @@ class _Run:
         return made
 
     def cancel(self) -> None:
-        """End what still runs; what does not end soon ends with its worker, once the cluster is left."""
+        """Cancel the running steps. A step that outlasts GRACE_S ends with its worker when Ray shuts down."""
         for ref in self.running:
             self.ray.cancel(ref)
         if self.running:
@@ -224,7 +224,7 @@ class _Run:
 
 
 def _needs(step: Step) -> dict[str, Any]:
-    """What Ray is to keep for a step."""
+    """Return the options that reserve a step's resources in Ray."""
     request = step.request
     return {
         "num_cpus": request.threads,
@@ -235,7 +235,7 @@ def _needs(step: Step) -> dict[str, Any]:
 
 
 def _fits(step: Step, node: Node) -> bool:
-    """Whether a node has enough for a step when nothing else is there."""
+    """Return whether an idle node has the resources for a step."""
     needs, has = _needs(step), node["Resources"]
     names = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
     return all(has.get(name, 0) >= (needs[option] or 0) for name, option in names.items())
@@ -261,18 +261,18 @@ def _task(step: Step) -> Task:
 
 
 def lacking(tasks: Sequence[Task]) -> list[str]:
-    """What tasks take for granted and is not so on this node, in words."""
+    """Return a message for each version or file that the tasks require and that differs on this node."""
     problems: list[str] = []
     for task in tasks:
         here = keys.versions(task.step.request)
         names = sorted(name for name in task.versions | here if task.versions.get(name) != here.get(name))
         problems += [f"{name} {here.get(name, 'none')}, not {task.versions.get(name, 'none')}" for name in names]
         with _at_home(task):
-            problems += _unlike(task)
+            problems += _differing_files(task)
     return list(dict.fromkeys(problems))
 
 
-def _unlike(task: Task) -> list[str]:
+def _differing_files(task: Task) -> list[str]:
     try:
         files = keys.files(task.step.request)
     except OSError as error:
@@ -286,11 +286,11 @@ def _at_home(task: Task) -> contextlib.chdir[Path]:
 
 
 def make(task: Task) -> Made:
-    """On a node: the step's bundle, made in a folder that goes away, and packed."""
+    """On a node: run the step in a temporary folder and return its bundle, packed."""
     if problems := lacking([task]):
         return Made(Outcome(None, f"{platform.node()}: {'; '.join(problems)}", ALIKE))
     try:
-        with _wakeful(), tempfile.TemporaryDirectory(prefix="exporter-") as folder, _at_home(task):
+        with _interruptible(), tempfile.TemporaryDirectory(prefix="exporter-") as folder, _at_home(task):
             return _make(task.step, Path(folder))
     except BundleError as error:
         return Made(BundleError(f"{platform.node()}: {error}", DISK))
@@ -300,8 +300,8 @@ def make(task: Task) -> Made:
 
 
 @contextmanager
-def _wakeful() -> Iterator[None]:
-    """Let who waits in a system call hear once a second of Ray's cancelling, which sends no signal but sets a flag."""
+def _interruptible() -> Iterator[None]:
+    """Interrupt system calls once a second: Ray cancels by setting a flag, which a blocking call would not notice."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGALRM, lambda *_: None)
     signal.setitimer(signal.ITIMER_REAL, 1, 1)
@@ -322,7 +322,7 @@ def _make(step: Step, folder: Path) -> Made:
 
 
 def _arrive(step: Step, made: Made) -> Outcome:
-    """Put what came in its place. BundleError for a disk, there or here."""
+    """Move the received bundle into place. Raises BundleError if a disk fails, on the node or here."""
     if isinstance(made.outcome, BundleError):
         raise made.outcome
     if made.packed is None:

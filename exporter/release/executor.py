@@ -1,4 +1,4 @@
-"""Who runs the steps. An executor takes steps and gives outcomes as they come; both are plain data and may travel."""
+"""Run the steps of a release. An executor takes steps and yields outcomes; both can be pickled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from exporter.workers.children import Zygotes
 
 @dataclass(frozen=True)
 class Outcome:
-    """Where a step's bundle is; or, where there is none, why."""
+    """Where a step's bundle is, or why there is none."""
 
     place: Path | None = None
     reason: str = ""
@@ -33,19 +33,20 @@ Outcomes = Generator[tuple[Step, Outcome], None, None]
 
 
 class Executor(Protocol):
-    """Runs steps, in any order, wherever `perform` can."""
+    """Runs steps with `perform`, in any order and in any process."""
 
     def run(self, steps: Sequence[Step], listener: Listener) -> Outcomes:
-        """Each step with its outcome, as it ends. Closing the generator ends what still runs."""
+        """Yield each step with its outcome as it ends. Closing the generator stops the steps that still run."""
         ...
 
 
 def perform(
     step: Step, listener: Listener | None = None, place: Path | None = None, zygotes: Zygotes | None = None
 ) -> Outcome:
-    """Make a step's bundle, at `place` for who moves it from there, in jobs that are forked from `zygotes`.
+    """Export a step's bundle, in jobs forked from `zygotes`, and return the outcome.
 
-    What is wrong with this step alone is its outcome; BundleError for the disk.
+    The bundle is written at `place` if the caller moves it from there. The outcome holds any failure of this step.
+    Raises BundleError if the disk fails.
     """
     try:
         _, made = pipeline.run(step.request, listener, place, zygotes)
@@ -58,12 +59,12 @@ def perform(
 
 @dataclass(frozen=True)
 class Local:
-    """This machine: what is timed one step after the other; what is not, `jobs` steps side by side before that."""
+    """Runs steps on this machine: first those that are not timed, `jobs` at once, then the timed ones in sequence."""
 
     jobs: int = 1
 
     def run(self, steps: Sequence[Step], listener: Listener) -> Outcomes:
-        """As `Executor.run`."""
+        """Run the steps as `Executor.run` does."""
         together = [step for step in steps if self.jobs > 1 and not step.request.bench]
         if together:
             yield from _side_by_side(together, self.jobs)
@@ -73,7 +74,7 @@ class Local:
                     yield step, perform(step, _Named(step, listener), zygotes=zygotes)
 
 
-_OF_WORKER = Zygotes()  # of each worker of the pool; they end with it
+_OF_WORKER = Zygotes()  # each worker of the pool has its own, which ends with the worker
 
 
 def _side_by_side(steps: Sequence[Step], jobs: int) -> Outcomes:
@@ -96,12 +97,12 @@ def _perform_in_worker(step: Step) -> Outcome:
 def _outcome(done: Future[Outcome]) -> Outcome:
     try:
         return done.result()
-    except BrokenProcessPool:  # it takes along what ran beside it
+    except BrokenProcessPool:  # one killed worker ends every step in the pool
         return Outcome(None, "a worker process was killed", "memory may have run out: use --resume with fewer --jobs")
 
 
 def _end_with_parent() -> None:
-    """Let a worker end with the process that started it, however that ends: its step's lock is then free."""
+    """End this worker when its parent ends, for whatever reason, so that the lock of its step is released."""
 
     def watch() -> None:
         parent = multiprocessing.parent_process()
@@ -114,11 +115,11 @@ def _end_with_parent() -> None:
 
 @dataclass
 class _Named(Listener):
-    """Tells of a step under its name."""
+    """Reports the stages of a step under the step's name."""
 
     step: Step
     listener: Listener
 
     def stage(self, variant: str, stage: str) -> None:
-        """A step has come to a stage."""
+        """Report that the step has reached a stage."""
         self.listener.stage(self.step.name, stage)

@@ -1,4 +1,4 @@
-"""The release file: TOML, held against its JSON Schema. Whatever is wrong with it is said with its line and its key."""
+"""Read the release file, TOML with a JSON Schema. Every error is reported with its line and key."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from typing import Any
 from exporter import targets
 from exporter.core.errors import UsageError
 
-Place = tuple[str | int, ...]  # of a value: keys, and indices in arrays
+Place = tuple[str | int, ...]  # the path to a value: keys, and indices in arrays
 _TABLE = re.compile(r"\s*(\[\[?)([^\[\]]+)\]")
 _KEY = re.compile(r"""\s*([\w-]+(?:\s*\.\s*[\w-]+)*|"[^"]*"|'[^']*')\s*=""")
 
 
 class ReleaseFileError(UsageError):
-    """What is wrong with a release file: (line, text) for each thing."""
+    """The problems of a release file, each as (line, text)."""
 
     def __init__(self, file: Path, problems: Sequence[tuple[int, str]], remedy: str = "") -> None:
         super().__init__("\n".join(f"{file}:{line}: {text}" for line, text in problems), remedy)
@@ -33,31 +33,31 @@ class ReleaseFileError(UsageError):
 
 @dataclass(frozen=True)
 class ReleaseFile:
-    """What a release file holds, and on which line each key is."""
+    """The contents of a release file and the line of each key."""
 
     path: Path
     data: dict[str, Any]
     lines: dict[Place, int]
 
     def line(self, place: Place) -> int:
-        """The line of a key, or of the nearest table around it."""
+        """Return the line of a key, or of the nearest table around it."""
         while place and place not in self.lines:
             place = place[:-1]
         return self.lines.get(place, 1)
 
     def error(self, place: Place, cause: str, remedy: str = "") -> UsageError:
-        """`release.toml:12: models[0].targets: cause`."""
+        """Return the error `release.toml:12: models[0].targets: cause`."""
         return ReleaseFileError(self.path, [(self.line(place), _keyed(place, cause))], remedy)
 
     def located(self, place: Place, text: str) -> str:
-        """The text after its line and its key."""
+        """Return the text, prefixed with the file, the line and the key."""
         return f"{self.path}:{self.line(place)}: {_keyed(place, text)}"
 
 
 def read(path: Path, named: Path | None = None) -> ReleaseFile:
-    """The file, once it is what the schema says; `named` is how errors call it.
+    """Read the file and check it against the schema. Errors use the path `named` for the file.
 
-    UsageError with all that is wrong, a line for each.
+    Raises UsageError with all problems, one a line.
     """
     named = named or path
     try:
@@ -72,7 +72,7 @@ def read(path: Path, named: Path | None = None) -> ReleaseFile:
         number = int(line[1]) if line else len(text.splitlines())
         raise ReleaseFileError(named, [(number, what)], "it is not valid TOML (https://toml.io)") from error
     except RecursionError as error:
-        raise UsageError(f"{named}: too deeply nested", "no key is nested more than four levels deep") from error
+        raise UsageError(f"{named}: too deeply nested", "no valid key is more than four levels deep") from error
     found = ReleaseFile(named, data, _lines(text))
     if problems := sorted(set(_problems(found)), key=lambda problem: found.line(problem[0])):
         raise ReleaseFileError(named, [(found.line(place), _keyed(place, problem)) for place, problem in problems])
@@ -80,13 +80,13 @@ def read(path: Path, named: Path | None = None) -> ReleaseFile:
 
 
 def _keyed(place: Place, text: str) -> str:
-    """`models[0].targets: text`."""
+    """Return `models[0].targets: text`."""
     keys = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in place).removeprefix(".")
     return f"{keys}: {text}" if keys else text
 
 
 def template() -> str:
-    """A release file with comments, to begin with."""
+    """Return a commented release file to start from."""
     return importlib.resources.files(__package__).joinpath("template.toml").read_text(encoding="utf-8")
 
 
@@ -96,7 +96,7 @@ def _problems(file: ReleaseFile) -> Iterator[tuple[Place, str]]:
     from exporter.release import schema
 
     form, usual = schema.make(), jsonschema.Draft202012Validator
-    whole = usual.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)  # 2.0 is one of JSON, not here
+    whole = usual.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)  # JSON accepts 2.0
     strict: Any = jsonschema.validators.extend(usual, type_checker=whole)  # type: ignore[no-untyped-call]
     for error in strict(form).iter_errors(file.data):
         place = tuple(error.absolute_path)
@@ -124,7 +124,7 @@ def _not_finite(value: Any, place: Place) -> Iterator[tuple[Place, float]]:
 
 
 def _unknown_targets(table: Any, place: Place) -> Iterator[tuple[Place, str]]:
-    """Said with all else that is wrong, not only once that is mended."""
+    """Yield unknown targets here, so that they are reported together with the violations of the schema."""
     named = table.get("targets") if isinstance(table, dict) else None
     for name in named if isinstance(named, list) else ():
         if not isinstance(name, str) or not name.strip():
@@ -136,9 +136,9 @@ def _unknown_targets(table: Any, place: Place) -> Iterator[tuple[Place, str]]:
 
 
 def _lines(text: str) -> dict[Place, int]:
-    """The line of each table and of each key at the start of a line."""
+    """Return the line of each table and of each key at the start of a line."""
     lines: dict[Place, int] = {}
-    counts: dict[Place, int] = {}  # of the tables in each array of tables
+    counts: dict[Place, int] = {}  # number of tables in each array of tables
     table: Place = ()
     for number, line in enumerate(text.splitlines(), 1):
         if header := _TABLE.match(line):
@@ -158,5 +158,5 @@ def _lines(text: str) -> dict[Place, int]:
 
 
 def _parts(name: str) -> list[str]:
-    """The parts of a dotted key."""
+    """Split a dotted key into its parts."""
     return [name.strip(" \"'")] if name.strip()[0] in "\"'" else [part.strip() for part in name.split(".")]

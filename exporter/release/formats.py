@@ -1,4 +1,4 @@
-"""What became of a release, as a table, JSON, Markdown for a job summary, or GitHub's annotations."""
+"""Render the result of a release as a table, JSON, Markdown for a job summary, or GitHub annotations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEADINGS = ("step", "parity", "p99", "vs eager", "size", "C++", "gates")
 
 
 def render(rows: Sequence[Row], form: str, file: Path, out: Path) -> str:
-    """The rows in one of FORMS, with a newline at the end; `file` is the release file as it was named."""
+    """Render the rows in one of FORMS, with a newline at the end. `file` is the release file, as the user wrote it."""
     if form == "json":
         return to_json(rows, file, out)
     if form == "md":
@@ -31,7 +31,7 @@ def render(rows: Sequence[Row], form: str, file: Path, out: Path) -> str:
 
 
 def plan(steps: Sequence[Step], kept: set[str], out: Path) -> str:
-    """What would be done, as a table."""
+    """Return a table of what a run would do."""
     from exporter.report import console
 
     lines = [(step.name, "keep" if step.name in kept else "make", _wanted(step)) for step in steps]
@@ -40,7 +40,7 @@ def plan(steps: Sequence[Step], kept: set[str], out: Path) -> str:
 
 
 def table(rows: Sequence[Row], out: Path) -> str:
-    """A table that the terminal holds, then a line for each failure."""
+    """Return a table that fits the terminal, followed by a line for each failure."""
     from exporter.report import console
 
     text = console.table(HEADINGS, [_cells(row) for row in rows])
@@ -50,7 +50,7 @@ def table(rows: Sequence[Row], out: Path) -> str:
 
 
 def markdown(rows: Sequence[Row], file: Path) -> str:
-    """A heading, the table, and a line for each failure."""
+    """Return a heading, the table, and a line for each failure."""
     lines = [f"### {report.escape(file.name)}: {'passed' if all(row.passed for row in rows) else 'FAILED'}", ""]
     lines += report.table(HEADINGS, [_cells(row) for row in rows])
     lines += [f"- **{report.escape(row.step.name)}**: {report.escape(line)}" for row in rows for line in _failures(row)]
@@ -58,7 +58,7 @@ def markdown(rows: Sequence[Row], file: Path) -> str:
 
 
 def to_json(rows: Sequence[Row], file: Path, out: Path) -> str:
-    """All that is known of each step."""
+    """Return everything known about each step, as JSON."""
     found = {
         "schema": SCHEMA,
         "file": str(file),
@@ -70,14 +70,14 @@ def to_json(rows: Sequence[Row], file: Path, out: Path) -> str:
 
 
 def annotated(error: UsageError, file: Path) -> str:
-    """A workflow command of GitHub Actions for each line of what is wrong with the release file, at its line there."""
+    """Return a GitHub Actions workflow command for each problem of the release file, at the problem's line."""
     found = error.problems if isinstance(error, ReleaseFileError) else ((1, str(error)),)
     place = _property(str(file))
     return "".join(f"::error file={place},line={line}::{_data(_advised(text, error.remedy))}\n" for line, text in found)
 
 
 def _annotations(rows: Sequence[Row], file: Path) -> str:
-    """A workflow command of GitHub Actions for each failure, at the line of its gate or of its model."""
+    """Return a GitHub Actions workflow command for each failure, at the line of its gate or model."""
     lines = []
     for row in rows:
         found = [(row.step.line, "failed", line) for line in ([_reason(row)] if row.reason else [])]
@@ -134,7 +134,7 @@ def _summary(rows: Sequence[Row]) -> str:
 
 
 def _wanted(step: Step) -> str:
-    """The gates that are set: `parity rounding, max_mb 5`."""
+    """List the gates that are set: `parity rounding, max_mb 5`."""
     gates = {name: value for name, value in vars(step.gates).items() if value and name != "over"}
     over = "" if step.gates.min_speedup is None else f" over {step.gates.over}"
     words = {name: name for name, value in gates.items() if value is True}
@@ -143,10 +143,10 @@ def _wanted(step: Step) -> str:
 
 
 def _data(text: str) -> str:
-    """As a workflow command's message is written: actions/toolkit, packages/core/src/command.ts."""
+    """Escape the message of a workflow command, as actions/toolkit does in packages/core/src/command.ts."""
     return source_lines.printable(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def _property(text: str) -> str:
-    """As a workflow command's property is written."""
+    """Escape a property of a workflow command."""
     return _data(text).replace(":", "%3A").replace(",", "%2C")

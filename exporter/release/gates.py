@@ -1,4 +1,4 @@
-"""What was measured of a variant, held against its gates. Pure functions."""
+"""Check the measurements of a variant against its gates. All functions are pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from exporter.report.rows import number, size_of
 
 @dataclass(frozen=True)
 class Measurements:
-    """What gates look at. Latencies are of the session in which the variant is fastest; in C++ where it must run there.
+    """The values that gates check. Latencies are from the fastest session, or the C++ one if the gate `cpp` is set.
 
-    `speedup` is over eager, timed beside it in the same run, with its 95% interval.
+    `speedup` is relative to eager, timed in the same run, and `speedup_ci95` is its 95% interval.
     """
 
     parity: str = ""
@@ -27,13 +27,13 @@ class Measurements:
     bytes: int = 0
     cpp: bool = False
     metric: float | None = None
-    metric_loss: float | None = None  # against eager's
-    propagates: bool | None = None  # NaN and infinity, where eager does
+    metric_loss: float | None = None  # eager's metric minus the variant's
+    propagates: bool | None = None  # whether NaN and infinity reach the outputs wherever they do in eager
 
 
 @dataclass(frozen=True)
 class Check:
-    """One gate: what it allows, what was measured, both also in a sentence."""
+    """The result of one gate: its limit, the measured value, and a text that contains both."""
 
     gate: str
     limit: str | float | bool
@@ -43,7 +43,7 @@ class Check:
 
 
 def measure(record: VariantRecord, cpp: bool = False, metric: MetricRecord | None = None) -> Measurements:
-    """What gates look at of a variant; with `cpp`, of its C++ session alone. `metric` is eager's."""
+    """Return the values that gates check, with `cpp` from the C++ session only. `metric` is eager's."""
     loss = metric.eager - record.metric if metric is not None and record.metric is not None else None
     session, timing = _fastest(record, cpp)
     lost = record.parity.unpropagated if record.parity else None
@@ -67,10 +67,10 @@ def _fastest(record: VariantRecord, cpp: bool) -> tuple[str, Timing | None]:
 
 
 def check(gates: Gates, found: Measurements, over: Measurements | None = None) -> tuple[Check, ...]:
-    """Every gate that is set; `over` is the variant that `gates.over` names.
+    """Check every gate that is set. `over` holds the measurements of the variant `gates.over`.
 
-    The speed-up over another variant is the ratio of both over eager, each measured beside eager: its lower end is the
-    lower end of the one by the upper end of the other. What was not measured does not pass.
+    The speed-up over another variant is the ratio of the two speed-ups over eager. The lower end of its interval is the
+    lower end for this variant divided by the upper end for the other. A gate without a measured value fails.
     """
     checks = []
     if gates.parity:
@@ -96,7 +96,7 @@ def check(gates: Gates, found: Measurements, over: Measurements | None = None) -
         checks.append(_check("max_mb", gates.max_mb, found.bytes / 1e6, kept, f"at most {gates.max_mb:g} MB"))
     if gates.cpp:
         runs = " and ".join(targets.native_suffixes())
-        wanted = f"it must run in C++ (exporter-run, which `make cpp` builds, runs {runs})"
+        wanted = f"it must run in C++ (`make cpp` builds exporter-run, which supports {runs})"
         checks.append(_check("cpp", True, found.cpp, found.cpp, wanted))
     if gates.min_metric is not None:
         kept = found.metric is not None and found.metric >= gates.min_metric
@@ -109,21 +109,21 @@ def check(gates: Gates, found: Measurements, over: Measurements | None = None) -
 
 
 def _speedup(found: Measurements, over: Measurements | None) -> float | None:
-    """The lower end of the speed-up over eager, or over another variant."""
+    """Return the lower end of the interval of the speed-up over eager, or over another variant."""
     if found.speedup_ci95 is None or over is None:
         return found.speedup_ci95[0] if found.speedup_ci95 else None
     return found.speedup_ci95[0] / over.speedup_ci95[1] if over.speedup_ci95 else None
 
 
 def _check(gate: str, limit: str | float | bool, measured: str | float | bool | None, kept: bool, wanted: str) -> Check:
-    return Check(gate, limit, measured, kept, f"{_said(gate, measured)}, {wanted}")
+    return Check(gate, limit, measured, kept, f"{_text(gate, measured)}, {wanted}")
 
 
-def _said(gate: str, measured: str | float | bool | None) -> str:
+def _text(gate: str, measured: str | float | bool | None) -> str:
     if measured is None:
         return "not measured"
     if gate == "propagate_nan":
-        return "propagates them" if measured else "loses them"
+        return "all propagate" if measured else "some are lost"
     if isinstance(measured, bool):
         return "runs in C++" if measured else "does not run in C++"
     if isinstance(measured, str):

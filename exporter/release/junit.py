@@ -1,4 +1,4 @@
-"""What became of a release as JUnit XML, which every CI shows: a suite a model, a case a step and one for each gate."""
+"""Write the result of a release as JUnit XML, with a suite for each model and a case for each step and gate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def write(rows: Sequence[Row], path: Path) -> None:
-    """Write the file. UsageError where it cannot be written."""
+    """Write the file. Raises UsageError if it cannot be written."""
     report = JUnitXml("exporter release")
     for model, found in groupby(sorted(rows, key=_model), _model):
         suite = TestSuite(model)
@@ -28,7 +28,7 @@ def write(rows: Sequence[Row], path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         filesystem.write_atomic(path, report.tostring().decode(), new=filesystem.own_new(path))
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}", "give another --junit") from error
+        raise UsageError(f"cannot write {path}: {error.strerror}", "choose another --junit") from error
 
 
 def _model(row: Row) -> str:

@@ -1,9 +1,9 @@
-"""The key of a step: a hash over all that its bundle depends on. A step whose key is as it was need not be made again.
+"""Compute the key of a step: a hash of everything that its bundle depends on. A step with an unchanged key is skipped.
 
-That is the recipe's code (the file and the modules beside it or in its package that it imports), files of weights and
-inputs, the options, the versions of Python, exporter and libraries, exporter-run, and the machine. Where files lie does
-not count, but for hf:FOLDER; nor do gates, which are judged anew each time. What a hub changes behind a name is not
-seen: pin it, hf:ID@REVISION.
+The hash covers the recipe's code (the file and the modules that it imports from its folder or package), the files of
+weights and inputs, the options, the versions of Python, exporter and the libraries, exporter-run, and the machine. It
+does not cover the paths of files, except for hf:FOLDER, or the gates, which are evaluated on every run. It cannot
+detect that a hub changes the model behind a name: pin the revision with hf:ID@REVISION.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from exporter.core.settings import SizeSettings
 from exporter.model.recipes import Source
 from exporter.runs.request import Request
 
-LIBRARIES = ("timm",)  # that the manifest does not name
+LIBRARIES = ("timm",)  # those that the manifest does not list
 
 
 def key(request: Request) -> str:
-    """The hash, in hex. UsageError for a file that may not be read."""
+    """Return the hash, in hex. Raises UsageError if the permissions of a file forbid reading it."""
     source = request.source
     facts = {
         "request": {s.name: getattr(request, s.name) for s in settings(request) if s.option.effect},
@@ -48,24 +48,24 @@ def key(request: Request) -> str:
 
 
 def _named(source: Source) -> tuple[str, str, str]:
-    """What names the model beside the files: which library it is of counts, where a file lies does not."""
+    """Return what identifies the model besides its files: its library counts, the path of a file does not."""
     library = source.place if source.kind == "source" else ""
     return source.kind, library, "" if library == "saved" else source.attribute
 
 
 def files(request: Request) -> dict[str, str]:
-    """The hash of each file whose content counts, by its path.
+    """Return the hash of each file that the step depends on, by path.
 
-    OSError for one that is not there, UsageError for one that may not be read.
+    Raises OSError if a file is missing, and UsageError if its permissions forbid reading it.
     """
     found = (path for paths in _files(request) for path in paths)
     return {str(path): _hash(path) for path in found}
 
 
 def versions(request: Request) -> dict[str, str]:
-    """What counts of the environment, but for the machine: the versions of Python, exporter and libraries.
+    """Return the versions of Python, exporter and the libraries, by name.
 
-    Among these are the distributions that the request's targets require, and those that ship the targets.
+    The libraries include the distributions that the request's targets require, and those that ship the targets.
     """
     used = _targets(request)
     names = {"python", "exporter", *environment.DISTRIBUTIONS, *_libraries(used)}
@@ -85,12 +85,12 @@ def _hash(path: Path) -> str:
 
 @functools.cache
 def _digest(path: Path, changed: int) -> str:
-    """A file's hash; `changed` is for the cache."""
+    """Return a file's hash. `changed` is part of the cache key only."""
     return checksums.of(path)
 
 
 def _files(request: Request) -> Iterator[list[Path]]:
-    """Files whose content counts, by what they are for."""
+    """Yield the files that the step depends on, one list for each purpose."""
     source = request.source
     yield _model_files(source)
     yield provenance.shards(Path(source.checkpoint)) if source.checkpoint else []
@@ -101,32 +101,32 @@ def _files(request: Request) -> Iterator[list[Path]]:
 
 
 def _model_files(source: Source) -> list[Path]:
-    """The recipe's code, the saved program, or the model's folder."""
+    """Return the recipe's code, the saved program, or the files in the model's folder."""
     if source.kind == "source" and source.place == "saved":
         return [Path(source.attribute)]
     if source.kind == "source":
         folder = Path(source.attribute).expanduser()
         return sorted(file for file in folder.rglob("*") if file.is_file()) if source.place == "hf" else []
     file = provenance.module_file(source.place) if source.kind == "name" else source.place
-    return _code(Path(file)) if file else []  # the step says what is wrong with a module that is nowhere
+    return _code(Path(file)) if file else []  # the step reports a missing module
 
 
 class _Finder(ModuleFinder):
-    """Follows imports in one folder and in its package; what else lies in `top`, beside the package, is of others."""
+    """Follows imports within one folder and its package, and ignores what else is in `top`, the package's parent."""
 
     def __init__(self, folder: Path, top: Path) -> None:
         super().__init__([str(folder)])
         self.package, self.top = folder.relative_to(top).parts[:1], str(top)
 
     def find_module(self, name: str, path: Any, parent: Any = None) -> Any:
-        """As ModuleFinder's."""
+        """Find the package itself in `top`, and anything else as ModuleFinder does."""
         if path is None and (name,) == self.package:
             path = [self.top]
         return super().find_module(name, path, parent)
 
 
 def _code(path: Path) -> list[Path]:
-    """A Python file and the modules in its folder or its package that it imports, and they; nothing is run."""
+    """Return a Python file and all modules of its folder or package that it imports, directly or not. Runs nothing."""
     top = path.parent
     while (top / "__init__.py").is_file():
         top = top.parent
@@ -137,7 +137,7 @@ def _code(path: Path) -> list[Path]:
             finder.import_hook(".".join((*packages, path.stem)))
         else:
             finder.run_script(str(path))
-    except Exception:  # it does not compile, as the step will say
+    except Exception:  # the file does not compile; the step reports it
         return [path]
     found = (getattr(module, "__file__", None) for module in finder.modules.values())
     return sorted({path, *map(Path, filter(None, found))})
@@ -145,11 +145,11 @@ def _code(path: Path) -> list[Path]:
 
 @functools.cache
 def _environment(used: tuple[str, ...]) -> dict[str, str]:
-    """Of what the manifest says of the environment with these targets, that which bears on the outcome."""
+    """Return those facts about the environment that can affect the outcome with these targets."""
     found = environment.describe(_libraries(used)) | {"exporter": __version__}
     return {name: fact for name, fact in found.items() if name not in ("os", "cpus", "exporter-run")}
 
 
 def _libraries(used: tuple[str, ...]) -> tuple[str, ...]:
-    """Distributions that may bear on what these targets make."""
+    """Return the distributions that can affect the artifacts of these targets."""
     return (*LIBRARIES, *targets.distributions(used, optional=True))

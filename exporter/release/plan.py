@@ -1,4 +1,4 @@
-"""From the release file to its steps. Nothing here runs anything."""
+"""Turn the release file into steps, without running any."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ OUT = "artifacts/release"
 
 @dataclass(frozen=True)
 class Gates:
-    """What a variant must keep. `over` is eager, or another variant of the same model, device and sizes."""
+    """The limits that a variant must meet. `over` is eager, or another variant of the same model, device and sizes."""
 
     parity: Literal["", "exact", "rounding", "drift", "quantized"] = option(
         "", "The worst verdict allowed: exact < rounding < drift < quantized."
     )
     propagate_nan: bool = option(
-        False, "Whether NaN and infinity must be propagated wherever eager propagates them; a note says where not."
+        False, "Whether NaN and infinity must be propagated wherever eager does; a note lists the exceptions."
     )
     max_p99_ms: float | None = option(None, "Upper limit of the 99th percentile of the latency, in ms.", above=0)
     min_speedup: float | None = option(
@@ -49,36 +49,36 @@ class Gates:
         None, "Upper limit of the size of all files of the variant, in MB (10^6 bytes).", above=0
     )
     min_metric: float | None = option(None, "Lower limit of the recipe's metric.")
-    max_metric_loss: float | None = option(None, "How far the recipe's metric may be below eager's.", minimum=0)
+    max_metric_loss: float | None = option(None, "Upper limit of eager's metric minus the variant's.", minimum=0)
     cpp: bool = option(
-        False, "Whether the artifact must run in C++, by exporter-run; its latency is then measured there."
+        False, "Whether the artifact must run in C++ with exporter-run; its latency is then measured there."
     )
 
 
 @dataclass(frozen=True)
 class Step:
-    """One variant's bundle: what is made, kept and made again on its own. Plain data, which may travel."""
+    """One variant's bundle, the unit of running, keeping and resuming. Plain data, so it can be pickled."""
 
     name: str  # MODEL/DEVICE[/SIZES]/VARIANT
     request: Request
     gates: Gates = field(default_factory=Gates)
-    line: int = 1  # of its model in the release file
+    line: int = 1  # the model's line in the release file
     gate_lines: dict[str, int] = field(default_factory=dict)
 
     @property
     def variant(self) -> targets.Variant:
-        """The one variant that it makes."""
+        """The only variant of the step."""
         return self.request.variants[0]
 
     def beside(self, variant: str) -> str:
-        """The name of another variant's step, of the same model, device and sizes."""
+        """Return the name of another variant's step, for the same model, device and sizes."""
         return f"{self.name.removesuffix(self.variant.name)}{variant}"
 
 
 def make(file: ReleaseFile, out: Path) -> tuple[list[Step], list[str]]:
-    """Every step into `out`, in the file's order, and warnings. UsageError for what cannot be done as asked.
+    """Return all steps, in the file's order, with bundles in `out`, and warnings.
 
-    Paths in the file count from the current directory.
+    Paths in the file are relative to the current directory. Raises UsageError if a setting cannot be honoured.
     """
     steps: dict[str, Step] = {}
     warnings: list[str] = []
@@ -86,7 +86,7 @@ def make(file: ReleaseFile, out: Path) -> tuple[list[Step], list[str]]:
         model = _Model(file, index)
         for step in model.steps(out):
             if step.name in steps:
-                remedy = "give one of the models another name, or other targets"
+                remedy = "give one of the models a different name or different targets"
                 raise model.error("model", f"{step.name} is already defined by line {steps[step.name].line}", remedy)
             steps[step.name] = step
         warnings += [file.located(model.place("targets"), text) for text in model.left_out()]
@@ -104,7 +104,7 @@ def _require_baseline(file: ReleaseFile, step: Step, steps: dict[str, Step]) -> 
 
 
 class _Model:
-    """One table of `models`, with the settings that it takes from the top."""
+    """One table of `models`, with the settings that it inherits from the top level."""
 
     def __init__(self, file: ReleaseFile, index: int) -> None:
         self.file, self.index = file, index
@@ -115,22 +115,22 @@ class _Model:
         self.precisions = tuple(dict.fromkeys(self.all.get("precisions", (FP32,))))
 
     def place(self, *keys: str) -> Place:
-        """Where a setting comes from: the model's table, or the top."""
+        """Return where a setting is written: in the model's table or at the top level."""
         found: Any = self.own
         for key in keys:
             found = found.get(key) if isinstance(found, dict) else None
         return keys if found is None and keys[0] in self.file.data else ("models", self.index, *keys)
 
     def error(self, key: str, cause: str, remedy: str = "") -> UsageError:
-        """An error of one of its settings."""
+        """Return an error with the place of one of the model's settings."""
         return self.file.error(self.place(key), cause, remedy)
 
     def left_out(self) -> tuple[str, ...]:
-        """Targets that do not come in a precision, in words."""
+        """Return a message for each target that does not support one of the precisions."""
         return targets.left_out(self.targets, self.precisions)
 
     def steps(self, out: Path) -> Iterator[Step]:
-        """Its steps."""
+        """Yield the model's steps: one for each device, sizes and variant."""
         source = self._source()
         variants = self._or_error("targets", targets.parse, self.targets, self.precisions)
         lines = {key: self.file.line(self.place("gates", key)) for key in vars(self.gates)}
@@ -150,7 +150,7 @@ class _Model:
             yield Step(name, request, gates, self.file.line(("models", self.index)), lines)
 
     def _or_error(self, key: str, function: Any, *arguments: Any) -> Any:
-        """What the function gives; its UsageError with the line of the setting."""
+        """Call the function and add the setting's line to a UsageError."""
         try:
             return function(*arguments)
         except UsageError as error:
@@ -162,7 +162,7 @@ class _Model:
                 raise self.error(setting.key, f"there is no file {self.own[setting.key]}", "check the path")
         about = SourceSettings(**_settings(SourceSettings, self.own))
         if about.checkpoint and self.all.get("weights") == "pretrained":
-            raise self.error("checkpoint", 'it and weights = "pretrained" are two sources of weights', "give one")
+            raise self.error("checkpoint", 'weights = "pretrained" is also set', "remove one of them")
         self._or_error("allow_partial", about.require_consistent)
         inputs = str(Path(about.inputs_file).absolute()) if about.inputs_file else ""
         found = self._or_error("model", recipes.find, self.own["model"], inputs, about.task)
@@ -191,14 +191,14 @@ class _Model:
                 for name, (low, high, *step) in self.all.get("ranges", {}).items()
             },
             command=shlex.join(("exporter", "release", str(self.file.path))),
-            asked=_anywhere(source) or self.own["model"],
+            asked=_absolute_name(source) or self.own["model"],
             least_runs=0 if self.gates.max_p99_ms is None else runs_for(99),
             **asked | {"portable": targets.is_portable(variant) and asked.get("portable", False)},
         )
 
 
 def _settings(record: type, table: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a record that a table gives; files by their absolute paths."""
+    """Return the settings of a record that a table sets, with absolute paths of files."""
     found: dict[str, Any] = {}
     for setting in settings(record):
         if setting.key in table:
@@ -209,8 +209,8 @@ def _settings(record: type, table: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _anywhere(source: recipes.Source) -> str:
-    """The model as it may be asked for in any directory; "" where it is as it was written."""
+def _absolute_name(source: recipes.Source) -> str:
+    """Return the model's name with an absolute path, valid in any directory, or "" if it needs no rewriting."""
     if source.kind == "file":
         return f"{source.place}:{source.attribute}"
     if source.kind != "source":

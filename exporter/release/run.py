@@ -1,4 +1,4 @@
-"""A release made: the steps that need it, one record of each, and what became of every gate."""
+"""Run a release: run the steps that are not finished, record them and check their gates."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from exporter.release.state import Journal
 
 @dataclass(frozen=True)
 class Row:
-    """What became of a step: where its bundle is, what was measured, which gates it keeps; or why it failed."""
+    """The result of a step: its bundle, the measurements and the checks of its gates, or the reason why it failed."""
 
     step: Step
     place: Path | None = None
-    kept: bool = False  # from an earlier run
+    kept: bool = False  # whether the bundle is from an earlier run
     reason: str = ""
     remedy: str = ""
     measured: Measurements = field(default_factory=Measurements)
@@ -36,22 +36,22 @@ class Row:
 
     @property
     def passed(self) -> bool:
-        """Whether its variant passed, and every gate."""
+        """Whether the variant and all its gates passed."""
         return not self.reason and all(one.passed for one in self.checks)
 
 
 def kept(steps: Sequence[Step], out: Path) -> set[str]:
-    """Names of the steps that a resumed release into `out` would not make again."""
+    """Return the names of the steps that a resumed release into `out` would skip."""
     return set(_finished(Journal(out), steps, _keys(steps)))
 
 
 def run(
     steps: Sequence[Step], chosen: Sequence[Step], out: Path, resume: bool, executor: Executor, listener: Listener
 ) -> list[Row]:
-    """Make the chosen ones of a release's steps; with `resume`, those of them that are not finished. A row for each.
+    """Run the chosen steps of a release, with `resume` only those that are not finished, and return a row for each.
 
-    A step that fails is a row. BundleError when the directory is in use, or cannot be written to: what was finished
-    stays, and so does the last bundle of every step that was not.
+    The row of a failed step holds the reason. Raises BundleError if the directory is in use or cannot be written to.
+    Finished steps are then kept, and every other step keeps its last bundle.
     """
     with _opened(out) as state:
         found = _keys(steps)
@@ -70,7 +70,7 @@ def run(
                     if outcome.place:
                         done[step.name] = layout.read_manifest(outcome.place)
                     record = _record(step, done.get(step.name), outcome)
-                    if record.status == "passed" and _is_still(step, found[step.name]):
+                    if record.status == "passed" and _is_unchanged(step, found[step.name]):
                         state.keep(step, found[step.name])
                     listener.done(replace(record, name=step.name))
         except BaseException:
@@ -83,12 +83,12 @@ def run(
 
 
 def _held(step: Step) -> Path:
-    """Where the bundle in a step's place is kept until the gates of the next one have been judged."""
+    """Return the path where a step's last bundle is held until the gates of the new one have been checked."""
     return step.request.out.with_name(f".{step.request.out.name}.last")
 
 
 def _hold(step: Step) -> None:
-    """Keep the bundle in the step's place, by links to its files; one that a killed release has kept stays."""
+    """Hold the bundle that is in the step's place, by hard links. One that a killed release held takes precedence."""
     place, held = step.request.out, _held(step)
     if held.exists() and not place.exists():
         held.rename(place)
@@ -97,7 +97,7 @@ def _hold(step: Step) -> None:
 
 
 def _is_held_twice(step: Step) -> bool:
-    """Whether what is kept is what stands in the step's place."""
+    """Return whether the held bundle is the one in the step's place."""
     place, held = step.request.out / layout.MANIFEST, _held(step) / layout.MANIFEST
     return place.is_file() and held.is_file() and place.read_bytes() == held.read_bytes()
 
@@ -105,12 +105,12 @@ def _is_held_twice(step: Step) -> bool:
 def _link(source: str, to: str) -> None:
     try:
         os.link(source, to)
-    except OSError:  # the file system has no links
+    except OSError:  # the file system does not support hard links
         shutil.copy2(source, to)
 
 
 def _settled(state: Journal, row: Row) -> Row:
-    """The row, once its bundle is where it belongs: one that keeps no gate gives way to what was in its place."""
+    """Remove the held bundle, or put it back in place of one that failed its gates, and return the row."""
     place, held = row.step.request.out, _held(row.step)
     if not held.exists():
         return row
@@ -129,7 +129,7 @@ def _settled(state: Journal, row: Row) -> Row:
 
 @contextmanager
 def _opened(out: Path) -> Iterator[Journal]:
-    """The state of the release in a directory that nobody else writes to meanwhile."""
+    """Lock the directory against other releases and yield its journal."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         with filesystem.locked(out / ".lock", out):
@@ -145,8 +145,8 @@ def _keys(steps: Sequence[Step]) -> dict[str, str]:
     return {step.name: keys.key(step.request) for step in steps}
 
 
-def _is_still(step: Step, key: str) -> bool:
-    """Whether what the step is made of is what it was when the release began, which may be hours ago."""
+def _is_unchanged(step: Step, key: str) -> bool:
+    """Return whether the step's key is still the one computed when the release began, perhaps hours ago."""
     try:
         return keys.key(step.request) == key
     except (ExporterError, OSError):
@@ -159,7 +159,7 @@ def _finished(state: Journal, steps: Sequence[Step], found: dict[str, str]) -> d
 
 
 def _record(step: Step, manifest: Manifest | None, outcome: Outcome | None = None) -> VariantRecord:
-    """The step's variant; a failed one where there is no bundle."""
+    """Return the record of the step's variant, or a failed record if there is no bundle."""
     variant = step.variant
     if manifest is not None:
         return next(record for record in manifest.variants if record.name == variant.name)

@@ -1,6 +1,6 @@
-"""The JSON Schema of a release file, made from the settings of a run and from the gates.
+"""Build the JSON Schema of a release file from the settings of a run and the gates.
 
-`python -m exporter.release.schema` prints `schema.json` beside this file, which is for editors.
+`python -m exporter.release.schema` prints it. The copy beside this file, `schema.json`, is for editors.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _SIZE = {"type": "integer", "minimum": 1}
 
 
 def make() -> dict[str, Any]:
-    """The schema."""
+    """Return the schema."""
     models = {
         "type": "array",
         "minItems": 1,
-        "description": "One table for each model; a model may have several, if its targets have different gates.",
+        "description": "One table for each model; a model may have several if its targets have different gates.",
         "items": {
             "type": "object",
             "$ref": "#/$defs/settings",
@@ -36,9 +36,9 @@ def make() -> dict[str, Any]:
     return {
         "$schema": json_schema.DIALECT,
         "title": "release.toml",
-        "description": "What `exporter release` makes: models in every combination of targets, precisions, devices and "
-        "sizes, with gates. "
-        "Settings at the top apply to every model; those of a model override them, gate by gate for the gates.",
+        "description": "What `exporter release` exports: models in every combination of targets, precisions, devices "
+        "and sizes, with gates. "
+        "Settings at the top level apply to every model. A model's own settings and gates override them one by one.",
         "type": "object",
         "$ref": "#/$defs/settings",
         "properties": {"out": out, "models": models},
@@ -76,13 +76,13 @@ _STEPS: dict[str, Any] = {
         "type": "array",
         "items": _TEXT,
         "minItems": 1,
-        "description": "As --targets: trace, script, compile, onnx, export; trace@int8. The first four by default.",
+        "description": "As for --targets: trace, script, compile, onnx, export; trace@int8. The first four by default.",
     },
     "precisions": {
         "type": "array",
         "items": {"enum": list(PRECISIONS)},
         "minItems": 1,
-        "description": "Precision of each target that names none; fp32 by default.",
+        "description": "Precisions of each target that is given without one; fp32 by default.",
     },
     "devices": {
         "type": "array",
@@ -104,7 +104,7 @@ _STEPS: dict[str, Any] = {
     "ranges": {
         "type": "object",
         "additionalProperties": {"type": "array", "items": _SIZE, "minItems": 2, "maxItems": 3},
-        "description": "The range that the artifacts promise for a size: [min, max], or [min, max, step] for multiples "
+        "description": "The range of a size that the artifacts support: [min, max], or [min, max, step] for multiples "
         "of step.",
     },
 }

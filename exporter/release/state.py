@@ -1,4 +1,4 @@
-"""Which steps of a release are finished: `release.json`, rewritten in one step, with the key of each."""
+"""Record the finished steps of a release, with their keys, in `release.json`, which is replaced atomically."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAME = "release.json"
 
 @dataclass(frozen=True)
 class Finished:
-    """A finished step: the hash of what it depends on, and of its bundle's manifest."""
+    """A finished step: its key (see `keys`) and the hash of its bundle's manifest."""
 
     key: str
     manifest: str
@@ -26,7 +26,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Record:
-    """What the file holds."""
+    """The content of `release.json`."""
 
     steps: dict[str, Finished]
     schema: int = SCHEMA
@@ -36,7 +36,7 @@ class Journal:
     """The finished steps of the release in a directory."""
 
     def __init__(self, out: Path) -> None:
-        """ArtifactError for a file that cannot be read."""
+        """Read `release.json` if it exists. Raises ArtifactError if it cannot be read."""
         self._path = out / NAME
         self._record = Record({})
         if self._path.exists():
@@ -49,7 +49,7 @@ class Journal:
                 raise ArtifactError(f"{self._path}: {error}", remedy) from error
 
     def finished(self, step: Step, key: str) -> Manifest | None:
-        """The manifest of a step that need not be made again: its key holds, and so does each hash of its bundle."""
+        """Return the manifest of a step if its key is unchanged and its bundle matches every hash, else None."""
         known = self._record.steps.get(step.name)
         place = step.request.out
         if known is None or known.key != key:
@@ -62,12 +62,12 @@ class Journal:
             return None
 
     def keep(self, step: Step, key: str) -> None:
-        """Record a step whose bundle is in its place, with the key that it had when it began."""
+        """Record a step whose bundle is in place, with the key computed before it ran."""
         manifest = checksums.of(step.request.out / layout.MANIFEST)
         self._write(self._record.steps | {step.name: Finished(key, manifest)})
 
     def forget(self, steps: Iterable[Step]) -> None:
-        """These are to be made again."""
+        """Remove these steps from the record, so that they run again."""
         names = {step.name for step in steps}
         self._write({name: step for name, step in self._record.steps.items() if name not in names})
 

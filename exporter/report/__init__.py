@@ -1,4 +1,4 @@
-"""Reports: the manifest, and nothing else, as a table, JSON or Markdown; with every sample, as HTML."""
+"""Render reports: the manifest alone as a table, JSON or Markdown, or with every timing sample as HTML."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from exporter.core.records import Manifest
 
 
 def render(manifest: Manifest, form: str, place: Path | None = None) -> str:
-    """The manifest as a table, json or md, with a newline at the end."""
+    """Render the manifest as a table, json or md, with a newline at the end."""
     if form == "json":
         return to_json(manifest) + "\n"
     if form == "md":
@@ -24,9 +24,9 @@ def render(manifest: Manifest, form: str, place: Path | None = None) -> str:
 
 
 def render_all(found: Sequence[tuple[Manifest, Path]], form: str) -> str:
-    """Bundles, each with its place: html on one page, table and md one after the other.
+    """Render bundles, given as manifests and places. html is one page; tables and md follow one another.
 
-    UsageError for the json of several: it is the manifest itself.
+    Raises UsageError for the json of several bundles, because json prints one manifest.
     """
     if form == "html":
         from exporter.report import html

@@ -1,4 +1,4 @@
-"""The report of `exporter compare`: a line for each variant and session, what breaks callers, which gates hold."""
+"""Render the report of `exporter compare`: a line for each variant and session, contract changes, and the verdict."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HEADINGS = ("variant", "session", "contract", "parity", "size", "latency", "new 
 
 
 def render(comparison: Comparison, form: str) -> str:
-    """The comparison as a table, json or md, with a newline at the end."""
+    """Render the comparison as a table, json or md, with a newline at the end."""
     if form == "json":
         return to_json(comparison) + "\n"
     lines = [line for pair in comparison.pairs for line in _lines(pair)]

@@ -1,4 +1,4 @@
-"""The table on a terminal."""
+"""Render the report as text for a terminal."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ STYLES = {
     "FAIL": "bold red",
     "-": "",
 }
-WORDS = {"session", "parity", "contract", "gates", ""}  # columns, but the first, that are not of numbers
+WORDS = {"session", "parity", "contract", "gates", ""}  # columns of text, in addition to the first
 PLAIN_WIDTH = 120
-WIDE = 100  # columns of a terminal that has room for all
-NARROW = ("min…max", "runs")  # left out on others
+WIDE = 100  # the width of a terminal that fits all columns
+NARROW = ("min…max", "runs")  # columns hidden on narrower terminals
 
 
 def render(manifest: Manifest, place: Path | None = None) -> str:
-    """The whole report as text, in colour where stdout is a terminal."""
+    """Render the whole report as text, in colour if stdout is a terminal."""
     console = _console()
     console.print()
     for line in rows.heading(manifest):
@@ -46,7 +46,7 @@ def render(manifest: Manifest, place: Path | None = None) -> str:
     for variant in rows.failures(manifest):
         console.print(f"[red]{escape(variant.name)}[/] failed at {escape(variant.stage)}: {escape(variant.reason)}")
         aside = rows.rejected(variant)
-        for label, text in (("remedy", variant.remedy), ("again", variant.reproduce), ("rejected", aside)):
+        for label, text in (("remedy", variant.remedy), ("reproduce", variant.reproduce), ("rejected", aside)):
             if text:
                 console.print(f"  {label}: {escape(text)}", style="dim", soft_wrap=True)
     for variant in manifest.variants:
@@ -67,7 +67,7 @@ def render(manifest: Manifest, place: Path | None = None) -> str:
 
 
 def page(title: str, headings: tuple[str, ...], lines: list[tuple[str, ...]], remarks: list[str], verdict: str) -> str:
-    """A table between its title and what is to be said of it."""
+    """Render a title, a table, remarks and a verdict."""
     console = _console()
     console.print()
     console.print(escape(title), style="bold")
@@ -79,20 +79,20 @@ def page(title: str, headings: tuple[str, ...], lines: list[tuple[str, ...]], re
 
 
 def table(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A table alone, no wider than the terminal, or than PLAIN_WIDTH without one; in colour on a terminal."""
+    """Render a table as wide as the terminal at most, or PLAIN_WIDTH without a terminal; in colour on a terminal."""
     console = _console()
     console.print(_table(headings, lines))
     return _text(console)
 
 
 def escape(text: str) -> str:
-    """Text as rich prints it: no markup of its own, and nothing that a terminal would obey."""
+    """Escape rich's markup and replace control characters."""
     return markup.escape(source_lines.printable(text))
 
 
 def _console() -> Console:
     colour = sys.stdout.isatty()
-    width = shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns  # COLUMNS, or the terminal's, or neither
+    width = shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns  # $COLUMNS, else the terminal's width
     return Console(file=io.StringIO(), force_terminal=colour, width=width, highlight=False)
 
 
@@ -103,7 +103,7 @@ def _text(console: Console) -> str:
 
 
 def _table(headings: Sequence[str], lines: Iterable[Sequence[str]], skip: Container[str] = ()) -> Table:
-    """Of these columns, without those to skip. What a terminal has no room for goes on in the next line."""
+    """Return a table of these columns except those in `skip`. Cells that are too wide wrap."""
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     shown = [i for i, heading in enumerate(headings) if heading not in skip]
     for index in shown:

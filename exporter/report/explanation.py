@@ -1,4 +1,4 @@
-"""The report of `exporter explain` on a terminal."""
+"""Render the report of `exporter explain` for a terminal."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from exporter import targets
 from exporter.core import source_lines
 from exporter.workers.explain import Explanation, Finding, Section
 
-OPERATORS = "operator libraries that C++ must load"  # heading of the one section that is no target's
+OPERATORS = "operator libraries that C++ must load"  # heading of the only section that belongs to no target
 STYLES = {"ok": "green", "note": "yellow", "bad": "bold red"}
 MARK = 6  # columns of the mark before each finding
 NARROWEST, WIDEST = 40, 120
 
 
 def render(explanation: Explanation) -> str:
-    """The whole report as text, in colour where stdout is a terminal."""
+    """Render the whole report as text, in colour if stdout is a terminal."""
     columns = shutil.get_terminal_size((WIDEST, 24)).columns
     width = min(WIDEST, max(NARROWEST, columns))
     console = Console(file=io.StringIO(), force_terminal=sys.stdout.isatty(), width=width, highlight=False)
@@ -68,6 +68,6 @@ def _print_finding(console: Console, finding: Finding) -> None:
 
 
 def _near(place: str) -> str:
-    """Relative to the working directory where it lies there."""
+    """Make a path relative to the working directory if it is inside it."""
     path = Path(place)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else place

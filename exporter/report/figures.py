@@ -1,4 +1,4 @@
-"""Figures as SVG to lie in a page: text stays text, in the page's own font, and colours are variables of its style."""
+"""Draw figures as inline SVG. Text stays text in the page's font, and colours are variables of the page's style."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator
 from matplotlib.transforms import blended_transform_factory
 
-INK, MUTED, RULE, ACCENT, SOFT, PAPER = (f"#0{n}0{n}0{n}" for n in range(1, 7))  # stand for the page's variables
+INK, MUTED, RULE, ACCENT, SOFT, PAPER = (f"#0{n}0{n}0{n}" for n in range(1, 7))  # placeholders for the page's variables
 VARIABLES = {INK: "ink", MUTED: "muted", RULE: "rule", ACCENT: "accent", SOFT: "soft", PAPER: "paper"}
 STYLE: Any = {
     "svg.fonttype": "none",
@@ -25,16 +25,16 @@ STYLE: Any = {
     "text.parse_math": False,
 }
 NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-WIDE, NARROW = 860, 310  # pixels: for a desk, with names beside the strips, and for a phone, with names above them
-FOOT, EDGE, GAP = 44, 8, 24  # pixels: below the axis, around the rest, before names at the right
-LINE, LETTER, LETTERS = 18, 7.5, 44  # pixels of a line of text and of a letter; the most letters of a name
-MOST = 1000  # quantiles that stand for a row's samples
-TOP, MOST_CALLS = 1.5, 1e9  # where the axes of the break-even end: times the baseline's time, calls
+WIDE, NARROW = 860, 310  # pixels: for desktops, with names beside the strips, and for phones, with names above them
+FOOT, EDGE, GAP = 44, 8, 24  # pixels: below the axis, at the other edges, and before names at the right
+LINE, LETTER, LETTERS = 18, 7.5, 44  # height of a line and width of a letter in pixels; maximum letters of a name
+MOST = 1000  # maximum number of quantiles that represent a row's samples
+TOP, MOST_CALLS = 1.5, 1e9  # ends of the break-even axes: multiples of the baseline's time, and calls
 FAR_OUT = 3.0  # interquartile ranges above the upper quartile, after Tukey, "Exploratory Data Analysis" (1977)
 
 
 class Bar(NamedTuple):
-    """A value with its 95% interval, and the samples behind it where there are any."""
+    """A value with its 95% interval and, if available, its samples."""
 
     label: str
     text: str
@@ -46,7 +46,7 @@ class Bar(NamedTuple):
 
 
 class Point(NamedTuple):
-    """An artifact by its size and speed; `front` says that no other beats it in both."""
+    """An artifact's size and speed. `front` says whether it is on the Pareto front."""
 
     label: str
     size_mb: float
@@ -55,9 +55,9 @@ class Point(NamedTuple):
 
 
 class Line(NamedTuple):
-    """What a variant takes `before` it serves, and for `each` call, in calls of the baseline.
+    """The time that a variant takes `before` its first call and for `each` call, in calls of the baseline.
 
-    `calls` is after how many of them it takes less; None: never.
+    `calls` is the number of calls after which it pays off, or None if it never does.
     """
 
     label: str
@@ -68,12 +68,12 @@ class Line(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Its name with its calls."""
+        """The name with the number of calls."""
         return f"{self.label}: {'never' if self.calls is None else f'{self.calls:,} calls'}"
 
 
 def edge(rows: Sequence[Bar]) -> float:
-    """Where the axis of these rows ends: at the last sample that is not far out, or interval."""
+    """Return the end of the axis: the highest interval, or sample that is not far out (`FAR_OUT`)."""
     return max(max(row.high, *_near(row.samples), 0.0) for row in rows)
 
 
@@ -86,7 +86,7 @@ def _near(samples: Sequence[float]) -> Sequence[float]:
 
 
 class Layout(NamedTuple):
-    """Pixels: beside the axes, and of each row its height, its hill's, and how far up its baseline and its name are."""
+    """Pixels: the margins of the axes, and for each row its height, its hill's, and where its baseline and name are."""
 
     left: int
     right: int
@@ -94,7 +94,7 @@ class Layout(NamedTuple):
     hill: int
     base: int
     name: int
-    below: int = 0  # how far the text stands below the name; 0: at the right
+    below: int = 0  # distance of the text below the name; 0 puts it at the right
 
 
 def _layout(rows: Sequence[Bar], width: int) -> Layout:
@@ -116,7 +116,7 @@ def _cut(name: str, letters: int = LETTERS) -> str:
 
 @matplotlib.rc_context(STYLE)
 def strips(rows: Sequence[Bar], unit: str, width: int, mark: float | None = None) -> str:
-    """A strip for each row: the density of its samples, the interval, the value; `mark` is a line across all."""
+    """Draw a strip for each row with the density of its samples, its interval and its value, and a line at `mark`."""
     rows = [row._replace(label=_cut(row.label), text=_cut(row.text)) for row in rows]
     layout, end = _layout(rows, width), edge(rows)
     inside = layout.row * len(rows)
@@ -154,7 +154,7 @@ def _name(axes: Any, row: Bar, y: float, below: float) -> None:
 
 @matplotlib.rc_context(STYLE)
 def pareto(points: Sequence[Point], unit: str, width: int) -> str:
-    """Size against milliseconds, the front joined; names stand in a column at the right, in the order of speed."""
+    """Draw milliseconds against size, with a line through the Pareto front and the names, by speed, at the right."""
     points = [point._replace(label=_cut(point.label, width // 20)) for point in points]
     inside = max(220, LINE * len(points))
     axes = _axes(width, inside + FOOT + EDGE, 56, GAP + _room(point.label for point in points), EDGE)
@@ -173,7 +173,7 @@ def pareto(points: Sequence[Point], unit: str, width: int) -> str:
 
 @matplotlib.rc_context(STYLE)
 def break_even(lines: Sequence[Line], baseline: str, width: int) -> str:
-    """All time spent after so many calls, over the baseline's; a dot where a line comes to be below it for good."""
+    """Draw the total time after each number of calls, relative to the baseline, with a dot where a line pays off."""
     wide = width >= WIDE
     lines = [line._replace(label=_cut(line.label, 30 if wide else width // 20)) for line in lines]
     labels = [line.text if wide else line.label for line in lines]
@@ -199,7 +199,7 @@ def break_even(lines: Sequence[Line], baseline: str, width: int) -> str:
 
 
 def _names(axes: Any, ends: Sequence[tuple[float, float, bool, str]], step: float) -> None:
-    """Names in a column at the right, a `step` apart, each joined to its point (y, x; whether it is bold; the name)."""
+    """Write names at the right, a `step` apart, and join each to its point. `ends` are (y, x, bold, name)."""
     side, place = axes.get_position().x1 + GAP / axes.figure.bbox.width, 0.0
     for index, (y, x, bold, name) in enumerate(sorted(ends)):
         place = min(max(place + step, y / axes.get_ylim()[1]), 1 - step * (len(ends) - 1 - index))
@@ -209,7 +209,7 @@ def _names(axes: Any, ends: Sequence[tuple[float, float, bool, str]], step: floa
 
 
 def _axes(width: int, height: int, left: int, right: int, top: int) -> Any:
-    """Axes in a figure of so many pixels, with so many around them."""
+    """Return axes in a figure of this size, with these margins, in pixels."""
     figure = Figure(figsize=(width / 72, height / 72))
     return figure.add_axes((left / width, FOOT / height, 1 - (left + right) / width, 1 - (FOOT + top) / height))
 
@@ -230,7 +230,7 @@ def _finish(axes: Any, unit: str, width: int) -> str:
     axes.set_xlabel(unit, color=MUTED)
     file = io.StringIO()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # glyphs that its font lacks: the browser has others
+        warnings.simplefilter("ignore")  # missing glyphs, which the browser's fonts have
         axes.figure.savefig(file, format="svg", transparent=True, metadata=NO_METADATA)
     text = file.getvalue()
     for colour, name in VARIABLES.items():
@@ -239,7 +239,7 @@ def _finish(axes: Any, unit: str, width: int) -> str:
 
 
 def inline(svg: str, name: str, title: str, description: str) -> str:
-    """The SVG as a part of a page that may hold others: its ids begin with `name`, and it says what it shows."""
+    """Prepare the SVG for a page with several: prefix its ids with `name`, and add the title and description."""
     svg = re.sub(r'( id="|url\(#|href="#)', rf"\g<1>{name}-", svg)
     words = f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-desc">{escape(description)}</desc>'
     head = f'<svg role="img" aria-labelledby="{name}-title" aria-describedby="{name}-desc"'

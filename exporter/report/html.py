@@ -1,4 +1,6 @@
-"""The report as one HTML page that needs nothing else: no script, no network. Its words are the other forms' words.
+"""Render the report as one self-contained HTML page, without scripts or network access.
+
+The page uses the same words as the other forms.
 
 One file, though long: one short function for each chapter of the page, in the order of the page.
 """
@@ -20,7 +22,7 @@ from exporter.core.records import Manifest, VariantRecord
 from exporter.core.timing_records import Timing, runs_for
 from exporter.report import figures, rows, summary
 
-MOST_SAMPLES = 1 << 28  # bytes of a file of samples that is read
+MOST_SAMPLES = 1 << 28  # maximum size of the samples file, in bytes
 BREAK_EVEN = (
     "Number of calls after which an artifact pays off: building, loading and calling it then cost less than calling {}."
 )
@@ -29,12 +31,12 @@ WORDS = (
     "output",
     "parity",
     "worst at",
-    "is",
+    "value",
     "model",
     "device",
     "ship",
     "unbeaten",
-)  # headings of no numbers
+)  # headings of columns of text
 Cells = tuple[str, ...]
 Samples = dict[str, list[float]]  # milliseconds by variant and session
 Timed = tuple[VariantRecord, str, Timing]
@@ -42,7 +44,7 @@ Timed = tuple[VariantRecord, str, Timing]
 
 @dataclass(frozen=True)
 class Table:
-    """Headings and lines, below a figure of the same numbers where there is one, drawn at several widths."""
+    """A table, with an optional figure of the same numbers above it, drawn at several widths."""
 
     caption: str
     headings: Cells
@@ -53,7 +55,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Chapter:
-    """What stands under a heading; `folded` tables and `lists` are folded up, each under its name."""
+    """The content under a heading. `folded` tables and `lists` are collapsed, each under its name."""
 
     title: str
     tables: tuple[Table, ...] = ()
@@ -64,7 +66,7 @@ class Chapter:
 
 @dataclass(frozen=True)
 class Report:
-    """One bundle's part of the page. `name` begins its ids; `problem` is why there are no samples."""
+    """One bundle's part of the page. `name` is the prefix of its ids; `problem` says why there are no samples."""
 
     name: str
     manifest: Manifest
@@ -74,17 +76,17 @@ class Report:
 
     @property
     def failed(self) -> bool:
-        """Whether anything did."""
+        """Whether a variant or the run itself failed."""
         return bool(rows.failures(self.manifest)) or self.manifest.status != "complete"
 
     @property
     def sections(self) -> list[Chapter]:
-        """All that there is something to say in."""
+        """The chapters that have content."""
         return [section for make in SECTIONS if (section := make(self)) is not None]
 
 
 def render(found: Sequence[tuple[Manifest, Path]]) -> str:
-    """The page of one bundle, or of several, compared first."""
+    """Render the page of one bundle, or of several with a comparison first."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -102,9 +104,9 @@ def render(found: Sequence[tuple[Manifest, Path]]) -> str:
 
 
 def read_samples(manifest: Manifest, place: Path) -> tuple[Samples, str]:
-    """The samples of the example, when their file is the one that was recorded; else none, and why."""
+    """Return the example's samples if their file matches its record, else no samples and the reason."""
     if manifest.samples is None:
-        return {}, "The bundle holds no samples"
+        return {}, "The bundle has no samples"
     try:
         if manifest.samples.bytes > MOST_SAMPLES:
             return {}, f"The samples are not shown: {manifest.samples.path} is larger than {rows.size_of(MOST_SAMPLES)}"
@@ -119,7 +121,7 @@ def read_samples(manifest: Manifest, place: Path) -> tuple[Samples, str]:
 
 
 def compare(found: Sequence[tuple[Manifest, Path]]) -> Table:
-    """What to ship from each bundle."""
+    """Return a table of what to ship from each bundle."""
     headings = ("bundle", "model", "device", "ship", "latency", "speed-up", "size", "parity", "passed")
     return Table("What to ship from each bundle", headings, [_compared(manifest, place) for manifest, place in found])
 
@@ -154,9 +156,9 @@ def _latency(report: Report) -> Chapter | None:
     headings = ("variant", "session", "median", "95% interval", "p90", "p99", "min", "max", "runs", "outliers")
     lines = [(v.name, session, *_milliseconds(t), str(t.runs), str(t.outliers)) for v, session, t in timed]
     note = "A dot is the median, the bar across it the 95% interval"
-    note += f", the hill the density of the samples.{_beyond(strips)}" if report.samples else f". {report.problem}."
-    wanting = [q for q in (90, 99) if any(t.runs < runs_for(q) for _, _, t in timed)]
-    note += "".join(f" A p{q} needs {runs_for(q)} runs and is shown only if there are that many." for q in wanting)
+    note += f", the hill the density of the samples.{_above(strips)}" if report.samples else f". {report.problem}."
+    missing = [q for q in (90, 99) if any(t.runs < runs_for(q) for _, _, t in timed)]
+    note += "".join(f" A p{q} is shown only if there are at least {runs_for(q)} runs." for q in missing)
     drawings = _draw(
         report, "Latency", note, lambda width: figures.strips(strips, "ms per call, lower is better", width)
     )
@@ -176,7 +178,7 @@ def _speedup(report: Report) -> Chapter | None:
         return None
     unit = f"times as fast as {baseline}, higher is better"
     note = (
-        f"The median of {baseline} divided by the variant's, measured in rotation. On the dashed line there is no gain."
+        f"The median of {baseline} divided by the variant's, measured in rotation. The dashed line marks no speed-up."
     )
     drawings = _draw(report, "Speed-up", note, lambda width: figures.strips(strips, unit, width, mark=1.0))
     headings = ("variant", "session", rows.VS + baseline, "95% interval")
@@ -214,7 +216,7 @@ def _parity(report: Report) -> Chapter | None:
         return None
     outputs = ", ".join(spec.name for spec in manifest.contract.outputs) if manifest.contract else ""
     note = f"Each number is the worst over all outputs ({outputs}) and all cases. "
-    note += "RMSE ratio: the error against the reference over eager's own."
+    note += "RMSE ratio: the error against the reference divided by eager's own error."
     folded = _parts(manifest)
     cases = tuple(map(str, manifest.golden.cases)) if manifest.golden and not folded else ()
     lists = ((f"{len(cases)} cases", cases),) if cases else ()
@@ -223,7 +225,7 @@ def _parity(report: Report) -> Chapter | None:
 
 
 def _parts(manifest: Manifest) -> tuple[Table, ...]:
-    """Each output at each case, by session; nothing where the manifest does not tell."""
+    """Return a table of each output at each case, by session, or nothing if the manifest does not record them."""
     found: dict[Cells, dict[str, str]] = {}
     sessions = [(f"{v.name} {s.session}", s.parity) for v in manifest.variants for s in v.sessions if s.parity]
     for name, parity in sessions:
@@ -248,8 +250,10 @@ def _cost(report: Report) -> Chapter | None:
     if lines := list(_lines(manifest)):
         note = f"Total time spent after this many calls, relative to {manifest.baseline}. "
         note += "The dot marks where a variant has paid off. Each is shown in its fastest session."
-        said = f"{note} {'; '.join(line.text for line in lines)}."
-        drawings = _draw(report, "Break-even", said, lambda width: figures.break_even(lines, manifest.baseline, width))
+        described = f"{note} {'; '.join(line.text for line in lines)}."
+        drawings = _draw(
+            report, "Break-even", described, lambda width: figures.break_even(lines, manifest.baseline, width)
+        )
         tables[0] = replace(tables[0], note=note, drawings=drawings)
     return Chapter("Lifecycle and break-even", tuple(tables), BREAK_EVEN.format(manifest.baseline))
 
@@ -266,15 +270,15 @@ def _fixed(report: Report) -> Chapter | None:
     manifest = report.manifest
     if manifest.contract is None:
         return None
-    promised = ", ".join(f"{name} from {bounds}" for name, bounds in manifest.contract.symbols.items())
-    text = f"Promised ranges: {promised}." if promised else "No size is promised to be dynamic."
+    ranges = ", ".join(f"{name} from {bounds}" for name, bounds in manifest.contract.symbols.items())
+    text = f"Dynamic sizes: {ranges}." if ranges else "No size is dynamic."
     lists = _lists(manifest, lambda v: (*v.fixed, *map(str, v.limits)))
-    if promised and not lists:
-        text += " No artifact fixed one."
+    if ranges and not lists:
+        text += " No artifact fixes one of them."
     return Chapter("Fixed silently", text=text, lists=lists)
 
 
-def _said(report: Report) -> Chapter | None:
+def _messages(report: Report) -> Chapter | None:
     lists = _lists(report.manifest, lambda v: (*rows.notes(v), *map(str, v.warnings)))
     return Chapter("Messages from the exporters", lists=lists) if lists else None
 
@@ -282,19 +286,20 @@ def _said(report: Report) -> Chapter | None:
 def _lists(
     manifest: Manifest, say: Callable[[VariantRecord], tuple[str, ...]]
 ) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    return tuple((variant.name, said) for variant in manifest.variants if (said := say(variant)))
+    return tuple((variant.name, lines) for variant in manifest.variants if (lines := say(variant)))
 
 
 def _environment(report: Report) -> Chapter:
     manifest = report.manifest
     lines = [("device", manifest.device), ("threads", str(manifest.threads)), ("seed", str(manifest.model.seed))]
     return Chapter(
-        "Environment", (Table("Where it was measured", ("what", "is"), [*lines, *manifest.environment.items()]),)
+        "Environment",
+        (Table("Environment of the measurements", ("name", "value"), [*lines, *manifest.environment.items()]),),
     )
 
 
 SECTIONS: tuple[Callable[[Report], Chapter | None], ...] = (
-    _results, _latency, _speedup, _parity, _cost, _front, _fixed, _said, _environment,
+    _results, _latency, _speedup, _parity, _cost, _front, _fixed, _messages, _environment,
 )  # fmt: skip
 
 
@@ -343,8 +348,8 @@ def _milliseconds(timing: Timing) -> Cells:
     )
 
 
-def _beyond(strips: Sequence[figures.Bar]) -> str:
-    """How many samples are above the figure's end."""
+def _above(strips: Sequence[figures.Bar]) -> str:
+    """Return a sentence with the number of samples above the end of the axis, or "" if there are none."""
     end = figures.edge(strips)
     count = sum(sample > end for strip in strips for sample in strip.samples)
     return (

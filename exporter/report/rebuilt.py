@@ -1,4 +1,4 @@
-"""The report of `exporter check --rebuild`: a line for each file, and what follows."""
+"""Render the report of `exporter check --rebuild`: a line for each file, notes and the verdict."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from exporter.runs.rebuild import Rebuilt
 
 
 def render(found: Rebuilt, as_json: bool) -> str:
-    """As text or as JSON, with a newline at the end."""
+    """Render as text or JSON, with a newline at the end."""
     return (to_json(found) if as_json else "\n".join(map(source_lines.printable, _lines(found)))) + "\n"
 
 
@@ -22,6 +22,6 @@ def _lines(found: Rebuilt) -> Iterator[str]:
         yield f"{file.path:{width}}  {file.status}" + (f": {file.detail}" if file.detail else "")
     yield from found.notes
     counts = Counter(file.status for file in found.files)
-    told = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
-    verdict = "is what its recipe builds" if found.same else "differs from what its recipe builds here"
-    yield f"{found.bundle} {verdict}: {told}."
+    summary = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
+    verdict = "matches what its recipe builds" if found.same else "differs from what its recipe builds here"
+    yield f"{found.bundle} {verdict}: {summary}."

@@ -1,4 +1,4 @@
-"""From the manifest to rows of text, the same for every form of the report."""
+"""Turn the manifest into rows of text, which all forms of the report share."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ VS = "vs "  # before the baseline's name
 
 
 class Payback(NamedTuple):
-    """What a variant takes before it serves, and for each call, in calls of the baseline; after how many it takes less.
+    """The time that a variant takes `before` its first call and for `each` call, in calls of the baseline.
 
-    `calls` is None where it never does.
+    `calls` is the number of calls after which it pays off, or None if it never does.
     """
 
     before: float
@@ -23,28 +23,28 @@ class Payback(NamedTuple):
 
 
 def headings(manifest: Manifest) -> tuple[str, ...]:
-    """Of the columns."""
+    """Return the headings of the main table."""
     against = VS + manifest.baseline
     metric = ("metric",) if manifest.metric else ()
     return "variant", "session", "median", "min…max", "runs", against, "parity", *metric, "size", "build"
 
 
 def rows(manifest: Manifest) -> list[tuple[str, ...]]:
-    """The cells under `headings` for each variant and session; one row for a variant that came to no session."""
+    """Return the main table's cells: a row for each variant and session, or one for a variant without sessions."""
     return [
         _row(variant, session, manifest) for variant in manifest.variants for session in variant.sessions or (None,)
     ]
 
 
 def others(manifest: Manifest) -> list[list[tuple[str, ...]]]:
-    """The tables beside that of `rows`, each with its headings first, where they have anything to say."""
+    """Return the other tables that have content, each with its headings first."""
     return list(filter(None, (sweep(manifest), lifecycle(manifest), starts(manifest))))
 
 
 def lifecycle(manifest: Manifest) -> list[tuple[str, ...]]:
-    """Headings, then what each artifact costs before it serves, and after how many calls its build has paid back.
+    """Return headings and a row for each artifact: its cost before serving and the calls after which it pays back.
 
-    That is against the baseline, which needs no build. Nothing where nothing was timed.
+    The calls are relative to the baseline, which needs no build. Returns an empty list if nothing was timed.
     """
     on_gpu = manifest.device != "cpu"
     headings = (
@@ -79,10 +79,10 @@ def _pays_back(manifest: Manifest, variant: VariantRecord, session: SessionRecor
 
 
 def payback(manifest: Manifest, variant: VariantRecord, session: SessionRecord) -> Payback | None:
-    """When building, loading and calling cost less than the baseline's calls alone; None where that is not known.
+    """Return when building, loading and calling a variant cost less than the baseline's calls, or None if unknown.
 
-    That is also where the interval of the speed-up holds 1. The baseline needs no build. What is compiled just in time
-    builds in its first call, and loads as the baseline does.
+    It is unknown if eager is not the baseline, if times are missing, or if the interval of the speed-up contains 1. The
+    baseline needs no build. A variant compiled just in time is built by its first call and needs no loading.
     """
     rest = next((v.timings for v in manifest.variants if v.name == manifest.baseline), {})
     baseline, timing, build_s = rest.get("python"), variant.timings[session.session], _build_s(variant)
@@ -98,7 +98,7 @@ def payback(manifest: Manifest, variant: VariantRecord, session: SessionRecord) 
 
 
 def sweep(manifest: Manifest) -> list[tuple[str, ...]]:
-    """Headings, then the cells of each variant and session at each point of the sweep; nothing where there was none."""
+    """Return headings and a row for each variant and session at each point of the sweep, or an empty list."""
     if len(manifest.points) < 2:
         return []
     example, *others = manifest.points
@@ -128,7 +128,7 @@ def _row(variant: VariantRecord, session: SessionRecord | None, manifest: Manife
 
 
 def _metric(variant: VariantRecord, session: str) -> str:
-    """Of the Python session, which is the one that it is computed for."""
+    """Return the metric for the Python session, the only one it is computed in, and "-" for others."""
     return "-" if variant.metric is None or session != "python" else f"{variant.metric:.4g}"
 
 
@@ -157,7 +157,7 @@ def _cost(variant: VariantRecord) -> tuple[str, str]:
 
 
 def _build_s(variant: VariantRecord) -> float | None:
-    """Seconds of the export; of the first call where that builds."""
+    """Return the seconds of the export, or of the first call if that compiles the variant."""
     seconds = variant.lifecycle.export_s
     if seconds is None and _just_in_time(variant):
         return (variant.lifecycle.first_call_ms or 0.0) / 1000
@@ -165,13 +165,13 @@ def _build_s(variant: VariantRecord) -> float | None:
 
 
 def _just_in_time(variant: VariantRecord) -> bool:
-    """Whether it was compiled where it ran."""
+    """Return whether the variant was compiled in the process that ran it."""
     built = variant.artifact or variant.rejected
     return not built and variant.lifecycle.first_call_ms is not None and ":" in variant.name
 
 
 def starts(manifest: Manifest) -> list[tuple[str, ...]]:
-    """Headings, then what is compiled just in time: its first call, its first from the cache, the rest."""
+    """Return headings and a row for each variant compiled just in time: first call, first call from cache, steady."""
     lines = [_start(variant) for variant in manifest.variants if _just_in_time(variant) and variant.timings]
     return [("just in time", "cold", "cached", "steady", "cache"), *lines] if lines else []
 
@@ -184,12 +184,12 @@ def _start(variant: VariantRecord) -> tuple[str, ...]:
 
 
 def number(value: float) -> str:
-    """Three significant digits, without an exponent, and four decimals at most."""
+    """Format with about three significant digits, without an exponent and with at most four decimals."""
     return f"{value:.{_decimals(value)}f}"
 
 
 def within(value: float, half: float) -> str:
-    """A value and how far the truth may be to either side, as many decimals in both; ±0 is that alone."""
+    """Format a value with the half width of its interval, with equal decimals. A nonzero half never becomes ±0."""
     decimals = _decimals(value)
     return f"{number(value)} ±{half and max(half, 10**-decimals):.{decimals}f}"
 
@@ -199,7 +199,7 @@ def _decimals(value: float) -> int:
 
 
 def size_of(count: int) -> str:
-    """Bytes in the largest unit that fits."""
+    """Format bytes in the largest unit that fits."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= factor:
             return f"{count / factor:.3g} {unit}" if count < 100 * factor else f"{count / factor:.0f} {unit}"
@@ -207,23 +207,23 @@ def size_of(count: int) -> str:
 
 
 def percentile(timing: Timing, q: int) -> str:
-    """The percentile in ms, 90 or 99; a dash where too few samples are above it."""
+    """Format the percentile, 90 or 99, in ms, or "-" if too few samples are above it."""
     value = {90: timing.p90_ms, 99: timing.p99_ms}[q]
     return "-" if value is None or timing.runs < runs_for(q) else number(value)
 
 
 def rejected(variant: VariantRecord) -> str:
-    """Where the files of a variant that failed are, in the bundle; "" where there are none."""
+    """Return the paths, in the bundle, of a failed variant's files, or ""."""
     return ", ".join(file.path for file in variant.rejected)
 
 
 def failures(manifest: Manifest) -> list[VariantRecord]:
-    """Variants that failed."""
+    """Return the failed variants."""
     return [v for v in manifest.variants if v.status == "failed"]
 
 
 def heading(manifest: Manifest) -> list[str]:
-    """What was measured, on what, against what."""
+    """Return lines that say what was measured, on which device and against which reference."""
     model, env = manifest.model, manifest.environment
     sizes = ", ".join(f"{name} {size}" for name, size in model.sizes.items())
     kind, _, index = manifest.device.partition(":")
@@ -231,7 +231,7 @@ def heading(manifest: Manifest) -> list[str]:
     lines = [
         f"{model.name} ({model.parameters / 1e6:.1f} M parameters, {model.weights} weights)"
         if manifest.contract
-        else model.name,  # which could not be prepared
+        else model.name,  # preparing it failed
         f"{manifest.device}: {device}, {manifest.threads} threads, {env.get('isa', '')}; "
         f"torch {env.get('torch', '?')}; {manifest.created[:10]}",
     ]
@@ -241,8 +241,8 @@ def heading(manifest: Manifest) -> list[str]:
         lines[0] += "; dynamic: " + ", ".join(f"{name} {r}" for name, r in symbols.items())
     if manifest.contract and manifest.contract.state:
         names = ", ".join(tensor.name for tensor in manifest.contract.state.tensors)
-        whose = "the artifacts keep it" if manifest.contract.state.kept == "inside" else "callers keep it"
-        lines[0] += f"; state: {names} ({whose})"
+        keeper = "kept in the artifacts" if manifest.contract.state.kept == "inside" else "passed by the caller"
+        lines[0] += f"; state: {names} ({keeper})"
     if manifest.golden:
         golden = manifest.golden
         noise = "" if golden.eager_rmse is None else f"; eager's own error {golden.eager_rmse:.1e} RMSE"
@@ -253,18 +253,18 @@ def heading(manifest: Manifest) -> list[str]:
         lines.append(f"parity over {len(golden.cases)} cases against {reference}, {tolerance}{noise}")
     if metric := manifest.metric:
         bounds = (("at least", metric.least), ("maximum loss", metric.most_loss))
-        said = "".join(f", {words} {bound:g}" for words, bound in bounds if bound is not None)
-        lines.append(f"metric of eager {metric.eager:.4g} over {metric.samples} samples, higher is better{said}")
+        limits = "".join(f", {words} {bound:g}" for words, bound in bounds if bound is not None)
+        lines.append(f"metric of eager {metric.eager:.4g} over {metric.samples} samples, higher is better{limits}")
     return lines
 
 
 def notes(variant: VariantRecord) -> list[str]:
-    """What is to be said of a row beside its figures."""
+    """Return the notes on a variant, and why it was not timed."""
     return [*variant.notes, *([f"not timed: {variant.untimed}"] if variant.untimed else [])]
 
 
 def hints(manifest: Manifest) -> list[str]:
-    """Warnings, each with what cures it."""
+    """Return warnings, with remedies where there are any."""
     found = list(manifest.warnings)
     found += [f"nothing was timed at {point}: {why}" for point, why in manifest.untimed.items()]
     timed = [(v, t) for v in manifest.variants for t in v.timings.values()]

@@ -1,4 +1,4 @@
-"""What to ship, in one sentence, with what else there is. Nothing is called faster where intervals overlap."""
+"""Say in a sentence what to ship, and list the alternatives. Overlapping intervals are never reported as faster."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ from exporter.core.records import EAGER, Goal, Manifest, VariantRecord
 from exporter.core.timing_records import Timing, runs_for
 from exporter.report.rows import failures, number, size_of
 
-WIDE = 0.03  # half an interval, as a share of its middle: what benchmark counts as unstable
-HALF = 0.5  # of the CPUs taken by others
+WIDE = 0.03  # relative half width of an interval, above which a timing counts as unstable
+HALF = 0.5  # share of the CPUs that other programs took
 AGAIN = "Time it again on a quiet machine: `exporter bench BUNDLE --wait-quiet 600`."
 UNBEATEN = "Pareto front: nothing is both faster and smaller than one of these."
 
 
 @dataclass(frozen=True)
 class Choice:
-    """An artifact that passed, as it was timed in one session, at the example or at one point of the sweep."""
+    """An artifact that passed, with its timing in one session, at the example or at one point of the sweep."""
 
     variant: VariantRecord
     session: str
     timing: Timing
-    items: int = 1  # of one call, where throughput is looked for: its batch
-    point: str = ""  # where that is not the example
+    items: int = 1  # per call: the batch if the goal is throughput
+    point: str = ""  # of the sweep; empty for the example
 
     @property
     def bytes(self) -> int:
-        """Size of all its files."""
+        """The total size of the files."""
         return sum(file.bytes for file in self.variant.files)
 
     @property
     def cost(self) -> float:
-        """Milliseconds of one item."""
+        """Milliseconds per item."""
         return self.timing.median_ms / self.items
 
     @property
     def cost_ci95(self) -> tuple[float, float]:
-        """Milliseconds of one item: the 95% interval."""
+        """The 95% interval of the milliseconds per item."""
         low, high = self.timing.ci95_ms
         return low / self.items, high / self.items
 
 
 def choices(manifest: Manifest) -> list[Choice]:
-    """Artifacts that passed, were timed and keep the goal's bounds, the best first, each where it is at its best.
+    """Return the artifacts that passed, were timed and meet the goal's bounds, best first.
 
-    That is in its fastest session; for throughput, at the point of the sweep where it does most a second too.
+    Each is in its fastest session and, for throughput, at the point of the sweep with the most items a second.
     """
     goal, found = manifest.goal, []
     for variant in manifest.variants:
@@ -69,7 +69,7 @@ def _timed(manifest: Manifest, variant: VariantRecord) -> list[Choice]:
 
 
 def _items(manifest: Manifest, point: str) -> int:
-    """The batch of one call, where there is a size of that name."""
+    """Return the batch size of one call, or 1 if no size is called `batch`."""
     return (manifest.model.sizes | manifest.points.get(point, {})).get("batch", 1)
 
 
@@ -82,7 +82,7 @@ def _rank(choice: Choice, goal: Goal) -> tuple[float, float]:
 
 
 def out_of_bounds(choice: Choice, goal: Goal) -> str:
-    """The bound that the artifact does not keep; "" when it keeps all."""
+    """Return the bound of the goal that the artifact violates, or ""."""
     parity = choice.variant.parity
     p99 = choice.timing.p99_ms if choice.timing.runs >= runs_for(99) else None
     if goal.max_p99_ms is not None and p99 is None:
@@ -97,7 +97,7 @@ def out_of_bounds(choice: Choice, goal: Goal) -> str:
 
 
 def pareto(found: list[Choice]) -> list[Choice]:
-    """Those that no other beats in both speed and size, the fastest first; sizes that are shown alike are alike."""
+    """Return the Pareto front of speed and size, fastest first. Sizes that are displayed alike count as equal."""
     front: list[Choice] = []
     for choice in sorted(found, key=lambda c: (c.cost, c.bytes)):
         if not front or _is_smaller(choice, front[-1]):
@@ -110,7 +110,7 @@ def _is_smaller(one: Choice, other: Choice) -> bool:
 
 
 def sentences(manifest: Manifest) -> list[str]:
-    """The summary and the recommendation."""
+    """Return the summary and the recommendation."""
     asked = [v for v in manifest.variants if v.name != EAGER]
     failed = [v for v in failures(manifest) if v.name != EAGER]
     summary = f"{len(asked) - len(failed)} of {len(asked)} variants passed"
@@ -136,13 +136,13 @@ def sentences(manifest: Manifest) -> list[str]:
 
 
 def _busy(manifest: Manifest) -> str:
-    """That the machine had other things to do while it was timed; "" where it had not."""
+    """Return a sentence if the machine was busy during timing, else ""."""
     machine = manifest.machine
     return f"The machine was busy during timing: {machine.describe()}." if machine and machine.busy else ""
 
 
 def _is_in_doubt(first: Choice, manifest: Manifest) -> bool:
-    """Whether times were disturbed so much that none of them says what to ship; sizes are not times."""
+    """Return whether timing was too disturbed to recommend anything. Only goals that depend on timing are in doubt."""
     machine = manifest.machine
     if machine is None or not machine.busy or manifest.goal.name not in ("latency", "throughput"):
         return False
@@ -150,12 +150,12 @@ def _is_in_doubt(first: Choice, manifest: Manifest) -> bool:
 
 
 def _slack(manifest: Manifest) -> float:
-    """How much wider than its interval a time may be, for what others took of the machine."""
+    """Return how much to widen intervals, relatively: the share of the machine that other programs took."""
     return manifest.machine.lost if manifest.machine and manifest.machine.busy else 0.0
 
 
 def _faster(timing: Timing, baseline: str) -> str:
-    """`1.52x eager`; the interval alone where that is wide."""
+    """Return `1.52x eager`, or only the interval if it is wide."""
     interval = timing.speedup_ci95
     if interval is None or interval[1] - interval[0] <= WIDE * (interval[1] + interval[0]):
         return f"{timing.speedup:.2f}x {baseline}"
@@ -180,7 +180,7 @@ def _recommend(best: list[Choice], manifest: Manifest) -> str:
     text += "."
     interval = first.timing.speedup_ci95
     if interval is not None and interval[0] * (1 - slack) <= 1 and first.variant.name != manifest.baseline:
-        text += f" It is not distinguishable from {manifest.baseline}, or slower."
+        text += f" It is slower than {manifest.baseline}, or not distinguishable from it."
     if bounds := _bounds(goal):
         text += f" It is the best for {goal.name} within {bounds}."
     return text
@@ -196,7 +196,7 @@ def _speed(choice: Choice, goal: Goal) -> str:
 
 
 def _bounds(goal: Goal) -> str:
-    """The goal's bounds in words; "" when it has none."""
+    """Return the goal's bounds in words, or ""."""
     parts = []
     if goal.max_p99_ms is not None:
         parts.append(f"p99 ≤ {goal.max_p99_ms:g} ms")
@@ -210,14 +210,14 @@ def _bounds(goal: Goal) -> str:
 
 
 def alternatives(manifest: Manifest) -> list[str]:
-    """The runners-up of what is recommended."""
+    """Return a line with the runners-up of the recommendation, or nothing."""
     found = choices(manifest)
     next_best = [] if not found or _is_in_doubt(found[0], manifest) else found[1:3]
     return ["Next: " + "; ".join(_brief(c, manifest.goal) for c in next_best) + "."] if next_best else []
 
 
 def unbeaten(manifest: Manifest) -> list[tuple[str, ...]]:
-    """Headings and lines: the artifacts that no other beats in both speed and size, where there is more than one."""
+    """Return headings and a row for each artifact on the Pareto front, or nothing if it has fewer than two."""
     front = pareto(choices(manifest))
     if len(front) < 2:
         return []
@@ -233,5 +233,5 @@ def _brief(choice: Choice, goal: Goal) -> str:
 
 
 def language(session: str) -> str:
-    """How a session is called in a sentence."""
+    """Return the name of a session in a sentence."""
     return "C++" if session == "native" else "Python"

@@ -91,7 +91,7 @@ def test_a_library_from_outside_is_found_out(bundle: Path, tmp_path: Path, monke
     assert runner is not None
     short = {name: path for name, path in cpp.loaded_by(runner).items() if name != "libm.so.6"}
     monkeypatch.setattr(cpp, "loaded_by", lambda *_: short)
-    with pytest.raises(JobError, match=r"does not stand alone: /\S*/libm\S* came from outside"):
+    with pytest.raises(JobError, match=r"is not self-contained: it also loads /\S*/libm"):
         cpp.deploy(bundle, read_manifest(bundle), "trace", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -106,7 +106,7 @@ def test_which_variant() -> None:
     assert choose(manifest(onnx, slow, fast), None, refuse_onnx).name == "script"
     assert choose(manifest(onnx, slow, fast), "trace", refuse_onnx).name == "trace"
     assert choose(manifest(onnx, variant("trace", None)), None, refuse_onnx).name == "trace"
-    with pytest.raises(UsageError, match="no timing tells"):
+    with pytest.raises(UsageError, match="there are no timings"):
         choose(manifest(variant("trace", None), variant("script", None)), None, refuse_onnx)
 
 
@@ -117,7 +117,7 @@ def test_which_variant() -> None:
         ("onnx", r"onnx does not run in C\+\+"),
         ("compile", "no variant 'compile'"),
         ("compile:default", "leaves no artifact"),
-        (None, "no artifact can be served so: script failed"),
+        (None, "no artifact can be deployed here: script failed"),
     ],
 )
 def test_variants_that_are_refused(name: str | None, words: str) -> None:

@@ -99,7 +99,7 @@ def test_names_stay_in_their_comment() -> None:
 @pytest.mark.parametrize(
     ("target", "changes", "words"),
     [
-        ("trace", {}, "not for onnxruntime"),
+        ("trace", {}, "does not run in onnxruntime"),
         ("onnx", {"device": "cuda"}, "for a GPU"),
         ("onnx", {"inputs": (TensorSpec("x", "bfloat16", (1,)),)}, "tensors of bfloat16"),
     ],
@@ -113,7 +113,7 @@ def test_altered_files_are_refused(bundle: Path, tmp_path: Path) -> None:
         file.write(b"more")
     with pytest.raises(ArtifactError, match="were recorded"):
         deploy(bundle, tmp_path / "context", "onnxruntime", "onnx")
-    with pytest.raises(UsageError, match="not for onnxruntime"):
+    with pytest.raises(UsageError, match="does not run in onnxruntime"):
         deploy(bundle, tmp_path / "context", "onnxruntime", "trace")
     assert not (tmp_path / "context").exists()
 

@@ -132,7 +132,7 @@ def test_the_numbers_are_the_manifests(main_page: Page) -> None:
         "Outputs against the reference"
     ]
     assert ["trace", "native", "4.50 ms", "1 MB", "yes"] in tables["Latency and size"]
-    assert ["torch", "2.14.1"] in tables["Where it was measured"]
+    assert ["torch", "2.14.1"] in tables["Environment of the measurements"]
 
 
 def test_each_output_at_each_case() -> None:
@@ -170,7 +170,7 @@ def test_what_failed_and_what_was_said(main_page: Page) -> None:
         "script failed at export TorchScript has no cond Remedy: write the branch otherwise",
         "exporter export toy --targets script",
         "logs/script.log",
-        "Promised ranges: batch from 1 to 8. export batch is fixed at 2",
+        "Dynamic sizes: batch from 1 to 8. export batch is fixed at 2",
         "trace opset 20 model.py:3: might be incorrect",
         "Warning: random weights",
         "batch=2 seed 1",

@@ -55,7 +55,7 @@ def rewrite(source: Path, to: Path, change: Callable[[dict[str, Any]], object]) 
 def test_contracts_with_too_few_inputs(made_bundle: Path, tmp_path: Path, file: str, count: int) -> None:
     """Or with none at all."""
     spoilt = rewrite(made_bundle / file, tmp_path / file, lambda data: data.update(inputs=data["inputs"][:count]))
-    with pytest.raises(ArtifactError, match=f"takes 2 inputs, and its contract has {count}"):
+    with pytest.raises(ArtifactError, match=f"takes 2 inputs, but its contract has {count}"):
         exporter.open_artifact(spoilt)
 
 
@@ -66,14 +66,14 @@ def test_contracts_with_another_count_of_outputs(made_bundle: Path, tmp_path: Pa
         data["outputs"] = (data["outputs"] * 2)[:count]
 
     artifact = exporter.open_artifact(rewrite(made_bundle / file, tmp_path / file, change))
-    with pytest.raises(ArtifactError, match=f"gives 3 outputs, and its contract has {count}"):
+    with pytest.raises(ArtifactError, match=f"returns 3 outputs, but its contract has {count}"):
         artifact(**PAIR)
 
 
 @pytest.mark.parametrize("file", FILES)
 def test_a_contract_of_another_program(made_bundle: Path, tmp_path: Path, file: str) -> None:
     for field, value, said in (
-        ("target", "rust", "no target that is here"),
+        ("target", "rust", "the target in its contract is unknown"),
         ("schema", 99, "schema 99 is not known"),
         ("inputs", None, "its contract is not a valid Contract"),
     ):
