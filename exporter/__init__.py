@@ -1,10 +1,10 @@
 """Which artifact of this PyTorch model should I ship, and is it right?
 
-`export` makes a bundle of artifacts with their proof; `open_artifact` runs one of them; what goes wrong is an
-`ExporterError`, with a cause and a remedy. Importing this imports no torch.
+`export` makes a bundle of artifacts with their proof; `open_artifact` runs one of them; errors are `ExporterError`s
+with a cause and a remedy. Importing this package does not import torch.
 
-It sets ORT_DISABLE_TELEMETRY, where that is not set: onnxruntime reads it when it is imported, and no call later stops
-what it sends.
+It sets ORT_DISABLE_TELEMETRY if it is unset: onnxruntime reads the variable on import, and no later call stops its
+telemetry.
 """
 
 from __future__ import annotations
