@@ -1,4 +1,4 @@
-"""The command line: parse, call, render, exit code. One file a command, imported when it is called; never torch."""
+"""The command line: parse, call, render, exit code. Each command has a file, imported on use; none imports torch."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ ORDER = (
 
 
 class Commands(click.Group):
-    """Commands found by their file's name."""
+    """Find commands by their file's name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Ours first, in the order in which one needs them."""
+        """Return our commands in the order in which users need them, then any others."""
         found = {info.name for info in pkgutil.iter_modules(__path__) if not info.name.startswith("_")}
         return [name for name in ORDER if name in found] + sorted(found - set(ORDER))
 
@@ -41,7 +41,7 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click's, with a hint for what was mistyped."""
+        """Resolve as click does, and suggest a command for a mistyped name."""
         import difflib
 
         try:
@@ -60,19 +60,19 @@ def cli() -> None:
 
 
 def main() -> None:
-    """The console script `exporter`."""
+    """Run the console script `exporter`."""
     _run(cli, "exporter")
 
 
 def main_export() -> None:
-    """The console script `export`: `exporter export` for callers that exec a program."""
+    """Run the console script `export`: `exporter export` for callers that exec a program."""
     from exporter.cli.export import command
 
     _run(command, "export")
 
 
 def _run(command: click.Command, name: str) -> None:
-    """Run a command to its end, whatever becomes of what it prints, and exit with what became of its work."""
+    """Run a command to its end, even if its output cannot be written, and exit with its exit code."""
     with _streams.kept() as output:
         code = _code(command, name)
         sys.stdout.flush()
@@ -84,7 +84,7 @@ def _run(command: click.Command, name: str) -> None:
 
 
 def _code(command: click.Command, name: str) -> int:
-    """One place where errors become messages and exit codes."""
+    """Run a command, print its error if it raises one, and return its exit code."""
     verbose = (
         any(a.startswith("-") and not a.startswith("--") and "v" in a for a in sys.argv[1:]) or "--verbose" in sys.argv
     )

@@ -1,4 +1,4 @@
-"""What commands that load a BUNDLE share."""
+"""Options and functions shared by the commands that load a BUNDLE."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ bundle_options = _options.together(
 
 
 def trusted(options: dict[str, Any]) -> Trust:
-    """Whose signature is insisted on."""
+    """Return the required signer. Raises UsageError if only one of --identity and --issuer is given."""
     from exporter.bundle.signing import Trust
     from exporter.core.errors import UsageError
 
@@ -59,7 +59,7 @@ def trusted(options: dict[str, Any]) -> Trust:
 
 
 def recheck(place: Path, options: dict[str, Any], timed: bool = False) -> Manifest:
-    """The bundle as it is found now, timed on request; `options` are those that `bundle_options` adds."""
+    """Check the bundle again, time it if `timed`, and return the manifest; `options` come from `bundle_options`."""
     from exporter.cli import _progress
     from exporter.cli._goal import least_runs
     from exporter.runs import check_bundle
@@ -75,7 +75,7 @@ def recheck(place: Path, options: dict[str, Any], timed: bool = False) -> Manife
 
 
 def show(manifest: Manifest, place: Path, options: dict[str, Any]) -> int:
-    """Print it; the exit code."""
+    """Print the manifest and return the exit code."""
     from exporter import report
 
     click.echo(report.render(manifest, "json" if options["as_json"] else "table", place), nl=False)

@@ -1,4 +1,4 @@
-"""Options that say what to recommend, shared by the commands that do."""
+"""Options for the goal of the recommendation, shared by the commands that recommend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from exporter.core.timing_records import runs_for
 
 
 def goal_options(usual: str) -> _options.Option:
-    """The options; `usual` says what the goal is where none is given."""
+    """Return the options; `usual` describes the default goal in the help."""
     name = next(setting for setting in settings(Goal) if setting.name == "name")
     return _options.together(
         _options.of(Goal, "name", default=None, help=f"{name.option.help}  [default: {usual}]"),
@@ -22,10 +22,10 @@ def goal_options(usual: str) -> _options.Option:
 
 
 def least_runs(options: dict[str, Any]) -> int:
-    """How many calls of each artifact the goal's bounds need."""
+    """Return how many calls of each artifact the goal's bounds require."""
     return 0 if options["max_p99_ms"] is None else runs_for(99)
 
 
 def chosen(usual: Goal, options: dict[str, Any]) -> Goal:
-    """The goal, with what the command line says about it."""
+    """Return the goal `usual` with the command line's changes."""
     return dataclasses.replace(usual, **_options.given(Goal, options))

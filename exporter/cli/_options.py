@@ -1,4 +1,4 @@
-"""Options that several commands share, and those made of the fields of records."""
+"""Options that several commands share, and options made from the fields of records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TRACEBACKS = click.option("-v", "--verbose", is_flag=True, expose_value=False, h
 
 
 def together(*options: Option) -> Option:
-    """All of these, in this order."""
+    """Combine options into one decorator, in this order."""
 
     def add(command: Command) -> Command:
         for option in reversed(options):
@@ -28,9 +28,9 @@ def together(*options: Option) -> Option:
 
 
 def of(record: type, *names: str, **changes: Any) -> Option:
-    """Options for these settings of a record, or for all of them.
+    """Return options for these settings of a record, or for all of them.
 
-    `changes` are arguments of `click.option` that replace what the record says: another `help`, another `default`.
+    `changes` are arguments of `click.option` that replace the record's, such as `help` or `default`.
     """
     known = {setting.name: setting for setting in settings(record)}
     return together(*(_option(known[name], changes) for name in names or known))
@@ -67,7 +67,7 @@ def _type(setting: Setting) -> Any:
 
 
 def given(record: type, options: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a record among a command's options, but for those that were left to their defaults."""
+    """Return the settings of a record from a command's options, without those that are None."""
     return {
         setting.name: options[setting.name]
         for setting in settings(record)

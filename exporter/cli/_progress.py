@@ -1,4 +1,4 @@
-"""Progress on stderr: a line per variant with its stage and a clock; plain lines where stderr is no terminal."""
+"""Progress on stderr: a line per variant with its stage and a clock; plain lines if stderr is not a terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from exporter.report.console import escape
 
 @contextmanager
 def listener(quiet: bool) -> Iterator[Listener]:
-    """The listener that fits where stderr goes."""
+    """Yield the listener for this kind of stderr."""
     if quiet:
         yield Listener()
     elif not sys.stderr.isatty():
@@ -45,12 +45,12 @@ class PlainLines(Listener):
         self._last[variant] = stage
 
     def done(self, record: VariantRecord) -> None:
-        """Print the end, with what went wrong."""
+        """Print the variant's status, and its reason if it failed."""
         self._print(record.name, f"{record.status}{': ' + record.reason if record.reason else ''}")
 
     def _print(self, variant: str, text: str) -> None:
-        said = source_lines.printable(f"{variant:<24} {text}")
-        print(f"[{time.monotonic() - self._started:6.1f} s] {said}", file=sys.stderr, flush=True)
+        line = source_lines.printable(f"{variant:<24} {text}")
+        print(f"[{time.monotonic() - self._started:6.1f} s] {line}", file=sys.stderr, flush=True)
 
 
 class LiveLines(Listener):
@@ -67,12 +67,12 @@ class LiveLines(Listener):
                 self._rows[variant] = (stage, time.monotonic())
 
     def done(self, record: VariantRecord) -> None:
-        """Show how it ended."""
+        """Show the variant's status."""
         with self._lock:
             self._rows[record.name] = (record.status, 0.0)
 
     def render(self) -> Table:
-        """The rows as they are now."""
+        """Return the current rows."""
         table = Table.grid(padding=(0, 2))
         with self._lock:
             for variant, (stage, since) in self._rows.items():

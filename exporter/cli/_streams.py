@@ -1,7 +1,7 @@
-"""Where a command writes, which may be closed, full, or a pipe that nobody reads any more: the work goes on.
+"""Keep a command running when its output is closed, full, or a pipe without a reader.
 
-A descriptor that is closed when the command starts would be given to the next file that is opened, and whoever prints
-would write into that.
+If a standard descriptor is closed at the start, the next file that is opened gets its number, and anything printed
+would be written into that file.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-LOST = 74  # the exit code where all is done but the output could not be written: EX_IOERR of sysexits.h
+LOST = 74  # the exit code if the work succeeded but the output cannot be written: EX_IOERR of sysexits.h
 
 
 class Output(io.RawIOBase):
-    """A descriptor to write to. What it does not take is dropped, and why is remembered."""
+    """Write to a descriptor. After an error, drop further output and remember the error."""
 
     def __init__(self, descriptor: int, was_closed: bool) -> None:
         self._descriptor, self._was_closed = descriptor, was_closed
@@ -30,39 +30,39 @@ class Output(io.RawIOBase):
 
     @property
     def lost(self) -> str:
-        """Why something could not be written; "" where nothing was, or where whoever read it had enough."""
+        """Return why output was lost; "" if none was, or if the reader closed the pipe."""
         return "" if self._error is None or self._error.errno == errno.EPIPE else str(self._error.strerror)
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """Write some of it, or take it all where that cannot be done any more."""
+        """Write part of the data, or drop all of it after an error. Returns how many bytes were handled."""
         size = memoryview(data).nbytes
         if self._was_closed and size:
             self._error = OSError(errno.EBADF, "it is closed")
         while self._error is None:
             try:
                 return os.write(self._descriptor, data)
-            except BlockingIOError:  # its other end made it so
+            except BlockingIOError:  # the other end made it non-blocking
                 select.select([], [self._descriptor], [])
             except OSError as error:
                 self._error = error
         return size
 
     def writable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def fileno(self) -> int:
-        """The descriptor."""
+        """Return the descriptor."""
         return self._descriptor
 
     def isatty(self) -> bool:
-        """Whether it is a terminal."""
+        """Return whether it is a terminal."""
         return os.isatty(self._descriptor)
 
 
 @contextmanager
 def kept() -> Iterator[Output]:
-    """Let stdout and stderr take whatever is written to them; gives that of stdout, to be asked what was lost."""
+    """Replace stdout and stderr with streams that never fail; yield stdout's Output, whose `lost` reports errors."""
     closed = _reopened()
     before = sys.stdin, sys.stdout, sys.stderr
     outputs = Output(1, 1 in closed), Output(2, 2 in closed)
@@ -79,9 +79,9 @@ def kept() -> Iterator[Output]:
 
 
 def _reopened() -> set[int]:
-    """The standard descriptors that were closed, and lead nowhere from now on, here and in children."""
+    """Open closed standard descriptors on /dev/null, for children too, and return them."""
     closed = set()
-    for descriptor in (0, 1, 2):  # the lowest that is free is the one that is opened
+    for descriptor in (0, 1, 2):  # in this order, because open() takes the lowest free one
         try:
             os.fstat(descriptor)
         except OSError:

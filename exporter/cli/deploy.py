@@ -1,4 +1,4 @@
-"""`exporter deploy`: a bundle where it is served."""
+"""`exporter deploy`: prepare a bundle for serving."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _common = _options.together(
 
 @click.group(name="deploy", short_help="Turn a bundle into what a server runs.")
 def command() -> None:
-    """Turn a bundle into what a server runs. Hashes are compared first, and only what passed is taken."""
+    """Turn a bundle into what a server runs. Verifies hashes first, and deploys only artifacts that passed."""
 
 
 @command.command(short_help="Make a folder that runs without Python.")
@@ -30,9 +30,9 @@ def command() -> None:
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="The folder to write.")
 @_bundle.OPS_LIBS
 def cpp(bundle: Path, variant: str | None, out: Path, ops_libs: tuple[str, ...]) -> None:
-    """A folder with exporter-run, every library that it loads, the artifact and the golden.
+    """Make a folder with exporter-run, every library that it loads, the artifact and the golden.
 
-    It runs where it lies, in an empty chroot too. The artifact is checked there before the folder is put in its place.
+    The folder runs in place, or as the root of a chroot. The artifact is checked in it before it is moved to --out.
     """
     from exporter.bundle.layout import read_manifest
     from exporter.deploy import cpp
@@ -47,10 +47,10 @@ def cpp(bundle: Path, variant: str | None, out: Path, ops_libs: tuple[str, ...])
 @click.option("--name", metavar="MODEL", help="The model's name there.  [default: as in the bundle]")
 @click.option("--version", type=click.IntRange(1), default=1, show_default=True, help="Other versions are kept.")
 def triton(bundle: Path, variant: str | None, repository: Path, name: str | None, version: int) -> None:
-    """A model in a Triton repository: the artifact, its configuration, and a warm-up from the golden.
+    """Add a model to a Triton repository: the artifact, its configuration, and a warm-up from the golden.
 
-    TorchScript and AOTInductor go to the PyTorch backend (packages from release 26.05 on, one request at a time), ONNX
-    to the ONNX Runtime backend. Batches are formed where every tensor begins with `batch`.
+    TorchScript and AOTInductor use the PyTorch backend (packages need release 26.05 or later and run one request at a
+    time); ONNX uses the ONNX Runtime backend. Triton batches requests if every tensor's first dimension is `batch`.
     """
     from exporter.bundle.layout import read_manifest
     from exporter.deploy import triton
@@ -73,7 +73,7 @@ def triton(bundle: Path, variant: str | None, repository: Path, name: str | None
 )
 @_bundle.OPS_LIBS
 def docker(bundle: Path, variant: str | None, out: Path, runtime: str, ops_libs: tuple[str, ...]) -> None:
-    """A context for `docker build`: a Dockerfile and all that it copies. The build fails where parity is lost."""
+    """Make a context for `docker build`: a Dockerfile and all files it copies. The build fails if parity is lost."""
     from exporter.bundle.layout import read_manifest
     from exporter.deploy import docker
 
@@ -82,7 +82,7 @@ def docker(bundle: Path, variant: str | None, out: Path, runtime: str, ops_libs:
 
 
 def _show(deployment: Deployment, out: Path) -> None:
-    """What was made, how large it is, and what makes it so."""
+    """Print what was made, its size, and its largest files."""
     from exporter.report.rows import size_of
 
     largest = sorted(deployment.files, key=lambda file: -file.bytes)[:2]

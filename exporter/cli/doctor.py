@@ -1,4 +1,4 @@
-"""`exporter doctor`: what is here, what is missing, and what to install."""
+"""`exporter doctor`: report what is installed, what is missing, and what to install."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import click
 
 @click.command(name="doctor")
 def command() -> int:
-    """Look over this machine: packages, compiler, GPU, the C++ runner. Exit code 1 when something is broken."""
+    """Check this machine: packages, compiler, GPU, the C++ runner. Exit code 1 if something is broken."""
     from exporter.runs import doctor
 
     findings = doctor.examine()

@@ -1,4 +1,4 @@
-"""`exporter explain MODEL`: what in the model is in the way of each target."""
+"""`exporter explain MODEL`: report what stops each target from exporting the model."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from exporter.core.settings import SessionSettings
 @_options.QUIET
 @click.option("-v", "--verbose", is_flag=True, help="Show what torch printed, and tracebacks.")
 def command(model: str, device: str | None, as_json: bool, quiet: bool, verbose: bool, **given: Any) -> None:
-    """Say what in MODEL, named as for `exporter export`, is in the way of each target, without exporting it.
+    """Report what in MODEL stops each target, without exporting it. MODEL is named as for `exporter export`.
 
-    TracerWarnings and whether they matter, what torch.jit.script cannot read, graph breaks and recompilations, what
-    torch.export fixes, operators that ONNX lacks, and operator libraries that C++ must load.
+    Covers TracerWarnings and whether they matter, what torch.jit.script cannot read, graph breaks and recompilations,
+    what torch.export fixes, operators that ONNX lacks, and operator libraries that C++ must load.
 
-    Exit codes: 0 whatever is found, 1 the model does not run, 2 cannot be done as asked.
+    Exit codes: 0 the report is complete, whatever it says; 1 the model does not run; 2 the request is invalid.
     """
     from exporter import targets
     from exporter.core import environment
@@ -62,4 +62,4 @@ def _progress(step: str) -> None:
 
 
 def _silent(step: str) -> None:
-    """Nothing is said."""
+    """Report nothing."""

@@ -1,4 +1,4 @@
-"""`exporter export MODEL`: the main job."""
+"""`exporter export MODEL`: export, check and time a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`exporter models`: the recipes that are installed, and where others come from."""
+"""`exporter models`: list the installed recipes and the other sources of models."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 import click
 
 
-@click.command(name="models")
+@click.command(name="models", short_help="List the recipes and the supported libraries.")
 def command() -> None:
-    """List the models that have a recipe here, and the libraries whose models need none."""
+    """List the installed recipes, and the libraries whose models need no recipe."""
     from exporter.model import recipes
 
     found = recipes.available()
@@ -27,7 +27,7 @@ def command() -> None:
 
 
 def _offer(source: str) -> str:
-    """What a source offers: its `summary`."""
+    """Return the `summary` of a source."""
     for statement in _parsed(f"exporter.model.sources.{source}").body:
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "summary":
             return str(ast.literal_eval(statement.value))
@@ -35,14 +35,14 @@ def _offer(source: str) -> str:
 
 
 def _summary(module: str) -> str:
-    """First line of the module's docstring."""
+    """Return the first line of the module's docstring."""
     return (ast.get_docstring(_parsed(module)) or "").partition("\n")[0]
 
 
 def _parsed(module: str) -> ast.Module:
-    """The module's source, not imported: that would import torch."""
+    """Parse the module's source. Importing it would import torch."""
     try:
         spec = importlib.util.find_spec(module)
-    except Exception:  # another package's may raise anything
+    except Exception:  # another package's module may raise anything
         return ast.Module([], [])
     return ast.parse(Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else "")

@@ -1,4 +1,4 @@
-"""`exporter pack BUNDLE`: a bundle as one file."""
+"""`exporter pack BUNDLE`: pack a bundle into one file."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from exporter.cli import _bundle
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="[default: BUNDLE.tar.zst, beside it]")
 @_bundle.trust_options
 def command(bundle: Path, out: Path | None, **options: Any) -> None:
-    """Check BUNDLE's hashes and put it into one file; the same bundle gives the same bytes.
+    """Check BUNDLE's hashes and pack it into one file; the same bundle always makes the same bytes.
 
-    A signature has to be over this provenance.json, and of the bytes that SHA256SUMS lists; whose it is, only
-    --public-key, or --identity with --issuer, tells.
+    A signature must match this provenance.json and the hash in SHA256SUMS; the signer is verified only with
+    --public-key, or with --identity and --issuer.
 
-    What several artifacts hold alike, up to 1 GB apart, is stored once. Packing takes 1.2 GB of memory.
+    Data that several artifacts share, up to 1 GB apart, is stored once. Packing needs 1.2 GB of memory.
     """
     from exporter.bundle import archive
     from exporter.report.rows import size_of

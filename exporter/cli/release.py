@@ -1,4 +1,4 @@
-"""`exporter release FILE`: everything that a release is made of, with gates."""
+"""`exporter release FILE`: export every model of a release and check its gates."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ if TYPE_CHECKING:
 @_options.QUIET
 @_options.TRACEBACKS
 def command(file: Path, **options: Any) -> int:
-    """Make every model of FILE in every target, precision, device and size, and hold each against its gates.
+    """Export every model of FILE for every target, precision, device and size, and check each against its gates.
 
-    Each of these is a step with a bundle of its own, which is put in its place when it is done. Without --resume every
-    step is made anew. Paths in FILE are relative to its folder.
+    Each combination is a step with its own bundle, which is published when the step is done. Without --resume,
+    every step runs again. Paths in FILE are relative to its folder.
 
-    Exit codes: 0 all passed, 1 a variant or a gate failed, 2 FILE cannot be carried out, 130 interrupted.
+    Exit codes: 0 all passed, 1 a variant or a gate failed, 2 FILE cannot be run, 130 interrupted.
     """
     if options["init"]:
         _init(file)
@@ -75,7 +75,7 @@ def command(file: Path, **options: Any) -> int:
     out = options["out"] and options["out"].absolute()
     file = file.absolute()
     if runner := os.environ.get("EXPORTER_RUN"):
-        os.environ["EXPORTER_RUN"] = str(Path(runner).absolute())  # it counts from here, not from FILE
+        os.environ["EXPORTER_RUN"] = str(Path(runner).absolute())  # relative to this directory, not to FILE
     with contextlib.chdir(file.parent if file.parent.is_dir() else "."):
         return _release(named, file, out, junit, options)
 
@@ -117,7 +117,7 @@ def _release(named: Path, file: Path, out: Path | None, junit: Path | None, opti
     with _progress.listener(quiet=options["quiet"]) as listener, _executor(chosen, options) as executor:
         rows = run.run(steps, chosen, out, options["resume"], executor, listener)
     with contextlib.ExitStack() as last:
-        last.callback(click.echo, formats.render(rows, options["form"], named, out), nl=False)  # where it fails, too
+        last.callback(click.echo, formats.render(rows, options["form"], named, out), nl=False)  # even on an error
         if options["form"] == "github" and (summary := os.environ.get("GITHUB_STEP_SUMMARY")):
             try:
                 with Path(summary).open("a", encoding="utf-8") as job:
@@ -132,7 +132,7 @@ def _release(named: Path, file: Path, out: Path | None, junit: Path | None, opti
 
 
 def _executor(steps: Sequence[Step], options: dict[str, Any]) -> AbstractContextManager[Executor]:
-    """What makes the steps. UsageError where it cannot make one of them."""
+    """Return what runs the steps. Raises UsageError if it cannot run one of them."""
     if options["cluster"] is None:
         from exporter.release.executor import Local
 

@@ -1,4 +1,4 @@
-"""`exporter report BUNDLE`: a report from a manifest."""
+"""`exporter report BUNDLE`: render a report from a manifest."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import click
 from exporter.cli._goal import chosen, goal_options
 
 
-@click.command(name="report")
+@click.command(name="report", short_help="Show a bundle's results, or compare several bundles.")
 @click.argument("bundles", metavar="BUNDLE...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "--format", "form", type=click.Choice(["table", "json", "md", "html"]), default="table", show_default=True
 )
 @goal_options("the bundle's own")
 def command(bundles: tuple[Path, ...], form: str, **options: Any) -> None:
-    """Show what the run that made BUNDLE found; recommend by another goal than it had.
+    """Show the results of the run that made BUNDLE. Goal options change the recommendation.
 
-    Of several, html is one page that compares them.
+    With several bundles, --format html writes one page that compares them.
     """
     from exporter import report
     from exporter.bundle.layout import read_manifest

@@ -1,4 +1,4 @@
-"""`exporter sign BUNDLE`: say whose it is."""
+"""`exporter sign BUNDLE`: sign a bundle's provenance."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ PASSWORD = "EXPORTER_KEY_PASSWORD"
     "--key",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="PEM",
-    help="Private key: Ed25519, ECDSA or RSA. Without one sigstore signs by your identity (pip install "
-    f"'exporter[sigstore]'). The password of a locked key is read from the terminal or from {PASSWORD}.",
+    help="Private key: Ed25519, ECDSA or RSA. Without it, sigstore signs with your identity (pip install "
+    f"'exporter[sigstore]'). The password of an encrypted key is read from {PASSWORD} or from the terminal.",
 )
 @_options.TRACEBACKS
 def command(bundle: Path, key: Path | None) -> int:
-    """Sign BUNDLE's provenance.json, which holds the hash of every other file, once all of these are right.
+    """Verify BUNDLE's files and sign its provenance.json, which holds the hash of every other file.
 
     `exporter check --public-key`, or `--identity` with `--issuer`, verifies the signature.
 
-    Exit codes: 0 signed, 1 the bundle was altered or sigstore cannot be reached, 2 there is no bundle or no key, or
-    it cannot be written.
+    Exit codes: 0 signed, 1 the bundle was altered or sigstore cannot be reached, 2 the bundle or the key is missing,
+    or the signature cannot be written.
     """
     from exporter.bundle import integrity
 

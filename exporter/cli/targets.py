@@ -1,4 +1,4 @@
-"""`exporter targets`: the routes to an artifact."""
+"""`exporter targets`: list the targets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import textwrap
 
 import click
 
-INDENT, WIDTH = 24, 96  # columns of what is said of a target below its first line
+INDENT, WIDTH = 24, 96  # columns of the lines below a target's first line
 
 
 @click.command(name="targets")

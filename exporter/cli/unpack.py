@@ -1,4 +1,4 @@
-"""`exporter unpack FILE`: a bundle from the file that `exporter pack` made."""
+"""`exporter unpack FILE`: unpack a bundle from a file that `exporter pack` made."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 
-@click.command(name="unpack", short_help="Unpack a bundle from such a file.")
+@click.command(name="unpack", short_help="Unpack a bundle from a packed file.")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="[default: FILE without .tar.zst]")
 @click.option(
@@ -18,9 +18,9 @@ import click
     help="Refuse to unpack more than this.",
 )
 def command(file: Path, out: Path | None, max_gb: float) -> None:
-    """Make a bundle of FILE. It appears when every hash is right, and takes the place of nothing but a bundle.
+    """Unpack a bundle from FILE. Writes --out only if every hash matches, and replaces nothing but a bundle.
 
-    It need not be trusted to be unpacked; to be loaded it does, as any program.
+    FILE need not be trusted to be unpacked. Loading its artifacts requires trust, as running a program does.
     """
     from exporter.bundle import archive
 

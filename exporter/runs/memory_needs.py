@@ -1,4 +1,4 @@
-"""What each step of a run needs, by measurement, and what is said where that was not there."""
+"""The measured memory needs of each step of a run, and the messages if memory runs out."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ Table = Callable[[str], Need]  # by target or step
 
 
 def exports(target: str) -> Need:
-    """Of an export."""
+    """Return the need of an export."""
     return targets.facts(target).export_need
 
 
 def sessions(target: str) -> Need:
-    """Of a session; "" and eager stand for what is compiled or run without an artifact."""
+    """Return the need of a session; "" and eager stand for a session without an artifact."""
     return targets.facts(target).session_need
 
 
 def others(step: str) -> Need:
-    """Of a step that belongs to no target."""
+    """Return the need of a step that belongs to no target."""
     return Need(0.3, 1.5 * GB) if step == GOLDEN else Need(1.0, 1.0 * GB)
 
 
-LARGE = 1 * GB  # weights from which on a run takes a share of the machine, whatever is free
-SHARE = Need(2.5, 2 * GB)  # beyond the weights themselves, which all share
+LARGE = 1 * GB  # from this size of weights on, a run is limited to a share of the free memory
+SHARE = Need(2.5, 2 * GB)  # in addition to the weights, which all steps share
 
 
 def share(there: int, weights: int) -> int:
-    """What steps may take side by side of the bytes that are there, for a model whose weights take `weights` bytes."""
+    """Return how many of `there` free bytes concurrent steps may take, for a model with `weights` bytes of weights."""
     return there if weights < LARGE else min(there, SHARE.of(weights))
 
 
 @dataclass(frozen=True)
 class Shortage:
-    """A step that failed as one does for want of memory.
+    """A step that failed as if memory had run out.
 
-    It was expected to need so many bytes (0 where nobody knows), and so many were there. `limit` is the user's, 0 for
-    none; `killed` says that the kernel ended a process for want of memory meanwhile.
+    It was expected to need `needed` bytes (0 if unknown), and `there` bytes were free. `limit` is the user's, 0 for
+    none; `killed` says that the kernel's OOM killer ended a process during the step.
     """
 
     step: str
@@ -60,29 +60,33 @@ class Shortage:
 
     @property
     def sure(self) -> bool:
-        """Whether memory is known to be why, also where the process was ended from outside without a word."""
+        """Whether memory is known to be the cause, even if the process was killed from outside without a message."""
         return self.killed or self.needed > min(self.there, self.limit or self.there)
 
     def describe(self) -> str:
-        """Needed and there, in words."""
+        """Describe the memory that was needed and the memory that was free."""
         limit = f", and --memory-limit is {_gb(self.limit)}" if self.limit else ""
         if not self.needed:
-            return f"the memory that {self.step} needs is unknown, {_gb(self.there)} were free{limit}"
-        return f"{self.step} needs about {_gb(self.needed)}, {_gb(self.there)} were free{limit}"
+            return f"the memory that {self.step} needs is unknown, {_gb(self.there)} was free{limit}"
+        return f"{self.step} needs about {_gb(self.needed)}, {_gb(self.there)} was free{limit}"
 
     def remedies(self, alone: str = "", smaller: Mapping[str, int] | None = None) -> str:
-        """What works: a higher limit, a run of its own, another precision (`--targets` to bytes), another machine."""
+        """Return what would help: a higher limit, a separate run, another precision, or another machine.
+
+        `alone` is the variant to export separately, "" if that does not help; `smaller` maps a `--targets` argument to
+        the bytes that it needs.
+        """
         if not self.needed:
             higher = "raise --memory-limit, " if self.limit else ""
             return f"{higher}free some memory, raise the container's memory limit, or use a larger machine"
         found = []
         if self.limit and self.limit < self.needed <= self.there:
-            found.append(f"give --memory-limit {self.needed / GB:.1f}")
+            found.append(f"pass --memory-limit {self.needed / GB:.1f}")
         if alone and self.needed <= self.there:
             found.append(f"export it alone (--targets {alone})")
         bound = min(self.there, self.limit or self.there)
         fitting = {name: needed for name, needed in (smaller or {}).items() if needed <= bound}
-        found += [f"take a smaller precision (--targets {name} needs about {_gb(n)})" for name, n in fitting.items()]
+        found += [f"use a smaller precision (--targets {name} needs about {_gb(n)})" for name, n in fitting.items()]
         machine = f"use a machine with {_gb(round(1.1 * self.needed))} free"
         return ", or ".join([*found, machine] if not found or self.needed > self.there else found)
 
@@ -93,34 +97,34 @@ def _gb(size: float) -> str:
 
 @dataclass
 class MemoryPlan:
-    """What the steps for one model are expected to take, and what was free when each began.
+    """The memory that each step for one model is expected to need, and the free memory when each began.
 
-    `limit` is what the user allows a job, in bytes, or 0. `alone` says that a run of fewer variants is a remedy.
+    `limit` is the user's limit for a job in bytes, or 0. `alone` says that a run of fewer variants is a remedy.
     """
 
     weights: int = 0
     limit: int = 0
     alone: bool = False
-    _before: dict[str, tuple[int, int]] = field(default_factory=dict)  # free, and the kernel's kills till then
+    _before: dict[str, tuple[int, int]] = field(default_factory=dict)  # free bytes, and the kernel's OOM kills so far
 
     def begin(self, key: str) -> None:
-        """A step begins: the export or the sessions of a variant, by its name, or another."""
+        """Record the free memory as a step begins. `key` is a variant's name, GOLDEN or LOAD."""
         self._before[key] = memory.free(), memory.kills()
 
     def share(self, table: Table, step: str) -> int:
-        """Bytes that a step is expected to take, and no more than the user allows it."""
+        """Return the bytes that a step is expected to need, at most the user's limit."""
         needed = need(table, step, self.weights)
         return min(needed, self.limit or needed)
 
     def keeps(self, record: VariantRecord) -> bool:
-        """Whether a variant's sessions can stay open beside those that are, for they are timed in turn."""
+        """Return whether memory allows a variant's sessions to stay open with the others until they are timed."""
         if self.weights < LARGE:
             return True
         count = 2 if targets.is_native(record.target) else 1
         return count * need(sessions, record.target, self.weights) <= memory.free()
 
     def explain(self, record: VariantRecord) -> VariantRecord:
-        """A row that failed as one does for want of memory, with what was needed, what was there, and what works."""
+        """Return the record; if it ran out of memory, with the needed and free memory and a remedy in its message."""
         if record.status != "failed" or record.cause not in OUT_OF_MEMORY:
             return record
         sentence = causes.named(record.cause).sentence
@@ -142,20 +146,20 @@ class MemoryPlan:
         return replace(record, reason=reason, remedy=remedy)
 
     def explain_golden(self, error: ExporterError) -> ExporterError:
-        """As `explain`, for what ended the golden."""
+        """Return the golden's error, explained as `explain` does."""
         cause = causes.of(error)
         if cause is None or cause.name not in OUT_OF_MEMORY:
             return error
         found = self._shortage("the golden", need(others, GOLDEN, self.weights), GOLDEN)
-        said = cause.sentence if found.sure or cause.name != causes.KILLED else PERHAPS
-        return JobError(f"{said}: {found.describe()}: {error}", found.remedies(), getattr(error, "log", ""))
+        sentence = cause.sentence if found.sure or cause.name != causes.KILLED else PERHAPS
+        return JobError(f"{sentence}: {found.describe()}: {error}", found.remedies(), getattr(error, "log", ""))
 
     def _shortage(self, step: str, needed: int, key: str) -> Shortage:
         there, kills = self._before.get(key) or (memory.free(), memory.kills())
         return Shortage(step, needed, there, self.limit, memory.kills() > kills)
 
     def _smaller(self, record: VariantRecord, table: Table) -> dict[str, int]:
-        """Half precisions of the same target, and what the step needs in them."""
+        """Return a half precision of the same variant, and the bytes that the step needs in it."""
         if record.target == EAGER or record.stage == "prepare":
             return {}
         (variant,) = targets.parse(record.name)
@@ -165,5 +169,5 @@ class MemoryPlan:
 
 
 def need(table: Table, step: str, weights: int) -> int:
-    """Bytes that a step is expected to take for a model whose weights take `weights` bytes."""
+    """Return the bytes that a step is expected to need for a model with `weights` bytes of weights."""
     return table(step).of(weights)

@@ -1,9 +1,9 @@
-"""The order of the steps: prepare, export, check, time. Nothing else decides it, and nothing here computes.
+"""The order of the steps: prepare, export, check, time. Only this module decides it, and it computes nothing itself.
 
-Exports run side by side; so do checks when nothing is timed. Otherwise sessions are opened one after the other once the
-exports are done, for their first call is measured too.
+Exports run concurrently; so do checks if nothing is timed. Otherwise sessions are opened one after another once the
+exports are done, because their first call is measured too.
 
-One file, though long: it is the sequence of an export from start to end, read from top to bottom.
+The module is long because it holds the whole sequence of an export, to be read from top to bottom.
 """
 
 from __future__ import annotations
@@ -37,14 +37,16 @@ from exporter.workers.messages import Prepared
 def run(
     request: Request, listener: Listener | None = None, place: Path | None = None, zygotes: Zygotes | None = None
 ) -> tuple[Manifest, Path]:
-    """Do all that was asked; returns the manifest and where the bundle is: `place`, for who moves it to `request.out`.
+    """Run the request; return the manifest and the bundle's path.
 
-    Jobs are forked from `zygotes`, which several runs may share; else from the run's own.
+    The bundle is published at `place`, for a caller that moves it to `request.out` itself, or else at `request.out`.
+    Jobs are forked from `zygotes`, which several runs may share, or else from the run's own.
 
-    A variant that fails is a row. Where one fails, a bundle that is already there stays when something passes in it
-    that would be gone, unless `request.replace` insists, and whenever nothing passes in the new one; that goes beside
-    it. Raises UsageError before anything is written when the request cannot be met. Whatever else interrupts the run
-    (KeyboardInterrupt included) stops the children and publishes what was finished, never in another's place.
+    A variant that fails is a row of the manifest. If one fails, an existing bundle is kept and the new one published
+    beside it when nothing passes in the new one, or when a variant that passed in the old one would be lost and
+    `request.replace` is false. Raises UsageError before writing anything if the request cannot be met. Any other
+    exception except OSError (KeyboardInterrupt included) stops the children and publishes the finished variants,
+    beside an existing bundle if there is one.
     """
     request.validate()
     start = zygotes or Zygote
@@ -85,18 +87,19 @@ class _Run:
         root: Path,
         listener: Listener,
     ) -> None:
-        """`root` is what jobs know the staged bundle by.
+        """`root` is the path by which jobs access the staged bundle.
 
-        Jobs come from `zygote`; sessions that are timed, from `alone`, once no job runs any more.
+        Jobs are forked from `zygote`; timed sessions from `alone`, once no job is running.
         """
         self.request, self.zygote, self.alone, self.staging, self.listener = request, zygote, alone, staging, listener
         self.root = root
         self.work = root / ".work"
         self.work.mkdir()
         self.job = request.job(self.work)
-        self.materials = provenance.materials(request.source)  # as they are now: a job may take minutes
+        self.materials = provenance.materials(request.source)  # hashed now, because a job may take minutes
         self.draft = Draft(request, staging)
-        self.sessions = Sessions(request.device if request.bench else "cpu")  # untimed, others come and go
+        # Untimed sessions run concurrently, so the growth of the GPU's memory says nothing about one of them.
+        self.sessions = Sessions(request.device if request.bench else "cpu")
         self.judging = Judging(request, self.job, root, alone, self.draft, self.listener, self.sessions)
         self.golden = root / layout.GOLDEN
         self.turns = Turns(zygote, self.job, request.variants, root / layout.LOGS / "prepare.log")
@@ -107,7 +110,7 @@ class _Run:
             preparing, prepared = self._prepare()
         except UsageError:
             raise
-        except ExporterError as error:  # the model itself does not run: every row says so
+        except ExporterError as error:  # the model itself does not run: every row fails
             for variant in self.request.variants:
                 failed = _failed(self._begin(variant, "prepare"), "prepare", error)
                 self.listener.done(self.draft.keep(self.turns.plan.explain(failed)))
@@ -133,7 +136,7 @@ class _Run:
         child = self._begin_to_prepare(self.request.needs_program)
         try:
             return child, self._prepared(child)
-        except JobError as error:  # it was torch.export that crashed: what needs none of it can still come
+        except JobError as error:  # torch.export crashed: variants that do not need it can still be exported
             child = self._begin_to_prepare(False)
             prepared = self._prepared(child)
             for file in self.job.captures(prepared.contract):
@@ -142,7 +145,7 @@ class _Run:
             return child, prepared
 
     def _begin_to_prepare(self, capture_program: bool) -> Child:
-        """A job that has the model and has found its contract."""
+        """Start a job, and wait until it has loaded the model."""
         arguments = {
             "job": self.job,
             "capture_program": capture_program,
@@ -197,7 +200,7 @@ class _Run:
         self.listener.stage(EAGER, "waiting")
 
     def _metric(self, findings: Findings) -> MetricRecord | None:
-        """Eager's metric with the bounds asked for. RecipeError for bounds of what the recipe does not have."""
+        """Return eager's metric with the requested bounds. Raises RecipeError if the recipe has no metric for them."""
         least, most_loss = self.request.min_metric, self.request.max_metric_loss
         if findings.metric is not None:
             return MetricRecord(findings.metric, findings.samples, least, most_loss)
@@ -240,7 +243,7 @@ class _Run:
         try:
             exported, seconds = self._run_export(variant, prepared, path, self.root / record.log, zygote)
         except ExporterError as error:
-            filesystem.probe_space(self.staging.root)  # where the disk is full, that is what failed, and ends the run
+            filesystem.probe_space(self.staging.root)  # a full disk is the cause, and ends the run
             for left in self.staging.root.glob(f"{path.name}*"):
                 left.unlink()
             if self.sessions.stopped:
@@ -315,7 +318,7 @@ class _Run:
 
     @contextmanager
     def _pool(self, slots: int) -> Iterator[ThreadPoolExecutor]:
-        """Worker threads that only wait for children; when one raises, the children of the others end too."""
+        """Yield a pool of threads that only wait for children; if one raises, end the children of the others too."""
         pool = ThreadPoolExecutor(slots + 1)
         try:
             yield pool
@@ -326,7 +329,7 @@ class _Run:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def stop(self) -> None:
-        """End every child; what they were about is not recorded as a failure."""
+        """End every child. Their unfinished work is not recorded as a failure."""
         self.sessions.stop()
         self.turns.close()
         self.zygote.close()
@@ -334,7 +337,7 @@ class _Run:
         self.sessions.close()
 
     def finish(self, status: str) -> bool:
-        """Remove the work files, write the last manifest and seal the bundle; whether anything was finished."""
+        """Remove the work files, write the final manifest and seal the bundle; return whether anything was finished."""
         layout.remove(self.work)
         finished = self.draft.finish(status)
         integrity.seal(self.staging.root, self.draft.manifest, self.materials)

@@ -1,7 +1,7 @@
-"""A bundle made again from its own record, without timing, and compared with it file by file.
+"""Rebuild a bundle from its own record, without timing, and compare the two file by file.
 
-That runs the model's code, as it was when the bundle was made: the hashes of the recipe, the checkpoint and the inputs
-are in `provenance.json`.
+This runs the model's code, which must be unchanged since the export: `provenance.json` has the hashes of the recipe,
+the checkpoint and the inputs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from exporter.runs import pipeline
 from exporter.runs.request import Request
 
 AGAIN = "export again, and run `exporter compare` on both bundles"
-# Of a manifest: what is measured or told of one run, and hashes of files that are compared themselves.
+# Fields of a manifest that are specific to one run, and hashes of files that are themselves compared.
 MEASURED = frozenset((
     "command", "created", "environment", "exporter", "reproduce", "lifecycle", "load_s", "first_call_ms",
     "cached_call_ms", "peak_rss_mb", "gpu_mb", "timings", "sweep", "machine", "samples", "notes", "warnings", "bytes",
@@ -49,7 +49,7 @@ ONCE = {
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """What was found of each file of a bundle; `notes` tell what else is not what it was, as versions."""
+    """The result for each file of a bundle; `notes` list other changes, such as versions."""
 
     bundle: str
     files: tuple[Difference, ...]
@@ -57,7 +57,7 @@ class Rebuilt:
 
     @property
     def same(self) -> bool:
-        """Whether no file differs in numbers or in code."""
+        """Return whether no file differs in numbers or in code."""
         return all(file.status in ("identical", "known places") for file in self.files)
 
 
@@ -67,10 +67,10 @@ def run(
     ask: Callable[[Manifest], Request],
     listener: Callable[[], AbstractContextManager[Listener]],
 ) -> Rebuilt:
-    """Make the bundle again, as `ask` reads from its manifest, and compare.
+    """Build the bundle again with the request that `ask` reads from its manifest, and compare.
 
-    AlteredError when a file is not what was published; UsageError when the recipe, the checkpoint or the inputs are not
-    what they were; ArtifactError when it cannot be built again.
+    Raises AlteredError if a file differs from the published one; UsageError if the recipe, the checkpoint or the inputs
+    changed; ArtifactError if the bundle cannot be built again.
     """
     evidence = integrity.examine(place, trust)
     evidence.require(evidence.problems | evidence.spoilt)
@@ -86,7 +86,7 @@ def run(
         except BundleError as error:
             raise BundleError(str(error), "free some space there, or set TMPDIR to another folder") from error
         except KeyboardInterrupt as interrupt:
-            interrupt.__notes__ = []  # what was finished goes away too
+            interrupt.__notes__ = []  # they name finished variants, which are deleted too
             raise
         if made.status != "complete":
             failed = next(variant for variant in made.variants if variant.reason)
@@ -97,7 +97,7 @@ def run(
 
 
 def _require_materials(place: Path, request: Request) -> None:
-    """UsageError for what the bundle was made of and is not the same any more."""
+    """Raise UsageError if a file that the bundle was made from has changed."""
     path = place / layout.PROVENANCE
     before = provenance.recorded(checksums.read_bounded(path)) if path.is_file() else ()
     then, now = _digests(before), _digests(provenance.materials(request.source))
@@ -112,7 +112,7 @@ def _require_materials(place: Path, request: Request) -> None:
 
 
 def _digests(materials: tuple[provenance.Material, ...]) -> dict[tuple[str, str], str]:
-    """Hashes by role and name; a revision of git's has none."""
+    """Return hashes by role and name. Skips the git revision, which has no SHA-256."""
     found = (material for material in materials if "sha256" in material["digest"])
     return {(m["annotations"].get("role", ""), m["name"]): m["digest"]["sha256"] for m in found}
 
@@ -139,7 +139,7 @@ def _versions(manifest: Manifest) -> Iterator[str]:
 
 def _compared(old: Path, new: Path, manifest: Manifest, made: Manifest) -> Iterator[Difference]:
     names = {path.relative_to(place).as_posix() for place in (old, new) for path in place.rglob("*") if path.is_file()}
-    left = {name for name in layout.UNLISTED if name.endswith(filesystem.NEW)}  # of a signing that was cut off
+    left = {name for name in layout.UNLISTED if name.endswith(filesystem.NEW)}  # left by an interrupted signing
     for name in sorted(names - left):
         if name in ONCE:
             yield Difference(name, "known places", ONCE[name])
@@ -166,12 +166,12 @@ def _log(name: str, old: Path, new: Path) -> Difference:
 
 
 def _reason(name: str, manifest: Manifest, made: Manifest) -> str:
-    """Why a file is not there: what became of its variant."""
+    """Return why a file is missing: the reason that its variant failed."""
     owners = [variant.name for variant in manifest.variants if name in (file.path for file in variant.files)]
     return next((variant.reason for variant in made.variants if variant.name in owners), "") or "the cause is unknown"
 
 
 def _plain(manifest: Manifest) -> Any:
-    """As JSON, without the row of eager, which is there only where something was timed."""
-    own = tuple(variant for variant in manifest.variants if variant.name != EAGER)
-    return json.loads(to_json(replace(manifest, variants=own)))
+    """Return the manifest as JSON, without the eager row, which exists only if the run was timed."""
+    exported = tuple(variant for variant in manifest.variants if variant.name != EAGER)
+    return json.loads(to_json(replace(manifest, variants=exported)))

@@ -1,4 +1,4 @@
-"""What the user asked for, and the command that asks for a part of it again."""
+"""The user's request, and the command that repeats a part of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from exporter.workers.messages import Job
 
 @dataclass(frozen=True)
 class Request(RunSettings, SizeSettings):
-    """What the user asked for."""
+    """The user's request."""
 
     model: str
     source: Source
@@ -31,21 +31,21 @@ class Request(RunSettings, SizeSettings):
     command: str = ""
     asked: str = ""  # the model as the user wrote it, for commands that reproduce a step
     warnings: tuple[str, ...] = ()  # about the request itself
-    least_runs: int = 0  # of each variant, where a percentile is asked for
+    least_runs: int = 0  # timed calls of each variant, if the goal bounds a percentile
     goal: Goal = field(default_factory=Goal)
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """All that a variant computes in, but the usual one."""
+        """Return the variants' precisions, except fp32."""
         return tuple(dict.fromkeys(v.precision for v in self.variants if v.precision != FP32))
 
     @property
     def needs_program(self) -> bool:
-        """Whether torch.export has to be asked."""
+        """Return whether a variant needs the program of torch.export."""
         return any(targets.get(v.target).needs_program and not targets.is_live(v) for v in self.variants)
 
     def validate(self) -> None:
-        """UsageError where it cannot be met."""
+        """Raise UsageError if the request cannot be met."""
         self.require_valid()
         self.require_sizes()
         if "tf32" in self.precisions and self.device == "cpu":
@@ -61,13 +61,13 @@ class Request(RunSettings, SizeSettings):
             machine_code.require_portable()
 
     def job(self, work: Path) -> Job:
-        """What its jobs need to know, with `work` for their temporary files."""
+        """Return the description that jobs get, with `work` for their temporary files."""
         job: Job = pick(Job, self, work=work, options=pick(targets.Options, self, scratch=str(work)))
         return job
 
     @property
     def record(self) -> RequestRecord:
-        """What the manifest keeps of it."""
+        """Return the request as the manifest records it."""
         about = recipes.asked_of(self.source)
         names = tuple(variant.name for variant in self.variants)
         model = "" if self.source.kind == "memory" else self.asked or self.model
@@ -75,7 +75,7 @@ class Request(RunSettings, SizeSettings):
         return found
 
     def reproduce(self, name: str) -> str:
-        """A command that runs one variant again, with every option that bears on it and is not the default."""
+        """Return a command that runs one variant again, with every option that affects it and is not the default."""
         if self.source.kind == "memory":
             return f"exporter.export(model, inputs, targets={name!r}, out={f'{self.out}-again'!r})"
         words = ["exporter", "export", self.asked or self.model, "--targets", name, "--device", self.device]
@@ -100,15 +100,15 @@ class Request(RunSettings, SizeSettings):
 
 
 def again(manifest: Manifest) -> Request:
-    """The request that made a bundle. UsageError where it is not recorded, or a file that it names is not there."""
+    """Return the request that made a bundle. Raises UsageError if it is not recorded or names a missing file."""
     asked = manifest.request
     if asked is None or not asked.model:
         cause = "it was made from a module in memory" if asked else "its manifest records no request"
         raise UsageError(
             f"the bundle cannot be built again: {cause}", "export again, and run `exporter compare` on both bundles"
         )
-    had = manifest.model.weights
-    weights = had if asked.weights == "auto" and had in WEIGHTS else asked.weights
+    used = manifest.model.weights
+    weights = used if asked.weights == "auto" and used in WEIGHTS else asked.weights
     try:
         about: SourceSettings = pick(SourceSettings, asked)
         source = recipes.resolve(asked.model, about, asked.weights)

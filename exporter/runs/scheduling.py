@@ -1,4 +1,4 @@
-"""Which process each job of a run is forked from, and when: where memory is short, in order instead of side by side."""
+"""When each job of a run starts, and the process it is forked from. If memory is short, jobs run one after another."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from exporter.workers.messages import Job, Prepared
 
 
 class Turns:
-    """The jobs of one run, each when its turn comes.
+    """Schedules the jobs of one run.
 
-    On the CPU, those that need the model are forked from a process that has loaded it, and that ends once nobody needs
-    it any more. Safe to use from several threads.
+    On the CPU, jobs that need the model are forked from a process that has loaded it; that process ends once no job
+    needs it. Safe to use from several threads.
     """
 
     def __init__(self, zygote: Zygote, job: Job, variants: Sequence[targets.Variant], log: Path) -> None:
@@ -34,7 +34,7 @@ class Turns:
         self.room = memory.Room(memory.UNLIMITED)
 
     def load(self, timeout: float) -> None:
-        """Load the model for all. Raises what loading it raised."""
+        """Load the model for all jobs. Raises the error that loading it raised."""
         self.plan.begin(memory_needs.LOAD)
         if self.job.options.device != "cpu":
             return
@@ -45,16 +45,16 @@ class Turns:
             child.wait(timeout)
 
     def prepare(self, arguments: dict[str, object]) -> Child:
-        """Start the job that prepares, and then makes the golden."""
+        """Start the job that prepares the run and then makes the golden."""
         return self.model.spawn("making the golden", "exporter.workers.tasks:prepare", arguments, self.log)
 
     @property
     def model(self) -> Zygote:
-        """What jobs are forked from that need the model."""
+        """Return the process to fork jobs from that need the model."""
         return self._holder or self._zygote
 
     def settle(self, prepared: Prepared) -> None:
-        """Plan with what is known once the model is loaded and captured: what is free now is there for the rest."""
+        """Plan the remaining jobs once the model is loaded and captured: they share the memory that is free now."""
         self.plan.weights = prepared.weight_bytes
         self.room = memory.Room(memory_needs.share(memory.free(), self.plan.weights))
         for user in [user for user in self._users if isinstance(user, targets.Variant)]:
@@ -62,7 +62,7 @@ class Turns:
                 self._leave(user)
 
     def in_order(self, variants: Sequence[targets.Variant]) -> list[targets.Variant]:
-        """What takes longest first; where not all fit beside each other, what shares the loaded model before that."""
+        """Sort by cost, highest first. If not all fit in memory together, put those that need the model first."""
         longest = sorted(variants, key=cost, reverse=True)
         exports = [self.plan.share(memory_needs.exports, v.target) for v in self._exports]
         if sum(exports) + self.plan.share(memory_needs.others, GOLDEN) <= self.room.size:
@@ -71,7 +71,7 @@ class Turns:
 
     @contextmanager
     def golden(self) -> Iterator[int]:
-        """The golden's turn; gives how many bytes of float64 weights it may hold."""
+        """Wait for the golden's turn; yield how many bytes of float64 weights it may hold."""
         fixed = self.plan.share(memory_needs.others, GOLDEN)
         exports = [self.plan.share(memory_needs.exports, v.target) for v in self._exports]
         beside = max((need for need in exports if need + fixed <= self.room.size), default=0)
@@ -85,8 +85,8 @@ class Turns:
 
     @contextmanager
     def export(self, variant: targets.Variant) -> Iterator[Zygote]:
-        """A variant's turn to be exported; gives what its job is forked from."""
-        if targets.is_live(variant):  # nothing is made
+        """Wait for a variant's turn to be exported; yield the process to fork its job from."""
+        if targets.is_live(variant):  # nothing to export
             self._leave(variant)
             yield self._zygote
             return
@@ -100,19 +100,19 @@ class Turns:
 
     @contextmanager
     def check(self, variant: targets.Variant) -> Iterator[None]:
-        """The turn of a variant's sessions, which follow each other."""
+        """Wait for the turn of a variant's sessions, which run one after another."""
         with self.room.take(self.plan.share(memory_needs.sessions, "" if targets.is_live(variant) else variant.target)):
             self.plan.begin(variant.name)
             yield
 
     def close(self) -> None:
-        """End the process that holds the model, and let nobody wait any more."""
+        """End the process that holds the model, and release every waiting thread."""
         self.room.close()
         if self._holder is not None:
             self._holder.close()
 
     def _leave(self, user: targets.Variant | str) -> None:
-        """Who was the last to need the model gives its memory back."""
+        """Remove a user of the model. After the last one, end the process that holds it and free its memory."""
         with self._lock:
             self._users.discard(user)
             if self._users or self._holder is None:
@@ -123,12 +123,12 @@ class Turns:
 
 
 def cost(variant: targets.Variant) -> int:
-    """How long its export takes, against others'; nothing for what is not exported."""
+    """Return the relative duration of a variant's export; 0 if it is compiled just in time."""
     return 0 if targets.is_live(variant) else targets.facts(variant.target).cost
 
 
 def _needs_model(variant: targets.Variant, prepared: Prepared) -> bool:
-    """Whether its export starts from the module, and not from the exported program alone."""
+    """Return whether a variant's export needs the module, not only the exported program."""
     if targets.is_live(variant):
         return False
     by_itself = targets.facts(variant.target).needs_module

@@ -1,4 +1,4 @@
-"""Sessions of an artifact, opened and judged: the same for a run and for `exporter check`."""
+"""Open and judge the sessions of an artifact, for a run and for `exporter check`."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from exporter.model import custom_ops
 from exporter.workers.children import Zygote
 from exporter.workers.session.client import NativeSession, PythonSession, Session
 
-CONVERT_S = 300.0  # for the golden of a release before
-FROM_OUTSIDE = ("", "SIGKILL", "SIGILL", "SIGTERM", "SIGINT")  # of which a process can say nothing
+CONVERT_S = 300.0  # time limit for converting the golden of an earlier release
+FROM_OUTSIDE = ("", "SIGKILL", "SIGILL", "SIGTERM", "SIGINT")  # the process prints no message about these
 Opener = Callable[[], Session]
-Judged = tuple[SessionRecord, Session | None]  # the session is None when it failed to give any outputs
+Judged = tuple[SessionRecord, Session | None]  # the session is None if it returned no outputs
 
 
 def openers(
     zygote: Zygote, folder: Path, record: VariantRecord, options: targets.Options, log: Path, timeout: float
 ) -> Iterator[tuple[str, Opener]]:
-    """(kind, function that starts a session) for each language that can run the artifact here."""
+    """Yield (kind, function that starts a session) for each language that can run the artifact here."""
     if record.artifact is None or record.contract is None:
         return
     path, golden = folder / record.artifact.path, layout.golden(folder)
@@ -61,7 +61,7 @@ def openers(
 
 
 def converted(zygote: Zygote, golden: Path, log: Path) -> Path:
-    """The golden as C++ reads it: one of a release before is written again beside the log, where nothing is kept."""
+    """Return the golden in the format that C++ reads. That of an earlier release is converted, next to the log."""
     if golden.name != layout.PICKLED_GOLDEN:
         return golden
     place = log.parent / f"{checksums.of(golden)[:16]}.{layout.GOLDEN}"
@@ -72,7 +72,7 @@ def converted(zygote: Zygote, golden: Path, log: Path) -> Path:
 
 
 def _ops_libs(contract: Contract, options: targets.Options) -> Iterator[str]:
-    """`--ops-lib FILE` for the user's libraries, and for those that are known for the artifact's operators."""
+    """Yield `--ops-lib FILE` for the user's libraries and the known libraries of the artifact's operators."""
     for file in (*options.ops_libs, *filter(None, map(custom_ops.library, contract.ops))):
         yield from ("--ops-lib", str(file))
 
@@ -80,7 +80,7 @@ def _ops_libs(contract: Contract, options: targets.Options) -> Iterator[str]:
 def check(kind: str, open_session: Opener, record: VariantRecord, golden: GoldenRecord | None) -> Judged:
     """Start a session, time its first call, and judge its outputs.
 
-    They are judged at all that the variant's contract promises, and it has to refuse the rest.
+    Its outputs are judged for every case that the contract promises; it must refuse the other cases.
     """
     found = SessionRecord(kind, "failed", "load")
     session: Session | None = None
@@ -117,7 +117,7 @@ def _judged(
     record: VariantRecord,
     golden: GoldenRecord | None,
 ) -> SessionRecord:
-    """With the parity of a `check` answer, `lost` being what is not propagated in it."""
+    """Return the record with the parity of a `check` answer; `lost` lists what the answer does not propagate."""
     cases = diagnosis.judged(diagnosis.checked(answer, golden.cases if golden else ()), record.contract)
     answers = [case.answer for case in cases]
     summary = replace(parity.summarize(answers), refused=len(answer) - len(cases), unpropagated=lost)
@@ -134,27 +134,27 @@ def _judged(
 
 
 def _cause(why: diagnosis.Diagnosis, target: str) -> causes.Cause | None:
-    """The cause that a diagnosis found, or else that of what an artifact raised."""
+    """Return the diagnosed cause, or else the known cause of the error that the artifact raised."""
     return causes.named(why.cause, target, why.words) if why.cause else causes.find(why.reason, target)
 
 
 def crashed(error: ExporterError) -> str:
-    """What an error says; of a process that a signal of its own ended, its last words too."""
+    """Return the error's message, with the process's last output if it crashed."""
     if isinstance(error, JobError) and error.signal not in FROM_OUTSIDE and error.log.strip():
         return f"{error}{last_words(error)}"
     return str(error)
 
 
 def last_words(error: JobError, said: str = "its log") -> str:
-    """What a process printed last before it ended without a result: what a C++ exception says, or else a line."""
+    """Return the last output of a process that ended without a result: its C++ exception, or else its last line."""
     lines = [line.strip() for line in error.log.splitlines() if line.strip()]
     exceptions = [line.removeprefix("what():").strip() for line in lines if line.startswith("what():")]
     last = next(reversed([*lines[-1:], *exceptions[-1:]]), "")
-    return f", after it said: {causes.shorten(last)}" if last else f" without any output ({said})"
+    return f", last output: {causes.shorten(last)}" if last else f" without any output ({said})"
 
 
 def _first_call_and_check(record: SessionRecord, session: Session) -> tuple[SessionRecord, list[dict[str, Any]]]:
-    """A first call that fails is not the end: the check tells at which sizes it fails, unless the session is gone."""
+    """Time the first call, then check: even if the call fails, to find the failing sizes, unless the session ended."""
     try:
         record = replace(record, stage="first call", first_call_ms=session.time(1)[0])
         record = replace(record, peak_rss_mb=session.peak_rss_mb, provider=session.ready["provider"])
@@ -167,9 +167,9 @@ def _first_call_and_check(record: SessionRecord, session: Session) -> tuple[Sess
 
 
 def watch_gpu_memory(device: str, judge: Callable[[], Judged]) -> Judged:
-    """What `judge` gives, with by how much the memory in use on the GPU grew meanwhile; as it is on the CPU.
+    """Return the result of `judge`, with the growth of the GPU's memory in use meanwhile; unchanged on the CPU.
 
-    True only where nothing else comes to the GPU, or leaves it.
+    The growth is correct only if no other process allocates or frees memory on the GPU.
     """
     before = environment.gpu_memory_mb(device) if device != "cpu" else None
     record, session = judge()
@@ -180,7 +180,7 @@ def watch_gpu_memory(device: str, judge: Callable[[], Judged]) -> Judged:
 
 
 def conclude(record: VariantRecord, sessions: tuple[SessionRecord, ...]) -> VariantRecord:
-    """The variant's own status, parity and lifecycle, from its sessions: the worst session wins."""
+    """Return the variant's record with the status, parity and lifecycle of its sessions: the worst session counts."""
     if not sessions:
         raise ValueError(f"{record.name} has no session")
     judged = [s.parity for s in sessions if s.parity is not None]
@@ -214,6 +214,6 @@ def conclude(record: VariantRecord, sessions: tuple[SessionRecord, ...]) -> Vari
 
 
 def _unpropagated(sessions: tuple[SessionRecord, ...]) -> tuple[str, ...] | None:
-    """What no session has to say twice; None where none was asked."""
+    """Return what the sessions do not propagate, without duplicates; None if no session was checked for it."""
     found = [s.parity.unpropagated for s in sessions if s.parity is not None and s.parity.unpropagated is not None]
     return tuple(dict.fromkeys(said for one in found for said in one)) if found else None

@@ -1,4 +1,4 @@
-"""The sessions of a command: opened, judged, kept open where they will be timed, and ended together."""
+"""The sessions of a command: open them, judge them, keep those open that will be timed, and end them together."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def _as_found(kind: str, found: SessionRecord, session: Session | None) -> Sessi
 
 
 class Sessions:
-    """Use as a context manager; leaving it ends every session. Threads may share it.
+    """Context manager that ends every session on exit. Safe to use from several threads.
 
-    `device` is where the growth of memory is watched, "cpu" for nowhere. Sessions that are to be timed wait in `kept`,
-    by a name and their kind; `only_passing` says that those whose outputs are wrong do not.
+    `device` is the GPU whose memory growth is measured; "cpu" measures none. Sessions that will be timed wait in
+    `kept`, by name and kind; with `only_passing`, sessions that failed are closed instead.
     """
 
     def __init__(self, device: str = "cpu", only_passing: bool = False) -> None:
@@ -51,9 +51,9 @@ class Sessions:
         keep: str = "",
         visit: Visit = _as_found,
     ) -> tuple[SessionRecord, ...]:
-        """What each session of a variant is found to be; `visit` sees it while it is open, and may change that.
+        """Judge each session of a variant. `visit` gets each record while the session is open, and may change it.
 
-        It is kept under the name `keep`, where there is one, and else closed. JobError after `stop`.
+        Sessions are kept under the name `keep`, or closed if it is "". Raises JobError after `stop`.
         """
         results: list[SessionRecord] = []
         for kind, open_session in openers:
@@ -75,7 +75,7 @@ class Sessions:
         return tuple(results)
 
     def _open(self, open_session: session_checks.Opener) -> Session:
-        """A session that `close` will find, whichever thread it is in."""
+        """Open a session and register it, so that `close` ends it from any thread."""
         with self._lock:
             if self._stopped:
                 raise JobError("stopped")
@@ -85,11 +85,11 @@ class Sessions:
 
     @property
     def stopped(self) -> bool:
-        """Whether `stop` was called."""
+        """Return whether `stop` was called."""
         return self._stopped
 
     def stop(self) -> None:
-        """Let no session be opened any more."""
+        """Refuse to open further sessions."""
         with self._lock:
             self._stopped = True
 

@@ -35,7 +35,7 @@ def test_a_need_grows_with_the_weights() -> None:
 def test_a_shortage_says_what_was_needed_and_there() -> None:
     found = Shortage("the export to compile", round(12.8 * GB), round(9.1 * GB), limit=round(2 * GB))
     assert (
-        found.describe() == "the export to compile needs about 12.8 GB, 9.1 GB were free, and --memory-limit is 2.0 GB"
+        found.describe() == "the export to compile needs about 12.8 GB, 9.1 GB was free, and --memory-limit is 2.0 GB"
     )
 
 
@@ -44,12 +44,12 @@ def test_a_shortage_says_what_was_needed_and_there() -> None:
     [
         (
             Shortage("x", 8 * 10**9, 20 * 10**9, limit=2 * 10**9),
-            "give --memory-limit 8.0, or export it alone (--targets a)",
+            "pass --memory-limit 8.0, or export it alone (--targets a)",
         ),
         (Shortage("x", 8 * 10**9, 20 * 10**9), "export it alone (--targets a)"),
         (
             Shortage("x", 8 * 10**9, 5 * 10**9),
-            "take a smaller precision (--targets a@bf16 needs about 4.5 GB), or use a machine with 8.8 GB free",
+            "use a smaller precision (--targets a@bf16 needs about 4.5 GB), or use a machine with 8.8 GB free",
         ),
         (Shortage("x", 20 * 10**9, 3 * 10**9), "use a machine with 22.0 GB free"),
     ],
@@ -68,7 +68,7 @@ def test_who_killed_is_known_from_the_kernel_or_from_the_figures() -> None:
 
 def test_what_is_not_known_is_not_said() -> None:
     found = Shortage("loading", 0, 2 * 10**9, killed=True)
-    assert found.describe() == "the memory that loading needs is unknown, 2.0 GB were free"
+    assert found.describe() == "the memory that loading needs is unknown, 2.0 GB was free"
     assert found.remedies() == "free some memory, raise the container's memory limit, or use a larger machine"
     assert found.sure
 
@@ -82,7 +82,7 @@ def test_a_load_that_the_kernel_ended_says_what_was_free(monkeypatch: pytest.Mon
     ended = "The memory did not suffice: load was ended by SIGKILL (out of memory?)"
     found = plan.explain(VariantRecord("trace", "trace", "failed", "prepare", ended, cause="killed"))
     assert found.reason == (
-        "The memory did not suffice: the memory that loading and capturing the model needs is unknown, 2.0 GB were "
+        "The memory did not suffice: the memory that loading and capturing the model needs is unknown, 2.0 GB was "
         "free: load was ended by SIGKILL (out of memory?)"
     )
     assert "--memory-limit" not in found.remedy, "none was given"
@@ -93,7 +93,7 @@ def test_a_run_that_cannot_load_says_what_was_free(run: Run, monkeypatch: pytest
     manifest, _ = run("heavy:unloadable", "trace")
     (row,) = manifest.variants
     assert row.stage == "prepare"
-    assert "2.0 GB were free" in row.reason
+    assert "2.0 GB was free" in row.reason
     assert "machine" in row.remedy
 
 
@@ -145,7 +145,7 @@ def test_a_check_says_what_was_needed_and_there(budget: float, run: Run, monkeyp
     (row,) = check_bundle.run(
         place, check_bundle.CheckOptions(threads=1, timeout=120, bench=budget > 0, time_budget=budget), Listener()
     ).variants
-    said = "The memory did not suffice: a session of trace needs about 1.5 GB, 0.5 GB were free: "
+    said = "The memory did not suffice: a session of trace needs about 1.5 GB, 0.5 GB was free: "
     assert (row.status, row.reason.startswith(said)) == ("failed", True), row.reason
     assert "use a machine with 1.7 GB free" in row.remedy
 
@@ -166,7 +166,7 @@ def test_a_session_that_dies_while_it_is_timed_is_explained(run: Run, monkeypatc
     monkeypatch.setattr(PythonSession, "time", time)
     rows = {row.name: row for row in recheck_timed(place).variants}
     assert rows["trace"].status == "passed"
-    assert "0.5 GB were free" in rows["export"].reason
+    assert "0.5 GB was free" in rows["export"].reason
 
 
 @pytest.mark.parametrize(("free", "beside"), [(90 * GB, 2), (1.0, 1)])

@@ -137,7 +137,7 @@ def test_a_crash_of_torch_export_spares_the_rest(run: Run) -> None:
     assert found["trace"].status == "passed"
     assert (found["export"].status, found["export"].stage) == ("failed", "export")
     assert "SIGSEGV" in found["export"].reason
-    assert "model" in found["export"].reason.partition("after it said: ")[2], "the last line that it printed"
+    assert "model" in found["export"].reason.partition("last output: ")[2], "the last line that it printed"
     fits_the_schema(place)
 
 

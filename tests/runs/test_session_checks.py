@@ -65,10 +65,10 @@ def test_a_quantized_variant_has_a_remedy(cause: str, remedy: str) -> None:
         (
             "compile (python) was ended by SIGABRT",
             "loading\nterminate called after throwing 'c10::Error'\n  what():  expected s0 to be 14\n#1 0x\n",
-            "compile (python) was ended by SIGABRT, after it said: expected s0 to be 14",
+            "compile (python) was ended by SIGABRT, last output: expected s0 to be 14",
             "SIGABRT",
         ),
-        ("x was ended by SIGSEGV", "one\ntwo\n\n", "x was ended by SIGSEGV, after it said: two", "SIGSEGV"),
+        ("x was ended by SIGSEGV", "one\ntwo\n\n", "x was ended by SIGSEGV, last output: two", "SIGSEGV"),
         ("x was ended by SIGABRT", "\n", "x was ended by SIGABRT", "SIGABRT"),
         ("x was ended by SIGKILL (out of memory?)", "one", "x was ended by SIGKILL (out of memory?)", "SIGKILL"),
         ("x took longer than 3 s", "one", "x took longer than 3 s", ""),
