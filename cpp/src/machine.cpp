@@ -74,7 +74,7 @@ std::string cpu_obstacle(const Contract& contract) {
     missing += (missing.empty() ? "" : ", ") + name;
   }
   if (missing.empty()) return {};
-  return "was built for " + missing + ", which this CPU has not: export it on this machine" +
+  return "was built for " + missing + ", which this CPU lacks: export it on this machine" +
          (contract.build->level.empty() ? ", or with --portable" : "");
 }
 

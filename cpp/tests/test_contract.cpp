@@ -231,10 +231,10 @@ TEST_CASE("names what the CPU lacks") {
   CHECK(exporter::cpu_obstacle(c) == "");
   c.build = exporter::Build{{"avx1024", "amx_fp2"}, "", "", "", ""};
   CHECK(exporter::cpu_obstacle(c) ==
-        "was built for avx1024, amx_fp2, which this CPU has not: export it on this machine, "
+        "was built for avx1024, amx_fp2, which this CPU lacks: export it on this machine, "
         "or with --portable");
   c.build->level = "x86-64-v9";
-  CHECK(exporter::cpu_obstacle(c).ends_with("has not: export it on this machine"));
+  CHECK(exporter::cpu_obstacle(c).ends_with("lacks: export it on this machine"));
 }
 
 TEST_CASE("knows entries") {

@@ -1,4 +1,4 @@
-"""What machine code is built for, and whether it runs here. Nothing here imports torch."""
+"""Describe what machine code is built for and check that it runs here. Does not import torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from exporter.core import environment
 from exporter.core.contract_records import Build, Contract
 from exporter.core.errors import ArtifactError, UsageError
 
-# What x86-64-v3 has over any x86-64, as /proc/cpuinfo names it.
+# CPU flags that x86-64-v3 adds to baseline x86-64, under their /proc/cpuinfo names.
 PORTABLE = Build(
     isa=(
         "abm", "avx", "avx2", "bmi1", "bmi2", "cx16", "f16c", "fma", "lahf_lm", "movbe", "pni", "popcnt", "sse4_1",
@@ -18,52 +18,52 @@ PORTABLE = Build(
     ),
     level="x86-64-v3",
 )  # fmt: skip
-# What else a compiler uses unasked where it compiles for one CPU, by how the names begin; on Arm too.
+# Prefixes of the other flags that a compiler uses by default when it compiles for the native CPU, x86 or Arm.
 WIDER = ("amx", "asimd", "atomics", "avx", "bf16", "fma4", "gfni", "i8mm", "sve", "tbm", "xop")
 
 
 def native() -> Build:
-    """For this CPU: all that code compiled for it may use."""
+    """Return the build for this CPU: every flag that code compiled for it may use."""
     flags = environment.cpu_flags()
     return Build(tuple(sorted(flag for flag in flags if flag in PORTABLE.isa or flag.startswith(WIDER))))
 
 
 def require_portable() -> None:
-    """UsageError where a portable artifact could not be built and checked."""
+    """Raise UsageError if a portable artifact cannot be built and checked on this machine."""
     what = f"--portable builds for {PORTABLE.level}"
     if platform.machine() != "x86_64":
-        raise UsageError(f"{what}, and this machine is {platform.machine()}", "leave it out")
+        raise UsageError(f"{what}, but this machine is {platform.machine()}", "omit --portable")
     if missing := _missing(PORTABLE):
-        raise UsageError(f"{what}, and this CPU has no {missing}", "leave it out")
+        raise UsageError(f"{what}, but this CPU lacks {missing}", "omit --portable")
 
 
 def require(build: Build, path: Path, capability: tuple[int, int] | None = None) -> None:
-    """ArtifactError for machine code that would not run on this CPU, or on a GPU of this compute capability."""
+    """Raise ArtifactError if the machine code cannot run on this CPU or on a GPU of this compute capability."""
     remedy = "export it on this machine"
     if missing := _missing(build):
         other = "" if build.level else ", or with --portable"
-        raise ArtifactError(f"{path} was built for {missing}, which this CPU has not", remedy + other)
+        raise ArtifactError(f"{path} was built for {missing}, which this CPU lacks", remedy + other)
     if capability and build.capability and not _runs(build.capability, capability):
         here = "{}.{}".format(*capability)
         raise ArtifactError(f"{path} was built for compute capability {build.capability}, this GPU has {here}", remedy)
 
 
 def _missing(build: Build) -> str:
-    """What this CPU has not, as far as its flags are known; "" when it has all."""
+    """Return the required flags that this CPU lacks; "" if it has them all or its flags are unknown."""
     flags = environment.cpu_flags()
     return ", ".join(name for name in build.isa if flags and name not in flags)
 
 
 def _runs(text: str, here: tuple[int, int]) -> bool:
-    """Kernels for 8.0 run on 8.6; from 9.0 on they are for one capability alone, as triton compiles them (sm_90a)."""
+    """Return whether kernels run here: those for 8.0 run on 8.6; from 9.0 on, triton targets one capability (sm_90a)."""
     built = _numbers(text)
     return built == here or (built[:1] == here[:1] < (9,) and built < here)
 
 
 def newer(contract: Contract, cuda: str) -> str:
-    """What built the artifact and is newer than what is here; "" when nothing is.
+    """Describe the versions that built the artifact and are newer than the ones here; "" if none is.
 
-    torch promises that packages run in later releases, not that they do in earlier ones, which may lack what they call.
+    torch guarantees that packages run in later releases. Earlier ones may lack functions that the packages call.
     """
     torch, build = environment.version("torch") or "", contract.build or Build()
     found = []

@@ -1,7 +1,7 @@
-"""How busy the machine was with anything else while something was timed: what /proc and the control group say.
+"""Measure how busy the machine was with other work during a timing, from /proc and the control group.
 
-CPUs are those that this process may use. Its own work is that of its process tree. Nothing is known where there is no
-/proc; a machine that nobody can ask counts as quiet.
+Only the CPUs that this process may use count. Its own work is that of its process tree. Without /proc the load is
+unknown, and an unknown load counts as quiet.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from exporter.core import processes
 from exporter.core.timing_records import MachineLoad
 
 PROC, CGROUP, CPUS = Path("/proc"), Path("/sys/fs/cgroup"), Path("/sys/devices/system/cpu")
-LOOK_S = 1.0  # between two looks while waiting
-IN_A_ROW = 2  # quiet looks, so that a pause of someone else's is not taken for the end
+LOOK_S = 1.0  # duration of each look while waiting
+IN_A_ROW = 2  # quiet looks required, so that a pause in other work is not mistaken for its end
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Seconds until now: of the clock, of our CPUs at work and stolen, of our own processes, of being throttled."""
+    """Counters in seconds: the clock, busy and stolen CPU time, CPU time of our own processes, and throttled time."""
 
     clock: float
     busy: float
     stolen: float
     own: float
     throttled: float
-    hot: int  # how often a CPU has slowed down for heat
+    hot: int  # how often a CPU has slowed down because of heat
 
 
 def read() -> Reading | None:
-    """The counters as they are now; None where nobody keeps them."""
+    """Read the current counters. Return None if the system does not provide them."""
     try:
         busy, stolen = _cpu_times(_usable())
         return Reading(time.monotonic(), busy, stolen, _own(), _throttled(), _hot())
@@ -43,7 +43,7 @@ def read() -> Reading | None:
 
 
 def between(first: Reading | None, last: Reading | None) -> MachineLoad | None:
-    """What there was beside our own work from one reading to the next, as shares of all our CPUs."""
+    """Return the load apart from our own work between two readings, as shares of all our CPUs; None if unknown."""
     if first is None or last is None or last.clock <= first.clock:
         return None
     seconds = last.clock - first.clock
@@ -61,17 +61,17 @@ def between(first: Reading | None, last: Reading | None) -> MachineLoad | None:
 
 @dataclass
 class Watch:
-    """Watches from its making until it is asked."""
+    """Measure the load from the creation of the object until `load` is called."""
 
     first: Reading | None = field(default_factory=read)
 
     def load(self) -> MachineLoad | None:
-        """What there was beside our own work until now."""
+        """Return the load apart from our own work so far; None if unknown."""
         return between(self.first, read())
 
 
 def wait(limit_s: float, progress: Callable[[str], None], look: Callable[[], MachineLoad | None] | None = None) -> str:
-    """Wait until the machine is quiet, but no longer than `limit_s`; a warning where it never was, else ""."""
+    """Wait at most `limit_s` seconds for a quiet machine. Return a warning if it stays busy, else ""."""
     look = look or _look
     deadline, quiet, found = time.monotonic() + limit_s, 0, None
     while quiet < IN_A_ROW and time.monotonic() < deadline:
@@ -99,7 +99,7 @@ def _usable() -> frozenset[int]:
 
 
 def _cpu_times(cpus: frozenset[int]) -> tuple[float, float]:
-    """Seconds at work, and seconds that another guest had: proc_stat(5)."""
+    """Return the seconds that these CPUs were busy and the seconds stolen by other guests: proc_stat(5)."""
     busy = stolen = 0.0
     for line in (PROC / "stat").read_text().splitlines():
         name, *fields = line.split()
@@ -111,7 +111,7 @@ def _cpu_times(cpus: frozenset[int]) -> tuple[float, float]:
 
 
 def _own() -> float:
-    """CPU seconds of this process and all that it started, those that have ended among them: proc_pid_stat(5)."""
+    """Return the CPU seconds of this process and its descendants, ended ones included: proc_pid_stat(5)."""
     spent: dict[int, float] = {}
     children: dict[int, list[int]] = {}
     for pid, parent, ticks in _processes():
@@ -126,14 +126,14 @@ def _own() -> float:
 
 
 def _processes() -> Iterator[tuple[int, int, int]]:
-    """Each process: its number, its parent's, and its ticks and those of children that it has waited for."""
+    """Yield the pid, the parent's pid and the ticks of each process, with those of children it has waited for."""
     for pid, fields in processes.stats():
         yield pid, int(fields[1]), sum(map(int, fields[11:15]))
 
 
 def _throttled() -> float:
-    """Seconds for which the control group's quota has stopped us; 0 where there is none."""
-    with suppress(OSError, ValueError, StopIteration):  # version 1 of control groups has no such line
+    """Return the seconds that the control group's quota has stopped us; 0 if there is no quota."""
+    with suppress(OSError, ValueError, StopIteration):  # cgroup version 1 has no such line
         group = next(line[3:] for line in (PROC / "self/cgroup").read_text().splitlines() if line.startswith("0::"))
         for line in (CGROUP / group.lstrip("/") / "cpu.stat").read_text().splitlines():
             name, _, value = line.partition(" ")
@@ -143,7 +143,7 @@ def _throttled() -> float:
 
 
 def _hot() -> int:
-    """How often cores have slowed down for heat; 0 where nobody counts."""
+    """Return how often cores have slowed down because of heat; 0 if the system does not count it."""
     count = 0
     for file in CPUS.glob("cpu[0-9]*/thermal_throttle/core_throttle_count"):
         with suppress(OSError, ValueError):

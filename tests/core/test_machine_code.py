@@ -106,7 +106,7 @@ def test_portable_where_it_cannot_be(cli: Cli, cpu, monkeypatch: pytest.MonkeyPa
     cpu(without="bmi2")
     done = cli("export", "bert", "--portable", "--out", tmp_path / "bundle")
     assert done.code == 2
-    assert "--portable builds for x86-64-v3, and this CPU has no bmi2" in done.err
+    assert "--portable builds for x86-64-v3, but this CPU lacks bmi2" in done.err
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     with pytest.raises(UsageError, match="this machine is aarch64"):
         machine_code.require_portable()
@@ -148,7 +148,7 @@ def package(path: Path, build: Build | None) -> Path:
 
 
 UNKNOWN = Build((*(["avx2"] if X86 else []), "avx1024", "amx_fp2"))
-SENTENCE = "was built for avx1024, amx_fp2, which this CPU has not"
+SENTENCE = "was built for avx1024, amx_fp2, which this CPU lacks"
 
 
 def test_python_refuses_before_it_loads(tmp_path: Path) -> None:
