@@ -55,7 +55,7 @@ def _missing(build: Build) -> str:
 
 
 def _runs(text: str, here: tuple[int, int]) -> bool:
-    """Return whether kernels run here: those for 8.0 run on 8.6; from 9.0 on, triton targets one capability (sm_90a)."""
+    """Return whether kernels run here: those for 8.0 run on 8.6; 9.0 and later need the same one (sm_90a)."""
     built = _numbers(text)
     return built == here or (built[:1] == here[:1] < (9,) and built < here)
 
