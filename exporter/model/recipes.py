@@ -3,7 +3,7 @@
 `find` resolves a name without importing anything heavy; `load` imports it, in a child process. Recipes are code: they
 run only when the user names them.
 
-One file, though long: finding and loading a recipe share the forms in which a user may name one.
+This file is long because finding and loading a recipe share the forms in which a user may name one.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ recorded on the node, and then moved into place atomically. A step whose worker,
 Every node needs its own installation of exporter, with the same versions as here, and the files that steps name, at the
 same paths. A cluster with a node that lacks any of these is refused before any step starts.
 
-One file, though long: the code that runs here and the code that runs on a node implement one protocol.
+This file is long because the code that runs here and the code that runs on a node implement one protocol.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The page uses the same words as the other forms.
 
-One file, though long: one short function for each chapter of the page, in the order of the page.
+This file is long because each chapter of the page has its own short function, in the order of the page.
 """
 
 from __future__ import annotations

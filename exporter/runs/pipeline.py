@@ -3,7 +3,7 @@
 Exports run concurrently; so do checks if nothing is timed. Otherwise sessions are opened one after another once the
 exports are done, because their first call is measured too.
 
-The module is long because it holds the whole sequence of an export, to be read from top to bottom.
+This file is long because it holds the whole sequence of an export, to be read from top to bottom.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A target's module does not import torch until its functions run, so that the command line can list it. Third parties add
 theirs through the entry-point group `exporter.targets` (name = module); a built-in target keeps its name.
 
-One file, though long: the Protocols that a target implements and the lookup of targets are read together.
+This file is long because the Protocols that a target implements and the lookup of targets are read together.
 """
 
 from __future__ import annotations

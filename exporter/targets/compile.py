@@ -1,6 +1,6 @@
 """AOTInductor, ahead of time; and torch.compile, just in time, as rows to compare with.
 
-One file, though long: a target is one file.
+This file is long because a target is one file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """ONNX, run by onnxruntime.
 
-One file, though long: a target is one file.
+This file is long because a target is one file.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Jobs are forked from the zygote. Each has its own process group, so that whatever it starts (compilers, workers) ends
 with it.
 
-The file is long because jobs, the zygote that forks them and how both end share the rules for processes and signals.
+This file is long because jobs, the zygote that forks them and how both end share the rules for processes and signals.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Load a model as its job specifies, and find its contract by trying it at several sizes.
 
-The file is long because loading, probing and the search for state are one sequence; each step needs the one before.
+This file is long because loading, probing and the search for state are one sequence; each step needs the one before.
 """
 
 from __future__ import annotations

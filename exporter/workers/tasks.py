@@ -1,6 +1,6 @@
 """The jobs that run in children: one function each, called in its own process with a socket to the parent.
 
-The file is long because jobs are named by this module; each is a short sequence of calls into other packages.
+This file is long because jobs are named by this module; each is a short sequence of calls into other packages.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Finding the state of a model by calling it: what successive calls leave, and what later calls read of that.
 
-One file, though long: every function is a step of one search over the same recorded calls.
+This file is long because every function is a step of one search over the same recorded calls.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A place is a path of steps from the module: ("vars", NAME) into an object's attributes, ("slot", NAME) into its slots,
 ("item", KEY) into a container, ("script", NAME) into a TorchScript module.
 
-One file, though long: taking, comparing and restoring follow the same paths through objects.
+This file is long because taking, comparing and restoring follow the same paths through objects.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ torch.export sees a ScriptModule as one opaque call. The interpreter represents 
 symbolic, so that dimensions stay dynamic. Loops and branches on sizes run in Python, and a branch on a tensor's value
 becomes torch.cond if both sides are pure.
 
-One file, though long: running a node, a block and a call are mutually recursive.
+This file is long because running a node, a block and a call are mutually recursive.
 """
 
 from __future__ import annotations

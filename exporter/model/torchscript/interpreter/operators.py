@@ -3,7 +3,7 @@
 Dispatcher operators are called directly. Operators that only TorchScript has work on Python values, which may be
 symbolic sizes; they become Python operators, so that torch.export sees the arithmetic and keeps sizes dynamic.
 
-One file, though long: it is a table of operators.
+This file is long because it is a table of operators.
 """
 
 from __future__ import annotations
