@@ -70,7 +70,7 @@ def test_what_is_gone_new_or_fails_now(tmp_path: Path) -> None:
 @pytest.mark.parametrize("variants", [(), (shipped(status="failed"),)])
 def test_a_bundle_in_which_nothing_passed_takes_no_place(tmp_path: Path, variants: tuple[Any, ...]) -> None:
     found = compared(tmp_path, manifest(*variants), manifest(*variants))
-    assert found.broken == ("it has no artifact that passed",)
+    assert found.broken == ("no artifact in the new bundle passed",)
     assert "cannot replace the old one" in comparison.render(found, "table")
 
 
@@ -141,8 +141,8 @@ def test_what_does_not_run_here_is_not_as_fast(
         QUICK,
         Listener(),
     )
-    assert found.pairs[0].note == f"the {side} one fails here: no such CPU"
-    assert found.broken == ((f"trace: the {side} one fails here: no such CPU",) if broken else ())
+    assert found.pairs[0].note == f"the {side} variant fails here: no such CPU"
+    assert found.broken == ((f"trace: the {side} variant fails here: no such CPU",) if broken else ())
 
 
 @pytest.mark.parametrize("dies", ["old", "new"])
@@ -168,7 +168,7 @@ def test_what_dies_while_it_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyP
         QUICK,
         Listener(),
     )
-    assert found.broken == (f"trace: the {dies} one fails here: it was ended by SIGSEGV",)
+    assert found.broken == (f"trace: the {dies} variant fails here: it was ended by SIGSEGV",)
 
 
 def test_what_was_recorded_as_nothing(tmp_path: Path) -> None:

@@ -87,13 +87,13 @@ def test_a_gpu_that_nobody_can_use(examine) -> None:
 
 
 def test_a_gpu_and_a_torch_that_does_not_import(examine) -> None:
-    assert examine(gpus=("H200, 570",))["CUDA"].detail == "torch does not import"
+    assert examine(gpus=("H200, 570",))["CUDA"].detail == "torch cannot be imported"
 
 
 def test_python_beyond_torchscript(examine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.version_info", (3, 14, 0))
     found = examine()["python"]
-    assert (found.level, found.detail) == ("note", "3.14.0: script and trace are not supported there")
+    assert (found.level, found.detail) == ("note", "3.14.0 is not supported by script and trace")
     assert found.remedy == "use Python 3.11 to 3.13 for script and trace"
 
 
@@ -104,7 +104,7 @@ def probe(monkeypatch: pytest.MonkeyPatch, code: int, out: str) -> dict[str, Any
 
 
 def test_an_import_that_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert probe(monkeypatch, -11, "")["torch"][0] == "importing it ended the process with exit code -11"
+    assert probe(monkeypatch, -11, "")["torch"][0] == "importing it crashed the process: exit code -11"
 
 
 def test_what_packages_print_when_imported_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ def test_a_need_grows_with_the_weights() -> None:
 def test_a_shortage_says_what_was_needed_and_there() -> None:
     found = Shortage("the export to compile", round(12.8 * GB), round(9.1 * GB), limit=round(2 * GB))
     assert (
-        found.describe() == "the export to compile needs about 12.8 GB, 9.1 GB was free, and --memory-limit is 2.0 GB"
+        found.describe() == "the export to compile needs about 12.8 GB; 9.1 GB was free, and --memory-limit is 2.0 GB"
     )
 
 
@@ -68,7 +68,7 @@ def test_who_killed_is_known_from_the_kernel_or_from_the_figures() -> None:
 
 def test_what_is_not_known_is_not_said() -> None:
     found = Shortage("loading", 0, 2 * 10**9, killed=True)
-    assert found.describe() == "the memory that loading needs is unknown, 2.0 GB was free"
+    assert found.describe() == "the memory that loading needs is unknown; 2.0 GB was free"
     assert found.remedies() == "free some memory, raise the container's memory limit, or use a larger machine"
     assert found.sure
 
@@ -82,7 +82,7 @@ def test_a_load_that_the_kernel_ended_says_what_was_free(monkeypatch: pytest.Mon
     ended = "The memory did not suffice: load was ended by SIGKILL (out of memory?)"
     found = plan.explain(VariantRecord("trace", "trace", "failed", "prepare", ended, cause="killed"))
     assert found.reason == (
-        "The memory did not suffice: the memory that loading and capturing the model needs is unknown, 2.0 GB was "
+        "The memory did not suffice: the memory that loading and capturing the model needs is unknown; 2.0 GB was "
         "free: load was ended by SIGKILL (out of memory?)"
     )
     assert "--memory-limit" not in found.remedy, "none was given"
@@ -145,7 +145,7 @@ def test_a_check_says_what_was_needed_and_there(budget: float, run: Run, monkeyp
     (row,) = check_bundle.run(
         place, check_bundle.CheckOptions(threads=1, timeout=120, bench=budget > 0, time_budget=budget), Listener()
     ).variants
-    said = "The memory did not suffice: a session of trace needs about 1.5 GB, 0.5 GB was free: "
+    said = "The memory did not suffice: a session of trace needs about 1.5 GB; 0.5 GB was free: "
     assert (row.status, row.reason.startswith(said)) == ("failed", True), row.reason
     assert "use a machine with 1.7 GB free" in row.remedy
 

@@ -162,7 +162,7 @@ def test_eagers_session_is_explained_too(monkeypatch: pytest.MonkeyPatch) -> Non
     turns = turns_for("trace,onnx", 3.1, 5, monkeypatch)
     failed = VariantRecord("eager", "eager", "failed", "load", reason="std::bad_alloc (python)", cause="out-of-memory")
     found = turns.plan.explain(failed)
-    assert found.reason.startswith("The memory did not suffice: a session of eager needs about 7.7 GB, 5.0 GB was free")
+    assert found.reason.startswith("The memory did not suffice: a session of eager needs about 7.7 GB; 5.0 GB was free")
     assert found.remedy == "use a machine with 8.5 GB free"
 
 
