@@ -60,10 +60,10 @@ pytest: cpp
 coverage: cpp ## pytest again, twice as long: 90% of all branches have to be covered
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --cov=exporter --cov-branch --cov-fail-under=90 --cov-report=term:skip-covered
 
-fuzz: cpp ## 500 drawn modules through every target, in Python and C++; 25,000 spoilt archives and manifests
+fuzz: cpp ## 500 drawn modules through every target, in Python and C++; 25,000 damaged archives and manifests
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -p no:cacheprovider -s tests/whole/test_fuzz.py tests/whole/test_hostile.py
 
-fuzz-cpp: cpp ## 10,000 spoilt contracts, archives and goldens under libFuzzer and AddressSanitizer
+fuzz-cpp: cpp ## 10,000 damaged contracts, archives and goldens under libFuzzer and AddressSanitizer
 	@clang++ --version > build/clang.log 2>&1 || { echo 'fuzz-cpp needs clang++ with libFuzzer: apt-get install clang'; exit 1; }
 	ctest --test-dir $(CPP) -R '^fixtures$$' --output-on-failure
 	cd cpp && cmake --preset fuzz -DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python && cmake --build --preset fuzz

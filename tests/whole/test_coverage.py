@@ -1,4 +1,4 @@
-"""A dozen of the architectures that `benchmarks/coverage.py` runs, at shapes that no golden has seen."""
+"""A dozen of the architectures that `benchmarks/coverage.py` runs, at shapes that are not in the golden."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.commands import BENCHMARKS, Cli
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
-    """benchmarks/coverage.py, whose name is also that of a package."""
+    """The module benchmarks/coverage.py. It is loaded by path, because a package has the same name."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(BENCHMARKS)
         spec = importlib.util.spec_from_file_location("coverage_of_architectures", BENCHMARKS / "coverage.py")

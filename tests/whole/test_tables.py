@@ -1,4 +1,4 @@
-"""`benchmarks/tables.py`: what it renders from raw results made by hand, and one row that it measures."""
+"""`benchmarks/tables.py`: its rendering of handwritten raw results, and one measured row."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import tables  # noqa: E402
 
 
 def series(*medians: float, **facts: float) -> dict[str, Any]:
-    """A row with a window of one sample for each median."""
+    """Return a row with a window of one sample for each median."""
     return {"windows": [[median] for median in medians], "stable": True, "facts": facts}
 
 
@@ -35,7 +35,7 @@ def rotation(rows: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"group": "toy, batch 1", "baseline": "eager", "rows": rows, **more}
 
 
-def test_rows_have_their_figures_and_intervals() -> None:
+def test_rows_have_numbers_and_intervals() -> None:
     rows = {"eager": series(10.0, 10.0), "trace": series(4.0, 6.0, build_s=1.5), "onnx": series(0.05, 0.05)}
     text = _render.markdown({"a": table(rotation(rows))})
     assert "## a: Latency at batch 1" in text
@@ -47,7 +47,7 @@ def test_rows_have_their_figures_and_intervals() -> None:
     assert "not measured" not in text
 
 
-def test_a_row_that_failed_says_why_and_others_stay() -> None:
+def test_a_failed_row_names_the_reason() -> None:
     rows = {"eager": series(10.0), "default": {"error": "no | compiler"}, "max-autotune": {"error": "no | compiler"}}
     text = _render.markdown({"b": table(rotation(rows))})
     assert "| eager | 10.0 ±0.0 ms |  |" in text
@@ -78,7 +78,7 @@ def test_growth_has_a_line_for_each_point() -> None:
 
 
 def test_rows_of_a_bundle() -> None:
-    """Each in the language that ran it; what failed, or came to no session, with its reason."""
+    """Each row names its language; a failed one, or one without a session, has the reason."""
     crashed = SessionRecord("native", "failed", "check", "was ended by SIGSEGV")
     trace = variant("trace", sessions=(variant().sessions[0], crashed))
     script = variant("script", notes=("not frozen, for the frozen module is wrong or fails",))
@@ -104,7 +104,7 @@ def test_rows_of_a_bundle() -> None:
     assert rows["onnxruntime"] == {"error": "no such operator"}
 
 
-def test_rendering_needs_the_raw_results_alone(tmp_path: Path) -> None:
+def test_rendering_needs_only_the_raw_results(tmp_path: Path) -> None:
     (tmp_path / "raw.json").write_text(json.dumps({"b": table(rotation({"eager": series(1.0), "x": {"error": "no"}}))}))
     script = "import runpy, sys; sys.modules['torch'] = sys.modules['matplotlib'] = None; runpy.run_path(sys.argv[0])"
     script = script.replace("run_path(sys.argv[0])", "run_path(sys.argv[0], run_name='__main__')")
@@ -117,7 +117,9 @@ def test_rendering_needs_the_raw_results_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("same", "again"), [(True, ["max-autotune"]), (False, ["default", "max-autotune"])])
-def test_resume_measures_what_failed_on_the_same_machine(monkeypatch, tmp_path: Path, same: bool, again: list) -> None:
+def test_resume_measures_only_failures_on_the_same_machine(
+    monkeypatch, tmp_path: Path, same: bool, again: list
+) -> None:
     asked: list[str] = []
 
     def measure(bench: tables.Bench) -> list[dict[str, Any]]:
@@ -142,7 +144,7 @@ def test_resume_measures_what_failed_on_the_same_machine(monkeypatch, tmp_path: 
     ]
 
 
-def test_figures_are_the_same_each_time(tmp_path: Path) -> None:
+def test_figures_are_reproducible(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     rows = {"eager": series(10.0, 11.0), "trace": series(4.0, 6.0, build_s=1.5, peak_mb=7.0)}
     raw = {name: table(rotation(rows)) for name in "abc"}
@@ -156,8 +158,8 @@ def test_figures_are_the_same_each_time(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
-def test_one_number_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The smallest of all rows, really measured; the other table of the file stays as it is."""
+def test_measuring_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smallest row is really measured; the other table in the file does not change."""
     monkeypatch.setattr(tables._modes, "QUICK", (tables._modes.SCALAR,))
     monkeypatch.setattr(tables._modes, "MODES", ("default",))
     (tmp_path / "raw.json").write_text(json.dumps({"a": {"kept": True}}))
@@ -173,7 +175,7 @@ def test_one_number_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert all(len(window) <= 100 for row in rows.values() for window in row["windows"])
 
 
-def test_a_child_that_takes_too_long_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_times_out_fails_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables._modes, "QUICK", (tables._modes.SCALAR,))
     monkeypatch.setattr(tables._modes, "MODES", ("default",))
     arguments = ["tables.py", "--quick", "--tables", "b", "--out", str(tmp_path), "--row-limit", "0.01"]
