@@ -1,7 +1,7 @@
 """Damaged bundles, packed bundles and manifests: they are refused with a cause, and nothing is written elsewhere.
 
-`HYPOTHESIS_PROFILE=nightly` draws 5,000 cases in each test instead of 100, different ones each time (at least 10,000 for
-each reader), and damages bundles in more ways.
+`HYPOTHESIS_PROFILE=nightly` draws 5,000 cases in each test instead of 100, different ones each time (at least 10,000
+for each reader), and damages bundles in more ways.
 """
 
 from __future__ import annotations
