@@ -1,1 +1,1 @@
-"""Small modules drawn by hypothesis, and whole runs of the pipeline on them in one process."""
+"""Small modules drawn by hypothesis, and whole pipeline runs on them in one process."""

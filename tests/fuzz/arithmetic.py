@@ -32,7 +32,7 @@ def unary(sketch: Sketch) -> None:
 
 
 def unary_with_steps(sketch: Sketch) -> None:
-    """Functions with steps: far from them, rounding changes nothing."""
+    """Functions with steps. Away from the steps, rounding does not matter."""
     value = _floating(sketch)
     form = sketch.choose("{0}.sign()", "torch.floor({0})", "({0} * 2).round()", "torch.trunc({0})", "{0}.ceil()")
     sketch.let(form.format(value))
@@ -65,7 +65,7 @@ def scan(sketch: Sketch) -> None:
 
 
 def normalised(sketch: Sketch) -> None:
-    """By a reduction of itself."""
+    """Divide a value by a reduction of itself."""
     value = _floating(sketch, 1)
     axis = sketch.axis(value)
     form = sketch.choose(
@@ -117,7 +117,7 @@ def masked(sketch: Sketch) -> None:
 
 
 def selected(sketch: Sketch) -> None:
-    """As many values as a mask says, and one number of them."""
+    """Select values with a mask, and reduce them to one number."""
     value = _floating(sketch, 1)
     form = sketch.choose(
         "{0}[{0} > 0.1].sum()", "torch.masked_select({0}, {0} < 0.5).sum()", "({0} > 0.2).nonzero().shape[0]"
@@ -137,7 +137,7 @@ def triangle(sketch: Sketch) -> None:
 
 
 def order(sketch: Sketch) -> None:
-    """What depends on order, where the order is sure."""
+    """Operators that depend on order, for values whose order is certain."""
     value = _floating(sketch, 1)
     axis = sketch.axis(value)
     if not value.distinct(axis):

@@ -1,4 +1,4 @@
-"""One drawn module: whether a test can judge it, what a run says of it, and whether that is true."""
+"""One drawn module: whether a test can judge it, the results of a run, and whether they are right."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from exporter.runs.request import Request
 from exporter.workers.session.server import Judge
 from fuzz.states import PREFIX
 
-FRESH_SEED = 100  # no golden has it
+FRESH_SEED = 100  # not in any golden
 FRESH_SIZES = 3
-STEPS = 4  # calls in a row of a model with state
-LIMIT_S = 60.0  # of one call
-LOOSE, LOOSE_HALF = Tolerance(1e-2, 1e-3, 2.0), Tolerance(5e-2, 5e-2, 3.0)  # what rounding may do to a sound module
-INTERNAL = re.compile(r"INTERNAL ASSERT|please report a bug|Traceback|object at 0x")  # nobody learns from these
-BARE = re.compile(r"\b(?:Attribute|Key|Index|Name|Type)Error\b|INTERNAL")  # of torch's own, not the model's
+STEPS = 4  # consecutive calls of a model with state
+LIMIT_S = 60.0  # per call
+LOOSE, LOOSE_HALF = Tolerance(1e-2, 1e-3, 2.0), Tolerance(5e-2, 5e-2, 3.0)  # for rounding in a sound module
+INTERNAL = re.compile(r"INTERNAL ASSERT|please report a bug|Traceback|object at 0x")  # these help no user
+BARE = re.compile(r"\b(?:Attribute|Key|Index|Name|Type)Error\b|INTERNAL")  # raised by torch, not by the model
 PATTERN = re.compile(
     r" is fixed at |depends on |was ended by SIG|took longer than"
     r"|carries no state from call to call|what this target keeps inside"
@@ -47,44 +47,44 @@ SENTENCES = re.compile("|".join(PLACEHOLDER.sub(".*", re.escape(cause.sentence))
 
 @dataclass
 class Case:
-    """A drawn module in a file of its own."""
+    """A drawn module in its own file."""
 
     file: Path
 
     @cached_property
     def recipe(self) -> recipes.Recipe:
-        """Its recipe, loaded as a run loads it."""
+        """Return its recipe, loaded as in a run."""
         return recipes.load(recipes.find(f"{self.file}:drawn"))
 
     @cached_property
     def model(self) -> torch.nn.Module:
-        """The model itself."""
+        """Return the model itself."""
         return self.recipe.load("random")
 
     @cached_property
     def symbols(self) -> dict[str, Range]:
-        """The ranges of its sizes, with the steps that it was drawn with, whether its recipe says so or not."""
+        """Return the ranges of its sizes with the drawn steps, even if its recipe does not declare them."""
         steps = getattr(self.recipe, "steps", {})
         return {n: r.within(r.min, r.max, steps.get(n, 1)) for n, r in recipes.ranges(self.recipe).items()}
 
     @cached_property
     def base(self) -> dict[str, int]:
-        """The example's sizes."""
+        """Return the example's sizes."""
         return recipes.example_sizes(self.recipe.inputs)
 
     def inputs(self, sizes: dict[str, int], seed: int) -> flattening.FlatInputs:
-        """Inputs, flat."""
-        model = self.model  # loading it draws numbers too
+        """Return flat inputs."""
+        model = self.model  # loading it uses random numbers too
         torch.manual_seed(seed)
         return flattening.flatten_inputs(model, self.recipe.inputs(**sizes))
 
     @cached_property
     def module(self) -> flattening.FlatModule:
-        """The flat model."""
+        """Return the flat model."""
         return flattening.FlatModule(self.model, self.inputs(self.base, 0)).eval()
 
     def output_names(self) -> tuple[str, ...]:
-        """Names of the outputs of the model itself."""
+        """Return the names of the model's own outputs."""
         flat = self.inputs(self.base, 0)
         args, kwargs = flat.rebuild(flat.tensors)
         with torch.no_grad():
@@ -92,12 +92,12 @@ class Case:
 
     @property
     def plan(self) -> list[tuple[dict[str, int], int]]:
-        """Sizes and seeds of the golden."""
+        """Return the sizes and seeds of the golden."""
         return probing.probe_plan(self.base, self.symbols)
 
     @property
     def fresh(self) -> list[tuple[dict[str, int], int]]:
-        """Sizes and seeds that no golden has."""
+        """Return sizes and seeds that are not in the golden."""
         known = [sizes for sizes, _ in self.plan]
         every = itertools.product(*(r.sizes for r in self.symbols.values()))
         others = [sizes for one in every if (sizes := dict(zip(self.symbols, one, strict=True))) not in known]
@@ -106,15 +106,15 @@ class Case:
 
     @cached_property
     def keeps_state(self) -> bool:
-        """Whether a call may leave something for the next."""
+        """Return whether a call may affect the next one."""
         return f"self.{PREFIX}" in self.file.read_text()
 
     def sequence(self, sizes: dict[str, int], seed: int) -> list[Tensors]:
-        """Inputs of calls in a row."""
+        """Return the inputs of a sequence of calls."""
         return [self.inputs(sizes, 1000 * seed + step).tensors for step in range(STEPS)]
 
     def calls(self, given: list[Tensors]) -> list[Tensors]:
-        """What a model in its initial state gives, call by call."""
+        """Return the outputs of a model from its initial state, call by call."""
         flat = flattening.FlatModule(copy.deepcopy(self.model), self.module.example).eval()
         return [eager.run(flat, data, "cpu") for data in given]
 
@@ -125,7 +125,7 @@ class Case:
         return all(perturbations.settled(o, a, loose) for other in others for o, a in zip(outputs, other, strict=True))
 
     def sound(self) -> bool:
-        """Whether eager runs at all those sizes, repeats itself, and does not hang on rounding."""
+        """Return whether eager runs at all these sizes, is deterministic, and does not depend on rounding."""
         if self.keeps_state:
             sequences = (self.sequence(sizes, seed) for sizes, seed in [*self.plan, *self.fresh])
             return all(map(self._is_sound_in_sequence, sequences))
@@ -143,7 +143,7 @@ def _half(data: Tensors) -> bool:
 
 
 def run(case: Case, names: str, out: Path) -> tuple[Manifest, Path]:
-    """The whole pipeline, without timing; state of every second module is the caller's."""
+    """Run the whole pipeline without timing; for every second module, the caller passes the state."""
     state = ("carry", "inputs")[len(case.file.read_text()) % 2]
     variants = tuple(targets.parse(names))
     source = recipes.find(f"{case.file}:drawn")
@@ -151,10 +151,10 @@ def run(case: Case, names: str, out: Path) -> tuple[Manifest, Path]:
 
 
 def untrue(case: Case, manifest: Manifest, place: Path) -> Iterator[str]:
-    """What is wrong with a run: an artifact that passed and should not have, a refusal that tells nobody anything."""
+    """Yield what is wrong with a run: artifacts that passed but should not have, and refusals without information."""
     for name, bounds in manifest.contract.symbols.items() if manifest.contract else ():
         if left_out := [size for size in case.symbols[name].sizes if not bounds.allows(size)]:
-            yield f"{name} is {bounds}, which leaves out {left_out[0]}: eager takes it"
+            yield f"{name} is {bounds}, which excludes {left_out[0]}, but eager accepts it"
     for row in manifest.variants:
         if row.status == "passed":
             yield from (f"{row.name} passed and is wrong: {what}" for what in _wrong(case, row, manifest, place))
@@ -163,7 +163,7 @@ def untrue(case: Case, manifest: Manifest, place: Path) -> Iterator[str]:
 
 
 def unnamed(manifest: Manifest) -> list[str]:
-    """The refusals whose reason is neither of a known cause nor has a pattern or a line of the model."""
+    """Return the refusals whose reason has no known cause, no known pattern and no line of the model."""
     return [f"{row.name}: {row.reason}" for row in manifest.variants if row.status == "failed" and not _named(row)]
 
 
@@ -173,7 +173,7 @@ def _named(row: VariantRecord) -> bool:
 
 
 def _wrong(case: Case, row: VariantRecord, manifest: Manifest, place: Path) -> Iterator[str]:
-    """How the artifact differs from eager at what its golden does not hold."""
+    """Describe how the artifact differs from eager outside the golden."""
     assert row.artifact is not None
     assert manifest.golden is not None
     tolerance = manifest.golden.tolerance
@@ -203,7 +203,7 @@ def _wrong(case: Case, row: VariantRecord, manifest: Manifest, place: Path) -> I
 
 
 def _wrong_in_sequence(case: Case, artifact: exporter.Artifact) -> Iterator[str]:
-    """How an artifact of a model with state differs from one that keeps it in its own way."""
+    """Describe how an artifact of a model with state differs from the model over a sequence of calls."""
     stream = artifact.stream() if artifact.contract.state else artifact
     for sizes, seed in case.fresh:
         given = case.sequence(sizes, seed)

@@ -6,7 +6,7 @@ from fuzz.sketch import DoesNotRun, Sketch, Value
 
 
 def _own(sketch: Sketch, rank: int = 1) -> tuple[Value, str]:
-    """A copy of a value, which may be changed: the value, and the name of the copy."""
+    """Copy a value so that it may be changed; return the value and the name of the copy."""
     return sketch.pick(lambda v: v.floating and v.rank >= rank), sketch.new()
 
 
@@ -29,7 +29,7 @@ def branch_on_values(sketch: Sketch) -> None:
 
 
 def branch_on_a_flag(sketch: Sketch) -> None:
-    """On a constant among the inputs."""
+    """Branch on a constant among the inputs."""
     value = sketch.pick(lambda v: v.floating)
     flags = [name for name, held in sketch.arguments()[0].items() if isinstance(held, bool)]
     if not flags:
@@ -57,7 +57,7 @@ def loop_that_stacks(sketch: Sketch) -> None:
 
 
 def while_on_values(sketch: Sketch) -> None:
-    """Halve until small: how often depends on the values."""
+    """Halve until small; the number of iterations depends on the values."""
     value, name = _own(sketch)
     sketch.add([f"{name} = {value}", f"while bool({name}.abs().max() > 1.0):", f"    {name} = {name} * 0.5"])
 
@@ -73,7 +73,7 @@ def in_place(sketch: Sketch) -> None:
 
 
 def in_place_where_it_is(sketch: Sketch) -> None:
-    """On an intermediate that has views, or is one."""
+    """Change an intermediate that has views, or is one."""
     value = sketch.pick(lambda v: v.floating and v.rank > 0 and sketch.owned(v))
     sketch.add([sketch.choose("{}.add_(0.5)", "{}.mul_(2.0)", "{}[0] = 0.5", "{}.neg_()").format(value)])
 
@@ -118,7 +118,7 @@ def constant_buffer(sketch: Sketch) -> None:
 
 
 def buffer_that_is_overwritten(sketch: Sketch) -> None:
-    """Written before it is read, so that no call depends on the last."""
+    """Write a buffer before reading it, so that no call depends on the previous one."""
     value = sketch.pick(lambda v: v.floating and v.rank > 1 and v.static(-1))
     buffer = sketch.buffer(f"torch.zeros({value.size(-1)})")
     flat = f"{value}.reshape(-1, {value.size(-1)}).mean(0)"
@@ -127,13 +127,13 @@ def buffer_that_is_overwritten(sketch: Sketch) -> None:
 
 
 def buffer_that_counts(sketch: Sketch) -> None:
-    """Changed by every call and never read."""
+    """Change a buffer in every call without reading it."""
     buffer = sketch.buffer("torch.zeros((), dtype=torch.int64)")
     sketch.add([sketch.choose("{}.add_(1)", "{} += 1").format(buffer)])
 
 
 def random_that_is_not(sketch: Sketch) -> None:
-    """Dropout and training flags, which do nothing in eval mode."""
+    """Use dropout and training flags, which do nothing in eval mode."""
     value, name = _own(sketch)
     form = sketch.choose("F.dropout({0}, 0.5, self.training)", "F.dropout({0}, 0.5, training=False)")
     sketch.add([f"{name} = {form.format(value)}"])

@@ -1,10 +1,10 @@
-"""A stand-in for the zygote: jobs run in one thread of this process, one after the other.
+"""A stand-in for the zygote: jobs run in one thread of this process, one after another.
 
-What a run does is the same, line by line; only the processes are left out, which would cost a fork and its imports for
-each of the nine jobs of a case.
+A run does the same as usual, but without processes, which would cost a fork and its imports for each of the nine jobs
+of a case.
 
-The thread never ends: with torch 2.11, a program read in one thread and another in the next, after the first has ended,
-crash in FakeTensorMode, or later in the collection of garbage.
+The thread never ends: with torch 2.11, reading a program in one thread and, after that thread has ended, another
+program in a new one crashes in FakeTensorMode or later in the garbage collector.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class Job(Child):
     """A job in this process: nothing to kill."""
 
     def kill(self) -> None:
-        """Close our end; the job ends when it has written or read what it waits for."""
+        """Close our end of the channel; the job ends at its next read or write."""
         if not self.finished:
             self.finished = True
             self.close()
 
 
 class Inline:
-    """As `exporter.workers.children.Zygote`, to those who use it."""
+    """Has the interface of `exporter.workers.children.Zygote`."""
 
     environment: dict[str, str] = {}
 
@@ -60,11 +60,11 @@ class Inline:
         return self._jobs[-1]
 
     def run(self, name: str, function: str, arguments: dict[str, Any], log: Path, timeout: float | None = None) -> Any:
-        """Spawn a job and wait for what it returns."""
+        """Spawn a job and return its result."""
         return self.spawn(name, function, arguments, log).wait(timeout)
 
     def close(self) -> None:
-        """End all jobs, and put back what they changed for this process."""
+        """End all jobs, and restore what they changed in this process."""
         for job in self._jobs:
             job.kill()
         for run in self._runs:
@@ -88,5 +88,5 @@ class Inline:
             contextlib.redirect_stderr(output),
             warnings.catch_warnings(),
         ):
-            warnings.simplefilter("ignore")  # as in a child, where none is an error
+            warnings.simplefilter("ignore")  # as in a child, where no warning is an error
             forkserver._answer(channel, getattr(import_module(module), name), arguments)

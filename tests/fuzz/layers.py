@@ -11,12 +11,12 @@ ACTIVATIONS = (
 
 
 def _channels(sketch: Sketch, rank: int) -> Value:
-    """A floating value of this rank whose dimension 1 never moves."""
+    """Return a floating value of this rank whose dimension 1 is static."""
     return sketch.pick(lambda v: v.floating and v.rank == rank and v.static(1))
 
 
 def _features(sketch: Sketch, *ranks: int) -> Value:
-    """A floating value whose last dimension never moves."""
+    """Return a floating value whose last dimension is static."""
     return sketch.pick(lambda v: v.floating and v.rank in (ranks or (1, 2, 3, 4)) and v.static(-1))
 
 
@@ -173,7 +173,7 @@ def recurrent(sketch: Sketch) -> None:
 
 
 def cell_in_a_loop(sketch: Sketch) -> None:
-    """A recurrent cell that goes through a dimension, step by step."""
+    """Run a recurrent cell along a dimension, step by step."""
     value = _features(sketch, 3)
     layer = sketch.layer(f"nn.GRUCell({value.size(-1)}, 3)", "cell")
     state = sketch.new()
@@ -202,7 +202,7 @@ def sequential(sketch: Sketch) -> None:
 
 
 def list_of_layers(sketch: Sketch) -> None:
-    """A loop over a ModuleList."""
+    """Loop over a ModuleList."""
     value = _features(sketch)
     width = value.size(-1)
     layer = sketch.layer(f"nn.ModuleList([nn.Linear({width}, {width}) for _ in range(2)])", "layers")

@@ -1,4 +1,4 @@
-"""Modules drawn from the grammar, as the source of a user's file with a recipe in it."""
+"""Modules drawn from the grammar, as the source of a user's file with a recipe."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from fuzz.states import STATES
 STATEMENTS = LAYERS + SHAPES + ARITHMETIC + CONTROL + STATES
 MOST_STATEMENTS = 6
 ATTEMPTS = 4
-PART = 64  # bytes of a statement: two a choice
+PART = 64  # bytes per statement: two per choice
 DTYPES = ("float32",) * 8 + ("float64",) * 2 + ("bfloat16", "float16")
 BATCH, LENGTH = (1, 9, 1), 12
-STEPPED = 24  # the largest length where it goes in steps
-Bounds = tuple[int, int, int]  # of a size: least, most, step
+STEPPED = 24  # the largest length if it has a step
+Bounds = tuple[int, int, int]  # of a size: min, max, step
 KINDS = ("float",) * 4 + ("ids", "bool")
 
 SOURCE = '''"""Drawn by hypothesis."""
@@ -67,13 +67,13 @@ class drawn:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A drawn module, and the bytes that chose it; hypothesis shows it as its source."""
+    """A drawn module, and the bytes that it was made from; hypothesis shows its source."""
 
     source: str
     data: bytes
 
     def __repr__(self) -> str:
-        """As a reader wants it."""
+        """Return the source."""
         return f"a module:\n{self.source}"
 
 
@@ -86,21 +86,21 @@ class Parameter:
     example: str
 
 
-SIZE = PART * (MOST_STATEMENTS + 2)  # a first part for dtype, sizes and parameters, a last one for the outputs
+SIZE = PART * (MOST_STATEMENTS + 2)  # the first part is for dtype, sizes and parameters, the last for the outputs
 
 
 @st.composite
 def modules(draw: st.DrawFn) -> Drawn:
-    """Modules of a few statements, each with its recipe.
+    """Return a strategy for modules of a few statements, each with its recipe.
 
-    One string of bytes makes a module, a part of fixed length each statement: so no two draws are near copies of each
-    other, as hypothesis makes them of a strategy that is drawn from many times.
+    One byte string makes a module, with a fixed number of bytes for each statement. A strategy that draws many times
+    would make hypothesis generate near copies.
     """
     return make(draw(st.binary(min_size=SIZE, max_size=SIZE)))
 
 
 def simpler(drawn: Drawn) -> Iterator[Drawn]:
-    """The module without one of its statements, then with plainer parameters and plainer outputs."""
+    """Yield the module without one of its statements, then with simpler parameters and simpler outputs."""
     parts = [drawn.data[start : start + PART] for start in range(0, SIZE, PART)]
     count = 1 + Choices(parts[0])(*range(MOST_STATEMENTS))
     nothing = bytes(PART)
@@ -113,7 +113,7 @@ def simpler(drawn: Drawn) -> Iterator[Drawn]:
 
 
 def make(data: bytes) -> Drawn:
-    """The module that these bytes choose."""
+    """Make a module from bytes."""
     parts = [Choices(data[start : start + PART]) for start in range(0, len(data), PART)]
     choose, answer = parts[0], parts[-1]
     statements = parts[1 : 2 + choose(*range(MOST_STATEMENTS))]
@@ -134,7 +134,7 @@ def make(data: bytes) -> Drawn:
 
 
 def _add_one(sketch: Sketch) -> None:
-    """A statement: the first that fits what is there, of a few."""
+    """Add a statement: the first of a few drawn ones that fits the existing values."""
     for _ in range(ATTEMPTS):
         try:
             sketch.choose(*STATEMENTS)(sketch)
@@ -145,7 +145,7 @@ def _add_one(sketch: Sketch) -> None:
 
 
 def _tries(symbols: dict[str, Bounds]) -> list[dict[str, int]]:
-    """Sizes at which a line must run: in the middle, at each end, and each symbol at its end alone."""
+    """Return the sizes at which a line must run: the middle, each end, and each symbol alone at its end."""
     middle = {name: low + (3 + i) * step for i, (name, (low, _, step)) in enumerate(symbols.items())}
     ends = [{name: bounds[which] for name, bounds in symbols.items()} for which in (0, 1)]
     alone = [{**middle, name: bounds[0]} for name, bounds in symbols.items()]
@@ -158,7 +158,7 @@ def _arguments(parameters: list[Parameter], sizes: dict[str, int]) -> dict[str, 
 
 
 def _parameters(choose: Choices, symbols: list[str], dtype: str) -> list[Parameter]:
-    """At least one floating tensor; every symbol is the size of something."""
+    """Return parameters with at least one floating tensor; every symbol is the size of one of them."""
     made = [Parameter("x", "torch.Tensor", _example(choose, "float", symbols, dtype))]
     for name in ("y", "extra", "third")[: choose(0, 1, 2, 3)]:
         made.append(_parameter(choose, name, symbols, dtype))
@@ -189,7 +189,7 @@ def _parameter(choose: Choices, name: str, symbols: list[str], dtype: str) -> Pa
 
 
 def _example(choose: Choices, kind: str, symbols: list[str], dtype: str) -> str:
-    """An expression in the sizes."""
+    """Return an expression in the sizes."""
     shapes = ["batch, 4", "batch, 3, 6", "batch, 2, 6, 5", "4", "batch"] if kind == "float" else ["batch", "batch, 4"]
     if "length" in symbols:
         shapes = ["batch, length, 4", "batch, length", "batch, 3, length", *shapes, "length, batch, 4", "length, 4"]
@@ -228,7 +228,7 @@ def _indented(lines: list[str]) -> str:
 
 
 def _call(sketch: Sketch, parameters: list[Parameter]) -> str:
-    """What inputs() returns."""
+    """Return the expression that inputs() returns."""
     form = sketch.choose("keyword", "positional", "single")
     if form == "single" and len(parameters) == 1:
         return parameters[0].example
@@ -238,7 +238,7 @@ def _call(sketch: Sketch, parameters: list[Parameter]) -> str:
 
 
 def _answer(sketch: Sketch) -> str:
-    """The expression that forward returns: what was made and not used, and perhaps more."""
+    """Return the expression that forward returns: every unused value, and perhaps more."""
     tensors = [value for value in reversed(sketch.values) if value.tensor]
     first, *rest = [v for v in sketch.unused() if v.tensor] or tensors[:1]
     numbers = [v for v in sketch.unused() if not v.tensor]

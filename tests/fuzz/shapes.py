@@ -1,4 +1,4 @@
-"""Statements that move, cut and join what is there, and that compute with sizes."""
+"""Statements that move, cut and join values, and that compute with sizes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def _tensor(sketch: Sketch, rank: int = 1) -> Value:
 
 
 def _alike(sketch: Sketch, value: Value) -> Value:
-    """A value of the same dtype and rank."""
+    """Return a value of the same dtype and rank."""
     return sketch.pick(lambda v: v.tensor and (v.dtype, v.rank) == (value.dtype, value.rank))
 
 
@@ -86,7 +86,7 @@ def index(sketch: Sketch) -> None:
 
 
 def gather(sketch: Sketch) -> None:
-    """By indices that are there already."""
+    """Gather with existing values as indices."""
     value = _tensor(sketch)
     which = sketch.pick(lambda v: v.integral and v.rank > 0)
     axis = sketch.axis(value)
@@ -117,7 +117,7 @@ def repeat(sketch: Sketch) -> None:
 
 
 def number_of_a_size(sketch: Sketch) -> None:
-    """A Python number that follows a size."""
+    """Make a Python number that depends on a size."""
     value = _tensor(sketch)
     size = f"{value}.shape[{sketch.axis(value)}]"
     forms = ("{}", "{} // 2 + 1", "{} * 2", "{} - 1", "({} + 3) // 4", "min({}, 3)", "max({}, 2)", "{} % 3 + 1")
@@ -132,7 +132,7 @@ def cut_to_a_number(sketch: Sketch) -> None:
 
 
 def made_to_a_size(sketch: Sketch) -> None:
-    """A new tensor whose size follows a value's."""
+    """Make a new tensor whose size depends on a value's size."""
     value = _tensor(sketch)
     size, dtype = f"{value}.shape[{sketch.axis(value)}]", sketch.dtype
     forms = (
@@ -157,7 +157,7 @@ def divided_by_a_size(sketch: Sketch) -> None:
 
 
 def positions(sketch: Sketch) -> None:
-    """A table of positions, cut to a length."""
+    """Cut a table of positions to a length."""
     value = sketch.pick(lambda v: v.floating and v.rank > 1 and v.static(-1))
     layer = sketch.layer(f"nn.Embedding(64, {value.size(-1)})", "positions")
     form = sketch.choose("{0} + {1}(torch.arange({0}.shape[-2]))", "{0} + {1}.weight[: {0}.shape[-2]]")
@@ -178,7 +178,7 @@ def windows(sketch: Sketch) -> None:
 
 
 def pieces(sketch: Sketch) -> None:
-    """A dimension that moves, cut into pieces of one length: only multiples of that can be."""
+    """Cut a dynamic dimension into pieces of one length, which allows only multiples of it."""
     value = sketch.pick(lambda v: v.tensor and v.rank >= 2)
     factor = sketch.choose(2, 4)
     axis = next((a for a in range(value.rank - 1, 0, -1) if not value.static(a) and _divides(value, a, factor)), 0)
@@ -201,7 +201,7 @@ def _divides(value: Value, axis: int, factor: int) -> bool:
 
 
 def halved_and_joined(sketch: Sketch) -> None:
-    """Halvings of the last dimension, each doubled again and joined with what it came from."""
+    """Halve the last dimension repeatedly, then double each result and join it with its source."""
     value = sketch.pick(lambda v: v.floating and v.rank == 3 and not v.static(-1))
     low, up = sketch.new(), sketch.new()
     times = sketch.choose(1, 2)
@@ -212,7 +212,7 @@ def halved_and_joined(sketch: Sketch) -> None:
 
 
 def pooled_to_the_ceiling(sketch: Sketch) -> None:
-    """Ceil-mode pooling of a dimension that moves, and something that reads its size."""
+    """Pool a dynamic dimension in ceil mode, then read its size."""
     value = sketch.pick(lambda v: v.floating and v.rank == 3 and not v.static(-1))
     pooled = sketch.new()
     form = sketch.choose("{0}.mean(-1)", "{0}[..., : {0}.shape[-1] // 2 + 1]", "F.pad({0}, (1, 1))", "{0}.flatten(1)")

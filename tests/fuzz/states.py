@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fuzz.sketch import Sketch, Value
 
-PREFIX = "kept"  # begins the name of every attribute with state
+PREFIX = "kept"  # prefix of the name of every attribute with state
 
 
 def _value(sketch: Sketch) -> Value:
@@ -26,7 +26,7 @@ def _attribute(sketch: Sketch, expression: str) -> str:
 
 
 def average(sketch: Sketch) -> None:
-    """Of what came so far, changed in place or assigned anew, read before or after."""
+    """Average all calls so far; the state is changed in place or reassigned, and read before or after."""
     value = _value(sketch)
     kept = _buffer(sketch, _floats(sketch, "1"))
     change = sketch.choose(
@@ -58,7 +58,7 @@ def ring(sketch: Sketch) -> None:
 
 
 def delayed(sketch: Sketch) -> None:
-    """What the call before had, in a list or a tuple."""
+    """Return the value of the previous call, kept in a list or a tuple."""
     value = _value(sketch)
     kept = _attribute(sketch, f"[{_floats(sketch, '1')}, {_floats(sketch, '1')}]")
     new = sketch.choose("[{1}.mean().reshape(1), {0}[0]]", "[{0}[1] * 0.5, {1}.amax().reshape(1)]").format(kept, value)
@@ -66,7 +66,7 @@ def delayed(sketch: Sketch) -> None:
 
 
 def of_batch(sketch: Sketch) -> None:
-    """Of the sizes of the first call."""
+    """Keep state with the sizes of the first call."""
     value = sketch.pick(lambda v: v.floating and v.rank >= 2 and not v.static(0))
     kept = _attribute(sketch, "None")
     zeros = f"torch.zeros_like({value})"
@@ -79,7 +79,7 @@ def of_batch(sketch: Sketch) -> None:
 
 
 def unread(sketch: Sketch) -> None:
-    """What changes, and nobody reads."""
+    """Change state that nothing reads."""
     value = _value(sketch)
     kept = _attribute(sketch, "None")
     sketch.add([f"{kept} = {value}.detach()", f"{sketch.new()} = {value} * 2"])

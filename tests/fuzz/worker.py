@@ -1,7 +1,7 @@
-"""A child that runs the pipeline on one drawn module after the other, whose jobs it runs itself.
+"""A child that runs the pipeline on one drawn module after another, with the jobs in its own process.
 
-It is a process of its own because an artifact may crash the one that loads it; and one process for many cases because
-the nine jobs of a case would each pay for a fork and for what it imports.
+It is a separate process because an artifact may crash the process that loads it. It serves many cases because each of
+the nine jobs of a case would otherwise need a fork and its imports.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class Judged:
-    """What came of a case: no rows when eager itself could not be judged.
+    """The result of a case: no rows if eager itself could not be judged.
 
-    `untrue` is what is wrong with the rows, `unnamed` the refusals without a known cause.
+    `untrue` lists what is wrong with the rows, and `unnamed` the refusals without a known cause.
     """
 
     rows: dict[str, str] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Judged:
 
 
 def serve(channel: socket.socket) -> None:
-    """Answer each line, `[file, targets, folder]`, by what came of it; where the folder is a bundle, judge that."""
+    """Answer each line, `[file, targets, folder]`, with its result; if the folder is a bundle, judge that."""
     warnings.simplefilter("ignore")
     pipeline.Zygote = Inline  # type: ignore[misc,assignment]
     with channel.makefile("r", encoding="utf-8") as requests:
@@ -65,14 +65,14 @@ def _judge_bundle(case: cases.Case, folder: Path) -> Judged:
 
 
 class Worker:
-    """The parent's side. `spawn` starts `fuzz.worker:serve`; `run` is a run with a process for each job."""
+    """The parent's side. `spawn` starts `fuzz.worker:serve`; `run` does a run with a process for each job."""
 
     def __init__(self, spawn: Callable[[], Child], run: Callable[[cases.Case, str, Path], object]) -> None:
         self._spawn, self._run = spawn, run
         self._child: Child | None = None
 
     def judge(self, file: Path, names: str, folder: Path) -> Judged:
-        """Run and judge one case. A case that crashes the child is run again, each of its jobs in a process."""
+        """Run and judge one case. A case that crashes the child is run again, with a process for each job."""
         try:
             return self._ask(file, names, folder)
         except JobError:

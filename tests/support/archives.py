@@ -1,4 +1,4 @@
-"""Packed bundles made by hand, and what must hold whatever is in them."""
+"""Handwritten packed bundles, and the properties that hold for any content."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Member = tuple[tarfile.TarInfo, bytes]
 
 
 def make_bundle(place: Path) -> Path:
-    """A bundle with one artifact, a golden and a log."""
+    """Publish a bundle with one artifact, a golden and a log."""
     with publishing.stage(place) as staging:
         (staging.root / "trace.pt").write_bytes(TRACE)
         (staging.root / "golden.safetensors").write_bytes(b"golden")
@@ -33,21 +33,21 @@ def make_bundle(place: Path) -> Path:
 
 
 def member(name: str, data: bytes = b"", kind: bytes = tarfile.REGTYPE, link: str = "") -> Member:
-    """A header with its data; the header does not say more or less than there is."""
+    """Return a tar header that matches its data, and the data."""
     info = tarfile.TarInfo(name)
     info.size, info.type, info.linkname = len(data), kind, link
     return info, data
 
 
 def members_of(data: bytes) -> list[Member]:
-    """What a packed bundle holds."""
+    """Return the members of a packed bundle."""
     stream = zstandard.ZstdDecompressor().stream_reader(data)
     with tarfile.open(fileobj=stream, mode="r|") as tar:
         return [(info, content.read()) for info in tar if (content := tar.extractfile(info))]
 
 
 def tar_of(members: Sequence[Member]) -> bytes:
-    """The members as they stand, true or not, and the end."""
+    """Return a tar of the members, valid or not, with an end marker."""
     blocks = (
         info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape") + data + bytes(-len(data) % tarfile.BLOCKSIZE)
         for info, data in members
@@ -56,24 +56,24 @@ def tar_of(members: Sequence[Member]) -> bytes:
 
 
 def compressed(tar: bytes) -> bytes:
-    """A tar as `pack` would compress it."""
+    """Compress a tar as `pack` does."""
     return zstandard.ZstdCompressor(level=1, write_checksum=True, write_content_size=False).compress(tar)
 
 
 def packed(place: Path) -> bytes:
-    """The bytes of a packed bundle."""
+    """Return the bytes of a packed bundle."""
     out = place.with_name("packed.tar.zst")
     archive.pack(place, out)
     return out.read_bytes()
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder."""
+    """Return the content of every file below a folder."""
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 def attempt(data: bytes, folder: Path) -> Manifest | None:
-    """Unpack to `folder`/place/out. Whatever comes, nothing else changes; what is there is whole, or is not there."""
+    """Unpack to `folder`/place/out, and assert that nothing else changes and that the result is complete or absent."""
     out, file, sentinel = folder / "place" / "out", folder / "hostile.tar.zst", folder / "sentinel" / "kept"
     sentinel.parent.mkdir(parents=True, exist_ok=True)
     sentinel.write_text("kept")

@@ -1,4 +1,4 @@
-"""Runs and commands, as tests ask for them."""
+"""Runs and commands for tests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Run = Callable[..., tuple[Manifest, Path]]
 
 @dataclass(frozen=True)
 class Done:
-    """How a command ended."""
+    """The result of a command."""
 
     code: int
     out: str
@@ -40,7 +40,7 @@ Cli = Callable[..., Done]
 
 
 def request_for(recipe: str, out: Path, names: str = "trace", **settings: Any) -> Request:
-    """A request for one of the recipes here (`tiny:mlp`), without timing."""
+    """Return a request for one of the recipes in tests/recipes (`tiny:mlp`), without timing."""
     text = recipe_path(recipe)
     settings = {"bench": False, "threads": 1, "timeout": 300.0} | settings
     return Request(
@@ -55,19 +55,19 @@ def request_for(recipe: str, out: Path, names: str = "trace", **settings: Any) -
 
 
 def start_cli(*words: object, **settings: Any) -> subprocess.Popen[str]:
-    """The command line in a process of its own."""
+    """Start the command line in a separate process."""
     command = [sys.executable, "-P", "-c", "from exporter.cli import main; main()", *map(str, words)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **settings)
 
 
 def recipe_path(name: str) -> str:
-    """`tiny:mlp` as one writes it on the command line."""
+    """Return `tiny:mlp` as an argument for the command line."""
     stem, _, attribute = name.partition(":")
     return f"{RECIPES / stem}.py:{attribute}"
 
 
 def republish(place: Path, manifest: Manifest) -> None:
-    """Give a bundle another manifest, and what proves it, of the same recipe."""
+    """Replace the manifest of a bundle, and rewrite the records that prove it, with the same materials."""
     materials = provenance.recorded((place / bundles.PROVENANCE).read_bytes())
     filesystem.write_atomic(place / bundles.MANIFEST, to_json(manifest) + "\n")
     integrity.seal(place, manifest, materials)

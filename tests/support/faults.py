@@ -1,4 +1,4 @@
-"""What becomes of bundles: each file spoilt in each way, and bundles spoilt as a whole."""
+"""Faults of bundles: each file damaged in each way, and bundles damaged as a whole."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ LOADED = (
     "golden.safetensors",
     "manifest.json",
     "SHA256SUMS",
-)  # what a program that runs artifacts may look at
+)  # files that a program that runs artifacts may read
 
 
 def copy(bundle: Path, to: Path) -> Path:
-    """A bundle whose files are those of another; a fault puts others in their place."""
+    """Copy a bundle with hard links; a fault replaces files instead of changing them."""
     return Path(shutil.copytree(bundle, to, copy_function=os.link))
 
 
 def rewrite(file: Path, data: bytes) -> None:
-    """Put another file in its place."""
-    assert file.read_bytes() != data, "no fault"
+    """Replace a file."""
+    assert file.read_bytes() != data, "the fault must change the file"
     file.unlink()
     file.write_bytes(data)
 
 
 def flip(file: Path, share: float = 0.5) -> None:
-    """Alter one bit in the middle."""
+    """Flip one bit, in the middle by default."""
     data = bytearray(file.read_bytes())
     data[int((len(data) - 1) * share)] ^= 1
     rewrite(file, bytes(data))
@@ -53,7 +53,7 @@ def _linked(file: Path) -> None:
 
 
 def _outside(file: Path) -> Path:
-    """The folder that the bundle lies in."""
+    """Return the folder that contains the bundle."""
     return next(parent for parent in file.parents if (parent / "manifest.json").exists()).parent
 
 
@@ -111,19 +111,19 @@ def _another_artifact(place: Path) -> None:
 WHOLE: Mapping[str, Fault] = {
     "a foreign file": lambda place: (place / "notes.txt").write_text("mine"),
     "a foreign folder": lambda place: (place / "mine").mkdir() or (place / "mine" / "a").touch(),
-    "a link more": lambda place: (place / "more.pt").symlink_to("trace.pt"),
-    "logs that lie elsewhere": _linked_logs,
-    "rejected artifacts that lie elsewhere": lambda place: (place / "rejected").symlink_to(place.parent),
-    "sums of what is altered": _sums_of_the_altered,
-    "an artifact that another is in the place of": _another_artifact,
-    "records that are gone": lambda place: [
+    "an extra link": lambda place: (place / "more.pt").symlink_to("trace.pt"),
+    "logs outside the bundle": _linked_logs,
+    "rejected artifacts outside the bundle": lambda place: (place / "rejected").symlink_to(place.parent),
+    "sums of an altered artifact": _sums_of_the_altered,
+    "an artifact replaced by another file": _another_artifact,
+    "missing records": lambda place: [
         (place / name).unlink() for name in ("SHA256SUMS", "bom.cdx.json", "provenance.json")
     ],
 }
 
 
 def faults(nightly: bool) -> dict[str, tuple[str, Fault]]:
-    """Every fault by its name: what to spoil, a path in the bundle, and how."""
+    """Return every fault by name: the path in the bundle, and the function that damages it."""
     kinds = {**OFTEN, **(NIGHTLY if nightly else {})}
     found = {f"{name}: {kind}": (name, fault) for name in FILES for kind, fault in kinds.items()}
     return found | {kind: (".", fault) for kind, fault in WHOLE.items()}

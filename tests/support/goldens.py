@@ -1,4 +1,4 @@
-"""Goldens as releases before wrote them."""
+"""Goldens in the format of earlier releases."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from exporter.evidence.golden import KINDS, Golden
 
 
 def pickled(golden: Golden, path: Path) -> None:
-    """Schema 2 where a case is a step of a sequence, else 1: one tree with all tensors in it, by torch.save."""
+    """Write a golden with torch.save as one tree, in schema 2 if a case is a step of a sequence, else in schema 1."""
     torch.save(
         {
             "schema": 2 if any(case.step is not None for case in golden.cases) else 1,

@@ -1,4 +1,4 @@
-"""Manifests made by hand, for tests of what reads them."""
+"""Handwritten manifests, for tests of code that reads them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EXACT = Parity("exact", 0.0, 0.0, 1.0, 1.0, "output[0, 0] at batch=2 seed 0", ca
 
 
 def timing(median: float, half: float = 0.1, eager: float = 10.0, **changes: Any) -> Timing:
-    """A latency of `median` ± `half` ms."""
+    """Return a latency of `median` ± `half` ms."""
     speedup = eager / median
     settings: dict[str, Any] = {
         "p90_ms": median * 1.1,
@@ -48,7 +48,7 @@ def timing(median: float, half: float = 0.1, eager: float = 10.0, **changes: Any
 
 
 def variant(name: str = "trace", median: float | None = 5.0, **changes: Any) -> VariantRecord:
-    """A variant that passed in Python, and was timed when it has a median."""
+    """Return a variant that passed in Python, and was timed if it has a median."""
     settings: dict[str, Any] = {
         "status": "passed",
         "stage": "done",
@@ -67,7 +67,7 @@ def variant(name: str = "trace", median: float | None = 5.0, **changes: Any) -> 
 
 
 def failed(name: str = "script", reason: str = "TorchScript has no cond", **changes: Any) -> VariantRecord:
-    """A variant whose export failed."""
+    """Return a variant whose export failed."""
     settings: dict[str, Any] = {
         "stage": "export",
         "reason": reason,
@@ -90,7 +90,7 @@ GOLDEN = GoldenRecord(
 
 
 def manifest(*variants: VariantRecord, **changes: Any) -> Manifest:
-    """A complete manifest with these variants."""
+    """Return a complete manifest with these variants."""
     settings: dict[str, Any] = {
         "status": "complete",
         "environment": {"cpu": "A Fine CPU", "isa": "avx2", "torch": "2.14.1"},
@@ -106,7 +106,7 @@ MANIFEST = manifest(EAGER, variant(), failed())
 
 
 def edited(*path: str | int, to: Any) -> str:
-    """The manifest's JSON with one value replaced."""
+    """Return the manifest's JSON with one value replaced."""
     data = json.loads(to_json(MANIFEST))
     place = data
     for key in path[:-1]:

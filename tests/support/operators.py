@@ -1,4 +1,4 @@
-"""A library of operators of our own, which C++ builds."""
+"""A library of custom operators, which the C++ build makes."""
 
 from __future__ import annotations
 

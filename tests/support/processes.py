@@ -1,4 +1,4 @@
-"""What becomes of processes that a command started."""
+"""The processes that a command started."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "it never came to that"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.05)
 
 

@@ -1,4 +1,4 @@
-"""A release whose steps take no model, but leave what the pipeline leaves. `python releases.py STEPS OUT` runs it."""
+"""A release whose steps write bundles like the pipeline, without a model. `python releases.py STEPS OUT` runs it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from exporter.release.plan import Step
 from exporter.runs.request import Request
 from support.manifests import GOLDEN, manifest, variant
 
-LOG = "log"  # beside the bundles: every step that was begun
+LOG = "log"  # next to the bundles; has a line for each step that began
 
 
 def make(request: Request, *_: object) -> tuple[Manifest, Path]:
-    """As pipeline.run, without a model."""
+    """Do what pipeline.run does, without a model."""
     name = request.variants[0].name
     with (request.out.parents[2] / LOG).open("a") as log:
         log.write(f"{request.model} {name}\n")
@@ -38,18 +38,18 @@ def make(request: Request, *_: object) -> tuple[Manifest, Path]:
 
 
 def begun(out: Path) -> int:
-    """How many steps were begun in all."""
+    """Return how many steps have begun in all."""
     return len((out / LOG).read_text().splitlines()) if (out / LOG).exists() else 0
 
 
 def die(step: Step) -> executor.Outcome:
-    """As executor.perform, where memory ends."""
+    """Act like executor.perform when memory runs out."""
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError
 
 
 def resume(steps: list[Step], out: Path) -> list[run.Row]:
-    """Make what is not finished."""
+    """Resume the release."""
     return run.run(steps, steps, out, True, executor.Local(), Listener())
 
 

@@ -1,4 +1,4 @@
-"""The manifest's schema, and what is asked of a manifest."""
+"""The manifest's schema, and access to its rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys to sign with, and files that are altered by a bit."""
+"""Signing keys, and files with a flipped bit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 
 def write_keys(folder: Path, private: Any, password: bytes = b"") -> tuple[Path, Path]:
-    """A private and a public key in PEM files."""
+    """Write a private and a public key to PEM files."""
     lock = BestAvailableEncryption(password) if password else NoEncryption()
     key, public = folder / "key.pem", folder / "pub.pem"
     key.write_bytes(private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, lock))
@@ -24,7 +24,7 @@ def write_keys(folder: Path, private: Any, password: bytes = b"") -> tuple[Path,
 
 
 def flip(path: Path, share: float = 0.5) -> None:
-    """Alter one bit of a byte, or give an empty file its first."""
+    """Flip one bit; an empty file gets one byte."""
     data = bytearray(path.read_bytes() or b"\0")
     data[int((len(data) - 1) * share)] ^= 1
     path.write_bytes(data)

@@ -119,7 +119,7 @@ def test_every_command_accepts_the_target(command: Command, tmp_path: Path) -> N
 @pytest.mark.usefixtures("sample")
 def test_lists_doctor_and_explain_include_the_target(command: Command) -> None:
     said = command("explain", "sample").out
-    assert "the sample: what does it say?" in said
+    assert "sample: can it be saved?" in said
     assert "it takes 1 input" in said
     assert "A sample of a recipe" in command("models").out
     assert "A sample of a target" in command("targets").out

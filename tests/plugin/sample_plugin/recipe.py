@@ -8,10 +8,10 @@ sizes = {"batch": (1, 8)}
 
 
 def load(weights: str) -> torch.nn.Module:
-    """A layer with random weights."""
+    """Return a layer with random weights."""
     return torch.nn.Linear(4, 3).eval()
 
 
 def inputs(batch: int = 2) -> dict[str, torch.Tensor]:
-    """Rows of four numbers."""
+    """Return rows of four numbers."""
     return {"input": torch.randn(batch, 4)}

@@ -22,7 +22,7 @@ needs_program = True
 also_called = ("specimen",)
 libraries = ("sample_runtime",)
 portability = 0
-question = "the sample: what does it say?"
+question = "sample: can it be saved?"
 read_contract = contract_files.read_zip
 
 
