@@ -190,7 +190,7 @@ def test_a_package_without_vector_instructions_says_so(monkeypatch: pytest.Monke
     assert _inductor.find_vector_instructions() == ()
     monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", list)
     (note,) = _inductor.find_vector_instructions()
-    assert note.startswith("slow: without vector instructions")
+    assert note.startswith("slow: no vector instructions")
     monkeypatch.setattr(_inductor.environment, "isa", lambda: "sse4_2")
     assert _inductor.find_vector_instructions() == ()
 
