@@ -46,8 +46,8 @@ class CheckedCase:
 class Known:
     """What is known about an artifact before it fails: warnings and limits from its export, and whether eager repeats.
 
-    `unsteady` is why eager is not repeatable.
-    A `quantized` artifact loses more precision at some values than at others, which is not evidence of a branch.
+    `unsteady` is why eager is not repeatable. A `quantized` artifact loses more precision at some values than at others,
+    which is not evidence of a branch.
     """
 
     warnings: tuple[Warned, ...] = ()
@@ -224,7 +224,7 @@ def _asked(reason: str, sizes: Sizes, known: Known) -> Diagnosis:
         if limit.follows and limit.place:
             return Diagnosis(f"{reason} (perhaps because {limit})", *_of_limit(limit))
         if limit.rule == "steps":
-            said = f"(perhaps because {limit}; contracts express only multiples: use an example that is one)"
+            said = f"(perhaps because {limit}; contracts express only multiples: use an example size that is one)"
             return Diagnosis(f"{reason} {said}")
     return Diagnosis(reason)
 
