@@ -46,7 +46,7 @@ class CheckedCase:
 class Known:
     """What is known about an artifact before it fails: warnings and limits from its export, and whether eager repeats.
 
-    `unsteady` is why eager is not repeatable. A `quantized` artifact loses more precision at some values than at others,
+    `unsteady` is why eager is not repeatable. A `quantized` artifact is less accurate at some values than at others,
     which is not evidence of a branch.
     """
 
