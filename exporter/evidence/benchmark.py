@@ -43,7 +43,7 @@ class Series:
 
     @property
     def count(self) -> int:
-        """The number of samples kept."""
+        """Return the number of samples kept."""
         return sum(map(len, (*self.windows, *self.tail)))
 
     def take(self, subject: Timed, keep: bool) -> float:

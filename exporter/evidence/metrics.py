@@ -23,8 +23,8 @@ def broken(value: float | None, metric: MetricRecord) -> str:
     if metric.least is not None and (value is None or value < metric.least):
         return f"the metric is {_said(value)}, the minimum is {metric.least:g}; {eager}"
     if metric.most_loss is not None and (value is None or metric.eager - value > metric.most_loss):
-        lost = "" if value is None else f", so the loss is {metric.eager - value:.4g}"
-        return f"the metric is {_said(value)}; {eager}{lost}, and the limit is {metric.most_loss:g}"
+        lost = "" if value is None else f", a loss of {metric.eager - value:.4g}"
+        return f"the metric is {_said(value)}; {eager}{lost}; the maximum loss is {metric.most_loss:g}"
     return ""
 
 

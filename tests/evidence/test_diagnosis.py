@@ -75,7 +75,9 @@ def test_a_rule_that_no_contract_can_express() -> None:
     assert str(limit) == "torch.export takes s only as 2*n+1 (model.py:3)"
     known, wrong = Known(limits=(limit,)), "output at batch=1 s=4: shape [1], expected [2]"
     said = explain(wrong, case("batch=1 s=4", False), known=known).reason
-    assert said == f"{wrong} (perhaps because {limit}; contracts express only multiples: use an example size that is one)"
+    assert (
+        said == f"{wrong} (perhaps because {limit}; contracts express only multiples: use an example size that is one)"
+    )
     assert explain("wrong", case("batch=1", False), known=known).reason == "wrong"
 
 

@@ -89,10 +89,10 @@ def test_invalid_metrics_raise(name: str, cause: str) -> None:
         (0.9, None, None, ""),
         (None, None, None, ""),
         (0.9, 0.95, None, "the metric is 0.9, the minimum is 0.95; eager's is 0.96"),
-        (0.9, None, 0.05, "the metric is 0.9; eager's is 0.96, so the loss is 0.06, and the limit is 0.05"),
+        (0.9, None, 0.05, "the metric is 0.9; eager's is 0.96, a loss of 0.06; the maximum loss is 0.05"),
         (0.99, None, 0.0, ""),
         (None, 0.1, None, "the metric is unknown, the minimum is 0.1; eager's is 0.96"),
-        (None, None, 0.1, "the metric is unknown; eager's is 0.96, and the limit is 0.1"),
+        (None, None, 0.1, "the metric is unknown; eager's is 0.96; the maximum loss is 0.1"),
     ],
 )
 def test_metric_bounds(value: float | None, least: float | None, loss: float | None, said: str) -> None:
