@@ -81,7 +81,7 @@ def test_rows_of_a_bundle() -> None:
     """Each in the language that ran it; what failed, or came to no session, with its reason."""
     crashed = SessionRecord("native", "failed", "check", "was ended by SIGSEGV")
     trace = variant("trace", sessions=(variant().sessions[0], crashed))
-    script = variant("script", notes=("not frozen, for the frozen module is wrong or fails",))
+    script = variant("script", notes=("not frozen, because the frozen module is wrong or fails",))
     found = manifest(
         EAGER, trace, script, variant("compile:default", artifact=None), failed("onnx", "no such operator")
     )
