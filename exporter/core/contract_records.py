@@ -130,14 +130,16 @@ class Contract:
         "Namespaces of the custom operators that the artifact calls, such as torchvision.", ()
     )
     precision: str = described(
-        "Precision of the computation; fp32 is the model's own. Inputs and outputs always keep the model's dtypes.",
+        "Precision of the computation; fp32 is the model's own. Inputs and outputs keep the model's dtypes.",
         FP32,
         enum=["fp32", "tf32", "bf16", "fp16", "int8"],
     )
     build: Build | None = described(
         "The machine that the artifact's machine code was built for; null if it contains none.", None
     )
-    state: KeptState | None = described("The state that a call leaves for the next; null if the model keeps none.", None)
+    state: KeptState | None = described(
+        "The state that a call leaves for the next; null if the model keeps none.", None
+    )
     schema: int = described("Version of the contract's format.", CONTRACT_SCHEMAS[-1], enum=[1, 2])
 
     def __post_init__(self) -> None:

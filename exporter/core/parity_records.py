@@ -26,7 +26,7 @@ class Tolerance:
     atol: float = described("Absolute, as in torch.allclose.", minimum=0)
     k: float = described("Limit on the RMSE, in units of eager's own RMSE.", minimum=0)
     min_cosine: float | None = described(
-        "Cosine similarity that also passes, as quantized; null if only the other limits apply.", None, minimum=0, maximum=1
+        "Cosine similarity that also passes, as quantized; null for none.", None, minimum=0, maximum=1
     )
 
 
@@ -171,13 +171,15 @@ class Parity:
     worst: str = described("Output, index, case and seed of the worst element.")
     reason: str = described("Why it failed; empty when it passed.", "")
     cases: int = described("How many cases were compared.", 0, minimum=0)
-    parts: tuple[CaseParity, ...] = described("Each output in each case, in the record of a session; otherwise empty.", ())
+    parts: tuple[CaseParity, ...] = described(
+        "Each output in each case, in the record of a session; otherwise empty.", ()
+    )
     refused: int = described(
         "Number of further cases with sizes that the artifact does not promise, which its contract refused.",
         0,
         minimum=0,
     )
     unpropagated: tuple[str, ...] | None = described(
-        "Where NaN or infinity is lost in the artifact but not in eager; null if that was not tested.", None
+        "Where NaN or infinity is lost in the artifact but not in eager; null if not tested.", None
     )
     fixed: tuple[FixedSize, ...] = described("Sizes that turned out to be fixed in the artifact.", ())

@@ -20,7 +20,7 @@ class Range:
     min: int = described("Smallest size.", minimum=1)
     max: int = described("Largest size.", minimum=1)
     choices: tuple[int, ...] = described(
-        "The only allowed sizes, with one entry of the artifact for each; empty if sizes between the bounds are allowed.",
+        "The only allowed sizes, each with its own entry in the artifact; empty if any size in the bounds is allowed.",
         (),
         minimum=1,
     )
@@ -50,7 +50,7 @@ class Range:
         return (self.min, self.max) if self.multiple_of == 1 else (self.min, self.max, self.multiple_of)
 
     def within(self, low: int, high: int, step: int = 1) -> Range:
-        """Return the part of the range from `low` to `high` in multiples of `step`. Raises ValueError if it is empty."""
+        """Return the multiples of `step` in the range from `low` to `high`. Raises ValueError if there are none."""
         step = math.lcm(step, self.multiple_of)
         left = Range(max(low, self.min), min(high, self.max), multiple_of=step).sizes
         return Range(left[0], left[-1], multiple_of=step)

@@ -28,7 +28,7 @@ class MachineLoad:
     cpus: int = described("CPUs that the measurement may use.", minimum=0)
     others: float = described("Share of these CPUs that other processes used.", minimum=0, maximum=1)
     steal: float = described("Share of these CPUs that other guests of the host used.", minimum=0, maximum=1)
-    throttled: float = described("Share of the time in which a CPU quota stopped the measurement.", minimum=0, maximum=1)
+    throttled: float = described("Share of the time in which a CPU quota stopped it.", minimum=0, maximum=1)
     hot: int = described("How often a core slowed down because of heat.", minimum=0)
     load: float = described("The load average at the end of the measurement.", minimum=0)
 
