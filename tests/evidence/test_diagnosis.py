@@ -72,7 +72,7 @@ def test_answers_are_matched_with_the_golden_s_records() -> None:
 
 def test_a_rule_that_no_contract_can_express() -> None:
     limit = SizeLimit("s", "steps", "2*n+1", ("s",), "model.py:3")
-    assert str(limit) == "torch.export takes s only as 2*n+1 (model.py:3)"
+    assert str(limit) == "torch.export accepts s only as 2*n+1 (model.py:3)"
     known, wrong = Known(limits=(limit,)), "output at batch=1 s=4: shape [1], expected [2]"
     said = explain(wrong, case("batch=1 s=4", False), known=known).reason
     assert (

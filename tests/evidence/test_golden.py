@@ -152,7 +152,7 @@ def test_values_for_which_a_model_does_not_end_are_left_out(monkeypatch: pytest.
 
     monkeypatch.setattr(time_limit, "LEAST_S", 0.3)
     made, findings = make(Louder())
-    assert findings.notes == ("the model does not end where the values are zeros: a call was stopped after 0 s",)
+    assert findings.notes == ("the model does not return when the values are zeros: a call was stopped after 0 s",)
     assert "batch=2 zeros" not in map(str, findings.cases)
     assert "batch=2 ones" in map(str, findings.cases)
     assert len(made.cases) == len(findings.cases)

@@ -108,7 +108,7 @@ def test_a_call_that_does_not_end_is_stopped(
     found, notes = make(function, X * 4)
     assert [case.value for case in found] == ["NaN"]
     assert len(notes) == 1
-    assert notes[0].startswith("the model does not end where x0 holds infinity: a call was stopped after 0 s")
+    assert notes[0].startswith("the model does not return when x0 holds infinity: a call was stopped after 0 s")
     assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
 
 
