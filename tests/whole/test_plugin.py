@@ -124,7 +124,7 @@ def test_lists_the_doctor_and_explain_name_it(command: Command) -> None:
     assert "A sample of a recipe" in command("models").out
     assert "A sample of a target" in command("targets").out
     said = command("doctor").out
-    assert "target of sample-plugin 1.0" in said
+    assert "target from sample-plugin 1.0" in said
     assert "needs nothing else" in said
     with pytest.raises(UsageError) as raised:
         targets.parse("specimen")
