@@ -110,7 +110,7 @@ class Commands(unittest.TestCase):
         digest = hashlib.sha256(data).hexdigest()
         done = call("verify", model)
         self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1))
-        self.assertIn("nobody says what", done.stderr)
+        self.assertIn("is not known: there is no SHA256SUMS beside it", done.stderr)
         self.assertEqual(call("verify", model, "--sha256", digest.upper()).returncode, 0)
         done = call("verify", model, "--sha256", "0" * 64)
         self.assertEqual(done.returncode, 1)
@@ -321,7 +321,7 @@ class Commands(unittest.TestCase):
         inside, outside = (call("info", FIXTURES / model).stdout for model in ("carry.pt", "stream.pt"))
         self.assertIn("state, kept by the artifact", inside)
         self.assertRegex(inside, r"context +float32 +\[1, 8\]\n +count +int64 +\[\]")
-        self.assertIn("the last 2 outputs are the last inputs of the next", outside)
+        self.assertIn("pass the last 2 outputs of each call as the last inputs of the next", outside)
 
     def test_verify_follows_sequences(self) -> None:
         for model, golden in STATEFUL.items():
