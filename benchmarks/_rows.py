@@ -51,7 +51,7 @@ class Bench:
         return rows
 
     def rotation(self, group: str, baseline: str, rows: Callable[[], Rows], **more: Any) -> dict[str, Any]:
-        """Return a rotation of comparable rows, with speed-ups over `baseline`; one that was kept is not measured again."""
+        """Return a rotation: rows with speed-ups over `baseline`. A rotation that was kept is not measured again."""
         head = {"group": group, "baseline": baseline, **more}
         kept = (each for each in self.kept if head.items() <= each.items())
         return next(kept, None) or {**head, "rows": rows()}

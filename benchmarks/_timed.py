@@ -41,7 +41,10 @@ class Call:
 
 @contextlib.contextmanager
 def settings(device: str, threads: int, folder: str, cache: str = "") -> Iterator[Path]:
-    """Set threads, float32 without TF32 and the compiler's cache (empty unless `cache` is given); yield a scratch folder."""
+    """Set threads, float32 without TF32, and the compiler's cache; yield a scratch folder.
+
+    The cache is empty unless `cache` is given.
+    """
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache or f"{scratch}/cache"
         server.configure(targets.Options(device=device, threads=threads, scratch=scratch))
