@@ -154,7 +154,7 @@ SENTENCE = "was built for avx1024, amx_fp2, which this CPU lacks"
 def test_python_refuses_before_it_loads(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=SENTENCE):
         exporter.open_artifact(package(tmp_path / "c.pt2", UNKNOWN))
-    with pytest.raises(ArtifactError, match="not an AOTInductor package that runs here"):
+    with pytest.raises(ArtifactError, match="not an AOTInductor package that can run here"):
         exporter.open_artifact(package(tmp_path / "old.pt2", None))
 
 
