@@ -1,4 +1,4 @@
-"""Unpack compiled packages into a directory of this process, once for each content; torch's loader does so every time.
+"""Unpack compiled packages into a directory of this process, once for each content; torch's loader does it at each load.
 
 The system keeps a package's library loaded even after it is closed, so each copy would occupy memory and disk until the
 process ends. Unused packages are kept without their weights. cpp/src/unpack.cpp does the same.
@@ -148,7 +148,7 @@ def _drop_weights(library: Path) -> None:
     with library.open("r+b") as file:
         for offset, size in _weights(file.fileno()):
             start, end = -(-offset // page) * page, (offset + size) // page * page
-            if start < end:  # has no effect on file systems without support for it
+            if start < end:  # no effect on file systems that do not support it
                 fallocate(file.fileno(), _PUNCH_HOLE | _KEEP_SIZE, start, end - start)
 
 
