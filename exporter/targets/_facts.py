@@ -1,4 +1,4 @@
-"""The optional attributes of a target, beside those of the `Target` Protocol, and their defaults."""
+"""The optional attributes of a target, with their defaults. The required ones are in the `Target` Protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AOTInductor, which compiles ahead of time, and torch.compile, just in time, as rows to compare with.
+"""AOTInductor (ahead of time), and torch.compile (just in time) as rows for comparison.
 
 This file is long because a target is one file.
 """
@@ -234,7 +234,7 @@ def load(path: Path, options: Options) -> Loaded:
             loaders = {size: _loader(path, name, options.device) for size, name in names.items()}
     except RuntimeError as error:
         raise ArtifactError(
-            f"{path} is not an AOTInductor package that can run here: {source_lines.message(error)}",
+            f"{path} is not an AOTInductor package that runs here: {source_lines.message(error)}",
             "export it again on this machine",
         ) from error
     if not symbol:
