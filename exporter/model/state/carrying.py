@@ -39,7 +39,7 @@ def fixed_initial(contract: Contract) -> list[torch.Tensor]:
         if moving:
             symbol = Expression.parse(moving[0]).name
             raise ExportError(
-                f"{tensor.spec.name} has the size {moving[0]}, but state inside this target has a fixed size",
+                f"{tensor.spec.name} has the size {moving[0]}, but the state that this target keeps inside is fixed",
                 f"--state inputs makes it an input and an output; --dynamic without {symbol} fixes its size",
             )
         shape = contracts.shape_at(tensor.spec, {})
