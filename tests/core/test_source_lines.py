@@ -95,7 +95,7 @@ def test_internal_errors_are_distinguished_from_errors_of_the_model(monkeypatch:
     assert re.match(rf"{source_lines.OWN} \(exporter/model/structure\.py:\d+\): TypeError: ", str(said.value))
     assert "the model" not in str(said.value)
     reason, remedy, _ = causes.describe(said.value)
-    assert reason.startswith("This is a bug of exporter's, and nothing that the model does wrong")
+    assert reason.startswith("This is a bug in exporter, not a problem of the model")
     assert "report it" in remedy
     monkeypatch.undo()
     with pytest.raises(ExportError, match=r"the model fails at batch=2: ValueError"), eager.naming("batch=2"):

@@ -40,7 +40,7 @@ def test_fixed_size() -> None:
     found = explain("y: wrong", *cases)
     assert (found.reason, found.fixed) == ("batch is fixed at 2", (FixedSize("batch", 2),))
     assert "whole tensors" in remedy(found, "trace")
-    assert causes.named(found.cause, "trace", found.words).sentence.startswith("The artifact holds batch at 2, ")
+    assert causes.named(found.cause, "trace", found.words).sentence.startswith("The artifact fixes batch at 2, ")
 
 
 SYMBOLS = {"s": Range(2, 64, multiple_of=2)}
