@@ -60,10 +60,10 @@ pytest: cpp
 coverage: cpp ## run pytest with coverage, which takes twice as long; 90% of branches must be covered
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --cov=exporter --cov-branch --cov-fail-under=90 --cov-report=term:skip-covered
 
-fuzz: cpp ## export 500 generated modules to every target, in Python and C++; read 25,000 corrupted archives and manifests
+fuzz: cpp ## export 500 generated modules to every target, in Python and C++; read 25,000 damaged archives and manifests
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -p no:cacheprovider -s tests/whole/test_fuzz.py tests/whole/test_hostile.py
 
-fuzz-cpp: cpp ## read 10,000 corrupted contracts, archives and goldens under libFuzzer and AddressSanitizer
+fuzz-cpp: cpp ## read 10,000 damaged contracts, archives and goldens under libFuzzer and AddressSanitizer
 	@clang++ --version > build/clang.log 2>&1 || { echo 'fuzz-cpp needs clang++ with libFuzzer: apt-get install clang'; exit 1; }
 	ctest --test-dir $(CPP) -R '^fixtures$$' --output-on-failure
 	cd cpp && cmake --preset fuzz -DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python && cmake --build --preset fuzz

@@ -1,4 +1,4 @@
-"""These tests need an NVIDIA GPU; elsewhere none of them is collected."""
+"""These tests need an NVIDIA GPU; without one, none is collected."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from exporter.model.torchscript import bridge
 
 
 class Positions(nn.Module):
-    """Makes tensors on its input's device, from nothing, from literals and in a branch."""
+    """Creates tensors on its input's device, from factory functions, from literals and in a branch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Positions(nn.Module):
 @pytest.mark.parametrize("exported_on", ["cpu", "cuda"])
 @pytest.mark.parametrize("loaded_on", ["cpu", "cuda"])
 @pytest.mark.parametrize("frozen", [False, True])
-def test_it_runs_where_it_is_loaded(exported_on: str, loaded_on: str, frozen: bool) -> None:
+def test_torchscript_runs_on_the_device_that_loads_it(exported_on: str, loaded_on: str, frozen: bool) -> None:
     model = Positions().to(exported_on)
     with torch.no_grad():
         program = torch.export.export(

@@ -60,7 +60,7 @@ def test_native_session_passes(manifest: Manifest, name: str) -> None:
 
 
 def test_onnx_runs_on_cuda_or_fails(tmp_path: Path) -> None:
-    """A fall-back to the CPU is never a pass."""
+    """A fallback to the CPU never passes."""
     done = run(
         "export",
         "resnet18",

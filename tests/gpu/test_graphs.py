@@ -1,4 +1,4 @@
-"""exporter-run on a GPU: CUDA graphs, one for each shape, TF32, and what a capture forbids."""
+"""exporter-run on a GPU: CUDA graphs, one for each shape, TF32, and operators that cannot be captured."""
 
 from __future__ import annotations
 
@@ -97,8 +97,10 @@ def test_every_precision_passes_through_a_graph(made: tuple[Manifest, Path]) -> 
 
 @pytest.mark.parametrize("artifact", ["trace.pt", "compile.pt2"])
 @pytest.mark.parametrize("graphs", ["0", "1", "8"])
-def test_all_shapes_are_right_whatever_is_captured(made: tuple[Manifest, Path], artifact: str, graphs: str) -> None:
-    """With one graph, the shapes after the first run as they are."""
+def test_all_shapes_are_right_with_any_number_of_graphs(
+    made: tuple[Manifest, Path], artifact: str, graphs: str
+) -> None:
+    """With one graph, every shape after the first runs without one."""
     assert RUNNER is not None
     done = run(RUNNER, "verify", made[1] / artifact, "--cuda-graphs", graphs, "--json")
     answer = json.loads(done.stdout)
@@ -111,7 +113,7 @@ def test_all_shapes_are_right_whatever_is_captured(made: tuple[Manifest, Path], 
 def test_outputs_belong_to_the_caller(
     made: tuple[Manifest, Path], made_wide: tuple[Manifest, Path], name: str, artifact: str
 ) -> None:
-    """Those of earlier calls stay as they are, on one stream and on two."""
+    """Later calls do not change the outputs of earlier ones, on one stream and on two."""
     assert RUNNER is not None
     bundle = {"net": made, "wide": made_wide}[name][1]
     done = run(RUNNER.parent / "test_graphs", bundle / artifact)
@@ -139,7 +141,7 @@ def test_several_callers_share_graphs(made: tuple[Manifest, Path], artifact: str
     assert json.loads(done.stdout)["calls"] == 160
 
 
-def test_what_cannot_be_captured_runs_as_it_is(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_captured_runs_without_a_graph(tmp_path: Path) -> None:
     """A boolean index waits for the device, which a capture forbids."""
     manifest, _ = export(tmp_path, "waits", "--targets", "trace")
     (record,) = [v for v in manifest.variants if v.name == "trace"]
@@ -149,14 +151,14 @@ def test_what_cannot_be_captured_runs_as_it_is(tmp_path: Path) -> None:
     assert record.timings["native"].median_ms > 0
 
 
-def test_a_gpu_that_is_not_there(made: tuple[Manifest, Path]) -> None:
+def test_a_missing_gpu_is_an_error(made: tuple[Manifest, Path]) -> None:
     assert RUNNER is not None
     done = run(RUNNER, "verify", made[1] / "trace.pt", "--device", "cuda:99")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "cuda:99" in done.stderr
 
 
-def test_out_of_memory_is_a_row(tmp_path: Path) -> None:
+def test_out_of_memory_fails_only_its_row(tmp_path: Path) -> None:
     (tmp_path / "big.py").write_text(
         "import torch\n\n\nclass Big(torch.nn.Module):\n    def forward(self, x):\n"
         "        big = torch.empty(int(x.shape[0]) * 10**12, device=x.device)\n"

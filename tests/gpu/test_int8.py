@@ -1,4 +1,4 @@
-"""int8 on a GPU: the weights of an AOTInductor package; the other targets say that they have none."""
+"""int8 on a GPU: AOTInductor packages have int8 weights; the other targets report that they do not support it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_int8_is_the_weights_of_a_package(tmp_path: Path) -> None:
     row = rows["compile@int8"]
     assert row.status == "passed", (row.reason, done.stderr)
     assert row.parity is not None
-    assert row.parity.max_abs > 1e-5, "it really is quantized"
+    assert row.parity.max_abs > 1e-5, "the model must really be quantized"
     assert "weights in int8, computed in bfloat16" in row.notes
     sizes = {name: (out / f"{name}.pt2").stat().st_size for name in ("compile", "compile@int8")}
     assert sizes["compile"] - sizes["compile@int8"] > 0.7 * 4 * 2 * 512 * 3072

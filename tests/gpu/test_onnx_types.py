@@ -1,4 +1,4 @@
-"""Outputs on CUDA keep the types that onnxruntime's own exchange does not: booleans and bfloat16."""
+"""Outputs on CUDA keep types that onnxruntime's own conversion loses: booleans and bfloat16."""
 
 from __future__ import annotations
 

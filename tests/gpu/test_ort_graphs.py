@@ -1,4 +1,4 @@
-"""onnxruntime on a GPU replays CUDA graphs, one for each shape; what it cannot capture runs as it is."""
+"""onnxruntime on a GPU replays CUDA graphs, one for each shape; a model that it cannot capture runs without one."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_every_precision_passes_through_a_graph(made: tuple[Manifest, Path]) -> 
     assert [(v.sessions[0].provider, v.notes[1:]) for v in rows] == [("CUDA graph", ())] * 4
 
 
-def test_what_is_refused_runs_as_it_is(tmp_path: Path) -> None:
+def test_a_model_that_is_refused_runs_without_a_graph(tmp_path: Path) -> None:
     manifest, _ = export(tmp_path, "branches")
     (row,) = [v for v in manifest.variants if v.target == "onnx"]
     assert row.status == "passed", row.reason
@@ -96,15 +96,15 @@ def test_what_is_refused_runs_as_it_is(tmp_path: Path) -> None:
     assert "control flow" in note
 
 
-def test_what_fails_to_be_captured_is_a_row(tmp_path: Path) -> None:
+def test_a_failing_capture_fails_its_row(tmp_path: Path) -> None:
     manifest, _ = export(tmp_path, "waits")
     (row,) = [v for v in manifest.variants if v.target == "onnx"]
     assert (row.status, row.artifact is None) == ("failed", False)
     assert "--cuda-graphs" in row.reproduce
 
 
-def test_replays_give_what_runs_give_and_leave_earlier_outputs(made: tuple[Manifest, Path]) -> None:
-    """More shapes than are captured, each twice, with other values."""
+def test_replays_match_plain_runs_and_keep_earlier_outputs(made: tuple[Manifest, Path]) -> None:
+    """There are more shapes than graphs, and each runs twice with different values."""
     captured = exporter.open_artifact(made[1] / "model.onnx", cuda_graphs=True)
     plain = exporter.open_artifact(made[1] / "model.onnx")
     inputs = [torch.randn(size, 64, device="cuda") for size in (*range(1, 12), *range(1, 12))]
@@ -113,7 +113,7 @@ def test_replays_give_what_runs_give_and_leave_earlier_outputs(made: tuple[Manif
         torch.testing.assert_close(got, plain(x)["output"], rtol=1e-5, atol=1e-6)
 
 
-def test_callers_of_several_threads_and_streams(made: tuple[Manifest, Path]) -> None:
+def test_callers_on_several_threads_and_streams(made: tuple[Manifest, Path]) -> None:
     artifact = exporter.open_artifact(made[1] / "model.onnx", cuda_graphs=True)
     inputs = [torch.randn(size, 64, device="cuda") for size in (3, 5)]
     wanted = [artifact(x)["output"].clone() for x in inputs]

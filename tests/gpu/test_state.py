@@ -1,4 +1,4 @@
-"""Models that keep state on a GPU: reset, streams, and no graph of what a call changes."""
+"""Models that keep state on a GPU: reset, streams, and no CUDA graph for artifacts that keep their state."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def test_state_on_a_gpu(run: Run, tmp_path: Path, state: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["ring", "cache"])
-def test_an_index_in_the_state_ends_no_other_call(run: Run, name: str) -> None:
-    """The search tries indices out of range, at which a GPU would fail every later call of the process."""
+def test_an_index_in_the_state_does_not_break_later_calls(run: Run, name: str) -> None:
+    """The search for state tries out-of-range indices, after which every later GPU call in the process would fail."""
     manifest, _ = run(f"stateful:{name}", "trace,export", device="cuda", timeout=600.0)
     assert {v.name: v.reason for v in manifest.variants if v.status == "failed"} == {}
     assert manifest.contract is not None

@@ -1,4 +1,4 @@
-"""Jobs for children of the zygote; each does to its process what its name says."""
+"""Jobs for children of the zygote; each does what its name says."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from exporter.core.errors import ExportError
 from exporter.workers.session import server
 
 
-def give(channel: socket.socket, value: Any) -> Any:
-    print("about to give", value)
+def return_value(channel: socket.socket, value: Any) -> Any:
+    print("about to return", value)
     return value
 
 
-def give_much(channel: socket.socket, count: int) -> bytes:
+def return_many_bytes(channel: socket.socket, count: int) -> bytes:
     return b"x" * count
 
 
-def tell_its_zygote(channel: socket.socket) -> int:
+def zygote_pid(channel: socket.socket) -> int:
     supervisor = Path(f"/proc/{os.getppid()}/stat").read_text()
     return int(supervisor.rpartition(")")[2].split()[1])
 
@@ -43,7 +43,7 @@ def raise_error(channel: socket.socket) -> NoReturn:
     raise ValueError("two\nlines")
 
 
-def raise_ours(channel: socket.socket) -> NoReturn:
+def raise_exporter_error(channel: socket.socket) -> NoReturn:
     raise ExportError("the model cannot", "try another")
 
 
@@ -71,7 +71,7 @@ def exit_silently(channel: socket.socket) -> None:
     os._exit(3)
 
 
-def exit_politely(channel: socket.socket) -> None:
+def exit_with_message(channel: socket.socket) -> None:
     sys.exit("a model should not do this")
 
 
@@ -89,7 +89,7 @@ def start_children_and_hang(channel: socket.socket, note: Path) -> None:
     time.sleep(600)
 
 
-def tell_its_number_and_hang(channel: socket.socket) -> None:
+def send_pid_and_hang(channel: socket.socket) -> None:
     from exporter.workers.forkserver import tell
 
     tell(channel, "pid", os.getpid())
@@ -100,7 +100,7 @@ def start_a_child_and_return(channel: socket.socket) -> int:
     return subprocess.Popen(["sleep", "600"]).pid
 
 
-def say_something_first(channel: socket.socket, lines: list[str]) -> str:
+def send_messages_first(channel: socket.socket, lines: list[str]) -> str:
     import pickle
 
     for line in lines:
@@ -109,7 +109,7 @@ def say_something_first(channel: socket.socket, lines: list[str]) -> str:
 
 
 def serve(channel: socket.socket, behaviour: str, golden: str) -> None:
-    """A session of a function that does not need a file."""
+    """Serve a session of a function, without an artifact file."""
 
     def run(inputs: Any) -> Any:
         if behaviour == "dies":
@@ -131,7 +131,7 @@ def serve(channel: socket.socket, behaviour: str, golden: str) -> None:
 
 
 def daemon(channel: socket.socket, file: str, stays: bool) -> None:
-    """A process that is nobody's child and leads a session of its own; its number is in the file."""
+    """Start an orphaned process in a new session, and write its ID to the file."""
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
@@ -152,20 +152,20 @@ def patch_pickle(channel: socket.socket) -> str:
     import pickle
 
     pickle.dumps = lambda *_, **__: b"nonsense"  # type: ignore[assignment]
-    return "told all the same"
+    return "sent anyway"
 
 
 def write_to_the_channel(channel: socket.socket) -> None:
     channel.sendall(b"\nnonsense\n")
 
 
-def exit_by_itself(channel: socket.socket) -> NoReturn:
+def call_sys_exit(channel: socket.socket) -> NoReturn:
     sys.exit(3)
 
 
-def say_very_much(channel: socket.socket) -> NoReturn:
+def raise_long_error(channel: socket.socket) -> NoReturn:
     raise ValueError("much " * 10_000_000)
 
 
-def say_very_much_of_ours(channel: socket.socket) -> NoReturn:
+def raise_long_exporter_error(channel: socket.socket) -> NoReturn:
     raise ExportError("much " * 10_000_000)

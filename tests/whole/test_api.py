@@ -1,4 +1,4 @@
-"""The Python API: a module in memory to a bundle, and an artifact as a function of named tensors."""
+"""The Python API: export a module in memory, and call an artifact with named tensors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from exporter.targets import _plugins
 
 
 class Local(torch.nn.Module):
-    """A model of this file, in training mode as a user would have it."""
+    """A model defined in this file, in training mode, as it is for a user."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Local(torch.nn.Module):
 
 @pytest.fixture
 def toy(lent_zygote: None, tmp_path: Path):
-    """Export without timing: `toy(model, inputs)`."""
+    """A function that exports without timing: `toy(model, inputs)`."""
 
     def act(model: Any, inputs: Any = None, **settings: Any) -> exporter.Bundle:
         return exporter.export(
@@ -82,7 +82,7 @@ def test_sizes_of_the_example(toy) -> None:
     assert made.manifest.contract.symbols == {"batch": Range(1, 3), "sequence": Range(1, 6)}
 
 
-def test_every_setting_is_an_argument_that_the_documentation_describes() -> None:
+def test_every_setting_is_a_documented_argument() -> None:
     arguments = inspect.signature(exporter.export).parameters
     described = inspect.getdoc(exporter.export)
     for setting in (*settings(RunSettings), *settings(SourceSettings)):
@@ -117,14 +117,16 @@ def test_every_setting_is_an_argument_that_the_documentation_describes() -> None
         (torch.nn.Linear(2, 2), torch.ones(1, 2), {"threads": 100_000}, "threads is 100000"),
     ],
 )
-def test_what_cannot_be_done(toy, tmp_path: Path, model: Any, inputs: Any, settings: Any, message: str) -> None:
+def test_invalid_arguments_are_refused(
+    toy, tmp_path: Path, model: Any, inputs: Any, settings: Any, message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         toy(model, inputs, **settings)
     assert not (tmp_path / "toy").exists()
 
 
 @pytest.mark.parametrize("threads", [-1, 0, 1025, 100_000])
-def test_threads_that_no_process_can_have(made_bundle: Path, threads: int) -> None:
+def test_invalid_thread_counts_are_refused(made_bundle: Path, threads: int) -> None:
     with pytest.raises(UsageError, match=f"threads is {threads}"):
         exporter.open_artifact(made_bundle / "model.onnx", threads=threads)
 
@@ -164,7 +166,7 @@ class Around(torch.nn.Module):
 
 
 class Halves(torch.nn.Module):
-    """A branch on a size, which scripting keeps."""
+    """A branch on a size, which TorchScript keeps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -222,7 +224,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_module_of_a_script(tmp_path: Path) -> None:
+def test_a_module_defined_in_a_script(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
@@ -249,7 +251,7 @@ def test_named_tensors_in_and_out(made_bundle: Path, file: str) -> None:
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_inputs_that_are_not_contiguous_give_the_same(made_bundle: Path, file: str) -> None:
+def test_noncontiguous_inputs_return_the_same_outputs(made_bundle: Path, file: str) -> None:
     artifact = exporter.open_artifact(made_bundle / file)
     turned = {name: t.t().contiguous().t() for name, t in PAIR.items()}
     assert not turned["ids"].is_contiguous()
@@ -278,7 +280,7 @@ def test_the_contract_is_enforced(made_bundle: Path, inputs: Any, message: str) 
         exporter.open_artifact(made_bundle / "trace.pt")(**inputs)
 
 
-def test_inputs_given_twice_or_too_often(made_bundle: Path) -> None:
+def test_duplicate_and_extra_inputs_are_refused(made_bundle: Path) -> None:
     artifact = exporter.open_artifact(made_bundle / "trace.pt")
     with pytest.raises(ContractError, match="given twice"):
         artifact(PAIR["ids"], PAIR["mask"], ids=PAIR["ids"])
@@ -286,7 +288,7 @@ def test_inputs_given_twice_or_too_often(made_bundle: Path) -> None:
         artifact(PAIR["ids"], PAIR["mask"], PAIR["mask"])
 
 
-def test_an_artifact_that_was_altered(bundle: Path) -> None:
+def test_an_altered_artifact_is_refused(bundle: Path) -> None:
     data = bytearray((bundle / "trace.pt").read_bytes())
     data[len(data) // 2] ^= 1
     (bundle / "trace.pt").write_bytes(data)
@@ -301,7 +303,7 @@ def test_an_artifact_away_from_its_bundle(bundle: Path, tmp_path: Path) -> None:
 
 
 def reversing(target: Any) -> SimpleNamespace:
-    """A target of another package: as `target`, but its artifacts, `their.model`, stand in the file backwards."""
+    """Return another package's target: like `target`, but its artifact is `their.model`, with the bytes reversed."""
 
     def restored(path: Path) -> Path:
         file = path.with_name("restored.pt")
@@ -339,10 +341,10 @@ def test_a_target_of_another_package_reads_its_own_contract(
 
 
 @pytest.mark.parametrize("claims", ["theirs", "trace", "raises"])
-def test_a_target_of_another_package_takes_no_artifact_of_ours(
+def test_a_target_of_another_package_does_not_claim_our_artifacts(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, claims: str
 ) -> None:
-    """Its artifacts end as ours, it comes first by its name, and it reads any file as one of its own."""
+    """The other target has our suffix, is first alphabetically, and reads a contract from any file."""
 
     def read_contract(path: Path) -> Contract:
         if claims == "raises":
@@ -360,7 +362,7 @@ def test_a_target_of_another_package_takes_no_artifact_of_ours(
     assert artifact(**PAIR)["pooled"].shape == (2, 4)
 
 
-def test_what_is_no_artifact(tmp_path: Path) -> None:
+def test_files_that_are_not_artifacts_are_refused(tmp_path: Path) -> None:
     torch.save({}, tmp_path / "weights.pt")
     with pytest.raises(ArtifactError, match="carries no contract"):
         exporter.open_artifact(tmp_path / "weights.pt")
@@ -368,12 +370,12 @@ def test_what_is_no_artifact(tmp_path: Path) -> None:
         exporter.open_artifact(tmp_path / "missing.onnx")
 
 
-def test_another_device(made_bundle: Path) -> None:
+def test_another_device_is_refused(made_bundle: Path) -> None:
     with pytest.raises(ContractError, match="exported for cpu, not for cuda"):
         exporter.open_artifact(made_bundle / "trace.pt", device="cuda")
 
 
-def test_the_manifest_is_that_of_the_bundle(made_bundle: Path) -> None:
+def test_the_manifest_and_the_artifacts_have_the_same_contracts(made_bundle: Path) -> None:
     manifest = bundles.read_manifest(made_bundle)
     for variant in manifest.variants:
         assert variant.artifact
@@ -381,8 +383,8 @@ def test_the_manifest_is_that_of_the_bundle(made_bundle: Path) -> None:
         assert contract == dataclasses.replace(variant.contract, target=variant.target)  # type: ignore[type-var]
 
 
-def test_what_failed_is_told(tmp_path: Path) -> None:
-    """And targets may be a list."""
+def test_failures_are_reported(tmp_path: Path) -> None:
+    """This also tests that targets may be a list."""
 
     def inputs(batch: int = 1) -> dict[str, torch.Tensor]:
         return {"nothing": torch.ones(batch, 8)}

@@ -1,4 +1,4 @@
-"""The main job on its real input: BERT, traced, and run in C++ with no Python in the process."""
+"""The main use case: BERT is traced and runs in C++, without Python in the process."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_passes_in_both_languages(traced: Path) -> None:
 
 
 def test_verify_needs_no_python(traced: Path, runner: Path) -> None:
-    """With an empty environment; and no file that the process ever maps is Python's."""
+    """The environment is empty, and no file that the process maps belongs to Python."""
     process = subprocess.Popen(
         [str(runner), "verify", str(traced / "trace.pt")], env={}, stdout=subprocess.PIPE, text=True
     )

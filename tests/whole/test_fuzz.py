@@ -1,6 +1,6 @@
-"""Modules that nobody wrote: each artifact is right at sizes and values that no golden holds, or refused with a cause.
+"""Random modules: each artifact is right at sizes and values outside the golden, or the export fails with a cause.
 
-`HYPOTHESIS_PROFILE=nightly` draws 500 instead of 12, others each time, and adds C++ and AOTInductor.
+`HYPOTHESIS_PROFILE=nightly` draws 500 modules instead of 12, different ones each time, and adds C++ and AOTInductor.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from exporter.core.records import Manifest, ModelRecord, VariantRecord
 from exporter.workers.children import Zygote
 
-# Shrinking is our own: hypothesis does not know that the bytes are statements, and a case takes seconds.
+# We shrink cases ourselves: hypothesis does not know that the bytes are statements, and a case takes seconds.
 COMMON: dict[str, Any] = {
     "deadline": None,
     "database": None,
@@ -31,12 +31,12 @@ COMMON: dict[str, Any] = {
     "suppress_health_check": list(HealthCheck),
 }
 settings.register_profile("default", max_examples=12, derandomize=True, **COMMON)
-settings.register_profile("nightly", max_examples=500, derandomize=False, **COMMON)  # else not random where CI is set
+settings.register_profile("nightly", max_examples=500, derandomize=False, **COMMON)  # otherwise not random if CI is set
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "default")
 NIGHTLY = PROFILE == "nightly"
 TARGETS = "trace,script,export,onnx"
-COMPILE_EVERY = 20  # AOTInductor takes 20 s: it joins one case in so many
-# Shares: of what is drawn, of all rows, of the refusals.
+COMPILE_EVERY = 20  # AOTInductor takes 20 s, so only one case in 20 has it
+# Shares of the drawn cases, of all rows, and of the refusals.
 MOST_DISCARDED, LEAST_PASSED, MOST_UNNAMED = 0.3, 0.6, 0.25
 
 Judge = Callable[[Drawn], Judged]
@@ -57,7 +57,7 @@ class drawn:
 
 @pytest.fixture
 def worker(zygote: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
-    """What runs and judges one case after the other."""
+    """A worker that runs and judges one case at a time."""
     if not NIGHTLY:
         monkeypatch.setenv("EXPORTER_RUN", "/nowhere/exporter-run")
     monkeypatch.setattr("exporter.runs.pipeline.Zygote", lambda *_: zygote.lend())
@@ -68,7 +68,7 @@ def worker(zygote: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
 @pytest.fixture
 def judge(worker: Worker, tmp_path: Path) -> Judge:
-    """Runs a drawn module through every target and judges what comes of it."""
+    """A function that runs a drawn module through every target and judges the results."""
     count = itertools.count(1)
 
     def act(drawn: Drawn) -> Judged:
@@ -82,13 +82,13 @@ def judge(worker: Worker, tmp_path: Path) -> Judge:
 
 
 def written(file: Path, statement: str, factor: int) -> Path:
-    """A file as a drawn one."""
+    """Write a recipe like a drawn one."""
     file.write_text(RECIPE.format(statement=statement, factor=factor))
     return file
 
 
-def test_a_wrong_artifact_would_be_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An artifact of another model, whose own golden it passes."""
+def test_a_wrong_artifact_is_detected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The artifact passes the golden of its own model, and is then compared with another model."""
     monkeypatch.setattr("exporter.runs.pipeline.Zygote", Inline)
     twice, thrice = (cases.Case(written(tmp_path / f"drawn{n}.py", "pass", n)) for n in (2, 3))
     with Inline():
@@ -111,7 +111,7 @@ def test_a_wrong_artifact_would_be_found(monkeypatch: pytest.MonkeyPatch, tmp_pa
         ("", True, True),
     ],
 )
-def test_a_refusal_that_names_no_cause_would_be_found(reason: str, untrue: bool, unnamed: bool, tmp_path: Path) -> None:
+def test_a_refusal_without_a_cause_is_detected(reason: str, untrue: bool, unnamed: bool, tmp_path: Path) -> None:
     row = VariantRecord("trace", "trace", "failed", "export", reason)
     manifest = Manifest(ModelRecord("m", "m", "random", 0), "cpu", 1, "", "", "", variants=(row,))
     assert bool(list(cases.untrue(cases.Case(tmp_path), manifest, tmp_path))) == untrue
@@ -119,13 +119,13 @@ def test_a_refusal_that_names_no_cause_would_be_found(reason: str, untrue: bool,
 
 
 def test_a_case_that_crashes_is_run_again(worker: Worker, tmp_path: Path) -> None:
-    """With a process for each job, as users have it: a row says so, and the others come."""
+    """It runs again with a process for each job, as in normal use: only the crashing row fails."""
     crash = "torch.compiler.is_exporting() and os.kill(os.getpid(), signal.SIGSEGV)"
     judged = worker.judge(written(tmp_path / "drawn.py", crash, 2), "trace,export", tmp_path / "bundle")
     assert judged == Judged({"trace": "passed", "export": "failed"})
 
 
-def test_draws_differ_and_can_be_made_simpler() -> None:
+def test_drawn_modules_differ_and_can_be_simplified() -> None:
     seen: list[Drawn] = []
 
     @settings(settings.get_profile("default"), max_examples=20)
@@ -164,7 +164,7 @@ def test_every_artifact_is_right_or_refused(judge: Judge) -> None:
 
 
 def _report(drawn: Drawn, judged: Judged, judge: Judge) -> str:
-    """What is wrong, with the simplest module that we find for which it is."""
+    """Describe what is wrong, with the simplest module found that shows it."""
     found = True
     while found:
         found = False
@@ -176,5 +176,5 @@ def _report(drawn: Drawn, judged: Judged, judge: Judge) -> str:
 
 
 def _same(one: Judged, other: Judged) -> bool:
-    """Whether they are wrong in the same targets and manner."""
+    """Return whether both are wrong in the same targets and in the same way."""
     return bool(one.untrue) and [text[:24] for text in one.untrue] == [text[:24] for text in other.untrue]

@@ -1,7 +1,7 @@
-"""Bundles, packed ones and manifests that somebody spoilt: refused with a cause, and nothing lands elsewhere.
+"""Damaged bundles, packed bundles and manifests: they are refused with a cause, and nothing is written elsewhere.
 
-`HYPOTHESIS_PROFILE=nightly` draws 5,000 in each test instead of 100, others each time: 10,000 and more for each reader;
-and it spoils bundles in more ways.
+`HYPOTHESIS_PROFILE=nightly` draws 5,000 cases in each test instead of 100, different ones each time (at least 10,000
+for each reader), and damages bundles in more ways.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ values = st.recursive(
 )
 
 
-def spoilt(data: bytes, drawn: list[Edit]) -> bytes:
-    """The bytes with the edits made, one after the other."""
+def damaged(data: bytes, drawn: list[Edit]) -> bytes:
+    """Return the bytes after all edits."""
     for how, where, what in drawn:
         at = where % (len(data) + 1)
         before, after = data[:at], data[at:]
@@ -125,20 +125,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @fuzzed
 @given(drawn=edits)
-def test_spoilt_bytes_of_a_packed_bundle(whole: bytes, folder: Path, drawn: list[Edit]) -> None:
-    attempt(spoilt(whole, drawn), folder)
+def test_damaged_bytes_of_a_packed_bundle(whole: bytes, folder: Path, drawn: list[Edit]) -> None:
+    attempt(damaged(whole, drawn), folder)
 
 
 @fuzzed
 @given(drawn=edits)
-def test_spoilt_bytes_of_the_tar_in_it(whole: bytes, folder: Path, drawn: list[Edit]) -> None:
-    attempt(compressed(spoilt(tar_of(members_of(whole)), drawn)), folder)
+def test_damaged_bytes_of_the_tar_in_a_packed_bundle(whole: bytes, folder: Path, drawn: list[Edit]) -> None:
+    attempt(compressed(damaged(tar_of(members_of(whole)), drawn)), folder)
 
 
 @fuzzed
 @given(others=members, data=st.data())
-def test_members_that_nobody_packed(whole: bytes, folder: Path, others: list[Member], data: st.DataObject) -> None:
-    """Between, or in the place of, those that were; headers may say another size than there is."""
+def test_foreign_members_in_a_packed_bundle(
+    whole: bytes, folder: Path, others: list[Member], data: st.DataObject
+) -> None:
+    """They are inserted or replace others; the size in a header may be wrong."""
     held = members_of(whole)
     for info, _ in others:
         info.size = data.draw(st.sampled_from([info.size, 0, 1, 1 << 40]))
@@ -148,7 +150,7 @@ def test_members_that_nobody_packed(whole: bytes, folder: Path, others: list[Mem
 
 
 def places(value: Any, place: Place = ()) -> Iterator[Place]:
-    """Every place in a JSON value, itself first."""
+    """Yield every path in a JSON value, its root first."""
     yield place
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
@@ -164,7 +166,7 @@ PLACES = list(places(PLAIN))[1:]
 
 
 def read(text: bytes, folder: Path) -> None:
-    """Refused in one way, or read, and then it can be written and read again."""
+    """Assert that a manifest is refused with ArtifactError, or can be written and read again."""
     (folder / layout.MANIFEST).write_bytes(text)
     try:
         found = layout.read_manifest(folder)
@@ -175,31 +177,31 @@ def read(text: bytes, folder: Path) -> None:
 
 @fuzzed
 @given(drawn=edits)
-def test_spoilt_bytes_of_a_manifest(folder: Path, drawn: list[Edit]) -> None:
-    read(spoilt(to_json(MANIFEST).encode(), drawn), folder)
+def test_damaged_bytes_of_a_manifest(folder: Path, drawn: list[Edit]) -> None:
+    read(damaged(to_json(MANIFEST).encode(), drawn), folder)
 
 
 @fuzzed
 @given(place=st.sampled_from(PLACES), value=values | st.sampled_from(PLACES).map(lambda place: at(place, PLAIN)))
-def test_other_values_in_a_manifest(folder: Path, place: Place, value: Any) -> None:
-    """Any value in any place; those of other places too."""
+def test_wrong_values_in_a_manifest(folder: Path, place: Place, value: Any) -> None:
+    """Any value replaces any other, including values from elsewhere in the manifest."""
     altered = copy.deepcopy(PLAIN)
     at(place[:-1], altered)[place[-1]] = value
     read(json.dumps(altered).encode(), folder)
 
 
-def test_values_left_out_of_a_manifest(folder: Path) -> None:
+def test_missing_values_in_a_manifest(folder: Path) -> None:
     for place in PLACES:
         altered = copy.deepcopy(PLAIN)
         del at(place[:-1], altered)[place[-1]]
         read(json.dumps(altered).encode(), folder)
 
 
-# Every fault of a bundle by every command
+# Every fault of a bundle, with every command
 
 
 class Refused(Exception):
-    """What a command says to a bundle that it does not take."""
+    """The message of a command that refuses a bundle."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +216,7 @@ class Whole:
 
 @pytest.fixture(scope="module")
 def one(made_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Whole:
-    """What the table's copies are made of."""
+    """The bundle that each test copies."""
     folder = tmp_path_factory.mktemp("one")
     place = Path(shutil.copytree(made_bundle, folder / "pair"))
     found = layout.read_manifest(place)
@@ -233,11 +235,11 @@ def one(made_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Whole:
 
 RUNNER = environment.find_runner()
 PAIR = {"ids": torch.tensor([[1, 2, 3], [4, 5, 6]]), "mask": torch.ones(2, 3)}
-Act = Callable[[Cli, Whole, Path], Any]  # what comes of a command, to be compared with what came of the whole bundle
+Act = Callable[[Cli, Whole, Path], Any]  # runs a command; returns a result to compare with that for the sound bundle
 
 
 def ended(cli: Cli, *words: object) -> str:
-    """What the command prints. Refused where it exits with 1 or 2, in its own words."""
+    """Return the output of a command. Raises Refused if it exits with 1 or 2 and a message."""
     done = cli(*words)
     said = done.out + done.err
     assert "Traceback" not in said
@@ -250,7 +252,7 @@ def ended(cli: Cli, *words: object) -> str:
 
 
 def judged(text: str) -> list[Any]:
-    """Rows of a manifest, without what was timed."""
+    """Return the rows of a manifest, without measurements."""
     parity = ("verdict", "max_abs", "rmse_ratio", "cases")
     rows = ((v["name"], v["status"], v["parity"]) for v in json.loads(text)["variants"])
     return [(name, status, [found[key] for key in parity]) for name, status, found in rows]
@@ -309,7 +311,7 @@ def open_signed(cli: Cli, whole: Whole, place: Path) -> Any:
 
 
 def native(place: Path, command: str, *words: object) -> str:
-    """What exporter-run prints."""
+    """Return the output of exporter-run."""
     done = subprocess.run(
         [str(RUNNER), command, str(place / "trace.pt"), *map(str, words)],
         capture_output=True,
@@ -363,12 +365,12 @@ CPP: Mapping[str, Act] = {
 }
 COMMANDS = {**PYTHON, **(CPP if NATIVE else {})}
 FAULTS = faults.faults(NIGHTLY)
-# Faults that a command has to refuse, whatever else comes of them: all of files that it vouches for.
+# Commands that must refuse every fault, because they vouch for every file.
 STRICT = ("check", "check --public-key", "bench", "pack", "compare, new", "compare, old")
 
 
 def cells() -> Iterator[tuple[str, str]]:
-    """Every fault by every command; what C++ does not look at, nightly alone."""
+    """Yield every fault with every command; C++ with files that it does not read only nightly."""
     for fault, (name, _) in FAULTS.items():
         for command in COMMANDS:
             if NIGHTLY or command in PYTHON or name in faults.LOADED:
@@ -377,23 +379,23 @@ def cells() -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def sound() -> dict[str, Any]:
-    """What comes of the whole bundle, by command, once it was asked for."""
+    """The results for the sound bundle by command, filled on first use."""
     return {}
 
 
 @pytest.fixture
 def _python_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """exporter-run has rows of its own."""
+    """Use only Python sessions: exporter-run is tested by its own commands."""
     monkeypatch.setattr(environment, "find_runner", lambda: None)
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.usefixtures("_python_sessions")
 @pytest.mark.parametrize(("fault", "command"), list(cells()))
-def test_every_fault_by_every_command(
+def test_every_command_handles_every_fault(
     one: Whole, sound: dict[str, Any], cli: Cli, tmp_path: Path, fault: str, command: str
 ) -> None:
-    """Refused in words, or harmless: what comes of it is what came of the whole bundle."""
+    """A command refuses the bundle with a message, or returns the same result as for the sound bundle."""
     if command not in sound:
         (tmp_path / "sound").mkdir()
         sound[command] = COMMANDS[command](cli, one, faults.copy(one.place, tmp_path / "sound" / "pair"))
@@ -404,12 +406,12 @@ def test_every_fault_by_every_command(
         found = COMMANDS[command](cli, one, place)
     except Refused:
         return
-    assert command not in STRICT, "it vouches for what is spoilt"
-    assert found == sound[command], "it gives something else"
+    assert command not in STRICT, "the command accepted a damaged file"
+    assert found == sound[command], "the result differs"
 
 
-def test_what_only_a_signature_shows(one: Whole, cli: Cli, tmp_path: Path) -> None:
-    """Whoever alters a bundle on purpose makes all that proves it again, but not the signature."""
+def test_an_alteration_that_only_the_signature_reveals(one: Whole, cli: Cli, tmp_path: Path) -> None:
+    """An attacker can recompute every hash and record in a bundle, but not the signature."""
     place = Path(shutil.copytree(one.place, tmp_path / "pair"))
     faults.flip(place / "trace.pt")
     found = layout.read_manifest(place)

@@ -1,4 +1,4 @@
-"""Artifacts that somebody spoilt and that nothing lies beside: refused as artifacts, at once, whatever is in them."""
+"""Damaged artifacts without a bundle: they are refused with ArtifactError, quickly, whatever they contain."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PAIR = {"ids": torch.tensor([[1, 2, 3], [4, 5, 6]]), "mask": torch.ones(2, 3)}
 
 
 def rewrite(source: Path, to: Path, change: Callable[[dict[str, Any]], object]) -> Path:
-    """The artifact with another contract inside."""
+    """Write the artifact with an edited contract."""
     if source.suffix == ".onnx":
         model = onnx.load(str(source))
         (entry,) = (entry for entry in model.metadata_props if entry.key == "exporter.contract")
@@ -53,15 +53,15 @@ def rewrite(source: Path, to: Path, change: Callable[[dict[str, Any]], object]) 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("count", [0, 1])
 def test_contracts_with_too_few_inputs(made_bundle: Path, tmp_path: Path, file: str, count: int) -> None:
-    """Or with none at all."""
-    spoilt = rewrite(made_bundle / file, tmp_path / file, lambda data: data.update(inputs=data["inputs"][:count]))
+    """A contract without any input is refused too."""
+    damaged = rewrite(made_bundle / file, tmp_path / file, lambda data: data.update(inputs=data["inputs"][:count]))
     with pytest.raises(ArtifactError, match=f"takes 2 inputs, but its contract has {count}"):
-        exporter.open_artifact(spoilt)
+        exporter.open_artifact(damaged)
 
 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("count", [0, 2, 4])
-def test_contracts_with_another_count_of_outputs(made_bundle: Path, tmp_path: Path, file: str, count: int) -> None:
+def test_contracts_with_a_wrong_number_of_outputs(made_bundle: Path, tmp_path: Path, file: str, count: int) -> None:
     def change(data: dict[str, Any]) -> None:
         data["outputs"] = (data["outputs"] * 2)[:count]
 
@@ -71,20 +71,20 @@ def test_contracts_with_another_count_of_outputs(made_bundle: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_a_contract_of_another_program(made_bundle: Path, tmp_path: Path, file: str) -> None:
+def test_invalid_contracts_are_refused(made_bundle: Path, tmp_path: Path, file: str) -> None:
     for field, value, said in (
         ("target", "rust", "the target in its contract is unknown"),
         ("schema", 99, "schema 99 is not known"),
         ("inputs", None, "its contract is not a valid Contract"),
     ):
-        spoilt = rewrite(made_bundle / file, tmp_path / file, lambda data, f=field, v=value: data.update({f: v}))  # type: ignore[misc]
+        damaged = rewrite(made_bundle / file, tmp_path / file, lambda data, f=field, v=value: data.update({f: v}))  # type: ignore[misc]
         with pytest.raises(ArtifactError, match=said) as raised:
-            exporter.open_artifact(spoilt)
+            exporter.open_artifact(damaged)
         assert file in str(raised.value)
 
 
 def patched(source: Path, to: Path, offset: int, value: int, member: str) -> Path:
-    """A field of two bytes of a member's entry, in its local header and, two bytes further on, in the directory."""
+    """Write an archive with another 16-bit value in a member's local header and in its central directory entry."""
     shutil.copy(source, to)
     data = bytearray(to.read_bytes())
     with zipfile.ZipFile(source) as archive:
@@ -101,25 +101,25 @@ def patched(source: Path, to: Path, offset: int, value: int, member: str) -> Pat
 )
 @pytest.mark.parametrize("member", ["extra/contract.json", "version", "program"])
 @pytest.mark.parametrize("file", FILES[:3])
-def test_entries_that_cannot_be_read(
+def test_archive_entries_that_cannot_be_read(
     made_bundle: Path, tmp_path: Path, file: str, offset: int, value: int, member: str
 ) -> None:
     program = "model.json" if file == "exported.pt2" else "data.pkl"
-    spoilt = patched(made_bundle / file, tmp_path / file, offset, value, member.replace("program", program))
+    damaged = patched(made_bundle / file, tmp_path / file, offset, value, member.replace("program", program))
     if member == contract_files.RECORD:
         with pytest.raises(ArtifactError, match=file):
-            exporter.open_artifact(spoilt)
+            exporter.open_artifact(damaged)
         return
-    try:  # torch's own reader looks at other copies of these fields; whatever it takes is what it was
-        outputs = exporter.open_artifact(spoilt)(**PAIR)
+    try:  # torch's own reader uses other copies of these fields, so it may still load the artifact
+        outputs = exporter.open_artifact(damaged)(**PAIR)
     except ArtifactError:
         return
     assert torch.equal(outputs["pooled"], exporter.open_artifact(made_bundle / file)(**PAIR)["pooled"])
 
 
 @pytest.mark.parametrize("file", FILES[:3])
-def test_one_bit_of_an_archive_that_nothing_tells_of(made_bundle: Path, tmp_path: Path, file: str) -> None:
-    """In each member's data: torch would load it, and give other numbers."""
+def test_a_flipped_bit_in_an_archive_without_a_bundle(made_bundle: Path, tmp_path: Path, file: str) -> None:
+    """The bit is in a member's data: torch itself would load it and return different numbers."""
     whole = (made_bundle / file).read_bytes()
     with zipfile.ZipFile(made_bundle / file) as archive:
         members = [info for info in archive.infolist() if info.file_size]
@@ -133,8 +133,8 @@ def test_one_bit_of_an_archive_that_nothing_tells_of(made_bundle: Path, tmp_path
             exporter.open_artifact(tmp_path / file)
 
 
-def test_a_contract_that_inflates(made_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever its header says of its size, no more is read than the largest has."""
+def test_a_zip_bomb_as_a_contract(made_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever size its header claims, the reader stops at the limit."""
     monkeypatch.setattr(contract_files, "LARGEST", 1 << 20)
     large = tmp_path / "large.pt"
     with zipfile.ZipFile(made_bundle / "trace.pt") as old, zipfile.ZipFile(large, "w", zipfile.ZIP_DEFLATED) as new:
@@ -155,8 +155,8 @@ HUGE = 9223372036854775807
 
 @pytest.mark.parametrize("dim", [f"(batch+1)//{HUGE}", f"(2*batch+1)//{HUGE}", f"(batch-{HUGE})//{HUGE}", "batch//2"])
 @pytest.mark.parametrize("bounds", [Range(1, 64), Range(1, HUGE), Range(3, 9, (3, 9)), Range(1, HUGE, multiple_of=7)])
-def test_a_dimension_that_many_sizes_give(dim: str, bounds: Range) -> None:
-    """The answer is that of looking at each size, without doing so."""
+def test_huge_dimensions_are_checked_without_enumeration(dim: str, bounds: Range) -> None:
+    """The result is the same as that of trying every size."""
     promised = Contract("toy", (TensorSpec("x", "float32", (dim,)),), (), {"batch": bounds})
     for size in (0, 1, 2, 5, 10**6, HUGE):
         started = time.monotonic()
@@ -173,7 +173,7 @@ def test_a_dimension_that_many_sizes_give(dim: str, bounds: Range) -> None:
             assert taken == any(Expression.parse(dim).at(one) == size for one in bounds.sizes)
 
 
-def test_ranges_that_meet() -> None:
+def test_ranges_with_common_sizes() -> None:
     for bounds in (Range(1, 20), Range(5, 20, multiple_of=7), Range(2, 9, (2, 9))):
         for start in range(-3, 25):
             for stop in range(start, 25):
@@ -181,7 +181,7 @@ def test_ranges_that_meet() -> None:
                 assert bounds.allows_any(sizes) == any(map(bounds.allows, sizes)), (bounds, sizes)
 
 
-def test_a_range_of_billions_is_not_counted() -> None:
+def test_a_huge_range_is_not_enumerated() -> None:
     narrow = Contract("toy", (), (), {"batch": Range(4, 1 << 40, multiple_of=4)})
     wide = replace(narrow, symbols={"batch": Range(1, 1 << 60)})
     asked: list[int] = []

@@ -1,4 +1,4 @@
-"""What must stay light: the parent of a run never imports torch, and help comes at once."""
+"""Light imports: the parent of a run never imports torch, and help appears at once."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ def modules_after(code: str) -> set[str]:
 
 
 def test_every_package_is_installed() -> None:
-    """An editable installation has those too that setup.cfg forgets."""
+    """An editable installation would hide a package that setup.cfg lacks."""
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
     found = {".".join(file.parent.relative_to(ROOT).parts) for file in (ROOT / "exporter").rglob("__init__.py")}
     assert set(config["options"]["packages"].split()) == found | {"exporter_models"}
 
 
-def test_the_package() -> None:
+def test_importing_the_package_is_light() -> None:
     assert modules_after("import exporter; exporter.__version__; dir(exporter)").isdisjoint(HEAVY | {"numpy", "rich"})
 
 
-def test_what_it_offers_is_imported_when_it_is_used() -> None:
+def test_public_names_are_imported_lazily() -> None:
     assert "torch" in modules_after("import exporter; exporter.open_artifact; exporter.export; exporter.Artifact")
     assert modules_after("import exporter; exporter.Recipe").isdisjoint(HEAVY)
 
 
-def test_names_that_do_not_exist() -> None:
+def test_unknown_names_raise_attribute_error() -> None:
     import exporter
 
     with pytest.raises(AttributeError, match="no attribute 'surprise'"):
@@ -68,7 +68,7 @@ def test_names_that_do_not_exist() -> None:
         "release.run",
     ],
 )
-def test_modules_of_the_parent(module: str) -> None:
+def test_modules_of_the_parent_do_not_import_torch(module: str) -> None:
     assert modules_after(f"import exporter.{module}").isdisjoint(HEAVY)
 
 
@@ -77,7 +77,7 @@ def test_modules_of_the_parent(module: str) -> None:
     [["--help"], ["--version"], ["export", "--help"], ["release", "-h"], ["models"], ["targets"], ["export", "bort"]],
     ids=" ".join,
 )
-def test_commands_that_run_no_model(words: list[str]) -> None:
+def test_commands_without_a_model_do_not_import_torch(words: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-c", HELP.format(words=words)], capture_output=True, text=True, check=True, timeout=60
     )
@@ -86,7 +86,7 @@ def test_commands_that_run_no_model(words: list[str]) -> None:
     assert set(modules).isdisjoint(HEAVY)
 
 
-def test_help_imports_nothing_of_ours_that_it_does_not_need() -> None:
+def test_help_imports_no_unneeded_modules() -> None:
     done = subprocess.run(
         [sys.executable, "-c", HELP.format(words=["--help"])], capture_output=True, text=True, check=True, timeout=60
     )

@@ -1,4 +1,4 @@
-"""Defects that were planted on purpose are caught, in Python and in C++; honest artifacts raise no alarm."""
+"""Defects planted on purpose are caught in Python and in C++; correct artifacts raise no alarm."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TwoHeads(torch.nn.Module):
 
 
 class Subject:
-    """A model with its golden; `check` judges any module that claims to be the same."""
+    """A model with its golden; `check` judges any module that should be equal to it."""
 
     def __init__(self, model: torch.nn.Module, inputs: Callable[..., dict[str, torch.Tensor]], folder: Path) -> None:
         self.model, self.folder = model, folder
@@ -76,7 +76,7 @@ class Subject:
     def native_exit_code(self, defective: torch.nn.Module) -> int:
         path = self.folder / "defect.pt"
         with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of being traced
+            warnings.simplefilter("ignore")  # from tracing
             traced = torch.jit.trace(defective, self.example, strict=False, check_trace=False)
         torch.jit.save(traced, str(path), _extra_files={"contract.json": to_json(self.contract)})
         runner = environment.find_runner()
@@ -118,7 +118,7 @@ class Altered(torch.nn.Module):
 
 
 class Halved(torch.nn.Module):
-    """Computes in float16 and answers in float32."""
+    """Computes in float16 and returns float32."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ def test_honest_module_passes(model: str, request: pytest.FixtureRequest) -> Non
 
 @pytest.fixture
 def export(cli: Cli, tmp_path: Path) -> Export:
-    """Export to `b`: the exit code and the manifest."""
+    """A function that exports to `b` and returns the exit code and the manifest."""
 
     def act(model: str, targets_text: str, *sizes: str) -> tuple[int, dict[str, Any]]:
         weights = "pretrained" if model == "minilm" else "random"
@@ -234,7 +234,7 @@ def test_honest_artifacts_raise_no_alarm(model: str, targets_text: str, sizes: t
 
 
 def test_a_model_that_changes_its_input_raises_no_alarm(export: Export) -> None:
-    """In Python and in C++, whose sessions call the example before they check it."""
+    """Sessions in Python and C++ call the example before they check it."""
     code, manifest = export(f"{RECIPES}/tiny.py:in_place", "trace,export")
     assert code == 0
     assert {session["parity"]["verdict"] for v in manifest["variants"] for session in v["sessions"]} == {"exact"}

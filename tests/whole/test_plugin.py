@@ -1,4 +1,4 @@
-"""A target and a recipe of another package: every command knows them, and no file of exporter names them."""
+"""A target and a recipe from another package: every command accepts them, and exporter itself does not name them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Command = Callable[..., Done]
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Install a distribution for this process and those that it starts; a second time, another version of it."""
+    """A function that installs a distribution for this process and its children; again, to change its version."""
     site = tmp_path / "site"
     site.mkdir()
     monkeypatch.syspath_prepend(site)
@@ -52,7 +52,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 @pytest.fixture
 def sample(install: Install) -> Install:
-    """The sample package and what its target requires."""
+    """The sample package, installed with the requirement of its target."""
     site = install("sample-plugin", entries=ENTRIES)
     shutil.copytree(PLUGIN / "sample_plugin", site / "sample_plugin")
     install("sample-runtime", "2.0")
@@ -60,13 +60,13 @@ def sample(install: Install) -> Install:
 
 
 def unwrapped(text: str) -> str:
-    """What a terminal shows, in one line."""
+    """Return terminal output as one line."""
     return " ".join(text.split())
 
 
 @pytest.fixture
 def command(tmp_path: Path) -> Command:
-    """Run exporter in a process of its own: `command("doctor")`."""
+    """A function that runs exporter in a separate process: `command("doctor")`."""
 
     def act(*words: object) -> Done:
         process = start_cli(*words, cwd=tmp_path)
@@ -77,7 +77,7 @@ def command(tmp_path: Path) -> Command:
 
 
 @pytest.mark.usefixtures("sample")
-def test_every_command_knows_the_target(command: Command, tmp_path: Path) -> None:
+def test_every_command_accepts_the_target(command: Command, tmp_path: Path) -> None:
     bundle, budget = tmp_path / "bundle", ("--time-budget", 0.1)
     done = command("export", "sample", "--targets", "trace,sample", "--goal", "portability", "--out", bundle, *budget)
     assert done.code == 0, done.out + done.err
@@ -91,7 +91,7 @@ def test_every_command_knows_the_target(command: Command, tmp_path: Path) -> Non
     assert {"sample-plugin": "1.0", "sample-runtime": "2.0"}.items() <= manifest.environment.items()
     bill = {part["name"] for part in json.loads((bundle / layout.BOM).read_bytes())["components"]}
     assert {"sample-runtime", "sample-plugin", "sample.pt"} <= bill
-    assert "Ship sample.pt" in unwrapped(done.out), "its rank is that of the most portable"
+    assert "Ship sample.pt" in unwrapped(done.out), "its rank is the most portable one"
 
     for name in ("check", "bench"):
         done = command(name, bundle, *(budget if name == "bench" else ()))
@@ -110,14 +110,14 @@ def test_every_command_knows_the_target(command: Command, tmp_path: Path) -> Non
     done = command("check", bundle)
     assert done.code == 1
     assert "there is no target 'sample'" in done.out
-    assert "1 of 2 variants passed" in done.out, "the others are judged without the package"
+    assert "1 of 2 variants passed" in done.out, "the other variants are still judged"
     assert "Ship trace.pt" in unwrapped(command("report", bundle).out)
     with pytest.raises(ArtifactError, match="the target in its contract is unknown"):
         exporter.open_artifact(bundle / "sample.pt")
 
 
 @pytest.mark.usefixtures("sample")
-def test_lists_the_doctor_and_explain_name_it(command: Command) -> None:
+def test_lists_doctor_and_explain_include_the_target(command: Command) -> None:
     said = command("explain", "sample").out
     assert "the sample: what does it say?" in said
     assert "it takes 1 input" in said
@@ -132,22 +132,22 @@ def test_lists_the_doctor_and_explain_name_it(command: Command) -> None:
 
 
 @pytest.mark.usefixtures("sample")
-def test_the_doctor_says_what_it_lacks(install: Install, command: Command) -> None:
+def test_doctor_reports_missing_requirements(install: Install, command: Command) -> None:
     shutil.rmtree(install("sample-runtime") / "sample_runtime-1.0.dist-info")
     done = command("doctor")
     assert done.code == 1
-    assert "of sample-plugin 1.0: sample-runtime is not installed" in done.out
+    assert "from sample-plugin 1.0: sample-runtime is not installed" in done.out
     assert "pip install sample-runtime" in done.out
 
 
-def test_a_release_follows_what_the_target_requires(sample: Install, command: Command, tmp_path: Path) -> None:
+def test_a_release_rebuilds_if_a_requirement_changes(sample: Install, command: Command, tmp_path: Path) -> None:
     file = tmp_path / "release.toml"
     file.write_text(
         f'out = "{tmp_path / "out"}"\nbench = false\ntargets = ["trace", "sample"]\n[[models]]\nmodel = "sample"\n'
     )
 
     def made() -> set[str]:
-        """Targets whose bundles the release makes anew."""
+        """Run the release; return the targets whose bundles it rebuilt."""
         before = times()
         done = command("release", file, "--resume")
         assert done.code == 0, done.out + done.err
@@ -182,7 +182,7 @@ def test_a_release_follows_what_the_target_requires(sample: Install, command: Co
     ],
 )
 def test_a_broken_target_names_its_distribution(install: Install, module: str, why: str) -> None:
-    name = f"bad_{abs(hash((module, why)))}"  # a module of its own, for Python keeps those that it has imported
+    name = f"bad_{abs(hash((module, why)))}"  # a new module each time, because Python caches imports
     install("bad-plugin", entries=f"[exporter.targets]\nbad = {name}\n", **{name: module})
     with pytest.raises(UsageError) as raised:
         targets.parse("bad")
@@ -194,7 +194,7 @@ def test_a_broken_target_names_its_distribution(install: Install, module: str, w
     assert [str(error) for error in targets.refused()] == [str(raised.value)]
 
 
-def test_a_broken_target_breaks_no_other(install: Install, command: Command, tmp_path: Path) -> None:
+def test_a_broken_target_does_not_affect_others(install: Install, command: Command, tmp_path: Path) -> None:
     install("bad-plugin", entries="[exporter.targets]\nbad = worse\ntrace = worse\n", worse="raise RuntimeError('no')")
     done = command("targets")
     assert done.code == 0
@@ -204,7 +204,9 @@ def test_a_broken_target_breaks_no_other(install: Install, command: Command, tmp
     assert "the target bad of bad-plugin 1.0 cannot be used: it fails to import: RuntimeError: no" in done.out
     done = command("export", TESTS / "recipes/tiny.py:mlp", "--targets", "trace", "--no-bench", "--out", tmp_path / "b")
     assert done.code == 0, done.out + done.err
-    assert "the target trace of bad-plugin 1.0 cannot be used" in done.out + done.err, "it is not the one that ran"
+    assert "the target trace of bad-plugin 1.0 cannot be used" in done.out + done.err, (
+        "the built-in target runs, with a warning"
+    )
     done = command("export", TESTS / "recipes/tiny.py:mlp", "--targets", "bad", "--out", tmp_path / "c")
     assert done.code == 2
     assert "update or remove bad-plugin" in done.err
@@ -224,7 +226,7 @@ def test_a_broken_recipe_names_its_distribution(install: Install, command: Comma
     assert "worse.recipe of bad-plugin 1.0 does not import" in done.out
 
 
-def test_two_packages_with_a_target_of_one_name(install: Install) -> None:
+def test_two_packages_with_the_same_target_name(install: Install) -> None:
     install("first-plugin", entries="[exporter.targets]\ntwice = twice\n", twice=REQUIRED.replace("NAME", "twice"))
     assert targets.get("twice").artifact == "twice.bin"
     install("second-plugin", entries="[exporter.targets]\ntwice = twice\n")
@@ -233,7 +235,7 @@ def test_two_packages_with_a_target_of_one_name(install: Install) -> None:
 
 
 @pytest.mark.parametrize("name", ["eager", "a:b"])
-def test_names_that_mean_something_else(install: Install, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reserved_names_are_refused(install: Install, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint(name, "named", _plugins.GROUP)
     install("named-plugin", named=REQUIRED)
     monkeypatch.setattr(_plugins, "entry_points", lambda group: [point])
@@ -241,7 +243,7 @@ def test_names_that_mean_something_else(install: Install, name: str, monkeypatch
         targets.get(name)
 
 
-def test_its_own_code_is_no_line_of_the_model(install: Install) -> None:
+def test_a_targets_own_code_is_not_a_line_of_the_model(install: Install) -> None:
     site = install("lined-plugin", entries="[exporter.targets]\nlined = lined.target\n")
     (site / "lined").mkdir()
     (site / "lined/target.py").write_text(REQUIRED.replace("NAME", "lined") + "libraries = ('lined_runtime',)\n")
@@ -251,7 +253,7 @@ def test_its_own_code_is_no_line_of_the_model(install: Install) -> None:
         assert source_lines.place(text) == ""
 
 
-def test_what_it_does_not_say_has_a_default(install: Install) -> None:
+def test_undeclared_facts_have_defaults(install: Install) -> None:
     install("plain-plugin", entries="[exporter.targets]\nplain = plain\n", plain=REQUIRED.replace("NAME", "plain"))
     assert targets.facts("plain") == targets.Facts()
     assert "plain.bin" in layout.artifacts()

@@ -1,7 +1,7 @@
-"""Traps of PyTorch's exporters that the public record knows: each sprung bare, and avoided here.
+"""Publicly known traps of PyTorch's exporters. Each test shows the trap with bare calls, and that exporter avoids it.
 
-Elsewhere: the provider that onnxruntime falls back to and the file that must stand alone, in test_targets.py; baked
-branches and loops, in test_planted_defects.py; crashes of a job in general, in test_pipeline.py.
+Tested elsewhere: onnxruntime's fallback provider and self-contained files in test_targets.py, baked branches and loops
+in test_planted_defects.py, crashes of jobs in test_pipeline.py.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ OPTIONS = targets.Options(threads=1)
 
 
 def recipe(name: str) -> tuple[torch.nn.Module, Any]:
-    """The model of a recipe in public_record.py, in eval mode, and what makes its inputs."""
+    """Return the model of a recipe in public_record.py, in eval mode, and the function that makes its inputs."""
     loaded = recipes.load(recipes.find(recipe_path(f"public_record:{name}")))
     torch.manual_seed(0)
     return loaded.load("random").eval(), loaded.inputs
@@ -54,7 +54,7 @@ def recipe(name: str) -> tuple[torch.nn.Module, Any]:
 
 @pytest.fixture
 def export(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """`export("bert", "trace,script")`: the pipeline in this process; gives rows by name, and the bundle."""
+    """`export("bert", "trace,script")` runs the pipeline in this process; returns rows by name, and the bundle."""
     monkeypatch.setattr("exporter.runs.pipeline.Zygote", Inline)
     monkeypatch.setenv("EXPORTER_RUN", "/nowhere/exporter-run")
 
@@ -62,7 +62,7 @@ def export(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         manifest, place = pipeline.run(request_for(f"public_record:{name}", tmp_path / name, names))
         return {row.name: row for row in manifest.variants}, place
 
-    with Inline():  # puts back what loading a recipe changes for this process
+    with Inline():  # restores what loading a recipe changes in this process
         yield act
 
 
@@ -73,7 +73,7 @@ def passed(rows: dict[str, VariantRecord]) -> bool:
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Without the warnings of a bare call, which would be errors here."""
+    """Suppress the warnings of a bare call, which would be errors here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -96,7 +96,7 @@ def test_trace_drops_keywords(export: Any) -> None:
 
 @pytest.mark.parametrize("name", ["named", "model_outputs"])
 def test_trace_refuses_or_forgets_structures(export: Any, name: str) -> None:
-    """Dicts need strict=False; of a ModelOutput a plain dict remains, with what was nested in it."""
+    """Dicts need strict=False; a ModelOutput becomes a plain dict, and so do those nested in it."""
     model, inputs = recipe(name)
     with pytest.raises(RuntimeError, match=r"dict at the output of the tracer|cannot infer type"), quietly():
         torch.jit.trace(model, (inputs(2)["x"],))
@@ -108,7 +108,7 @@ def test_trace_refuses_or_forgets_structures(export: Any, name: str) -> None:
 
 
 def test_tracer_warnings_prove_nothing(export: Any) -> None:
-    """None for a loop that is wrong at another length; several for a BERT that is right at every size."""
+    """A loop that is wrong at other lengths has no warnings; a BERT that is right at every size has several."""
     from torch.jit import TracerWarning
 
     model, inputs = recipe("steps")
@@ -143,7 +143,7 @@ def test_script_does_not_read_transformers(export: Any) -> None:
 
 @pytest.mark.filterwarnings("error::FutureWarning")
 def test_torchscript_is_deprecated(tmp_path: Path) -> None:
-    """torch.jit warns at every call from 2.14 on; where warnings are errors there is an artifact all the same."""
+    """torch.jit warns at every call since 2.14; exporter makes an artifact even if warnings are errors."""
     model, inputs = recipe("named")
     warns = False
     try:
@@ -166,7 +166,7 @@ def test_torchscript_is_deprecated(tmp_path: Path) -> None:
 
 
 def test_an_example_of_one_is_fixed(export: Any) -> None:
-    """Dim.AUTO makes a batch of 1 a constant, and says so in a log line only."""
+    """Dim.AUTO makes a batch of 1 a constant, and reports it only in a log line."""
     model, inputs = recipe("one")
     bare = torch.export.export(model, (inputs(1)["x"],), dynamic_shapes=({0: torch.export.Dim.AUTO},))
     with pytest.raises((AssertionError, RuntimeError), match=r"[Gg]uard|== 1|Expected input"):
@@ -194,7 +194,7 @@ def test_a_cache_in_the_outputs(export: Any) -> None:
 
 @contextlib.contextmanager
 def without_registered_caches() -> Iterator[None]:
-    """As a process that has not exported yet: pytree does not know transformers' cache."""
+    """Restore the state before any export, in which pytree does not know transformers' cache."""
     from torch.utils import _pytree as pytree
     from transformers import DynamicCache
 
@@ -207,7 +207,7 @@ def without_registered_caches() -> Iterator[None]:
 
 
 def test_onnx_loses_names_and_weights(export: Any, tmp_path: Path) -> None:
-    """The keys of a dict of outputs are gone; weights lie in a file beside it, without which nothing loads."""
+    """The keys of a dict of outputs are lost; the weights are in a second file, without which nothing loads."""
     import onnx
     import onnxruntime
 
@@ -232,14 +232,14 @@ def test_onnx_loses_names_and_weights(export: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_onnxruntime_falls_back_without_a_word(export: Any) -> None:
-    """Here it is an error: test_onnx_does_not_fall_back_in_silence in test_targets.py."""
+def test_onnxruntime_falls_back_silently(export: Any) -> None:
+    """In exporter it is an error, which test_targets.py tests."""
     import onnxruntime
 
     onnxruntime.set_default_logger_severity(4)
     _, place = export("named", "onnx")
     wanted = ["CUDAExecutionProvider", "CPUExecutionProvider"]
-    with quietly():  # where the CPU's onnxruntime is installed, it does warn
+    with quietly():  # the CPU build of onnxruntime does warn
         session = onnxruntime.InferenceSession(str(place / "model.onnx"), providers=wanted)
     assert session.get_providers() == ["CPUExecutionProvider"]
 
@@ -249,15 +249,15 @@ def test_onnxruntime_falls_back_without_a_word(export: Any) -> None:
 
 @pytest.fixture
 def fresh_dynamo() -> Iterator[None]:
-    """What one test compiles and configures stays its own."""
+    """Isolate what a test compiles and configures."""
     torch._dynamo.reset()
     with torch._dynamo.config.patch(recompile_limit=8, fail_on_recompile_limit_hit=False):
         yield
     torch._dynamo.reset()
 
 
-def test_the_ninth_shape_is_eager(fresh_dynamo: None) -> None:
-    """Past the limit of recompiles torch.compile runs eager, which a benchmark would call compiled."""
+def test_torch_compile_runs_the_ninth_shape_in_eager(fresh_dynamo: None) -> None:
+    """Past its recompile limit, torch.compile runs eager, and a benchmark would report that as compiled."""
     compiles: list[int] = []
 
     def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
@@ -270,7 +270,7 @@ def test_the_ninth_shape_is_eager(fresh_dynamo: None) -> None:
     bare = torch.compile(doubled, backend=backend, dynamic=False)
     for size in range(2, 14):
         assert torch.equal(bare(torch.ones(size)), torch.full((size,), 2.0))
-    assert len(compiles) == 8, "twelve shapes, and the last four were not compiled"
+    assert len(compiles) == 8, "of twelve shapes, the last four were not compiled"
     torch._dynamo.reset()
     module, example = torch.nn.ReLU(), (torch.ones(2, 4),)
     program = Program(Contract("m", (), (), {}), "cpu", lambda: module, lambda: example, Path("none"))
@@ -322,7 +322,7 @@ print(json.dumps([[t.tolist() for t in loader.run([eval(x)])] for x in sys.argv[
 
 @pytest.fixture(scope="module")
 def packages(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A package as the bare calls make it, and the bundle of a run: both of the model `sums`."""
+    """A package made with bare calls, and the bundle of a run, both for the model `sums`."""
     if environment.compiler() is None:
         pytest.skip("AOTInductor needs a C++ compiler")
     folder = tmp_path_factory.mktemp("packages")
@@ -338,7 +338,7 @@ def packages(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 
 
 def run_bare(package: Path, *inputs: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """The outputs for each expression, as JSON, in a process of its own."""
+    """Return the outputs for each expression, evaluated in a separate process."""
     command = [sys.executable, "-c", RUN, str(package), *inputs]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **variables}, check=False)
 
@@ -352,15 +352,15 @@ WRONG = {
 }
 
 
-def test_a_package_checks_nothing(packages: tuple[Path, Path]) -> None:
-    """Wrong dtypes, ranks and sizes give numbers; the same are refused here."""
+def test_a_bare_package_does_not_check_inputs(packages: tuple[Path, Path]) -> None:
+    """It returns numbers for wrong dtypes, ranks and sizes; exporter refuses them."""
     bare, place = packages
     done = run_bare(bare, *WRONG.values())
     assert done.returncode == 0, done.stderr
     answers = [len(hidden) for hidden, *_ in json.loads(done.stdout)]
     assert answers == [3, 3, 3, 600, 3]
     hidden = [torch.tensor(answer[0]) for answer in json.loads(done.stdout)]
-    assert not torch.equal(hidden[0], torch.full((3, 64), 3.0)), "float64 is read as if it were float32"
+    assert not torch.equal(hidden[0], torch.full((3, 64), 3.0)), "float64 is read as float32"
     ours = open_artifact(place / "compile.pt2")
     for message, expression in WRONG.items():
         with pytest.raises(ContractError, match=message):
@@ -369,8 +369,8 @@ def test_a_package_checks_nothing(packages: tuple[Path, Path]) -> None:
     assert torch.equal(transposed, torch.full((3, 64), 3.0))
 
 
-def test_checks_that_refuse_what_is_allowed(packages: tuple[Path, Path]) -> None:
-    """AOTI_RUNTIME_CHECK_INPUTS=1 refuses a batch of 1, which the program's range has."""
+def test_torchs_input_checks_refuse_allowed_inputs(packages: tuple[Path, Path]) -> None:
+    """AOTI_RUNTIME_CHECK_INPUTS=1 refuses a batch of 1, which is in the program's range."""
     bare, place = packages
     done = run_bare(bare, "torch.ones(1, 64)", AOTI_RUNTIME_CHECK_INPUTS="1")
     assert done.returncode != 0
@@ -378,8 +378,8 @@ def test_checks_that_refuse_what_is_allowed(packages: tuple[Path, Path]) -> None
     assert open_artifact(place / "compile.pt2")(torch.ones(1, 64))["sum"].item() == 64 * 3
 
 
-def test_freezing_changes_no_numbers(packages: tuple[Path, Path]) -> None:
-    """pytorch/pytorch#190757: whether it is a win is measured (`compile` beside `compile:default`); this is parity."""
+def test_freezing_does_not_change_outputs(packages: tuple[Path, Path]) -> None:
+    """pytorch/pytorch#190757. This tests parity; comparing `compile` with `compile:default` shows the speed."""
     bare, place = packages
     manifest = bundles.read_manifest(place)
     (row,) = manifest.variants
@@ -396,12 +396,14 @@ def test_freezing_changes_no_numbers(packages: tuple[Path, Path]) -> None:
 ILLEGAL = "__attribute__((constructor)) static void start() { __builtin_trap(); }"  # ud2: SIGILL on x86
 
 
-def test_a_package_for_another_processor_is_a_row(packages: tuple[Path, Path], zygote: Zygote, tmp_path: Path) -> None:
+def test_a_package_for_another_processor_fails_its_row(
+    packages: tuple[Path, Path], zygote: Zygote, tmp_path: Path
+) -> None:
     """pytorch/pytorch#121516: instructions that the processor lacks end the process that loads the package."""
     if platform.machine() != "x86_64":
         pytest.skip("the trap is of x86")
     folder = Path(shutil.copytree(packages[1], tmp_path / "sums"))
-    (folder / "SHA256SUMS").unlink()  # or it is refused for having been altered
+    (folder / "SHA256SUMS").unlink()  # otherwise it would be refused as altered
     (tmp_path / "illegal.cpp").write_text(ILLEGAL)
     library = tmp_path / "illegal.so"
     subprocess.run([environment.compiler(), "-shared", "-fPIC", "illegal.cpp", "-o", library], cwd=tmp_path, check=True)
@@ -423,7 +425,7 @@ def test_a_package_for_another_processor_is_a_row(packages: tuple[Path, Path], z
 
 
 class SlowLoader:
-    """A loader whose construction lets other threads run, as C++'s does and as Python's is to do (#197516)."""
+    """A loader whose construction lets other threads run, as C++'s does and Python's will (#197516)."""
 
     now, most = 0, 0
 
@@ -434,18 +436,18 @@ class SlowLoader:
         SlowLoader.now -= 1
 
     def get_call_spec(self) -> list[str]:
-        """Of one input and one output."""
+        """Return the call specification of one input and one output."""
         return [treespec_dumps(tree_structure(((0,), {}))), treespec_dumps(tree_structure((0,)))]
 
 
 def in_threads(construct: Any, count: int = 4) -> list[Any]:
-    """What `count` calls at the same time gave."""
+    """Return the results of `count` concurrent calls."""
     with ThreadPoolExecutor(count) as pool:
         return [future.result() for future in [pool.submit(construct) for _ in range(count)]]
 
 
 def test_loaders_are_constructed_one_at_a_time(packages: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """pytorch/pytorch#194128: two at once read each other's metadata. C++'s side has a lock of its own."""
+    """pytorch/pytorch#194128: two concurrent loaders read each other's metadata. C++ has its own lock."""
     path = packages[1] / "compile.pt2"
     outputs = in_threads(lambda: open_artifact(path)(torch.ones(3, 64))["sum"].item())
     assert outputs == [3 * 64 * 3] * 4

@@ -1,4 +1,4 @@
-"""What docs/architecture.md says about the code, held against it."""
+"""Check docs/architecture.md against the code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONG = 300  # lines
 
 
 def rows(heading: str) -> list[tuple[str, str]]:
-    """The last table below a heading of the page, without its own head."""
+    """Return the last table below a heading of the page, without the table's header."""
     section = PAGE.partition(f"## {heading}\n")[2].partition("\n## ")[0]
     found = re.findall(r"^\| (.+) \| (.+) \|$", section, re.MULTILINE)
     return found[1:]
@@ -30,11 +30,11 @@ def named(cell: str) -> list[str]:
 
 
 def charter(module: str, file: Path) -> bool:
-    """Whether the file is a package's, and says only what belongs there."""
+    """Return whether the file is a package's `__init__` that contains only a docstring."""
     return module.endswith("__init__") and len(ast.parse(file.read_text(encoding="utf-8")).body) == 1
 
 
-def test_every_module_has_tests_of_its_own_or_a_row() -> None:
+def test_every_module_has_its_own_tests_or_a_row() -> None:
     patterns = [pattern for modules, _ in rows("Tests") for pattern in named(modules)]
     own = {
         module
@@ -50,14 +50,14 @@ def test_every_module_has_tests_of_its_own_or_a_row() -> None:
 
 
 @pytest.mark.parametrize(("modules", "test"), rows("Tests"))
-def test_what_a_row_names_is_there(modules: str, test: str) -> None:
+def test_rows_name_existing_tests_and_modules(modules: str, test: str) -> None:
     assert (ROOT / named(test)[0]).is_file()
     for pattern in named(modules):
         assert any(fnmatchcase(module, pattern) for module in MODULES), pattern
 
 
-def test_the_page_lists_all_that_is_parsed() -> None:
-    """A module that begins to parse text needs a row that says whose."""
+def test_the_page_lists_every_module_that_parses_text() -> None:
+    """A module that parses text needs a row that names the source of the text."""
     listed = {module.removesuffix(".py") for cell, _ in rows("What is parsed") for module in named(cell)}
     parsing = {
         module
@@ -81,7 +81,7 @@ def test_functions_take_few_parameters() -> None:
     assert many == []
 
 
-def test_long_modules_say_why_they_are_one_file() -> None:
+def test_long_modules_explain_why() -> None:
     for module, file in MODULES.items():
         text = file.read_text(encoding="utf-8")
         if len(text.splitlines()) > LONG:

@@ -25,7 +25,7 @@ open_artifact(sys.argv[1])(*(torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2
 
 
 def run_clean(place: Path, *words: object, **environment: str) -> list[str]:
-    """Run Python with a home and a temporary folder of its own; what it leaves in both, as paths."""
+    """Run Python with an empty home and temporary folder; return the paths of the files that it leaves there."""
     home, scratch = place / "home", place / "scratch"
     for folder in (home, scratch):
         folder.mkdir()
@@ -36,26 +36,26 @@ def run_clean(place: Path, *words: object, **environment: str) -> list[str]:
     return sorted(str(path.relative_to(place)) for path in left)
 
 
-def test_an_export_leaves_nothing(tmp_path: Path) -> None:
-    """In the home and in the temporary folder; the golden, the export, and the check are processes of their own."""
+def test_an_export_leaves_no_files(tmp_path: Path) -> None:
+    """Neither the home nor the temporary folder has files from any process of the run."""
     words = ("export", recipe_path("tiny:mlp"), "--targets", "onnx", "--no-bench", "--out", tmp_path / "out")
     left = run_clean(tmp_path, "-m", "exporter", *words)
     assert [path for path in left if "Microsoft" in path or "ses" in Path(path).suffix] == []
     assert left == []
 
 
-def test_the_api_leaves_nothing(made_bundle: Path, tmp_path: Path) -> None:
+def test_the_api_leaves_no_files(made_bundle: Path, tmp_path: Path) -> None:
     assert run_clean(tmp_path, "-c", OPEN, made_bundle / "model.onnx") == []
 
 
-def test_it_can_be_allowed(tmp_path: Path) -> None:
-    """What is set stays as it is."""
+def test_telemetry_can_be_allowed(tmp_path: Path) -> None:
+    """A value that the user has set is not changed."""
     code = f"import os, exporter; assert os.environ[{VARIABLE!r}] == '0'"
     run_clean(tmp_path, "-c", code, **{VARIABLE: "0"})
 
 
 @pytest.mark.parametrize("module", ["api", "workers.forkserver", "workers.session.server", "release.executor"])
-def test_it_is_off_before_onnxruntime_can_be_imported(module: str, tmp_path: Path) -> None:
+def test_telemetry_is_off_before_onnxruntime_is_imported(module: str, tmp_path: Path) -> None:
     code = f"""
 import os, sys
 def look(event, arguments):
@@ -68,7 +68,7 @@ import onnxruntime
     run_clean(tmp_path, "-c", code)
 
 
-def test_a_deployment_says_so_too(bundle: Path, zygote: Zygote, tmp_path: Path, monkeypatch: Any) -> None:
+def test_telemetry_is_off_in_a_deployment(bundle: Path, zygote: Zygote, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(docker, "Zygote", lambda: zygote.lend())
     monkeypatch.delenv(VARIABLE)
     out = tmp_path / "context"

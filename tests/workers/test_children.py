@@ -1,4 +1,4 @@
-"""Jobs in processes of their own, and every way in which they end badly."""
+"""Jobs in child processes, and every way in which they fail."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def log(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def spawn(zygote: Zygote, log: Path) -> Iterator[Callable[..., Child]]:
-    """Start one of the functions in jobs.py."""
+    """A function that starts a job from jobs.py."""
     started: list[Child] = []
 
     def act(function: str, **arguments: Any) -> Child:
@@ -37,7 +37,7 @@ def spawn(zygote: Zygote, log: Path) -> Iterator[Callable[..., Child]]:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process still runs; one that only waits to be reaped does not."""
+    """Return whether a process still runs. A zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -45,7 +45,7 @@ def alive(pid: int) -> bool:
 
 
 def ends(condition: Callable[[], bool]) -> bool:
-    """Whether it ceases to hold within ten seconds."""
+    """Return whether the condition becomes false within ten seconds."""
     for _ in range(1000):
         if not condition():
             return True
@@ -53,14 +53,14 @@ def ends(condition: Callable[[], bool]) -> bool:
     return False
 
 
-def test_what_the_job_returns(spawn, log: Path) -> None:
+def test_the_result_of_a_job(spawn, log: Path) -> None:
     value = {"a": [1, 2.5, None], "b": Path("x")}
-    assert spawn("give", value=value).wait(60) == value
-    assert "about to give" in log.read_text()
+    assert spawn("return_value", value=value).wait(60) == value
+    assert "about to return" in log.read_text()
 
 
-def test_large_answers(spawn) -> None:
-    assert len(spawn("give_much", count=3_000_000).wait(60)) == 3_000_000
+def test_large_results(spawn) -> None:
+    assert len(spawn("return_many_bytes", count=3_000_000).wait(60)) == 3_000_000
 
 
 def test_a_job_that_raises(spawn) -> None:
@@ -69,13 +69,13 @@ def test_a_job_that_raises(spawn) -> None:
     assert "Traceback" in raised.value.log
 
 
-def test_a_job_that_raises_what_we_raise(spawn) -> None:
+def test_a_job_that_raises_an_exporter_error(spawn) -> None:
     with pytest.raises(ExportError, match="the model cannot") as raised:
-        spawn("raise_ours").wait(60)
+        spawn("raise_exporter_error").wait(60)
     assert raised.value.remedy == "try another"
 
 
-def test_a_job_that_raises_what_cannot_be_sent(spawn) -> None:
+def test_a_job_that_raises_an_unpicklable_error(spawn) -> None:
     with pytest.raises(JobError, match="Local: of a class that nobody else knows"):
         spawn("raise_unpicklable").wait(60)
 
@@ -86,15 +86,15 @@ def test_a_job_that_raises_what_cannot_be_sent(spawn) -> None:
         ("segfault", "the job was ended by SIGSEGV"),
         ("be_killed", r"the job was ended by SIGKILL \(out of memory\?\)"),
         ("exit_silently", "the job ended with exit code 3 and no result"),
-        ("exit_politely", r"the model's code ended the process: sys\.exit\('a model should not do this'\)"),
+        ("exit_with_message", r"the model's code ended the process: sys\.exit\('a model should not do this'\)"),
     ],
 )
-def test_a_job_that_ends_without_an_answer(spawn, function: str, message: str) -> None:
+def test_a_job_that_ends_without_a_result(spawn, function: str, message: str) -> None:
     with pytest.raises(JobError, match=message):
         spawn(function).wait(60)
 
 
-def test_the_last_words_are_kept(spawn) -> None:
+def test_the_last_output_is_kept(spawn) -> None:
     with pytest.raises(JobError) as raised:
         spawn("segfault").wait(60)
     assert "the last words" in raised.value.log
@@ -130,8 +130,8 @@ def test_a_job_that_is_killed_from_outside(spawn) -> None:
         child.wait(60)
 
 
-def test_a_job_is_killed_however_young_it_is(spawn) -> None:
-    """The group exists before its number is known."""
+def test_a_new_job_can_be_killed_at_once(spawn) -> None:
+    """The process group exists by the time that its ID is known."""
     for _ in range(20):
         child = spawn("ignore_the_channel_and_sleep")
         os.killpg(child.group, 0)
@@ -142,11 +142,11 @@ def test_a_job_is_killed_however_young_it_is(spawn) -> None:
 def test_after_a_crash_the_next_job_runs(spawn) -> None:
     with pytest.raises(JobError):
         spawn("segfault").wait(60)
-    assert spawn("give", value=1).wait(60) == 1
+    assert spawn("return_value", value=1).wait(60) == 1
 
 
-def test_jobs_run_side_by_side(spawn) -> None:
-    children = [spawn("give", value=i) for i in range(6)]
+def test_jobs_run_concurrently(spawn) -> None:
+    children = [spawn("return_value", value=i) for i in range(6)]
     assert [child.wait(60) for child in reversed(children)] == [5, 4, 3, 2, 1, 0]
 
 
@@ -154,7 +154,7 @@ def test_jobs_from_several_threads(zygote: Zygote, tmp_path: Path) -> None:
     answers: dict[int, int] = {}
 
     def ask(i: int) -> None:
-        answers[i] = zygote.run(f"job {i}", "support.jobs:give", {"value": i}, tmp_path / f"{i}.log", 60)
+        answers[i] = zygote.run(f"job {i}", "support.jobs:return_value", {"value": i}, tmp_path / f"{i}.log", 60)
 
     threads = [threading.Thread(target=ask, args=(i,)) for i in range(4)]
     for thread in threads:
@@ -165,7 +165,7 @@ def test_jobs_from_several_threads(zygote: Zygote, tmp_path: Path) -> None:
 
 
 def test_messages_before_the_end(spawn) -> None:
-    child = spawn("say_something_first", lines=["one", "two"])
+    child = spawn("send_messages_first", lines=["one", "two"])
     assert child.expect("news", 60) == "one"
     assert child.expect("news", 60) == "two"
     assert child.wait(60) == "done"
@@ -180,7 +180,7 @@ def test_a_message_that_never_comes(spawn) -> None:
         spawn("ignore_the_channel_and_sleep").expect("news", 0.2)
 
 
-def test_jobs_read_nothing_from_our_stdin(spawn) -> None:
+def test_jobs_do_not_read_our_stdin(spawn) -> None:
     assert spawn("read_stdin").wait(60) == ""
 
 
@@ -189,24 +189,24 @@ def test_warnings_go_to_the_log(spawn, log: Path) -> None:
     assert "mind the gap" in log.read_text()
 
 
-def test_jobs_have_torch_and_the_parent_need_not(spawn) -> None:
+def test_jobs_have_imported_torch(spawn) -> None:
     assert "torch" in spawn("modules").wait(60)
 
 
-def test_arguments_that_are_too_many_do_no_harm(spawn) -> None:
+def test_a_wrong_argument_fails_only_the_job(spawn) -> None:
     with pytest.raises(JobError, match="TypeError"):
-        spawn("give", value=1, other=2).wait(60)
+        spawn("return_value", value=1, other=2).wait(60)
 
 
-def test_closing_ends_every_job_and_what_it_started(tmp_path: Path) -> None:
+def test_closing_ends_jobs_and_their_children(tmp_path: Path) -> None:
     with Zygote() as zygote:
         left = zygote.run("a job", "support.jobs:start_a_child_and_return", {}, tmp_path / "a.log", 60)
         child = zygote.spawn("a job", "support.jobs:ignore_the_channel_and_sleep", {}, tmp_path / "b.log")
-        assert ends(lambda: alive(left)), "what a job started ends with the job"
+        assert ends(lambda: alive(left)), "the children of a job end with it"
         assert alive(child.group)
     assert ends(lambda: alive(child.group))
     with pytest.raises(JobError, match="stopped before it began"):
-        zygote.spawn("late", "support.jobs:give", {"value": 1}, tmp_path / "c.log")
+        zygote.spawn("late", "support.jobs:return_value", {"value": 1}, tmp_path / "c.log")
 
 
 def test_a_zygote_without_torch(tmp_path: Path) -> None:
@@ -215,24 +215,24 @@ def test_a_zygote_without_torch(tmp_path: Path) -> None:
         Zygote({"PYTHONPATH": str(tmp_path)}) as zygote,
         pytest.raises(JobError, match="torch cannot be imported: ImportError: libtorch_cpu") as raised,
     ):
-        zygote.spawn("a job", "support.jobs:give", {"value": 1}, tmp_path / "a.log")
+        zygote.spawn("a job", "support.jobs:return_value", {"value": 1}, tmp_path / "a.log")
     assert "doctor" in raised.value.remedy
 
 
 def test_a_zygote_that_died(tmp_path: Path) -> None:
-    """Whoever kills it ends its jobs too."""
+    """Killing the zygote ends its jobs too."""
     with Zygote() as zygote:
-        child = zygote.spawn("a job", "support.jobs:tell_its_number_and_hang", {}, tmp_path / "a.log")
+        child = zygote.spawn("a job", "support.jobs:send_pid_and_hang", {}, tmp_path / "a.log")
         job = child.expect("pid", 60)
         zygote._process.kill()
         zygote._process.wait()
         assert ends(lambda: alive(child.group) or alive(job))
         with pytest.raises(JobError):
-            zygote.spawn("a job", "support.jobs:give", {"value": 1}, tmp_path / "a.log")
+            zygote.spawn("a job", "support.jobs:return_value", {"value": 1}, tmp_path / "a.log")
 
 
-def test_a_zygote_that_is_lent(zygote: Zygote, tmp_path: Path) -> None:
-    """Each user's end is the end of that user's jobs."""
+def test_a_lent_zygote(zygote: Zygote, tmp_path: Path) -> None:
+    """Closing a borrower ends the jobs of that borrower only."""
     arguments: dict[str, Any] = {
         "function": "support.jobs:ignore_the_channel_and_sleep",
         "arguments": {},
@@ -246,16 +246,16 @@ def test_a_zygote_that_is_lent(zygote: Zygote, tmp_path: Path) -> None:
         assert (mine.alive, theirs.alive, theirs.lend().alive) == (False, True, True)
         with pytest.raises(JobError, match="stopped before it began"):
             mine.spawn("late", **arguments)
-        assert theirs.run("a job", "support.jobs:give", {"value": 1}, tmp_path / "log", 60) == 1
+        assert theirs.run("a job", "support.jobs:return_value", {"value": 1}, tmp_path / "log", 60) == 1
     assert ends(lambda: alive(other.group))
 
 
-def test_runs_that_follow_each_other_share_zygotes(tmp_path: Path) -> None:
-    """One for each environment; another one in the place of one that died."""
+def test_consecutive_runs_share_zygotes(tmp_path: Path) -> None:
+    """There is one zygote for each environment, and a dead one is replaced."""
 
     def number(zygotes: Zygotes, environment: dict[str, str] | None = None) -> int:
         with zygotes(environment) as zygote:
-            return int(zygote.run("a job", "support.jobs:tell_its_zygote", {}, tmp_path / "log", 60))
+            return int(zygote.run("a job", "support.jobs:zygote_pid", {}, tmp_path / "log", 60))
 
     with Zygotes() as zygotes:
         first = number(zygotes)
@@ -269,37 +269,37 @@ def test_runs_that_follow_each_other_share_zygotes(tmp_path: Path) -> None:
     assert ends(lambda: alive(again) or alive(other))
 
 
-def test_what_ended_is_forgotten(tmp_path: Path) -> None:
-    """Its number may soon be another's."""
+def test_finished_jobs_are_forgotten(tmp_path: Path) -> None:
+    """Its process ID may soon be reused."""
     with Zygote() as zygote:
         hung = zygote.spawn("a job", "support.jobs:ignore_the_channel_and_sleep", {}, tmp_path / "log")
         hung.kill()
         assert hung.finished
         for _ in range(3):
-            zygote.run("a job", "support.jobs:give", {"value": 1}, tmp_path / "log", 60)
+            zygote.run("a job", "support.jobs:return_value", {"value": 1}, tmp_path / "log", 60)
         assert ends(lambda: alive(hung.group))
-        last = zygote.spawn("a job", "support.jobs:give", {"value": 1}, tmp_path / "log")
+        last = zygote.spawn("a job", "support.jobs:return_value", {"value": 1}, tmp_path / "log")
         last.wait(60)
         children = Path(f"/proc/{zygote._process.pid}/task/{zygote._process.pid}/children").read_text().split()
         assert str(hung.group) not in children
         assert len(zygote._children) <= 2
 
 
-def test_a_parent_that_ignores_how_its_children_end(tmp_path: Path) -> None:
+def test_a_parent_that_ignores_sigchld(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         zygote = Zygote()
     finally:
         signal.signal(signal.SIGCHLD, before)
     with zygote:
-        given = [zygote.run("a job", "support.jobs:give", {"value": n}, tmp_path / "log", 60) for n in range(3)]
+        given = [zygote.run("a job", "support.jobs:return_value", {"value": n}, tmp_path / "log", 60) for n in range(3)]
     assert given == [0, 1, 2]
 
 
-def test_a_module_that_cannot_be_imported_beforehand(tmp_path: Path) -> None:
+def test_a_preloaded_module_that_cannot_be_imported(tmp_path: Path) -> None:
     (tmp_path / "broken_module.py").write_text("raise AttributeError('of another release')")
     with Zygote({"PYTHONPATH": f"{tmp_path}:{os.environ['PYTHONPATH']}"}, ("broken_module", "nowhere")) as zygote:
-        assert zygote.run("a job", "support.jobs:give", {"value": 1}, tmp_path / "log", 60) == 1
+        assert zygote.run("a job", "support.jobs:return_value", {"value": 1}, tmp_path / "log", 60) == 1
 
 
 @pytest.mark.parametrize(
@@ -312,14 +312,14 @@ def test_a_module_that_cannot_be_imported_beforehand(tmp_path: Path) -> None:
         (-99, "was ended by signal 99", "signal 99"),
     ],
 )
-def test_how_a_process_ended(code: int | None, words: str, signal: str) -> None:
+def test_descriptions_of_exit_codes(code: int | None, words: str, signal: str) -> None:
     error = ended("a job", code, "its log")
     assert (str(error), error.log, error.signal) == (f"a job {words}", "its log", signal)
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.log, again.signal) == (str(error), "its log", signal)
 
 
-def test_a_log_that_is_not_there() -> None:
+def test_a_missing_log() -> None:
     import socket
 
     ours, theirs = socket.socketpair()

@@ -1,4 +1,4 @@
-"""`exporter explain`: what it says of models whose defects are known, and that one crash spares the rest."""
+"""`exporter explain`: its findings for models with known defects; a crash in one section does not stop the others."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Say = Callable[[str, str], list[Finding]]
 
 @pytest.fixture
 def say(tmp_path: Path) -> Say:
-    """What a section has to say of a recipe, in this process: `say("trace", "defects:branch")`."""
+    """A function that returns the findings of a section for a recipe: `say("trace", "defects:branch")`."""
 
     def act(section: str, recipe: str) -> list[Finding]:
         job = job_for(recipe, tmp_path)
@@ -51,7 +51,7 @@ def say(tmp_path: Path) -> Say:
 
 
 def line(finding: Finding) -> str:
-    """The source line that a finding names."""
+    """Return the source line that a finding names."""
     path, _, number = finding.place.rpartition(":")
     return linecache.getline(path, int(number)).strip()
 
@@ -61,7 +61,7 @@ def bad(findings: list[Finding]) -> list[Finding]:
 
 
 @pytest.mark.parametrize("section", SECTIONS)
-def test_nothing_is_in_the_way_of_a_simple_model(say: Say, section: str) -> None:
+def test_a_simple_model_has_no_problems(say: Say, section: str) -> None:
     findings = say(section, "tiny:mlp")
     assert findings[0].level == "ok"
     assert bad(findings) == []
@@ -95,21 +95,21 @@ def test_an_input_that_is_changed_in_place(say: Say) -> None:
     assert mutated.text.startswith("x: the code changes an input in place")
 
 
-def test_warnings_are_told_apart(say: Say) -> None:
+def test_harmless_and_serious_warnings_are_distinguished(say: Say) -> None:
     found = say("trace", "explained:mixed")
     verdicts = {line(finding).rpartition("# ")[2]: finding.text.partition(":")[0] for finding in found if finding.place}
     assert verdicts == {"harmless": "harmless here", "matters": "matters"}
 
 
-def test_what_script_cannot_read(say: Say) -> None:
+def test_a_model_that_only_the_bridge_can_script(say: Say) -> None:
     natively, bridged = say("script", "explained:stars")
-    assert natively.level == "note", "for the bridge takes it"
+    assert natively.level == "note", "because the bridge can script it"
     assert "*args" in natively.text
     assert "# unscriptable" in line(natively)
     assert bridged.level == "ok"
 
 
-def test_what_neither_script_nor_the_bridge_takes(say: Say) -> None:
+def test_a_model_that_cannot_be_scripted(say: Say) -> None:
     natively, bridged = say("script", "broken:branch_on_data_with_stars")
     assert (natively.level, bridged.level) == ("bad", "bad")
     assert bridged.text.startswith("through the exported graph: A branch depends on the values")
@@ -128,7 +128,7 @@ def test_recompilations_are_named_by_their_sizes(say: Say) -> None:
     assert all("size mismatch" in finding.text or "x" in finding.text for finding in again)
 
 
-def test_what_torch_export_fixed(say: Say) -> None:
+def test_a_size_that_torch_export_fixes(say: Say) -> None:
     takes, fixed, *_ = say("export", "defects:loop")
     assert takes.level == "ok"
     assert fixed.text == "torch.export fixed batch at 2"
@@ -142,7 +142,7 @@ def test_conditions_on_sizes_have_lines_and_names(say: Say) -> None:
     assert "# condition" in line(condition)
 
 
-def test_a_branch_that_torch_export_does_not_take(say: Say) -> None:
+def test_a_branch_that_torch_export_rejects(say: Say) -> None:
     (found,) = say("export", "defects:branch")
     assert found.text.startswith("A branch depends on the values of tensors: torch.export")
     assert "torch.cond" in found.remedy
@@ -157,7 +157,7 @@ def test_an_operator_that_onnx_lacks(say: Say) -> None:
     assert found.remedy
 
 
-def test_an_operator_that_the_older_exporter_has(say: Say) -> None:
+def test_an_operator_that_only_the_older_exporter_has(say: Say) -> None:
     stands_in, missing = say("onnx", "explained:distances")
     assert (stands_in.level, missing.level) == ("ok", "note")
     assert "older exporter" in stands_in.text
@@ -170,7 +170,7 @@ def test_onnx_needs_the_exported_graph(say: Say) -> None:
     assert (found.level, found.text) == ("bad", "there is no exported graph to translate: see export")
 
 
-def test_operators_that_whoever_loads_it_has_to_load(say: Say) -> None:
+def test_custom_operators_must_be_loaded_by_the_caller(say: Say) -> None:
     (found,) = say("operators", "explained:custom")
     assert found.level == "bad"
     assert "operators of explained" in found.text
@@ -179,7 +179,7 @@ def test_operators_that_whoever_loads_it_has_to_load(say: Say) -> None:
     assert "custom operator" in missing.text
 
 
-def test_a_library_that_is_known(say: Say) -> None:
+def test_operators_of_a_known_library(say: Say) -> None:
     (found,) = say("operators", "operators:aligned")
     assert found.level == "note"
     assert found.text.startswith("operators of torchvision: C++ loads them from /")
@@ -192,7 +192,7 @@ def test_operators_are_found_without_an_exported_graph(say: Say) -> None:
 
 @pytest.fixture
 def lent(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Children of the shared zygote, and the quick sections."""
+    """Use the shared zygote, and only the quick sections."""
     monkeypatch.setattr("exporter.workers.explain.Zygote", lambda *_: zygote.lend())
     monkeypatch.setattr("exporter.workers.explain.SECTIONS", QUICK)
 
@@ -202,8 +202,8 @@ def explained(recipe: str, folder: Path, timeout: float = 300.0) -> tuple[Explan
     return explain.run(job_for(recipe, folder), folder / "log", steps_said.append, timeout), steps_said
 
 
-def test_a_section_that_crashes_spares_the_others(lent: None, tmp_path: Path) -> None:
-    """torch.export ends the process of the section that asks for it first, and of each after it."""
+def test_a_crashing_section_does_not_stop_the_others(lent: None, tmp_path: Path) -> None:
+    """Every section that needs torch.export crashes, and the model is loaded again for the next section."""
     found, said = explained("broken:capture_segfaults", tmp_path)
     trace, export, operators = found.sections
     assert trace.findings[0].level == "ok"
@@ -212,7 +212,7 @@ def test_a_section_that_crashes_spares_the_others(lent: None, tmp_path: Path) ->
     assert said == ["load model", "trace", "export", "load model", "operators"]
 
 
-def test_a_section_that_raises_has_that_as_its_finding(lent: None, tmp_path: Path) -> None:
+def test_an_error_in_a_section_is_a_finding(lent: None, tmp_path: Path) -> None:
     found, said = explained("broken:trace_raises", tmp_path)
     (raised,) = found.sections[0].findings
     assert raised.text == "ValueError: not to be traced"
@@ -235,7 +235,7 @@ def test_a_model_that_does_not_run(
         explained(recipe, tmp_path)
 
 
-def test_a_section_that_takes_too_long_spares_the_others(lent: None, tmp_path: Path) -> None:
+def test_a_section_that_times_out_does_not_stop_the_others(lent: None, tmp_path: Path) -> None:
     found, _ = explained("broken:trace_hangs", tmp_path, timeout=20.0)
     trace, export, _ = found.sections
     (late,) = trace.findings
@@ -244,7 +244,7 @@ def test_a_section_that_takes_too_long_spares_the_others(lent: None, tmp_path: P
     assert export.findings[0].level == "ok"
 
 
-def test_a_model_that_takes_too_long(cli: Cli, lent: None) -> None:
+def test_a_model_that_times_out(cli: Cli, lent: None) -> None:
     done = cli("explain", recipe_path("broken:forward_hangs"), "--device", "cpu", "--timeout", "2")
     assert done.code == 1
     assert "took longer than 2 s and was stopped" in done.err
@@ -267,7 +267,7 @@ def test_the_options_reach_the_job(cli: Cli, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @needs_the_library
-def test_operators_of_ones_own(cli: Cli, lent: None) -> None:
+def test_operators_of_a_user_library(cli: Cli, lent: None) -> None:
     words = ["explain", recipe_path("operators:affine"), "--device", "cpu", "--json", "-q"]
     done = cli(*words, "--ops-lib", BUILT)
     assert done.code == 0, done.err

@@ -1,4 +1,4 @@
-"""What a loaded model keeps: found wherever calls are made, proven where it is dropped, refused where it hides."""
+"""The state of a loaded model: it is found in every call, dropped only if proven unused, and refused if hidden."""
 
 from __future__ import annotations
 
@@ -47,27 +47,25 @@ def test_state_that_one_size_writes_and_another_reads_is_refused(tmp_path: Path)
 
 
 @pytest.mark.parametrize("recipe", ["table_that_grows", "average_that_nobody_reads", "scratch"])
-def test_what_changes_and_is_proven_to_reach_no_output_is_no_state(recipe: str, tmp_path: Path) -> None:
+def test_a_changing_tensor_that_cannot_affect_outputs_is_not_state(recipe: str, tmp_path: Path) -> None:
     loaded, found = prepared(recipe, tmp_path)
     assert found.state is None
     (warning,) = loaded.warnings
     assert re.search(r"rare.py:\d+.*so it is not state", warning)
 
 
-def test_an_average_whose_reading_depends_on_a_value_is_kept(tmp_path: Path) -> None:
+def test_a_tensor_read_only_for_some_values_is_state(tmp_path: Path) -> None:
     loaded, _ = prepared("average_that_large_values_read", tmp_path)
     assert loaded.kept.names == ("state.s",)
 
 
 @pytest.mark.parametrize("recipe", ["alternating", "in_numpy"])
-def test_state_that_hides_is_refused_though_an_even_number_of_calls_does_not_show_it(
-    recipe: str, tmp_path: Path
-) -> None:
+def test_hidden_state_is_refused_even_if_it_alternates(recipe: str, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"different outputs for equal calls.*an iterator or a NumPy array"):
         prepared(recipe, tmp_path)
 
 
-def test_state_that_only_the_goldens_calls_show_is_refused(tmp_path: Path) -> None:
+def test_state_that_first_changes_in_the_golden_is_refused(tmp_path: Path) -> None:
     loaded, _ = prepared("at_large_values", tmp_path)
     data = loaded.inputs({"batch": 3}, 0)
     keeping.require_known(loaded, "cpu", [("batch=3", data)])
@@ -83,7 +81,7 @@ def exported(model: nn.Module, batch: int) -> Any:
 
 
 class Changing(nn.Module):
-    """A parameter that is changed by way of views."""
+    """A parameter that is changed through views."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +103,7 @@ class ChangingAConstant(nn.Module):
 
 
 class ChangingACopy(nn.Module):
-    """In place, yet nothing that the model holds."""
+    """An in-place change of a copy, which the model does not keep."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,14 +121,12 @@ class ChangingACopy(nn.Module):
         (ChangingAConstant, r"changes last \(.*test_keeping.py:\d+\)"),
     ],
 )
-def test_an_exported_program_that_changes_what_is_not_known_to_be_state_is_refused(
-    model: type[nn.Module], said: str
-) -> None:
+def test_an_exported_program_that_changes_unknown_state_is_refused(model: type[nn.Module], said: str) -> None:
     with pytest.raises(ExportError, match=f"the exported program {said}"):
         exported(model(), 6)
 
 
-def test_an_exported_program_that_changes_nothing_of_the_models() -> None:
+def test_an_exported_program_that_does_not_change_the_model() -> None:
     exported(rare.at_large_batches.model(), 4)
     exported(ChangingACopy(), 4)
 
@@ -149,7 +145,7 @@ class Frozen:
     kept: torch.Tensor
 
 
-def test_a_snapshot_sees_what_stands_in_slots_and_under_keys_of_any_kind() -> None:
+def test_a_snapshot_covers_slots_and_keys_of_any_type() -> None:
     model = nn.Module()
     model.slots, model.frozen = Slots(torch.zeros(1)), Frozen(torch.zeros(1))  # type: ignore[assignment]
     model.kept = {None: torch.zeros(1), torch.float32: torch.zeros(1), Kind.KEYS: torch.zeros(1)}  # type: ignore[assignment]
@@ -165,7 +161,7 @@ def test_a_snapshot_sees_what_stands_in_slots_and_under_keys_of_any_kind() -> No
     assert held.changes() == {}
 
 
-def test_the_golden_says_what_changed_first_in_it(tmp_path: Path) -> None:
+def test_the_golden_reports_state_that_first_changes_in_it(tmp_path: Path) -> None:
     loaded, _ = prepared("at_large_values", tmp_path)
     plan = make_golden.Plan(probing.probe_plan(loaded.base, {}), {})
     tolerance = make_golden.Tolerance(1e-4, 1e-5, 2.0)

@@ -1,4 +1,4 @@
-"""Jobs whose user code does what it should not: what is said of it, and that nothing of it stays."""
+"""Jobs whose user code misbehaves: how that is reported, and that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from exporter.workers.children import Zygote
 
 
 def ended(pid: int) -> bool:
-    """Whether the process is gone before long."""
+    """Return whether the process ends within ten seconds."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         if pid not in {one for one, fields in processes.stats() if fields[0] != "Z"}:
@@ -40,21 +40,21 @@ def test_a_fork_that_returns_twice(zygote: Zygote, tmp_path: Path) -> None:
 
 
 def test_a_patched_pickle(zygote: Zygote, tmp_path: Path) -> None:
-    assert zygote.run("job", "support.jobs:patch_pickle", {}, tmp_path / "log", 60) == "told all the same"
+    assert zygote.run("job", "support.jobs:patch_pickle", {}, tmp_path / "log", 60) == "sent anyway"
 
 
-def test_what_is_no_message(zygote: Zygote, tmp_path: Path) -> None:
+def test_an_unreadable_message(zygote: Zygote, tmp_path: Path) -> None:
     with pytest.raises(JobError, match="job sent an unreadable message") as raised:
         zygote.run("job", "support.jobs:write_to_the_channel", {}, tmp_path / "log", 60)
     assert "descriptors" in raised.value.remedy
 
 
-def test_sys_exit_is_called_that(zygote: Zygote, tmp_path: Path) -> None:
+def test_sys_exit_is_reported(zygote: Zygote, tmp_path: Path) -> None:
     with pytest.raises(JobError, match=r"^the model's code ended the process: sys\.exit\(3\)"):
-        zygote.run("job", "support.jobs:exit_by_itself", {}, tmp_path / "log", 60)
+        zygote.run("job", "support.jobs:call_sys_exit", {}, tmp_path / "log", 60)
 
 
-@pytest.mark.parametrize("name", ["say_very_much", "say_very_much_of_ours"])
+@pytest.mark.parametrize("name", ["raise_long_error", "raise_long_exporter_error"])
 def test_a_message_of_50_mb(name: str, zygote: Zygote, tmp_path: Path) -> None:
     with pytest.raises(ExporterError, match="much much") as raised:
         zygote.run("job", f"support.jobs:{name}", {}, tmp_path / "log", 60)

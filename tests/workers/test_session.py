@@ -1,4 +1,4 @@
-"""The line protocol (docs/formats.md): the child's side, and the parent's with every way in which a session ends."""
+"""The line protocol (docs/formats.md): the child's side, and the parent's with every way a session can end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from exporter.workers.session.client import NativeSession, PythonSession, Sessio
 
 @pytest.fixture(scope="module")
 def golden_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two cases of a model that doubles."""
+    """A golden with two cases of a model that doubles its input."""
     path = tmp_path_factory.mktemp("golden") / "golden.safetensors"
     cases = []
     for batch in (2, 3):
@@ -37,7 +37,7 @@ def golden_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Line:
-    """Our end of a session that runs in a thread."""
+    """The parent's end of a session that runs in a thread."""
 
     def __init__(self, load: Callable[[], targets.Loaded], golden: Path) -> None:
         self.socket, theirs = socket.socketpair()
@@ -85,13 +85,13 @@ def line(golden_path: Path) -> Iterator[Callable[..., Line]]:
         one.end()
 
 
-def test_ready_says_who_it_is(line) -> None:
+def test_ready_describes_the_session(line) -> None:
     ready = line().hear()
     assert ready.pop("load_s") >= 0
     assert ready == {"event": "ready", "protocol": 1, "language": "python", "device": "cpu", "provider": "Imaginary"}
 
 
-def test_check(line) -> None:
+def test_a_check(line) -> None:
     session = line()
     session.hear()
     answer = session.ask("check")
@@ -107,7 +107,7 @@ def test_check(line) -> None:
     }
 
 
-def test_a_wrong_value_is_found(line) -> None:
+def test_a_wrong_value_fails(line) -> None:
     session = line(lambda inputs: tuple(2 * t + (len(t) == 3) for t in inputs))
     session.hear()
     verdicts = [case["outputs"][0]["verdict"] for case in session.ask("check")["cases"]]
@@ -133,7 +133,7 @@ def test_the_number_of_outputs_is_checked(line) -> None:
     assert session.ask("check")["cases"][0]["error"] == "2 outputs, expected 1"
 
 
-def test_other_dtypes_are_told_apart(line) -> None:
+def test_a_wrong_dtype_fails(line) -> None:
     session = line(lambda inputs: tuple((2 * t).bfloat16() for t in inputs))
     session.hear()
     assert session.ask("check")["cases"][0]["outputs"][0]["reason"] == "dtype bfloat16, expected float32"
@@ -155,18 +155,18 @@ def test_time_of_one_case(line) -> None:
     session.hear()
     assert len(session.ask("time 2 batch=3")["samples_ms"]) == 2
     session.ask("time 1")
-    assert sizes == [3, 3, 2], "the example where none is named"
+    assert sizes == [3, 3, 2], "without a name, the example is timed"
     answer = session.ask("time 1 batch=9")
     assert (answer["kind"], answer["message"]) == ("usage", "the golden has no case 'batch=9'")
 
 
 @pytest.mark.parametrize("request_", ["dance", "time", "time x", "time -1", "time 1 2", "check now", ""])
-def test_what_is_no_request(line, request_: str) -> None:
+def test_invalid_requests_are_errors(line, request_: str) -> None:
     session = line()
     session.hear()
     answer = session.ask(request_)
     assert (answer["event"], answer["kind"]) == ("error", "usage")
-    assert session.ask("time 1")["event"] == "time", "the session goes on"
+    assert session.ask("time 1")["event"] == "time", "the session still answers"
 
 
 def test_a_call_that_raises_does_not_end_the_session(line) -> None:
@@ -190,7 +190,7 @@ def test_quit(line) -> None:
     assert session.raised == []
 
 
-def test_a_golden_that_cannot_be_read_is_told_before_ready(line, tmp_path: Path) -> None:
+def test_an_unreadable_golden_is_reported_before_ready(line, tmp_path: Path) -> None:
     (tmp_path / "golden.safetensors").write_bytes(b"nothing of the kind")
     session = line(golden=tmp_path / "golden.safetensors")
     answer = session.hear()
@@ -227,12 +227,12 @@ def test_a_session_in_a_child(open_session) -> None:
     assert session.peak_rss_mb > 10
 
 
-def test_a_session_that_dies_while_it_loads(open_session) -> None:
+def test_a_session_that_crashes_during_loading(open_session) -> None:
     with pytest.raises(JobError, match=r"toy \(python\) was ended by SIGABRT"):
         open_session("dies at load").start()
 
 
-def test_a_session_that_dies_at_a_request(open_session) -> None:
+def test_a_session_that_crashes_at_a_request(open_session) -> None:
     session = open_session("dies")
     session.start()
     with pytest.raises(JobError, match="was ended by SIGSEGV"):
@@ -252,7 +252,7 @@ def test_a_session_that_hangs(open_session) -> None:
         session.time(1)
 
 
-def test_what_a_session_answers_is_raised(open_session) -> None:
+def test_an_error_answer_is_raised(open_session) -> None:
     session = open_session("raises")
     session.start()
     with pytest.raises(JobError, match="not with these inputs"):
@@ -261,7 +261,7 @@ def test_what_a_session_answers_is_raised(open_session) -> None:
 
 
 def test_a_session_of_an_artifact_imports_no_model_code(zygote: Zygote, made_bundle: Path, tmp_path: Path) -> None:
-    """It stands alone: neither the recipe, nor transformers, nor our recipes are loaded. The child itself tells."""
+    """The child lists its modules: neither the recipe, nor transformers, nor our recipes are among them."""
     script = (
         "import sys, json, socket\n"
         "from exporter import targets\n"
@@ -289,7 +289,7 @@ def test_a_session_of_an_artifact_imports_no_model_code(zygote: Zygote, made_bun
         assert strangers.isdisjoint(modules), target
 
 
-# exporter-run's side of the line, played by shell scripts.
+# exporter-run's side of the protocol, simulated by shell scripts.
 
 
 @pytest.fixture
@@ -308,8 +308,8 @@ def native(tmp_path: Path) -> Iterator[Callable[..., NativeSession]]:
 READY = """echo '{"event": "ready", "load_s": 0.1, "provider": ""}'; """
 
 
-def test_a_native_session_beside_others(tmp_path: Path) -> None:
-    """It yields as its options say, with the environment that Python's sessions have."""
+def test_a_native_session_has_the_priority_and_environment_of_its_options(tmp_path: Path) -> None:
+    """Its niceness comes from its options, and its environment is that of Python sessions."""
     script = READY + """read request; echo "$OMP_WAIT_POLICY $(nice)" >&2; exit 1"""
     log = tmp_path / "toy.log"
     session = NativeSession("toy (native)", ["sh", "-c", script], log, 60, SIDE_BY_SIDE, 10)
@@ -362,7 +362,7 @@ def test_errors_of_a_native_session_keep_their_kind(native) -> None:
             native("""echo '{"event": "error", "kind": "KIND", "message": "so it is"}'""".replace("KIND", kind)).start()
 
 
-def test_a_native_session_that_died_between_requests(native) -> None:
+def test_a_native_session_that_crashed_between_requests(native) -> None:
     session = native(READY)
     session.start()
     session._process.wait()

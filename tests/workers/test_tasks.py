@@ -1,4 +1,4 @@
-"""Models whose sizes go in steps: each target promises what it can, is right there, and refuses the rest."""
+"""Models that accept only some sizes: each target promises the sizes at which it is right, and refuses the others."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def line_of(model: type[torch.nn.Module], text: str) -> str:
     return f"{RECIPES / 'stepped.py'}:{start + next(i for i, line in enumerate(lines) if text in line)}"
 
 
-# The rule, from sizes alone.
+# Deriving a range from accepted sizes alone.
 
 
 @pytest.mark.parametrize(
@@ -61,25 +61,27 @@ def line_of(model: type[torch.nn.Module], text: str) -> str:
         (lambda n: 2 <= n <= 4, 2, Range(1, 9), Range(2, 4)),
         (lambda n: n <= 4, 1, Range(1, 9), Range(1, 4)),
         (lambda n: n in (8, 11, 13, 17), 8, Range(2, 64), None),
-        (lambda n: n % 8 == 1, 33, Range(1, 256), None),  # a contract has no words for it
+        (lambda n: n % 8 == 1, 33, Range(1, 256), None),  # a contract cannot express it
     ],
 )
-def test_the_step_that_tells_what_is_taken(takes: Any, base: int, promised: Range, found: Range | None) -> None:
+def test_the_range_and_step_that_describe_accepted_sizes(
+    takes: Any, base: int, promised: Range, found: Range | None
+) -> None:
     assert ranges.refused(takes, base, promised) is not None
     assert ranges.taken(takes, base, promised) == found
 
 
-def test_what_is_all_taken_is_left_alone() -> None:
+def test_a_range_without_refused_sizes_is_kept() -> None:
     assert ranges.refused(lambda n: True, 5, Range(1, 9)) is None
 
 
-# torch.export's conditions.
+# Conditions of torch.export.
 
 
 def captured(
     model: torch.nn.Module, *dims: Any, sizes: dict[str, int], **symbols: Range
 ) -> tuple[Any, list[Narrowing]]:
-    """What torch.export says of a model that takes one tensor, and what is left of its symbols."""
+    """Capture a model that takes one tensor; return the result and the narrowed ranges of its symbols."""
 
     def inputs(at: dict[str, int]) -> tuple[torch.Tensor]:
         return (torch.randn([at[dim] if isinstance(dim, str) else dim for dim in dims]),)
@@ -90,18 +92,18 @@ def captured(
     return found, narrowing.find(found, flat, inputs, sizes, promised, "cpu")
 
 
-def test_a_step_that_the_graph_does_not_need_is_for_compilers() -> None:
+def test_a_step_that_only_compilers_need() -> None:
     model = stepped.Pool()
     _, found = captured(model, 2, 3, "height", 20, sizes={"height": 24}, height=Range(12, 64))
     assert found == [Narrowing("height", Range(12, 64, multiple_of=2), line_of(stepped.Pool, "self.second("), "code")]
 
 
-def test_a_branch_on_a_size_narrows_what_comes_from_the_graph() -> None:
+def test_a_branch_on_a_size_narrows_artifacts_of_the_graph() -> None:
     _, found = captured(stepped.Branch(), 2, "length", sizes={"length": 8}, length=Range(2, 64))
     assert found == [Narrowing("length", Range(2, 32), line_of(stepped.Branch, "if x.shape"), "graph")]
 
 
-def test_a_step_with_an_offset_is_said_and_not_promised() -> None:
+def test_a_step_with_an_offset_is_only_a_warning() -> None:
     made, found = captured(stepped.Pool(), 2, 3, "height", 20, sizes={"height": 25}, height=Range(12, 64))
     assert [one for one in found if one.of != "guards"] == []
     (said,) = narrowing.limits(made, found, {"height": 25})
@@ -109,7 +111,7 @@ def test_a_step_with_an_offset_is_said_and_not_promised() -> None:
 
 
 class Shy(torch.nn.Module):
-    """Fails in eager, and nowhere else, at sizes of which the graph says that it does not take them."""
+    """Fails only in eager, at sizes that the graph does not accept either."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not torch.compiler.is_exporting() and x.shape[1] > 16:
@@ -117,13 +119,13 @@ class Shy(torch.nn.Module):
         return x * 2 if x.shape[1] <= 16 else x * 3
 
 
-def test_where_eager_does_not_run_nothing_is_narrowed() -> None:
+def test_sizes_that_fail_in_eager_narrow_nothing() -> None:
     _, found = captured(Shy(), 2, "length", sizes={"length": 8}, length=Range(2, 64))
     assert found == []
 
 
-def test_a_machine_without_memory_narrows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a graph that fails at a size it says nothing about the graph."""
+def test_running_out_of_memory_narrows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph that fails only for lack of memory may still accept the size."""
     run = eager.run
 
     def full(module: Any, data: Any, device: str) -> Any:
@@ -136,7 +138,7 @@ def test_a_machine_without_memory_narrows_nothing(monkeypatch: pytest.MonkeyPatc
         captured(stepped.Branch(), 2, "length", sizes={"length": 8}, length=Range(2, 64))
 
 
-def test_nothing_is_narrowed_where_torch_export_asks_for_nothing() -> None:
+def test_a_program_without_conditions_narrows_nothing() -> None:
     made, found = captured(torch.nn.Linear(4, 2), "batch", 4, sizes={"batch": 2}, batch=Range(1, 8))
     assert found == []
     assert made.rules == {}
@@ -151,11 +153,11 @@ def variants(manifest: Manifest) -> dict[str, VariantRecord]:
 
 
 def shown(name: str, place: Path, variant: VariantRecord, sizes: list[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
-    """The sizes at which the artifact gives what eager gives; any other it refuses by its contract."""
+    """Yield the sizes that the artifact accepts, after comparing it with eager; its contract refuses the others."""
     assert variant.artifact is not None
     recipe = getattr(stepped, name)
     artifact = exporter.open_artifact(place / variant.artifact.path, threads=1)
-    assert artifact.contract == variant.contract, "the manifest has what the artifact carries"
+    assert artifact.contract == variant.contract, "the manifest has the artifact's contract"
     torch.manual_seed(0)
     model = recipe.load("random").eval()
     for size in sizes:
@@ -179,7 +181,7 @@ def shown(name: str, place: Path, variant: VariantRecord, sizes: list[tuple[int,
         ("hop", "samples", 40, "unflatten", [(1, 80), (3, 200), (2, 800)], [(1, 41), (1, 100), (1, 799)]),
     ],
 )
-def test_what_the_model_itself_does_not_take_is_promised_by_none(
+def test_sizes_that_the_model_refuses_are_in_no_contract(
     run: Run, name: str, symbol: str, step: int, line: str, inside: list[Any], outside: list[Any]
 ) -> None:
     manifest, place = run(f"stepped:{name}", TARGETS)
@@ -198,8 +200,8 @@ def test_what_the_model_itself_does_not_take_is_promised_by_none(
 
 
 @needs_compiler
-def test_one_route_alone_is_narrowed(zygote: Zygote, lent_zygote: None, tmp_path: Path) -> None:
-    """The code that inductor makes of ceil-mode pooling is for even sizes; all other routes take any."""
+def test_one_target_alone_is_narrowed(zygote: Zygote, lent_zygote: None, tmp_path: Path) -> None:
+    """Inductor's code for ceil-mode pooling supports only even sizes; all other targets support any size."""
     manifest, place = pipeline.run(request_for("stepped:pool", tmp_path / "bundle", f"{TARGETS},compile"))
     made = variants(manifest)
     even, odd = [(1, 12, 24), (2, 24, 64), (4, 64, 32)], [(1, 13, 24), (2, 25, 33), (1, 24, 63)]
@@ -220,28 +222,28 @@ def test_one_route_alone_is_narrowed(zygote: Zygote, lent_zygote: None, tmp_path
 
 
 @needs_compiler
-def test_a_package_of_what_goes_in_steps(run: Run) -> None:
+def test_a_package_of_a_model_with_a_step(run: Run) -> None:
     manifest, place = run("stepped:view", "compile")
     inside = [(1, 16), (3, 48), (4, 256)]
     assert list(shown("view", place, variants(manifest)["compile"], [*inside, (2, 24), (2, 255)])) == inside
 
 
 def test_a_branch_on_a_size_narrows_the_exported_program(run: Run) -> None:
-    """torch.jit.script keeps the branch, and promises all."""
+    """torch.jit.script keeps the branch and promises every size."""
     manifest, place = run("stepped:branch", "trace,script,export")
     made = variants(manifest)
     sizes = [(1, 2), (2, 32), (2, 33), (1, 64)]
     assert list(shown("branch", place, made["script"], sizes)) == sizes
     assert made["script"].parity.refused == 0  # type: ignore[union-attr]
-    for name in ("trace", "export"):  # a trace took the same side
+    for name in ("trace", "export"):  # the trace took the same branch
         assert list(shown("branch", place, made[name], sizes)) == sizes[:2]
         assert made[name].notes[0] == f"length: 2 to 32 ({line_of(stepped.Branch, 'if x.shape')})"
         assert made[name].parity.refused > 0  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("model", "right"), [(stepped.Branch(), False), (torch.nn.ReLU(), True)])
-def test_a_trace_is_narrowed_where_it_is_wrong_itself(model: torch.nn.Module, right: bool, tmp_path: Path) -> None:
-    """The contract is that of an exported program that is wrong from 33 on."""
+def test_a_trace_is_narrowed_only_if_it_is_wrong(model: torch.nn.Module, right: bool, tmp_path: Path) -> None:
+    """The contract is that of an exported program that is wrong from size 33 on."""
 
     def make_at(sizes: dict[str, int]) -> tuple[torch.Tensor]:
         return (torch.randn(2, sizes["length"]),)
@@ -258,14 +260,14 @@ def test_a_trace_is_narrowed_where_it_is_wrong_itself(model: torch.nn.Module, ri
     assert promised == (whole if right else narrow).symbols
 
 
-def test_a_least_size(run: Run) -> None:
+def test_a_minimum_size(run: Run) -> None:
     manifest, _ = run("stepped:least", "trace")
     assert manifest.contract is not None
     assert str(manifest.contract.symbols["length"]) == "7 to 256"
     variants(manifest)
 
 
-def test_where_no_step_tells_the_error_is_the_models_own(run: Run) -> None:
+def test_sizes_without_a_pattern_fail_with_the_models_error(run: Run) -> None:
     manifest, _ = run("stepped:primes", "trace")
     (row,) = manifest.variants
     assert row.status == "failed"
