@@ -1,4 +1,4 @@
-"""onnxruntime on a GPU: inputs and outputs stay there, and each shape that it meets is captured into a CUDA graph."""
+"""onnxruntime on a GPU: inputs and outputs stay on the device, and each new shape is captured into a CUDA graph."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 
     from exporter.model.tensors import Tensors
 
-SHAPES = 8  # that are captured; the others run without a graph
-NONE = -1  # the id of no graph, to onnxruntime
-_capturing = threading.Lock()  # while one captures, no other may take memory
+SHAPES = 8  # limit of captured shapes; the others run without a graph
+NONE = -1  # onnxruntime's id for "no graph"
+_capturing = threading.Lock()  # no other capture may allocate memory meanwhile
 
 
 def tensor(value: Any) -> torch.Tensor:
-    """The same memory as an OrtValue's, on its device."""
+    """Return a tensor that shares memory with an OrtValue, on its device."""
     import torch
 
     made: torch.Tensor = torch.utils.dlpack.from_dlpack(value._ortvalue)
-    return made.view(torch.bool) if value.data_type() == "tensor(bool)" else made  # which onnxruntime exports as uint8
+    return made.view(torch.bool) if value.data_type() == "tensor(bool)" else made  # onnxruntime exports bool as uint8
 
 
 class Bound:
@@ -36,7 +36,7 @@ class Bound:
         self._outputs = [o.name for o in session.get_outputs()]
 
     def run(self, inputs: Tensors, graph: int | None = None) -> Tensors:
-        """Outputs in memory of onnxruntime's."""
+        """Run the session; the outputs are in onnxruntime's memory."""
         held = tuple(t.contiguous() for t in inputs)
         binding = self.bind(held)
         _wait(self.device)
@@ -44,7 +44,7 @@ class Bound:
         return tuple(map(tensor, binding.get_outputs()))
 
     def bind(self, inputs: Tensors, outputs: Tensors | None = None) -> Any:
-        """These very tensors; onnxruntime takes memory for the outputs where none are given."""
+        """Bind these tensors without copying; onnxruntime allocates the outputs if none are given."""
         binding = self.session.io_binding()
         for name, given in zip(self._inputs, inputs, strict=True):
             binding.bind_input(name, *self._where, *_layout(given))
@@ -63,9 +63,9 @@ class Graph(NamedTuple):
 
 
 class Graphs:
-    """A session's calls, one after another, replayed where the shapes came before; outputs are the caller's own.
+    """Run a session's calls one at a time, replaying the graph of a known shape. The caller owns the outputs.
 
-    What onnxruntime fails to capture may take the process's CUDA context with it: its error passes through.
+    A failed capture may leave the process's CUDA context unusable, so onnxruntime's error is passed on.
     """
 
     def __init__(self, bound: Bound) -> None:
@@ -74,13 +74,13 @@ class Graphs:
         self._graphs: dict[Any, Graph] = {}
 
     def run(self, inputs: Tensors) -> Tensors:
-        """The first call of a thread at its inputs' shapes captures them; it takes as long as three."""
+        """Run the session. A thread's first call at new shapes captures a graph; it takes as long as three calls."""
         with self._lock:
-            key = threading.get_ident(), *(t.shape for t in inputs)  # onnxruntime keeps those of threads apart
+            key = threading.get_ident(), *(t.shape for t in inputs)  # onnxruntime keeps graphs per thread
             return self._replay(self._graphs[key], inputs) if key in self._graphs else self._first(key, inputs)
 
     def _first(self, key: Any, inputs: Tensors) -> Tensors:
-        # Copies: graphs write over what memory onnxruntime had free when they were captured.
+        # Copy: a replay overwrites memory that was free in onnxruntime at capture time.
         outputs = tuple(t.clone() for t in self._bound.run(inputs, NONE))
         _wait(self._bound.device)
         if len(self._graphs) < SHAPES:
@@ -104,19 +104,22 @@ class Graphs:
         _wait(self._bound.device)
         self._bound.session.run_with_iobinding(graph.binding, graph.options)
         outputs = tuple(t.clone() for t in graph.outputs)
-        _wait(self._bound.device)  # before another caller's replay writes over them
+        _wait(self._bound.device)  # before another caller's replay overwrites them
         return outputs
 
 
 def reason(error: Exception) -> str:
-    """What onnxruntime says, without its codes before and the host's name after."""
+    """Return onnxruntime's message without the error codes before it and the host name after it."""
     return source_lines.message(error).rpartition(" : ")[2].partition(" ; ")[0]
 
 
 def obstacle(session: Any) -> str:
-    """What a replay would miss: an input or output that is used on the CPU is neither read nor written by it."""
+    """Return why the session cannot be replayed, or "".
+
+    A replay neither reads nor writes an input or output that is used on the CPU.
+    """
     if not hasattr(session, "get_input_memory_infos"):
-        return "onnxruntime 1.22 does not tell where inputs are used"
+        return "onnxruntime 1.22 does not report on which device inputs are used"
     for given, where in (
         *zip(session.get_inputs(), session.get_input_memory_infos(), strict=True),
         *zip(session.get_outputs(), session.get_output_memory_infos(), strict=True),
@@ -127,11 +130,11 @@ def obstacle(session: Any) -> str:
 
 
 def _layout(given: torch.Tensor) -> tuple[Any, tuple[int, ...], int]:
-    """Element type, shape and address, as a binding takes them."""
+    """Return the element type, shape and address, as a binding takes them."""
     import onnx
     import torch
 
-    half = given.dtype == torch.bfloat16  # which NumPy has not
+    half = given.dtype == torch.bfloat16  # NumPy has no bfloat16
     element = onnx.TensorProto.BFLOAT16 if half else str(torch.empty(0, dtype=given.dtype).numpy().dtype)
     return element, tuple(given.shape), given.data_ptr()
 
@@ -145,7 +148,7 @@ def _in_graph(number: int) -> Any:
 
 
 def _wait(device: str) -> None:
-    """Until torch's work is done: onnxruntime reads and writes on a stream of its own."""
+    """Wait until torch's work is done: onnxruntime uses a separate stream."""
     import torch
 
     torch.cuda.current_stream(device).synchronize()

@@ -1,4 +1,4 @@
-"""One artifact with an entry for each of several sizes, for what cannot stay dynamic."""
+"""Artifacts with one entry for each of several sizes, for sizes that cannot stay dynamic."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def name(size: int) -> str:
-    """What an entry is called, in every format."""
+    """Return the name of the entry for a size, in every format."""
     return f"entry_{size}"
 
 
 def script_module(entries: Mapping[int, torch.jit.ScriptModule], contract: Contract) -> torch.jit.ScriptModule:
-    """A script module that calls the entry of its input's size. Tensors that entries share stay shared."""
+    """Return a script module that calls the entry for the size of its input. Tensors shared by entries stay shared."""
     import torch
 
     index, axis = contracts.selector(contract)
@@ -43,9 +43,9 @@ def script_module(entries: Mapping[int, torch.jit.ScriptModule], contract: Contr
 
 
 def onnx_model(entries: Mapping[int, onnx.ModelProto], contract: Contract) -> onnx.ModelProto:
-    """A model that branches by its input's size. The last entry takes what no other does; equal weights are kept once.
+    """Return a model that branches on the size of its input. Equal weights are stored once.
 
-    ValueError when there are fewer than two entries.
+    The last entry is the fallback for sizes without an entry. Raise ValueError if there are fewer than two entries.
     """
     import onnx
 
@@ -71,7 +71,7 @@ def onnx_model(entries: Mapping[int, onnx.ModelProto], contract: Contract) -> on
 
 
 def _choose(branches: Mapping[int, Any], selector: str, axis: int, outputs: list[str]) -> tuple[list[Any], list[Any]]:
-    """Nodes that take the input's size, and the If nodes, the second inside the first one's else."""
+    """Return the nodes that compare the input's size, and the outer If node; later ones are in its else branch."""
     from onnx import helper
 
     nodes = [helper.make_node("Shape", [selector], ["entry.size"], start=axis, end=axis + 1)]
@@ -89,11 +89,11 @@ def _choose(branches: Mapping[int, Any], selector: str, axis: int, outputs: list
         nested = helper.make_graph(
             [chosen], f"not_{size}", [], [helper.make_empty_tensor_value_info(end) for end in ends]
         )
-    raise ValueError("entries are two or more")
+    raise ValueError("at least two entries are needed")
 
 
 def _branch(graph: onnx.GraphProto, prefix: str, shared: dict[str, onnx.TensorProto]) -> onnx.GraphProto:
-    """The graph as a branch: inputs are the outer graph's, values bear the prefix, weights move outside."""
+    """Turn a graph into a branch: inputs come from the outer graph, values get the prefix, weights move outside."""
     from onnx import helper
 
     names = {value.name: value.name for value in graph.input} | {"": ""}
@@ -112,7 +112,7 @@ def _branch(graph: onnx.GraphProto, prefix: str, shared: dict[str, onnx.TensorPr
 
 
 def _renamed(node: onnx.NodeProto, names: Mapping[str, str], prefix: str) -> onnx.NodeProto:
-    """The node and all graphs inside it, with its values' names."""
+    """Return a copy of the node, with the values in it and its subgraphs renamed."""
     import onnx
 
     made = onnx.NodeProto()
@@ -131,7 +131,7 @@ def _renamed(node: onnx.NodeProto, names: Mapping[str, str], prefix: str) -> onn
 
 
 def _value(value: onnx.ValueInfoProto, spec: TensorSpec) -> onnx.ValueInfoProto:
-    """The contract's shape for what has another in each entry."""
+    """Return a value with the shape of the contract, because each entry has a different shape."""
     from onnx import helper
 
     return helper.make_tensor_value_info(value.name, value.type.tensor_type.elem_type, spec.shape)

@@ -1,4 +1,4 @@
-"""What torch.jit.trace needs help with: flags that it has no words for, and the branches that it leaves out."""
+"""Workarounds for torch.jit.trace: booleans that it cannot record, and branches that it drops."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch.overrides import TorchFunctionMode
 
 from exporter.core import source_lines
 
-# Functions of a tensor and a number that a flag may stand for; what they give has the tensor's dtype, or is of flags.
-_GIVEN = frozenset(("value", "fill_value", "other"))  # names of that number
+# Functions of a tensor and a number, which may be a bool. The result has the tensor's dtype, or is boolean.
+_GIVEN = frozenset(("value", "fill_value", "other"))  # names of the parameter for the number
 _FILLING = frozenset((
     torch.Tensor.fill_, torch.Tensor.masked_fill_, torch.Tensor.masked_fill, torch.Tensor.index_fill_,
     torch.Tensor.index_fill, torch.Tensor.new_full, torch.Tensor.eq, torch.Tensor.__eq__, torch.Tensor.ne,
@@ -23,13 +23,13 @@ _FILLING = frozenset((
     torch.Tensor.ge, torch.Tensor.__ge__, torch.Tensor.lt, torch.Tensor.__lt__, torch.Tensor.le, torch.Tensor.__le__,
     torch.gt, torch.ge, torch.lt, torch.le,
 ))  # fmt: skip
-# Functions of a flag that take a tensor of one flag for it, with the same dtype of the result.
+# Functions that accept a boolean scalar tensor in place of a bool, with the same dtype of the result.
 _OF_FLAGS = frozenset((
     torch.where, torch.Tensor.where, torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor, torch.Tensor.bitwise_and,
     torch.Tensor.bitwise_or, torch.Tensor.bitwise_xor, torch.Tensor.__and__, torch.Tensor.__or__, torch.Tensor.__xor__,
     torch.Tensor.__iand__, torch.Tensor.__ior__, torch.Tensor.__ixor__,
 ))  # fmt: skip
-# Arithmetic, and what it is among flags: freezing makes a number of a tensor of one flag there, and that a flag again.
+# Arithmetic, and its logical equivalents: freezing turns a boolean scalar tensor in arithmetic back into a bool.
 _LOGICAL: Mapping[Callable[..., Any], Callable[..., torch.Tensor]] = {
     torch.add: torch.logical_or,
     torch.Tensor.add: torch.logical_or,
@@ -41,9 +41,9 @@ _LOGICAL: Mapping[Callable[..., Any], Callable[..., torch.Tensor]] = {
 
 
 class NumbersForFlags(TorchFunctionMode):
-    """`started.fill_(True)` as `started.fill_(1)`: the trace of the former ends in an internal error of torch's.
+    """Replaces `started.fill_(True)` by `started.fill_(1)`, because tracing the former is an internal error of torch.
 
-    Likewise `torch.full(size, True)`, and `torch.where(condition, x, False)` with a tensor of one flag.
+    Likewise replaces `torch.full(size, True)`, and the bool in `torch.where(condition, x, False)` by a boolean tensor.
     """
 
     def __torch_function__(
@@ -64,7 +64,7 @@ class NumbersForFlags(TorchFunctionMode):
         return func(*args, **named)
 
 
-# Operators whose result depends on an input's shape and dtype, and not on its values.
+# Operators whose result depends only on an input's shape and dtype, not on its values.
 _OF_SHAPES = frozenset((
     "aten::size", "aten::numel", "aten::dim", "aten::new_zeros", "aten::new_ones", "aten::new_full", "aten::new_empty",
     "aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::empty_like", "aten::rand_like", "aten::randn_like",
@@ -72,9 +72,9 @@ _OF_SHAPES = frozenset((
 
 
 class Branches(TorchFunctionMode):
-    """Finds where Python asks, while a model is traced, whether a tensor is true that depends on the inputs' values.
+    """Finds the lines that branch on the values of the inputs while a model is traced.
 
-    A trace keeps the side that the example takes. What depends on sizes alone is not found: the golden tries those.
+    A trace keeps only the side that the example takes. Branches on sizes are not reported: the golden covers those.
     """
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class Branches(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def notes(self) -> tuple[str, ...]:
-        """What the row says of them."""
+        """Return a note on the branches found, for the row."""
         if not self._found:
             return ()
         found = ", ".join(self._found)
@@ -100,13 +100,13 @@ class Branches(TorchFunctionMode):
 
 
 def _depends_on_values(tensor: torch.Tensor) -> bool:
-    """Whether the trace computes it of an input's values, and not of sizes, weights and constants alone."""
+    """Return whether the trace computes the tensor from input values, not only from sizes, weights and constants."""
     tracer: Any = torch._C
-    if not tracer._get_tracing_state():  # asking for a value then ends the process
+    if not tracer._get_tracing_state():  # _get_value_trace would then crash the process
         return False
     try:
         values = [tracer._get_value_trace(tensor)]
-    except RuntimeError:  # it is no part of the trace
+    except RuntimeError:  # it is not part of the trace
         return False
     seen = set()
     while values:
@@ -122,7 +122,7 @@ def _depends_on_values(tensor: torch.Tensor) -> bool:
 
 @contextlib.contextmanager
 def warned() -> Iterator[list[warnings.WarningMessage]]:
-    """Warnings meanwhile, those that NumbersForFlags stands behind at the line that called for it."""
+    """Collect the warnings of a block; those raised through NumbersForFlags get the line of the caller."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
 
@@ -147,7 +147,7 @@ def _tensor(value: Any) -> Any:
 
 
 def _full(args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of `torch.full` with a number, and the dtype that a flag would have chosen."""
+    """Return the arguments of `torch.full` with a number for a bool, and the dtype that the bool implies."""
     value = args[1] if len(args) > 1 else named.get("fill_value")
     if not isinstance(value, bool):
         return args, dict(named)

@@ -1,8 +1,7 @@
-"""Compiled packages in a folder of this process, each content once, where torch's own loader unpacks every time anew.
+"""Unpack compiled packages into a directory of this process, once for each content; torch's loader does it at each load.
 
-The system keeps a package's library loaded even when it is closed, so that each copy costs its size for as long as the
-process lives, in memory and on the disk. What nobody uses is kept without its weights. cpp/src/unpack.cpp
-does the same.
+The system keeps a package's library loaded even after it is closed, so each copy would occupy memory and disk until the
+process ends. Unused packages are kept without their weights. cpp/src/unpack.cpp does the same.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from pathlib import Path
 from exporter.core.errors import ArtifactError
 
 PREFIX = "exporter-package-"
-_DATA = "data"  # the folder below an archive's top that holds the model
-_WEIGHTS = (b".lrodata", b".ldata")  # the sections that inductor puts weights into
-_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # of fallocate(2)
+_DATA = "data"  # the directory with the model, below the archive's top directory
+_WEIGHTS = (b".lrodata", b".ldata")  # the sections for weights in inductor's libraries
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # flags of fallocate(2)
 _PIECE = 1 << 20
 _lock = threading.RLock()
 
@@ -40,10 +39,10 @@ class _Slot:
 
 @dataclass
 class _Own:
-    """What this process has unpacked; one that is forked from it begins its own."""
+    """What this process has unpacked. A forked process starts a new one."""
 
     folder: Path
-    held: int  # a descriptor whose lock says that the process lives
+    held: int  # descriptor of the directory, locked while the process lives
     owner: int = field(default_factory=os.getpid)
     slots: dict[tuple[tuple[str, int, int], ...], _Slot] = field(default_factory=dict)
 
@@ -52,9 +51,9 @@ _own: list[_Own] = []
 
 
 def unpack(package: Path) -> tuple[Path, Callable[[], None]]:
-    """The folder with the package's `data`, and what to call, once, when it is used no more.
+    """Return the directory with the package's `data`, and a function to call once when it is no longer used.
 
-    ArtifactError where a member does not have the CRC-32 of the archive's directory, or there is no room.
+    Raise ArtifactError if a member does not match its CRC-32 or cannot be written.
     """
     with _lock, zipfile.ZipFile(package) as archive:
         members = archive.infolist()
@@ -68,7 +67,7 @@ def unpack(package: Path) -> tuple[Path, Callable[[], None]]:
 
 
 def sweep() -> None:
-    """Remove the folders that processes of this user have left which are no more."""
+    """Remove the directories left behind by this user's processes that have ended."""
     with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:
             if entry.name.startswith(PREFIX) and (held := _lock_folder(entry.path, fcntl.LOCK_NB)) is not None:
@@ -80,7 +79,7 @@ def _of_this_process() -> _Own:
     if not _own or _own[0].owner != os.getpid():
         sweep()
         held = None
-        while held is None:  # between its making and its lock another process may take it for one that was left
+        while held is None:  # another process may sweep the directory before it is locked
             folder = tempfile.mkdtemp(prefix=PREFIX)
             held = _lock_folder(folder, 0)
         _own[:] = [_Own(Path(folder), held)]
@@ -94,7 +93,7 @@ def _discard(own: _Own) -> None:
 
 
 def _lock_folder(folder: str, wait: int) -> int | None:
-    """A descriptor of a folder of this user's that nobody else holds; None where somebody does, or it is gone."""
+    """Lock a directory of this user and return its descriptor; None if it is locked, missing or not this user's."""
     try:
         held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -111,13 +110,13 @@ def _lock_folder(folder: str, wait: int) -> int | None:
 
 
 def _write(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], folder: Path, package: Path) -> None:
-    """Write over what is there, for a library may be loaded from it."""
+    """Overwrite existing files in place, because a library may be loaded from them."""
     for member in members:
         parts = member.filename.split("/")[1:]
         if parts[:1] != [_DATA] or not parts[-1]:
             continue
         if {"..", "."} & set(parts):
-            raise ArtifactError(f"{package}: {member.filename!r} is no name", "export it again")
+            raise ArtifactError(f"{package}: {member.filename!r} is not a valid name", "export it again")
         path = folder.joinpath(*parts)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -142,19 +141,19 @@ def _release(slot: _Slot, owner: int) -> None:
 
 
 def _drop_weights(library: Path) -> None:
-    """Give back disk and memory of a library's weights. It stays loaded, and runs again once it is unpacked again."""
+    """Free the disk space and memory of a library's weights. It stays loaded; unpacking it again makes it run again."""
     page = os.sysconf("SC_PAGESIZE")
     fallocate = ctypes.CDLL(None, use_errno=True).fallocate
     fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
     with library.open("r+b") as file:
         for offset, size in _weights(file.fileno()):
             start, end = -(-offset // page) * page, (offset + size) // page * page
-            if start < end:  # a file system that cannot do it keeps them
+            if start < end:  # no effect on file systems that do not support it
                 fallocate(file.fileno(), _PUNCH_HOLE | _KEEP_SIZE, start, end - start)
 
 
 def _weights(library: int) -> Iterator[tuple[int, int]]:
-    """Offsets and sizes of a library's sections of weights, and of what was appended to it (elf(5))."""
+    """Yield the offsets and sizes of a library's weight sections and of any data appended to it (see elf(5))."""
     header = os.pread(library, 64, 0)
     if header[:5] != b"\x7fELF\x02":
         return

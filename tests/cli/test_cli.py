@@ -41,7 +41,7 @@ def refused(done: Done, *words: str, code: int = 2) -> None:
         ([f"{MLP}", "--size", "batch"], ["'batch' is not NAME=N"]),
         ([f"{MLP}", "--batch", "0"], ["'0' is not N or N,N,..."]),
         ([f"{MLP}", "--batch", "2,x"], ["'2,x' is not N or N,N,..."]),
-        ([f"{MLP}", "--batch", "2,9"], ["batch is 1 to 8, which leaves out 9", "--size batch=2..9 promises more"]),
+        ([f"{MLP}", "--batch", "2,9"], ["9 is outside the range of batch, 1 to 8", "give --size batch=2..9"]),
         (
             [f"{MLP}", "--targets", "trace", "--portable"],
             ["--portable applies only to the packages", "add the target compile"],

@@ -1,6 +1,6 @@
-"""Every known cause is found in the real error of a real model that has it, with its line and a remedy.
+"""Every known cause is recognised in the real error of a model that triggers it, with the line and a remedy.
 
-Texts that are pasted here are of what this machine cannot spring, or only slowly; each says where it was recorded.
+Recorded messages stand in for errors that the test machine cannot trigger, or only slowly; comments say where from.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from exporter.model.torchscript import bridge
 from exporter.targets import Options, onnx
 
 X = torch.ones(2, 4)
-MARK = "# here"  # stands at the line that is to be blamed
+MARK = "# here"  # marks the line that causes the error
 
 operators = torch.library.Library("sprung", "DEF")
 operators.define("without_fake(Tensor x) -> Tensor")
@@ -54,7 +54,7 @@ class Calls(nn.Module):
 
 
 def exported(model: nn.Module, *example: torch.Tensor) -> torch.export.ExportedProgram:
-    """As a run exports it, with fixed sizes."""
+    """Export the model as a run does, with fixed sizes."""
     example = example or (X,)
     flat = flattening.FlatModule(model.eval(), flattening.flatten_inputs(model, example))
     inputs = tuple(TensorSpec("x", "float32", tuple(t.shape)) for t in example)
@@ -62,7 +62,7 @@ def exported(model: nn.Module, *example: torch.Tensor) -> torch.export.ExportedP
 
 
 def constrained(model: nn.Module, *example: torch.Tensor, **ranges: tuple[int, int]) -> None:
-    """Bare torch.export; each input's rows are one of `ranges`."""
+    """Call torch.export directly; the rows of each input have one of the `ranges`."""
     rows = tuple({0: torch.export.Dim(name, min=low, max=high)} for name, (low, high) in ranges.items())
     torch.export.export(model, example, dynamic_shapes=rows, strict=False)
 
@@ -76,7 +76,7 @@ def to_onnx(model: nn.Module, folder: Path) -> Path:
 
 
 def translated(model: nn.Module) -> None:
-    """By torch.onnx.export alone; its own reason is raised."""
+    """Call torch.onnx.export and raise the reason that it reports."""
     try:
         torch.onnx.export(torch.export.export(model, (X,), strict=False), (), dynamo=True, verbose=False)
     except Exception as error:
@@ -98,7 +98,7 @@ def save_what_cannot_be_saved(folder: Path) -> None:
     torch.export.save(program, folder / "half.pt2")
 
 
-# Models. Those that torch.jit.script is to read are classes, for it needs their source.
+# Models. Those for torch.jit.script are classes, because it needs their source.
 
 
 class Branch(nn.Module):
@@ -120,7 +120,7 @@ class Raises(nn.Module):
 
 
 class Chooses(nn.Module):
-    """Not a check: the branch has another side."""
+    """A branch with an else, which is not a check."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if (x < -9).any():  # here
@@ -129,14 +129,14 @@ class Chooses(nn.Module):
 
 
 class Rows(nn.Module):
-    """No number stands here."""
+    """No number is read here."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.stack([row * 2 for row in x])
 
 
 class Rolls(nn.Module):
-    """As PESTO does, by what a buffer says."""
+    """Read a number from a buffer, as PESTO does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -343,7 +343,7 @@ def cache(x: torch.Tensor) -> Any:
 
 
 class Unknown:
-    """A class that pytree does not know."""
+    """A class that pytree does not support."""
 
 
 def without_source() -> nn.Module:
@@ -394,7 +394,7 @@ def load_onnx(data: bytes) -> None:
 
 
 def load_without_the_operator(folder: Path) -> None:
-    """In a process that does not know the operator; its error is raised again here."""
+    """Load in a process without the operator, and raise its error again here."""
     path = folder / "custom.pt"
     torch.jit.save(traced(CallsCustom()), str(path))
     code = f"import torch, warnings; warnings.simplefilter('ignore'); torch.jit.load({str(path)!r})"
@@ -430,7 +430,7 @@ def fail_in_exporter() -> None:
 
 
 class Case(NamedTuple):
-    """A cause, the target that meets it, what springs it; and whether the model's line is known."""
+    """A cause, the target, the function that triggers it, and whether the model's line is known."""
 
     name: str
     target: str
@@ -508,33 +508,33 @@ SPRUNG = [
     Case("shared-library", "trace", lambda _: torch.ops.load_library("/nowhere/libnone.so")),
 ]
 
-# Each with where it was recorded.
+# Each with a comment on where it was recorded.
 RECORDED = [
-    # torch 2.14 on Python 3.14: the warning that precedes whatever breaks.
+    # torch 2.14 on Python 3.14: the warning that precedes any error.
     (
         "python-3.14",
         "FutureWarning: `torch.jit.script` is not supported in Python 3.14+ and may break.",
     ),
-    # torchvision of PyPI beside a +cpu torch.
+    # torchvision from PyPI with a +cpu build of torch.
     ("torchvision-mismatch", "RuntimeError: operator torchvision::nms does not exist"),
-    # AOTInductor with an old compiler; it takes long to get there.
+    # AOTInductor with an old compiler; slow to reproduce.
     ("compiler-failed", "InductorError: CppCompileError: C++ compile error Command: g++ -std=c++20 model.cpp"),
-    # The kernel's words; a GPU; dlopen without the CUDA libraries.
+    # A message of the kernel; a GPU; dlopen without the CUDA libraries.
     ("illegal-instruction", "Illegal instruction (core dumped)"),
     ("out-of-memory", "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB."),
     ("shared-library", "OSError: libcudart.so.13: cannot open shared object file: No such file or directory"),
     # exporter-run.
     ("custom-operator-not-registered", "trace.pt calls operators of torchvision, which are not registered; load"),
-    # torch 2.11 on CUDA, of an LSTM.
+    # torch 2.11 on CUDA, with an LSTM.
     ("recurrent-on-gpu", "RuntimeError: cond_fn might be aliasing the input or the output!"),
-    # AOTInductor of PESTO's torch.view_as_complex; it takes long to get there.
+    # AOTInductor with PESTO's torch.view_as_complex; slow to reproduce.
     ("complex-view", "RuntimeError: Tensor must have a last dimension with stride 1 (pesto/data.py:65)"),
-    # torch.jit.trace of torch.cond; torch 2.11 is not itself afterwards.
+    # torch.jit.trace of torch.cond; it leaves torch 2.11 in a broken state.
     (
         "higher-order-operator",
         "RuntimeError: Detected that you are using FX to torch.jit.trace a dynamo-optimized function.",
     ),
-    # torch.jit.script of torch 2.14; earlier ones take it.
+    # torch.jit.script of torch 2.14; earlier versions accept it.
     (
         "autograd-function",
         "RuntimeError: Python builtin <built-in method apply of FunctionMeta object> is currently not",
@@ -553,7 +553,7 @@ RECORDED = [
 def spring(act: Callable[[Path], object], folder: Path) -> Exception:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with pytest.raises(Exception) as raised:  # each raises what it raises
+        with pytest.raises(Exception) as raised:  # each raises another type
             act(folder)
     return raised.value
 
@@ -573,7 +573,7 @@ def test_the_cause_of_a_real_error(case: Case, tmp_path: Path) -> None:
 
 
 def assert_readable(cause: causes.Cause) -> None:
-    """No word was left open."""
+    """Check that every placeholder was filled."""
     for text in (cause.sentence, cause.remedy):
         assert text
         assert text == " ".join(text.split())
@@ -589,7 +589,7 @@ def test_the_cause_of_a_recorded_text(name: str, text: str) -> None:
     assert_readable(cause)
 
 
-# What exporter finds by itself, with the words that it says of it.
+# Causes that exporter detects itself, with the words for their placeholders.
 FOUND: dict[str, dict[str, str]] = {
     "dimension-baked": {"dim": "batch", "size": "2"},
     "size-baked": {"what": "32*ceil(s/32)", "size": "224"},
@@ -603,7 +603,7 @@ FOUND: dict[str, dict[str, str]] = {
 
 
 @pytest.mark.parametrize("name", FOUND)
-def test_the_cause_of_what_exporter_finds_itself(name: str) -> None:
+def test_causes_that_exporter_detects_itself(name: str) -> None:
     error = ExportError("it fails", blame=Blame(name, FOUND[name]))
     cause = causes.of(pickle.loads(pickle.dumps(error)), "compile")
     assert cause is not None
@@ -618,8 +618,8 @@ def test_every_cause_has_a_test() -> None:
     assert set(names) == {case.name for case in SPRUNG} | {name for name, _ in RECORDED} | FOUND.keys()
 
 
-def test_a_cause_that_is_not_sure_says_perhaps(tmp_path: Path) -> None:
-    """Where torch tells that a dimension was fixed, and not by what."""
+def test_an_uncertain_cause_says_perhaps(tmp_path: Path) -> None:
+    """torch reports that a dimension was fixed, but not by what."""
     text = source_lines.summary(spring(lambda _: constrained(Rows(), torch.ones(2, 4), batch=(1, 8)), tmp_path))
     for cause in (causes.find(text, "onnx"), causes.named("dimension-baked", "trace", FOUND["dimension-baked"])):
         assert cause is not None
@@ -627,8 +627,8 @@ def test_a_cause_that_is_not_sure_says_perhaps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["compile", "onnx", "export"])
-def test_what_torchscript_cannot_read_is_no_cause_elsewhere(target: str) -> None:
-    """torch's own operators say the same of a call that they do not take."""
+def test_causes_of_torchscript_do_not_apply_to_other_targets(target: str) -> None:
+    """torch's own operators raise the same message for invalid arguments."""
     text = "aten::sub() Expected a value of type 'Tensor' for argument 'self' but instead found type 'float'"
     assert causes.find(text, target) is None
     cause = causes.find(text, "script")
@@ -648,7 +648,7 @@ def test_the_line_that_writes_through_data(tmp_path: Path) -> None:
     assert MARK in linecache.getline(path, int(line))
 
 
-def test_what_a_message_names_first_is_the_cause() -> None:
+def test_the_first_match_in_a_message_is_the_cause() -> None:
     branch, annotation = "Could not guard on data-dependent expression", "Unknown type name 'set[str]'"
     first = causes.find(f"torch.export: {branch} (a.py:1); torch.jit.script: {annotation} (b.py:2)", "script")
     other = causes.find(f"torch.jit.script: {annotation} (b.py:2); torch.export: {branch} (a.py:1)", "script")
@@ -694,17 +694,17 @@ def test_the_reason_of_a_row() -> None:
     assert causes.describe(ExportError("something else (net.py:1)"), "onnx") == ("something else (net.py:1)", "", "")
 
 
-def test_each_exporter_to_onnx_has_its_cause() -> None:
-    """PESTO's: the one stops at round(), the other at complex numbers."""
+def test_both_onnx_exporters_have_a_cause() -> None:
+    """Based on PESTO: one exporter fails at round(), the other at complex numbers."""
     newer = "torch.onnx.export: DispatchError: No ONNX function found for <built-in function round>. (pesto.py:259)"
     operator = "Exporting the operator 'aten::view_as_complex' to ONNX opset version 20 is not supported"
     both = BothFailed.of(ExportError(newer), ExportError(f"UnsupportedOperatorError: {operator}"))
     reason, remedy, _ = causes.describe(both, "onnx")
     assert reason.startswith(
-        "ONNX has no translation for Python's round() of a number that a call computes (pesto.py:259); "
-        "in torch's older exporter, complex numbers stand where this route takes only real ones: torch.onnx.export"
+        "There is no translation to ONNX for Python's round() of a number computed in the call (pesto.py:259); "
+        "in torch's older exporter, complex numbers are used where this target supports only real ones: torch.onnx"
     )
-    assert remedy.startswith("make it when the module is built")
+    assert remedy.startswith("compute it when the module is built")
     twice = causes.describe(BothFailed.of(ExportError(newer), ExportError(newer)), "onnx")
     assert "in torch's older exporter, " not in twice.reason
 

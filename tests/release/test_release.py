@@ -169,7 +169,7 @@ def test_unsupported_precisions_are_skipped_with_a_warning(tmp_path: Path) -> No
     (tmp_path / "release.toml").write_text('targets = ["script"]\nprecisions = ["fp32", "int8"]\n' + MODELS)
     steps, warnings = plan.make(file.read(tmp_path / "release.toml"), tmp_path)
     assert [step.name for step in steps] == ["bert/cpu/script"]
-    assert "release.toml:1: targets: script is not made in int8" in warnings[0]
+    assert "release.toml:1: targets: script does not support int8" in warnings[0]
 
 
 EXACT, NATIVE = Parity("exact", 0, 0, 1, 1, ""), SessionRecord("native", "passed")

@@ -82,7 +82,7 @@ def test_a_gpu_that_torch_cannot_use(examine) -> None:
     found = examine(gpus=("H200, 570",), cuda=("torch sees no GPU", ""), **{"target onnx": ("", "CPU")})
     assert found["GPU 0"].level == "ok"
     assert found["CUDA"].level == "bad"
-    assert (found["onnxruntime"].level, found["onnxruntime"].detail) == ("bad", "has no CUDA provider")
+    assert (found["onnxruntime"].level, found["onnxruntime"].detail) == ("bad", "lacks the CUDA provider")
     assert "pip install onnxruntime-gpu" in found["onnxruntime"].remedy
 
 

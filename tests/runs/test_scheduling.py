@@ -121,7 +121,7 @@ def test_a_memory_limit_that_is_too_low_is_explained(run: Run) -> None:
     assert rows["export"].status == "passed"
     assert rows["trace"].status == "failed"
     reason = rows["trace"].reason
-    assert reason.startswith("The memory did not suffice: the export to trace needs about 0.8 GB; "), reason
+    assert reason.startswith("There was not enough memory: the export to trace needs about 0.8 GB; "), reason
     assert "--memory-limit is 4.0 GB" in reason
     assert "can't allocate memory" in reason
     assert "--targets trace" in rows["trace"].remedy
@@ -130,7 +130,7 @@ def test_a_memory_limit_that_is_too_low_is_explained(run: Run) -> None:
 @pytest.mark.parametrize(
     ("kills", "reason"),
     [
-        ([0, 1], "The memory did not suffice: the export to trace needs about 0.8 GB; "),
+        ([0, 1], "There was not enough memory: the export to trace needs about 0.8 GB; "),
         (
             [0, 0],
             "It was killed from outside, perhaps because memory ran out: the export to trace needs about 0.8 GB; ",
@@ -162,7 +162,9 @@ def test_a_shortage_of_the_eager_session_is_explained(monkeypatch: pytest.Monkey
     turns = turns_for("trace,onnx", 3.1, 5, monkeypatch)
     failed = VariantRecord("eager", "eager", "failed", "load", reason="std::bad_alloc (python)", cause="out-of-memory")
     found = turns.plan.explain(failed)
-    assert found.reason.startswith("The memory did not suffice: a session of eager needs about 7.7 GB; 5.0 GB was free")
+    assert found.reason.startswith(
+        "There was not enough memory: a session of eager needs about 7.7 GB; 5.0 GB was free"
+    )
     assert found.remedy == "use a machine with 8.5 GB free"
 
 

@@ -1,4 +1,4 @@
-"""Which calls are captured, and what takes over: with onnxruntime's real binding on the CPU, which captures nothing."""
+"""Which calls are captured and replayed, tested with onnxruntime's real binding on the CPU, which captures nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Session:
-    """onnxruntime's session of `double = x + x, positive = x > 0`, which notes the graph that each run asks for."""
+    """An onnxruntime session of `double = x + x, positive = x > 0` that records the graph that each run asks for."""
 
     def __init__(self, refuses: bool = False) -> None:
         nodes = [
@@ -86,14 +86,14 @@ def test_outputs_belong_to_the_caller() -> None:
         torch.testing.assert_close(outputs, (2 * k * x, k * x > 0))
 
 
-def test_inputs_need_not_be_contiguous_nor_stay() -> None:
+def test_inputs_may_be_non_contiguous_and_temporary() -> None:
     runner = graphs(Session())
     for _ in range(2):
         check(runner, torch.randn(2, 3).T)
         check(runner, torch.randn(3, 2))
 
 
-def test_shapes_beyond_the_bound_run_without_a_graph() -> None:
+def test_shapes_above_the_limit_run_without_a_graph() -> None:
     session = Session()
     runner = graphs(session)
     for size in range(1, _ort_cuda_graphs.SHAPES + 3):
@@ -104,14 +104,14 @@ def test_shapes_beyond_the_bound_run_without_a_graph() -> None:
     assert session.asked == ["-1", str(_ort_cuda_graphs.SHAPES - 1)]
 
 
-def test_what_cannot_be_captured_fails() -> None:
+def test_a_failed_capture_raises() -> None:
     session = Session(refuses=True)
     with pytest.raises(RuntimeError, match="not permitted"):
         graphs(session).run((torch.randn(1, 2),))
     assert session.asked == ["-1", "0"]
 
 
-def test_a_call_that_fails_says_so_and_ends_nothing() -> None:
+def test_a_failed_call_raises_and_the_next_one_works() -> None:
     session = Session()
     runner = graphs(session)
     with pytest.raises(Exception, match="Got invalid dimensions"):
@@ -119,7 +119,7 @@ def test_a_call_that_fails_says_so_and_ends_nothing() -> None:
     check(runner, torch.randn(2, 2))
 
 
-def test_threads_have_graphs_of_their_own_and_take_turns() -> None:
+def test_each_thread_has_its_own_graphs() -> None:
     session = Session()
     runner = graphs(session)
     wrong: list[BaseException] = []
@@ -141,7 +141,7 @@ def test_threads_have_graphs_of_their_own_and_take_turns() -> None:
 
 
 @pytest.mark.parametrize("where", ["Cuda", "Cpu", "CudaPinned"])
-def test_a_value_that_the_cpu_uses_stands_in_the_way(where: str) -> None:
+def test_a_value_used_on_the_cpu_prevents_graphs(where: str) -> None:
     def infos(*names: str) -> Any:
         return lambda: [SimpleNamespace(name=name) for name in names]
 
@@ -154,7 +154,7 @@ def test_a_value_that_the_cpu_uses_stands_in_the_way(where: str) -> None:
     assert _ort_cuda_graphs.obstacle(session) == ("" if where == "Cuda" else "size is used on the CPU")
 
 
-def test_a_kernel_that_is_missing_has_its_own_remedy(tmp_path: Path) -> None:
+def test_a_missing_kernel_has_a_specific_remedy(tmp_path: Path) -> None:
     x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.BFLOAT16, [1]) for name in "xy")
     graph = onnx.helper.make_graph([onnx.helper.make_node("Add", ["x", "x"], ["y"])], "twice", [x], [y])
     opset = [onnx.helper.make_opsetid("", 20)]
@@ -165,7 +165,7 @@ def test_a_kernel_that_is_missing_has_its_own_remedy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("refused", [True, False])
-def test_a_session_that_refuses_graphs_is_made_again(
+def test_a_session_that_refuses_graphs_is_created_again_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool
 ) -> None:
     made: list[bool] = []
@@ -186,5 +186,5 @@ def test_a_session_that_refuses_graphs_is_made_again(
     assert loaded.provider() == ("CUDA" if refused else "CUDA graph")
     assert loaded.notes() == (("no CUDA graph: control flow",) if refused else ())
     made.clear()
-    assert target.load(tmp_path / "model.onnx", Options(device="cuda")).provider() == "CUDA", "only where it was asked"
+    assert target.load(tmp_path / "model.onnx", Options(device="cuda")).provider() == "CUDA", "graphs only on request"
     assert made == [False]

@@ -1,4 +1,4 @@
-"""Variants that compute in another precision: what they take and give stays, and each is judged by its own rule."""
+"""Variants that compute in another precision: inputs and outputs keep their dtypes, and tolerances differ."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Scaled(torch.nn.Module):
 X, N = torch.randn(3, 16), torch.arange(3)
 
 
-def test_a_cast_module_takes_and_gives_what_the_model_does() -> None:
+def test_a_cast_module_keeps_the_dtypes_of_inputs_and_outputs() -> None:
     module = Scaled()
     module.requires_grad_(False)
     wanted = module(X, N)
@@ -52,7 +52,7 @@ def test_a_cast_module_takes_and_gives_what_the_model_does() -> None:
     assert [t.dtype for t in got] == [torch.float32, torch.int64]
     assert 0 < float((got[0] - wanted[0]).abs().max()) < 0.1
     assert module.linear.weight.dtype == torch.float32
-    assert torch.equal(module(X, N)[0], wanted[0]), "the weights are the very ones they were"
+    assert torch.equal(module(X, N)[0], wanted[0]), "the weights are restored exactly"
     assert precision.cast(module, "fp32", ("float32", "int64")) is module
 
 
@@ -63,26 +63,26 @@ def test_variants_are_parsed_with_their_precisions() -> None:
     ]  # fmt: skip
     assert Variant("onnx", "", "int8").artifact == "model@int8.onnx"
     assert targets.left_out("script,trace@int8", ("fp32", "int8")) == (
-        "script is not made in int8; it has fp32, tf32, bf16, fp16",
+        "script does not support int8; it has fp32, tf32, bf16, fp16",
     )
     assert targets.left_out("script:any@fp32", ("int8",)) == ()
     assert targets.parse_precisions(" bf16,fp32,bf16") == ("bf16", "fp32")
 
 
 @pytest.mark.parametrize("text", ["script@int8", "trace@fp8", "trace@"])
-def test_a_precision_that_a_target_has_not(text: str) -> None:
+def test_a_precision_that_a_target_lacks(text: str) -> None:
     with pytest.raises(UsageError, match="has no precision") as raised:
         targets.parse(text)
     assert "fp16" in raised.value.remedy
 
 
-def test_a_precision_that_does_not_exist() -> None:
+def test_an_unknown_precision() -> None:
     with pytest.raises(UsageError, match="no precision 'half'") as raised:
         targets.parse_precisions("fp32,half")
     assert "bf16" in raised.value.remedy
 
 
-def test_a_golden_keeps_what_each_precision_is_judged_by(tmp_path: Path) -> None:
+def test_a_golden_stores_the_tolerance_and_outputs_of_each_precision(tmp_path: Path) -> None:
     module = Scaled()
     outputs = ("float32", "int64")
     plan = make_golden.Plan([({"batch": 3}, 0)], {"batch": Range(3, 3)})
@@ -105,7 +105,7 @@ def test_a_golden_keeps_what_each_precision_is_judged_by(tmp_path: Path) -> None
 
 
 class Stubborn(torch.nn.Module):
-    """Makes a float32 tensor of its own, which a half one cannot be multiplied with."""
+    """Creates a float32 tensor, which cannot be multiplied by a half-precision one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class Stubborn(torch.nn.Module):
         return self.linear(x) @ torch.ones(4, 4, dtype=torch.float32)
 
 
-def test_a_model_that_does_not_run_in_a_precision_is_judged_by_float32(tmp_path: Path) -> None:
+def test_a_model_that_does_not_run_in_a_precision_is_compared_with_float32(tmp_path: Path) -> None:
     module = Stubborn()
     made, _ = make_golden.make(
         module, lambda sizes, seed: (X,), make_golden.Plan([({}, 0)], {}), tolerances.FLOAT32, "cpu"
@@ -134,18 +134,18 @@ def judge(got: torch.Tensor, reference: torch.Tensor, name: str = "logits") -> p
     return parity.compare(name, got.numpy(), reference.numpy(), r, tolerance, ("float32", "float32"))
 
 
-def test_int8_of_a_layer_that_is_called_by_name(tmp_path: Path) -> None:
-    """As a model that is one Linear layer is, and as callers may."""
+def test_an_int8_layer_accepts_keyword_arguments(tmp_path: Path) -> None:
+    """A model that is a single Linear layer is called this way, and callers may do so."""
     layer = torch.nn.Linear(8, 4).eval()
-    quantized, told = _int8.dynamic(layer)
+    quantized, note = _int8.dynamic(layer)
     x = torch.randn(2, 8)
     assert torch.allclose(quantized(input=x), layer(x), atol=0.1)
     traced = torch.jit.trace(quantized, x)
     assert torch.equal(traced(x), quantized(x))
-    assert told == "1 linear layers in int8"
+    assert note == "1 linear layers in int8"
 
 
-def test_what_points_the_same_way_is_quantized() -> None:
+def test_outputs_with_a_high_cosine_are_quantized() -> None:
     torch.manual_seed(0)
     reference = torch.randn(4, 100)
     near, far = reference + 0.05 * torch.randn(4, 100), reference + 0.2 * torch.randn(4, 100)
@@ -154,7 +154,7 @@ def test_what_points_the_same_way_is_quantized() -> None:
     assert judge(reference + 1e-6, reference).verdict == "rounding"
 
 
-def test_scores_keep_a_first_that_is_clear() -> None:
+def test_scores_must_keep_a_clear_maximum() -> None:
     reference = torch.zeros(2, 400)
     reference[:, 0], reference[:, 1], reference[:, 2:] = 5.0, 3.0, torch.linspace(-2, 2, 398)
     swapped = reference.clone()
@@ -162,7 +162,7 @@ def test_scores_keep_a_first_that_is_clear() -> None:
     assert judge(swapped, reference, "hidden").verdict == "quantized"
     lost = judge(swapped, reference)
     assert (lost.verdict, lost.reason) == ("FAIL", "1 rows have lost their clear first")
-    reference[:, 1] = 4.9  # not clear any more: which one is first says nothing
+    reference[:, 1] = 4.9  # no longer clear, so the order does not matter
     swapped = reference.clone()
     swapped[1, 1] = 5.001
     assert judge(swapped, reference, "logits").verdict == "quantized"
@@ -193,14 +193,14 @@ def test_int8_by_trace_and_onnx(run: Run) -> None:
     assert {name: row.reason for name, row in found.items() if row.status == "failed"} == {}
     assert found["trace@int8"].parity.verdict in ("quantized", "drift", "rounding")
     assert any("linear layers in int8" in note for note in found["trace@int8"].notes)
-    assert found["trace@int8"].parity.max_abs > 1e-4, "it really computes in int8"
+    assert found["trace@int8"].parity.max_abs > 1e-4, "it computes in int8"
 
 
 def test_compile_in_half_precision_and_int8(run: Run) -> None:
     manifest, place = run("tiny:mlp", "compile@bf16,compile@int8")
     found = rows(manifest)
     assert {name: row.reason for name, row in found.items() if row.status == "failed"} == {}
-    assert found["compile@int8"].parity.max_abs > 1e-4, "it really computes in int8"
+    assert found["compile@int8"].parity.max_abs > 1e-4, "it computes in int8"
     assert exporter.open_artifact(place / "compile@int8.pt2").contract.precision == "int8"
 
 
@@ -224,17 +224,17 @@ def program_of(module: torch.nn.Module, x: torch.Tensor) -> Program:
     return Program(contract, "cpu", lambda: flat, lambda: (x,), None)
 
 
-def test_int8_of_a_gpus_package_is_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled for the CPU here; what is compiled is the same."""
+def test_int8_packages_for_a_gpu_quantize_only_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test compiles the same graph for the CPU."""
     monkeypatch.setattr("exporter.targets.compile._build", lambda options: machine_code.native())
     module, path, target = Wide().eval(), tmp_path / "compile@int8.pt2", targets.get("compile")
     program = program_of(module, torch.randn(2, 5, 512))
     exported = target.export(program, path, Options(precision="int8", device="cuda"))
     assert exported.ops == ()
     assert exported.notes == ("weights in int8, computed in bfloat16",)
-    assert module.first.weight.dtype == torch.float32, "the model is left as it was"
+    assert module.first.weight.dtype == torch.float32, "the model is unchanged"
     size = sum(t.numel() * t.element_size() for t in module.parameters())
-    assert path.stat().st_size - 2e6 < size / 3.8, "but for the code of the package"
+    assert path.stat().st_size - 2e6 < size / 3.8, "apart from the code of the package"
     run = target.load(path, Options()).run
     for batch in (1, 3, 8):
         x = torch.randn(batch, 5, 512)
@@ -246,8 +246,8 @@ def test_int8_of_a_gpus_package_is_its_weights(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("name", ["trace", "onnx", "compile"])
-def test_int8_that_a_gpu_has_not(name: str, tmp_path: Path) -> None:
-    """Nobody has CUDA kernels for what torch and onnxruntime quantize; without a Linear layer torchao has nothing."""
+def test_int8_that_a_gpu_does_not_support(name: str, tmp_path: Path) -> None:
+    """torch and onnxruntime have no CUDA kernels for quantized layers; torchao needs a Linear layer."""
     module = torch.nn.Conv1d(5, 5, 1).to("meta")
     program = program_of(module, torch.randn(2, 5, 512))
     with pytest.raises(ExportError) as raised:
@@ -260,7 +260,7 @@ AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}  # libtorch
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64" or not NATIVE, reason="needs an x86-64 and exporter-run")
-def test_a_portable_half_precision_is_right_on_an_older_cpu(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_portable_half_precision_is_correct_on_an_older_cpu(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest, place = run("tiny:mlp", "compile@bf16", portable=True, timeout=600.0)
     assert {row.name: row.reason for row in manifest.variants if row.status == "failed"} == {}
     for name, value in AVX2.items():
@@ -270,7 +270,7 @@ def test_a_portable_half_precision_is_right_on_an_older_cpu(run: Run, monkeypatc
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_int8_that_loses_too_much_says_how_much() -> None:
+def test_an_int8_failure_reports_the_cosine() -> None:
     found = judge(torch.randn(4, 100), torch.randn(4, 100), "hidden")
     assert found.reason.startswith("cosine ")
     assert found.reason.endswith("the least is 0.995")

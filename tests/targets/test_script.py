@@ -1,6 +1,6 @@
-"""The script target: natively with nested inputs and outputs; through the exported graph where that is wrong.
+"""The script target: natively with nested inputs and outputs, through the exported graph if that is wrong.
 
-TorchScript reads annotations as they are, and those of a NamedTuple not as text: so they are not postponed here.
+TorchScript needs evaluated annotations in a NamedTuple, so this module does not postpone them.
 """
 
 import copy
@@ -27,7 +27,7 @@ Make = Callable[[int], Any]
 
 
 def program(model: nn.Module, inputs: Any, folder: Path, captured: bool) -> Program:
-    """The program of a model at its example inputs, with a dynamic batch in front of every tensor."""
+    """Return the program of a model at its example inputs; the first dimension of every tensor is a dynamic batch."""
     flat = flatten_inputs(model, inputs)
     module = FlatModule(model.eval(), flat).eval()
     args, kwargs = flat.rebuild([t.clone() for t in flat.tensors])
@@ -48,7 +48,7 @@ def program(model: nn.Module, inputs: Any, folder: Path, captured: bool) -> Prog
 
 
 def check(model: nn.Module, make: Make, folder: Path, captured: bool = False) -> tuple[str, Any]:
-    """Export at a batch of 2; the artifact gives what eager gives, in its order, at others too. Note and run."""
+    """Export at a batch of 2, compare with eager at several batches, and return the notes and `run`."""
     path = folder / "script.pt"
     notes = script.export(program(model, make(2), folder, captured), path, OPTIONS).notes
     for batch in (2, 1, 5):
@@ -66,12 +66,12 @@ class Gate(nn.Module):
         return (x * scale, x.sum(1)) if bool(x.sum() > 0) else (-x, x.sum(1))
 
 
-def test_torchscript_needs_no_scripting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchscript_is_not_scripted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.jit.save(torch.jit.script(Gate()), str(tmp_path / "gate.jit"))
     model = interpreter.taken_over(torch.jit.load(str(tmp_path / "gate.jit")))
     monkeypatch.setattr(interpreter.Interpreter, "__prepare_scriptable__", None)
     note, run = check(model, lambda batch: {"x": torch.randn(batch, 4)}, tmp_path)
-    assert note == "TorchScript already"
+    assert note == "already TorchScript"
     assert torch.equal(run((-torch.ones(3, 4),))[0], torch.ones(3, 4))
 
 
@@ -83,7 +83,7 @@ class Pair(NamedTuple):
 
 
 class Images(nn.Module):
-    """As torchvision's detectors: more is returned when scripted, and as another type."""
+    """Like torchvision's detectors, returns more if scripted, and in another type."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ def ramp(batch: int) -> torch.Tensor:
     return torch.arange(batch * 4.0).reshape(batch, 4) - 3
 
 
-def test_a_list_of_images_and_what_only_scripting_returns(tmp_path: Path) -> None:
+def test_a_list_of_images_with_more_outputs_if_scripted(tmp_path: Path) -> None:
     note, _ = check(Images(), lambda batch: ([ramp(batch), ramp(batch) * 2], None), tmp_path)
     assert note == "scripted natively"
 
@@ -169,7 +169,7 @@ def test_named_outputs_and_numbers(tmp_path: Path, model: nn.Module) -> None:
 
 
 class Asks(nn.Module):
-    """Gives something else when it is scripted."""
+    """Returns other values if scripted."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if torch.jit.is_scripting():
@@ -177,10 +177,10 @@ class Asks(nn.Module):
         return x - 1
 
 
-def test_what_scripting_changes_goes_through_the_exported_graph(tmp_path: Path) -> None:
+def test_a_model_that_scripting_changes_goes_through_the_exported_graph(tmp_path: Path) -> None:
     note, _ = check(Asks(), lambda batch: (ramp(batch),), tmp_path, captured=True)
-    why = "output at the example is not what eager gives"
-    assert note == f"through the exported graph; torch.jit.script alone fails: {why}"
+    why = "outputs at the example differ from eager's: output"
+    assert note == f"through the exported graph; torch.jit.script fails: {why}"
 
 
 class Variadic(nn.Module):
@@ -188,20 +188,20 @@ class Variadic(nn.Module):
         return {"z": tensors[0] + 1, "a": tensors[0].sum(1)}
 
 
-def test_what_cannot_be_scripted_goes_through_the_exported_graph(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_scripted_goes_through_the_exported_graph(tmp_path: Path) -> None:
     note, _ = check(Variadic(), lambda batch: (ramp(batch),), tmp_path, captured=True)
-    assert note.startswith("through the exported graph; torch.jit.script alone fails: ")
+    assert note.startswith("through the exported graph; torch.jit.script fails: ")
     assert "variable number of arguments" in note
 
 
 class Literal(nn.Module):
-    """A tensor's literal in a branch, which torch.export.save does not take."""
+    """A tensor literal in a branch, which torch.export.save cannot serialize."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cond(x.sum() > 0, lambda x: x * torch.tensor([1.0, 2.0, 3.0, 4.0]), lambda x: x - 1, (x,))
 
 
-def test_what_cannot_be_saved_is_exported_once_more(tmp_path: Path) -> None:
+def test_a_program_that_cannot_be_saved_is_exported_again(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="tensors should not appear in the graph") as raised:
         program(Literal(), (ramp(2),), tmp_path, captured=True)
     assert type(raised.value).__name__ == "SerializeError"
@@ -215,13 +215,13 @@ def test_what_cannot_be_saved_is_exported_once_more(tmp_path: Path) -> None:
 def test_both_failures_are_named(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"not asked for; torch\.jit\.script: .*variable number of arguments"):
         check(Variadic(), lambda batch: (ramp(batch),), tmp_path)
-    with pytest.raises(ExportError, match=r"not asked for; torch\.jit\.script: output at the example"):
+    with pytest.raises(ExportError, match=r"not asked for; torch\.jit\.script: outputs at the example"):
         check(Asks(), lambda batch: (ramp(batch),), tmp_path)
     assert not (tmp_path / "script.pt").exists()
 
 
 class Counter(nn.Module):
-    """Keeps count in a buffer and in a number."""
+    """Counts in a buffer and in a Python number."""
 
     calls: int
 
@@ -237,7 +237,7 @@ class Counter(nn.Module):
         return x + self.total, self.calls
 
 
-def test_state_starts_as_the_model_s_and_persists(tmp_path: Path) -> None:
+def test_state_starts_at_the_initial_state_and_persists(tmp_path: Path) -> None:
     model = Counter()
     note, run = check(model, lambda batch: (ramp(batch),), tmp_path)
     assert note == "scripted natively"
@@ -248,16 +248,16 @@ def test_state_starts_as_the_model_s_and_persists(tmp_path: Path) -> None:
         assert int(got[1]) == want[1]
 
 
-def test_what_cannot_be_frozen_is_written_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_cannot_be_frozen_is_written_unfrozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
         raise RuntimeError("no")
 
     monkeypatch.setattr(torch.jit, "freeze", fails)
     note, _ = check(Named(), lambda batch: (ramp(batch),), tmp_path)
-    assert note == "scripted natively; not frozen, for the frozen module is wrong or fails"
+    assert note == "scripted natively; not frozen, because the frozen module is wrong or fails"
 
 
-def test_a_bridge_that_fails_when_run_is_no_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_artifact_that_fails_when_run_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = "def forward(self, x: Tensor) -> Tuple[Tensor]:\n    return (x.view(3, 5, 7),)\n"
     monkeypatch.setattr(
         "exporter.model.torchscript.bridge.from_exported", lambda *_: script.codegen.define(nn.Module(), source)

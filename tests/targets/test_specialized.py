@@ -25,12 +25,12 @@ def _without_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
 CHOICES = {"sequence": Range(1, 6, (1, 4, 6))}
 
 
-def test_a_loop_over_a_size_has_an_entry_for_each(run: Run) -> None:
+def test_a_loop_over_a_size_has_an_entry_for_each_size(run: Run) -> None:
     manifest, place = run("defects:steps", "trace,script,onnx,export", ranges=CHOICES)
     rows = {row.name: row for row in manifest.variants}
     assert manifest.golden is not None
     assert {name: row.reason for name, row in rows.items() if row.status == "failed"} == {
-        "export": "an exported program has one entry"
+        "export": "an exported program supports only one entry"
     }
     assert {"batch=2 sequence=1", "batch=2 sequence=4", "batch=2 sequence=6"} <= set(map(str, manifest.golden.cases))
     torch.manual_seed(0)
@@ -44,25 +44,25 @@ def test_a_loop_over_a_size_has_an_entry_for_each(run: Run) -> None:
             artifact(torch.randn(2, 5, 3))
 
 
-def test_weights_are_kept_once(run: Run) -> None:
+def test_weights_are_stored_once(run: Run) -> None:
     place = run("defects:steps", "trace,onnx", ranges=CHOICES)[1]
     weights = 256 * 256 * 3 * 4
     for file in ("trace.pt", "model.onnx"):
         assert weights < (place / file).stat().st_size < 2 * weights, file
 
 
-def test_the_entry_is_told_by_a_dimension() -> None:
+def test_the_entry_must_be_selected_by_a_dimension() -> None:
     with pytest.raises(UsageError, match="no input's dimension is other itself"):
         contract.selector(dataclasses.replace(CONTRACT, symbols={**CONTRACT.symbols, "other": Range(1, 2, (1, 2))}))
 
 
-def test_one_size_alone() -> None:
+def test_only_one_size_can_be_specialized() -> None:
     ranges = {"batch": Range(1, 8, (1, 8)), "sequence": Range(1, 6, (1, 6))}
     with pytest.raises(UsageError, match="only one size can be specialised"):
         probing.choose_sizes({"batch": 1, "sequence": 1}, {}, {}, ranges)
 
 
-def test_an_example_that_is_no_entry_becomes_one(tmp_path: Path) -> None:
+def test_an_example_without_an_entry_moves_to_one(tmp_path: Path) -> None:
     base, symbols = probing.choose_sizes({"n": 14}, {"n": Range(1, 64)}, {}, {"n": Range(1, 32, (1, 16, 32))})
     assert base == {"n": 16}
     assert [sizes["n"] for sizes, _ in probing.probe_plan(base, symbols)] == [16, 16, 1, 32]

@@ -1,4 +1,4 @@
-"""One contract, run over every target that is found: ours, and whatever is installed."""
+"""The same tests for every target, built-in and installed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CONTRACT = Contract(
 )
 OPTIONS = Options(threads=1)
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:The TorchScript type system:UserWarning",  # of an annotation in torch.fx.GraphModule
+    "ignore:The TorchScript type system:UserWarning",  # caused by an annotation in torch.fx.GraphModule
 )
 
 
@@ -66,7 +66,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Program:
 
 @pytest.fixture(scope="module")
 def artifacts(program: Program, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Where each target's artifact is, once it was made."""
+    """The path of each target's artifact, filled in as they are made."""
     return {}
 
 
@@ -88,7 +88,7 @@ def made(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_declares_what_it_is(name: str) -> None:
+def test_declares_the_required_attributes(name: str) -> None:
     target = targets.get(name)
     assert re.fullmatch(r"[\w.-]+\.\w+", target.artifact)
     assert target.variants[0] == ""
@@ -99,7 +99,7 @@ def test_it_declares_what_it_is(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_contract_travels_inside(name: str, made: Path) -> None:
+def test_the_artifact_contains_the_contract(name: str, made: Path) -> None:
     found = targets.get(name).read_contract(made)
     assert dataclasses.replace(found, build=None) == CONTRACT
     assert found.build == (machine_code.native() if name == "compile" else None)
@@ -107,7 +107,7 @@ def test_the_contract_travels_inside(name: str, made: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("batch", [1, 2, 3, 8])
-def test_it_gives_what_eager_gives_at_every_batch(name: str, made: Path, program: Program, batch: int) -> None:
+def test_matches_eager_at_every_batch(name: str, made: Path, program: Program, batch: int) -> None:
     loaded = targets.get(name).load(made, OPTIONS)
     inputs = (torch.randn(batch, 4), torch.ones(batch, 4))
     with torch.no_grad():
@@ -119,14 +119,13 @@ def test_it_gives_what_eager_gives_at_every_batch(name: str, made: Path, program
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_knows_how_many_inputs_it_takes(name: str, made: Path) -> None:
-    """Where the contract says otherwise, it is refused when it is opened."""
+def test_reports_the_number_of_inputs(name: str, made: Path) -> None:
+    """Opening an artifact is refused if its contract has another number."""
     assert targets.get(name).load(made, OPTIONS).takes == 2
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_stands_alone(name: str, made: Path, tmp_path: Path) -> None:
-    """Moved elsewhere, it still loads."""
+def test_loads_after_being_moved(name: str, made: Path, tmp_path: Path) -> None:
     alone = tmp_path / "elsewhere" / made.name
     alone.parent.mkdir()
     alone.write_bytes(made.read_bytes())
@@ -134,7 +133,7 @@ def test_it_stands_alone(name: str, made: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_file_that_is_none_of_its_own(name: str, tmp_path: Path) -> None:
+def test_foreign_files_are_rejected(name: str, tmp_path: Path) -> None:
     target = targets.get(name)
     path = tmp_path / target.artifact
     path.write_bytes(b"nothing of the kind")
@@ -145,7 +144,7 @@ def test_a_file_that_is_none_of_its_own(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_file_that_was_cut_short(name: str, made: Path, tmp_path: Path) -> None:
+def test_truncated_files_are_rejected(name: str, made: Path, tmp_path: Path) -> None:
     target = targets.get(name)
     path = tmp_path / "cut" / target.artifact
     path.parent.mkdir()
@@ -155,7 +154,7 @@ def test_a_file_that_was_cut_short(name: str, made: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in ("trace", "compile")])
-def test_a_program_that_was_not_captured(name: str, program: Program, tmp_path: Path) -> None:
+def test_export_reports_why_the_program_was_not_captured(name: str, program: Program, tmp_path: Path) -> None:
     class Unscriptable(torch.nn.Module):
         def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
             return args[0]
@@ -167,7 +166,7 @@ def test_a_program_that_was_not_captured(name: str, program: Program, tmp_path: 
         targets.get(name).export(lost, tmp_path / "artifact", OPTIONS)
 
 
-def test_no_compiler(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compile_without_a_compiler(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "compiler", lambda: None)
     with pytest.raises(MissingDependency, match=r"no C\+\+ compiler") as raised:
         targets.get("compile").export(program, tmp_path / "c.pt2", OPTIONS)
@@ -175,14 +174,14 @@ def test_no_compiler(program: Program, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("name", ["compile"])
-def test_inductor_finds_the_vector_instructions(name: str, made: Path) -> None:
-    """Asked only while linking without libtorch, it would find none, and remember that for everybody."""
+def test_inductor_detects_vector_instructions(name: str, made: Path) -> None:
+    """If inductor first looked while linking without libtorch, it would find none and cache that for everyone."""
     from torch._inductor import cpu_vec_isa
 
     assert cpu_vec_isa.valid_vec_isa_list() != [] or platform.machine() not in ("x86_64", "aarch64")
 
 
-def test_a_package_without_vector_instructions_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_vector_instructions_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor import cpu_vec_isa
 
     monkeypatch.setattr(_inductor.environment, "isa", lambda: "avx2")
@@ -190,28 +189,28 @@ def test_a_package_without_vector_instructions_says_so(monkeypatch: pytest.Monke
     assert _inductor.find_vector_instructions() == ()
     monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", list)
     (note,) = _inductor.find_vector_instructions()
-    assert note.startswith("slow: without vector instructions")
+    assert note.startswith("slow: no vector instructions")
     monkeypatch.setattr(_inductor.environment, "isa", lambda: "sse4_2")
     assert _inductor.find_vector_instructions() == ()
 
 
-WIDE = re.compile(r"%(zmm\d+|[xy]mm(1[6-9]|[23]\d)|k[0-7])\b")  # registers that AVX-512 alone has
+WIDE = re.compile(r"%(zmm\d+|[xy]mm(1[6-9]|[23]\d)|k[0-7])\b")  # registers that only AVX-512 has
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="there are no portable packages for this machine")
 @pytest.mark.parametrize("name", ["compile"])
-def test_a_portable_package_is_portable(name: str, made: Path, program: Program, tmp_path: Path) -> None:
+def test_a_portable_package_has_no_avx512_registers(name: str, made: Path, program: Program, tmp_path: Path) -> None:
     portable = tmp_path / "portable.pt2"
     exported = targets.get(name).export(program, portable, dataclasses.replace(OPTIONS, portable=True))
     assert exported.notes == ("portable (x86-64-v3)",)
     assert exported.build == machine_code.PORTABLE == targets.get(name).read_contract(portable).build
     assert not WIDE.search(disassembled(portable, tmp_path))
     if "avx512f" in environment.cpu_flags():
-        assert WIDE.search(disassembled(made, tmp_path)), "the search finds what it looks for"
+        assert WIDE.search(disassembled(made, tmp_path)), "the pattern matches AVX-512 registers"
 
 
 @pytest.mark.parametrize(("portable", "largest"), [(False, 255), (True, 127)])
-def test_portable_int8_leaves_room_where_there_is_no_vnni(
+def test_portable_int8_uses_7_bits_for_cpus_without_vnni(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, portable: bool, largest: int
 ) -> None:
     import torch._inductor
@@ -230,7 +229,7 @@ def test_portable_int8_leaves_room_where_there_is_no_vnni(
 
 
 def disassembled(package: Path, folder: Path) -> str:
-    """The package's machine code, by the disassembler that comes with the compiler's assembler."""
+    """Return the package's machine code, disassembled by objdump, which comes with the assembler."""
     with zipfile.ZipFile(package) as archive:
         library = archive.extract(next(name for name in archive.namelist() if name.endswith(".so")), folder)
     return subprocess.run(["objdump", "-d", library], capture_output=True, text=True, check=True).stdout
@@ -241,8 +240,8 @@ class Halves(torch.nn.Module):
         return torch.chunk(x, 2)[0] * 2
 
 
-def test_onnx_where_the_optimiser_of_the_graph_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chunk of a dimension that moves: `'NoneType' object has no attribute 'ndim'` in onnxscript 0.7."""
+def test_onnx_without_the_graph_optimizer_if_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk of a dynamic dimension: `'NoneType' object has no attribute 'ndim'` in onnxscript 0.7."""
     model, x = Halves().eval(), torch.arange(8.0).reshape(4, 2)
     contract = Contract(
         "halves",
@@ -260,7 +259,7 @@ def test_onnx_where_the_optimiser_of_the_graph_fails(tmp_path: Path, monkeypatch
         assert "older exporter" in note
         assert "no attribute 'ndim'" in note
     (note,) = target.export(program, tmp_path / "m.onnx", OPTIONS).notes
-    assert note.endswith(", by torch's exporter of exported programs")
+    assert note.endswith(", from the exported program")
     run = target.load(tmp_path / "m.onnx", OPTIONS).run
     for size in (3, 6, 9):
         y = torch.randn(size, 2)
@@ -273,14 +272,14 @@ class Distances(torch.nn.Module):
 
 
 class Guesses(torch.nn.Module):
-    """A branch on values that no capture follows."""
+    """A branch on values, which torch.export does not capture."""
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.cdist(x[::2], y) if x.sum() > 0 else x[::2] @ y.T
 
 
 class Scripted(torch.nn.Module):
-    """TorchScript inside a module: torch.export takes none, and a trace keeps its branch."""
+    """TorchScript inside a module: torch.export rejects it, and a trace keeps its branch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -296,7 +295,7 @@ class Chooses(torch.nn.Module):
 
 
 def _of_two(model: torch.nn.Module) -> Program:
-    """A program of two inputs, not captured for all, whose output's first dimension is an expression."""
+    """Return a program with two inputs whose output's first dimension is an expression; not every model is captured."""
     torch.manual_seed(0)
     example = (torch.rand(4, 3), torch.rand(5, 3))
     module = FlatModule(model.eval(), flatten_inputs(model, example)).eval()
@@ -310,13 +309,13 @@ def _of_two(model: torch.nn.Module) -> Program:
 
 
 @pytest.mark.parametrize("model", [Distances(), Scripted()], ids=["not translated", "not captured"])
-def test_onnx_by_the_older_exporter_where_the_other_fails(model: torch.nn.Module, tmp_path: Path) -> None:
+def test_onnx_falls_back_to_the_older_exporter(model: torch.nn.Module, tmp_path: Path) -> None:
     import onnx
 
     target, program = targets.get("onnx"), _of_two(model)
     note, *_ = target.export(program, tmp_path / "m.onnx", OPTIONS).notes
     why = "torch.export: " if isinstance(model, Scripted) else "No ONNX function found"
-    assert re.match(rf"opset \d+, by torch's older exporter, from a trace, for the other fails: .*{why}", note)
+    assert re.match(rf"opset \d+, from a trace, by torch's older exporter, because the newer one fails: .*{why}", note)
     run = target.load(tmp_path / "m.onnx", OPTIONS).run
     for rows, columns, sign in ((2, 7, 1), (9, 2, 1), (5, 5, -1)):
         x, y = sign * torch.rand(rows, 3), torch.rand(columns, 3)
@@ -328,27 +327,27 @@ def test_onnx_by_the_older_exporter_where_the_other_fails(model: torch.nn.Module
 
 
 class TakesANumber(torch.nn.Module):
-    """What ONNX does not translate, and a number that a trace has of the example alone."""
+    """An operator without a translation to ONNX, and a number that a trace takes from the example."""
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.cdist(x[::2], y) * y.sum().item()
 
 
-def test_onnx_takes_no_trace_that_has_a_number_of_the_example(tmp_path: Path) -> None:
-    """torch.export takes it, by a symbol for the number."""
+def test_onnx_rejects_a_trace_with_a_number_from_the_example(tmp_path: Path) -> None:
+    """torch.export captures the model, with a symbol for the number."""
     program = _of_two(TakesANumber())
     assert program.exported.graph_module is not None
     with pytest.raises(ExportError, match=r"^torch\.onnx\.export: .*No ONNX function found"):
         targets.get("onnx").export(program, tmp_path / "m.onnx", OPTIONS)
 
 
-def test_onnx_takes_no_trace_that_values_decided(tmp_path: Path) -> None:
-    """torch.export's reason is the row's, with its line; the trace would be right on one side of the branch alone."""
+def test_onnx_rejects_a_trace_that_depends_on_values(tmp_path: Path) -> None:
+    """The row shows torch.export's reason with its line. The trace would be right only on one side of the branch."""
     with pytest.raises(ExportError, match=r"^torch\.export: .*data-dependent.*test_targets\.py:\d+"):
         targets.get("onnx").export(_of_two(Guesses()), tmp_path / "m.onnx", OPTIONS)
 
 
-def test_onnx_that_both_exporters_refuse_names_the_first_reason_first(tmp_path: Path) -> None:
+def test_onnx_names_both_failures_with_the_newer_exporter_first(tmp_path: Path) -> None:
     class Inverts(torch.nn.Module):
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             return x[::2] @ torch.linalg.inv(y.T @ y) @ y.T
@@ -363,7 +362,7 @@ class Mixed(torch.nn.Module):
         return (x.float() * 2).bfloat16(), n + 1, x > 0
 
 
-def test_onnx_takes_and_gives_bfloat16(tmp_path: Path) -> None:
+def test_onnx_has_bfloat16_inputs_and_outputs(tmp_path: Path) -> None:
     x, n = torch.randn(2, 3).bfloat16(), torch.arange(3)
     contract = Contract("mixed", (TensorSpec("x", "bfloat16", (2, 3)), TensorSpec("n", "int64", (3,))), (), {})
     module = FlatModule(Mixed().eval(), flatten_inputs(Mixed(), (x, n))).eval()
@@ -378,8 +377,8 @@ def test_onnx_takes_and_gives_bfloat16(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("values", [[True, False, True], [1, 2], [0.5], []])
-def test_onnx_values_become_tensors_of_their_own_type(values: list[Any]) -> None:
-    """onnxruntime's DLPack export calls booleans uint8."""
+def test_onnx_values_become_tensors_of_the_same_dtype(values: list[Any]) -> None:
+    """onnxruntime's DLPack export reports booleans as uint8."""
     import onnxruntime
 
     want = torch.tensor(values)
@@ -388,10 +387,8 @@ def test_onnx_values_become_tensors_of_their_own_type(values: list[Any]) -> None
     assert torch.equal(got, want)
 
 
-def test_onnx_entries_of_large_weights_keep_them_in_a_file_beside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """protobuf ends at 2 GB."""
+def test_onnx_entries_with_large_weights_have_a_companion_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A protobuf file is limited to 2 GB."""
     torch.manual_seed(0)
     model, examples = torch.nn.Linear(64, 64).eval(), {size: (torch.randn(size, 64),) for size in (1, 4)}
     whole = Contract(
@@ -431,7 +428,7 @@ def test_onnx_without_a_contract(tmp_path: Path, program: Program) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_onnx_does_not_fall_back_in_silence(tmp_path: Path, program: Program) -> None:
+def test_onnx_does_not_fall_back_silently(tmp_path: Path, program: Program) -> None:
     target = targets.get("onnx")
     target.export(program, tmp_path / "m.onnx", OPTIONS)
     with pytest.raises(ArtifactError, match="onnxruntime"):
@@ -441,10 +438,10 @@ def test_onnx_does_not_fall_back_in_silence(tmp_path: Path, program: Program) ->
 
 
 @pytest.mark.parametrize("convolves", [False, True])
-def test_a_package_is_frozen_where_that_is_right(
+def test_a_package_is_frozen_only_if_that_is_correct(
     program: Program, convolves: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weights are packed for their kernels only where gradients are off, whatever the settings say."""
+    """Weights are packed for their kernels only with gradients off, whatever the settings are."""
     import torch._inductor
 
     seen: list[tuple[bool, bool]] = []
@@ -460,7 +457,7 @@ def test_a_package_is_frozen_where_that_is_right(
 
 
 @pytest.mark.parametrize(
-    ("layer", "dynamic", "precision", "told"),
+    ("layer", "dynamic", "precision", "expected"),
     [
         (torch.nn.Linear(4, 4), True, "fp32", (True, True)),
         (torch.nn.Conv1d(3, 3, 1), False, "fp32", (True, True)),
@@ -469,15 +466,15 @@ def test_a_package_is_frozen_where_that_is_right(
         (torch.nn.Conv1d(3, 3, 1), True, "int8", (True, True)),
     ],
 )
-def test_convolutions_of_a_dynamic_size_take_no_packed_weights(
-    layer: torch.nn.Module, dynamic: bool, precision: str, told: tuple[bool, bool]
+def test_convolutions_with_dynamic_sizes_have_no_packed_weights(
+    layer: torch.nn.Module, dynamic: bool, precision: str, expected: tuple[bool, bool]
 ) -> None:
     from exporter.targets import compile as target
 
     shapes = ({0: torch.export.Dim.DYNAMIC},) if dynamic else None
     graph = torch.export.export(layer.eval(), (torch.randn(2, 3, 4),), dynamic_shapes=shapes)
     settings = target._settings(graph, Options(precision=precision))
-    assert (settings["freezing"], settings.get("cpp.weight_prepack", True)) == told
+    assert (settings["freezing"], settings.get("cpp.weight_prepack", True)) == expected
 
 
 def test_names_and_variants_are_parsed() -> None:
@@ -504,7 +501,7 @@ def test_names_and_variants_are_parsed() -> None:
         (",,", "no target was given", "trace"),
     ],
 )
-def test_targets_that_do_not_exist(text: str, message: str, remedy: str) -> None:
+def test_unknown_targets_and_variants(text: str, message: str, remedy: str) -> None:
     with pytest.raises(UsageError, match=message) as raised:
         targets.parse(text)
     assert remedy in raised.value.remedy
@@ -522,17 +519,17 @@ def test_targets_of_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     assert targets.get("trace") is not module
 
 
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_distribution_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "version", lambda name: None if name.startswith("onnxruntime") else "1.0")
     with pytest.raises(MissingDependency, match="onnxruntime-gpu or onnxruntime is not installed") as raised:
         targets.require(targets.get("onnx"))
     assert raised.value.remedy == "pip install onnxruntime-gpu"
 
 
-def test_a_missing_dependency_is_a_row(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A target of somebody's that needs what nobody has."""
+def test_a_missing_dependency_fails_only_its_row(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A target of another package requires a distribution that does not exist."""
     (tmp_path / "needy_target.py").write_text(
-        "'''A target that cannot be had.'''\n"
+        "'''A target with a missing dependency.'''\n"
         "artifact, variants, native = 'needy.bin', ('',), False\n"
         "precisions = ('fp32',)\n"
         "needs_program = False\ncost = 1\n"
@@ -575,8 +572,8 @@ class Tripled(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
 
 
-def test_trace_takes_functions_of_autograd(tmp_path: Path) -> None:
-    """Bare, the trace holds a call of Python that no file can hold."""
+def test_trace_supports_autograd_functions(tmp_path: Path) -> None:
+    """A plain trace contains a Python call, which cannot be saved."""
 
     class Model(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -596,11 +593,11 @@ def test_trace_takes_functions_of_autograd(tmp_path: Path) -> None:
     assert Doubled.apply(torch.ones(1)).item() == 2.0  # type: ignore[no-untyped-call]
 
 
-def test_a_package_has_the_same_sources_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Although inductor appends its commands to them, and puts into them what happens to be in memory."""
+def test_a_package_always_has_the_same_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor appends its commands to them and writes uninitialized memory into them."""
     from torch._inductor import codecache
 
-    monkeypatch.setattr(codecache, "write", codecache.write)  # as it was, once the test is over
+    monkeypatch.setattr(codecache, "write", codecache.write)  # restores it after the test
     _inductor.repeat_itself()
     paths = set()
     for address, byte in (("0x7f85e24a1d00", 253), ("0x7fa4a43aa020", 254)):

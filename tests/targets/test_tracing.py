@@ -1,4 +1,4 @@
-"""Flags among numbers in a trace."""
+"""Booleans as numbers, warnings and branches in a trace."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Flagged(nn.Module):
         lambda flag: flag ^ True,
     ],
 )
-def test_a_flag_may_stand_for_a_number(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_a_bool_may_be_used_as_a_number(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     model, x = Flagged(change).eval(), torch.tensor([1.0, -1.0, 1.0])
     with torch.no_grad(), NumbersForFlags():
         traced = torch.jit.freeze(torch.jit.trace(model, -x, check_trace=False).eval())
@@ -62,7 +62,7 @@ def test_a_flag_may_stand_for_a_number(change: Callable[[torch.Tensor], torch.Te
         lambda x: torch.full((2,), True, dtype=torch.float16),
     ],
 )
-def test_what_a_flag_gives_with_numbers_keeps_its_dtype(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_a_bool_with_numbers_keeps_the_dtype_of_the_result(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     class Changing(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return change(x)
@@ -78,7 +78,7 @@ class Branching(nn.Module):
         return x * 2 if x.sum() > 0 else x - int(x.max())  # here
 
 
-def test_a_warning_has_the_model_s_line() -> None:
+def test_a_warning_names_the_line_of_the_model() -> None:
     with torch.no_grad(), warned() as caught, NumbersForFlags():
         torch.jit.trace(Branching().eval(), -torch.ones(3), check_trace=False)
         warnings.warn("another", UserWarning, stacklevel=1)
@@ -88,7 +88,7 @@ def test_a_warning_has_the_model_s_line() -> None:
     assert (caught[-1].filename, str(caught[-1].message)) == (__file__, "another")
 
 
-def test_the_trace_of_a_flag_needs_it() -> None:
+def test_torch_cannot_trace_a_bool_as_a_number() -> None:
     with pytest.raises(RuntimeError, match="aten::fill_"):
         torch.jit.trace(Flagged(lambda flag: flag.fill_(True)).eval(), torch.ones(3), check_trace=False)
 
@@ -108,7 +108,7 @@ class Asking(torch.nn.Module):
         return x
 
 
-def test_branches_on_values_are_found_and_those_on_sizes_and_weights_are_not() -> None:
+def test_only_branches_on_values_are_found() -> None:
     with torch.no_grad(), warned(), Branches() as branches:
         torch.jit.trace(Asking(), torch.ones(2, 3), check_trace=False)
     (note,) = branches.notes()
@@ -121,8 +121,8 @@ def test_branches_on_values_are_found_and_those_on_sizes_and_weights_are_not() -
     assert none.notes() == ()
 
 
-def test_questions_before_the_trace_begins_are_none_of_its_branches() -> None:
-    """Asking torch for a tensor's value in the trace where nothing is being traced would end the process."""
+def test_branches_outside_a_trace_are_ignored() -> None:
+    """Asking torch for a tensor's value in the trace when nothing is being traced would crash the process."""
     with Branches() as branches:
         assert bool(torch.ones(1))
     assert branches.notes() == ()

@@ -1,4 +1,4 @@
-"""Compiled packages are unpacked once for each content, and leave nothing behind."""
+"""Compiled packages are unpacked once for each content, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ print(*before, *now())
 
 
 class Wide(torch.nn.Module):
-    """With weights that are worth dropping."""
+    """A model whose weights are large enough to be dropped."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_opening_and_closing_is_flat(package: Path, tmp_path: Path) -> None:
+def test_opening_and_closing_does_not_leak(package: Path, tmp_path: Path) -> None:
     words = [sys.executable, "-c", CYCLES, str(package)]
     done = subprocess.run(
         words, env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True, check=False
@@ -74,14 +74,14 @@ def test_opening_and_closing_is_flat(package: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_not_used_has_no_weights(package: Path) -> None:
+def test_unused_packages_have_no_weights(package: Path) -> None:
     folder, release = _unpacking.unpack(package)
     (library,) = folder.rglob("*.so")
     whole, blocks = library.read_bytes(), library.stat().st_blocks
     other, release_other = _unpacking.unpack(package)
     assert other == folder
     release()
-    assert library.read_bytes() == whole  # somebody has it still
+    assert library.read_bytes() == whole  # still used by the other
     release_other()
     assert library.stat().st_blocks < blocks - 48_000 // 512 // 2
     _, release = _unpacking.unpack(package)
@@ -89,7 +89,7 @@ def test_what_is_not_used_has_no_weights(package: Path) -> None:
     release()
 
 
-def test_an_altered_package(package: Path, tmp_path: Path) -> None:
+def test_an_altered_package_is_rejected(package: Path, tmp_path: Path) -> None:
     data = bytearray(package.read_bytes())
     data[data.index(b"\x7fELF") + 5000] ^= 1
     (tmp_path / "altered.pt2").write_bytes(data)
@@ -97,7 +97,7 @@ def test_an_altered_package(package: Path, tmp_path: Path) -> None:
         _unpacking.unpack(tmp_path / "altered.pt2")
 
 
-def test_what_a_killed_process_left_is_swept(package: Path, tmp_path: Path) -> None:
+def test_the_directory_of_a_killed_process_is_removed(package: Path, tmp_path: Path) -> None:
     code = "import sys, pathlib; from exporter.targets import _unpacking as u; u.unpack(pathlib.Path(sys.argv[1]))"
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     words = [sys.executable, "-c", f"{code}; print(flush=True); sys.stdin.read()", str(package)]
@@ -106,7 +106,7 @@ def test_what_a_killed_process_left_is_swept(package: Path, tmp_path: Path) -> N
         killed.stdout.readline()
         sweeping = [sys.executable, "-c", "from exporter.targets import _unpacking; _unpacking.sweep()"]
         subprocess.run(sweeping, env=environment, check=True)
-        assert list(tmp_path.iterdir())  # its process lives
+        assert list(tmp_path.iterdir())  # its process is alive
         killed.send_signal(signal.SIGKILL)
     assert list(tmp_path.iterdir())
     subprocess.run(sweeping, env=environment, check=True)

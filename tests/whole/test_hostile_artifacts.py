@@ -129,7 +129,7 @@ def test_a_flipped_bit_in_an_archive_without_a_bundle(made_bundle: Path, tmp_pat
         data = bytearray(whole)
         data[at + sum(extra) + info.file_size // 2] ^= 1
         (tmp_path / file).write_bytes(data)
-        with pytest.raises(ArtifactError, match="the checksum of"):
+        with pytest.raises(ArtifactError, match="the CRC-32 of"):
             exporter.open_artifact(tmp_path / file)
 
 

@@ -1,8 +1,8 @@
-"""Known causes of failure: what in the model is in the way, and what to do about it. Texts in, words out; never torch.
+"""Known causes of failure: recognise one in an error message and explain what to do about it. Never imports torch.
 
-Each is an entry of one of the tables beside this file. Patterns are for messages of torch.jit, torch.export,
-torch.onnx, AOTInductor, onnxruntime and exporter-run; what exporter itself raises names its cause. A pattern's named
-groups fill the words of its sentence and remedy.
+The tables are in the modules of this package. Patterns match messages of torch.jit, torch.export, torch.onnx,
+AOTInductor, onnxruntime and exporter-run; errors that exporter raises name their cause. A pattern's named groups fill
+the placeholders in the sentence and the remedy.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from exporter.core.causes._cause import Cause as Cause
 from exporter.core.errors import BothFailed, ExporterError
 from exporter.core.source_lines import place
 
-INT8 = "ship bf16 or fp16, or int8 by another target"  # where nothing better is known of a quantized variant
+INT8 = "ship bf16 or fp16, or int8 by another target"  # the default remedy for a quantized variant
 OUT_OF_MEMORY, KILLED = "out-of-memory", "killed"
-REASON = 320  # characters of a raw message that a reason keeps
+REASON = 320  # maximum number of characters of the raw message in a reason
 CAUSES: tuple[Cause, ...] = (
     *_values.CAUSES,
     *_operators.CAUSES,
@@ -36,9 +36,9 @@ _TORCHSCRIPT = ("trace", "script")
 
 
 def find(text: str, target: str = "", python: tuple[int, ...] = sys.version_info[:2]) -> Cause | None:
-    """The cause that a message names first, its words filled in, with the remedy for the target; None when unknown.
+    """Return the cause whose pattern matches first in a message, with the remedy for the target; None if unknown.
 
-    On a Python that TorchScript does not support, what else is unknown there is laid to that.
+    On a Python version that TorchScript does not support, unknown errors of trace and script are attributed to that.
     """
     meant = [(cause, pattern) for cause, pattern in _COMPILED if not (target and cause.only) or target in cause.only]
     found = [(match.start(), cause, match) for cause, pattern in meant if (match := pattern.search(text))]
@@ -52,19 +52,19 @@ def find(text: str, target: str = "", python: tuple[int, ...] = sys.version_info
 
 
 def of(error: BaseException, target: str = "", text: str = "") -> Cause | None:
-    """The cause that whoever raised the error knows, else what `find` reads in the text, or in what the error says."""
+    """Return the cause that the error itself names, or else what `find` returns for `text` or the error's message."""
     if blame := getattr(error, "blame", None):
         return named(blame.cause, target, blame.words)
     return find(text or str(error), target)
 
 
 def named(name: str, target: str = "", words: Mapping[str, str] | None = None) -> Cause:
-    """The cause of this name, its words filled in. KeyError for a name that no cause has."""
+    """Return the cause of this name with its placeholders filled. Raises KeyError for an unknown name."""
     return _filled(_BY_NAME[name], dict(words or {}), target)
 
 
 def _filled(cause: Cause, words: dict[str, str], target: str) -> Cause:
-    """Its sentence and remedy with the words of a message; a word in brackets or after a colon may be missing."""
+    """Fill the placeholders; a missing word in brackets or after a final colon is removed with its punctuation."""
     known = collections.defaultdict(str, words)
     sentence = cause.sentence.format_map(known).replace(" ()", "").removesuffix(": ")
     remedy = cause.remedies.get(target, cause.remedy).format_map(known)
@@ -72,7 +72,7 @@ def _filled(cause: Cause, words: dict[str, str], target: str) -> Cause:
 
 
 class Described(NamedTuple):
-    """Reason and remedy of a failed row, and the cause's name; "" where it is unknown."""
+    """Reason and remedy of a failed row, and the name of the cause, which is "" if unknown."""
 
     reason: str
     remedy: str
@@ -80,10 +80,10 @@ class Described(NamedTuple):
 
 
 def describe(error: ExporterError, target: str = "", text: str = "") -> Described:
-    """What a row says of an error; `text` is what the error says, and more.
+    """Describe an error for a row of the report; `text` is an extended form of the error's message.
 
-    The reason is the cause's sentence, the place, and the raw message shortened; a message of no known cause is kept
-    as it is. The remedy is the cause's where the error has none.
+    The reason is the cause's sentence, the place and the shortened message. Without a known cause it is the message
+    alone. The remedy is the error's own, or else that of the cause.
     """
     text = text or str(error)
     cause = of(error, target, text)
@@ -99,12 +99,12 @@ def describe(error: ExporterError, target: str = "", text: str = "") -> Describe
 
 
 def remedy(text: str, target: str = "") -> str:
-    """What to do about a message's cause; "" when it is unknown."""
+    """Return the remedy for the cause of a message; "" if the cause is unknown."""
     cause = find(text, target)
     return cause.remedy if cause else ""
 
 
 def shorten(text: str) -> str:
-    """One line of at most REASON characters, cut between words."""
+    """Return one line of at most REASON characters, truncated between words."""
     line = " ".join(text.split())
     return line if len(line) <= REASON else line[:REASON].rpartition(" ")[0] + " …"

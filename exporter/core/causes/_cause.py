@@ -1,4 +1,4 @@
-"""What a cause is."""
+"""The type of a known cause."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Cause:
-    """One cause. `sentence` says what in the model is in the way, `remedy` what to do; `remedies` are by target.
+    """A known cause. `sentence` describes the problem and `remedy` the solution; `remedies` override it by target.
 
-    `patterns` are of messages. A cause that exporter finds by a run's own facts has none, and is asked for by its name.
-
-    Where `only` names targets, it is none of another target's failures: words may be alike.
+    `patterns` are regular expressions for messages. A cause that exporter detects itself has none and is looked up by
+    its name. If `only` lists targets, the patterns apply only to these, because other targets have similar messages.
     """
 
     name: str

@@ -1,19 +1,19 @@
-"""What goes in and comes out, and what the code does that no graph can say."""
+"""Causes in the inputs and outputs, and in code that a graph cannot represent."""
 
 from __future__ import annotations
 
 from exporter.core.causes._cause import Cause
 
 CAUSES = (
-    # What goes in and comes out.
+    # Inputs and outputs.
     Cause(
         "cache-in-outputs",
         (
             r"Found <class '(?P<type>[\w.]*Cache)'> in output",
             r"(?:Tracer cannot infer type of [\s\S]{0,800}?)?but (?:instead )?got value of type (?P<type>\w*Cache)\b",
         ),
-        "The model returns a cache ({type}), which is no tensor",
-        "turn it off (use_cache=False), or return the tensors that it holds",
+        "The model returns a cache ({type}), which is not a tensor",
+        "turn the cache off (use_cache=False), or return its tensors",
     ),
     Cause(
         "object-in-inputs-or-outputs",
@@ -21,7 +21,7 @@ CAUSES = (
             r"Found <class '(?P<type>[^']+)'> in output, which is not a known type",
             r"Unsupported input type <class '(?P<type>[^']+)'>",
         ),
-        "An input or output is an object of {type}, whose tensors torch does not see",
+        "An input or output is an object of {type}, whose tensors are invisible to torch",
         "use tensors, or register the class: torch.export.register_dataclass, torch.utils._pytree.register_pytree_node",
     ),
     Cause(
@@ -34,16 +34,16 @@ CAUSES = (
             r"Error when translating node return",
             r"'(?:int|float|bool|str)' object has no attribute 'name'",
         ),
-        "The model returns something that is no tensor",
+        "The model returns something that is not a tensor",
         "return tensors, or tuples, lists or dicts of them",
     ),
     Cause(
         "recurrent-on-gpu",
         (r"(?:cond_fn|body_fn) might be aliasing",),
-        "This torch compiles no loop over a sequence of any length on a GPU, which a recurrent layer becomes",
-        "ship trace, script or onnx, which have a kernel for it",
+        "A recurrent layer becomes a loop over a dynamic length, which this torch cannot compile for a GPU",
+        "ship trace, script or onnx, which have a kernel for the layer",
     ),
-    # What the code does that no graph can say.
+    # Code that a graph cannot represent.
     Cause(
         "mutated-input",
         (
@@ -56,19 +56,19 @@ CAUSES = (
             r"Inplace update to inference tensor",
         ),
         "The code changes an input or a constant in place",
-        "clone() it first, or use the operation that is not in place",
+        "clone() it first, or use an operation that does not work in place",
     ),
     Cause(
         "size-as-a-key",
         (r"unhashable type: (?:non-nested )?Sym(?:Int|Float|Bool)",),
-        "A size is a key here, perhaps of a cache by length or of lru_cache, and no size that moves can be one",
-        "compute it in each call, or keep one of the greatest size as a buffer and cut it: self.mask[:n, :n]",
+        "A size is used as a key here, perhaps of lru_cache or of a cache by length; a dynamic size cannot be a key",
+        "compute it in each call, or keep the largest one as a buffer and slice it: self.mask[:n, :n]",
     ),
     Cause(
         "written-through-data",
         (r"We found a fake tensor in the exported program constant's list",),
-        "No graph has what is written through .data, perhaps by this code",
-        "change the tensor itself, under torch.no_grad() where need be: self.s.mul_(x), not self.s.data.mul_(x)",
+        "Values are written through .data, perhaps by this code, which a graph does not record",
+        "change the tensor itself, under torch.no_grad() if necessary: self.s.mul_(x), not self.s.data.mul_(x)",
     ),
     Cause(
         "fixed-device",
@@ -77,8 +77,8 @@ CAUSES = (
             r"is not on the expected device",
             r"found two different devices",
         ),
-        "A tensor is made on a fixed device, not where the inputs are",
-        "make it with device=x.device, or keep it as a buffer; a traced device stays as it was",
+        "A tensor is created on a fixed device, not on the device of the inputs",
+        "create it with device=x.device, or keep it as a buffer; a trace keeps the device that it saw",
     ),
     Cause(
         "depends-on-strides",
@@ -87,31 +87,31 @@ CAUSES = (
             r"Cannot view a tensor with shape",
             r"unmatched stride value",
         ),
-        "The code depends on how a tensor lies in memory: it views one that is not contiguous",
-        "use reshape, or contiguous() before view",
+        "The code depends on the memory layout of a tensor: it views one that is not contiguous",
+        "use reshape, or call contiguous() before view",
     ),
     Cause(
         "leaves-torch",
         (r"\.numpy\(\) is not supported", r"Converting a tensor to a NumPy array"),
-        "The code leaves torch for NumPy, where no graph can follow",
-        "use torch's own operations, or wrap that part as an operator: torch.library.custom_op",
+        "The code converts tensors to NumPy, which a graph cannot follow",
+        "use torch's own operations, or wrap this part as an operator: torch.library.custom_op",
     ),
     Cause(
         "unknown-kernel",
         (r"Cannot access data pointer of Tensor",),
-        "The code calls a kernel that is no operator of torch",
-        "wrap it as one: torch.library.custom_op with register_fake",
+        "The code calls a kernel that is not registered as a torch operator",
+        "register it: torch.library.custom_op with register_fake",
     ),
     Cause(
         "recompile-limit",
         (r"recompile[_ ]limit",),
-        "torch.compile had to compile again and again: the code depends on sizes or Python values that change",
-        "mark the sizes dynamic, or keep changing Python numbers out of forward",
+        "torch.compile had to recompile too often: the code depends on sizes or Python values that change",
+        "mark the sizes as dynamic, or keep Python numbers that change out of forward",
     ),
     Cause(
         "graph-break",
         (r"\bUnsupported: ", r"compile-graph-break-site", r"torch\._dynamo\.graph_break"),
         "torch.compile cannot follow the code here and breaks the graph",
-        "take that call out of forward, or rewrite it with what torch.compile supports",
+        "move that call out of forward, or rewrite it with operations that torch.compile supports",
     ),
 )

@@ -1,4 +1,4 @@
-"""The machine: compilers, memory, libraries."""
+"""Causes on the machine: compilers, memory, libraries."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ CAUSES = (
     Cause(
         "exporter-itself",
         (),
-        "This is a bug of exporter's, and nothing that the model does wrong",
-        "report it, with the log; another target may do meanwhile",
+        "This is a bug in exporter, not a problem of the model",
+        "report it with the log; another target may work in the meantime",
     ),
     Cause(
         "no-compiler",
         (r"InvalidCxxCompiler|No working C\+\+ compiler",),
-        "There is no C++ compiler, which compile needs",
+        "The target compile needs a C++ compiler, and none was found",
         "install g++ (Debian: apt install g++), or name one in CXX",
     ),
     Cause(
         "compiler-failed",
         (r"CppCompileError|C\+\+ compile error", r"CUDACompileError"),
-        "The C++ compiler rejected the code that AOTInductor wrote",
+        "The C++ compiler rejected the code that AOTInductor generated",
         "try another compiler (CXX), or another version of torch",
     ),
     Cause(
@@ -32,25 +32,25 @@ CAUSES = (
             r"Failed to allocate memory for requested buffer",
             r"CUDA error: out of memory",
         ),
-        "The memory did not suffice",
-        "take smaller sizes (--size), raise --memory-limit where one was given, or use a larger machine",
+        "There was not enough memory",
+        "use smaller sizes (--size), raise --memory-limit if it is set, or use a larger machine",
     ),
     Cause(
         "killed",
         (),
-        "The memory did not suffice",
-        "take smaller sizes (--size), raise --memory-limit where one was given, or use a larger machine",
+        "There was not enough memory",
+        "use smaller sizes (--size), raise --memory-limit if it is set, or use a larger machine",
     ),
     Cause(
         "shared-library",
         (r"(?P<what>\S+\.so\S*): cannot open shared object file", r"Could not load this library: (?P<what>\S+)"),
         "The shared library {what} is missing or cannot be loaded",
-        "install what holds it, or put its folder into LD_LIBRARY_PATH; `exporter doctor` looks over the rest",
+        "install the package that contains it, or add its folder to LD_LIBRARY_PATH; `exporter doctor` checks the rest",
     ),
     Cause(
         "illegal-instruction",
         (r"[Ii]llegal instruction",),
-        "The artifact was built for a processor with instructions that this one lacks",
-        "export it on the machine that serves it, or on an older one",
+        "The artifact was built for a CPU with instructions that this one lacks",
+        "export it on the machine that will run it, or on one with an older CPU",
     ),
 )

@@ -1,4 +1,4 @@
-"""Operators that a route does not have."""
+"""Causes in operators that a target does not support."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ CAUSES = (
             r"Numpy_type 1[456] can't be converted to MLDataType",
             r"(?:tensor\(complex|not implemented for 'Complex|code generation for complex operators)",
         ),
-        "Complex numbers stand where this route takes only real ones",
-        "compute with real and imaginary parts (torch.view_as_real), at inputs and outputs too; or ship another target",
+        "Complex numbers are used where this target supports only real ones",
+        "use real and imaginary parts (torch.view_as_real), also for inputs and outputs; or ship another target",
     ),
     Cause(
         "higher-order-operator",
@@ -26,8 +26,8 @@ CAUSES = (
             r"doesn't work unless it is captured completely with torch\.compile",
             r"FX to torch\.jit\.trace a dynamo-optimized function",
         ),
-        "This route takes no higher-order operator ({op}) and no code that torch.compile has wrapped",
-        "write it as a plain branch or loop for trace and script; onnx takes torch.cond, scan and while_loop",
+        "This target supports neither higher-order operators ({op}) nor code wrapped by torch.compile",
+        "write it as a plain branch or loop for trace and script; onnx supports torch.cond, scan and while_loop",
     ),
     Cause(
         "sparse-or-quantized",
@@ -39,8 +39,8 @@ CAUSES = (
             NO_ONNX + r"<OpOverload\(op='aten\.(?:_to_sparse|_to_dense|q)\w*",
             r"(?:UnsupportedOperatorException: )?aten\.(?:_nested_tensor|_to_sparse|_to_dense|sparse_)",
         ),
-        "A tensor is sparse, nested or quantized, and the route takes only dense ones",
-        "export the dense float model; quantize with the route's own tools",
+        "A tensor is sparse, nested or quantized, and this target supports only dense ones",
+        "export the dense float model, and quantize it with the tools of the target's runtime",
     ),
     Cause(
         "custom-operator-onnx",
@@ -48,14 +48,14 @@ CAUSES = (
             NO_ONNX + r"<OpOverload\(op='(?P<op>(?!aten\.|prims?\.)[\w.]+)'",
             r"Fatal error: (?P<op>[\w.:]+)\S* is not a registered function/op",
         ),
-        "ONNX has no translation for the custom operator {op}",
+        "There is no translation to ONNX for the custom operator {op}",
         "write it with torch's own operators, or ship trace, script or compile and load its library (--ops-lib)",
     ),
     Cause(
         "python-number-onnx",
         (NO_ONNX + r"<(?:built-in )?function (?P<op>\w+)",),
-        "ONNX has no translation for Python's {op}() of a number that a call computes",
-        "make it when the module is built, or compute it with tensor operations; of sizes take // and %",
+        "There is no translation to ONNX for Python's {op}() of a number computed in the call",
+        "compute it when the module is built, or with tensor operations; for sizes, use // and %",
     ),
     Cause(
         "operator-not-in-opset",
@@ -63,20 +63,20 @@ CAUSES = (
             NO_ONNX + r"<OpOverload\(op='(?P<op>[\w.]+)'",
             r"Exporting the operator '(?P<op>[\w:.]+)' to ONNX opset version \d+ is not supported",
         ),
-        "ONNX has no translation for the operator {op} in this opset",
-        "try a later --opset, write it with other operators, or ship another target",
+        "There is no translation to ONNX for the operator {op} in this opset",
+        "try a later --opset, use other operators, or ship another target",
     ),
     Cause(
         "mixed-dtypes-onnx",
         (r"Cannot find a compatible OpOverload for (?P<op>[\w.]+)",),
-        "torch's ONNX exporter has no {op} for this mixture of numbers, tensors and dtypes",
-        "give them one dtype there: x.float(), 50.0 instead of 50",
+        "There is no translation to ONNX of {op} for this combination of numbers, tensors and dtypes",
+        "convert them to one dtype: x.float(), 50.0 instead of 50",
     ),
     Cause(
         "opset-too-new",
         (r"Opset (?P<opset>\d+) is under development", r"invalid version \(must be between 1 and \d+\)"),
-        "The opset asked for is newer than what is installed here knows",
-        "give a lower --opset, or none",
+        "The installed software does not support this opset yet",
+        "give a lower --opset, or omit it",
     ),
     Cause(
         "no-onnxruntime-kernel",
@@ -90,13 +90,13 @@ CAUSES = (
     Cause(
         "complex-view",
         (r"Tensor must have a last dimension with stride 1",),
-        "The code views as complex numbers a tensor that a compiled graph lays out otherwise",
+        "The code views a tensor as complex numbers, but its memory layout differs in the compiled graph",
         "write torch.complex(x[..., 0], x[..., 1]) instead of torch.view_as_complex(x)",
     ),
     Cause(
         "torchvision-mismatch",
         (r"operator torchvision::nms does not exist",),
-        "torch and torchvision are of different builds",
+        "torch and torchvision come from different builds",
         "install both from one index: `pip install --force-reinstall torch torchvision`",
     ),
     Cause(
@@ -109,7 +109,7 @@ CAUSES = (
             r"calls operators of (?P<op>\w+), which are not registered",
         ),
         "The custom operator {op} is not registered where the artifact runs",
-        "load the library that registers it: exporter-run --ops-lib FILE in C++, an import of its package in Python",
+        "load the library that registers it: exporter-run --ops-lib FILE in C++, or import its package in Python",
     ),
     Cause(
         "custom-operator-without-fake-kernel",
@@ -119,7 +119,7 @@ CAUSES = (
             BACKEND + r"Meta)' backend",
             r"no fake impl registered",
         ),
-        "The operator {op} has no fake kernel, so nobody can tell the shape of what it gives",
+        "The operator {op} has no fake kernel, so the shape of its output is unknown",
         "register one: torch.library.register_fake",
     ),
     Cause(

@@ -1,4 +1,4 @@
-"""What TorchScript cannot read."""
+"""Causes in code that TorchScript does not support."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ CAUSES = (
     Cause(
         "source-is-missing",
         (r"(?:Can't get|Failed to get) source for (?P<what><[^>]*>|\S+)", r"could not get source code"),
-        "TorchScript needs source code that cannot be had: {what}",
-        "define it in a .py file, without decorators or exec that hide it",
+        "TorchScript needs source code that is not available: {what}",
+        "define it in a .py file, without exec or decorators that hide it",
     ),
     Cause(
         "annotation",
@@ -26,8 +26,8 @@ CAUSES = (
             r"Unknown type constructor (?P<type>\w+)",
             r"Unsupported annotation (?P<type>\S+)",
         ),
-        "TorchScript does not know the annotation {type}",
-        "use Optional, Union, List, Dict and Tuple of typing, with tensors and plain types in them",
+        "TorchScript does not support the annotation {type}",
+        "use Optional, Union, List, Dict and Tuple from typing, with tensors and plain types",
         only=BOTH,
     ),
     Cause(
@@ -36,20 +36,20 @@ CAUSES = (
             r"Could not export Python function call '(?P<name>\w+)'",
             r"Python builtin <built-in method apply of FunctionMeta",
         ),
-        "A torch.autograd.Function ({name}) is Python code, which no TorchScript holds",
+        "A torch.autograd.Function ({name}) is Python code, which TorchScript cannot contain",
         "call its forward as a plain function for inference",
     ),
     Cause(
         "vmap",
         (r"\bvmap: ", r"_functorch/(?:apis|vmap|predispatch)\.py"),
-        "torch.vmap or torch.func is not for this route as it is used here",
-        "write the batch dimension out with broadcasting",
+        "This target does not support this use of torch.vmap or torch.func",
+        "write out the batch dimension with broadcasting",
     ),
     Cause(
         "operator-not-in-torchscript",
         (),
         "TorchScript has no operator {op}",
-        "register it in C++ (TORCH_LIBRARY) where it is your own, write it with others, or ship compile or onnx",
+        "register it in C++ (TORCH_LIBRARY) if it is your own, use other operators, or ship compile or onnx",
     ),
     Cause(
         "variable-arguments",
@@ -58,7 +58,7 @@ CAUSES = (
             r"keyword-arg expansion is not supported",
             r"cannot statically infer the expected size of a list",
         ),
-        "TorchScript takes no *args, **kwargs or keyword-only arguments with defaults",
+        "TorchScript does not support *args, **kwargs or keyword-only arguments with defaults",
         "name every argument",
         only=BOTH,
     ),
@@ -70,8 +70,8 @@ CAUSES = (
             r"second argument must be a (?P<what>string literal)",
             r"(?:Python builtin|built-in) (?P<what><[^>]+>) is currently not supported in Torchscript",
         ),
-        "TorchScript has no words for this Python ({what})",
-        "write it more plainly, or move it out of forward",
+        "TorchScript does not support this Python syntax ({what})",
+        "write it with simpler syntax, or move it out of forward",
         only=BOTH,
     ),
     Cause(
@@ -81,8 +81,8 @@ CAUSES = (
             r"python value of type '(?P<what>[^']+)' cannot be used as a value",
             r"'Tensor' object has no attribute or method '(?P<what>\w+)'",
         ),
-        "TorchScript cannot take {what} over from Python",
-        "keep tensors, numbers and strings on the module, annotated, and no objects",
+        "TorchScript cannot convert {what} from Python",
+        "keep only annotated tensors, numbers and strings on the module, not other objects",
         only=BOTH,
     ),
     Cause(
@@ -94,8 +94,8 @@ CAUSES = (
             r"Return value was annotated",
             r"previously had type",
         ),
-        "TorchScript needs one type for each value, and here are two",
-        "annotate what is not a Tensor; check Optional with `is not None` before use",
+        "TorchScript needs a single type for each value, and here there are two",
+        "annotate values that are not a Tensor; check an Optional with `is not None` before use",
         only=BOTH,
     ),
     Cause(
@@ -118,7 +118,7 @@ CAUSES = (
             r"Tried to serialize object (?P<what>\S+)",
             r"support the deepcopy protocol",
         ),
-        "The model holds something that cannot be copied or pickled: {what}",
-        "define its class in a module, and keep locks, files, lambdas and hooks out of it",
+        "The model contains something that cannot be copied or pickled: {what}",
+        "define its class in an importable module, and remove locks, files, lambdas and hooks from the model",
     ),
 )

@@ -1,4 +1,4 @@
-"""What depends on the values of tensors, and dimensions that do not move as promised."""
+"""Causes in code that depends on the values of tensors, and in dimensions that are less dynamic than promised."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ GUARD = r"Could not guard on data-dependent expression"
 CONSTRAINTS = r"Constraints violated[\s\S]{0,600}?"
 
 CAUSES = (
-    # What depends on the values of tensors.
+    # Code that depends on the values of tensors.
     Cause(
         "size-from-values",
         (
@@ -17,8 +17,8 @@ CAUSES = (
             r"DynamicOutputShapeException",
             r"(?:Unsupported: )?Dynamic shape operator",
         ),
-        "The size of a tensor depends on the values of another",
-        "keep sizes fixed: multiply by a mask instead of selecting, pad to a length; or bound the size by torch._check",
+        "The size of a tensor depends on the values of another tensor",
+        "keep sizes fixed: multiply by a mask instead of selecting, or pad; or bound the size with torch._check",
     ),
     Cause(
         "number-from-values",
@@ -28,14 +28,14 @@ CAUSES = (
             r"DataDependentOutputException",
             r"(?:Unsupported: )?Unsupported Tensor\.item\(\)",
         ),
-        "Python needs a number that only the values of a tensor give, for a loop, an index or a size",
-        "keep it a tensor, or compute it from shapes",
+        "Python needs a number from the values of a tensor, for a loop, an index or a size",
+        "keep it as a tensor, or compute it from shapes",
     ),
     Cause(
         "check-on-values",
         (),
-        "The code has {what} on the values of tensors, which a graph cannot stop at",
-        "delete it, or check the inputs before the call",
+        "The code has {what} on the values of tensors, which a graph cannot express",
+        "remove it, or check the inputs before the call",
     ),
     Cause(
         "branch-on-values",
@@ -46,45 +46,45 @@ CAUSES = (
             r"data-dependent control flow",
         ),
         "A branch depends on the values of tensors",
-        "write it with torch.cond or torch.where; or ship script, which takes branches where it can read the code",
-        {"script": "write it with torch.cond or torch.where, or write the code so that torch.jit.script can read it"},
+        "write it with torch.cond or torch.where; or ship script, which supports branches if it can compile the code",
+        {"script": "write it with torch.cond or torch.where, or in Python that torch.jit.script can compile"},
     ),
     Cause(
         "unsteady",
         (),
-        "Eager itself gives other values at a second run: {why}",
+        "Eager itself returns different values in a second run: {why}",
         "make it repeatable: no dropout or noise in eval mode, and state as an input and an output instead of a buffer",
     ),
     Cause(
         "not-a-number",
         (),
-        "Eager itself gives NaN, so that nothing tells what is right",
-        "give inputs that the model is made for, or mend the model",
+        "Eager itself returns NaN, so there is no correct value to compare with",
+        "give inputs that the model is made for, or fix the model",
     ),
     Cause(
         "too-coarse",
         (),
-        "int8 is too coarse for this model, or was calibrated with inputs unlike the golden's",
-        "give more real inputs (samples() of the recipe), or ship bf16 or fp16",
+        "int8 is too coarse for this model, or the calibration inputs differ too much from the golden's",
+        "give more real inputs (samples() in the recipe), or ship bf16 or fp16",
     ),
     Cause(
         "number-in-a-trace",
         (),
-        "The trace holds a number that the code took from a tensor, perhaps of the state, as it was then",
-        "keep it a tensor: index_select, torch.where; or ship script, where it can read the code",
+        "The trace contains, as a constant, a number that the code read from a tensor, perhaps from the state",
+        "keep it as a tensor: index_select, torch.where; or ship script if it can compile the code",
     ),
-    # Dimensions that do not move as promised.
+    # Dimensions that are less dynamic than promised.
     Cause(
         "size-baked",
         (),
-        "{what} became the number {size}, perhaps because an operator takes no size there that moves",
-        "leave that argument out (of torch.istft length: cut its output instead), or hold the size (--dynamic)",
+        "{what} became the number {size}, perhaps because an operator does not accept a dynamic size there",
+        "omit that argument (for length of torch.istft, slice its output instead), or fix the size (--dynamic)",
     ),
     Cause(
         "dimension-baked",
         (),
-        "The artifact holds {dim} at {size}, perhaps because a loop or a number in Python followed the example",
-        "write it with operations on whole tensors and sizes from x.shape, or ship a target that passes",
+        "The artifact fixes {dim} at {size}, perhaps because a loop or a number in Python depends on the example",
+        "use operations on whole tensors and sizes from x.shape, or ship a target that passes",
     ),
     Cause(
         "dimension-fixed",
@@ -93,25 +93,25 @@ CAUSES = (
             r"\((?P<size>\d+)\)",
             CONSTRAINTS + r"because (?P<dim>\S+) was inferred to be a constant \((?P<size>\d+)\)",
         ),
-        "torch.export holds {dim} at {size}, perhaps because of a loop over it, a number, or a size that stays",
-        "work on the whole tensor, take sizes from x.shape, or leave {dim} out of what is dynamic (--dynamic)",
+        "torch.export fixes {dim} at {size}, perhaps because of a loop over it, a number, or a fixed size",
+        "work on the whole tensor, take sizes from x.shape, or do not make {dim} dynamic (--dynamic)",
     ),
     Cause(
         "dimensions-tied",
         (CONSTRAINTS + r"The values of (?P<dim>\S+) = [^\n]{0,200}? and (?P<other>\S+) = \S+ must always be equal",),
         "The code needs {dim} and {other} to be equal",
-        "give both one name in inputs()",
+        "give both the same name in inputs()",
     ),
     Cause(
         "dimension-narrowed",
         (r"Constraints violated(?: \((?P<dim>[^)]*)\))?",),
-        "torch.export finds that the code does not take every promised size of {dim}",
-        "promise less (the constraint says how much), or change what the code asks of that size",
+        "torch.export finds that the code does not support every promised size of {dim}",
+        "narrow the range as the constraint says, or remove the code's requirement on that size",
     ),
     Cause(
         "cannot-be-saved",
         (r"SerializeError: Failed serializing node (?P<op>\w+)", r"op <built-in function (?P<op>\w+)> is not in _SYM"),
-        "torch.export.save has no words for {op}",
-        "ship another target, or write it otherwise: arithmetic of sizes with // and %, tensors as buffers",
+        "torch.export.save cannot serialize {op}",
+        "ship another target, or rewrite it: use // and % for arithmetic on sizes, and buffers for tensors",
     ),
 )
