@@ -2,7 +2,7 @@
 
 Without state: `model.pt` and `model.pt2`, a small model with a dynamic batch, and its `golden.safetensors`;
 `exported.pt2`, an ExportedProgram; `bare.pt`, without a contract; `custom.pt`, `custom.pt2`, `meet.pt` and `meet.pt2`,
-which call operators of the library OPERATORS; `inputs.safetensors`; `inputs.pt`, a pickle. `SHA256SUMS` lists all files.
+which call operators of the library OPERATORS; `inputs.safetensors`; `inputs.pt`, a pickle; `SHA256SUMS` of all files.
 
 With state: `stream.pt`, `stream.pt2` and `last.pt`, whose caller keeps the state, and `golden_stream.safetensors`;
 `carry.pt`, `carry.pt2` and `carry_frozen.pt2`, which keep their state, and `golden_carry.safetensors`;
