@@ -1,4 +1,4 @@
-# Everything happens in .venv and build; nothing outside this folder is touched.
+# Everything is written to .venv, build and artifacts; nothing outside this directory is changed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,20 +10,20 @@ export TORCHINDUCTOR_CACHE_DIR ?= $(CURDIR)/build/inductor
 
 .PHONY: help demo test check install lint docs cpp ctest asan pytest coverage fuzz fuzz-cpp schemas bench tables test-gpu clean
 
-help: ## this list
+help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
 
-demo: install cpp ## export BERT to every target, run the traced artifact without Python, print the report
+demo: install cpp ## export BERT to four targets, print the report, run the traced artifact without Python
 	exporter export bert --targets trace,script,compile,onnx
 	@echo 'The traced artifact in C++, with an empty environment and no Python:'
 	env -i $(CPP)/exporter-run verify artifacts/bert/trace.pt
 
-test: install lint docs cpp ctest pytest ## lint, types, docs, ctest, pytest
+test: install lint docs cpp ctest pytest ## run lint, types, docs, ctest and pytest
 
-check: lint ## lint, types and the fast tests, in under 2 minutes
+check: lint ## run lint, types and the fast tests, in under 2 minutes
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -q $(FAST)
 
-install: $(VENV)/.installed ## make .venv with all that is needed
+install: $(VENV)/.installed ## create .venv with all dependencies
 
 $(VENV)/.installed: setup.cfg pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "exporter needs Python 3.11 or later")'
@@ -32,14 +32,14 @@ $(VENV)/.installed: setup.cfg pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[demo,dev]'
 	touch $@
 
-lint: install ## ruff, mypy --strict, import-linter, clang-format
+lint: install ## run ruff, mypy --strict, import-linter and clang-format
 	ruff check .
 	ruff format --check .
 	mypy
 	lint-imports
 	clang-format --dry-run --Werror $$(git ls-files 'cpp/*.h' 'cpp/*.cpp')
 
-docs: install ## the documentation site in build/site; a broken link fails
+docs: install ## build the documentation site in build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 cpp: install ## build exporter-run
@@ -51,19 +51,19 @@ cpp: install ## build exporter-run
 ctest: cpp
 	ctest --test-dir $(CPP) --parallel 2 --output-on-failure
 
-asan: install ## the C++ tests under AddressSanitizer
+asan: install ## run the C++ tests under AddressSanitizer
 	cd cpp && cmake --preset asan -DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python && cmake --build --preset asan && ctest --preset asan
 
 pytest: cpp
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --durations=20 --durations-min=10
 
-coverage: cpp ## pytest again, twice as long: 90% of all branches have to be covered
+coverage: cpp ## run pytest with coverage, which takes twice as long; 90% of branches must be covered
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --cov=exporter --cov-branch --cov-fail-under=90 --cov-report=term:skip-covered
 
-fuzz: cpp ## 500 drawn modules through every target, in Python and C++; 25,000 spoilt archives and manifests
+fuzz: cpp ## export 500 generated modules to every target, in Python and C++; read 25,000 corrupted archives and manifests
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -p no:cacheprovider -s tests/whole/test_fuzz.py tests/whole/test_hostile.py
 
-fuzz-cpp: cpp ## 10,000 spoilt contracts, archives and goldens under libFuzzer and AddressSanitizer
+fuzz-cpp: cpp ## read 10,000 corrupted contracts, archives and goldens under libFuzzer and AddressSanitizer
 	@clang++ --version > build/clang.log 2>&1 || { echo 'fuzz-cpp needs clang++ with libFuzzer: apt-get install clang'; exit 1; }
 	ctest --test-dir $(CPP) -R '^fixtures$$' --output-on-failure
 	cd cpp && cmake --preset fuzz -DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python && cmake --build --preset fuzz
@@ -71,7 +71,7 @@ fuzz-cpp: cpp ## 10,000 spoilt contracts, archives and goldens under libFuzzer a
 	for reader in contract archive golden; do mkdir -p build/corpus/$$reader && ASAN_OPTIONS=detect_leaks=0 $(CPP)-fuzz/fuzz/fuzz_$$reader \
 	  -runs=10000 -timeout=20 -detect_leaks=0 -artifact_prefix=build/corpus/ build/corpus/$$reader build/seeds/$$reader || exit 1; done
 
-schemas: install ## write the JSON Schemas of manifests and release files anew, from the code
+schemas: install ## generate the JSON Schemas of manifests and release files from the code
 	$(BIN)/python -m exporter.core.manifest_schema > build/schema && mv build/schema exporter/core/manifest.schema.json
 	$(BIN)/python -m exporter.release.schema > build/schema && mv build/schema exporter/release/schema.json
 
@@ -80,11 +80,11 @@ bench: install cpp ## measure start-up, overhead and the C++ side
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/native.py
 
-tables: install cpp ## the published comparisons, small ones on the CPU: build/tables/tables.md and figures
+tables: install cpp ## repeat the published comparisons with small models on the CPU; writes build/tables
 	$(BIN)/python benchmarks/tables.py --quick --out build/tables
 
-test-gpu: ## the CUDA paths, with the python3 on the PATH (PYTHON=... for another)
+test-gpu: ## run the tests for CUDA with the python3 on the PATH (PYTHON=... for another)
 	$(PYTHON) -m pytest tests/gpu
 
-clean: ## remove what was built and exported here
+clean: ## remove everything that was built or exported here
 	rm -rf build artifacts $(VENV) *.egg-info .coverage*

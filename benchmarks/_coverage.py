@@ -1,6 +1,6 @@
-"""One architecture, in a process of its own: the bare calls, and exporter's artifacts, each at two further shapes.
+"""Judge one architecture in a separate process: the bare calls and exporter's artifacts, each at two further shapes.
 
-Artifacts are judged against eager here once more, at sizes and seeds that no golden has seen.
+Artifacts are compared with eager independently of exporter, at sizes and seeds that are not in any golden.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from exporter.workers import tasks
 from exporter.workers.messages import Job
 
 SEED = 4321
-STEPS = 8  # of a stream
+STEPS = 8  # calls of a stream
 TIMEOUT_S = 300
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 Runner = Callable[[tuple[Any, ...], dict[str, Any]], Any]
@@ -37,9 +37,9 @@ Runner = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 def main(
     model: str, place: Path, asked: Mapping[str, tuple[int, ...]], bare: Sequence[str], log: Path, answer: Connection
 ) -> None:
-    """Send {"bare": {target: word}, "exporter": {target: word}}; what is printed goes to the end of the log.
+    """Send {"bare": {target: verdict}, "exporter": {target: verdict}} and append all output to the log.
 
-    `asked` are sizes of the example, (SIZE,), and ranges, (MIN, MAX), that the export was given.
+    `asked` holds the sizes of the example, (SIZE,), and the ranges, (MIN, MAX), that were passed to the export.
     """
     with log.open("a") as file:
         os.dup2(file.fileno(), 1)
@@ -54,23 +54,23 @@ def main(
         )
         loaded = tasks.load_model(job)
         subject = Subject(loaded)
-        words: dict[str, dict[str, str]] = {"exporter": judge_bundle(subject, place)}
+        verdicts: dict[str, dict[str, str]] = {"exporter": judge_bundle(subject, place)}
         if bare:
-            words["bare"] = {
+            verdicts["bare"] = {
                 name: attempt(lambda make=make: subject.judge(make(loaded.module.model, subject.example, Path(folder))))
                 for name, make in BARE.items()
                 if name in bare
             }
-    answer.send(words)
+    answer.send(verdicts)
 
 
 class Subject:
-    """The model with its example, and what eager gives at sizes and seeds that no golden has."""
+    """The model with its example, and eager's outputs at sizes and seeds that are not in any golden."""
 
     def __init__(self, loaded: Any) -> None:
         self.loaded = loaded
         self.example: Call = self._call(loaded.base, 0)
-        # Whether a call leaves something for the next is the artifact's to say; a bare call is told here.
+        # An artifact's contract says whether the model keeps state; for a bare call, the recipe says it.
         self.streams = getattr(loaded.recipe, "streams", False)
 
     def _call(self, sizes: Mapping[str, int], seed: int) -> Call:
@@ -78,14 +78,14 @@ class Subject:
         return flattening.as_call(self.loaded.recipe.inputs(**sizes))
 
     def sizes(self, ranges: Mapping[str, Range], step: int) -> dict[str, int]:
-        """The example's, each that moves as many steps on as it may."""
+        """Return the example's sizes, each dynamic one increased by `step` steps as far as its range allows."""
         further = {n: self.loaded.base[n] + step * r.multiple_of for n, r in ranges.items()}
         moved = {n: max((s for s in r.sizes if s <= further[n]), default=r.sizes[0]) for n, r in ranges.items()}
         return {**self.loaded.base, **moved}
 
     def calls(self, ranges: Mapping[str, Range]) -> Iterator[tuple[Call, Tensors, Tensors]]:
-        """Inputs as the model takes them, the same flat, and what eager gives."""
-        for step in (3, 4):  # torchvision's batches of 4 and 5: goldens hold 1, 2, 3 and 6
+        """Yield the inputs as the model takes them, the same inputs flattened, and eager's outputs."""
+        for step in (3, 4):  # batches of 4 and 5 for torchvision, whose goldens have 1, 2, 3 and 6
             sizes = self.sizes(ranges, step)
             args, kwargs = self._call(sizes, SEED + step)
             with torch.no_grad():
@@ -93,18 +93,18 @@ class Subject:
             yield self._call(sizes, SEED + step), self.loaded.inputs(sizes, SEED + step), expected
 
     def stream(self, ranges: Mapping[str, Range], seed: int) -> Iterator[tuple[Call, Tensors, Tensors]]:
-        """The same of calls in a row of a model that is made anew."""
+        """Yield the same for successive calls of a new instance of the model."""
         model = self.loaded.recipe.load("auto").eval()
         for step in range(STEPS):
             sizes = self.sizes(ranges, step % 5)
             args, kwargs = self._call(sizes, seed + step)
             with torch.no_grad():
                 expected = flattening.output_leaves(model(*args, **kwargs))[1]
-            copies = tuple(t.clone() for t in expected)  # an output may be the state itself
+            copies = tuple(t.clone() for t in expected)  # the state itself may be an output
             yield self._call(sizes, seed + step), self.loaded.inputs(sizes, seed + step), copies
 
     def judge(self, run: Runner) -> str:
-        """`right` or `wrong`; whatever `run` raises is the caller's."""
+        """Return `right` or `wrong`. The caller handles whatever `run` raises."""
         ranges = self.loaded.symbols
         for (args, kwargs), _, expected in self.stream(ranges, SEED) if self.streams else self.calls(ranges):
             with torch.no_grad():
@@ -114,7 +114,7 @@ class Subject:
         return "right"
 
     def judge_artifact(self, path: Path) -> str:
-        """An artifact of exporter's, at sizes that it promises: two sequences of calls where it has state."""
+        """Judge an artifact at sizes that it promises; with state, by two sequences of calls."""
         artifact = exporter.open_artifact(path)
         promised = artifact.contract.symbols
         if self.streams and artifact.contract.state is None:
@@ -133,42 +133,42 @@ class Subject:
         return self._right(promised)
 
     def _right(self, promised: Mapping[str, Range]) -> str:
-        """With the sizes of which the artifact promises less than the recipe."""
+        """Return `right`, with the sizes for which the artifact promises less than the recipe."""
         asked = self.loaded.symbols
-        less = [f"{n} {promised.get(n, 'fixed')}" for n, r in asked.items() if promised.get(n) != r]
-        return f"right: only {'; '.join(less)}" if less else "right"
+        narrower = [f"{n} {promised.get(n, 'fixed')}" for n, r in asked.items() if promised.get(n) != r]
+        return f"right: only {'; '.join(narrower)}" if narrower else "right"
 
 
 def agree(outputs: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> bool:
-    """Same number, shapes and kinds; values to a thousandth of the largest."""
+    """Return whether outputs have the expected shapes, and values to a thousandth of the largest."""
     if [o.shape for o in outputs] != [e.shape for e in expected]:
         return False
-    for output, wanted in zip(outputs, expected, strict=True):
-        if not wanted.is_floating_point() and not wanted.is_complex():
-            if not torch.equal(output.to(wanted), wanted):
+    for output, target in zip(outputs, expected, strict=True):
+        if not target.is_floating_point() and not target.is_complex():
+            if not torch.equal(output.to(target), target):
                 return False
-        elif wanted.numel() and not float((output - wanted).abs().max()) <= 1e-3 * float(wanted.abs().max()) + 1e-4:
-            return False  # NaN too
+        elif target.numel() and not float((output - target).abs().max()) <= 1e-3 * float(target.abs().max()) + 1e-4:
+            return False  # also if the difference is NaN
     return True
 
 
 def judge_bundle(subject: Subject, place: Path) -> dict[str, str]:
-    """`right`, `wrong` (passed, and should not have), or `refused: why` for each row of a bundle."""
+    """Return `right`, `wrong` (passed, but should not have) or `refused: REASON` for each row of a bundle."""
     if not (place / layout.MANIFEST).is_file():
         place = place.with_name(f"{place.name}.interrupted")
     manifest = layout.read_manifest(place)
-    words = {}
+    verdicts = {}
     for record in manifest.variants:
         if record.status == "failed":
-            words[record.name] = f"refused: {record.reason}"
+            verdicts[record.name] = f"refused: {record.reason}"
         elif record.artifact is not None:
             path = place / record.artifact.path
-            words[record.name] = attempt(lambda path=path: subject.judge_artifact(path))
-    return words
+            verdicts[record.name] = attempt(lambda path=path: subject.judge_artifact(path))
+    return verdicts
 
 
 def attempt(act: Callable[[], str]) -> str:
-    """What `act` says, in a process of its own: it may raise, crash or hang."""
+    """Return what `act` returns, run in a separate process because it may raise, crash or hang."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
 
@@ -196,37 +196,37 @@ def attempt(act: Callable[[], str]) -> str:
 
 
 def bare_trace(model: torch.nn.Module, call: Call, folder: Path) -> Runner:
-    """torch.jit.trace, saved and loaded."""
+    """Run torch.jit.trace; save and load the result."""
     args, kwargs = call
     traced = torch.jit.trace(model, args or None, example_kwarg_inputs=kwargs or None)
     return saved(traced, folder)
 
 
 def bare_script(model: torch.nn.Module, call: Call, folder: Path) -> Runner:
-    """torch.jit.script, saved and loaded."""
+    """Run torch.jit.script; save and load the result."""
     return saved(torch.jit.script(model), folder)
 
 
 def saved(module: Any, folder: Path) -> Runner:
-    """A ScriptModule as its file gives it back."""
+    """Save a ScriptModule and return a function that runs the loaded copy."""
     torch.jit.save(module, str(folder / "bare.pt"))
     loaded = torch.jit.load(str(folder / "bare.pt"))
     return lambda args, kwargs: loaded(*args, **kwargs)
 
 
 def bare_compile(model: torch.nn.Module, call: Call, folder: Path) -> Runner:
-    """torch.export and AOTInductor."""
+    """Run torch.export and AOTInductor; load the package."""
     args, kwargs = call
     program = torch.export.export(model, args, kwargs)
     path = str(folder / "bare.pt2")
-    quickly = {"aot_inductor.debug_compile": True}  # the C++ compiler does not optimise
-    torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=quickly)
+    unoptimized = {"aot_inductor.debug_compile": True}  # saves time in the C++ compiler
+    torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=unoptimized)
     loaded = torch._inductor.aoti_load_package(path)
     return lambda args, kwargs: loaded(*args, **kwargs)
 
 
 def bare_onnx(model: torch.nn.Module, call: Call, folder: Path) -> Runner:
-    """torch.onnx.export, run by onnxruntime."""
+    """Run torch.onnx.export; load the model in onnxruntime."""
     import onnxruntime
 
     args, kwargs = call

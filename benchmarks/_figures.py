@@ -1,4 +1,4 @@
-"""From raw.json to figures: the same file gives the same SVG, byte for byte, with the same matplotlib."""
+"""Draw figures from raw.json. With the same matplotlib, the same file results in the same bytes of SVG."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WIDTH, ROW, PANEL, FOOT = 8.5, 0.27, 0.95, 0.55  # inches
 
 
 class Bar(NamedTuple):
-    """One row: its value, its 95% interval, and whether it is what others are compared with."""
+    """One row: its value, its 95% interval, and whether it is the baseline."""
 
     label: str
     value: float
@@ -45,7 +45,7 @@ class Panel(NamedTuple):
 
 
 def draw(name: str, table: dict[str, Any], path: Path) -> None:
-    """The figure of one table; none where nothing was measured."""
+    """Draw the figure of one table; write no file if nothing was measured."""
     title = _render.TITLES[name]
     figure = _lines(table) if name == "d" else _bars([panel for panel in PANELS[name](table) if panel.bars])
     if figure is None:
@@ -53,14 +53,14 @@ def draw(name: str, table: dict[str, Any], path: Path) -> None:
     height = figure.get_figheight()
     figure.suptitle(title, x=0.01, y=1 - 0.08 / height, ha="left", va="top", fontsize=12, fontweight="bold")
     text = f"{_render.caption(table)}. Medians with their 95% intervals."
-    text += " Some rows were not measured: tables.md says why." if any(_render.errors(table)) else ""
+    text += " Some rows were not measured; tables.md gives the reasons." if any(_render.errors(table)) else ""
     caption = "\n".join(textwrap.wrap(text, 130))
     figure.text(0.01, 0.08 / height, caption, ha="left", va="bottom", fontsize=7, color="#555555")
     figure.savefig(path, metadata={"Date": None}, facecolor="white")
 
 
 def _bars(panels: list[Panel]) -> Figure | None:
-    """Panels under each other, each as high as its rows need."""
+    """Draw panels below each other, each as high as its rows need; None if there are no panels."""
     if not panels:
         return None
     heights = [PANEL + ROW * len(panel.bars) for panel in panels]
@@ -99,18 +99,18 @@ def _fill(axes: Any, panel: Panel) -> None:
 
 
 def _latencies(table: dict[str, Any]) -> Iterator[Panel]:
-    """A panel for each group."""
+    """Yield a panel of latencies for each group."""
     for group, rotations in _render.groups(table).items():
         bars = [
             Bar(name, timing.median_ms, *timing.ci95_ms, name == rotation["baseline"])
             for rotation in rotations
             for name, timing in _render.timings(rotation).items()
         ]
-        yield Panel(group, "ms, less is better", bars)
+        yield Panel(group, "ms, lower is better", bars)
 
 
 def _speedups(table: dict[str, Any]) -> Iterator[Panel]:
-    """A panel for each group: how many times as fast as the baseline."""
+    """Yield a panel for each group: the speed-up of each row over the baseline."""
     for group, rotations in _render.groups(table).items():
         bars = [
             Bar(name, timing.speedup, *timing.speedup_ci95, False)
@@ -118,23 +118,23 @@ def _speedups(table: dict[str, Any]) -> Iterator[Panel]:
             for name, timing in _render.timings(rotation).items()
             if name != rotation["baseline"] and timing.speedup is not None and timing.speedup_ci95 is not None
         ]
-        yield Panel(group, "times as fast as without torch.compile, more is better", bars, mark=1.0)
+        yield Panel(group, "speed-up over the function without torch.compile, higher is better", bars, mark=1.0)
 
 
 def _steps(table: dict[str, Any]) -> Iterator[Panel]:
-    """Time, and memory, of each precision."""
+    """Yield panels of the time and the peak memory for each precision."""
     yield from _latencies(table)
     for rotation in table["rotations"]:
         peaks = {name: row.get("facts", {}).get("peak_mb") for name, row in rotation["rows"].items()}
         bars = [Bar(n, mb, mb, mb, n == rotation["baseline"]) for n, mb in peaks.items() if mb is not None]
-        yield Panel(f"{rotation['group']}: peak memory", "MB, less is better", bars)
+        yield Panel(f"{rotation['group']}: peak memory", "MB, lower is better", bars)
 
 
 PANELS = {"a": _latencies, "b": _speedups, "c": _steps}
 
 
 def _lines(table: dict[str, Any]) -> Figure:
-    """Latency above, build time below, each against every size that moves."""
+    """Draw latency above and build time below, each against every size that varies."""
     rotations = table["rotations"]
     sizes = list(rotations[0]["point"])
     names = list(dict.fromkeys(name for rotation in rotations for name in rotation["rows"]))
@@ -164,7 +164,7 @@ def _lines(table: dict[str, Any]) -> Figure:
 
 
 def _sweep(rotations: list[dict[str, Any]], size: str) -> list[dict[str, Any]]:
-    """The points at which all sizes but this one are as in most: in order."""
+    """Return the points at which all sizes but `size` have their most common values, ordered by `size`."""
     others = [tuple(v for n, v in rotation["point"].items() if n != size) for rotation in rotations]
     usual = max(others, key=others.count)
     chosen = [rotation for rotation, other in zip(rotations, others, strict=True) if other == usual]

@@ -1,4 +1,4 @@
-"""GPT-2 (Radford et al., 2019) in its four sizes, with random weights: recipes for benchmarks/large.py."""
+"""Recipes for benchmarks/large.py: GPT-2 (Radford et al., 2019) in its four sizes, with random weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Small:
 
     @classmethod
     def load(cls, weights: str) -> torch.nn.Module:
-        """The model; there are no other weights than random ones."""
+        """Return the model; its weights are always random."""
         config = GPT2Config(n_embd=cls.width, n_layer=cls.layers, n_head=cls.heads, use_cache=False)
         model = GPT2LMHeadModel(config)
         model.exporter_weights = "random"
@@ -22,7 +22,7 @@ class Small:
 
     @staticmethod
     def inputs(batch: int = 1, sequence: int = 16) -> dict[str, torch.Tensor]:
-        """Token ids."""
+        """Return token ids, [batch, sequence]."""
         return {"input_ids": torch.randint(0, 50257, (batch, sequence))}
 
 

@@ -1,4 +1,4 @@
-"""How latency and build time grow with batch, sequence and layers of a BERT-like encoder: a point in each process."""
+"""Measure latency and build time of a BERT-like encoder against batch, sequence and layers, one process per point."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDTH, QUICK_WIDTH = 768, 128
 
 
 def measure(bench: Bench) -> list[dict[str, Any]]:
-    """A rotation for each point: one size at a time leaves BASE."""
+    """Return a rotation for each point; a point differs from BASE in at most one size."""
     width, sweeps = (QUICK_WIDTH, QUICK) if bench.quick else (WIDTH, FULL)
     points = {tuple((BASE | {name: value}).items()) for name, values in sweeps.items() for value in values}
     return [_rotation(bench, dict(point), width) for point in sorted(points)]
@@ -43,8 +43,8 @@ def rows(
     budget: float,
     folder: str,
 ) -> Rows:
-    """Eager, and each route that builds and gives what eager gives."""
-    import onnxscript  # noqa: F401  imported before the clock starts, like the compiler
+    """Return the rows of eager and of each route; a route that fails or differs from eager has an error instead."""
+    import onnxscript  # noqa: F401  imported before timing starts, like the compiler
     import torch
     import torch._inductor.compile_fx
     from _plain import Flat

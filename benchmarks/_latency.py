@@ -1,4 +1,4 @@
-"""BERT-base and ResNet18 at batch 1, every way that exporter has, as its main job measures them; and a bare trace."""
+"""Measure BERT-base and ResNet18 at batch 1: every target, as `exporter export` times it, and a bare trace."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from _process import said
+from _process import output_of
 from _rows import SAMPLES, Bench, Rows, failed
 
 from exporter.bundle import layout
@@ -34,7 +34,7 @@ BARE = ("eager, bare", "torch.jit.trace, not frozen, bare", "torch.jit.trace, fr
 
 
 def measure(bench: Bench) -> list[dict[str, Any]]:
-    """Two rotations for each model: exporter's, and one of bare calls."""
+    """Return two rotations for each model: exporter's rows, and bare calls."""
     found = []
     for model, label in (QUICK_MODELS if bench.quick else MODELS).items():
         found += [bench.rotation(label, EAGER, functools.partial(exported, bench, model))]
@@ -44,7 +44,7 @@ def measure(bench: Bench) -> list[dict[str, Any]]:
 
 
 def exported(bench: Bench, model: str) -> Rows:
-    """The rows of `exporter export`; one row with the reason when it came to nothing."""
+    """Return the rows of `exporter export`, or one row with the reason if it timed nothing."""
     print(f"  exporter export {Path(model).name}", flush=True)
     with tempfile.TemporaryDirectory(dir=bench.folder) as folder:
         out = Path(folder) / "bundle"
@@ -53,7 +53,7 @@ def exported(bench: Bench, model: str) -> Rows:
         command += ["--threads", str(bench.threads), "--time-budget", str(bench.budget_s)]
         command += ["--timeout", str(bench.row_limit_s), "--out", str(out)]
         try:
-            text = said(command, bench.left(), {**os.environ, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/cache"})
+            text = output_of(command, bench.left(), {**os.environ, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/cache"})
             if not (out / layout.SAMPLES).is_file():
                 raise JobError(f"exporter timed nothing: {text[-300:]}")
             return rows_of(layout.read_manifest(out), json.loads((out / layout.SAMPLES).read_text()))
@@ -62,7 +62,7 @@ def exported(bench: Bench, model: str) -> Rows:
 
 
 def rows_of(manifest: Manifest, samples: dict[str, list[list[float]]]) -> Rows:
-    """A row for each variant and language; a variant that failed in one has its reason there."""
+    """Return a row for each variant and language; if the variant failed there, the row has the reason."""
     rows: Rows = {}
     for variant in manifest.variants:
         for session in variant.sessions:
@@ -95,7 +95,7 @@ def _facts(variant: VariantRecord) -> dict[str, float]:
 
 
 def bare(channel: Any, model: str, device: str, threads: int, budget: float, folder: str) -> Rows:
-    """Eager and torch.jit.trace as one would call them by hand, not frozen and frozen."""
+    """Return the rows of eager and of bare torch.jit.trace, not frozen and frozen."""
     import torch
     from _timed import rotate, settings
 

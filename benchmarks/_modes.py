@@ -1,4 +1,4 @@
-"""What torch.compile's modes give, and what a first call costs with an empty cache: each in its own process."""
+"""Measure the speed-up of torch.compile's modes, and the first call with an empty cache, one process per mode."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUICK = (SCALAR, DISTANCES)
 
 
 def measure(bench: Bench) -> list[dict[str, Any]]:
-    """A rotation for each workload and mode, the slowest to build last; of the NumPy function the default alone."""
+    """Return a rotation for each workload and mode, the slowest to build last; NumPy has only the default mode."""
     return [
         _rotation(bench, workload, mode)
         for mode in MODES
@@ -32,8 +32,8 @@ def measure(bench: Bench) -> list[dict[str, Any]]:
 def _rotation(bench: Bench, workload: str, mode: str) -> dict[str, Any]:
     label = LABELS[workload]
     baseline = f"{'NumPy' if workload == DISTANCES else 'eager'}, beside {mode}"
-    names, told = (baseline, mode), {"workload": workload, "mode": mode, "baseline": baseline}
-    return bench.rotation(label, baseline, lambda: bench.measure("_modes:compiled", names, label, **told))
+    names, arguments = (baseline, mode), {"workload": workload, "mode": mode, "baseline": baseline}
+    return bench.rotation(label, baseline, lambda: bench.measure("_modes:compiled", names, label, **arguments))
 
 
 def compiled(
@@ -46,7 +46,10 @@ def compiled(
     budget: float,
     folder: str,
 ) -> Rows:
-    """Both rows of one workload in one mode. AssertionError where the compiled one gives something else."""
+    """Return the rows of one workload, not compiled and compiled in one mode.
+
+    Raises AssertionError if the outputs differ.
+    """
     import torch
     from _timed import first_call, rotate, settings
 
@@ -64,7 +67,7 @@ def compiled(
 
 
 def _numpy_on_gpu(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
-    """Arrays in, an array out; copied to the GPU and back."""
+    """Compile a NumPy function for the GPU; arguments and result are copied there and back."""
     import torch
 
     fast = torch.compile(torch.compiler.wrap_numpy(function), mode=mode)

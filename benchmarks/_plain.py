@@ -1,4 +1,4 @@
-"""What one would write by hand: BERT through trace, AOTInductor and ONNX, each saved, loaded and checked once."""
+"""A plain script: export BERT with trace, AOTInductor and ONNX; save, load and check each result once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers import BertConfig, BertModel
 
 
 class Flat(torch.nn.Module):
-    """Tensors in, tensors out."""
+    """BERT with tensors as inputs and a tuple of tensors as output."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
@@ -24,30 +24,30 @@ class Flat(torch.nn.Module):
 
 
 def trace(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], path: Path) -> None:
-    """torch.jit.trace, frozen."""
+    """Write a frozen torch.jit.trace."""
     torch.jit.save(torch.jit.freeze(torch.jit.trace(model, inputs, check_trace=False)), str(path))
 
 
 def program(
     model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], shapes: tuple[dict[int, Any], ...] | None = None
 ) -> torch.export.ExportedProgram:
-    """What AOTInductor and ONNX start from; of the inputs' sizes alone without `shapes`."""
+    """Return the program that AOTInductor and ONNX start from; without `shapes`, all sizes are fixed."""
     return torch.export.export(model, inputs, dynamic_shapes=shapes, strict=False)
 
 
 def package(exported: torch.export.ExportedProgram, path: Path) -> None:
-    """AOTInductor, frozen."""
+    """Write a frozen AOTInductor package."""
     settings = {"freezing": True, "cpp.dynamic_threads": True}
     torch._inductor.aoti_compile_and_package(exported, package_path=str(path), inductor_configs=settings)
 
 
 def onnx(exported: torch.export.ExportedProgram, path: Path) -> None:
-    """ONNX, weights inside."""
+    """Write an ONNX model with its weights in the file."""
     torch.onnx.export(exported, (), str(path), dynamo=True, external_data=False, verbose=False)
 
 
 def main(folder: Path) -> None:
-    """Export and check."""
+    """Export to each format and check the result."""
     torch.manual_seed(0)
     model = Flat(BertModel(BertConfig())).eval().requires_grad_(False)
     shape = (2, 14)
@@ -77,7 +77,7 @@ def main(folder: Path) -> None:
 
 
 def check(got: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> None:
-    """One check at the example's shape."""
+    """Compare outputs at the example's shape; raise AssertionError if they differ."""
     for a, b in zip(got, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 

@@ -1,4 +1,4 @@
-"""Whole processes, timed, with their peak memory."""
+"""Run whole processes and measure their time and peak memory."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-GRACE_S = 20.0  # for a command that is interrupted to end what it started
+GRACE_S = 20.0  # for an interrupted command to stop its children
 
 
 @dataclass(frozen=True)
 class Run:
-    """One finished process: wall seconds and peak resident memory in MB (of that process alone)."""
+    """One finished process: wall time in seconds and peak resident memory in MB, without its children."""
 
     seconds: float
     peak_mb: float
 
 
 def run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Run:
-    """Run a command to its end; RuntimeError when it fails."""
+    """Run a command to its end. Raises RuntimeError if it fails."""
     started = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
     assert process.stderr is not None
@@ -37,8 +37,11 @@ def run(command: Sequence[str], environment: Mapping[str, str] | None = None) ->
     return Run(seconds, usage.ru_maxrss * 1024 / 1e6)
 
 
-def said(command: Sequence[str], limit_s: float, environment: Mapping[str, str] | None = None) -> str:
-    """What a command prints, however it ends. TimeoutError, once it was interrupted, when that takes too long."""
+def output_of(command: Sequence[str], limit_s: float, environment: Mapping[str, str] | None = None) -> str:
+    """Return the output of a command, whatever its exit code.
+
+    Interrupts the command after `limit_s` seconds and raises TimeoutError.
+    """
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment
     ) as process:
@@ -54,13 +57,13 @@ def said(command: Sequence[str], limit_s: float, environment: Mapping[str, str] 
 
 
 def peak_mb(pid: int | str = "self") -> float:
-    """Peak resident memory of a process that still runs, without its children, in MB."""
+    """Return the peak resident memory in MB of a running process, without its children."""
     status = Path(f"/proc/{pid}/status").read_text().splitlines()
     return int(next(line for line in status if line.startswith("VmHWM")).split()[1]) * 1024 / 1e6
 
 
 def verdict(claims: Sequence[tuple[str, float, float]]) -> None:
-    """Print each (claim, measured, limit) and exit with 1 when a limit is passed."""
+    """Print each (claim, measured, limit); exit with 1 if a limit is exceeded."""
     kept = True
     for text, measured, limit in claims:
         ok = measured <= limit

@@ -1,4 +1,4 @@
-"""From raw.json to tables in Markdown. No torch here: what was measured on one machine is rendered on any other."""
+"""Render raw.json as tables in Markdown. Needs no torch, so any machine can render what another one measured."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ TITLES = {
     "d": "Growth with batch, sequence and layers",
 }
 NOTES = {
-    "a": "Float32, random weights; all rows but those called bare are from one `exporter export --dynamic none`, "
-    "checked for parity and timed in one rotation. Bare rows are torch's own calls in a process and a rotation of "
-    "their own; their speed-up is over the bare eager. AOTInductor is torch.export's program compiled ahead of time. "
-    "Builds ran side by side: table d has them one at a time.",
-    "b": "Float32, random weights; each mode in a fresh process with an empty cache, beside the function as it "
-    "is. The first call imports the compiler, compiles and runs.",
-    "c": "Float32 is without TF32. AdamW, no dropout; a row is a process of its own, and its first loss was eager's. "
-    "The step is forward, loss, backward and optimizer. Peak memory is of the timed steps, not of compiling: "
-    "the process's resident memory on a CPU, where what the compiler has loaded stays, and "
-    "torch.cuda.max_memory_allocated on a GPU.",
-    "d": "Float32, random weights, sizes fixed in the artifacts; a point is a process of its own with an empty cache, "
-    "its rows built one after the other and timed in rotation. AOTInductor and onnxruntime start from a torch.export "
-    "of their own, which counts as build.",
+    "a": "Float32, random weights. All rows except the bare ones come from one `exporter export --dynamic none`, were "
+    "checked for parity and timed in one rotation. Bare rows are torch's own calls, in a separate process and "
+    "rotation; their speed-up is over bare eager. AOTInductor is torch.export's program, compiled ahead of time. "
+    "Builds ran side by side; table d has builds that ran one at a time.",
+    "b": "Float32, random weights. Each mode has a fresh process with an empty cache and is timed in turn with the "
+    "function that is not compiled. The first call imports the compiler, compiles and runs.",
+    "c": "Float32 without TF32, AdamW, no dropout. Each row has its own process, in which the first loss equaled "
+    "eager's. A step is forward, loss, backward and optimizer. Peak memory covers the timed steps, not compilation: on "
+    "a CPU the resident memory of the process, which includes what the compiler loaded, and on a GPU "
+    "torch.cuda.max_memory_allocated.",
+    "d": "Float32, random weights, fixed sizes. Each point has its own process with an empty cache; its rows are built "
+    "one after another and timed in rotation. AOTInductor and onnxruntime each run torch.export first, and that time "
+    "counts as build time.",
 }
 READING = (
-    "Latency is the median of window medians, ± half of its 95% bootstrap interval; speed-up is over the baseline of "
-    "the same rotation, with its 95% interval. `~`: the interval stayed wider than ±3%."
+    "Latency is the median of window medians, ± half of its 95% bootstrap interval. Speed-up is over the baseline of "
+    "the same rotation, with its 95% interval. `~` means that the interval stayed wider than ±3%."
 )
 FACTS = {"build_s": "build, s", "first_s": "first call, s", "size_mb": "size, MB", "peak_mb": "peak memory, MB"}
 
 
 def markdown(raw: dict[str, Any]) -> str:
-    """All tables, each under its title with what it was measured on."""
+    """Return all tables, each with its title and the machine that it was measured on."""
     parts = ["# Measured tables", "", READING, "", "Made by `python benchmarks/tables.py`.", ""]
     for name, table in raw.items():
         parts += [f"## {name}: {TITLES[name]}", "", f"{caption(table)}. {NOTES[name]}", ""]
@@ -49,7 +49,7 @@ def markdown(raw: dict[str, Any]) -> str:
 
 
 def caption(table: dict[str, Any]) -> str:
-    """Machine, versions and date."""
+    """Return the machine, versions and date of a table."""
     facts = table["environment"]
     cpu = f"{facts.get('cpu', 'CPU')}, {table['threads']} threads"
     versions = [f"{name} {facts[name]}" for name in ("torch", "onnxruntime-gpu", "onnxruntime") if name in facts]
@@ -60,7 +60,7 @@ def caption(table: dict[str, Any]) -> str:
 
 
 def groups(table: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Rotations by the group that they belong to."""
+    """Return the rotations of each group."""
     found: dict[str, list[dict[str, Any]]] = {}
     for rotation in table["rotations"]:
         found.setdefault(rotation["group"], []).append(rotation)
@@ -68,7 +68,7 @@ def groups(table: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
 
 
 def timings(rotation: dict[str, Any]) -> dict[str, Timing]:
-    """The statistics of every row that was measured; without a baseline they have no speed-up."""
+    """Return the statistics of every measured row; they have no speed-up if the baseline was not measured."""
     series = {
         name: benchmark.Series(windows=row["windows"], stable=row["stable"])
         for name, row in rotation["rows"].items()
@@ -79,7 +79,7 @@ def timings(rotation: dict[str, Any]) -> dict[str, Timing]:
 
 
 def errors(table: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """(group, row, reason) of every row that failed."""
+    """Yield (group, row, reason) for every row that failed."""
     for rotation in table["rotations"]:
         for name, row in rotation["rows"].items():
             if "error" in row:
@@ -87,13 +87,13 @@ def errors(table: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 
 def where(rotation: dict[str, Any]) -> str:
-    """The group, and the point in it where there are several."""
+    """Return the group, with the point in it if there are several."""
     point = ", ".join(f"{name} {size}" for name, size in rotation.get("point", {}).items())
     return f"{rotation['group']}, {point}" if point else str(rotation["group"])
 
 
 def latency(timing: Timing) -> str:
-    """`12.3 ±0.1 ms`, or in µs."""
+    """Return the latency as text, such as `12.3 ±0.1 ms`; in µs if it is short."""
     low, high = timing.ci95_ms
     factor, unit = (1000, "µs") if timing.median_ms < 0.1 else (1, "ms")
     mark = "" if timing.stable else " ~"
@@ -118,7 +118,7 @@ def _groups(table: dict[str, Any]) -> list[str]:
 
 
 def _cells(timing: Timing | None, compared: bool) -> tuple[str, str]:
-    """Latency, and speed-up where there is something to compare with."""
+    """Return the cells of latency and, if there is a baseline to compare with, speed-up."""
     if timing is None:
         return "not measured", ""
     if not compared or timing.speedup is None or timing.speedup_ci95 is None:
@@ -128,7 +128,7 @@ def _cells(timing: Timing | None, compared: bool) -> tuple[str, str]:
 
 
 def _reasons(table: dict[str, Any]) -> list[str]:
-    """Why rows were not measured, each reason once."""
+    """List why rows were not measured, each reason once."""
     found: dict[tuple[str, str], list[str]] = {}
     for where, row, reason in errors(table):
         found.setdefault((where, reason), []).append(row)
@@ -140,7 +140,7 @@ def _reasons(table: dict[str, Any]) -> list[str]:
 
 
 def _growth(table: dict[str, Any]) -> list[str]:
-    """Two tables: latency, and build time, with a line for each point."""
+    """Return two tables, of latency and build time, with a line for each point."""
     rotations = table["rotations"]
     names = list(dict.fromkeys(name for rotation in rotations for name in rotation["rows"]))
     built = [n for n in names if any("build_s" in r["rows"].get(n, {}).get("facts", {}) for r in rotations)]

@@ -1,4 +1,4 @@
-"""Rows of the tables. Each comes from a process that ends by a time limit; one that fails is a row with the reason."""
+"""Rows of the tables. Each is measured in a process with a time limit; if it fails, the row has the reason."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from exporter.core.errors import ExporterError, JobError
 from exporter.workers.children import Zygote
 
-LEAST_S = 5.0  # with less time left no process is begun
-SAMPLES = 100  # of a window at most are kept: of a call of some microseconds there are thousands
-Rows = dict[str, dict[str, Any]]  # by name: windows of milliseconds and facts, or the error
+LEAST_S = 5.0  # no process is started with less time left
+SAMPLES = 100  # kept per window; a call of a few microseconds has thousands
+Rows = dict[str, dict[str, Any]]  # by name: windows (in ms) and facts, or the error
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Where and for how long rows are measured; `ends` is by time.monotonic()."""
+    """Where and for how long rows are measured. `ends` is a time of time.monotonic()."""
 
     zygote: Zygote
     folder: Path
@@ -28,17 +28,17 @@ class Bench:
     budget_s: float
     row_limit_s: float
     ends: float
-    kept: Sequence[dict[str, Any]] = field(default_factory=list)  # rotations of an earlier run, not to be made again
+    kept: Sequence[dict[str, Any]] = field(default_factory=list)  # rotations of an earlier run, not measured again
 
     def left(self) -> float:
-        """Seconds until the run ends. JobError when there are none to begin anything with."""
+        """Return the seconds until the run ends. Raises JobError if too few are left to start a process."""
         left = self.ends - time.monotonic()
         if left < LEAST_S:
-            raise JobError("the time of the whole run was spent before")
+            raise JobError("the whole run had no time left")
         return left
 
     def measure(self, function: str, names: Sequence[str], label: str = "", **arguments: Any) -> Rows:
-        """The rows that `module:function` gives in a fresh process; where it fails, its reason for each name."""
+        """Return the rows that `module:function` returns in a fresh process; if it fails, each name has the reason."""
         print(f"  {label}: {'; '.join(names)}".replace(" : ", " "), flush=True)
         common = {"device": self.device, "threads": self.threads, "budget": self.budget_s, "folder": str(self.folder)}
         try:
@@ -51,17 +51,17 @@ class Bench:
         return rows
 
     def rotation(self, group: str, baseline: str, rows: Callable[[], Rows], **more: Any) -> dict[str, Any]:
-        """Rows that may be compared: `baseline` is what the others' speed-ups are over. A kept one is not measured."""
+        """Return a rotation: rows with speed-ups over `baseline`. A rotation that was kept is not measured again."""
         head = {"group": group, "baseline": baseline, **more}
-        same = (each for each in self.kept if head.items() <= each.items())
-        return next(same, None) or {**head, "rows": rows()}
+        kept = (each for each in self.kept if head.items() <= each.items())
+        return next(kept, None) or {**head, "rows": rows()}
 
 
 def failed(names: Sequence[str], error: Exception) -> Rows:
-    """Rows that have the reason alone."""
+    """Return rows that have only the reason."""
     return {name: {"error": " ".join(str(error).split())} for name in names}
 
 
 def complete(rotation: dict[str, Any]) -> bool:
-    """Whether each of its rows was measured."""
+    """Return whether every row of a rotation was measured."""
     return not any("error" in row for row in rotation["rows"].values())

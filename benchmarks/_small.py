@@ -1,4 +1,4 @@
-"""Recipes for --quick."""
+"""Recipes for `tables.py --quick`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from transformers import BertConfig, BertModel
 
 
 class bert2:
-    """BERT-base cut to two of its twelve layers."""
+    """BERT-base with two of its twelve layers."""
 
     sizes, inputs = bert.sizes, staticmethod(bert.inputs)
 
     @staticmethod
     def load(weights: str) -> torch.nn.Module:
-        """Random weights."""
+        """Return the model with random weights."""
         return BertModel(BertConfig(num_hidden_layers=2))

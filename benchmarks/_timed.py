@@ -1,4 +1,4 @@
-"""In the process that is measured: calls timed in rotation, as exporter times its sessions."""
+"""Time calls in rotation, in the measured process, as exporter times its sessions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from exporter.workers.session import server
 
 @dataclass(frozen=True)
 class Call:
-    """Something to time."""
+    """A function to time on a device."""
 
     run: Callable[[], object]
     device: str
@@ -32,7 +32,7 @@ class Call:
         return ()
 
     def time(self, runs: int) -> list[float]:
-        """Milliseconds of each of `runs` calls, the device synchronised."""
+        """Return the time in milliseconds of each of `runs` calls, with the device synchronized."""
         try:
             return server._time(targets.Loaded(self._call), (), runs, self.device)
         except Exception as error:
@@ -41,7 +41,10 @@ class Call:
 
 @contextlib.contextmanager
 def settings(device: str, threads: int, folder: str, cache: str = "") -> Iterator[Path]:
-    """Threads, float32 that is float32, a folder for what is temporary; the compiler's cache is `cache`, or empty."""
+    """Set threads, float32 without TF32, and the compiler's cache; yield a scratch folder.
+
+    The cache is empty unless `cache` is given.
+    """
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache or f"{scratch}/cache"
         server.configure(targets.Options(device=device, threads=threads, scratch=scratch))
@@ -49,7 +52,7 @@ def settings(device: str, threads: int, folder: str, cache: str = "") -> Iterato
 
 
 def rotate(calls: Mapping[str, Callable[[], object]], budget: float, baseline: str, device: str) -> Rows:
-    """Rows of calls measured side by side."""
+    """Time calls in rotation and return their rows."""
     series = benchmark.measure({name: Call(run, device) for name, run in calls.items()}, budget, baseline)
     return {
         name: {"error": one.error}
@@ -60,7 +63,7 @@ def rotate(calls: Mapping[str, Callable[[], object]], budget: float, baseline: s
 
 
 def first_call(run: Callable[[], Any], device: str) -> tuple[Any, float]:
-    """What a call gives, and its seconds."""
+    """Return the result of a call and its time in seconds."""
     server._synchronize(device)
     started = time.perf_counter()
     result = run()

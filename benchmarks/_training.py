@@ -1,4 +1,4 @@
-"""A training step of a Vision Transformer, with more and less of it compiled: its time and its memory."""
+"""Measure time and memory of a training step of a Vision Transformer, with more or less of it compiled."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ QUICK = Size("a small ViT (2 layers of width 64, images of 32²), batch 16", 16,
 
 
 def measure(bench: Bench) -> list[dict[str, Any]]:
-    """A rotation for each precision, its rows from processes of their own, one after the other."""
+    """Return a rotation for each precision. Each row has its own process, one after another."""
     size = QUICK if bench.quick else CUDA if bench.device != "cpu" else CPU
     return [_rotation(bench, size, precision) for precision in LOSS_RTOL]
 
@@ -61,25 +61,27 @@ def step(
     budget: float,
     folder: str,
 ) -> Rows:
-    """One row. AssertionError where the first loss is not eager's."""
+    """Return one row. Raises AssertionError if the first loss differs from eager's."""
     import torch
     from _timed import rotate, settings
     from torchvision.models import VisionTransformer
 
-    made = Size(**size)
-    with settings(device, threads, folder, cache=f"{folder}/training-cache"):  # this table is not of compile times
+    given = Size(**size)
+    with settings(device, threads, folder, cache=f"{folder}/training-cache"):  # this table has no compile times
         torch.manual_seed(0)
         shape = {name: value for name, value in size.items() if name not in ("label", "batch")}
         model = VisionTransformer(**shape).to(device)
-        torch.nn.init.normal_(model.heads.head.weight, std=0.02)  # torchvision's zeros make every loss the same
-        images = torch.randn(made.batch, 3, made.image_size, made.image_size, device=device)
-        labels = torch.randint(0, 1000, (made.batch,), device=device)
+        torch.nn.init.normal_(
+            model.heads.head.weight, std=0.02
+        )  # with torchvision's zeros, every loss would be the same
+        images = torch.randn(given.batch, 3, given.image_size, given.image_size, device=device)
+        labels = torch.randint(0, 1000, (given.batch,), device=device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
         criterion = torch.nn.CrossEntropyLoss()
         autocast = torch.autocast(device, torch.bfloat16, enabled=precision != "float32")
         loss_of = _forward(form, model, criterion)
 
-        def one() -> torch.Tensor:
+        def train_step() -> torch.Tensor:
             optimizer.zero_grad()
             with autocast:
                 loss = loss_of(images, labels)
@@ -89,15 +91,15 @@ def step(
 
         with torch.no_grad(), autocast:
             expected = criterion(model(images), labels)
-        torch.testing.assert_close(one(), expected, rtol=LOSS_RTOL[precision], atol=0.0, check_dtype=False)
+        torch.testing.assert_close(train_step(), expected, rtol=LOSS_RTOL[precision], atol=0.0, check_dtype=False)
         _reset_peak(device)
-        rows = rotate({form: one}, budget, form, device)
+        rows = rotate({form: train_step}, budget, form, device)
         rows[form]["facts"] = {"peak_mb": _peak_mb(device)}
     return rows
 
 
 def _forward(form: str, model: Any, criterion: Any) -> Callable[[Any, Any], Any]:
-    """From images and labels to the loss, in one of FORMS."""
+    """Return the function from images and labels to the loss, in one of FORMS."""
     import torch
 
     if form == FORMS[3]:
@@ -111,7 +113,7 @@ def _reset_peak(device: str) -> None:
     import torch
 
     if device == "cpu":
-        Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again from what is resident now: proc(5)
+        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM to the current resident size: proc(5)
     else:
         torch.cuda.reset_peak_memory_stats()
 

@@ -1,7 +1,7 @@
-"""Are two copies of the same artifact ever called different? Each repetition times both in rotation, as `export` does.
+"""Measure how often two copies of the same artifact are reported as different.
 
-Different is: the intervals of the medians do not overlap, which is when the report calls one faster. Exits with 1 when
-that happens in more than 5% of the repetitions.
+Each repetition times both in rotation, as `export` does. They are different if the intervals of the medians do not
+overlap; the report would then call one faster. Exits with 1 if that happens in more than 5% of the repetitions.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ ALLOWED = 0.05
 
 
 def main() -> None:
-    """Export one model, open its artifact twice, measure again and again."""
+    """Export one model, open its artifact twice, and time both repeatedly."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--target", default="trace")
     parser.add_argument("--repetitions", type=int, default=100)
-    parser.add_argument("--time-budget", type=float, default=1.0, help="seconds a copy, as export's")
+    parser.add_argument("--time-budget", type=float, default=1.0, help="seconds per copy, as in `exporter export`")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, Zygote() as zygote:
         out = Path(folder) / "bundle"
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def repeat(copies: dict[str, session_checks.Session], arguments: argparse.Namespace) -> int:
-    """Print each difference and their rate; the exit code."""
+    """Print each difference and their rate; return the exit code."""
     different = 0
     for number in range(arguments.repetitions):
         series = benchmark.measure(copies, arguments.time_budget, "a")
@@ -72,7 +72,8 @@ def repeat(copies: dict[str, session_checks.Session], arguments: argparse.Namesp
             )
     rate = different / arguments.repetitions
     print(
-        f"{different} of {arguments.repetitions} repetitions called two copies of {arguments.target} different", end=""
+        f"{different} of {arguments.repetitions} repetitions reported two copies of {arguments.target} as different",
+        end="",
     )
     print("" if rate <= ALLOWED else "  OVER")
     return int(rate > ALLOWED)

@@ -1,6 +1,6 @@
-"""The architectures of `coverage.py`: libraries' models by name, and small ones of our own, which are recipes here.
+"""The architectures of `coverage.py`: models of libraries, by name, and the recipes of small models.
 
-`IMPOSSIBLE` names what cannot be in principle, with the reason: such a pair must be refused.
+`IMPOSSIBLE` lists the pairs that are impossible in principle, with the reason. Such a pair must be refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ QUICK = [
 ]
 # fmt: on
 
-# Smaller than the usual, for time: who is right does not hang on it. The others have images of one size only.
+# Small images save time and do not affect the verdict. The other models accept only one image size.
 _SMALL = (
     *("alexnet", "vgg11", "resnet18", "densenet121", "googlenet", "inception_v3", "mobilenet_v2", "mobilenet_v3_small"),
     *("mnasnet0_5", "shufflenet_v2_x0_5", "squeezenet1_1", "efficientnet_b0", "regnet_y_400mf", "convnext_tiny"),
@@ -47,17 +47,16 @@ SIZES = {
 SIZES["torchvision:r3d_18"] += ["frames=8", "image=64"]
 SIZES["torchvision:raft_small"] += ["num_flow_updates=4"]
 
-_BRANCH = "a branch that depends on values, which a recording of one run cannot hold"
+_BRANCH = "a branch that depends on values, which a recording of one run cannot represent"
 _LOOP = "a Python loop over a size, which every recording unrolls"
-_DETECTION = "boxes are kept and dropped by their values, in Python; torch.export cannot hold that"
-_CARRIED = "an ONNX file keeps nothing from call to call"
+_DETECTION = "boxes are selected by their values, in Python, which torch.export cannot represent"
+_CARRIED = "an ONNX model keeps no state between calls"
 IMPOSSIBLE: dict[tuple[str, str], str] = {
     **{(f"zoo:{name}", "onnx"): _CARRIED for name in zoo.STREAMS},
     ("own:counter", "onnx"): _CARRIED,
     **{("own:loop", target): _LOOP for target in ("trace", "compile", "onnx")},
-    **{
-        ("hf:mamba", target): _LOOP for target in ("trace", "script", "compile", "onnx")
-    },  # nor is its source scriptable
+    # torch.jit.script cannot read its source either.
+    **{("hf:mamba", target): _LOOP for target in ("trace", "script", "compile", "onnx")},
     ("own:branch", "trace"): _BRANCH,
     ("own:branch", "compile"): _BRANCH,
     ("own:branch", "onnx"): _BRANCH,
@@ -71,27 +70,27 @@ IMPOSSIBLE: dict[tuple[str, str], str] = {
 
 
 def every() -> list[str]:
-    """All of them, as `SOURCE:NAME`; those that keep state once more as `SOURCE:NAME@inputs`, with --state inputs."""
+    """Return all architectures as `SOURCE:NAME`; those with state also as `SOURCE:NAME@inputs`, for --state inputs."""
     streams = [f"{name}@inputs" for name in zoo.STREAMS]
     names = {"torchvision": TORCHVISION, "hf": TRANSFORMERS, "own": OWN, "zoo": [*zoo.NAMES, *streams]}
     return [f"{source}:{name}" for source, found in names.items() for name in found]
 
 
 def missing(name: str) -> list[str]:
-    """Packages that an architecture needs and that are not there."""
+    """Return the packages that an architecture needs and that are not installed."""
     source, _, model = name.partition("@")[0].partition(":")
     needs = getattr(zoo, model).needs if source == "zoo" else ()
     return [package for package in needs if importlib.util.find_spec(package) is None]
 
 
 class _Recipe:
-    """A recipe of a module class; batch from 1 to 16, and a sequence where the inputs have one."""
+    """A recipe for a module class, with a batch of 1 to 16."""
 
     sizes = {"batch": (1, 16)}
     module: type[nn.Module]
 
     def load(self, weights: str) -> nn.Module:
-        """Random weights."""
+        """Return the module with random weights."""
         return self.module()
 
 
@@ -99,28 +98,28 @@ class _Sequences(_Recipe):
     sizes = {"batch": (1, 16), "sequence": (1, 64)}
 
     def inputs(self, batch: int = 2, sequence: int = 7) -> tuple[Tensor, ...]:
-        """Vectors of 8."""
+        """Return vectors of 8 numbers, [batch, sequence, 8]."""
         return (torch.randn(batch, sequence, 8),)
 
 
 class _Rows(_Recipe):
     def inputs(self, batch: int = 2) -> tuple[Tensor, ...]:
-        """Rows of 8."""
+        """Return rows of 8 numbers, [batch, 8]."""
         return (torch.randn(batch, 8),)
 
 
 class lstm(_Sequences):
-    """Recurrent, with its state among the outputs."""
+    """An LSTM with its state among the outputs."""
 
     class module(nn.LSTM):
-        """Two layers, both ways."""
+        """Two bidirectional layers."""
 
         def __init__(self) -> None:
             super().__init__(8, 16, num_layers=2, batch_first=True, bidirectional=True)
 
 
 class gru(_Sequences):
-    """Recurrent."""
+    """A GRU."""
 
     class module(nn.GRU):
         """One layer."""
@@ -130,10 +129,10 @@ class gru(_Sequences):
 
 
 class branch(_Rows):
-    """A branch on values, in Python."""
+    """A branch that depends on values, in Python."""
 
     class module(nn.Module):
-        """Takes one of two layers by the sign of the sum."""
+        """Applies one of two layers, chosen by the sign of the sum."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -146,10 +145,10 @@ class branch(_Rows):
 
 
 class cond(_Rows):
-    """The same branch, as torch.export has it."""
+    """The same branch as torch.cond."""
 
     class module(nn.Module):
-        """Takes one of two layers by the sign of the sum."""
+        """Applies one of two layers, chosen by the sign of the sum."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -161,7 +160,7 @@ class cond(_Rows):
 
 
 class loop(_Sequences):
-    """A loop over a size, in Python: tracing and torch.export unroll it."""
+    """A Python loop over a size, which tracing and torch.export unroll."""
 
     class module(nn.Module):
         """A running mean."""
@@ -177,7 +176,7 @@ class mask(_Rows):
     """An output whose size depends on values."""
 
     class module(nn.Module):
-        """Rows whose sum is positive."""
+        """Selects the rows with a positive sum."""
 
         def forward(self, x: Tensor) -> Tensor:
             return x[x.sum(dim=1) > 0] * 2
@@ -187,7 +186,7 @@ class embedding_bag(_Recipe):
     """Bags of indices with offsets."""
 
     class module(nn.Module):
-        """Sums."""
+        """The sum of each bag."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -198,7 +197,7 @@ class embedding_bag(_Recipe):
             return answer
 
     def inputs(self, batch: int = 2) -> tuple[Tensor, ...]:
-        """Three indices a bag."""
+        """Return three indices per bag, and the offsets of the bags."""
         return torch.randint(0, 50, (3 * batch,)), torch.arange(0, 3 * batch, 3)
 
 
@@ -206,7 +205,7 @@ class scatter(_Rows):
     """Sums by index."""
 
     class module(nn.Module):
-        """Into half as many places."""
+        """Adds pairs of neighbouring columns."""
 
         def forward(self, x: Tensor) -> Tensor:
             index = (torch.arange(x.shape[1]) // 2).expand(x.shape[0], -1)
@@ -214,10 +213,10 @@ class scatter(_Rows):
 
 
 class rfft(_Sequences):
-    """A spectrum's magnitude: complex numbers inside."""
+    """The magnitude of a spectrum, with complex numbers inside."""
 
     class module(nn.Module):
-        """Along the sequence."""
+        """Transforms along the sequence."""
 
         def forward(self, x: Tensor) -> Tensor:
             return torch.fft.rfft(x, dim=1).abs()
@@ -227,7 +226,7 @@ class counter(_Rows):
     """A buffer that the model changes."""
 
     class module(nn.Module):
-        """Adds the running sum of what it saw to its input, which is zero for a fresh model."""
+        """Adds a running sum to its input. The sum is always zero, but the buffer changes."""
 
         seen: Tensor
 

@@ -1,8 +1,8 @@
-"""What a call from C++ costs beyond torch's own, and how throughput grows with callers.
+"""Measure what a call from C++ costs beyond torch's own, and how throughput grows with callers.
 
-The overhead is that of `exporter::Artifact` over the bare `forward` or `run`, on a GPU over the bare replay of a CUDA
-graph. Throughput of callers that share one artifact is compared with that of as many processes as there are cores, each
-with an artifact and a caller of its own: that is as far as the cores allow. Exits with 1 when a promise is not kept.
+The overhead of `exporter::Artifact` is measured against the bare `forward` or `run` and, on a GPU, against replaying
+the bare CUDA graph. The throughput of callers that share one artifact is compared with one process per core, each with
+its own artifact and caller, which is the most that the cores allow. Exits with 1 if a promise is not kept.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 from exporter.core import environment
 
 ROOT = Path(__file__).parents[1]
-SCALES = 0.9  # of what the cores allow
+SCALES = 0.9  # of the throughput that the cores allow
 CALLERS = (1, 2, 4, 8)
-RUNS = 40  # calls of all callers of a process
+RUNS = 40  # calls per process, by all its callers
 MANY = """
 import torch
 
@@ -40,12 +40,14 @@ def many_inputs(batch=2):
 
 
 def main() -> None:
-    """Build, export, measure."""
+    """Build the programs, export the models, measure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--models", default="many,bert", help="whose overhead is measured; `many` has six small inputs")
+    parser.add_argument(
+        "--models", default="many,bert", help="models whose overhead is measured; `many` has six small inputs"
+    )
     parser.add_argument("--load", default="resnet18", help="the model whose throughput is measured, on the CPU")
-    parser.add_argument("--rounds", type=int, default=3, help="of throughput")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of the throughput measurement")
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "cpp")
     arguments = parser.parse_args()
     build(arguments.build)
@@ -65,7 +67,7 @@ def main() -> None:
 
 
 def build(place: Path) -> None:
-    """The programs, in the build tree of `make cpp` unless told otherwise."""
+    """Build the C++ programs in `place`; the default is the build tree of `make cpp`."""
     options = ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", f"-DPython3_EXECUTABLE={sys.executable}"]
     configure = ["cmake", "-S", str(ROOT / "cpp"), "-B", str(place), *options, "-DEXPORTER_BENCHMARKS=ON"]
     for command in (configure, ["cmake", "--build", str(place)]):
@@ -73,7 +75,7 @@ def build(place: Path) -> None:
 
 
 def export(model: str, folder: Path, device: str) -> list[Path]:
-    """A model's `.pt` and `.pt2`."""
+    """Export a model once; return the paths of its `.pt` and `.pt2`."""
     out = folder / f"{model}-bundle"
     if not out.exists():
         source = str(folder / "many.py:many") if model == "many" else model
@@ -84,27 +86,27 @@ def export(model: str, folder: Path, device: str) -> list[Path]:
 
 
 def overhead(programs: Path, artifact: Path, device: str) -> bool:
-    """Print what exporter-overhead says; whether it is within the limit."""
+    """Print the output of exporter-overhead; return whether the overhead is within the limit."""
     done = subprocess.run([programs / "exporter-overhead", artifact, device], stdout=subprocess.PIPE, text=True)
     print(done.stdout.replace(f"{artifact.parent.parent}/", ""), end="", flush=True)
     return done.returncode == 0
 
 
 def scales(programs: Path, artifact: Path, rounds: int) -> bool:
-    """Print the throughput at each number of callers, and against processes; whether the most callers keep up."""
+    """Print the throughput of each number of callers and of processes; return whether the promise is kept."""
     cores = environment.usable_cpus()
     found: dict[int, list[float]] = {callers: [] for callers in CALLERS}
-    apart = []
+    separate = []
     for _ in range(rounds):
-        apart.append(throughput(programs, artifact, [1] * cores))
+        separate.append(throughput(programs, artifact, [1] * cores))
         for callers, rates in found.items():
             rates.append(throughput(programs, artifact, [callers]))
-    allowed = statistics.median(apart)
+    allowed = statistics.median(separate)
     name = f"{artifact.parent.name.removesuffix('-bundle')} {artifact.stem}"
     rates = {callers: statistics.median(rates) for callers, rates in found.items()}
-    print(f"{name}, one thread a call: {allowed:.1f} calls/s from {cores} processes; one artifact: ", end="")
+    print(f"{name}, one thread per call: {allowed:.1f} calls/s from {cores} processes; one artifact: ", end="")
     print(", ".join(f"{rate:.1f} from {callers}" for callers, rate in rates.items()))
-    share = statistics.median(a / b for a, b in zip(found[max(CALLERS)], apart, strict=True))
+    share = statistics.median(a / b for a, b in zip(found[max(CALLERS)], separate, strict=True))
     kept = share >= SCALES
     print(f"{'ok  ' if kept else 'OVER'}  {name}, {max(CALLERS)} callers over {cores} processes: ", end="")
     print(f"{share:.2f}, at least {SCALES:g}", flush=True)
@@ -112,7 +114,7 @@ def scales(programs: Path, artifact: Path, rounds: int) -> bool:
 
 
 def throughput(programs: Path, artifact: Path, callers: list[int]) -> float:
-    """Calls a second of processes side by side, each with so many callers."""
+    """Return the calls per second of concurrent processes; `callers` has the number of callers of each."""
     command = [programs / "exporter-run", "bench", artifact, "--threads", "1", "--warmup", "2", "--windows", "1"]
     running = [
         subprocess.Popen(

@@ -1,9 +1,9 @@
-"""Which build choices are worth their while? Each one beside what exporter does, on BERT or ResNet-18, batch 1.
+"""Compare build choices with exporter's defaults, for BERT or ResNet-18 at batch 1.
 
 trace: torch.jit.optimize_for_inference, channels-last. compile: without freezing, channels-last, max-autotune. onnx:
-the levels of graph optimisation, half the threads. Beside them, how long it takes to read the weights, where no cache
-keeps them. All are timed in one rotation in one process, and compared with eager's outputs. What is measured better
-here, and right, ought to be what exporter does.
+the levels of graph optimization, half the threads. The time to read the weights when no cache holds them is measured
+too. All are timed in one rotation in one process, and their outputs are compared with eager's. A choice that is faster
+and right should become exporter's default.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from exporter.evidence import stats
 Tensors = tuple[torch.Tensor, ...]
 Run = Callable[[], Any]
 DEFAULTS = {"trace": "trace", "compile": "compile", "onnx": "onnx"}
-READING = "reading as many numbers as the weights are"  # what no call in float32 can be faster than
+READING = "reading as many numbers as the weights are"  # a lower bound for any call in float32
 LEVELS = {"no": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED"}
 
 
 def main() -> None:
-    """Build, compare, print."""
+    """Build and compare all choices; print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--time-budget", type=float, default=4, help="seconds of timing a choice")
-    parser.add_argument("--no-autotune", action="store_true", help="leave max-autotune out: it takes minutes")
+    parser.add_argument("--time-budget", type=float, default=4, help="seconds of timing per choice")
+    parser.add_argument("--no-autotune", action="store_true", help="skip max-autotune, which takes minutes")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")  # TorchScript is deprecated
-    print("| choice | median | over the default | largest difference from eager |\n|---|---|---|---|")
+    print("| choice | median | speed-up over the default | largest difference from eager |\n|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder, settings(arguments.device, arguments.threads, folder) as scratch:
         for line in compare(arguments.model, arguments, scratch):
             print(f"| {line} |", flush=True)
 
 
 def compare(name: str, arguments: argparse.Namespace, folder: Path) -> Iterator[str]:
-    """A line for each choice."""
+    """Yield a table row for each choice."""
     torch.manual_seed(0)
     model, inputs = MODELS[name]()
     model = model.eval().requires_grad_(False).to(arguments.device)
@@ -84,7 +84,7 @@ def compare(name: str, arguments: argparse.Namespace, folder: Path) -> Iterator[
 
 
 def weights(model: torch.nn.Module) -> torch.Tensor:
-    """As many numbers as a call reads: all but tables, of which it reads few rows."""
+    """Return as many numbers as a call reads: all weights except embedding tables, of which it reads few rows."""
     tables = {id(inner.weight) for inner in model.modules() if isinstance(inner, torch.nn.Embedding)}
     return torch.ones(
         sum(p.numel() for p in model.parameters() if id(p) not in tables), device=next(model.parameters()).device
@@ -94,7 +94,7 @@ def weights(model: torch.nn.Module) -> torch.Tensor:
 def choices(
     model: torch.nn.Module, inputs: Tensors, arguments: argparse.Namespace, folder: Path
 ) -> Iterator[tuple[str, Callable[[], Run]]]:
-    """What can be built; the default of each target first."""
+    """Yield each choice with the function that builds it; the default of each target comes first."""
     convolves = any(isinstance(inner, torch.nn.Conv2d) for inner in model.modules())
     layouts = {"": model} | ({" channels-last": ChannelsLast(model)} if convolves else {})
     for layout, module in layouts.items():
@@ -107,14 +107,14 @@ def choices(
         for configuration in configurations.values():
             configuration["cpp.dynamic_threads"] = True
     for layout, module in layouts.items():
-        for told, configuration in configurations.items():
-            path = folder / f"model{layout}{told}.pt2".replace(" ", "_")
-            yield f"compile{layout}{told}", partial(compiled, module, inputs, path, configuration)
+        for suffix, configuration in configurations.items():
+            path = folder / f"model{layout}{suffix}.pt2".replace(" ", "_")
+            yield f"compile{layout}{suffix}", partial(compiled, module, inputs, path, configuration)
     path = folder / "model.onnx"
     onnx(program(model, inputs), path)
     yield "onnx", partial(session, path, inputs, arguments, "ENABLE_ALL", arguments.threads)
-    for told, level in LEVELS.items():
-        yield f"onnx {told} optimisation", partial(session, path, inputs, arguments, level, arguments.threads)
+    for name, level in LEVELS.items():
+        yield f"onnx {name} optimization", partial(session, path, inputs, arguments, level, arguments.threads)
     if arguments.device == "cpu" and arguments.threads > 1:
         half = arguments.threads // 2
         yield (
@@ -124,7 +124,7 @@ def choices(
 
 
 class ChannelsLast(torch.nn.Module):
-    """Weights and images in channels-last, whatever callers give."""
+    """A model with weights and images in channels-last, whatever the layout of its input."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class ChannelsLast(torch.nn.Module):
 
 
 def traced(module: torch.nn.Module, inputs: Tensors, then: Callable[[Any], Any] = lambda made: made) -> Run:
-    """What exporter's target trace makes, and something after it."""
+    """Build what exporter's target trace makes, passed through `then`."""
     made = then(torch.jit.freeze(torch.jit.trace(module.eval(), inputs, check_trace=False).eval()))
     for _ in range(4):  # TorchScript profiles and compiles in its first calls
         made(*inputs)
@@ -144,7 +144,7 @@ def traced(module: torch.nn.Module, inputs: Tensors, then: Callable[[Any], Any] 
 
 
 def compiled(module: torch.nn.Module, inputs: Tensors, path: Path, configuration: dict[str, Any]) -> Run:
-    """AOTInductor."""
+    """Compile a package with AOTInductor."""
     torch._inductor.aoti_compile_and_package(
         program(module.eval(), inputs), package_path=str(path), inductor_configs=configuration
     )
@@ -153,25 +153,25 @@ def compiled(module: torch.nn.Module, inputs: Tensors, path: Path, configuration
 
 
 def session(path: Path, inputs: Tensors, arguments: argparse.Namespace, level: str, threads: int) -> Run:
-    """onnxruntime."""
-    import onnxruntime as ort  # after exporter, which turns its telemetry off
+    """Open an ONNX model in onnxruntime."""
+    import onnxruntime as ort  # after exporter, which disables its telemetry
 
-    told = ort.SessionOptions()
-    told.intra_op_num_threads = threads
-    told.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_{level}")
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_{level}")
     cuda = [("CUDAExecutionProvider", {"use_tf32": 0})] if arguments.device != "cpu" else []
-    made = ort.InferenceSession(str(path), told, providers=[*cuda, "CPUExecutionProvider"])
-    feed = {one.name: tensor.cpu().numpy() for one, tensor in zip(made.get_inputs(), inputs, strict=True)}
-    return lambda: made.run(None, feed)
+    model = ort.InferenceSession(str(path), options, providers=[*cuda, "CPUExecutionProvider"])
+    feed = {one.name: tensor.cpu().numpy() for one, tensor in zip(model.get_inputs(), inputs, strict=True)}
+    return lambda: model.run(None, feed)
 
 
 def flat(outputs: Any) -> Tensors:
-    """Outputs of any of them, as a tuple."""
+    """Return the outputs of any choice as a tuple of tensors."""
     return tuple(torch.as_tensor(one) for one in ([outputs] if isinstance(outputs, torch.Tensor) else outputs))
 
 
 def bert() -> tuple[torch.nn.Module, Tensors]:
-    """BERT base, sequence 14."""
+    """Return BERT base with a sequence of 14."""
     from transformers import BertConfig, BertModel
 
     ids, ones = torch.randint(1000, 30000, (1, 14)), torch.ones(1, 14, dtype=torch.long)
@@ -179,7 +179,7 @@ def bert() -> tuple[torch.nn.Module, Tensors]:
 
 
 def resnet18() -> tuple[torch.nn.Module, Tensors]:
-    """ResNet-18, 224 x 224."""
+    """Return ResNet-18 with one image of 224 x 224."""
     import torchvision
 
     return torchvision.models.resnet18(), (torch.randn(1, 3, 224, 224),)

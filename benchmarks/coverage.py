@@ -1,7 +1,7 @@
-"""Many architectures through trace, script, compile and onnx, by exporter and by the bare calls: who is right?
+"""Export many architectures to trace, script, compile and onnx, with exporter and with bare calls, and judge them.
 
-Right is: the artifact gives what eager gives at two shapes that neither the example nor exporter's golden had. Writes
-`coverage.json` and `coverage.md` into --out.
+An artifact is right if its outputs equal eager's at two shapes that are neither in the example nor in exporter's
+golden. Writes `coverage.json` and `coverage.md` into --out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from exporter.core import environment
 TARGETS = ("trace", "script", "compile", "onnx")
 HERE = Path(__file__).absolute().parent
 FILES = {"own": "architectures.py", "zoo": "zoo/recipes.py"}
-JUDGES = multiprocessing.get_context("forkserver")  # whose server has imported these for them
+JUDGES = multiprocessing.get_context("forkserver")  # the fork server imports HEAVY once for all judges
 HEAVY = (
     "torch._inductor.compile_fx",
     "torch.onnx",
@@ -38,35 +38,35 @@ HEAVY = (
 
 
 def main() -> None:
-    """Run all, or those that are named; exits with 1 when a promise is broken."""
+    """Cover all architectures, or those that are named. Exits with 1 if a promise is not kept."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="architectures, as hf:bert; all when none is named")
-    parser.add_argument("--quick", action="store_true", help="only the few that the tests run")
+    parser.add_argument("names", nargs="*", help="architectures, such as hf:bert; all by default")
+    parser.add_argument("--quick", action="store_true", help="only the architectures that the tests run")
     parser.add_argument("--jobs", type=int, default=environment.usable_cpus())
-    parser.add_argument("--targets", default=",".join(TARGETS), help="only these")
-    parser.add_argument("--no-bare", action="store_true", help="leave out the bare calls")
-    parser.add_argument("--exported", type=Path, help="judge the bundles NAME in this folder, and export nothing")
+    parser.add_argument("--targets", default=",".join(TARGETS), help="targets to export to")
+    parser.add_argument("--no-bare", action="store_true", help="skip the bare calls")
+    parser.add_argument("--exported", type=Path, help="judge the existing bundles in this folder instead of exporting")
     parser.add_argument("--out", type=Path, default=Path("build/coverage"))
     arguments = parser.parse_args()
     asked = arguments.names or (architectures.QUICK if arguments.quick else architectures.every())
     absent = {name: packages for name in asked if (packages := architectures.missing(name))}
     for name, packages in absent.items():
-        print(f"left out: {name} needs {', '.join(packages)} (benchmarks/README.md)")
+        print(f"skipped: {name} needs {', '.join(packages)} (benchmarks/README.md)")
     names = [name for name in asked if name not in absent]
     targets = arguments.targets.split(",")
     arguments.out = arguments.out.absolute()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    # One cache of inductor's for all: what it holds of each other's graphs is keyed by their text.
+    # All architectures share inductor's cache, whose keys include the text of each graph.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(arguments.out / "cache"))
     os.environ["EXPORTER_RUN"] = "/none"
-    os.environ["AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL"] = "O0"  # of what calls the kernels, not of these
+    os.environ["AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL"] = "O0"  # for the wrapper code, not for the kernels
     JUDGES.set_forkserver_preload(list(HEAVY))
     started = time.perf_counter()
     found: dict[str, Any] = {}
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        started_ones = {pool.submit(cover, n, targets, arguments): n for n in names}
-        for future in as_completed(started_ones):
-            name, result = started_ones[future], future.result()
+        futures = {pool.submit(cover, n, targets, arguments): n for n in names}
+        for future in as_completed(futures):
+            name, result = futures[future], future.result()
             found[name] = result
             print(f"{name:<48} {result['seconds']:5.0f} s  {line(name, result, targets)}", flush=True)
             (arguments.out / "coverage.json").write_text(json.dumps(found, indent=1))
@@ -86,7 +86,7 @@ def cover(name: str, targets: Sequence[str], arguments: argparse.Namespace) -> d
             bundle = arguments.exported / folder_of(name)
         else:
             bundle = Path(folder, "bundle")
-            command = [sys.executable, "-m", "exporter", *words(name, targets, bundle)]
+            command = [sys.executable, "-m", "exporter", *export_arguments(name, targets, bundle)]
             exported = subprocess.run(command, capture_output=True, text=True, check=False)
             log.write_text(exported.stdout + exported.stderr)
         found = judge(name, bundle, () if arguments.no_bare else targets, log) or {"broken": str(log)}
@@ -94,30 +94,30 @@ def cover(name: str, targets: Sequence[str], arguments: argparse.Namespace) -> d
 
 
 def folder_of(name: str) -> str:
-    """Return the name of an architecture, fit for a file."""
+    """Return the name of an architecture as a file name."""
     return name.replace(":", "-").replace("@", "-")
 
 
-def words(name: str, targets: Sequence[str], bundle: Path) -> list[str]:
-    """Return the arguments of the command that exports an architecture."""
+def export_arguments(name: str, targets: Sequence[str], bundle: Path) -> list[str]:
+    """Return the arguments of `exporter` that export an architecture."""
     source, _, rest = name.partition(":")
     sizes = architectures.SIZES.get(name, [])
     return [
         "export", recipe(name), "--targets", ",".join(targets), "--out", str(bundle),
         "--weights", "auto" if source == "zoo" else "random", "--state", rest.partition("@")[2] or "carry",
         "--no-bench", "-q", "--threads", "1", "--device", "cpu", "--timeout", "600",
-        *(word for size in sizes for word in ("--size", size)),
+        *(argument for size in sizes for argument in ("--size", size)),
     ]  # fmt: skip
 
 
 def recipe(name: str) -> str:
-    """Return the recipe of an architecture, as the command line takes it."""
+    """Return the recipe of an architecture as an argument of the command line."""
     source, _, rest = name.partition(":")
     return f"{HERE / FILES[source]}:{rest.partition('@')[0]}" if source in FILES else name
 
 
 def judge(name: str, bundle: Path, bare: Sequence[str], log: Path) -> dict[str, Any]:
-    """Return what `_coverage.main` finds in a process of its own; nothing if that fails."""
+    """Return the verdicts of `_coverage.main`, run in a separate process; {} if it fails."""
     sizes = (size.partition("=") for size in architectures.SIZES.get(name, []))
     asked = {symbol: tuple(map(int, size.split(".."))) for symbol, _, size in sizes}
     ours, theirs = JUDGES.Pipe(duplex=False)
@@ -133,37 +133,39 @@ def judge(name: str, bundle: Path, bare: Sequence[str], log: Path) -> dict[str, 
 
 
 def _coverage_main(*arguments: Any) -> None:
-    """Imports torch only where it is needed: in the judges' server."""
+    """Run `_coverage.main`, so that torch is imported only in the fork server and the judges."""
     import _coverage
 
-    sys.path = [path for path in sys.path if Path(path).absolute() != HERE]  # coverage.py hides the package coverage
+    sys.path = [
+        path for path in sys.path if Path(path).absolute() != HERE
+    ]  # this coverage.py would hide the package of that name
     _coverage.main(*arguments)
 
 
-def word(name: str, result: dict[str, Any], who: str, target: str) -> str:
-    """One cell: right, WRONG, refused, or impossible (refused, as it must be)."""
-    said = str(result.get(who, {}).get(target, "none")).partition(":")[0]
-    if said == "refused" and (name, target) in architectures.IMPOSSIBLE:
+def verdict(name: str, result: dict[str, Any], who: str, target: str) -> str:
+    """Return one cell: right, WRONG, refused, or impossible (refused, as it must be)."""
+    found = str(result.get(who, {}).get(target, "none")).partition(":")[0]
+    if found == "refused" and (name, target) in architectures.IMPOSSIBLE:
         return "impossible"
-    return {"wrong": "WRONG"}.get(said, said)
+    return {"wrong": "WRONG"}.get(found, found)
 
 
 def line(name: str, result: dict[str, Any], targets: Sequence[str]) -> str:
-    """All cells of exporter's, then of the bare calls."""
+    """Return the cells of exporter, then those of the bare calls."""
     if "broken" in result:
         return f"broken: see {result['broken']}"
     sides = [who for who in ("exporter", "bare") if who in result]
-    return " | ".join(f"{who}: " + " ".join(word(name, result, who, t) for t in targets) for who in sides)
+    return " | ".join(f"{who}: " + " ".join(verdict(name, result, who, t) for t in targets) for who in sides)
 
 
 def table(found: dict[str, Any], targets: Sequence[str]) -> str:
-    """Markdown: a row an architecture, exporter's word and the bare call's for each target."""
+    """Return a Markdown table: a row per architecture, with the verdicts on exporter and the bare call per target."""
     rows = ["| architecture | " + " | ".join(targets) + " |", "|---" * (1 + len(targets)) + "|"]
     for name, result in found.items():
         cells = []
         for target in targets:
-            ours = word(name, result, "exporter", target)
-            cells.append(f"{ours} (bare: {word(name, result, 'bare', target)})" if "bare" in result else ours)
+            ours = verdict(name, result, "exporter", target)
+            cells.append(f"{ours} (bare: {verdict(name, result, 'bare', target)})" if "bare" in result else ours)
         rows.append(f"| {name} | " + " | ".join(cells) + " |")
     reasons = [
         f"- {name}, {target}: {result['exporter'][target].partition(': ')[2]}"
@@ -175,10 +177,10 @@ def table(found: dict[str, Any], targets: Sequence[str]) -> str:
 
 
 def conclude(found: dict[str, Any], targets: Sequence[str], minutes: float) -> int:
-    """Print the counts; the exit code."""
+    """Print the counts; return the exit code."""
     counts: dict[str, dict[str, int]] = {}
     for who in ("exporter", "bare"):
-        cells = [word(name, result, who, t) for name, result in found.items() if who in result for t in targets]
+        cells = [verdict(name, result, who, t) for name, result in found.items() if who in result for t in targets]
         counts[who] = {kind: cells.count(kind) for kind in dict.fromkeys(cells)}
         print(f"{who}: " + ", ".join(f"{n} {kind}" for kind, n in counts[who].items()))
     broken = [name for name, result in found.items() if "broken" in result]

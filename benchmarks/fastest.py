@@ -1,7 +1,7 @@
-"""How much faster than eager and onnxruntime is the fastest artifact that keeps parity? BERT and ResNet-18, batch 1.
+"""Measure how much faster than eager and onnxruntime the fastest artifact that keeps parity is.
 
-Each model is exported at its one shape to every target in every precision, and all are timed side by side in one run.
-Exits with 1 when a promise is not kept.
+BERT and ResNet-18 are exported at batch 1, with fixed shapes, to every target in every precision. All artifacts of a
+model are timed side by side in one run. Exits with 1 if a promise is not kept.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 PRECISIONS = {"cpu": "fp32,bf16,int8", "cuda": "fp32,tf32,fp16"}
 TARGETS = {"cpu": "trace,compile,onnx", "cuda": "trace,compile,onnx,compile:reduce-overhead"}
 FLOAT32 = ("fp32", "tf32")  # computed from float32 weights and inputs
-# (model, precisions that count, over whom, at least); nothing of the other side is a broken promise too.
+# (model, precisions that count, variant to compare with, lowest ratio). A missing measurement breaks the promise too.
 PROMISES = {
     "cpu": [
         ("bert", ("fp32",), "eager", 3.3),
@@ -45,7 +45,7 @@ PROMISES = {
 
 
 def main() -> None:
-    """Export, time, compare."""
+    """Export and time each model, then check the promises."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--models", default="bert,resnet18")
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def measure(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The manifest of one run; its table is printed."""
+    """Export a model, which prints the table; return the manifest."""
     with tempfile.TemporaryDirectory() as folder:
         bundle = Path(folder) / "bundle"
         command = [sys.executable, "-m", "exporter", "export", model, "--weights", "random", "--dynamic", "none"]
@@ -76,7 +76,7 @@ def measure(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def timings(manifest: dict[str, Any], names: Iterable[str] | None = None) -> list[tuple[float, str]]:
-    """(milliseconds, row) of all that passed, or of the variants named; the fastest first."""
+    """Return (milliseconds, row) of all variants that passed, or of those in `names`; the fastest first."""
     return sorted(
         (timing["median_ms"], f"{row['name']} {session}")
         for row in manifest["variants"]
@@ -86,7 +86,7 @@ def timings(manifest: dict[str, Any], names: Iterable[str] | None = None) -> lis
 
 
 def check(manifest: dict[str, Any], model: str, precisions: tuple[str, ...] | None, over: str, least: float) -> bool:
-    """Print one promise and what was found."""
+    """Print one promise with its measurement; return whether it is kept."""
     artifacts = [row for row in manifest["variants"] if row["artifact"]]
     ours = [
         row["name"]
@@ -95,13 +95,13 @@ def check(manifest: dict[str, Any], model: str, precisions: tuple[str, ...] | No
         and (over == "eager" or row["name"] != over)
     ]
     best, theirs = timings(manifest, ours), timings(manifest, [over])
-    what = f"{model} {'any precision' if precisions is None else ' or '.join(precisions)} over {over}"
+    claim = f"{model} {'any precision' if precisions is None else ' or '.join(precisions)} over {over}"
     if not best or not theirs:
-        print(f"{what}: not measured  OVER")
+        print(f"{claim}: not measured  OVER")
         return False
     ratio = theirs[0][0] / best[0][0]
     kept = ratio >= least
-    print(f"{what}: {ratio:.2f} ({best[0][1]} {best[0][0]:.3g} ms, {theirs[0][0]:.3g} ms), promised {least:g}", end="")
+    print(f"{claim}: {ratio:.2f} ({best[0][1]} {best[0][0]:.3g} ms, {theirs[0][0]:.3g} ms), promised {least:g}", end="")
     print("" if kept else "  OVER")
     return kept
 

@@ -1,8 +1,9 @@
-"""GPT-2 of 0.1, 0.4, 0.8 and 1.5 billion parameters through trace, compile and onnx: memory and time of each step.
+"""Measure memory and time of each step that exports GPT-2 to trace, compile and onnx.
 
-Memory is that of the whole process tree, by proportional set size (pages that processes share count once), sampled
-every 0.2 s. Beside exporter, torch's own calls for compile (load, torch.export, AOTInductor with frozen weights) run in
-one process. Writes `raw.json` and `large.md` into --out; exits with 1 when a variant failed or a limit is passed.
+The models have 0.1, 0.4, 0.8 and 1.5 billion parameters. Memory is the proportional set size of the whole process tree
+(pages that processes share count once), sampled every 0.2 s. For comparison, torch's own calls for compile (load,
+torch.export, AOTInductor with frozen weights) run in one process. Writes `raw.json` and `large.md` into --out; exits
+with 1 if a variant failed or a limit is exceeded.
 """
 
 from __future__ import annotations
@@ -30,19 +31,20 @@ from exporter.core.records import VariantRecord
 from exporter.runs import memory_needs
 
 HERE = Path(__file__).parent
-SIZES = {"0.1": "Small", "0.4": "Medium", "0.8": "Large", "1.5": "XL"}  # of _gpt2.py
+SIZES = {"0.1": "Small", "0.4": "Medium", "0.8": "Large", "1.5": "XL"}  # recipes in _gpt2.py
 TARGETS = "trace,compile,onnx"
-FACTOR, FIXED_GB, MARGIN = 3.5, 2.0, 1.1  # what is promised: of the weights, beside them, and over torch's own compile
+# The limits: FACTOR times the weights plus FIXED_GB, and MARGIN times the memory of torch's own compile.
+FACTOR, FIXED_GB, MARGIN = 3.5, 2.0, 1.1
 EVENT, ENDED = "EVENT ", "ended by "
 
 
 def main() -> None:
-    """Measure what is asked for, and write the table."""
+    """Measure the requested sizes and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sizes", default=",".join(SIZES), help="in billions of parameters, between commas")
+    parser.add_argument("--sizes", default=",".join(SIZES), help="in billions of parameters, separated by commas")
     parser.add_argument("--targets", default=TARGETS)
-    parser.add_argument("--resume", action="store_true", help="measure only what raw.json lacks or has as failed")
-    parser.add_argument("--render", action="store_true", help="measure nothing: make the table of raw.json again")
+    parser.add_argument("--resume", action="store_true", help="measure only what is missing or failed in raw.json")
+    parser.add_argument("--render", action="store_true", help="measure nothing; make the table again from raw.json")
     parser.add_argument("--timeout", type=float, default=7200.0, help="seconds that one job may take")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "large")
     parser.add_argument("--export", nargs=2, metavar=("SIZE", "BUNDLE"), help=argparse.SUPPRESS)
@@ -75,9 +77,9 @@ def main() -> None:
 
 
 def _runs(size: str, names: str) -> Iterator[tuple[str, list[str]]]:
-    """What is run for a size: exporter, torch's own compile, and exporter as it plans where memory is short.
+    """Yield the runs of a size: exporter, torch's own compile, and exporter with its steps in order.
 
-    The last only where the first would not: below `needs.LARGE` all runs side by side while there is memory.
+    The last run is only for sizes below `memory_needs.LARGE`, whose steps otherwise run side by side.
     """
     export = ["--export", size, "BUNDLE", "--targets", names]
     yield "exporter", export
@@ -88,32 +90,36 @@ def _runs(size: str, names: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def lacks(run: Mapping[str, Any], names: str) -> bool:
-    """Whether a run must be made again: it failed, or it was without one of these targets."""
+    """Return whether a run must be repeated because it failed or lacks one of these targets."""
     return bool(run["failed"]) or not {name for name in names.split(",") if name} <= set(run["parity"])
 
 
 def _measure(words: Sequence[str]) -> dict[str, Any]:
-    """Run this file in another process, with what it says of its steps, and what it and its children take meanwhile."""
+    """Run this file in another process; return its steps and the memory of its process tree."""
     with tempfile.TemporaryDirectory(prefix="large-") as folder:
         words = [folder + "/bundle" if word == "BUNDLE" else word for word in words]
-        started, there = time.time(), {**os.environ, "TORCHINDUCTOR_CACHE_DIR": folder + "/cache"}
+        started, variables = time.time(), {**os.environ, "TORCHINDUCTOR_CACHE_DIR": folder + "/cache"}
         free_gb = memory.free() / 1e9
         with subprocess.Popen(
-            [sys.executable, __file__, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=there
+            [sys.executable, __file__, *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=variables,
         ) as process:
             sampler = _tree.Sampler(process.pid, started)
             sampler.start()
-            said = process.communicate()[0]
+            output = process.communicate()[0]
             sampler.stop()
-    events = [json.loads(line.removeprefix(EVENT)) for line in said.splitlines() if line.startswith(EVENT)]
+    events = [json.loads(line.removeprefix(EVENT)) for line in output.splitlines() if line.startswith(EVENT)]
     failed = "; ".join(event["failed"] for event in events if event.get("failed"))
     if process.returncode < 0 and not failed:
-        failed = f"{ENDED}{signal.Signals(-process.returncode).name}, perhaps for want of memory"
+        failed = f"{ENDED}{signal.Signals(-process.returncode).name}, perhaps because memory ran out"
     elif process.returncode and not failed:
-        failed = said.strip().splitlines()[-1] if said.strip() else f"exit code {process.returncode}"
+        failed = output.strip().splitlines()[-1] if output.strip() else f"exit code {process.returncode}"
     ended = time.time() - started
     return {
-        "machine": {name: word for name, word in environment.describe().items() if name != "exporter-run"},
+        "machine": {name: fact for name, fact in environment.describe().items() if name != "exporter-run"},
         "load": [round(load, 1) for load in sampler.loads],
         "free_gb": round(free_gb, 1),
         "date": date.today().isoformat(),
@@ -130,7 +136,7 @@ def _measure(words: Sequence[str]) -> dict[str, Any]:
 
 
 def peaks(samples: Sequence[tuple[float, float]]) -> list[tuple[int, float]]:
-    """The most of each second."""
+    """Return the peak of each second, as (second, GB)."""
     found: dict[int, float] = {}
     for at, gb in samples:
         found[int(at)] = max(round(gb, 3), found.get(int(at), 0.0))
@@ -140,7 +146,10 @@ def peaks(samples: Sequence[tuple[float, float]]) -> list[tuple[int, float]]:
 def steps(
     events: Sequence[Mapping[str, Any]], samples: Sequence[tuple[float, float]], started: float, ended: float
 ) -> dict[str, dict[str, float]]:
-    """Begin, seconds and the tree's peak of each step: from its event to the same variant's next, or to the end."""
+    """Return begin, duration and peak memory of each step.
+
+    A step lasts from its event until the next event of the same variant, or until the end.
+    """
     found: dict[str, dict[str, float]] = {}
     for place, event in enumerate(events):
         if event["stage"] in ("waiting", "done"):
@@ -153,22 +162,25 @@ def steps(
     return found
 
 
-def _say(**event: Any) -> None:
-    """Tell whoever measures, from any thread: a line in one piece, which `print` would write in two."""
+def _report(**event: Any) -> None:
+    """Report an event to the measuring process, from any thread.
+
+    The line is written in one piece; `print` would write the newline separately.
+    """
     sys.stdout.write(f"{EVENT}{json.dumps({'at': time.time(), **event})}\n")
     sys.stdout.flush()
 
 
-class _Speaker(Listener):
+class _EventListener(Listener):
     def stage(self, variant: str, stage: str) -> None:
-        _say(variant=variant, stage=stage)
+        _report(variant=variant, stage=stage)
 
     def done(self, record: VariantRecord) -> None:
-        _say(variant=record.name, stage="done")
+        _report(variant=record.name, stage="done")
 
 
 def _export(size: str, out: str, names: str, timeout: float) -> None:
-    """What `exporter export --no-bench` does, and says."""
+    """Run `exporter export --no-bench` and report its events."""
     from exporter import targets
     from exporter.model import recipes
     from exporter.runs import pipeline
@@ -184,38 +196,38 @@ def _export(size: str, out: str, names: str, timeout: float) -> None:
         timeout=timeout,
         bench=False,
     )
-    manifest, _ = pipeline.run(request, _Speaker())
-    _say(weights_gb=manifest.model.parameters * 4 / 1e9)
+    manifest, _ = pipeline.run(request, _EventListener())
+    _report(weights_gb=manifest.model.parameters * 4 / 1e9)
     for record in manifest.variants:
         verdicts = {session.session: session.parity.verdict for session in record.sessions if session.parity}
         failed = f"{record.name}: {record.stage}: {record.reason}" if record.status == "failed" else ""
-        _say(variant=record.name, parity=verdicts, failed=failed)
+        _report(variant=record.name, parity=verdicts, failed=failed)
 
 
 def _compile_bare(size: str) -> None:
-    """torch's own calls, by the book: load, torch.export with dynamic sizes, AOTInductor with frozen weights."""
+    """Run torch's own calls: load, torch.export with dynamic sizes, AOTInductor with frozen weights."""
     import _gpt2
     import torch
 
     torch.set_num_threads(environment.usable_cpus())
-    _say(variant="torch", stage="load")
+    _report(variant="torch", stage="load")
     recipe = _gpt2.RECIPES[size]
     model = recipe.load("random").eval()
     model.requires_grad_(False)
-    _say(variant="torch", stage="torch.export")
+    _report(variant="torch", stage="torch.export")
     dims = {0: torch.export.Dim("batch", min=1, max=4), 1: torch.export.Dim("sequence", min=1, max=64)}
     with torch.no_grad():
         program = torch.export.export(model, (), recipe.inputs(2, 16), dynamic_shapes={"input_ids": dims}, strict=False)
-        _say(variant="torch", stage="compile")
+        _report(variant="torch", stage="compile")
         with tempfile.TemporaryDirectory() as folder:
             torch._inductor.aoti_compile_and_package(
                 program, package_path=f"{folder}/model.pt2", inductor_configs={"freezing": True}
             )
-    _say(weights_gb=sum(p.numel() for p in model.parameters()) * 4 / 1e9)
+    _report(weights_gb=sum(p.numel() for p in model.parameters()) * 4 / 1e9)
 
 
 def render(found: Mapping[str, Any]) -> tuple[str, bool]:
-    """The table in Markdown, and whether all that was measured passed and kept within its limits."""
+    """Return the table in Markdown, and whether every run passed and stayed within its limits."""
     sizes = [size for size in SIZES if f"{size} exporter" in found]
     runs = {size: found[f"{size} exporter"] for size in sizes}
     names = list(dict.fromkeys(name for run in runs.values() for name in run["steps"]))
@@ -243,7 +255,7 @@ def render(found: Mapping[str, Any]) -> tuple[str, bool]:
     )
     ordered = [found.get(f"{size} in order") for size in sizes]
     if any(ordered):
-        label = "all, in order as where memory is short"
+        label = "all, steps in order"
         rows.append(
             [
                 label,
@@ -272,7 +284,7 @@ def render(found: Mapping[str, Any]) -> tuple[str, bool]:
 
 
 def _crowd(run: Mapping[str, Any]) -> str:
-    """What others left of the machine, where it was noted."""
+    """Describe the load and the free memory of the machine, if they were recorded."""
     if not run.get("load"):
         return ""
     return f" (load {min(run['load'])} to {max(run['load'])}, {run['free_gb']} GB free at the start)"
@@ -281,21 +293,24 @@ def _crowd(run: Mapping[str, Any]) -> str:
 def _claims(
     run: Mapping[str, Any], bare: Mapping[str, Any] | None, ordered: Mapping[str, Any] | None
 ) -> Iterator[tuple[str, float, float]]:
-    """(what, GB, the limit): the export to compile against torch's own, all else against the weights.
+    """Yield (claim, GB, limit): the export to compile against torch's own calls, everything else against the weights.
 
-    What `ordered` is there for runs side by side as long as there is memory: compile is judged where it takes its turn.
+    If there is an `ordered` run, compile is judged there, because in the other run the steps overlap.
     """
     if not run["weights_gb"]:
         return
-    yield "all but the export to compile", _beside_compile(run), FACTOR * run["weights_gb"] + FIXED_GB
+    yield "everything except the export to compile", _beside_compile(run), FACTOR * run["weights_gb"] + FIXED_GB
     judged, how = (ordered, ", in order") if ordered else (run, "")
     compiling = judged["steps"].get("export compile")
-    if compiling and bare and (not bare["failed"] or bare["failed"].startswith(ENDED)):  # it needs more than it had
-        own = f"torch's own, which was {bare['failed']} there" if bare["failed"] else "torch's own"
+    if (
+        compiling and bare and (not bare["failed"] or bare["failed"].startswith(ENDED))
+    ):  # if killed, its peak is a lower bound
+        own = f"torch's own, which was {bare['failed']}" if bare["failed"] else "torch's own"
         yield f"the export to compile{how}, against {own}", compiling["peak_gb"], MARGIN * bare["peak_gb"]
 
 
 def _beside_compile(run: Mapping[str, Any]) -> float:
+    """Return the peak in GB outside the export to compile."""
     compiling = run["steps"].get("export compile")
     window = (compiling["begin"], compiling["begin"] + compiling["seconds"]) if compiling else (0.0, 0.0)
     return max((gb for at, gb in run["samples"] if not window[0] <= at <= window[1]), default=0.0)

@@ -1,4 +1,4 @@
-"""The C++ side against Python, for the same artifacts on the CPU: steady calls, start to first result, memory."""
+"""Compare C++ with Python for the same artifacts on the CPU: steady calls, start to first result, memory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ save_file({name: tensor.contiguous() for name, tensor in zip(names, case.inputs)
 
 
 def main() -> None:
-    """Measure each model's traced artifact both ways, in turn."""
+    """Measure each model's artifacts in both languages, in turn."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", default=["resnet18", "bert"])
     parser.add_argument("--time-budget", type=float, default=10.0)
@@ -76,6 +76,7 @@ def main() -> None:
 
 
 def _steady(model: str, place: Path, budget: float) -> list[tuple[str, float, float]]:
+    """Return the claims about steady calls and mapped CUDA libraries."""
     claims = []
     options = targets.Options(threads=environment.usable_cpus())
     with Zygote() as zygote:
@@ -105,19 +106,20 @@ def _steady(model: str, place: Path, budget: float) -> list[tuple[str, float, fl
     return claims
 
 
-# libtorch_cpu.so of a CUDA wheel is itself linked to these two small ones; whoever loads it has them.
+# libtorch_cpu.so of a CUDA wheel is linked to these two small libraries, so every process that loads it maps them.
 LINKED_BY_TORCH_CPU = ("libcudart", "libcupti")
 CUDA = ("cuda", "cudnn", "cublas", "cufft", "cusparse", "cusolver", "curand", "nccl", "nvrtc", "nvshmem")
 
 
 def _cuda_libraries(pid: int) -> set[str]:
-    """Mapped CUDA libraries beyond those two."""
+    """Return the CUDA libraries that a process has mapped, without LINKED_BY_TORCH_CPU."""
     maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
     names = {Path(line.split()[-1]).name for line in maps if "/" in line}
     return {n for n in names if any(word in n for word in CUDA) and not n.startswith(LINKED_BY_TORCH_CPU)}
 
 
 def _start(model: str, place: Path, runner: Path) -> list[tuple[str, float, float]]:
+    """Return the claims about the time and memory from start to first result."""
     artifact, inputs, outputs = place / "trace.pt", place / "inputs.safetensors", str(place / "outputs.safetensors")
     subprocess.run(
         [sys.executable, "-c", SAVE_INPUTS, str(layout.golden(place)), str(artifact), str(inputs)], check=True

@@ -1,4 +1,4 @@
-"""An export with all its proof against a plain script with the same bare calls and one check each: wall time."""
+"""Compare the wall time of an export, with all its checks, and of a plain script with the same bare calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PLAIN = Path(__file__).with_name("_plain.py")
 
 
 def main() -> None:
-    """Both in turn, each with an empty compiler cache."""
+    """Run both in turn, each with an empty compiler cache."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=1)
     rounds = parser.parse_args().rounds

@@ -1,4 +1,4 @@
-"""How large the HTML report of a bundle is, and how long headless Chromium takes until all of it is painted."""
+"""Measure the size of a bundle's HTML report, and how long headless Chromium takes to load and paint it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAINTED = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame
 
 
 def main() -> None:
-    """Make the page, load it several times."""
+    """Make the page and load it several times."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bundles", metavar="BUNDLE", type=Path, nargs="*", default=[Path("artifacts/bert")])
     parser.add_argument("--loads", type=int, default=10)
@@ -30,13 +30,13 @@ def main() -> None:
         page.write_bytes(subprocess.run(report, stdout=subprocess.PIPE, check=True).stdout)
         browser = driver.chromium.launch(executable_path=next(filter(None, map(shutil.which, BROWSERS)), None))
         seconds = [_load(browser, page) for _ in range(options.loads)]
-        print(f"{options.loads} loads in Chromium {browser.version}, the median in {statistics.median(seconds):.3f} s")
+        print(f"{options.loads} loads in Chromium {browser.version}, median {statistics.median(seconds):.3f} s")
         browser.close()
         verdict([("size of the page, MB", page.stat().st_size / 1e6, 1), ("slowest load, seconds", max(seconds), 1)])
 
 
 def _load(browser: Browser, page: Path) -> float:
-    """Seconds until a page is loaded and painted, with nothing cached."""
+    """Return the seconds until a page is loaded and painted, with an empty cache."""
     view = browser.new_context().new_page()
     started = time.perf_counter()
     view.goto(page.as_uri())

@@ -1,4 +1,4 @@
-"""How long `exporter --help` takes, and how much memory the parent of an export needs."""
+"""Measure the time of `exporter --help` and the memory of the parent process of an export."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RUNS = 10
 
 
 def main() -> None:
-    """Median of some runs of --help; peak of one real export's parent."""
+    """Measure the median of several runs of --help, and the peak memory of the parent of one export."""
     exporter = str(Path(sys.executable).with_name("exporter"))
     seconds = statistics.median(run([exporter, "--help"]).seconds for _ in range(RUNS))
     with tempfile.TemporaryDirectory() as folder:
@@ -26,7 +26,7 @@ def main() -> None:
 
 
 def _own_peak(command: list[str]) -> float:
-    """Peak resident memory in MB of the process itself: what wait4 tells would include its children."""
+    """Return the peak resident memory in MB of the process alone; wait4 would include its children."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     peak = 0.0
     while process.poll() is None:

@@ -1,8 +1,8 @@
-"""Models that keep state, through every target and both ways to keep it, judged without exporter's own golden.
+"""Export models with state to every target, in both ways to keep state, and judge them without exporter's golden.
 
-Each artifact that passed runs three sequences of eight calls that no golden has seen, with a reset between them: in
-Python through `Artifact.stream`, in C++ through `exporter-run verify`. What it gives is held against a new instance of
-the model, which keeps its state in its own way. Prints a table; exit code 1 when any answer is wrong.
+Each artifact that passed runs three sequences of eight calls that are not in any golden, with a reset between them: in
+Python through `Artifact.stream`, in C++ through `exporter-run verify`. The outputs are compared with those of a new
+instance of the model, which keeps its state itself. Prints a table; exits with 1 if any output is wrong.
 
     python benchmarks/stateful.py [MODEL ...] [--targets trace,compile] [--device cuda] [--out FOLDER]
 """
@@ -37,8 +37,8 @@ NEAR = Tolerance(rtol=1e-4, atol=1e-5, k=2.0)
 Tensors = tuple[torch.Tensor, ...]
 
 
-def wanted(recipe: Any, sizes: dict[str, int]) -> list[list[tuple[Tensors, Tensors]]]:
-    """Inputs and eager's outputs of each call of each sequence, by a model that was made for it."""
+def expected_sequences(recipe: Any, sizes: dict[str, int]) -> list[list[tuple[Tensors, Tensors]]]:
+    """Return the inputs and eager's outputs of each call of each sequence, with a new model for each sequence."""
     found = []
     for sequence in range(SEQUENCES):
         model = recipe.load("random").eval()
@@ -47,16 +47,16 @@ def wanted(recipe: Any, sizes: dict[str, int]) -> list[list[tuple[Tensors, Tenso
             torch.manual_seed(90_000 + 100 * sequence + step)
             x = recipe.inputs(**sizes)
             with torch.no_grad():
-                given = model(x.clone())
-            given = tuple(given.values()) if isinstance(given, dict) else given
-            outputs = tuple(t.clone() for t in (given if isinstance(given, tuple) else (given,)))
+                result = model(x.clone())
+            result = tuple(result.values()) if isinstance(result, dict) else result
+            outputs = tuple(t.clone() for t in (result if isinstance(result, tuple) else (result,)))
             steps.append(((x,), outputs))
         found.append(steps)
     return found
 
 
 def in_python(path: Path, sequences: list[list[tuple[Tensors, Tensors]]]) -> str:
-    """Where the artifact differs first; "" where nowhere."""
+    """Return where the artifact first differs in Python; "" if it does not."""
     stream = exporter.open_artifact(path).stream()
     for number, steps in enumerate(sequences):
         stream.reset()
@@ -68,7 +68,7 @@ def in_python(path: Path, sequences: list[list[tuple[Tensors, Tensors]]]) -> str
 
 
 def in_cpp(path: Path, sequences: list[list[tuple[Tensors, Tensors]]], folder: Path) -> str:
-    """What exporter-run says of a golden with these calls; "" where all are right."""
+    """Return the last line of exporter-run verify for a golden with these calls; "" if it passes."""
     artifact = exporter.open_artifact(path)
     assert artifact.contract.state is not None
     outside = artifact.contract.state.kept == "outside"
@@ -77,7 +77,7 @@ def in_cpp(path: Path, sequences: list[list[tuple[Tensors, Tensors]]], folder: P
         state = exporter.open_artifact(path).stream()
         for step, (inputs, outputs) in enumerate(steps):
             if outside:
-                state(*inputs)  # what the state is after each call, eager does not say: Python's artifact does
+                state(*inputs)  # eager does not expose its state, so the artifact in Python supplies it
                 carried = tuple(t.cpu() for t in state.state.values())
                 if step == 0:
                     first = tuple(t.clone() for t in initial(artifact, inputs))
@@ -93,17 +93,17 @@ def in_cpp(path: Path, sequences: list[list[tuple[Tensors, Tensors]]], folder: P
 
 
 def initial(artifact: Any, inputs: Tensors) -> Tensors:
-    """The initial state at the sizes of these inputs."""
+    """Return the initial state at the sizes of these inputs."""
     from exporter.model.state import carrying
 
     return carrying.initial(artifact.contract, inputs)
 
 
 def judge(variant: VariantRecord, place: Path, recipe: Any, sizes: dict[str, int], folder: Path) -> str:
-    """`right`, `refused: …` or `WRONG: …`."""
+    """Return `right`, `refused: …` or `WRONG …`."""
     if variant.status == "failed" or variant.artifact is None:
         return f"refused: {variant.reason}"
-    sequences = wanted(recipe, sizes)
+    sequences = expected_sequences(recipe, sizes)
     path = place / variant.artifact.path
     if problem := in_python(path, sequences):
         return f"WRONG in Python: {problem}"
@@ -115,7 +115,7 @@ def judge(variant: VariantRecord, place: Path, recipe: Any, sizes: dict[str, int
 
 
 def load_recipes() -> Any:
-    """The module of recipes."""
+    """Import the module of recipes."""
     sys.path.insert(0, str(RECIPES.parent))
     import stateful
 
@@ -126,11 +126,13 @@ def load_recipes() -> Any:
 @click.argument("models", nargs=-1)
 @click.option("--targets", "named", default=",".join(TARGETS), show_default=True)
 @click.option("--device", default="cpu", show_default=True)
-@click.option("--out", type=click.Path(path_type=Path), help="Where the bundles stay; nowhere without it.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Directory that keeps the bundles; by default they are deleted."
+)
 def main(models: tuple[str, ...], named: str, device: str, out: Path | None) -> None:
-    """Export, judge, print."""
+    """Export and judge models that keep state. Exits with 1 if any output is wrong."""
     module, wrong = load_recipes(), 0
-    precision.use_tf32(False)  # as in the sessions that judge
+    precision.use_tf32(False)  # as in exporter's sessions
     with tempfile.TemporaryDirectory() as temporary:
         folder = out or Path(temporary)
         for name in models or MODELS:
@@ -142,9 +144,9 @@ def main(models: tuple[str, ...], named: str, device: str, out: Path | None) -> 
                     f"{RECIPES}:{name}", targets=named, state=mode, device=device, bench=False, out=place, timeout=600.0
                 )
                 for variant in made.manifest.variants:
-                    said = judge(variant, made.path, recipe, sizes, Path(temporary))
-                    wrong += said.startswith("WRONG")
-                    click.echo(f"{name:15} {mode:7} {variant.name:8} {said}")
+                    verdict = judge(variant, made.path, recipe, sizes, Path(temporary))
+                    wrong += verdict.startswith("WRONG")
+                    click.echo(f"{name:15} {mode:7} {variant.name:8} {verdict}")
     click.echo(f"{wrong} wrong; torch {torch.__version__}")
     sys.exit(bool(wrong))
 

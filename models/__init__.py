@@ -1,1 +1,1 @@
-"""Recipes that come with exporter, installed as `exporter_models`. Each imports only torch and its own library."""
+"""The recipes that exporter ships, installed as `exporter_models`. Each imports only torch and its own library."""

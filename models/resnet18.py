@@ -11,7 +11,10 @@ sizes = {"batch": (1, 32)}
 
 
 def load(weights: str) -> torch.nn.Module:
-    """Pretrained weights where they can be had; random ones, with batch norm's statistics stirred, elsewhere."""
+    """Return the model with pretrained weights, or else with random weights and random batch norm statistics.
+
+    Raises OSError if `weights` is "pretrained" and the weights are not available.
+    """
     if weights != "random":
         try:
             model = resnet18(weights=ResNet18_Weights.DEFAULT)
@@ -22,12 +25,12 @@ def load(weights: str) -> torch.nn.Module:
             if weights == "pretrained":
                 raise
             warnings.warn(
-                "random weights: the pretrained ones cannot be fetched; --weights pretrained insists",
+                "random weights: the pretrained weights cannot be fetched; --weights pretrained makes this an error",
                 stacklevel=2,
             )
     model = resnet18()
     for module in model.modules():
-        if isinstance(module, torch.nn.BatchNorm2d):  # 0 and 1 would hide a batch norm that was folded wrongly
+        if isinstance(module, torch.nn.BatchNorm2d):  # with the initial 0 and 1, wrong folding would not show
             torch.nn.init.normal_(module.running_mean, std=0.1)
             torch.nn.init.uniform_(module.running_var, 0.5, 2.0)
     model.exporter_weights = "random"
@@ -35,5 +38,5 @@ def load(weights: str) -> torch.nn.Module:
 
 
 def inputs(batch: int = 1) -> dict[str, torch.Tensor]:
-    """Normalised images."""
+    """Return random numbers in the range of normalized images, [batch, 3, 224, 224]."""
     return {"x": torch.randn(batch, 3, 224, 224)}

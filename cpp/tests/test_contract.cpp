@@ -149,14 +149,14 @@ TEST_CASE("refuses expressions") {
         "2*",     "(n",    "n)",  "(n+1", "n+1)//2 ", "n/2", "n//",
         "n//0",   "n//-2", "0*n", "-1*n", "n+1//2",   "n m", "99999999999999999999*n",
         "n//2//2"}) {
-    CHECK_ERROR(artifact, "file: the contract cannot be read: `" + text + "` is no size: ",
+    CHECK_ERROR(artifact, "file: the contract cannot be read: `" + text + "` is not a size: ",
                 of_sizes(text, "m", "n"));
   }
   const std::vector<std::pair<std::string, std::string>> longer = {
       {"1*n", "n"},     {"n+0", "n"},  {"(n)//2", "n//2"}, {"(n+1)//1", "n+1"},
       {"(2*n)", "2*n"}, {"n//1", "n"}, {"02*n", "2*n"},    {"2*n//3", "(2*n)//3"}};
   for (const auto& [text, shortest] : longer) {
-    CHECK_ERROR(artifact, "`" + text + "` is no size: write it as " + shortest,
+    CHECK_ERROR(artifact, "`" + text + "` is not a size: write it as " + shortest,
                 of_sizes(text, "m", "n"));
   }
   CHECK_ERROR(artifact, "symbol k has no range", of_sizes("2*k+1", "m", "n"));

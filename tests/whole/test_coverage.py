@@ -1,4 +1,4 @@
-"""A dozen of the architectures that `benchmarks/coverage.py` runs, at shapes that no golden has seen."""
+"""A dozen of the architectures of `benchmarks/coverage.py`, judged at shapes that are not in any golden."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.commands import BENCHMARKS, Cli
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
-    """benchmarks/coverage.py, whose name is also that of a package."""
+    """Import benchmarks/coverage.py under another name, because there is a package `coverage`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(BENCHMARKS)
         spec = importlib.util.spec_from_file_location("coverage_of_architectures", BENCHMARKS / "coverage.py")
@@ -38,17 +38,18 @@ def test_every_artifact_is_right_or_refused(
     monkeypatch.setenv("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
     names = names or benchmark.architectures.QUICK
     for name in names:
-        cli(*benchmark.words(name, targets.split(","), tmp_path / "bundles" / benchmark.folder_of(name)))
+        cli(*benchmark.export_arguments(name, targets.split(","), tmp_path / "bundles" / benchmark.folder_of(name)))
     command = [sys.executable, str(BENCHMARKS / "coverage.py"), *names, "--no-bare", "--targets", targets]
     command += ["--exported", str(tmp_path / "bundles"), "--jobs", "1", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=800)
     assert "broken" not in done.stdout, done.stdout + done.stderr
     found = json.loads((tmp_path / "coverage.json").read_text())
     assert len(found) == len(names) == (3 if targets == "compile" else 12)
-    words = {
-        (name, target): word
+    unexpected = {
+        (name, target): verdict
         for name, result in found.items()
-        for target, word in result["exporter"].items()
-        if word != "right" and not (word.startswith("refused") and (name, target) in benchmark.architectures.IMPOSSIBLE)
+        for target, verdict in result["exporter"].items()
+        if verdict != "right"
+        and not (verdict.startswith("refused") and (name, target) in benchmark.architectures.IMPOSSIBLE)
     }
-    assert words == {}, done.stdout
+    assert unexpected == {}, done.stdout

@@ -1,4 +1,4 @@
-"""`benchmarks/tables.py`: what it renders from raw results made by hand, and one row that it measures."""
+"""`benchmarks/tables.py`: rendering of raw results made by hand, and one row that is really measured."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rotation(rows: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"group": "toy, batch 1", "baseline": "eager", "rows": rows, **more}
 
 
-def test_rows_have_their_figures_and_intervals() -> None:
+def test_rows_show_medians_and_intervals() -> None:
     rows = {"eager": series(10.0, 10.0), "trace": series(4.0, 6.0, build_s=1.5), "onnx": series(0.05, 0.05)}
     text = _render.markdown({"a": table(rotation(rows))})
     assert "## a: Latency at batch 1" in text
@@ -47,7 +47,7 @@ def test_rows_have_their_figures_and_intervals() -> None:
     assert "not measured" not in text
 
 
-def test_a_row_that_failed_says_why_and_others_stay() -> None:
+def test_failed_row_gives_its_reason_and_others_stay() -> None:
     rows = {"eager": series(10.0), "default": {"error": "no | compiler"}, "max-autotune": {"error": "no | compiler"}}
     text = _render.markdown({"b": table(rotation(rows))})
     assert "| eager | 10.0 ±0.0 ms |  |" in text
@@ -55,12 +55,12 @@ def test_a_row_that_failed_says_why_and_others_stay() -> None:
     assert "- not measured: toy, batch 1: default; max-autotune: no \\| compiler" in text
 
 
-def test_without_its_baseline_a_row_has_no_speedup() -> None:
+def test_row_without_baseline_has_no_speedup() -> None:
     text = _render.markdown({"c": table(rotation({"eager": {"error": "out of memory"}, "compiled": series(4.0)}))})
     assert "| compiled | 4.00 ±0.00 ms |  |" in text
 
 
-def test_growth_has_a_line_for_each_point() -> None:
+def test_growth_table_has_a_line_for_each_point() -> None:
     points = [
         rotation(
             {"eager": series(2.0 * batch), "trace": series(1.0 * batch, build_s=0.5)},
@@ -78,10 +78,10 @@ def test_growth_has_a_line_for_each_point() -> None:
 
 
 def test_rows_of_a_bundle() -> None:
-    """Each in the language that ran it; what failed, or came to no session, with its reason."""
+    """A row for each language; a variant that failed or has no session has its reason."""
     crashed = SessionRecord("native", "failed", "check", "was ended by SIGSEGV")
     trace = variant("trace", sessions=(variant().sessions[0], crashed))
-    script = variant("script", notes=("not frozen, for the frozen module is wrong or fails",))
+    script = variant("script", notes=("not frozen, because the frozen module is wrong or fails",))
     found = manifest(
         EAGER, trace, script, variant("compile:default", artifact=None), failed("onnx", "no such operator")
     )
@@ -104,7 +104,7 @@ def test_rows_of_a_bundle() -> None:
     assert rows["onnxruntime"] == {"error": "no such operator"}
 
 
-def test_rendering_needs_the_raw_results_alone(tmp_path: Path) -> None:
+def test_rendering_needs_only_the_raw_results(tmp_path: Path) -> None:
     (tmp_path / "raw.json").write_text(json.dumps({"b": table(rotation({"eager": series(1.0), "x": {"error": "no"}}))}))
     script = "import runpy, sys; sys.modules['torch'] = sys.modules['matplotlib'] = None; runpy.run_path(sys.argv[0])"
     script = script.replace("run_path(sys.argv[0])", "run_path(sys.argv[0], run_name='__main__')")
@@ -118,11 +118,11 @@ def test_rendering_needs_the_raw_results_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("same", "again"), [(True, ["max-autotune"]), (False, ["default", "max-autotune"])])
 def test_resume_measures_what_failed_on_the_same_machine(monkeypatch, tmp_path: Path, same: bool, again: list) -> None:
-    asked: list[str] = []
+    measured: list[str] = []
 
     def measure(bench: tables.Bench) -> list[dict[str, Any]]:
         def rows(mode: str) -> dict[str, Any]:
-            asked.append(mode)
+            measured.append(mode)
             return {mode: {"error": "too slow"} if mode == "max-autotune" else series(1.0)}
 
         return [bench.rotation("toy", mode, lambda mode=mode: rows(mode)) for mode in ("default", "max-autotune")]
@@ -131,18 +131,18 @@ def test_resume_measures_what_failed_on_the_same_machine(monkeypatch, tmp_path: 
     run = ["tables.py", "--quick", "--tables", "b", "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", run)
     tables.main()
-    assert asked == ["default", "max-autotune"]
-    asked.clear()
+    assert measured == ["default", "max-autotune"]
+    measured.clear()
     monkeypatch.setattr(sys, "argv", [*run, "--resume", *([] if same else ["--threads", "17"])])
     tables.main()
-    assert asked == again
+    assert measured == again
     assert [r["baseline"] for r in json.loads((tmp_path / "raw.json").read_text())["b"]["rotations"]] == [
         "default",
         "max-autotune",
     ]
 
 
-def test_figures_are_the_same_each_time(tmp_path: Path) -> None:
+def test_figures_are_reproducible(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     rows = {"eager": series(10.0, 11.0), "trace": series(4.0, 6.0, build_s=1.5, peak_mb=7.0)}
     raw = {name: table(rotation(rows)) for name in "abc"}
@@ -156,8 +156,8 @@ def test_figures_are_the_same_each_time(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
-def test_one_number_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The smallest of all rows, really measured; the other table of the file stays as it is."""
+def test_measuring_the_smallest_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row is really measured, and the other table of the file is kept."""
     monkeypatch.setattr(tables._modes, "QUICK", (tables._modes.SCALAR,))
     monkeypatch.setattr(tables._modes, "MODES", ("default",))
     (tmp_path / "raw.json").write_text(json.dumps({"a": {"kept": True}}))
@@ -173,7 +173,7 @@ def test_one_number_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert all(len(window) <= 100 for row in rows.values() for window in row["windows"])
 
 
-def test_a_child_that_takes_too_long_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timeout_of_a_child_becomes_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables._modes, "QUICK", (tables._modes.SCALAR,))
     monkeypatch.setattr(tables._modes, "MODES", ("default",))
     arguments = ["tables.py", "--quick", "--tables", "b", "--out", str(tmp_path), "--row-limit", "0.01"]
