@@ -161,7 +161,7 @@ def test_scores_keep_a_first_that_is_clear() -> None:
     swapped[1, 1] = 5.001
     assert judge(swapped, reference, "hidden").verdict == "quantized"
     lost = judge(swapped, reference)
-    assert (lost.verdict, lost.reason) == ("FAIL", "1 rows have lost their clear first")
+    assert (lost.verdict, lost.reason) == ("FAIL", "rows whose clear winner changed: 1")
     reference[:, 1] = 4.9  # not clear any more: which one is first says nothing
     swapped = reference.clone()
     swapped[1, 1] = 5.001
@@ -273,7 +273,7 @@ def test_a_portable_half_precision_is_right_on_an_older_cpu(run: Run, monkeypatc
 def test_int8_that_loses_too_much_says_how_much() -> None:
     found = judge(torch.randn(4, 100), torch.randn(4, 100), "hidden")
     assert found.reason.startswith("cosine ")
-    assert found.reason.endswith("the least is 0.995")
+    assert found.reason.endswith("the minimum is 0.995")
 
 
 def test_tf32_needs_a_gpu(run: Run) -> None:
