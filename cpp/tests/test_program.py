@@ -209,7 +209,7 @@ class Commands(unittest.TestCase):
         goldens.save(golden, self.directory / "golden.safetensors")
         done = call("verify", *words)
         self.assertEqual(done.returncode, 1)
-        self.assertIn("nine seed 1: its contract does not allow that, and it was not refused", done.stdout)
+        self.assertIn("nine seed 1: the contract does not allow this, but it was accepted", done.stdout)
         golden["cases"][-1]["inputs"] = beyond
         goldens.save(golden | {"cases": golden["cases"][-1:]}, self.directory / "golden.safetensors")
         self.assertEqual(call("verify", *words).returncode, 1)
@@ -358,7 +358,7 @@ class Commands(unittest.TestCase):
         goldens.save(golden, self.directory / "golden.safetensors")
         words = [FIXTURES / "carry.pt", "--golden", self.directory / "golden.safetensors", "--json"]
         errors = [case["error"] for case in json.loads(call("verify", *words).stdout)["cases"]]
-        self.assertEqual(errors[:20] + errors[21:], [""] * 20 + ["the step before failed", ""])
+        self.assertEqual(errors[:20] + errors[21:], [""] * 20 + ["the previous step failed", ""])
         self.assertIn("the cache is full", errors[20])  # it holds 20 calls
 
     def test_verify_refuses_steps_out_of_order(self) -> None:
