@@ -54,7 +54,7 @@ def _labelled(model: torch.nn.Module, weights: str) -> torch.nn.Module:
 
 
 def inputs(batch: int = 1, sequence: int = 14) -> dict[str, torch.Tensor]:
-    """Return a tokenizer's inputs, each [batch, sequence]; the last token of every second row may be padding."""
+    """Return inputs like those of a tokenizer, each [batch, sequence]; every second row may end in padding."""
     mask = torch.ones(batch, sequence, dtype=torch.long)
     if sequence > 2:
         mask[1::2, -1] = 0

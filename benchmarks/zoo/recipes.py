@@ -301,7 +301,7 @@ def _from_parallel(model: nn.Module, name: str) -> nn.Module:
 
 
 class lpips(_Trained):
-    """lpips: a distance between two images. Its own layers are trained; the package ships no weights for SqueezeNet."""
+    """lpips: a distance between two images. Its own layers are trained; its SqueezeNet comes without weights."""
 
     needs = ("lpips",)
     sizes = {"batch": (1, 4), "height": (32, 96), "width": (32, 96)}

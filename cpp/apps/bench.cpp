@@ -20,16 +20,17 @@ namespace exporter::app {
 namespace {
 
 constexpr int kWarmUpRuns = 10;    // calls in one warm-up window
-constexpr double kSettled = 0.05;  // change of the median that counts as none
+constexpr double kSettled = 0.05;  // relative change of the median below which it is stable
 
-/// What is spent before an artifact is warm, and never part of the other figures.
+/// Costs before the artifact is warm. The other figures exclude them.
 struct ColdStart {
   double load_s;
   double first_call_ms;
 };
 
-/// Runs windows until the median changes by less than kSettled, or `seconds` are spent. TorchScript
-/// needs it: its first calls record profiles, and then compile. Returns whether the median settled.
+/// Runs windows of calls until the median changes by less than kSettled, for at most `seconds`.
+/// Returns whether the median settled. TorchScript needs this: its first calls record profiles and
+/// then compile.
 bool warm_up(const Artifact& artifact, const std::vector<at::Tensor>& inputs, int seconds) {
   double previous = 0;
   double spent = 0;
@@ -61,7 +62,7 @@ void print_text(const Options& options, const Artifact& artifact, const GoldenCa
   print_cold_start(cold);
   if (!settled) {
     std::fprintf(stderr,
-                 "warning: the median did not settle in %d s of warming up; close other programs, "
+                 "warning: the median was not stable after %d s of warm-up; close other programs "
                  "or raise --warmup\n",
                  options.warmup);
   }
@@ -95,8 +96,8 @@ nlohmann::ordered_json to_json(const Options& options, const Artifact& artifact,
 void require_callers(const Artifact& artifact, const Options& options) {
   if (options.callers == 1 || !artifact.contract().keeps_state()) return;
   throw Error(ErrorKind::usage, options.artifact.string() +
-                                    " keeps its state, which serves one caller: leave out " +
-                                    "--callers, or export it with --state inputs");
+                                    " keeps its state, so it serves one caller: omit --callers, " +
+                                    "or export it with --state inputs");
 }
 
 int bench_load(const Options& options, const Artifact& artifact,

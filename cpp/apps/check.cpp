@@ -15,7 +15,7 @@ using nlohmann::ordered_json;
 void compare_outputs(const std::vector<at::Tensor>& outputs, const GoldenCase& golden,
                      const Contract& contract, const Tolerance& tolerance, CaseResult& result) {
   if (outputs.size() != golden.eager.size()) {
-    result.error = "the model gave " + std::to_string(outputs.size()) +
+    result.error = "the model returned " + std::to_string(outputs.size()) +
                    " outputs, the golden has " + std::to_string(golden.eager.size());
     return;
   }
@@ -27,7 +27,7 @@ void compare_outputs(const std::vector<at::Tensor>& outputs, const GoldenCase& g
   }
 }
 
-/// Whether a size of a case is one that the contract leaves out.
+/// Returns whether the contract does not allow one of the sizes.
 bool is_outside(const Sizes& sizes, const Contract& contract) {
   return std::ranges::any_of(contract.symbols, [&](const Symbol& symbol) {
     const auto found = sizes.find(symbol.name);
@@ -35,7 +35,7 @@ bool is_outside(const Sizes& sizes, const Contract& contract) {
   });
 }
 
-/// The cases in their order: what one step leaves behind is there for the next.
+/// Runs and judges cases in order. Passes the state of each step to the next.
 class Judge {
  public:
   Judge(const Artifact& artifact, const Tolerance& tolerance)
@@ -59,7 +59,7 @@ class Judge {
       keep_state(outputs);
       compare_outputs(outputs, golden, artifact_.contract(), tolerance_, result);
       failed_ = !result.error.empty();
-    } catch (const Error& error) {  // the other cases still have an answer
+    } catch (const Error& error) {  // the remaining cases still run
       const bool refuses = error.kind() == ErrorKind::contract;
       (refuses ? result.refused : result.error) = error.what();
       refused_ = result.refused;
@@ -77,7 +77,7 @@ class Judge {
     state_.clear();
   }
 
-  /// A later step has only the caller's own inputs; the state is what the artifact itself gave.
+  /// Adds the state that the artifact returned to the inputs of a later step, which lack it.
   std::vector<at::Tensor> with_state(const std::vector<at::Tensor>& given) const {
     auto inputs = place(artifact_, given);
     if (inputs.size() == artifact_.contract().own_inputs()) {
@@ -95,12 +95,12 @@ class Judge {
   const Artifact& artifact_;
   const Tolerance& tolerance_;
   std::vector<at::Tensor> state_;
-  std::string refused_;  // what the contract says against the sequence
+  std::string refused_;  // why the contract refused the sequence
   bool failed_ = false;
 };
 
 ordered_json number(const std::optional<double>& value) {
-  return value ? ordered_json(*value) : ordered_json(nullptr);  // NaN and Inf become null too
+  return value ? ordered_json(*value) : ordered_json(nullptr);  // dump() writes NaN and Inf as null
 }
 
 ordered_json to_json(const OutputParity& output) {

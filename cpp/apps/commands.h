@@ -4,16 +4,16 @@
 
 namespace exporter::app {
 
-// One function a subcommand, each in the file of its name. They return the exit code, and throw
-// Error for what stops them.
+// One function per subcommand, each in the file of that name. Each returns the exit code and throws
+// Error if it cannot finish.
 
 int info(const Options& options);
 int verify(const Options& options);
 int bench(const Options& options);
 int run(const Options& options);
 
-/// Speaks the protocol of docs/formats.md. Reads the command line itself, for what is wrong with it
-/// has to be reported in the protocol too. Throws nothing.
+/// Serves the session protocol (docs/formats.md). Parses the command line itself, because its
+/// errors are reported in the protocol too. Never throws.
 int session(int argc, char** argv);
 
 }  // namespace exporter::app

@@ -52,11 +52,11 @@ void print_text(const ArtifactInfo& info, const std::filesystem::path& path) {
   if (contract.keeps_state()) {
     std::vector<TensorSpec> specs;
     for (const auto& tensor : contract.state->tensors) specs.push_back(tensor.spec);
-    print_specs("state, kept inside", specs, contract);
+    print_specs("state, kept by the artifact", specs, contract);
   } else if (contract.state) {
     std::printf(
-        "state, kept by the caller: of each call, the last %zu outputs are the last inputs "
-        "of the next\n",
+        "state, kept by the caller: pass the last %zu outputs of each call as the last inputs of "
+        "the next\n",
         contract.state->tensors.size());
   }
   if (!contract.operators.empty()) std::printf("operators\n");

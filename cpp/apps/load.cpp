@@ -13,7 +13,7 @@
 namespace exporter::app {
 namespace {
 
-constexpr int kWarmUpRuns = 3;  // calls of each thread that are not timed
+constexpr int kWarmUpRuns = 3;  // untimed calls of each thread
 
 using Clock = std::chrono::steady_clock;
 
@@ -26,14 +26,15 @@ std::vector<c10::Stream> make_streams(at::Device device, int count) {
   return streams;
 }
 
-/// One thread's calls.
+/// The calls of one thread.
 struct Caller {
   std::vector<double> samples;
   Clock::time_point begin;
   Clock::time_point end;
   std::exception_ptr error;
 
-  /// A thread, a stream and a runner are slow at their first calls, so those come before `ready`.
+  /// Makes untimed calls before `ready`, because the first calls of a thread, a stream and a runner
+  /// are slow. Then makes the timed calls.
   void call(const Artifact& artifact, const std::vector<at::Tensor>& inputs, int runs,
             std::optional<c10::Stream> stream, std::barrier<>& ready) {
     const c10::OptionalStreamGuard guard(stream);
@@ -44,7 +45,7 @@ struct Caller {
     end = Clock::now();
   }
 
-  /// Leaves the samples of these calls; none after one that failed.
+  /// Replaces `samples` by the times of these calls. Stops after the first failed call.
   void time(const Artifact& artifact, const std::vector<at::Tensor>& inputs, int runs,
             std::optional<c10::Stream> stream) {
     samples.clear();

@@ -9,12 +9,12 @@ namespace exporter::app {
 /// The timings of several concurrent callers of one artifact.
 struct Load {
   double seconds;               ///< from the first call to the end of the last
-  std::vector<double> samples;  ///< milliseconds of every call, waiting included
+  std::vector<double> samples;  ///< time of each call in milliseconds, including waits
 };
 
-/// `callers` threads call the artifact `runs` times each, without a pause. On a GPU they share
-/// `streams` streams, and each waits for its own stream after each call. A few untimed
-/// calls of each come first. Rethrows the error of a failed call.
+/// Calls the artifact `runs` times from each of `callers` threads, without pauses, after a few
+/// untimed calls per thread. On a GPU the threads share `streams` streams, and each waits for its
+/// stream after each call. Rethrows the error of a failed call.
 Load run_load(const Artifact& artifact, const std::vector<at::Tensor>& inputs, int callers,
               int streams, int runs);
 

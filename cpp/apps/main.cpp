@@ -40,13 +40,13 @@ int main(int argc, char** argv) {
   try {
     const int code = exporter::app::dispatch(argc, argv);
     if (std::fflush(stdout) == 0) return code;
-    std::fprintf(stderr, "exporter-run: standard output cannot be written\n");
+    std::fprintf(stderr, "exporter-run: cannot write to standard output\n");
     return 1;
   } catch (const exporter::Error& error) {
     std::fprintf(stderr, "exporter-run: %s\n", exporter::app::printable(error.what()).c_str());
     return error.kind() == exporter::ErrorKind::usage ? 2 : 1;
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "exporter-run: unexpected failure: %s\n",
+    std::fprintf(stderr, "exporter-run: unexpected error: %s\n",
                  exporter::app::printable(error.what()).c_str());
     return 1;
   }

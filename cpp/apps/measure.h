@@ -12,11 +12,11 @@ namespace exporter::app {
 std::vector<double> time_runs(const Artifact& artifact, const std::vector<at::Tensor>& inputs,
                               int runs);
 
-/// Copies of `inputs`, contiguous and on the artifact's device, so that no transfer is timed and a
-/// model that changes its inputs in place does not change these.
+/// Returns contiguous copies of `inputs` on the artifact's device. No transfer is timed then, and a
+/// model that changes its inputs in place does not change the originals.
 std::vector<at::Tensor> place(const Artifact& artifact, std::vector<at::Tensor> inputs);
 
-/// This process's peak resident memory in MB (10^6 bytes).
+/// Returns the peak resident memory of this process in MB (10^6 bytes).
 double peak_rss_mb();
 
 }  // namespace exporter::app

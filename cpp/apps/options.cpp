@@ -12,13 +12,13 @@ namespace exporter::app {
 namespace {
 
 constexpr const char* kExitCodes =
-    "Exit codes: 0 success, 1 lost parity or a failure, 2 wrong usage.";
+    "Exit codes: 0 success, 1 lost parity or another failure, 2 wrong usage.";
 
 std::string finite(const std::string& text) {
   double value = 0;
   const bool is_number = CLI::detail::lexical_cast(text, value);
   if (is_number && std::isfinite(value) && value >= 0) return "";
-  return text + " is not a number of 0 or more";
+  return text + " is not a finite number of at least 0";
 }
 
 std::string hash(std::string& text) {
@@ -218,7 +218,7 @@ Request parse(int argc, const char* const* argv) {
   } catch (const CLI::ParseError& error) {
     if (line.command() == nullptr && argc > 1) {
       throw Error(ErrorKind::usage,
-                  std::string(argv[1]) + " is no command; see exporter-run --help");
+                  "unknown command " + std::string(argv[1]) + "; see exporter-run --help");
     }
     const std::string command = line.command() == nullptr ? "" : line.command()->get_name() + " ";
     throw Error(ErrorKind::usage,

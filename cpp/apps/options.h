@@ -13,14 +13,14 @@ namespace exporter::app {
 /// Parsed options. options.cpp defines which subcommand takes which of them.
 struct Options {
   std::filesystem::path artifact;
-  std::filesystem::path golden;  ///< golden.safetensors beside the artifact, unless given
+  std::filesystem::path golden;               ///< default: golden.safetensors beside the artifact
   std::vector<std::filesystem::path> inputs;  ///< several: the steps of a stream
   std::filesystem::path outputs;
   OpenOptions open;
   std::optional<double> rtol;
   std::optional<double> atol;
   int threads = 0;  ///< inside one operator; 0: torch's default
-  int warmup = 10;  ///< seconds, at most
+  int warmup = 10;  ///< maximum seconds
   int windows = 5;
   int runs = 50;
   int callers = 1;  ///< threads that call concurrently
@@ -31,18 +31,18 @@ struct Options {
 
 /// A parsed command line.
 struct Request {
-  std::string command;  ///< one of info, verify, bench, run and session; empty where `text` is not
+  std::string command;  ///< info, verify, bench, run or session; empty if `text` is set
   Options options;
-  std::string text;  ///< the help or the versions that were asked for: print it and do nothing else
+  std::string text;  ///< requested help or version, to be printed instead of running a command
 };
 
-/// Reads the command line. Throws Error(usage), with the command whose help to see.
+/// Parses the command line. Throws Error(usage), with the help command to run, if it is invalid.
 Request parse(int argc, const char* const* argv);
 
-/// The golden's tolerance, with what the command line overrides.
+/// Returns the golden's tolerance with the overrides of the command line.
 Tolerance tolerance_of(const Options& options, Tolerance golden);
 
-/// A whole number in [min, max]. Throws Error(usage) that names `what`.
+/// Parses a whole number in [min, max]. Otherwise throws Error(usage) that names `what`.
 int parse_count(const std::string& what, const std::string& text, int min, int max);
 
 }  // namespace exporter::app

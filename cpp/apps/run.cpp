@@ -6,7 +6,7 @@
 namespace exporter::app {
 namespace {
 
-/// Of a caller who leaves the state to a stream.
+/// Returns the contract as seen by a caller of a stream, which handles the state.
 Contract without_state(Contract contract) {
   contract.inputs.resize(contract.own_inputs());
   contract.outputs.resize(contract.own_outputs());
@@ -14,8 +14,8 @@ Contract without_state(Contract contract) {
   return contract;
 }
 
-/// Each file is a call. Writes the outputs of all calls, with the number of the call before each
-/// name.
+/// Makes one call per input file. Writes the outputs of all calls, with the call's number before
+/// each name.
 void run_stream(const Artifact& artifact, const Options& options) {
   const Contract one = without_state(artifact.contract());
   Stream stream = artifact.stream();

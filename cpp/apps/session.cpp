@@ -29,8 +29,8 @@ using nlohmann::ordered_json;
 
 constexpr int kProtocol = 1;
 
-/// The protocol's own way out. Standard output is pointed at standard error, so that nothing that a
-/// model or a library prints can come between the answers.
+/// The output of the protocol. Redirects standard output to standard error, so that nothing a model
+/// or a library prints comes between the answers.
 class Channel {
  public:
   Channel() : out_(fdopen(dup(STDOUT_FILENO), "w")) { dup2(STDERR_FILENO, STDOUT_FILENO); }
@@ -38,7 +38,7 @@ class Channel {
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
-  /// False when nobody reads any more.
+  /// Writes one answer. Returns false if the reader has closed the pipe.
   bool send(const ordered_json& answer) {
     const auto line = answer.dump(-1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
     std::fputs(line.c_str(), out_);
@@ -53,8 +53,8 @@ ordered_json to_json(ErrorKind kind, const std::string& message) {
   return {{"event", "error"}, {"kind", to_string(kind)}, {"message", message}, {"remedy", ""}};
 }
 
-/// Whether SIGTERM came, and a pipe that wakes whoever waits for a request. A process that the
-/// signal killed would leave what torch unpacked of a package in the temporary directory.
+/// Whether SIGTERM arrived, and a pipe that then wakes the wait for a request. If the signal killed
+/// the process, the files that torch unpacked would stay in the temporary directory.
 volatile std::sig_atomic_t terminated = 0;
 int termination[2] = {-1, -1};
 
@@ -65,20 +65,20 @@ void on_termination(int /*signal*/) {
   errno = saved;
 }
 
-/// SIGTERM asks the session to end after the request that it is at; a second one kills.
+/// Makes SIGTERM end the session after the current request. A second SIGTERM kills the process.
 void catch_signals() {
-  if (pipe2(termination, O_CLOEXEC) != 0) throw std::runtime_error("no pipe could be made");
+  if (pipe2(termination, O_CLOEXEC) != 0) throw std::runtime_error("cannot create a pipe");
   struct sigaction action{};
   action.sa_handler = on_termination;
   action.sa_flags = static_cast<int>(SA_RESTART | SA_RESETHAND);
   sigaction(SIGTERM, &action, nullptr);
-  signal(SIGPIPE, SIG_IGN);  // when nobody reads any more, writing an answer fails instead
+  signal(SIGPIPE, SIG_IGN);  // writing to a closed pipe returns an error instead
 }
 
 /// The lines of standard input.
 class Requests {
  public:
-  /// The next line; nothing at the end of input and after SIGTERM.
+  /// Returns the next line, or nothing at the end of input or after SIGTERM.
   std::optional<std::string> next() {
     while (terminated == 0) {
       const auto end = buffer_.find('\n');
@@ -95,13 +95,13 @@ class Requests {
     return line;
   }
 
-  /// Waits for more input; false when there will be none.
+  /// Waits for more input. Returns false at the end of input.
   bool fill() {
     pollfd sources[] = {{STDIN_FILENO, POLLIN, 0}, {termination[0], POLLIN, 0}};
     while (poll(sources, 2, -1) < 0) {
       if (errno != EINTR) return false;
     }
-    if (sources[1].revents != 0) return true;  // `next` looks why
+    if (sources[1].revents != 0) return true;  // `next` checks `terminated`
     char bytes[4096];
     const ssize_t count = read(STDIN_FILENO, bytes, sizeof bytes);
     if (count <= 0) return false;
@@ -156,7 +156,7 @@ class Session {
     return artifact;
   }
 
-  /// The inputs of a golden case, where the artifact takes them from.
+  /// Returns the inputs of a golden case on the artifact's device.
   const std::vector<at::Tensor>& placed(const std::string& name) {
     const auto found = std::ranges::find(golden_.cases, name, &GoldenCase::name);
     if (found == golden_.cases.end()) {
@@ -173,7 +173,7 @@ class Session {
   std::map<std::string, std::vector<at::Tensor>> placed_;
 };
 
-/// Answers until `quit`, the end of input or SIGTERM. A request that fails is answered with an
+/// Answers requests until `quit`, the end of input or SIGTERM. The answer to a failed request is an
 /// error.
 void serve(Session& session, Channel& channel) {
   Requests requests;
@@ -190,7 +190,7 @@ void serve(Session& session, Channel& channel) {
   }
 }
 
-/// Reports a failure before `ready`, in the protocol and on standard error.
+/// Reports a failure before `ready`, in the protocol and on standard error. Returns the exit code.
 int give_up(Channel& channel, ErrorKind kind, const std::string& message) {
   channel.send(to_json(kind, message));
   std::fprintf(stderr, "exporter-run: %s\n", printable(message).c_str());

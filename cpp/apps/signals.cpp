@@ -18,7 +18,7 @@ void tidy_on_signals(bool except_termination) {
     if (!is_ignored && !(except_termination && number == SIGTERM)) sigaddset(&awaited, number);
   }
   pthread_sigmask(SIG_BLOCK, &awaited, nullptr);
-  // A handler may not remove files: it could come in the middle of anything.
+  // Removing files is not async-signal-safe, so a thread does it instead of a handler.
   std::thread([awaited] {
     int number = 0;
     if (sigwait(&awaited, &number) != 0) return;

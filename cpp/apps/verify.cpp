@@ -17,8 +17,8 @@ std::string text(const std::optional<double>& value, const char* format) {
   return buffer;
 }
 
-/// Such as "batch=1 seed 0", or "batch=1 step 3 seed 0": the name of a call in a sequence has its
-/// step.
+/// Returns "batch=1 seed 0", for example, or "batch=1 step 3 seed 0": the name of a case in a
+/// sequence contains its step.
 std::string describe(const CaseResult& one) {
   return printable(one.name) + " seed " + std::to_string(one.seed);
 }
@@ -31,7 +31,7 @@ void print_output(const CaseResult& one, const OutputParity& output) {
               output.reason.empty() ? "" : ": ", printable(output.reason).c_str());
 }
 
-/// Whether `one` is further from the reference than `other`.
+/// Returns whether `one` is further from the reference than `other`.
 bool is_worse(const OutputParity& one, const OutputParity& other) {
   if (one.verdict != other.verdict) return one.verdict > other.verdict;
   return one.max_abs.value_or(0) > other.max_abs.value_or(0);
@@ -75,7 +75,7 @@ void print_text(const std::vector<CaseResult>& cases, const Options& options) {
     outside += !is_fail && one.outside ? 1 : 0;
   }
   const std::string refused =
-      outside == 0 ? "" : ", " + std::to_string(outside) + " refused as its contract says";
+      outside == 0 ? "" : ", " + std::to_string(outside) + " refused as the contract requires";
   std::printf("%s: %s (%zu cases, %d failed%s)\n", options.artifact.c_str(),
               to_string(verdict_of(cases)), cases.size(), failed, refused.c_str());
 }

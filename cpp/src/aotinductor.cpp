@@ -29,8 +29,8 @@ std::mutex& loading() {
   return mutex;
 }
 
-/// What torch raised inside a package in this thread. The package itself hands on only that a call
-/// failed.
+/// `known_cause` returns the message of the error that torch raised inside a package in this
+/// thread, because the package itself reports only that a call failed.
 #if __has_include(<torch/csrc/shim_exception_state.h>)
 void forget_cause() { torch::csrc::shim::details::set_torch_exception_what_without_backtrace(""); }
 std::string known_cause() {
@@ -41,8 +41,8 @@ void forget_cause() {}
 std::string known_cause() { return {}; }
 #endif
 
-/// A loaded model. Calls wait here for a runner, not in torch, where one that waits is not told
-/// when the call before it fails, and may wait for ever.
+/// A loaded model. Calls wait for a runner here and not in torch, where a waiting call is not
+/// woken if the call before it fails.
 class Loader {
  public:
   Loader(std::shared_ptr<const std::filesystem::path> files, const std::string& model, bool serial,
@@ -65,7 +65,7 @@ class Loader {
     }
   }
 
-  /// The constants that the code itself reads and writes, by their names in the model.
+  /// Returns the constants that the code itself reads and writes, by their names in the model.
   auto constants() { return loader_.get_runner()->extract_constants_map(/*use_inactive=*/false); }
 
  private:
@@ -76,8 +76,9 @@ class Loader {
   Runners free_;
 };
 
-/// What torch's loader reads: the package as it is unpacked here; before torch 2.14, which knows no
-/// folders, the package itself, which it unpacks anew each time and never gives back.
+/// Returns the path for torch's loader: the folder with the unpacked package. Before torch 2.14,
+/// which cannot load folders, it is the package, which torch unpacks on each load without ever
+/// freeing it.
 std::shared_ptr<const std::filesystem::path> files_of(const std::filesystem::path& package) {
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 14
   return std::make_shared<const std::filesystem::path>(package);
@@ -99,8 +100,8 @@ struct Loading {
   }
 };
 
-/// The constants of a package that its calls change: of a module that was compiled with its state
-/// in the buffers state_0, state_1, and so on, in the contract's order.
+/// The constants that calls of a package change. They are the buffers state_0, state_1 and so on
+/// of the compiled module, in the contract's order.
 class CarriedState {
  public:
   CarriedState(Loader& loader, const Contract& contract) {
@@ -108,19 +109,20 @@ class CarriedState {
     for (std::size_t i = 0; i < contract.state->tensors.size(); ++i) {
       const State::Tensor& tensor = contract.state->tensors[i];
       const auto found = constants.find("state_" + std::to_string(i));
-      TORCH_CHECK(found != constants.end(), "state ", tensor.spec.name,
-                  " is not among the constants of the package: the compiler has folded it");
+      TORCH_CHECK(found != constants.end(), "the package has no constant for state ",
+                  tensor.spec.name, ": the compiler folded it");
       parts_.push_back({found->second, initial_of(contract, tensor)});
       const auto& [constant, initial] = parts_.back();
       TORCH_CHECK(
           constant.scalar_type() == initial.scalar_type() && constant.sizes() == initial.sizes(),
           "state ", tensor.spec.name, " is ", dtype_name(constant.scalar_type()), " ",
-          constant.sizes(), " in the package, and ", dtype_name(initial.scalar_type()), " ",
-          initial.sizes(), " in its contract");
+          constant.sizes(), " in the package, but ", dtype_name(initial.scalar_type()), " ",
+          initial.sizes(), " in the contract");
     }
   }
 
-  /// Writes through to the constants. Calls on a GPU may still be running, on any stream.
+  /// Writes the initial state into the constants. Waits for the device first, because calls may
+  /// still be running on any stream of a GPU.
   void reset(at::Device device) {
     synchronize(device);
     for (auto& [constant, initial] : parts_) constant.copy_(initial);
@@ -135,8 +137,8 @@ class CarriedState {
 
   static at::Tensor initial_of(const Contract& contract, const State::Tensor& tensor) {
     for (const Dimension& dimension : tensor.spec.shape) {
-      TORCH_CHECK(std::holds_alternative<FixedSize>(dimension), "state ", tensor.spec.name,
-                  " varies in size, which a package cannot keep");
+      TORCH_CHECK(std::holds_alternative<FixedSize>(dimension), "a package cannot keep state ",
+                  tensor.spec.name, ", whose size varies");
     }
     return initial_tensor(contract, tensor, {});
   }
@@ -165,8 +167,8 @@ class AotInductorRunner final : public Runner {
   std::optional<CarriedState> state_;
 };
 
-/// A package with a model for each size of one symbol. The contract has seen to it that there is
-/// one for every call.
+/// A package with one model for each allowed size of a symbol. Inputs have passed the contract, so
+/// there is a model for every call.
 class EntriesRunner final : public Runner {
  public:
   EntriesRunner(const Loading& package, const Contract& contract, std::size_t symbol) {
@@ -195,7 +197,7 @@ class EntriesRunner final : public Runner {
       return;
     }
     throw Error(ErrorKind::artifact,
-                "no input has the dimension " + contract.symbols[symbol].name + " itself");
+                "no input has a dimension of exactly " + contract.symbols[symbol].name);
   }
 
   std::size_t input_ = 0;
@@ -210,8 +212,8 @@ std::unique_ptr<Runner> load_aotinductor(const std::filesystem::path& path, at::
   const Loading package{path, device, serial, runners};
   for (std::size_t symbol = 0; symbol < contract.symbols.size(); ++symbol) {
     if (contract.symbols[symbol].choices.empty()) continue;
-    TORCH_CHECK(!contract.keeps_state(), "a package with entries cannot keep a state: each entry ",
-                "would have its own");
+    TORCH_CHECK(!contract.keeps_state(), "a package with entries cannot keep its state: each ",
+                "entry would have its own");
     return std::make_unique<EntriesRunner>(package, contract, symbol);
   }
   return std::make_unique<AotInductorRunner>(package.load("model"), device, contract);

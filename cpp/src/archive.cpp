@@ -20,7 +20,7 @@ constexpr std::size_t kMaxText = std::size_t{1} << 28;
 
 }  // namespace
 
-/// torch's reader says of a missing file only that it failed, so the system is asked first.
+// torch's reader does not say why it cannot open a file, so this asks the system first.
 void require_file(const std::filesystem::path& path, ErrorKind kind) {
   if (access(path.c_str(), R_OK) != 0) {
     throw Error(kind, path.string() + ": " + std::strerror(errno));
@@ -35,11 +35,11 @@ std::unique_ptr<PyTorchStreamReader> open_archive(const std::filesystem::path& p
     return std::make_unique<PyTorchStreamReader>(path.string());
   } catch (const c10::Error& error) {
     std::string cause = one_line(error.what_without_backtrace());
-    cause = cause.substr(0, cause.find(". "));  // what follows is advice about torch.save
+    cause = cause.substr(0, cause.find(". "));  // the rest is advice about torch.save
     if (path.extension() == ".onnx") cause = "ONNX models run in onnxruntime, not here";
     throw Error(kind,
-                path.string() + " is not an archive that torch wrote, or a broken one" +
-                    " (`exporter check` of its bundle says whether it was altered): " + cause);
+                path.string() + " is not an archive written by torch, or it is corrupted" +
+                    " (run `exporter check` on its bundle to see if it was altered): " + cause);
   }
 }
 

@@ -34,17 +34,18 @@ ArtifactKind kind_of(caffe2::serialize::PyTorchStreamReader& reader, const std::
   throw Error(ErrorKind::artifact, path + " holds neither TorchScript nor an AOTInductor package");
 }
 
-/// A compiled package runs on the kind of device that it was compiled for, and on no other.
+/// Throws unless a compiled package was compiled for this type of device.
 void require_kind(const ArtifactInfo& info, at::Device device, const std::string& path) {
   if (info.kind != ArtifactKind::aotinductor) return;
   const std::string type = device.is_cpu() ? "cpu" : "cuda";
   if (type != info.contract.device) {
     throw Error(ErrorKind::artifact,
-                path + " was compiled for " + info.contract.device + ", it cannot run on " + type);
+                path + " was compiled for " + info.contract.device + " and cannot run on " + type);
   }
 }
 
-/// Without an operator the model's code cannot be read, and torch's own message names no remedy.
+/// Throws if operators of the artifact are not registered. Torch would fail while it reads the
+/// model's code, with a message without remedy.
 void require_operators(const Contract& contract, const std::string& path) {
   for (const std::string& name : contract.operators) {
     if (has_operators(name)) continue;
@@ -56,14 +57,13 @@ void require_operators(const Contract& contract, const std::string& path) {
   }
 }
 
-constexpr int kWarmUpCalls = 3;  // TorchScript records profiles in the first and compiles after it
-constexpr int kGraphs = 8;       // shapes that are captured unless the caller says how many
+constexpr int kWarmUpCalls = 3;  // TorchScript profiles the first call and compiles afterwards
+constexpr int kGraphs = 8;       // default number of shapes to capture
 
-void require_between(const std::string& what, int value, int least, int most) {
-  if (least <= value && value <= most) return;
-  throw Error(ErrorKind::usage, what + " is " + std::to_string(value) + ", the least is " +
-                                    std::to_string(least) + " and the most " +
-                                    std::to_string(most));
+void require_between(const std::string& what, int value, int min, int max) {
+  if (min <= value && value <= max) return;
+  throw Error(ErrorKind::usage, what + " is " + std::to_string(value) + ", but must be from " +
+                                    std::to_string(min) + " to " + std::to_string(max));
 }
 
 int graphs_of(const OpenOptions& options, at::Device device) {
@@ -81,20 +81,20 @@ int runners_of(const OpenOptions& options, at::Device device) {
 
 void require_number(std::size_t given, const Contract& contract) {
   if (given == contract.outputs.size()) return;
-  throw Error(ErrorKind::runtime, "the model gave " + std::to_string(given) +
+  throw Error(ErrorKind::runtime, "the model returned " + std::to_string(given) +
                                       " outputs, the contract has " +
                                       std::to_string(contract.outputs.size()));
 }
 
-/// Whether a caller's tensor can take an output's values.
+/// Throws unless a caller's tensor can take the values of an output.
 void require_dtype(const at::Tensor& tensor, const TensorSpec& spec) {
   const bool is_dense = tensor.defined() && !tensor.is_nested() && tensor.layout() == at::kStrided;
   if (is_dense && tensor.scalar_type() == spec.dtype) return;
   throw Error(ErrorKind::contract,
               "the tensor for output " + spec.name +
-                  (is_dense ? " is of dtype " + dtype_name(tensor.scalar_type()) + ", not " +
+                  (is_dense ? " has dtype " + dtype_name(tensor.scalar_type()) + ", not " +
                                   dtype_name(spec.dtype)
-                            : " is not a dense one"));
+                            : " is not dense"));
 }
 
 void require_fit(const at::Tensor& tensor, const at::Tensor& made, const std::string& name) {
@@ -105,8 +105,9 @@ void require_fit(const at::Tensor& tensor, const at::Tensor& made, const std::st
                   " " + c10::str(made.sizes()));
 }
 
-/// As kernels read a tensor: contiguous, and with memory that holds its values themselves. A
-/// conjugate, negated or zero tensor of torch's may be the memory of another, or none, and a bit.
+/// Returns the tensor as kernels read it: contiguous, with its own values in memory. Torch may
+/// represent a conjugate, negated or zero tensor by a flag and the memory of another tensor or
+/// none.
 at::Tensor plain(at::Tensor tensor) {
   if (tensor._is_zerotensor()) tensor = tensor.clone();
   tensor = tensor.resolve_conj().resolve_neg();
@@ -143,7 +144,8 @@ std::unique_ptr<Runner> load_runner(const std::filesystem::path& path, const Art
 
 namespace {
 
-/// A model that keeps its state, in its initial one. A capture would run it several times over.
+/// Loads a model that keeps its state and puts it into its initial state. It is never captured into
+/// a CUDA graph, because a capture runs the model several times.
 std::unique_ptr<Runner> load_stateful(const std::filesystem::path& path, const ArtifactInfo& info,
                                       at::Device device, bool wants_graphs) {
   auto loaded = load_runner(path, info, device, /*serial=*/false, /*runners=*/1);
@@ -198,10 +200,11 @@ std::vector<at::Tensor> Artifact::run(std::vector<at::Tensor> inputs) const {
   contract().check(inputs);
   return guarded(ErrorKind::runtime, path_.native(), [&] {
     const c10::InferenceMode no_gradients;
-    // A new thread has a count of threads of its own, all cores: it takes the process's. Compiled
-    // packages do not ask for it.
+    // OpenMP gives each new thread all cores. This sets the process's number of threads, which
+    // compiled packages do not do.
     at::internal::lazy_init_num_threads();
-    // The current device belongs to a thread, and this one need not be the one that opened.
+    // The current device is per thread, and this thread may not be the one that opened the
+    // artifact.
     c10::OptionalDeviceGuard current;
     if (!device_.is_cpu()) current.reset_device(device_);
     for (at::Tensor& input : inputs) {
@@ -226,7 +229,7 @@ void Artifact::run_into(std::vector<at::Tensor> inputs,
                         const std::vector<at::Tensor>& outputs) const {
   if (outputs.size() != contract().outputs.size()) {
     throw Error(ErrorKind::contract, std::to_string(outputs.size()) +
-                                         " tensors given for outputs, the contract has " +
+                                         " tensors given for the outputs, the contract has " +
                                          std::to_string(contract().outputs.size()));
   }
   for (std::size_t i = 0; i < outputs.size(); ++i) require_dtype(outputs[i], contract().outputs[i]);

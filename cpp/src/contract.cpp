@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kUnset = static_cast<std::size_t>(-1);
 
-/// The size of a symbol in one call, and the input that gave it.
+/// The size of a symbol in one call, and the input that determined it.
 struct Binding {
   std::int64_t size = 0;
   std::size_t input = kUnset;
@@ -40,14 +40,14 @@ void check_fixed(const TensorSpec& spec, std::size_t dimension, std::int64_t wan
          std::to_string(want));
 }
 
-/// What a symbol is known to be, and from where.
+/// Returns the size of a symbol and the input it comes from, as text.
 std::string describe_binding(const Contract& contract, const Symbol& symbol,
                              const Binding& binding) {
   return symbol.name + " is " + std::to_string(binding.size) + " (from " +
          contract.inputs[binding.input].name + ")";
 }
 
-/// Whether the symbol may have one of these sizes.
+/// Returns whether the symbol may have one of these sizes.
 bool allows_any(const Symbol& symbol, Interval sizes) {
   const auto& choices = symbol.choices;
   if (!choices.empty()) {
@@ -82,7 +82,7 @@ void check_symbol(const Contract& contract, std::size_t input, std::size_t dimen
   }
 }
 
-/// Binds the symbol of an expression that only one size can give, unless it is bound already.
+/// Binds the symbol of an expression if exactly one size fits and the symbol is not bound yet.
 void bind_solved(const Contract& contract, std::size_t input, std::size_t dimension,
                  const Expression& expression, std::int64_t got, Bindings& bindings) {
   if (expression.divisor != 1 || bindings[expression.symbol].input != kUnset) return;
@@ -92,7 +92,7 @@ void bind_solved(const Contract& contract, std::size_t input, std::size_t dimens
   }
 }
 
-/// Checks against the symbol's size; where that is not known, that some size in its range will do.
+/// Checks an expression against the symbol's size, or, if that is unknown, against its range.
 void check_expression(const Contract& contract, std::size_t input, std::size_t dimension,
                       const Expression& expression, std::int64_t got, const Bindings& bindings) {
   const Symbol& symbol = contract.symbols[expression.symbol];
@@ -151,11 +151,11 @@ void check_input(const Contract& contract, std::size_t input, const at::Tensor& 
   }
 }
 
-/// Checks the first `wanted` inputs, which are all that there are.
+/// Checks inputs against the first `wanted` specs. Returns the sizes of the symbols.
 Bindings check_inputs(const Contract& contract, std::span<const at::Tensor> given,
                       std::size_t wanted) {
   if (given.size() != wanted) refuse_count(contract, given.size(), wanted);
-  return guarded(ErrorKind::contract, "the inputs cannot be looked at", [&] {
+  return guarded(ErrorKind::contract, "the inputs cannot be inspected", [&] {
     Bindings bindings(contract.symbols.size());
     for (std::size_t i = 0; i < given.size(); ++i) check_input(contract, i, given[i], bindings);
     for_each_expression(contract, given,

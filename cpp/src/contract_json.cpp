@@ -1,4 +1,4 @@
-// Reads a contract. Whatever is wrong with the text is an Error that says where.
+// Reads a contract. Every problem in the text becomes an Error that names the place.
 
 #include <exporter/contract.h>
 
@@ -15,26 +15,26 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::int64_t kSchema = 2;  // the latest; the first is read too
+constexpr std::int64_t kSchema = 2;  // the latest; schema 1 is read too
 constexpr std::string_view kPrecisions[] = {"fp32", "tf32", "bf16", "fp16", "int8"};
 
 [[noreturn]] void malformed(const std::string& cause) { throw Error(ErrorKind::artifact, cause); }
 
-/// Throws for a step that is none, and where no size is left.
+/// Throws if the step is not positive or no size is allowed.
 void require_sizes(const Symbol& symbol) {
   if (symbol.multiple_of < 1) malformed("multiple_of of " + symbol.name + " is not positive");
   const bool none =
       symbol.max < symbol.min ||
       (symbol.max >= 0 && symbol.max / symbol.multiple_of * symbol.multiple_of < symbol.min);
   if (symbol.choices.empty() && none)
-    malformed(symbol.name + " has no size: " + describe_range(symbol));
+    malformed(symbol.name + " has no allowed size: " + describe_range(symbol));
 }
 
-/// The items of a list that may be left out.
+/// Returns the items of an optional list.
 std::vector<json> items(const json& node, const char* name) {
   const auto found = node.find(name);
   if (found == node.end()) return {};
-  if (!found->is_array()) malformed(std::string(name) + " is no list");
+  if (!found->is_array()) malformed(std::string(name) + " is not a list");
   return found->get<std::vector<json>>();
 }
 
@@ -46,7 +46,7 @@ std::vector<std::string> texts(const json& node, const char* name) {
 
 std::vector<Symbol> read_symbols(const json& node) {
   std::vector<Symbol> symbols;
-  if (!node.is_object()) malformed("symbols is no object");
+  if (!node.is_object()) malformed("symbols is not an object");
   for (const auto& [name, range] : node.items()) {
     require_fields(range, name, {"min", "max", "choices", "multiple_of"});
     symbols.push_back({name, whole(range.at("min"), name), whole(range.at("max"), name)});
@@ -84,7 +84,7 @@ Dimension read_dimension(const json& node, const std::vector<Symbol>& symbols) {
 
 std::vector<TensorSpec> read_specs(const json& root, const char* list,
                                    const std::vector<Symbol>& symbols) {
-  const bool is_state = std::string_view(list) == "tensors";  // whose have a value too
+  const bool is_state = std::string_view(list) == "tensors";  // these have an initial value
   std::vector<TensorSpec> specs;
   root.at(list);
   for (const json& item : items(root, list)) {
@@ -117,13 +117,16 @@ std::optional<Build> read_build(const json& root) {
                node->value("cuda", ""), node->value("driver", "")};
 }
 
-/// What is baked in is nobody's to pass, but it has to be what a reader in Python takes too.
+/// Checks the constants, although callers do not pass them, because Python's reader checks them
+/// too.
 void require_constants(const json& root) {
   const auto node = root.find("constants");
   if (node == root.end()) return;
-  if (!node->is_object()) malformed("constants is no object");
+  if (!node->is_object()) malformed("constants is not an object");
   for (const auto& [name, value] : node->items()) {
-    if (!value.is_primitive() || value.is_null()) malformed("constant " + name + " is no value");
+    if (!value.is_primitive() || value.is_null()) {
+      malformed("constant " + name + " is not a number, a bool or a string");
+    }
   }
 }
 

@@ -1,6 +1,7 @@
-// By carry-less multiplication where the CPU has it: V. Gopal et al., Fast CRC Computation for
-// Generic Polynomials Using PCLMULQDQ Instruction, Intel, 2009; elsewhere by eight tables.
-// Stretches are combined as zlib does it, by multiplication with powers of x modulo the polynomial.
+// Uses carry-less multiplication if the CPU has it: V. Gopal et al., Fast CRC Computation for
+// Generic Polynomials Using PCLMULQDQ Instruction, Intel, 2009. Other CPUs use eight tables. CRCs
+// of consecutive blocks are combined as in zlib, by multiplying with powers of x modulo the
+// polynomial.
 
 #include "crc32.h"
 
@@ -37,7 +38,7 @@ constexpr Tables make_tables() {
 
 constexpr Tables kTables = make_tables();
 
-/// `state` is the complement of a CRC-32, here and below.
+/// Returns the state after `data`. Here and below, a state is the complement of a CRC-32.
 std::uint32_t update_by_tables(std::uint32_t state, const unsigned char* data, std::size_t size) {
   static_assert(std::endian::native == std::endian::little, "eight bytes are read as one number");
   for (; size >= 8; data += 8, size -= 8) {
@@ -60,14 +61,14 @@ EXPORTER_CLMUL __m128i load(const unsigned char* data) {
   return _mm_loadu_si128(reinterpret_cast<const __m128i*>(data));
 }
 
-/// Moves 128 bits forward by the distance that the two powers in `by` stand for, onto `next`.
+/// Shifts 128 bits by the distance that the two powers in `by` encode, and adds `next`.
 EXPORTER_CLMUL __m128i fold(__m128i bits, __m128i by, __m128i next) {
   const __m128i low = _mm_clmulepi64_si128(bits, by, 0x00);
   const __m128i high = _mm_clmulepi64_si128(bits, by, 0x11);
   return _mm_xor_si128(_mm_xor_si128(low, high), next);
 }
 
-/// `size` is a multiple of 16, and at least 64.
+/// Like `update_by_tables`; `size` must be a multiple of 16 and at least 64.
 EXPORTER_CLMUL std::uint32_t update_by_clmul(std::uint32_t state, const unsigned char* data,
                                              std::size_t size) {
   const __m128i by_64_bytes = _mm_set_epi64x(0x01c6e41596, 0x0154442bd4);
@@ -81,7 +82,7 @@ EXPORTER_CLMUL std::uint32_t update_by_clmul(std::uint32_t state, const unsigned
   __m128i rest = lanes[0];
   for (int i = 1; i < 4; ++i) rest = fold(rest, by_16_bytes, lanes[i]);
   for (; size >= 16; data += 16, size -= 16) rest = fold(rest, by_16_bytes, load(data));
-  // 128 bits to 64, and those to 32 by Barrett's reduction.
+  // Reduces 128 bits to 64, and those to 32 with Barrett's reduction.
   const __m128i low_words = _mm_setr_epi32(~0, 0, ~0, 0);
   rest = _mm_xor_si128(_mm_srli_si128(rest, 8), _mm_clmulepi64_si128(rest, by_16_bytes, 0x10));
   rest = _mm_xor_si128(
@@ -99,7 +100,7 @@ bool has_clmul() {
 }
 #endif
 
-/// The product of two polynomials modulo that of the CRC.
+/// Returns the product of two polynomials modulo the CRC's polynomial.
 std::uint32_t multiply(std::uint32_t a, std::uint32_t b) {
   std::uint32_t product = 0;
   for (std::uint32_t bit = 1u << 31; bit != 0; bit >>= 1) {

@@ -12,20 +12,20 @@
 namespace exporter {
 namespace {
 
-/// Linking to it would map gigabytes of CUDA libraries into every process that runs on the CPU.
+/// Loads torch's CUDA libraries. Linking to them would map gigabytes into every process on the CPU.
 void load_cuda() {
   static std::once_flag once;
   std::call_once(once, [] {
-    // It needs libtorch_cuda.so, and by its name compiled packages ask for both. Global: they
-    // resolve their CUDA symbols there.
+    // libtorch.so depends on libtorch_cuda.so, and compiled packages link it by that name. Global,
+    // because they resolve their CUDA symbols there.
     const auto library = libtorch_directory() / "libtorch.so";
     if (dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
       throw Error(ErrorKind::usage,
-                  std::string("CUDA was asked for, but this LibTorch cannot serve it: ") +
+                  std::string("CUDA was requested, but this LibTorch cannot load it: ") +
                       one_line(dlerror()));
     }
     if (!c10::impl::hasDeviceGuardImpl(c10::kCUDA)) {
-      throw Error(ErrorKind::usage, "CUDA was asked for, but this LibTorch was built without it");
+      throw Error(ErrorKind::usage, "CUDA was requested, but this LibTorch was built without it");
     }
   });
 }
@@ -35,7 +35,7 @@ void load_cuda() {
 c10::Device parse_device(const std::string& name) {
   try {
     const c10::Device device(name);
-    // Compared as text, for torch reads cuda:256 as cuda:0.
+    // Compared as text, because torch reads cuda:256 as cuda:0.
     if ((device.is_cpu() || device.is_cuda()) && device.str() == name) return device;
   } catch (const std::exception&) {
   }
@@ -50,15 +50,15 @@ c10::Device prepare_device(c10::Device device, bool tf32) {
   const int index = device.has_index() ? device.index() : 0;
   if (index >= count) {
     throw Error(ErrorKind::usage, "device " + device.str() +
-                                      " was asked for, but this machine has " +
+                                      " was requested, but this machine has " +
                                       std::to_string(count) + " usable GPU(s)");
   }
   device.set_index(static_cast<c10::DeviceIndex>(index));
-  // float32 means float32 here unless the contract says otherwise, as in the Python sessions that
-  // this one is compared with.
+  // float32 is computed in float32 unless the contract says otherwise, as in the Python sessions
+  // with which C++ sessions are compared.
   at::globalContext().setAllowTF32CuDNN(tf32);
   at::globalContext().setAllowTF32CuBLAS(tf32);
-  // The current device of the thread is where an artifact puts what it does not place itself.
+  // An artifact places tensors without an explicit device on the thread's current device.
   guard->setDevice(device);
   return device;
 }

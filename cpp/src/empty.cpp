@@ -1,1 +1,1 @@
-// Nothing: a library of this has a name and no more (stand_in.h).
+// Intentionally empty: only the name of the resulting library matters (stand_in.h).

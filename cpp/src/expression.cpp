@@ -22,7 +22,7 @@ std::int64_t narrow(Wide number) {
 }
 
 [[noreturn]] void malformed(std::string_view text, const std::string& remedy) {
-  throw Error(ErrorKind::artifact, "`" + std::string(text) + "` is no size: " + remedy);
+  throw Error(ErrorKind::artifact, "`" + std::string(text) + "` is not a size: " + remedy);
 }
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
@@ -93,7 +93,7 @@ std::pair<std::string, Expression> parse_expression(std::string_view text) {
   const bool begins_badly =
       name.empty() || is_digit(name.front()) || static_cast<unsigned char>(name.front()) >= 0x80;
   if (!rest.empty() || begins_badly) malformed(text, kForm);
-  if (found.factor < 1 || found.divisor < 1) malformed(text, "factor and divisor are positive");
+  if (found.factor < 1 || found.divisor < 1) malformed(text, "the factor and the divisor must be positive");
   const std::string canonical = to_string(found, name);
   if (canonical != text) malformed(text, "write it as " + canonical);
   return {name, found};

@@ -6,10 +6,11 @@
 
 namespace exporter {
 
-/// A file that is open for reading, by one thread or many.
+/// A file opened for reading. Several threads may read it at once.
 class File {
  public:
-  /// Throws std::system_error when it cannot be opened, also for a pipe or a folder.
+  /// Throws std::system_error if the file cannot be opened, std::runtime_error if it is not a
+  /// regular file.
   explicit File(const std::filesystem::path& path);
   ~File();
   File(const File&) = delete;
@@ -17,7 +18,8 @@ class File {
 
   std::uint64_t size() const noexcept { return size_; }
 
-  /// Reads all of `size` bytes. Throws std::system_error, and std::runtime_error at the file's end.
+  /// Reads exactly `size` bytes. Throws std::system_error if reading fails, std::runtime_error if
+  /// the file ends first.
   void read(void* data, std::size_t size, std::uint64_t offset) const;
 
  private:

@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::int64_t kSchema = 3;  // 1 and 2 were pickles, which Python reads
+constexpr std::int64_t kSchema = 3;  // 1 and 2 were pickles, which only Python reads
 
 const json& field(const json& node, const char* name) {
   const auto found = node.find(name);
@@ -23,25 +23,26 @@ const json& field(const json& node, const char* name) {
 
 const json& list(const json& node, const char* name) {
   const json& found = field(node, name);
-  TORCH_CHECK(found.is_array(), "`", name, "` is no list");
+  TORCH_CHECK(found.is_array(), "`", name, "` is not a list");
   return found;
 }
 
 std::int64_t whole(const json& node, const char* name) {
   const json& found = field(node, name);
-  TORCH_CHECK(found.is_number_integer(), "`", name, "` is no whole number");
+  TORCH_CHECK(found.is_number_integer(), "`", name, "` is not a whole number");
   return found.get<std::int64_t>();
 }
 
 double number(const json& node, const char* name) {
   const json& found = field(node, name);
-  TORCH_CHECK(found.is_number() && std::isfinite(found.get<double>()), "`", name, "` is no number");
+  TORCH_CHECK(found.is_number() && std::isfinite(found.get<double>()), "`", name,
+              "` is not a finite number");
   return found.get<double>();
 }
 
 std::string text(const json& node, const char* name) {
   const json& found = field(node, name);
-  TORCH_CHECK(found.is_string(), "`", name, "` is no text");
+  TORCH_CHECK(found.is_string(), "`", name, "` is not a string");
   return found.get<std::string>();
 }
 
@@ -52,7 +53,7 @@ Tolerance read_tolerance(const json& node) {
   return tolerance;
 }
 
-/// `count` tensors, which are called `prefix.0`, `prefix.1`, and so on.
+/// Returns the `count` tensors named `prefix.0`, `prefix.1` and so on.
 std::vector<at::Tensor> read_tensors(const NamedTensors& file, const std::string& prefix,
                                      std::int64_t count) {
   std::vector<at::Tensor> tensors;
@@ -65,20 +66,20 @@ std::vector<at::Tensor> read_tensors(const NamedTensors& file, const std::string
   return tensors;
 }
 
-/// A reference that is of another kind or size than eager's output cannot be compared with it.
+/// Throws unless the reference has the shape of eager's output and a dtype comparable to it.
 void require_reference(const at::Tensor& eager, const at::Tensor& reference,
                        const std::string& where) {
   TORCH_CHECK(reference.sizes() == eager.sizes(), where, ": the reference has shape ",
               reference.sizes(), ", eager ", eager.sizes());
   const at::ScalarType wanted = eager.is_floating_point() ? at::kDouble : eager.scalar_type();
   TORCH_CHECK(eager.is_complex() ? reference.is_complex() : reference.scalar_type() == wanted,
-              where, ": the reference is ", dtype_name(reference.scalar_type()), " where eager is ",
+              where, ": the reference is ", dtype_name(reference.scalar_type()), ", but eager is ",
               dtype_name(eager.scalar_type()));
 }
 
 void require_references(const GoldenCase& one) {
   TORCH_CHECK(one.eager.size() == one.reference.size(), "case ", one.name,
-              ": eager and reference differ in number");
+              ": eager and the reference have different numbers of outputs");
   for (std::size_t i = 0; i < one.eager.size(); ++i) {
     require_reference(one.eager[i], one.reference[i],
                       "case " + one.name + ", output " + std::to_string(i));
@@ -89,7 +90,7 @@ Sizes read_sizes(const json& node) {
   Sizes sizes;
   const auto found = node.find("sizes");
   if (found == node.end()) return sizes;
-  TORCH_CHECK(found->is_object(), "`sizes` is no object");
+  TORCH_CHECK(found->is_object(), "`sizes` is not an object");
   for (const auto& [name, size] : found->items()) sizes.emplace(name, whole(*found, name.c_str()));
   return sizes;
 }
@@ -106,7 +107,7 @@ GoldenCase read_case(const SafeTensors& file, const json& node, std::size_t inde
   return one;
 }
 
-/// Steps of a sequence stand one after another, from 0 on.
+/// Throws unless the steps of each sequence are consecutive, starting with 0.
 void require_sequences(const std::vector<GoldenCase>& cases) {
   for (std::size_t i = 0; i < cases.size(); ++i) {
     const auto step = cases[i].step.value_or(0);
@@ -116,8 +117,8 @@ void require_sequences(const std::vector<GoldenCase>& cases) {
   }
 }
 
-/// Leaves out the cases of these names, and of their sequences what comes after them: a step is
-/// right only where the steps before it were made.
+/// Removes the cases with these names and the later steps of their sequences, which need the
+/// removed step.
 void leave_out(std::vector<GoldenCase>& cases, const json& names) {
   std::set<std::string> left_out;
   for (const json& name : names) left_out.insert(name.get<std::string>());
@@ -128,16 +129,16 @@ void leave_out(std::vector<GoldenCase>& cases, const json& names) {
   });
 }
 
-/// Puts what eager gives in a precision in the place of what it gives in its own.
+/// Replaces eager's outputs by its outputs in a precision, and the tolerance by that precision's.
 void take_precision(Golden& golden, const SafeTensors& file, const std::string& precision) {
   const auto all = file.about.find("precisions");
   const bool is_known = all != file.about.end() && all->contains(precision);
   TORCH_CHECK(is_known, "it was made without ", precision);
   const json& own = all->at(precision);
   golden.tolerance = read_tolerance(own);
-  const json& eager = list(own, "eager");  // empty where float32's counts
-  TORCH_CHECK(eager.empty() || eager.size() == golden.cases.size(), "its cases in ", precision,
-              " differ in number");
+  const json& eager = list(own, "eager");  // empty if float32's outputs are used
+  TORCH_CHECK(eager.empty() || eager.size() == golden.cases.size(), "it has ", eager.size(),
+              " cases in ", precision, ", but ", golden.cases.size(), " cases in all");
   for (std::size_t i = 0; i < eager.size(); ++i) {
     GoldenCase& one = golden.cases[i];
     TORCH_CHECK(eager[i].is_number_integer(), "`eager` of ", precision, " has no numbers");
@@ -163,15 +164,15 @@ Golden read_golden(const SafeTensors& file, const std::string& precision) {
   return golden;
 }
 
-/// Goldens of old were archives of torch.save.
+/// Throws for a golden of an older schema, which was an archive written by torch.save.
 void refuse_pickle(const File& file) {
   char magic[4] = {};
   if (file.size() < sizeof magic) return;
   file.read(magic, sizeof magic, 0);
   TORCH_CHECK(
       std::string_view(magic, sizeof magic) != "PK\3\4",
-      "it is a pickle, of an exporter before golden schema 3: `exporter check` of its bundle "
-      "takes it, or export again");
+      "it is a pickle, from an exporter older than golden schema 3: use `exporter check` on its "
+      "bundle, or export again");
 }
 
 }  // namespace

@@ -12,7 +12,8 @@ namespace {
 
 constexpr const char* kLibrary = "libexporter_cuda.so";
 
-/// Beside the program or library that this code is in, or in the lib folder beside its own.
+/// Finds the library beside the program or library that contains this code, or in the lib folder
+/// beside that folder. Returns an empty path if there is none.
 std::filesystem::path find_library() {
   Dl_info info{};
   if (dladdr(reinterpret_cast<const void*>(&can_capture_graphs), &info) == 0) return {};
@@ -34,13 +35,13 @@ std::unique_ptr<Runner> capture_graphs(std::unique_ptr<Runner> inner, int limit)
   if (handle == nullptr) {
     throw Error(ErrorKind::usage,
                 library.empty()
-                    ? "CUDA graphs were asked for, but " + std::string(kLibrary) +
+                    ? "CUDA graphs were requested, but " + std::string(kLibrary) +
                           " is not beside this program: it was built without CUDA's headers"
-                    : "CUDA graphs cannot be had: " + one_line(dlerror()));
+                    : "CUDA graphs are not available: " + one_line(dlerror()));
   }
   const auto make =
       reinterpret_cast<decltype(&exporter_make_graphs)>(dlsym(handle, "exporter_make_graphs"));
-  if (make == nullptr) throw Error(ErrorKind::usage, library.string() + " is of another version");
+  if (make == nullptr) throw Error(ErrorKind::usage, library.string() + " has another version");
   return std::unique_ptr<Runner>(make(inner.release(), limit));
 }
 

@@ -13,7 +13,7 @@ std::string_view trim(std::string_view text) {
   return text;
 }
 
-/// The part of a TorchScript error that says what happened; it comes after the model's stack.
+/// Returns the cause in a TorchScript error, which follows the model's stack.
 std::string_view after_torchscript_stack(std::string_view message) {
   constexpr std::string_view kErrors[] = {"RuntimeError: ", "Error: "};
   if (!message.starts_with("The following operation failed in the TorchScript")) return message;

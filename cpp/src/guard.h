@@ -9,18 +9,19 @@
 
 namespace exporter {
 
-/// The first line that says something of a message of torch's: no backtrace, no "Exception raised
-/// from", no TorchScript stack. The last line for a TorchScript error, whose first lines are a
-/// stack.
+/// Returns the first meaningful line of a message from torch, without backtrace, "Exception raised
+/// from" or TorchScript stack. For a TorchScript error, which starts with a stack, it comes after
+/// the stack.
 std::string one_line(std::string_view message);
 
-/// Whether the message is that of an allocator which had no memory left. TorchScript and compiled
-/// packages hand on the message alone, not the type; packages not even that before torch 2.14.
+/// Returns whether the message comes from an allocator that ran out of memory. TorchScript and
+/// compiled packages pass on only the message, not the type; packages before torch 2.14 not even
+/// that.
 bool is_out_of_memory(std::string_view message);
 
-/// Calls `action`; whatever it throws becomes an Error of this kind whose message starts with
-/// `what`, or one of the kind out_of_memory where memory ran out. An Error passes through
-/// unchanged.
+/// Calls `action` and returns its result. An exception becomes an Error of this kind, or of the
+/// kind out_of_memory if memory ran out, with a message that starts with `what`. An Error passes
+/// through unchanged.
 template <typename Action>
 auto guarded(ErrorKind kind, std::string_view what, Action&& action) {
   const auto wrap = [&](std::string_view cause) {

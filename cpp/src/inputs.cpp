@@ -1,4 +1,4 @@
-// Inputs of a contract: by name, and made up.
+// Arranges named inputs for a contract and makes example inputs.
 
 #include <ATen/ops/zeros.h>
 #include <exporter/contract.h>
@@ -22,7 +22,7 @@ const TensorSpec& find(const std::vector<TensorSpec>& specs, std::string_view na
   refuse("there is no " + std::string(what) + " " + std::string(name) + ", only " + names);
 }
 
-/// Puts the initial state where the inputs have none of it.
+/// Replaces missing state inputs by the initial state.
 void fill_state(std::vector<at::Tensor>& inputs, const Contract& contract) {
   const std::size_t own = contract.own_inputs();
   if (std::ranges::all_of(inputs, &at::Tensor::defined)) return;
@@ -32,7 +32,7 @@ void fill_state(std::vector<at::Tensor>& inputs, const Contract& contract) {
   }
 }
 
-/// The size of every symbol, in the contract's order.
+/// Returns the size of every symbol, in the contract's order.
 std::vector<std::int64_t> sizes_of(const Contract& contract, const Sizes& given) {
   std::vector<std::int64_t> sizes;
   for (const Symbol& symbol : contract.symbols) {
@@ -97,7 +97,7 @@ std::vector<at::Tensor> Contract::arrange(NamedTensors given) const {
 
 std::vector<at::Tensor> Contract::example_inputs(const Sizes& given) const {
   const auto sizes = sizes_of(*this, given);
-  return guarded(ErrorKind::runtime, "example inputs cannot be made", [&] {
+  return guarded(ErrorKind::runtime, "example inputs cannot be created", [&] {
     std::vector<at::Tensor> made;
     for (std::size_t i = 0; i < own_inputs(); ++i) {
       made.push_back(at::zeros(shape_of(inputs[i], sizes), inputs[i].dtype));

@@ -27,9 +27,9 @@ constexpr std::uint64_t kMaxSums = std::uint64_t{1} << 24;
 constexpr std::size_t kPiece = std::size_t{1} << 18;        // read at once
 constexpr std::uint64_t kStretch = std::uint64_t{1} << 23;  // given to a thread at once
 constexpr unsigned kThreads = 8;
-constexpr const char* kRemedy = ": take a good copy, or export it again";
+constexpr const char* kRemedy = ": restore an intact copy, or export again";
 
-// Fuzzers draw archives whose sums are wrong, and mean to reach what lies behind.
+// Fuzzers generate archives with wrong checksums and must get past these checks.
 #ifdef FUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION
 constexpr bool kChecks = false;
 #else
@@ -44,7 +44,7 @@ bool is_hash(const std::string& text) {
   return text.size() == 64 && text.find_first_not_of("0123456789abcdef") == std::string::npos;
 }
 
-/// The hashes in a SHA256SUMS, by name.
+/// Reads the hashes in a SHA256SUMS file, by name.
 std::map<std::string, std::string> read_sums(const fs::path& path) {
   return guarded(ErrorKind::artifact, path.string() + " cannot be read", [&] {
     const File file(path);
@@ -54,8 +54,8 @@ std::map<std::string, std::string> read_sums(const fs::path& path) {
     std::map<std::string, std::string> sums;
     std::istringstream lines(text);
     for (std::string line; std::getline(lines, line);) {
-      const bool sound = line.size() > 66 && line.substr(64, 2) == "  ";
-      if (!sound || !is_hash(line.substr(0, 64)) ||
+      const bool valid = line.size() > 66 && line.substr(64, 2) == "  ";
+      if (!valid || !is_hash(line.substr(0, 64)) ||
           !sums.emplace(line.substr(66), line.substr(0, 64)).second) {
         throw std::runtime_error("line " + std::to_string(sums.size() + 1) + " is broken");
       }
@@ -76,42 +76,43 @@ std::string hash(const File& file) {
   return sum.finish();
 }
 
-/// What says which hash a file has.
-struct Promise {
+/// The hash that a file must have, and the source that says so.
+struct ExpectedHash {
   std::string hash;
   std::string source;
 };
 
-/// Adds what a SHA256SUMS in the file's folder says, where there is one.
-void add_promise(const fs::path& path, bool is_vouched_for, ErrorKind kind,
-                 std::vector<Promise>& promises) {
+/// Adds the hash from the SHA256SUMS file in the file's folder, if there is one. Throws if the file
+/// is not listed there, unless `may_be_unlisted`.
+void add_listed_hash(const fs::path& path, bool may_be_unlisted, ErrorKind kind,
+                     std::vector<ExpectedHash>& hashes) {
   const fs::path sums = path.parent_path() / kSums;
   std::error_code ignored;
   if (!fs::exists(fs::symlink_status(sums, ignored))) return;
   const auto listed = read_sums(sums);
   const auto found = listed.find(path.filename().string());
   if (found != listed.end()) {
-    promises.push_back({found->second, sums.string()});
-  } else if (!is_vouched_for) {
-    throw Error(kind, path.string() + " is not in " + sums.string() +
-                          ": it was added or renamed since; move it out of that folder");
+    hashes.push_back({found->second, "the one in " + sums.string()});
+  } else if (!may_be_unlisted) {
+    throw Error(kind, path.string() + " is not listed in " + sums.string() +
+                          ": it was added or renamed later; move it to another folder");
   }
 }
 
-std::vector<Promise> find_promises(const fs::path& path, ErrorKind kind,
-                                   const std::string& sha256) {
-  std::vector<Promise> promises;
-  if (!sha256.empty()) promises.push_back({sha256, "the hash that was asked for"});
+std::vector<ExpectedHash> find_hashes(const fs::path& path, ErrorKind kind,
+                                      const std::string& sha256) {
+  std::vector<ExpectedHash> hashes;
+  if (!sha256.empty()) hashes.push_back({sha256, "the given one"});
   std::error_code failed;
   const fs::path itself = fs::canonical(path, failed);
   const bool is_link = fs::is_symlink(fs::symlink_status(path, failed));
-  add_promise(itself, !sha256.empty(), kind, promises);
-  // A link may have a name that its folder's sums do not list; what they do list has to be right.
-  if (is_link) add_promise(fs::absolute(path), true, kind, promises);
-  return promises;
+  add_listed_hash(itself, !sha256.empty(), kind, hashes);
+  // The name of a link may be missing from its folder's sums; if it is listed, it must match.
+  if (is_link) add_listed_hash(fs::absolute(path), true, kind, hashes);
+  return hashes;
 }
 
-/// CRC-32 of each stretch of stored members, computed by several threads.
+/// Computes the CRC-32 of each stretch of stored members in several threads.
 class Stretches {
  public:
   explicit Stretches(const File& file) : file_(file) {}
@@ -138,7 +139,7 @@ class Stretches {
     }
   }
 
-  /// Of the member that was added next.
+  /// Returns the CRC-32 of a member. Members must be taken in the order in which they were added.
   std::uint32_t take(const Member& member) {
     std::uint32_t crc = 0;
     for (std::uint64_t at = 0; at < member.size; at += kStretch, ++taken_) {
@@ -174,7 +175,7 @@ class Stretches {
   std::size_t taken_ = 0;
 };
 
-/// The name without the archive's top folder, as torch's reader wants it.
+/// Returns the name without the archive's top folder, as torch's reader expects it.
 std::string below_top(const std::string& name) { return name.substr(name.find('/') + 1); }
 
 std::uint32_t inflated_crc(caffe2::serialize::PyTorchStreamReader& reader, const Member& member) {
@@ -182,8 +183,8 @@ std::uint32_t inflated_crc(caffe2::serialize::PyTorchStreamReader& reader, const
   return crc32(text.data(), text.size());
 }
 
-/// What is wrong with the members of an archive, or with the one of this name; empty where all is
-/// right.
+/// Checks all members of an archive, or the one with this name. Returns the first problem, or an
+/// empty string.
 std::string find_problem(const fs::path& path, caffe2::serialize::PyTorchStreamReader& reader,
                          const std::string& name) {
   const File file(path);
@@ -199,7 +200,7 @@ std::string find_problem(const fs::path& path, caffe2::serialize::PyTorchStreamR
   for (const Member& member : members) {
     const auto crc = member.compressed ? inflated_crc(reader, member) : stretches.take(member);
     if (crc != member.crc) {
-      return "the CRC-32 of " + member.name + " is not the one in its directory";
+      return "the CRC-32 of " + member.name + " differs from the one in the archive's directory";
     }
   }
   return {};
@@ -213,7 +214,7 @@ void require_members(const fs::path& path, ErrorKind kind,
   std::string problem;
   try {
     problem = find_problem(path, reader, name);
-  } catch (const std::exception& error) {  // torch could read it, so it was an archive once
+  } catch (const std::exception& error) {  // torch could open it, so it was once a valid archive
     problem = one_line(error.what());
   }
   if (!problem.empty()) altered(kind, path, problem);
@@ -227,18 +228,18 @@ void require_unaltered(const fs::path& path, ErrorKind kind, const std::string& 
   }
   require_file(path, kind);
   if (!kChecks) return;
-  const auto promises = find_promises(path, kind, sha256);
-  if (!promises.empty()) {
+  const auto hashes = find_hashes(path, kind, sha256);
+  if (!hashes.empty()) {
     const std::string found =
         guarded(kind, path.string() + " cannot be read", [&] { return hash(File(path)); });
-    for (const Promise& promise : promises) {
-      if (found == promise.hash) continue;
-      altered(kind, path, "its SHA-256 is " + found + ", not that of " + promise.source);
+    for (const ExpectedHash& expected : hashes) {
+      if (found == expected.hash) continue;
+      altered(kind, path, "its SHA-256 is " + found + ", not " + expected.source);
     }
     return;
   }
   if (insist) {
-    throw Error(kind, "nobody says what " + path.string() + " should be: there is no " +
+    throw Error(kind, "the expected SHA-256 of " + path.string() + " is not known: there is no " +
                           std::string(kSums) + " beside it; give --sha256 HASH");
   }
   if (kind == ErrorKind::golden) return;  // safetensors has no checksums

@@ -5,8 +5,8 @@
 namespace exporter {
 
 std::filesystem::path libtorch_directory() {
-  // By the list of what is loaded: the address of a symbol of c10's may lie in the program itself,
-  // which has a copy of what it names.
+  // Searches the loaded libraries. The address of a symbol of c10 would not do: it may be in the
+  // program itself, which has its own copy of some symbols.
   std::filesystem::path found;
   const auto look = [](dl_phdr_info* info, std::size_t, void* answer) {
     const std::filesystem::path file = info->dlpi_name;

@@ -4,7 +4,7 @@
 
 namespace exporter {
 
-/// The folder that this process's libc10.so was loaded from; empty when it cannot be told.
+/// Returns the folder that this process loaded libc10.so from; empty if it is not known.
 std::filesystem::path libtorch_directory();
 
 }  // namespace exporter

@@ -20,14 +20,14 @@ namespace {
 
 using Release = std::array<int, 2>;
 
-/// The first two numbers of a version.
+/// Returns the first two numbers of a version.
 Release release_of(const std::string& version) {
   Release numbers{};
   std::sscanf(version.c_str(), "%d.%d", &numbers[0], &numbers[1]);
   return numbers;
 }
 
-/// What this CPU can do, as Linux names it; empty where that cannot be read.
+/// Returns the feature flags of this CPU, as Linux names them; empty if they cannot be read.
 std::set<std::string> cpu_flags() {
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line);) {
@@ -39,7 +39,7 @@ std::set<std::string> cpu_flags() {
 }
 
 void warn(const std::string& where, const std::string& built, const std::string& here) {
-  TORCH_WARN(where, " was built ", built, ", and this is ", here);
+  TORCH_WARN(where, " was built ", built, ", but this is ", here);
 }
 
 void require_gpu(const Build& build, c10::Device device, const std::string& where) {

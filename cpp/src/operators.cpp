@@ -14,10 +14,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Loads what libraries of operators name among their needs and this process may not have:
-/// libtorch.so, which is on no search path and brings the CUDA libraries of a CUDA build, and
-/// libtorch_python.so, which those made with torch.utils.cpp_extension name without using it.
-void provide_needs() {
+/// Loads libraries that operator libraries depend on and this process may lack: libtorch.so, which
+/// is not on a search path and loads the CUDA libraries of a CUDA build, and libtorch_python.so,
+/// which torch.utils.cpp_extension links although nothing uses it.
+void load_dependencies() {
   dlopen((libtorch_directory() / "libtorch.so").c_str(), RTLD_NOW);
   stand_in_for_libtorch_python();
 }
@@ -26,13 +26,13 @@ void provide_needs() {
 
 void load_operators(const fs::path& library) {
   std::error_code failed;
-  const fs::path file = fs::absolute(library, failed);  // a bare name would be searched for
+  const fs::path file = fs::absolute(library, failed);  // dlopen would search for a bare name
   if (!fs::is_regular_file(file, failed)) {
-    throw Error(ErrorKind::usage, library.string() + ": there is no such library of operators");
+    throw Error(ErrorKind::usage, library.string() + ": no such library of operators");
   }
-  // All symbols now: one that is missing would else end the process in the middle of a run.
+  // Resolves all symbols now. Otherwise a missing symbol would end the process during a run.
   if (dlopen(file.c_str(), RTLD_NOW) != nullptr) return;
-  provide_needs();
+  load_dependencies();
   if (dlopen(file.c_str(), RTLD_NOW) != nullptr) return;
   throw Error(ErrorKind::usage,
               library.string() + ": cannot be loaded as operators: " + one_line(dlerror()));
@@ -48,7 +48,7 @@ bool has_operators(const std::string& name_space) {
 std::optional<fs::path> find_operators(const std::string& name_space) {
   if (name_space != "torchvision") return std::nullopt;
   const fs::path packages = libtorch_directory() / ".." / "..";
-  for (const char* name : {"_C_stable.so", "_C.so"}) {  // of torchvision 0.29 on, and before
+  for (const char* name : {"_C_stable.so", "_C.so"}) {  // since torchvision 0.29, and before
     const fs::path file = (packages / "torchvision" / name).lexically_normal();
     std::error_code failed;
     if (fs::is_regular_file(file, failed)) return file;

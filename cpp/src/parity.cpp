@@ -1,4 +1,4 @@
-// The rule is in docs/formats.md; numbers in comments are its steps.
+// Implements the parity rule of docs/formats.md; "step N" in comments refers to its steps.
 
 #include <ATen/ATen.h>
 #include <exporter/contract.h>
@@ -14,8 +14,8 @@
 namespace exporter {
 namespace {
 
-constexpr double kTiny = 1e-300;  // stands for a divisor of 0
-constexpr double kClear = 0.1;    // of a row's range: what makes a first clear
+constexpr double kTiny = 1e-300;  // replaces a divisor of 0
+constexpr double kClear = 0.1;  // lead of a clear winner over the second, relative to a row's range
 
 /// Three outputs as contiguous float64 on the CPU.
 struct Values {
@@ -25,14 +25,14 @@ struct Values {
   std::int64_t size;
 };
 
-/// What one pass over the finite elements gives.
+/// The result of one pass over the finite elements.
 struct Sums {
-  std::int64_t count = 0, eager_count = 0;  // the latter where eager is finite too
-  bool equal = true, within = true;         // y == e, and d within the tolerance, everywhere
+  std::int64_t count = 0, eager_count = 0;  // eager_count: elements where eager is finite too
+  bool equal = true, within = true;         // whether y == e, and d is within tolerance, everywhere
   double max_abs = 0, max_rel = 0;
   double worst_excess = -1;
   std::int64_t worst = 0;
-  double square = 0, eager_square = 0;  // of the errors
+  double square = 0, eager_square = 0;  // sums of squared errors
   double actual_square = 0, reference_square = 0, product = 0;
 };
 
@@ -83,7 +83,7 @@ std::optional<std::int64_t> first_nan(const double* values, std::int64_t size) {
   return std::nullopt;
 }
 
-/// The first element that is infinite in one and not the same in the other.
+/// Returns the first element that is infinite in the output or the reference and differs.
 std::optional<std::int64_t> first_other_infinity(const Values& values) {
   for (std::int64_t i = 0; i < values.size; ++i) {
     const double y = values.actual[i], r = values.reference[i];
@@ -92,8 +92,8 @@ std::optional<std::int64_t> first_other_infinity(const Values& values) {
   return std::nullopt;
 }
 
-/// Step 3: fails `result` for NaN anywhere, and for infinities that are not the reference's.
-/// Returns whether it did.
+/// Step 3: fails `result` if there is a NaN anywhere, or an infinity that differs from the
+/// reference. Returns whether it failed.
 bool fail_specials(OutputParity& result, const Values& values, at::IntArrayRef sizes) {
   const auto fail = [&](const char* what, std::int64_t at, const std::string& why) {
     result.verdict = Verdict::fail;
@@ -114,8 +114,8 @@ bool fail_specials(OutputParity& result, const Values& values, at::IntArrayRef s
                         short_number(values.reference[*at]));
 }
 
-/// How far a distance is outside of what is allowed: 1 at the edge. Nothing is allowed where the
-/// reference and --atol are both 0; there, any distance is far outside.
+/// Returns a distance relative to the allowed one: 1 is the limit. If nothing is allowed, because
+/// the reference and --atol are 0, any distance is far above the limit.
 double excess_of(double distance, double allowed) {
   return allowed > 0 ? distance / allowed : distance * 1e30;
 }
@@ -168,14 +168,15 @@ Verdict judge(const Sums& sums, double rmse, double eager_rmse, const Tolerance&
                                                                        : Verdict::fail;
 }
 
-/// Whether the last dimension is of scores: logits by name, or the one output of a classifier.
+/// Returns whether the last dimension holds scores: an output named logits, or a classifier's only
+/// output.
 bool holds_scores(const std::string& name, std::size_t dimensions) {
   const bool logits = name == "logits" || name.ends_with(".logits");
   return dimensions > 1 && (logits || (name == "output" && dimensions == 2));
 }
 
-/// Step 6: rows whose first, ahead of the second by more than kClear of the row's range, is not the
-/// first any more.
+/// Step 6: counts the rows whose largest score changed although it led the second by more than
+/// kClear of the row's range.
 std::int64_t lost_firsts(const Values& values, std::int64_t width) {
   std::int64_t lost = 0;
   for (std::int64_t row = 0; width > 1 && row < values.size; row += width) {
@@ -229,7 +230,7 @@ OutputParity compare_floats(OutputParity result, const Values& values, at::IntAr
   return result;
 }
 
-/// Complex numbers become pairs of floats, in one more dimension.
+/// Returns float64 values on the CPU. Complex numbers become pairs in an additional last dimension.
 at::Tensor as_doubles(const at::Tensor& tensor) {
   const at::Tensor host = tensor.cpu();
   return (host.is_complex() ? at::view_as_real(host.resolve_conj()) : host)
@@ -243,7 +244,7 @@ OutputParity compare_outputs(const std::string& name, const at::Tensor& actual,
   if (reference.sizes() != eager.sizes()) {
     throw Error(ErrorKind::golden, name + ": the reference's shape is not eager's");
   }
-  if (reference.is_complex() != eager.is_complex()) {  // complex numbers are read as pairs below
+  if (reference.is_complex() != eager.is_complex()) {  // complex numbers become pairs below
     throw Error(ErrorKind::golden, name + ": the reference's dtype does not fit eager's");
   }
   OutputParity result;

@@ -1,5 +1,5 @@
-// https://github.com/huggingface/safetensors#format: the length of the header, 8 bytes,
-// little-endian; the header, JSON; the data.
+// Format: https://github.com/huggingface/safetensors#format. The header's length in 8 little-endian
+// bytes, the header as JSON, the data.
 
 #include "safetensors.h"
 
@@ -58,7 +58,7 @@ constexpr Named kDtypes[] = {
 
 at::ScalarType dtype_of(const std::string& name) {
   const auto* found = std::ranges::find(kDtypes, name, &Named::name);
-  if (found == std::end(kDtypes)) broken("there is no dtype " + name);
+  if (found == std::end(kDtypes)) broken("unknown dtype " + name);
   return found->dtype;
 }
 
@@ -68,12 +68,12 @@ std::string name_of(at::ScalarType dtype) {
   return std::string(found->name);
 }
 
-/// Dtypes that the format has not are stored as pairs of real numbers.
+/// Returns whether the dtype is stored as pairs of real numbers, because the format lacks it.
 bool is_pairs(at::ScalarType dtype) {
   return dtype == at::kComplexDouble || dtype == at::kComplexHalf;
 }
 
-/// Refuses a name that stands twice in one object: JSON's reader would take the last.
+/// Refuses a duplicate name in one object. The JSON library would silently use the last one.
 class Names {
  public:
   bool operator()(int /*depth*/, json::parse_event_t event, json& parsed) {
@@ -81,7 +81,7 @@ class Names {
     if (event == json::parse_event_t::object_end) open_.pop_back();
     if (event == json::parse_event_t::key &&
         !open_.back().insert(parsed.get<std::string>()).second) {
-      broken("its header has " + parsed.dump() + " twice");
+      broken("its header contains " + parsed.dump() + " twice");
     }
     return true;
   }
@@ -101,20 +101,20 @@ json read_header(const File& file, std::uint64_t& data) {
   }
   std::string text(length, '\0');
   file.read(text.data(), text.size(), bytes.size());
-  if (!text.starts_with('{')) broken("its header is no JSON object");
+  if (!text.starts_with('{')) broken("its header is not a JSON object");
   data = bytes.size() + length;
   Names names;
   json header = json::parse(text, std::ref(names), /*allow_exceptions=*/true);
-  if (!header.is_object()) broken("its header is no JSON object");
+  if (!header.is_object()) broken("its header is not a JSON object");
   return header;
 }
 
 std::uint64_t number(const json& node, const std::string& what) {
-  if (!node.is_number_unsigned()) broken(what + " has " + node.dump() + " where a size should be");
+  if (!node.is_number_unsigned()) broken(what + " has " + node.dump() + " in place of a size");
   return node.get<std::uint64_t>();
 }
 
-/// Where a tensor lies in the data.
+/// The position of a tensor in the data.
 struct Place {
   std::string name;
   at::ScalarType dtype;
@@ -124,9 +124,11 @@ struct Place {
 };
 
 Place read_place(const std::string& name, const json& node) {
-  if (!node.is_object() || node.size() != 3) broken(name + " has not dtype, shape, data_offsets");
+  if (!node.is_object() || node.size() != 3) {
+    broken(name + " must have exactly dtype, shape and data_offsets");
+  }
   const json& offsets = node.at("data_offsets");
-  if (!offsets.is_array() || offsets.size() != 2) broken(name + " has no two data_offsets");
+  if (!offsets.is_array() || offsets.size() != 2) broken(name + " must have two data_offsets");
   Place place{name,
               dtype_of(node.at("dtype").get<std::string>()),
               {},
@@ -141,7 +143,9 @@ Place read_place(const std::string& name, const json& node) {
            !__builtin_mul_overflow(bytes, size, &bytes);
     place.shape.push_back(static_cast<std::int64_t>(size));
   }
-  if (!fits || bytes != place.end - place.begin) broken(name + " has not the bytes of its shape");
+  if (!fits || bytes != place.end - place.begin) {
+    broken(name + " has a number of bytes that does not fit its shape");
+  }
   return place;
 }
 
@@ -154,11 +158,12 @@ std::vector<Place> read_places(const json& header, std::uint64_t size) {
                     [](const Place& place) { return std::pair(place.begin, place.end); });
   std::uint64_t end = 0;
   for (const Place& place : places) {
-    if (place.begin != end) broken(place.name + " does not begin where the tensor before it ends");
+    if (place.begin != end) broken(place.name + " does not start where the previous tensor ends");
     end = place.end;
   }
   if (end != size) {
-    broken("its tensors have " + std::to_string(end) + " bytes, the file " + std::to_string(size));
+    broken("its tensors have " + std::to_string(end) + " bytes, but the file has " +
+           std::to_string(size));
   }
   return places;
 }
@@ -166,14 +171,14 @@ std::vector<Place> read_places(const json& header, std::uint64_t size) {
 json read_about(const json& header) {
   const auto metadata = header.find(kMetadata);
   if (metadata == header.end()) return json::object();
-  if (!metadata->is_object()) broken("its metadata is no object");
+  if (!metadata->is_object()) broken("its metadata is not an object");
   for (const auto& [name, value] : metadata->items()) {
-    if (!value.is_string()) broken(name + " of its metadata is no string");
+    if (!value.is_string()) broken(name + " in its metadata is not a string");
   }
   const auto found = metadata->find(kAbout);
   if (found == metadata->end()) return json::object();
   json about = json::parse(found->get<std::string>());
-  if (!about.is_object()) broken("`exporter` of its metadata is no object");
+  if (!about.is_object()) broken("`exporter` in its metadata is not an object");
   return about;
 }
 
@@ -192,17 +197,17 @@ at::Tensor read_tensor(const File& file, const Place& place, std::uint64_t data)
 void join_pairs(SafeTensors& file) {
   const auto names = file.about.find("complex");
   if (names == file.about.end()) return;
-  if (!names->is_array()) broken("`complex` is no list");
+  if (!names->is_array()) broken("`complex` is not a list");
   for (const json& name : *names) {
     const auto found = file.tensors.find(name.get<std::string>());
     if (found == file.tensors.end())
-      broken(name.dump() + " is complex, but there is no such tensor");
+      broken("`complex` names " + name.dump() + ", but there is no such tensor");
     found->second = at::view_as_complex(found->second);
   }
 }
 
-/// As it is written: on the CPU, its values themselves one after another, of a dtype that the
-/// format has.
+/// Returns the tensor as it is stored: contiguous on the CPU, with resolved bits and a dtype that
+/// the format has.
 at::Tensor stored(const at::Tensor& tensor) {
   const at::Tensor plain = tensor.cpu().resolve_conj().resolve_neg().contiguous();
   return is_pairs(plain.scalar_type()) ? at::view_as_real(plain) : plain;
@@ -213,7 +218,7 @@ std::string make_header(const NamedTensors& tensors, const json& pairs) {
   if (!pairs.empty()) header[kMetadata] = {{kAbout, json{{"complex", pairs}}.dump()}};
   std::uint64_t at = 0;
   for (const auto& [name, tensor] : tensors) {
-    if (name == kMetadata) broken("no tensor may be called " + name);
+    if (name == kMetadata) broken("a tensor cannot be named " + name);
     const std::uint64_t end = at + tensor.nbytes();
     header[name] = {{"dtype", name_of(tensor.scalar_type())},
                     {"shape", tensor.sizes().vec()},
@@ -266,7 +271,7 @@ SafeTensors read_safetensors(const std::filesystem::path& path) {
 
 void write_safetensors(const std::filesystem::path& path, const NamedTensors& tensors) {
   std::filesystem::path part = path;
-  part += ".part";  // so that a reader finds all of it or nothing
+  part += ".part";  // renamed once complete, so that readers never see a partial file
   try {
     write_file(part, tensors);
     std::filesystem::rename(part, path);

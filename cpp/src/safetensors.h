@@ -7,20 +7,20 @@
 
 namespace exporter {
 
-/// What a safetensors file holds.
+/// The contents of a safetensors file.
 struct SafeTensors {
-  NamedTensors tensors;  ///< on the CPU, each with memory of its own
+  NamedTensors tensors;  ///< on the CPU; they share no memory
   nlohmann::json about =
       nlohmann::json::object();  ///< `exporter` of the metadata (docs/formats.md)
 };
 
-/// Reads a file whose header is sound: not longer than the file, every tensor of a known dtype,
-/// with as many bytes as its shape needs, and no byte of the data that belongs to none or to two.
-/// Throws std::exception otherwise; tensors take no more memory than the file is large.
+/// Reads a safetensors file. Throws std::exception if the header is invalid: if it is longer than
+/// the file, a dtype is unknown, a tensor's bytes do not fit its shape, or tensors overlap or leave
+/// bytes unused. The tensors never take more memory than the file's size.
 SafeTensors read_safetensors(const std::filesystem::path& path);
 
-/// Writes tensors, of any device and strides. The file is complete or is not there. Throws
-/// std::exception when it cannot be written, or a dtype has no name in the format.
+/// Writes tensors with any device and strides. The write is atomic. Throws std::exception if the
+/// file cannot be written or the format lacks a dtype.
 void write_safetensors(const std::filesystem::path& path, const NamedTensors& tensors);
 
 }  // namespace exporter

@@ -6,8 +6,8 @@
 
 #include <string>
 
-// The bytes of the empty library, which CMake builds from empty.cpp. In the program itself, so that
-// it cannot be lost or be found by anyone else.
+// The bytes of the empty library that CMake builds from empty.cpp. They are embedded so that the
+// library needs no file, which could be missing or be found by other programs.
 asm(R"(
   .pushsection .rodata
   .hidden exporter_stand_in, exporter_stand_in_end
@@ -28,7 +28,7 @@ void stand_in_for_libtorch_python() {
   if (file < 0) return;
   const auto size = static_cast<std::size_t>(exporter_stand_in_end - exporter_stand_in);
   if (write(file, exporter_stand_in, size) == static_cast<ssize_t>(size)) {
-    // Where it fails, the library that needs the name says so.
+    // If this fails, loading the library that needs the name reports it.
     dlopen(("/proc/self/fd/" + std::to_string(file)).c_str(), RTLD_NOW);
   }
   close(file);

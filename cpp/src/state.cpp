@@ -8,14 +8,14 @@
 namespace exporter {
 namespace {
 
-/// The symbol that a dimension follows; none where it is fixed or may be anything.
+/// Returns the symbol that a dimension depends on; none if it is fixed or unconstrained.
 std::optional<std::size_t> symbol_of(const Dimension& dimension) {
   if (const auto* follows = std::get_if<SymbolSize>(&dimension)) return follows->symbol;
   if (const auto* expression = std::get_if<Expression>(&dimension)) return expression->symbol;
   return std::nullopt;
 }
 
-/// The size that follows a symbol's, which is known; it may be negative.
+/// Returns the size of a dimension for this size of its symbol. It may be negative.
 std::int64_t size_at(const Dimension& dimension, std::int64_t symbol) {
   const auto* expression = std::get_if<Expression>(&dimension);
   return expression ? expression->at(symbol) : symbol;
@@ -26,14 +26,14 @@ std::int64_t size_of(const Contract& contract, const State::Tensor& tensor, std:
   const Dimension& dimension = tensor.spec.shape[index];
   if (const auto* fixed = std::get_if<FixedSize>(&dimension)) return fixed->size;
   const auto symbol = symbol_of(dimension);
-  // What may be anything begins with the size that `initial` has there.
+  // An unconstrained dimension starts with its size in `initial`.
   if (!symbol) {
     const auto missing = static_cast<std::int64_t>(tensor.spec.shape.size()) - tensor.initial.dim();
     return tensor.initial.size(static_cast<std::int64_t>(index) - missing);
   }
   if (!sizes[*symbol]) {
     throw Error(ErrorKind::contract, "state." + tensor.spec.name +
-                                         " cannot be made: the inputs do not tell " +
+                                         " cannot be created: the inputs do not determine " +
                                          contract.symbols[*symbol].name);
   }
   const std::int64_t size = size_at(dimension, *sizes[*symbol]);
@@ -70,7 +70,7 @@ at::Tensor initial_tensor(const Contract& contract, const State::Tensor& tensor,
   for (std::size_t i = 0; i < tensor.spec.shape.size(); ++i) {
     shape.push_back(size_of(contract, tensor, i, sizes));
   }
-  return guarded(ErrorKind::runtime, "state." + tensor.spec.name + " cannot be made", [&] {
+  return guarded(ErrorKind::runtime, "state." + tensor.spec.name + " cannot be created", [&] {
     at::Tensor made = at::empty(shape, tensor.initial.options());
     made.copy_(tensor.initial);
     return made;

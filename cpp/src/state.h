@@ -9,26 +9,26 @@
 
 namespace exporter {
 
-/// The size of each of a contract's symbols, where it is known.
+/// The size of each symbol of a contract, if known.
 using KnownSizes = std::vector<std::optional<std::int64_t>>;
 
-/// The sizes in a call with these inputs, which are those without the state's. Throws
-/// Error(contract) when they do not fit.
+/// Returns the sizes in a call with these inputs, which exclude the state's. Throws Error(contract)
+/// if they do not fit.
 KnownSizes sizes_of(const Contract& contract, std::span<const at::Tensor> own_inputs);
 
-/// A tensor of the state before the first call, on the CPU and with memory of its own. Throws
-/// Error(contract) when a size that its shape follows is not known.
+/// Returns a tensor of the state before the first call, as a new tensor on the CPU. Throws
+/// Error(contract) if a size that its shape depends on is not known.
 at::Tensor initial_tensor(const Contract& contract, const State::Tensor& tensor,
                           const KnownSizes& sizes);
 
-/// The sizes that a state has from its first call on.
+/// The sizes that a state was made for in its first call.
 class StateSizes {
  public:
-  /// Takes the sizes of a first call, and throws Error(contract) for a later one at others, as far
-  /// as the state's shapes follow them. `own_inputs` are those without the state's.
+  /// Stores the sizes of the first call. Throws Error(contract) if a later call changes a size that
+  /// the state's shape depends on. `own_inputs` exclude the state's tensors.
   void require(const Contract& contract, std::span<const at::Tensor> own_inputs);
 
-  /// The next call is a first one.
+  /// Makes the next call a first one.
   void forget() { known_.clear(); }
 
  private:

@@ -1,4 +1,4 @@
-// The state of a contract, and the tensors in it: as text, they are numbers or base64.
+// Reads the state of a contract. Its initial values are numbers or base64.
 
 #include "state_json.h"
 
@@ -27,7 +27,7 @@ using nlohmann::json;
 constexpr std::string_view kAlphabet =
     "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/// RFC 4648, section 4, with its padding. Nothing where the text is anything else.
+/// Decodes base64 with padding (RFC 4648, section 4). Returns nothing for any other text.
 std::optional<std::string> decode_base64(std::string_view text) {
   if (text.size() % 4 != 0) return std::nullopt;
   const std::size_t padding = text.ends_with("==") ? 2 : text.ends_with("=") ? 1 : 0;
@@ -47,7 +47,7 @@ std::optional<std::string> decode_base64(std::string_view text) {
   return bytes;
 }
 
-/// A tensor without dimensions.
+/// Returns a tensor without dimensions.
 at::Tensor read_number(const json& node, const TensorSpec& spec) {
   const double value = node.get<double>();
   const bool whole = value == std::floor(value);
@@ -66,7 +66,8 @@ at::Tensor read_number(const json& node, const TensorSpec& spec) {
   return at::full({}, scalar, spec.dtype);
 }
 
-/// How many elements a shape has. Nothing where it has a negative size or is too large for memory.
+/// Returns the number of elements of a shape, or nothing if a size is negative or the number
+/// overflows.
 std::optional<std::size_t> count_of(const std::vector<std::int64_t>& shape) {
   std::int64_t count = 1;
   for (const std::int64_t size : shape) {
@@ -97,7 +98,7 @@ at::Tensor read_data(const json& node, const TensorSpec& spec) {
   return tensor;
 }
 
-/// Throws unless the tensor broadcasts to the shape, at any size that its symbols may have.
+/// Throws unless the tensor broadcasts to the shape for every size of its symbols.
 void require_broadcast(const at::Tensor& initial, const TensorSpec& spec) {
   const std::size_t rank = spec.shape.size();
   const auto given = static_cast<std::size_t>(initial.dim());
@@ -107,7 +108,7 @@ void require_broadcast(const at::Tensor& initial, const TensorSpec& spec) {
     const bool open = std::holds_alternative<AnySize>(spec.shape[i]);
     if (fixed != nullptr && fixed->size < 0) malformed(spec, "its shape has a negative size");
     if (i < rank - given) {
-      if (open) malformed(spec, "a dimension that may be anything has no initial size");
+      if (open) malformed(spec, "a dimension without a fixed size has no initial size");
       continue;
     }
     const std::int64_t size = initial.size(static_cast<std::int64_t>(i - (rank - given)));
@@ -116,7 +117,7 @@ void require_broadcast(const at::Tensor& initial, const TensorSpec& spec) {
   if (!fits) malformed(spec, "its initial shape does not fit its shape");
 }
 
-/// `what` is "input" or "output".
+/// Throws unless the last specs are the state's. `what` is "input" or "output".
 void require_last(const std::vector<TensorSpec>& specs, const std::vector<State::Tensor>& tensors,
                   const char* what) {
   const auto fail = [&](const std::string& cause) { throw Error(ErrorKind::artifact, cause); };
@@ -127,7 +128,7 @@ void require_last(const std::vector<TensorSpec>& specs, const std::vector<State:
     const TensorSpec& spec = specs[own + i];
     const TensorSpec& wanted = tensors[i].spec;
     if (spec.name != "state." + wanted.name) {
-      fail(std::string(what) + " " + spec.name + " stands where state." + wanted.name + " should");
+      fail("expected " + std::string(what) + " state." + wanted.name + ", found " + spec.name);
     }
     if (spec.dtype != wanted.dtype || spec.shape.size() != wanted.shape.size()) {
       fail(std::string(what) + " " + spec.name + " differs from its state in dtype or rank");
@@ -148,7 +149,7 @@ State read_state(const json& node, std::vector<TensorSpec> specs) {
   std::unordered_set<std::string> names;
   for (std::size_t i = 0; i < specs.size(); ++i) {
     const TensorSpec& spec = specs[i];
-    if (!names.insert(spec.name).second) malformed(spec, "the name stands twice");
+    if (!names.insert(spec.name).second) malformed(spec, "the name is used twice");
     const json& initial = node.at("tensors").at(i).at("initial");
     at::Tensor tensor = initial.is_number() ? read_number(initial, spec) : read_data(initial, spec);
     require_broadcast(tensor, spec);

@@ -7,12 +7,12 @@
 
 namespace exporter {
 
-/// Reads a contract's `state`, whose specs stand there beside their `initial`. Throws
-/// Error(artifact), and what nlohmann's reader throws.
+/// Reads a contract's `state`. `specs` are the specs of its tensors. Throws Error(artifact), and
+/// the exceptions of nlohmann/json.
 State read_state(const nlohmann::json& node, std::vector<TensorSpec> specs);
 
-/// Throws Error(artifact) unless the last inputs and outputs are the state's, where the caller has
-/// it.
+/// Throws Error(artifact) if the caller keeps the state and the last inputs and outputs are not the
+/// state's.
 void require_places(const Contract& contract);
 
 }  // namespace exporter

@@ -7,8 +7,8 @@
 namespace exporter {
 namespace {
 
-/// A state may be a tensor that was passed or returned: what the caller does with that later must
-/// not change it, nor may a later call change what this one returned.
+/// Copies the inputs or outputs of a call. The state may share memory with them: writes by the
+/// caller must not change the state, and later calls must not change returned outputs.
 std::vector<at::Tensor> clones(std::vector<at::Tensor> tensors) {
   for (at::Tensor& tensor : tensors) tensor = tensor.clone();
   return tensors;

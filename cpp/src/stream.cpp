@@ -9,7 +9,8 @@
 namespace exporter {
 namespace {
 
-/// With memory that is none of the others': the caller may write to what was passed or returned.
+/// Returns the tensor, or a copy if it shares memory with the others: the caller may write to the
+/// inputs and outputs.
 at::Tensor apart(const at::Tensor& tensor, const std::vector<at::Tensor>& others) {
   const bool shares = std::any_of(others.begin(), others.end(), [&](const at::Tensor& other) {
     return at::get_overlap_status(tensor, other) != at::MemOverlapStatus::No;
@@ -39,7 +40,7 @@ std::vector<at::Tensor> Stream::run(std::vector<at::Tensor> inputs) {
   all.insert(all.end(), state.begin(), state.end());
   auto outputs = artifact_->run(std::move(all));
   if (outputs.size() != contract.outputs.size()) {
-    throw Error(ErrorKind::runtime, "the model gave " + std::to_string(outputs.size()) +
+    throw Error(ErrorKind::runtime, "the model returned " + std::to_string(outputs.size()) +
                                         " outputs, the contract has " +
                                         std::to_string(contract.outputs.size()));
   }

@@ -1,4 +1,4 @@
-// Files of tensors that a user gives and gets.
+// Reads input files and writes output files.
 
 #include <exporter/golden.h>
 
@@ -13,7 +13,7 @@ NamedTensors named(const std::vector<at::Tensor>& outputs, const Contract& contr
   NamedTensors tensors;
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const std::string& name = contract.outputs[i].name;
-    TORCH_CHECK(tensors.emplace(name, outputs[i]).second, "two outputs are called ", name);
+    TORCH_CHECK(tensors.emplace(name, outputs[i]).second, "two outputs are named ", name);
   }
   return tensors;
 }
@@ -35,7 +35,7 @@ std::vector<at::Tensor> read_inputs(const std::filesystem::path& path, const Con
 void write_outputs(const std::filesystem::path& path, const std::vector<at::Tensor>& outputs,
                    const Contract& contract) {
   if (outputs.size() != contract.outputs.size()) {
-    throw Error(ErrorKind::contract, "the model gave " + std::to_string(outputs.size()) +
+    throw Error(ErrorKind::contract, "the model returned " + std::to_string(outputs.size()) +
                                          " outputs, the contract has " +
                                          std::to_string(contract.outputs.size()));
   }

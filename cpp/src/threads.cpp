@@ -9,8 +9,7 @@ namespace exporter {
 void set_threads(int threads) {
   if (threads < 1 || threads > kMaxThreads) {
     throw Error(ErrorKind::usage, "threads is " + std::to_string(threads) +
-                                      ", the least is 1 and the most " +
-                                      std::to_string(kMaxThreads));
+                                      ", but must be from 1 to " + std::to_string(kMaxThreads));
   }
   at::set_num_threads(threads);
 }

@@ -25,7 +25,7 @@ class TorchScriptRunner final : public Runner {
  public:
   TorchScriptRunner(const std::filesystem::path& path, at::Device device, bool keeps_state)
       : module_(torch::jit::load(path.string(), device, /*load_debug_files=*/false)) {
-    // A frozen module has no `training` to change.
+    // A frozen module has no attribute `training`.
     if (module_.hasattr("training")) module_.eval();
     if (keeps_state) reset_ = module_.find_method("reset");
     TORCH_CHECK(reset_ || !keeps_state, "it keeps its state, but has no method reset");

@@ -40,7 +40,7 @@ fs::path temporary_folder() {
   return given != nullptr && *given != '\0' ? given : "/tmp";
 }
 
-/// A descriptor that is closed in the end.
+/// Owns a file descriptor.
 class Descriptor {
  public:
   explicit Descriptor(int number) : number_(number) {}
@@ -58,7 +58,8 @@ class Descriptor {
   int number_;
 };
 
-/// Locks a folder that is nobody's, or waits for it. Its owner holds the lock as long as it lives.
+/// Locks a folder, which its owner keeps locked as long as it lives. Returns an empty descriptor if
+/// the folder belongs to another user, was replaced, or is locked and `wait` is LOCK_NB.
 Descriptor lock_folder(const fs::path& folder, int wait) {
   Descriptor held(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   struct stat locked{}, there{};
@@ -68,16 +69,16 @@ Descriptor lock_folder(const fs::path& folder, int wait) {
   return taken ? std::move(held) : Descriptor(-1);
 }
 
-/// This process's own folder.
+/// The folder of this process.
 class Folder {
  public:
   Folder() {
-    // Between its making and its lock another process may take it for one that was left.
+    // Between creation and locking, another process may remove it as an abandoned folder.
     while (lock_.get() < 0) {
       std::string path = temporary_folder() / (std::string(kPrefix) + "XXXXXX");
       if (mkdtemp(path.data()) == nullptr) {
         throw std::system_error(errno, std::generic_category(),
-                                "no folder can be made in " + temporary_folder().string());
+                                "cannot create a folder in " + temporary_folder().string());
       }
       lock_ = lock_folder(path, 0);
       path_ = path;
@@ -97,12 +98,12 @@ class Folder {
  private:
   fs::path path_;
   Descriptor lock_{-1};
-  pid_t owner_ = getpid();  // not a process that was forked from it
+  pid_t owner_ = getpid();  // a forked process must not remove the folder
 };
 
 [[noreturn]] void cannot_write(const fs::path& path) {
   throw std::system_error(errno, std::generic_category(),
-                          path.string() + " cannot be written (TMPDIR may name another folder)");
+                          path.string() + " cannot be written (set TMPDIR to use another folder)");
 }
 
 void write_all(int file, const char* data, std::size_t size, const fs::path& path) {
@@ -115,7 +116,7 @@ void write_all(int file, const char* data, std::size_t size, const fs::path& pat
   }
 }
 
-/// The bytes of a member, piece by piece.
+/// Calls `action` for each piece of a member's bytes.
 template <typename Action>
 void for_each_piece(const File& archive, caffe2::serialize::PyTorchStreamReader& reader,
                     const Member& member, Action&& action) {
@@ -132,7 +133,8 @@ void for_each_piece(const File& archive, caffe2::serialize::PyTorchStreamReader&
   }
 }
 
-/// Writes over what is there, for a library may be loaded from it.
+/// Writes a member to a file and checks its CRC-32. Overwrites an existing file in place, because a
+/// library may be loaded from it.
 void write_member(const File& archive, caffe2::serialize::PyTorchStreamReader& reader,
                   const Member& member, const fs::path& path) {
   fs::create_directories(path.parent_path());
@@ -145,22 +147,22 @@ void write_member(const File& archive, caffe2::serialize::PyTorchStreamReader& r
   });
   if (crc != member.crc) {
     throw std::runtime_error("it was altered: the CRC-32 of " + member.name +
-                             " is not the one in its directory");
+                             " differs from the one in the archive's directory");
   }
 }
 
-/// Where a member goes; nothing for one that is no part of the model.
+/// Returns the path for a member; empty if it is not a part of the model.
 fs::path place_of(const Member& member) {
   const fs::path path = member.name.substr(member.name.find('/') + 1);
   if (path.empty() || *path.begin() != "data" || !path.has_filename()) return {};
   for (const fs::path& part : path) {
-    if (part == ".." || part == ".") throw std::runtime_error(member.name + " is no name");
+    if (part == ".." || part == ".") throw std::runtime_error(member.name + " is not a valid name");
   }
   return path;
 }
 
-/// The weights in a library: what the compiler puts into sections of their own, and what it
-/// appends.
+/// Returns the byte ranges of the weights in a library: sections for large data, and data appended
+/// to the file.
 std::vector<std::pair<std::uint64_t, std::uint64_t>> find_weights(const File& library) {
   std::vector<std::pair<std::uint64_t, std::uint64_t>> found;
   Elf64_Ehdr header{};
@@ -190,8 +192,8 @@ std::vector<std::pair<std::uint64_t, std::uint64_t>> find_weights(const File& li
   return found;
 }
 
-/// Gives disk and memory back that the weights of a library take. It cannot run any more, until it
-/// is unpacked again; it stays loaded, for threads that called it have something of it.
+/// Frees the disk and memory of a library's weights. The library cannot run until it is unpacked
+/// again. It stays loaded, because threads that called it hold thread-local data of it.
 void drop_weights(const fs::path& library) {
   const std::uint64_t page = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
   const Descriptor file(open(library.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW));
@@ -199,13 +201,13 @@ void drop_weights(const fs::path& library) {
     const std::uint64_t from = (offset + page - 1) / page * page;
     const std::uint64_t to = (offset + size) / page * page;
     if (from >= to) continue;
-    // A file system that cannot do it keeps them.
+    // A file system without support for holes keeps the weights.
     fallocate(file.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(from),
               static_cast<off_t>(to - from));
   }
 }
 
-/// What this process has unpacked, by content.
+/// The packages that this process has unpacked, by content.
 class Registry {
  public:
   struct Slot {
@@ -239,14 +241,14 @@ class Registry {
       for (const auto& entry : fs::recursive_directory_iterator(slot.folder)) {
         if (entry.path().extension() == ".so") drop_weights(entry.path());
       }
-    } catch (const std::exception&) {  // they are kept
+    } catch (const std::exception&) {  // the weights are kept
     }
   }
 
   void discard() const noexcept { folder_.discard(); }
 
  private:
-  /// Names, sizes and CRCs of all members: each is held against its CRC when it is unpacked.
+  /// Returns a key of names, sizes and CRCs of all members. Unpacking verifies the CRCs.
   static std::string content_of(const std::vector<Member>& members) {
     std::string content;
     for (const Member& member : members) {
@@ -266,7 +268,7 @@ std::timed_mutex& registering() {
   return mutex;
 }
 
-/// That of this process: one that is forked from it begins its own.
+/// Returns the registry of this process. A forked process makes its own.
 std::shared_ptr<Registry>& registry() {
   static std::shared_ptr<Registry> one;
   return one;
@@ -295,11 +297,12 @@ void sweep_unpacked() noexcept try {
     std::error_code ignored;
     if (left.get() >= 0) fs::remove_all(entry.path(), ignored);
   }
-} catch (const std::exception&) {  // an unreadable folder, which opening a package reports
+} catch (const std::exception&) {  // the folder cannot be read; opening a package reports that
 }
 
 void discard_unpacked() noexcept {
-  const std::unique_lock lock(registering(), std::chrono::seconds(2));  // not at work for ever
+  const std::unique_lock lock(registering(),
+                              std::chrono::seconds(2));  // gives up if one is being unpacked
   if (lock && registry()) registry()->discard();
 }
 

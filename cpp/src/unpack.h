@@ -5,10 +5,11 @@
 
 namespace exporter {
 
-/// The folder that holds a package's `data`, unpacked, for as long as the pointer lives. Packages
-/// of the same content share it, also one after the other: the system keeps their library loaded
-/// even when it is closed, so that each copy would cost its size. What nobody uses is kept without
-/// its weights. Throws std::exception where it cannot be unpacked. Not for two threads at a time.
+/// Unpacks a package and returns the folder that holds its `data`, valid as long as the pointer
+/// lives. Packages with the same content share a folder, even one after the other: the system keeps
+/// a closed library loaded, so each copy would cost its size. An unused folder is kept without
+/// weights. Throws std::exception if the package cannot be unpacked. Concurrent calls wait for
+/// each other.
 std::shared_ptr<const std::filesystem::path> unpack(const std::filesystem::path& package);
 
 }  // namespace exporter

@@ -1,4 +1,4 @@
-// The layout is that of APPNOTE.TXT, 4.3; numbers in it are little-endian.
+// Layout: APPNOTE.TXT, section 4.3. Numbers are little-endian.
 
 #include "zip.h"
 
@@ -15,7 +15,7 @@ constexpr std::uint64_t kMaxDirectory = std::uint64_t{1} << 28;
 
 [[noreturn]] void broken(const std::string& what) { throw std::runtime_error(what + " is broken"); }
 
-/// Fields of a record, by their places in it.
+/// Reads fields of a record by offset.
 class Fields {
  public:
   explicit Fields(std::string_view bytes) : bytes_(bytes) {}
@@ -65,7 +65,7 @@ Directory find_directory(const File& file) {
   return {large.number(32, 8), large.number(40, 8), large.number(48, 8)};
 }
 
-/// Takes from the extra field of a large member what its own fields have no room for.
+/// Reads sizes and offset of a large member from its zip64 extra field.
 void read_large(Fields extra, std::size_t size, Member& member) {
   for (std::size_t at = 0; at + 4 <= size;) {
     const std::uint64_t id = extra.number(at, 2), length = extra.number(at + 2, 2);
@@ -81,7 +81,7 @@ void read_large(Fields extra, std::size_t size, Member& member) {
   }
 }
 
-/// Puts the place of a member's bytes where that of its header was.
+/// Replaces the offset of a member's header by the offset of its bytes.
 void find_bytes(const File& file, Member& member) {
   const std::string header = read(file, member.offset, 30);
   const Fields fields(header);

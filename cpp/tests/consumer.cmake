@@ -1,5 +1,5 @@
-# Installs exporter, then configures, builds and runs examples/consumer against what was installed.
-# Needs: BUILD (of exporter), SOURCE (of the consumer), WORK, ARTIFACT, PYTHON, LIBTORCH, FLAGS.
+# Installs exporter, then configures, builds and runs examples/consumer with the installed package.
+# Variables: BUILD (of exporter), SOURCE (of the consumer), WORK, ARTIFACT, PYTHON, LIBTORCH, FLAGS.
 
 function(step)
   execute_process(COMMAND ${ARGV} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)

@@ -14,7 +14,7 @@ KINDS = ("inputs", "eager", "reference")
 
 
 def save(golden: dict[str, Any], path: Path) -> None:
-    """Write `cases` with lists of tensors, and `precisions` with such a list for each case."""
+    """Write a golden: `cases` with lists of tensors, and `precisions` with one list per case."""
     tensors: dict[str, torch.Tensor] = {}
 
     def put(prefix: str, given: list[torch.Tensor]) -> int:
@@ -36,7 +36,7 @@ def save(golden: dict[str, Any], path: Path) -> None:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """What `save` wrote, for which there is nothing complex."""
+    """Read a golden that `save` wrote. Complex tensors are not supported."""
     with safetensors.safe_open(path, "pt") as file:
         golden: dict[str, Any] = json.loads(file.metadata()["exporter"])
     tensors = load_file(path)

@@ -1,4 +1,4 @@
-// Operators of one's own, as users write them: a library that the tests load with --ops-lib.
+// Custom operators, as users write them. The tests load this library with --ops-lib.
 
 #include <ATen/ATen.h>
 #include <torch/library.h>
@@ -12,16 +12,15 @@ namespace {
 
 at::Tensor affine(const at::Tensor& x, double scale, double shift) { return x * scale + shift; }
 
-/// Waits until as many callers are inside at the same time as the first element says, of whatever
-/// shapes: they come in such groups. Fails when that takes 20 s, and soon where it says 0;
-/// where it says less, as if memory had run out.
+/// Waits until N callers are inside at the same time, with any shapes, where N is the first
+/// element. Fails after 20 s, immediately if N is 0, and as if memory had run out if N is negative.
 at::Tensor meet(const at::Tensor& x) {
   static std::mutex mutex;
   static std::condition_variable came;
   static std::int64_t arrived = 0;
   const auto callers = x.flatten()[0].item<std::int64_t>();
   if (callers == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  TORCH_CHECK_WITH(OutOfMemoryError, callers >= 0, "CUDA out of memory. So the test says");
+  TORCH_CHECK_WITH(OutOfMemoryError, callers >= 0, "CUDA out of memory. Raised by the test");
   TORCH_CHECK(callers > 0, "nobody to meet");
   if (callers > 1) {
     std::unique_lock lock(mutex);
@@ -43,7 +42,7 @@ TORCH_LIBRARY(exporter_test, m) {
   m.def("meet(Tensor x) -> Tensor");
 }
 
-// Explicit, so that torch.export keeps the call; for all devices, and so for tensors without data.
+// CompositeExplicit, so that torch.export keeps the call; for all devices, including meta.
 TORCH_LIBRARY_IMPL(exporter_test, CompositeExplicitAutograd, m) { m.impl("affine", affine); }
 
 TORCH_LIBRARY_IMPL(exporter_test, CPU, m) { m.impl("meet", meet); }

@@ -39,7 +39,7 @@ std::string mismatch(exporter::ErrorKind kind, const std::string& part,
     if (fits) return "";
     return std::string("another error (") + to_string(error.kind()) + "): " + message;
   }
-  return "nothing was thrown where `" + part + "` should be";
+  return "expected an error with `" + part + "`, but nothing was thrown";
 }
 
 }  // namespace support

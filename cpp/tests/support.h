@@ -7,23 +7,23 @@
 #include <functional>
 #include <string>
 
-/// What the tests share; `main` is in support.cpp.
+/// Helpers for the tests; `main` is in support.cpp.
 namespace support {
 
 namespace fs = std::filesystem;
 
-/// The words on the command line before doctest's own options: the folder of the fixtures, a
-/// library of operators, and the table of contracts that Python's tests read too.
+/// Returns a command-line argument before doctest's options: the folder of the fixtures, a library
+/// of operators, or the table of contracts that Python's tests read too.
 const fs::path& argument(std::size_t index);
 inline const fs::path& fixtures() { return argument(0); }
 inline const fs::path& operators() { return argument(1); }
 inline const fs::path& contracts() { return argument(2); }
 
-/// A folder of this process, which is $TMPDIR and gone at its end.
+/// Returns this process's temporary folder, which is also $TMPDIR and is removed at the end.
 const fs::path& scratch();
 
-/// What is wrong unless `action` throws an Error of this kind whose message is one line that
-/// contains `part`; empty otherwise.
+/// Returns an empty string if `action` throws an Error of this kind whose message is one line that
+/// contains `part`, and a description of the difference otherwise.
 std::string mismatch(exporter::ErrorKind kind, const std::string& part,
                      const std::function<void()>& action);
 

@@ -34,7 +34,7 @@ std::string read(const fs::path& path) {
 
 const std::vector<std::string> kModels = {"model.pt", "model.pt2"};
 
-/// Broken copies of the fixtures.
+/// Makes broken copies of the fixtures.
 class Broken {
  public:
   fs::path truncated(const std::string& name, double part) const {
@@ -42,7 +42,7 @@ class Broken {
     return write(name, bytes.substr(0, static_cast<std::size_t>(part * double(bytes.size()))));
   }
 
-  /// With every occurrence of `from` replaced by `to`, of the same length.
+  /// Replaces every occurrence of `from` by `to`, which has the same length.
   fs::path altered(const std::string& name, const std::string& from, const std::string& to) const {
     std::string bytes = read(fixtures() / name);
     REQUIRE(bytes.find(from) != std::string::npos);
@@ -53,7 +53,7 @@ class Broken {
     return path.extension() == ".safetensors" ? path : sealed(path);
   }
 
-  /// Its members have the CRC-32 that its directory says, so that what is wrong lies deeper.
+  /// Corrects the CRC-32s in the archive's directory, so that another check finds the fault.
   static fs::path sealed(const fs::path& path) {
     std::string bytes = read(path);
     for (const auto& member : exporter::read_directory(exporter::File(path))) {
@@ -66,14 +66,14 @@ class Broken {
     return path;
   }
 
-  /// Where an archive's directory has a member.
+  /// Returns the offset of a member's entry in the archive's directory.
   static std::size_t entry_of(const std::string& name, const std::string& bytes) {
     for (auto at = bytes.find("PK\1\2"); at != std::string::npos;
          at = bytes.find("PK\1\2", at + 4)) {
       const auto length = static_cast<unsigned char>(bytes[at + 28]);
       if (length == name.size() && bytes.compare(at + 46, length, name) == 0) return at;
     }
-    throw std::logic_error(name + " is no member");
+    throw std::logic_error(name + " is not a member");
   }
 
   fs::path write(const std::string& name, const std::string& bytes) const {
@@ -87,7 +87,7 @@ const Broken& broken() {
   return all;
 }
 
-TEST_CASE("runs") {
+TEST_CASE("matches the golden") {
   for (const std::string& name : kModels) {
     CAPTURE(name);
     const auto golden = Golden::read(fixtures() / "golden.safetensors");
@@ -128,7 +128,7 @@ TEST_CASE("enforces the contract") {
   }
 }
 
-TEST_CASE("resolves bits") {
+TEST_CASE("resolves negative bits and zero tensors") {
   for (const std::string& name : kModels) {
     CAPTURE(name);
     const auto example = Golden::read(fixtures() / "golden.safetensors").cases.back();
@@ -142,7 +142,7 @@ TEST_CASE("resolves bits") {
   }
 }
 
-TEST_CASE("refuses layouts") {
+TEST_CASE("refuses nested and sparse tensors") {
   for (const std::string& name : kModels) {
     CAPTURE(name);
     const auto artifact = Artifact::open(fixtures() / name);
@@ -153,7 +153,7 @@ TEST_CASE("refuses layouts") {
   }
 }
 
-/// One bit of any byte: what torch does not read makes no difference, and all else is refused.
+/// Flips one bit of various bytes. Either the file is refused, or torch does not read that byte.
 TEST_CASE("refuses altered files") {
   for (const std::string& name : kModels) {
     CAPTURE(name);
@@ -177,7 +177,7 @@ TEST_CASE("refuses altered files") {
   }
 }
 
-TEST_CASE("says what was altered") {
+TEST_CASE("names the altered member") {
   for (const std::string name : {"model.pt", "model.pt2"}) {
     for (const auto& member : exporter::read_directory(exporter::File(fixtures() / name))) {
       if (member.compressed || member.size == 0) continue;
@@ -190,8 +190,8 @@ TEST_CASE("says what was altered") {
   }
 }
 
-/// What a file beside the artifact, or beside what it links to, says of it.
-TEST_CASE("heeds SHA256SUMS") {
+/// Uses the SHA256SUMS file beside the artifact and beside the target of a link to it.
+TEST_CASE("checks SHA256SUMS") {
   const std::string bytes = read(fixtures() / "model.pt");
   exporter::Sha256 sum;
   sum.add(bytes.data(), bytes.size());
@@ -206,7 +206,7 @@ TEST_CASE("heeds SHA256SUMS") {
   open(file);
   open(file, hash, true);
   CHECK_ERROR(artifact, "alone.pt was altered: its SHA-256 is " + hash, open(file, wrong));
-  CHECK_ERROR(artifact, "nobody says what", open(file, "", true));
+  CHECK_ERROR(artifact, "alone.pt is not known: there is no SHA256SUMS", open(file, "", true));
   CHECK_ERROR(usage, "64 hexadecimal digits", open(file, "abc"));
   const auto sums = broken().write("SHA256SUMS", hash + "  alone.pt\n");
   open(file, "", true);
@@ -218,7 +218,7 @@ TEST_CASE("heeds SHA256SUMS") {
   CHECK_ERROR(artifact, "alone.pt was altered", open(file));
   CHECK_ERROR(artifact, "alone.pt was altered", open(file, hash));
   CHECK_ERROR(artifact, "current.pt was altered", open(link));
-  CHECK_ERROR(artifact, "other.pt is not in", open(broken().write("other.pt", bytes)));
+  CHECK_ERROR(artifact, "other.pt is not listed in", open(broken().write("other.pt", bytes)));
   open(broken().write("other.pt", bytes), hash);
   broken().write("SHA256SUMS", "nothing\n");
   CHECK_ERROR(artifact, "line 1 is broken", open(file));
@@ -229,7 +229,7 @@ TEST_CASE("heeds SHA256SUMS") {
   fs::remove_all(link.parent_path());
 }
 
-/// Of this process: bytes of memory that are its own or mapped, and how many files are mapped.
+/// Returns the resident memory of this process in bytes and the number of mappings of libraries.
 std::pair<std::size_t, std::size_t> mapped() {
   std::ifstream status("/proc/self/statm"), maps("/proc/self/maps");
   std::size_t size = 0, resident = 0, libraries = 0;
@@ -246,7 +246,7 @@ std::uintmax_t unpacked_bytes(const fs::path& below) {
   return total;
 }
 
-TEST_CASE("opens 200 times") {
+TEST_CASE("does not grow when opened 200 times") {
   for (const std::string& name : kModels) {
     CAPTURE(name);
     const auto example = Golden::read(fixtures() / "golden.safetensors").cases.front();
@@ -263,15 +263,15 @@ TEST_CASE("opens 200 times") {
     std::printf("      %s: %zu to %zu KB, %zu to %zu mappings\n", name.c_str(), memory / 1024,
                 memory_after / 1024, libraries, libraries_after);
     CHECK(libraries_after == libraries);
-#ifndef __SANITIZE_ADDRESS__  // which holds back what is freed, to find uses of it
+#ifndef __SANITIZE_ADDRESS__  // AddressSanitizer keeps freed memory to detect its use
     CHECK(memory_after < memory + (4u << 20));
 #endif
     CHECK(unpacked_bytes(scratch) == disk);
   }
 }
 
-/// Two of one package are two models, each with a state of its own.
-TEST_CASE("shares no state") {
+/// Two artifacts opened from one package have separate states.
+TEST_CASE("does not share state") {
   const auto cases = Golden::read(fixtures() / "golden_carry.safetensors").cases;
   const auto one = Artifact::open(fixtures() / "carry.pt2");
   CHECK(at::allclose(one.run(cases[0].inputs)[0], cases[0].eager[0]));
@@ -299,7 +299,7 @@ TEST_CASE("serves several threads") {
   }
 }
 
-TEST_CASE("tells lack of memory") {
+TEST_CASE("reports out of memory") {
   const auto raise = [](const auto& error) {
     exporter::guarded(exporter::ErrorKind::runtime, "model.pt", [&] { throw error; });
   };
@@ -308,7 +308,7 @@ TEST_CASE("tells lack of memory") {
               raise(std::runtime_error("CUDA out of memory. Tried to allocate 80 GiB")));
   CHECK_ERROR(runtime, "model.pt: index out of range",
               raise(std::runtime_error("index out of range")));
-#ifndef __SANITIZE_ADDRESS__  // which ends the process
+#ifndef __SANITIZE_ADDRESS__  // AddressSanitizer ends the process
   CHECK_ERROR(out_of_memory,
               "model.pt: ", exporter::guarded(exporter::ErrorKind::runtime, "model.pt", [] {
                 at::empty({std::int64_t{1} << 50}, at::kDouble);
@@ -317,7 +317,7 @@ TEST_CASE("tells lack of memory") {
   CHECK(exporter::to_string(exporter::ErrorKind::out_of_memory) == "out_of_memory"s);
 }
 
-TEST_CASE("fails to write as io") {
+TEST_CASE("reports a failed write as io") {
   const auto contract = exporter::inspect(fixtures() / "model.pt").contract;
   const std::vector<at::Tensor> outputs = {at::ones({1, 4}), at::ones({1}, at::kLong)};
   CHECK_ERROR(io, "cannot be written",
@@ -330,7 +330,7 @@ TEST_CASE("reports a model's failure") {
   CHECK_ERROR(runtime, "model.pt: index out of range", artifact.run({tokens, at::ones({2, 4})}));
 }
 
-TEST_CASE("refuses files") {
+TEST_CASE("refuses invalid files") {
   const auto open = [](const fs::path& path) { Artifact::open(path); };
   CHECK_ERROR(artifact, "missing.pt: No such file", open(fixtures() / "missing.pt"));
   CHECK_ERROR(artifact, "not a file", open(fixtures()));
@@ -349,7 +349,7 @@ TEST_CASE("refuses files") {
   }
 }
 
-TEST_CASE("refuses settings") {
+TEST_CASE("refuses invalid settings") {
   const fs::path model = fixtures() / "model.pt";
   CHECK_ERROR(usage, "device tpu", Artifact::open(model, {.device = "tpu"}));
   for (const std::string device : {"cuda:77", "cuda:256", "cuda:-1", "cuda:", "cuda:99999999999"}) {
@@ -373,7 +373,7 @@ fs::path safetensors(const std::string& header, const std::string& data,
   return broken().write("made.safetensors", bytes + header + data);
 }
 
-TEST_CASE("refuses goldens") {
+TEST_CASE("refuses invalid goldens") {
   const auto open = [](const fs::path& path) { Golden::read(path); };
   const std::string name = "golden.safetensors";
   CHECK_ERROR(golden, name + ": No such file", open(fixtures() / "missing" / name));
@@ -445,31 +445,32 @@ TEST_CASE("refuses hostile safetensors") {
   CHECK_ERROR(golden, "too short", read(broken().write("short", "1234567")));
   CHECK_ERROR(golden, "longer than the file", read(safetensors("{}", "", 3)));
   CHECK_ERROR(golden, "longer than the file", read(safetensors("{}", "", ~std::uint64_t{0})));
-  CHECK_ERROR(golden, "no JSON object", of("[]"));
-  CHECK_ERROR(golden, "no JSON object", of(""));
+  CHECK_ERROR(golden, "not a JSON object", of("[]"));
+  CHECK_ERROR(golden, "not a JSON object", of(""));
   CHECK_ERROR(golden, "parse error", of("{"));
-  CHECK_ERROR(golden, "its tensors have 0 bytes, the file 8", of("{}"));
-  CHECK_ERROR(golden, "there is no dtype F12", of(tensor("F12", "[2]", "[0,8]")));
-  CHECK_ERROR(golden, "bytes of its shape", of(tensor("F32", "[3]", "[0,8]")));
-  CHECK_ERROR(golden, "bytes of its shape", of(tensor("F32", "[2]", "[8,0]")));
-  CHECK_ERROR(golden, "bytes of its shape",
+  CHECK_ERROR(golden, "its tensors have 0 bytes, but the file has 8", of("{}"));
+  CHECK_ERROR(golden, "unknown dtype F12", of(tensor("F12", "[2]", "[0,8]")));
+  CHECK_ERROR(golden, "does not fit its shape", of(tensor("F32", "[3]", "[0,8]")));
+  CHECK_ERROR(golden, "does not fit its shape", of(tensor("F32", "[2]", "[8,0]")));
+  CHECK_ERROR(golden, "does not fit its shape",
               of(tensor("F32", "[4294967296,4294967296,4]", "[0,8]")));
-  CHECK_ERROR(golden, "bytes of its shape", of(tensor("F32", "[9223372036854775808,0]", "[0,0]")));
-  CHECK_ERROR(golden, "where a size should be", of(tensor("F32", "[-2]", "[0,8]")));
-  CHECK_ERROR(golden, "where a size should be", of(tensor("F32", "[2.0]", "[0,8]")));
+  CHECK_ERROR(golden, "does not fit its shape",
+              of(tensor("F32", "[9223372036854775808,0]", "[0,0]")));
+  CHECK_ERROR(golden, "in place of a size", of(tensor("F32", "[-2]", "[0,8]")));
+  CHECK_ERROR(golden, "in place of a size", of(tensor("F32", "[2.0]", "[0,8]")));
   CHECK_ERROR(golden, "its tensors have 4 bytes", of(tensor("F32", "[1]", "[0,4]")));
   CHECK_ERROR(golden, "its tensors have 16 bytes", of(tensor("F32", "[4]", "[0,16]")));
-  CHECK_ERROR(golden, "does not begin where", of(tensor("F32", "[1]", "[4,8]")));
-  CHECK_ERROR(golden, "does not begin where",
+  CHECK_ERROR(golden, "does not start where", of(tensor("F32", "[1]", "[4,8]")));
+  CHECK_ERROR(golden, "does not start where",
               of(R"({"a":{"dtype":"U8","shape":[6],"data_offsets":[0,6]},
                      "b":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})"));
   CHECK_ERROR(golden, "\"a\" twice", of(R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},
                      "a":{"dtype":"I8","shape":[8],"data_offsets":[0,8]}})"));
   CHECK_ERROR(golden, "neither 0 nor 1", of(tensor("BOOL", "[8]", "[0,8]")));
-  CHECK_ERROR(golden, "no two data_offsets", of(tensor("U8", "[8]", "[0,8,8]")));
-  CHECK_ERROR(golden, "has not dtype", of(R"({"a":3})"));
+  CHECK_ERROR(golden, "must have two data_offsets", of(tensor("U8", "[8]", "[0,8,8]")));
+  CHECK_ERROR(golden, "must have exactly dtype", of(R"({"a":3})"));
   CHECK_ERROR(golden, "metadata", of(R"({"__metadata__":3})"));
-  CHECK_ERROR(golden, "no string", of(R"({"__metadata__":{"a":1}})"));
+  CHECK_ERROR(golden, "not a string", of(R"({"__metadata__":{"a":1}})"));
   CHECK_ERROR(golden, "it: ", of(R"({"__metadata__":{"exporter":"{"}})"));
   CHECK_ERROR(golden, "it: ", of("{\"a\":" + std::string(100'000, '[')));
 }
@@ -530,9 +531,10 @@ TEST_CASE("runs into tensors") {
     const at::Tensor untouched = at::zeros({5, 4});
     CHECK_ERROR(contract, "the tensor for output label is int64 [4], the output is int64 [5]",
                 artifact.run_into(example.inputs, {untouched, at::zeros({4}, at::kLong)}));
-    CHECK_ERROR(contract, "output label is of dtype float32, not int64",
+    CHECK_ERROR(contract, "output label has dtype float32, not int64",
                 artifact.run_into(example.inputs, {untouched, at::zeros({5})}));
-    CHECK_ERROR(contract, "1 tensors given for outputs", artifact.run_into(example.inputs, {room}));
+    CHECK_ERROR(contract, "1 tensors given for the outputs",
+                artifact.run_into(example.inputs, {room}));
     CHECK(untouched.abs().sum().item<float>() == 0.0f);
   }
 }
@@ -571,8 +573,8 @@ TEST_CASE("refuses missing operators") {
                 Artifact::open(fixtures() / name));
   }
   const auto load = [](const fs::path& library) { exporter::load_operators(library); };
-  CHECK_ERROR(usage, "missing.so: there is no such library", load(fixtures() / "missing.so"));
-  CHECK_ERROR(usage, "there is no such library", load(fixtures()));
+  CHECK_ERROR(usage, "missing.so: no such library", load(fixtures() / "missing.so"));
+  CHECK_ERROR(usage, "no such library", load(fixtures()));
   CHECK_ERROR(usage, "no_library.so: cannot be loaded",
               load(broken().write("no_library.so", std::string(5000, 'x'))));
   CHECK(!exporter::find_operators("exporter_test"));
@@ -595,12 +597,12 @@ TEST_CASE("runs operators of a library") {
   }
 }
 
-/// Calls of different shapes, and of one, are inside the model at the same time.
-TEST_CASE("serves callers at once") {
+/// Calls with different shapes, and with the same shape, run inside the model concurrently.
+TEST_CASE("serves callers concurrently") {
   exporter::load_operators(operators());
   for (const std::string name : {"meet.pt", "meet.pt2"}) {
     const auto artifact = Artifact::open(fixtures() / name, {.runners = 4});
-    artifact.run({at::ones({2, 3})});  // a package folds its constants in a first call, alone
+    artifact.run({at::ones({2, 3})});  // the first call folds a package's constants exclusively
     for (const auto& batches : std::vector<std::vector<std::int64_t>>{{1, 2, 3, 4}, {2, 2, 2, 2}}) {
       std::vector<std::string> failures(batches.size());
       std::vector<std::thread> threads;
@@ -620,8 +622,8 @@ TEST_CASE("serves callers at once") {
   }
 }
 
-/// Callers that wait for a runner get it also when the call before theirs fails.
-TEST_CASE("passes runners on") {
+/// A caller that waits for a runner gets it even if the previous call fails.
+TEST_CASE("releases runners of failed calls") {
   exporter::load_operators(operators());
   const auto artifact = Artifact::open(fixtures() / "meet.pt2", {.runners = 1});
   std::vector<int> failures(4, 0);
@@ -641,7 +643,7 @@ TEST_CASE("passes runners on") {
   for (const int count : failures) CHECK(count == 5);
 }
 
-TEST_CASE("tells lack of memory inside a model") {
+TEST_CASE("reports out of memory inside a model") {
   exporter::load_operators(operators());
   std::vector<std::string> names = {"meet.pt"};
 #if __has_include(<torch/csrc/shim_exception_state.h>)
@@ -652,14 +654,14 @@ TEST_CASE("tells lack of memory inside a model") {
     const auto artifact = Artifact::open(fixtures() / name, {.runners = 1});
     const auto run = [&](double value) { artifact.run({at::full({2, 3}, value)}); };
     run(1);
-    CHECK_ERROR(out_of_memory, name + ": CUDA out of memory. So the test says", run(-1));
+    CHECK_ERROR(out_of_memory, name + ": CUDA out of memory. Raised by the test", run(-1));
     CHECK_ERROR(runtime, name, run(0));
     run(1);
   }
 }
 
-/// OpenMP gives a new thread all cores, and compiled packages ask OpenMP alone.
-TEST_CASE("gives new threads the count of threads") {
+/// OpenMP gives a new thread all cores, and compiled packages only ask OpenMP.
+TEST_CASE("applies the number of threads to new threads") {
   for (const std::string& name : kModels) {
     CAPTURE(name);
     const auto count = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "omp_get_max_threads"));

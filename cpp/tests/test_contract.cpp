@@ -38,7 +38,7 @@ void refuses(std::size_t index, const at::Tensor& tensor, const std::string& mes
   CHECK_ERROR(contract, message, contract().check(given));
 }
 
-TEST_CASE("reads") {
+TEST_CASE("reads a contract") {
   const Contract c = contract();
   CHECK(c.model == "m");
   REQUIRE(c.inputs.size() == 3u);
@@ -62,7 +62,7 @@ TEST_CASE("refuses bad JSON") {
   CHECK_ERROR(artifact, "model", parse(replaced("\"model\": \"m\",", "")));
 }
 
-TEST_CASE("accepts what fits") {
+TEST_CASE("accepts inputs that fit") {
   contract().check(inputs());
   auto smallest = inputs();
   smallest[0] = smallest[1] = at::zeros({1, 2}, at::kLong);
@@ -70,7 +70,7 @@ TEST_CASE("accepts what fits") {
   contract().check(smallest);
 }
 
-TEST_CASE("refuses another number of inputs") {
+TEST_CASE("refuses a wrong number of inputs") {
   CHECK_ERROR(contract, "0 inputs given, the contract has 3: ids, mask, image",
               contract().check({}));
 }
@@ -87,7 +87,7 @@ TEST_CASE("refuses tensors that do not fit") {
   refuses(2, at::Tensor(), "image: no tensor given");
 }
 
-TEST_CASE("finds by name") {
+TEST_CASE("finds tensors by name") {
   const Contract c = contract();
   CHECK(exporter::describe_shape(c.input("image"), c) == "[batch, 3, ?]");
   CHECK((c.output("y").dtype == at::kBFloat16));
@@ -98,7 +98,7 @@ TEST_CASE("finds by name") {
   for (std::size_t i = 0; i < 3; ++i) CHECK(arranged[i].is_same(given[i]));
 }
 
-TEST_CASE("makes examples") {
+TEST_CASE("makes example inputs") {
   const Contract c = contract();
   c.check(c.example_inputs());
   CHECK(c.example_inputs()[0].sizes() == at::IntArrayRef({1, 2}));
@@ -113,7 +113,7 @@ TEST_CASE("makes examples") {
   CHECK(choices.smallest() == 8);
 }
 
-/// A contract whose inputs x, y, z have one dimension each.
+/// Returns a contract whose inputs x, y and z have one dimension each.
 Contract of_sizes(const std::string& x, const std::string& y, const std::string& z) {
   const auto input = [](const char* name, const std::string& size) {
     return std::string(R"({"name": ")") + name + R"(", "dtype": "float32", "shape": [")" + size +
@@ -149,14 +149,14 @@ TEST_CASE("refuses expressions") {
         "2*",     "(n",    "n)",  "(n+1", "n+1)//2 ", "n/2", "n//",
         "n//0",   "n//-2", "0*n", "-1*n", "n+1//2",   "n m", "99999999999999999999*n",
         "n//2//2"}) {
-    CHECK_ERROR(artifact, "file: the contract cannot be read: `" + text + "` is no size: ",
+    CHECK_ERROR(artifact, "file: the contract cannot be read: `" + text + "` is not a size: ",
                 of_sizes(text, "m", "n"));
   }
   const std::vector<std::pair<std::string, std::string>> longer = {
       {"1*n", "n"},     {"n+0", "n"},  {"(n)//2", "n//2"}, {"(n+1)//1", "n+1"},
       {"(2*n)", "2*n"}, {"n//1", "n"}, {"02*n", "2*n"},    {"2*n//3", "(2*n)//3"}};
   for (const auto& [text, shortest] : longer) {
-    CHECK_ERROR(artifact, "`" + text + "` is no size: write it as " + shortest,
+    CHECK_ERROR(artifact, "`" + text + "` is not a size: write it as " + shortest,
                 of_sizes(text, "m", "n"));
   }
   CHECK_ERROR(artifact, "symbol k has no range", of_sizes("2*k+1", "m", "n"));
@@ -218,7 +218,7 @@ TEST_CASE("reads builds") {
   CHECK_ERROR(artifact, "f.pt: the contract cannot be read", with("3"));
 }
 
-TEST_CASE("knows where kernels run") {
+TEST_CASE("compares compute capabilities") {
   const auto runs = [](const std::string& built, int major, int minor) {
     return exporter::Build{{}, "", built, "", ""}.runs_on(major, minor);
   };
@@ -226,7 +226,7 @@ TEST_CASE("knows where kernels run") {
   CHECK((!runs("8.9", 8, 6) && !runs("8.0", 9, 0) && !runs("9.0", 8, 9) && !runs("10.0", 10, 3)));
 }
 
-TEST_CASE("names what the CPU lacks") {
+TEST_CASE("names instruction sets that the CPU lacks") {
   Contract c = contract();
   CHECK(exporter::cpu_obstacle(c) == "");
   c.build = exporter::Build{{"avx1024", "amx_fp2"}, "", "", "", ""};
@@ -237,7 +237,7 @@ TEST_CASE("names what the CPU lacks") {
   CHECK(exporter::cpu_obstacle(c).ends_with("lacks: export it on this machine"));
 }
 
-TEST_CASE("knows entries") {
+TEST_CASE("allows only the sizes of entries") {
   const Contract c =
       Contract::parse(replaced("\"max\": 64", "\"max\": 64, \"choices\": [1, 8, 64]"), "f.pt");
   std::vector<at::Tensor> given = {at::zeros({8, 14}, at::kLong), at::zeros({8, 14}, at::kLong),
@@ -247,7 +247,7 @@ TEST_CASE("knows entries") {
   CHECK_ERROR(contract, "batch is 9, the contract allows 1, 8 or 64", c.check(given));
 }
 
-TEST_CASE("follows steps") {
+TEST_CASE("allows only multiples of a step") {
   const auto of_step = [](const std::string& symbol) {
     return Contract::parse(
         R"({"schema": 2, "model": "m", "target": "trace", "device": "cpu", "outputs": [],
@@ -279,7 +279,7 @@ TEST_CASE("follows steps") {
     CHECK_ERROR(artifact, "f.pt: the contract cannot be read",
                 of_step(R"({"min": 1, "max": 90, "multiple_of": )" + step + "}"));
   }
-  CHECK_ERROR(artifact, "width has no size: 33 to 47, multiples of 16",
+  CHECK_ERROR(artifact, "width has no allowed size: 33 to 47, multiples of 16",
               of_step(R"({"min": 33, "max": 47, "multiple_of": 16})"));
   const Contract entries = of_step(R"({"min": 1, "max": 90, "choices": [16, 40]})");
   const std::vector<at::Tensor> given = {at::zeros({1, 3, 32}), at::zeros({16}), at::zeros({5})};
@@ -291,7 +291,8 @@ const std::string kContext =
 const std::string kPlaces =
     R"({"name": "state.context", "dtype": "float32", "shape": ["batch", 2]})";
 
-/// A contract with a state; where the caller has it, `places` are the last inputs and outputs.
+/// Returns a contract with a state. If the caller keeps it, `places` are the last inputs and
+/// outputs.
 Contract of_state(const std::string& kept, const std::string& tensors, const std::string& places) {
   const std::string rest = places.empty() ? "" : ", " + places;
   return Contract::parse(
@@ -304,7 +305,8 @@ Contract of_state(const std::string& kept, const std::string& tensors, const std
       "f.pt");
 }
 
-/// A state of the artifact's own with one tensor of this dtype, shape and initial value.
+/// Returns a contract of an artifact that keeps one tensor with this dtype, shape and initial
+/// value.
 Contract of_initial(const std::string& dtype, const std::string& shape,
                     const std::string& initial) {
   return of_state("inside",
@@ -332,8 +334,8 @@ TEST_CASE("reads states") {
   const Contract inside = of_state("inside", kContext, "");
   CHECK(inside.keeps_state());
   CHECK(inside.own_inputs() == inside.inputs.size());
-  const Contract unknown = of_initial("int64", R"(["n"])", "1");  // (n+1)//2 does not tell n
-  CHECK_ERROR(contract, "state.s cannot be made: the inputs do not tell n",
+  const Contract unknown = of_initial("int64", R"(["n"])", "1");  // (n+1)//2 does not determine n
+  CHECK_ERROR(contract, "state.s cannot be created: the inputs do not determine n",
               unknown.initial_state(given));
 }
 
@@ -359,14 +361,13 @@ TEST_CASE("reads initial values") {
                   at::tensor({1, 0, 1}).to(at::kBool)));
 }
 
-TEST_CASE("refuses states") {
+TEST_CASE("refuses invalid states") {
   const std::string two_names = kContext + ", " + kContext;
   CHECK_ERROR(artifact, "state kept nowhere is neither", of_state("nowhere", kContext, ""));
   CHECK_ERROR(artifact, "the state has no tensors", of_state("inside", "", ""));
-  CHECK_ERROR(artifact, "the name stands twice", of_state("inside", two_names, ""));
-  CHECK_ERROR(artifact, "input x stands where state.context should",
-              of_state("outside", kContext, ""));
-  CHECK_ERROR(artifact, "stands where state.context should",
+  CHECK_ERROR(artifact, "the name is used twice", of_state("inside", two_names, ""));
+  CHECK_ERROR(artifact, "expected input state.context, found x", of_state("outside", kContext, ""));
+  CHECK_ERROR(artifact, "expected input state.context, found ",
               of_state("outside", kContext,
                        kPlaces + ", " + kPlaces.substr(0, 10) + "y" + kPlaces.substr(10)));
   const auto places = [](const std::string& rest) {
@@ -403,12 +404,12 @@ TEST_CASE("refuses states") {
     CHECK_ERROR(artifact, "f.pt: the contract cannot be read", of_initial(dtype, shape, initial));
   }
   const Contract huge = of_initial("float32", "[4611686018427387904, 4]", "0");
-  CHECK_ERROR(runtime, "state.s cannot be made",
+  CHECK_ERROR(runtime, "state.s cannot be created",
               huge.initial_state(std::vector<at::Tensor>{at::zeros({1, 1})}));
 }
 
-/// Of a table that the reader in Python is held to as well.
-TEST_CASE("judges as Python does") {
+/// Uses a table that also tests the reader in Python.
+TEST_CASE("agrees with Python") {
   std::ifstream file(support::contracts());
   const auto all = nlohmann::json::parse(file);
   CHECK(all.at("cases").size() > 100);

@@ -1,6 +1,5 @@
-// Calls of an artifact on a GPU through CUDA graphs, held against calls without: test_graphs
-// ARTIFACT, with golden.safetensors beside it. Not one of ctest's, for it needs a GPU; see
-// tests/gpu.
+// Compares calls through CUDA graphs with calls without: test_graphs ARTIFACT, with
+// golden.safetensors beside it. Not run by ctest, because it needs a GPU; see tests/gpu.
 
 #include <ATen/ATen.h>
 #include <c10/core/StreamGuard.h>
@@ -15,9 +14,9 @@ using Tensors = std::vector<at::Tensor>;
 
 namespace {
 
-constexpr int kCalls = 5;  // of each case
+constexpr int kCalls = 5;  // per case
 
-/// As in a case, with other numbers each time.
+/// Returns inputs like those of a case, with other random numbers each time.
 Tensors noise_like(const Tensors& inputs, at::Device device) {
   Tensors made;
   for (const at::Tensor& input : inputs) {
@@ -27,8 +26,8 @@ Tensors noise_like(const Tensors& inputs, at::Device device) {
   return made;
 }
 
-/// Holds all outputs until the last call was made, on one stream or on two in turn.
-void leaves_earlier_outputs(const std::filesystem::path& path, bool two_streams) {
+/// Compares all outputs after the last call, made on one stream or alternately on two.
+void check_earlier_outputs(const std::filesystem::path& path, bool two_streams) {
   const auto plain = Artifact::open(path, {.device = "cuda", .cuda_graphs = 0});
   const auto graphs = Artifact::open(path, {.device = "cuda"});
   const c10::impl::VirtualGuardImpl gpu(at::kCUDA);
@@ -55,11 +54,13 @@ void leaves_earlier_outputs(const std::filesystem::path& path, bool two_streams)
   }
 }
 
-TEST_CASE("leaves earlier outputs") { leaves_earlier_outputs(support::argument(0), false); }
+TEST_CASE("keeps earlier outputs unchanged") { check_earlier_outputs(support::argument(0), false); }
 
-TEST_CASE("leaves them on two streams") { leaves_earlier_outputs(support::argument(0), true); }
+TEST_CASE("keeps them unchanged on two streams") {
+  check_earlier_outputs(support::argument(0), true);
+}
 
-TEST_CASE("warms up by capturing") {
+TEST_CASE("captures in the warm-up") {
   const auto path = support::argument(0);
   const auto example =
       exporter::Golden::read(path.parent_path() / "golden.safetensors").cases.front();

@@ -66,7 +66,8 @@ TEST_CASE("NaN") {
         "NaN at [1, 2]: eager itself gives it");
 }
 
-/// Infinities are compared with the reference; where eager's differ, it is left out of its error.
+/// Infinities are compared with the reference. Elements where eager's differ are excluded from
+/// eager's error.
 TEST_CASE("infinities") {
   CHECK(judge(ones_but(kInf), ones_but(kInf)).verdict == Verdict::exact);
   CHECK(judge(at::full({2}, kInf), at::full({2}, kInf)).verdict == Verdict::exact);
@@ -82,7 +83,7 @@ TEST_CASE("infinities") {
   CHECK(*better.eager_rmse == 0.0);
 }
 
-/// Without an absolute tolerance, zeros that agree are within it.
+/// Equal zeros are within tolerance even if the absolute tolerance is 0.
 TEST_CASE("no absolute tolerance") {
   const Tolerance relative{1e-4, 0, 2.0};
   at::Tensor eager = ones();
@@ -116,7 +117,7 @@ TEST_CASE("rounding") {
   check_near(*result.rmse, *result.max_abs / std::sqrt(6.0));
 }
 
-/// Outside the tolerance in one place, yet no further from the reference than twice eager's error.
+/// One element is outside the tolerance, but the error is at most twice eager's.
 TEST_CASE("drift") {
   const at::Tensor reference = at::ones({2, 3}, at::kDouble);
   const at::Tensor eager = ones_but(1.01f);
@@ -143,7 +144,7 @@ TEST_CASE("empty, scalar, zero, half and complex outputs") {
   const at::Tensor complex = at::complex(ones(), ones());
   CHECK(compare("y", complex * 2, complex, complex, kTolerance).verdict == Verdict::fail);
   CHECK_ERROR(golden, "dtype", compare("y", complex, complex, ones(), kTolerance));
-  const at::Tensor sparse = ones().to_sparse();  // something that torch refuses to compute with
+  const at::Tensor sparse = ones().to_sparse();  // torch cannot compute with it
   CHECK_ERROR(runtime, "y cannot be compared: ", compare("y", sparse, sparse, sparse, kTolerance));
 }
 
@@ -175,7 +176,7 @@ TEST_CASE("quantized scores") {
   for (const char* name : {"logits", "head.logits", "output"}) {
     CHECK(judge_swapped(name).reason == std::string("1 rows have lost their clear first"));
   }
-  eager.select(1, 1).fill_(4.9);  // not clear any more
+  eager.select(1, 1).fill_(4.9);  // the first is no longer clear
   CHECK(judge_swapped("logits").verdict == Verdict::quantized);
 }
 

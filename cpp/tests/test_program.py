@@ -110,7 +110,7 @@ class Commands(unittest.TestCase):
         digest = hashlib.sha256(data).hexdigest()
         done = call("verify", model)
         self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1))
-        self.assertIn("nobody says what", done.stderr)
+        self.assertIn("is not known: there is no SHA256SUMS beside it", done.stderr)
         self.assertEqual(call("verify", model, "--sha256", digest.upper()).returncode, 0)
         done = call("verify", model, "--sha256", "0" * 64)
         self.assertEqual(done.returncode, 1)
@@ -200,7 +200,7 @@ class Commands(unittest.TestCase):
         words = [FIXTURES / "model.pt", "--golden", self.directory / "golden.safetensors"]
         done = call("verify", *words)
         self.assertEqual(done.returncode, 0, done.stdout)
-        self.assertIn("(4 cases, 0 failed, 1 refused as its contract says)", done.stdout)
+        self.assertIn("(4 cases, 0 failed, 1 refused as the contract requires)", done.stdout)
         (answer,) = [json.loads(line) for line in call("session", *words, stdin="check\n").stdout.splitlines()[1:]]
         case = answer["cases"][-1]
         self.assertEqual((case["error"], case["outputs"]), (case["refused"], []))
@@ -319,9 +319,9 @@ class Commands(unittest.TestCase):
     def test_info_shows_the_state(self) -> None:
         self.assertIn("1 to 8", call("info", FIXTURES / "model.pt").stdout)
         inside, outside = (call("info", FIXTURES / model).stdout for model in ("carry.pt", "stream.pt"))
-        self.assertIn("state, kept inside", inside)
+        self.assertIn("state, kept by the artifact", inside)
         self.assertRegex(inside, r"context +float32 +\[1, 8\]\n +count +int64 +\[\]")
-        self.assertIn("the last 2 outputs are the last inputs of the next", outside)
+        self.assertIn("pass the last 2 outputs of each call as the last inputs of the next", outside)
 
     def test_verify_follows_sequences(self) -> None:
         for model, golden in STATEFUL.items():
@@ -377,7 +377,7 @@ class Commands(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         done = call("bench", *given, "--callers", 2)
         self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1))
-        self.assertIn("keeps its state, which serves one caller", done.stderr)
+        self.assertIn("keeps its state, so it serves one caller", done.stderr)
         done = call("session", *given, stdin="time 40\ncheck\ntime 40\ncheck\n")
         answers = [json.loads(line) for line in done.stdout.splitlines()]
         self.assertEqual([a["event"] for a in answers], ["ready", "time", "check", "time", "check"])

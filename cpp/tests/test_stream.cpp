@@ -1,4 +1,4 @@
-// Artifacts with state: who keeps it, what begins anew and when.
+// Tests artifacts with state: who keeps it, and when it is reset.
 
 #include <ATen/ATen.h>
 #include <exporter/artifact.h>
@@ -37,13 +37,13 @@ TEST_CASE("reads steps") {
     CHECK(*cases[i].step == static_cast<std::int64_t>(i % 3));
     REQUIRE(cases[i].inputs.size() == (i % 3 == 0 ? 3u : 1u));
   }
-  // "batch=2 step 1" is left out, and so is the step after it.
+  // "batch=2 step 1" is excluded, and so is the step after it.
   REQUIRE(Golden::read(fixtures() / "golden_stream.safetensors", "bf16").cases.size() == 4u);
   CHECK(!cases_of("golden.safetensors")[0].step);
 }
 
-/// Both sequences of the golden, the second in the same stream after a reset.
-void streams(const std::string& name, const std::string& golden) {
+/// Runs both sequences of the golden in one stream, with a reset between them.
+void run_sequences(const std::string& name, const std::string& golden) {
   CAPTURE(name);
   const auto artifact = Artifact::open(fixtures() / name);
   auto stream = artifact.stream();
@@ -55,9 +55,9 @@ void streams(const std::string& name, const std::string& golden) {
   }
 }
 
-TEST_CASE("streams") {
-  for (const std::string& name : kOutside) streams(name, "golden_stream.safetensors");
-  for (const std::string& name : kInside) streams(name, "golden_carry.safetensors");
+TEST_CASE("matches the golden's sequences") {
+  for (const std::string& name : kOutside) run_sequences(name, "golden_stream.safetensors");
+  for (const std::string& name : kInside) run_sequences(name, "golden_carry.safetensors");
 }
 
 TEST_CASE("keeps streams apart") {
@@ -90,8 +90,8 @@ TEST_CASE("refuses another batch") {
   }
 }
 
-/// What a failed call would have changed is as it was.
-TEST_CASE("goes on after a failure") {
+/// A failed call leaves the state unchanged.
+TEST_CASE("continues after a failure") {
   const auto artifact = Artifact::open(fixtures() / "stream.pt");
   const auto cases = cases_of("golden_stream.safetensors");
   auto stream = artifact.stream();
@@ -100,8 +100,8 @@ TEST_CASE("goes on after a failure") {
   expect_close(stream.run({cases[1].inputs[0]})[0], cases[1].eager[0]);
 }
 
-/// The model returns its input as its state; the caller's buffer is the caller's again.
-TEST_CASE("shares no memory with its caller") {
+/// The model returns its input as its state, but the caller may reuse the buffer.
+TEST_CASE("shares no memory with the caller") {
   const auto artifact = Artifact::open(fixtures() / "last.pt");
   auto stream = artifact.stream();
   at::Tensor buffer = at::full({1, 4}, 5.0);
@@ -110,14 +110,14 @@ TEST_CASE("shares no memory with its caller") {
   expect_close(stream.run({buffer})[0], at::full({1, 4}, 6.0));
 }
 
-TEST_CASE("needs a state") {
+TEST_CASE("refuses an artifact without state") {
   const auto artifact = Artifact::open(fixtures() / "model.pt");
   CHECK_ERROR(usage, "model.pt has no state", artifact.stream());
   artifact.reset();  // nothing to do
 }
 
-/// From the first call on, and after a reset in the middle.
-TEST_CASE("resets") {
+/// Resets after complete and incomplete sequences.
+TEST_CASE("resets the state") {
   for (const std::string& name : kInside) {
     CAPTURE(name);
     const auto artifact = Artifact::open(fixtures() / name, {.runners = 4});
@@ -144,8 +144,8 @@ TEST_CASE("keeps artifacts apart") {
   }
 }
 
-/// No call is lost, and none sees half of another: the count goes up by one each.
-TEST_CASE("serialises calls") {
+/// The count goes up by one with each call, so calls neither get lost nor overlap.
+TEST_CASE("serializes calls") {
   for (const std::string& name : kInside) {
     CAPTURE(name);
     constexpr int kThreads = 4;
@@ -168,7 +168,7 @@ TEST_CASE("serialises calls") {
   }
 }
 
-/// Freezing leaves a state that no constant is made from.
+/// Freezing keeps a state that is not folded into a constant.
 TEST_CASE("keeps a frozen state") {
   const auto artifact = Artifact::open(fixtures() / "carry_frozen.pt2");
   const auto cases = cases_of("golden_carry.safetensors");
@@ -181,8 +181,8 @@ TEST_CASE("keeps a frozen state") {
   }
 }
 
-/// A state that takes the batch of its first call broadcasts from a batch of 1, unless it is told.
-TEST_CASE("guards the batch inside") {
+/// Without this check, a state made for a batch of 1 would silently broadcast to another batch.
+TEST_CASE("refuses another batch for a state kept inside") {
   const auto artifact = Artifact::open(fixtures() / "carry_batch.pt");
   for (const GoldenCase& one : cases_of("golden_stream.safetensors")) {
     if (one.step == 0) artifact.reset();
@@ -196,14 +196,14 @@ TEST_CASE("guards the batch inside") {
   CHECK_ERROR(contract, "call reset()", stream.run({at::ones({3, 4})}));
 }
 
-TEST_CASE("refuses lost states") {
-  CHECK_ERROR(artifact, "is not among the constants of the package: the compiler has folded it",
+TEST_CASE("refuses artifacts that lost their state") {
+  CHECK_ERROR(artifact, "the package has no constant for state count: the compiler folded it",
               Artifact::open(fixtures() / "folded.pt2"));
   CHECK_ERROR(artifact, "it keeps its state, but has no method reset",
               Artifact::open(fixtures() / "no_reset.pt"));
 }
 
-TEST_CASE("fills the state in") {
+TEST_CASE("fills in the initial state") {
   const auto contract = exporter::inspect(fixtures() / "stream.pt").contract;
   const auto example = cases_of("golden_stream.safetensors")[3];
   const fs::path file = fixtures() / "written.safetensors";
@@ -221,8 +221,8 @@ TEST_CASE("fills the state in") {
   fs::remove(file);
 }
 
-/// As in Python, another batch is another size only where the state's shape moves with it.
-TEST_CASE("compares what follows the batch") {
+/// As in Python, another batch is allowed if the state's shape stays the same.
+TEST_CASE("compares sizes that depend on the batch") {
   const exporter::Dimension batch = exporter::SymbolSize{0};
   const exporter::Dimension pairs = exporter::Expression{.symbol = 0, .divisor = 2};
   exporter::Contract contract;

@@ -1,1 +1,1 @@
-"""Shared words and rules: records, contracts, errors, expressions, tolerances, known causes. No torch, no process."""
+"""Shared types and rules: records, contracts, errors, tolerances, known causes. No torch and no child processes."""

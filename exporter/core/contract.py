@@ -1,6 +1,6 @@
-"""Contracts: what is left of one where it is narrowed or has entries, and how it is enforced on every call.
+"""Contracts: narrow them, split them into entries, and enforce them on every call.
 
-Nothing here needs torch: a tensor is known by its `TensorSpec` of plain sizes.
+Nothing here needs torch: a `TensorSpec` with plain sizes describes each tensor.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from exporter.core.size_range import Range, Sizes
 
 @dataclasses.dataclass(frozen=True)
 class Narrowing:
-    """What is left of a symbol's range where the artifact comes from an exported program, and the line that says so.
+    """The narrower range of a symbol in an artifact made from an exported program, and the model's line that causes it.
 
-    It holds for the `graph`, and so for all that is made from it; or, where that is right outside too, for the program
-    that checks its own `guards`; or for the code of a compiler, which builds on them: `code`.
+    `of` says where the limit applies: to the `graph`, and therefore to everything made from it; to the program that
+    checks its own `guards`, if the graph itself is also correct outside them; or to the compiled `code`, which relies
+    on the guards.
     """
 
     symbol: str
@@ -33,34 +34,34 @@ class Narrowing:
     of: Literal["graph", "guards", "code"] = "graph"
 
     def told(self, promised: Range) -> str:
-        """`height: multiples of 2 (model.py:12)`: what differs from what the model promises."""
+        """Describe how the range differs from the promised one: `height: multiples of 2 (model.py:12)`."""
         return f"{self.symbol}: {left_of(promised, self.bounds)}{f' ({self.place})' if self.place else ''}"
 
 
 def left_of(promised: Range, bounds: Range) -> str:
-    """What is left of a range, in words: `multiples of 2` where nothing but its step is another."""
+    """Describe the range that is left of `promised`: only `multiples of 2` if nothing but the step changed."""
     step = bounds.multiple_of
     alone = step > promised.multiple_of and promised.within(promised.min, promised.max, step) == bounds
     return f"multiples of {step}" if alone else str(bounds)
 
 
 def narrow(contract: Contract, narrowings: Iterable[Narrowing]) -> Contract:
-    """The contract where its symbols have no other sizes than these leave."""
+    """Return the contract with the ranges of its symbols narrowed."""
     symbols = dict(contract.symbols)
     for one in narrowings:
-        if one.symbol in symbols:  # an entry has not all of them
+        if one.symbol in symbols:  # an entry's contract lacks the specialised symbol
             bounds = one.bounds
             symbols[one.symbol] = symbols[one.symbol].within(bounds.min, bounds.max, bounds.multiple_of)
     return dataclasses.replace(contract, symbols=symbols)
 
 
 def specialized(contract: Contract) -> str:
-    """The symbol that has entries of its own in the artifact; "" where none has."""
+    """Return the symbol that the artifact has one entry per size for; "" if there is none."""
     return next((name for name, bounds in contract.symbols.items() if bounds.choices), "")
 
 
 def entry(contract: Contract, size: int) -> Contract:
-    """The contract of one entry: its symbol is a size like any other."""
+    """Return the contract of one entry, with the specialised symbol replaced by `size`."""
     name = specialized(contract)
 
     def settle(spec: TensorSpec) -> TensorSpec:
@@ -93,7 +94,7 @@ def keeps_state(contract: Contract) -> bool:
 
 
 def as_function(contract: Contract) -> Contract:
-    """The contract of the same model as a function, with its state among its inputs and outputs."""
+    """Return the contract of the same model as a pure function, with its state among its inputs and outputs."""
     if contract.state is None or contract.state.kept == "outside":
         return contract
     specs = tuple(tensor.spec for tensor in contract.state.tensors)
@@ -106,23 +107,26 @@ def as_function(contract: Contract) -> Contract:
 
 
 def output_names(contract: Contract) -> list[str]:
-    """What outputs are called in a graph where no output bears an input's name: state that follows `state.h`, for one,
-    is `state.h.next` there."""
+    """Return output names that differ from all input names, as a graph requires: the new value of `state.h` is called
+    `state.h.next`."""
     taken = {spec.name for spec in contract.inputs}
     return [f"{spec.name}.next" if spec.name in taken else spec.name for spec in contract.outputs]
 
 
 def selector(contract: Contract) -> tuple[int, int]:
-    """Input and axis whose size tells the entry. UsageError when no dimension is the specialised symbol itself."""
+    """Return the input and the axis whose size selects the entry.
+
+    Raises UsageError if no dimension is the specialised symbol itself.
+    """
     name = specialized(contract)
     for index, spec in enumerate(contract.inputs):
         if name in spec.shape:
             return index, spec.shape.index(name)
-    raise UsageError(f"no input's dimension is {name} itself", "specialise a size that a dimension has")
+    raise UsageError(f"no input has the dimension {name} itself", "specialise a size that is a dimension of an input")
 
 
 def sizes_of(contract: Contract, actual: Sequence[TensorSpec]) -> Sizes:
-    """The symbols' sizes that inputs tell, given in the contract's order; those that none tells are left out."""
+    """Solve for the symbols' sizes from inputs in the contract's order; omit symbols that no input determines."""
     found: Sizes = {}
     for spec, tensor in zip(contract.inputs, actual, strict=False):
         for want, got in zip(spec.shape, tensor.sizes, strict=True):
@@ -134,7 +138,7 @@ def sizes_of(contract: Contract, actual: Sequence[TensorSpec]) -> Sizes:
 
 
 def shape_at(spec: TensorSpec, sizes: Sizes) -> tuple[int, ...]:
-    """The shape at these sizes. ContractError for a dimension that does not follow from them."""
+    """Return the shape at these sizes. Raises ContractError for a dimension that does not follow from them."""
     shape = []
     for axis, dim in enumerate(spec.shape):
         expression = Expression.parse(dim) if isinstance(dim, str) else None
@@ -148,7 +152,7 @@ def shape_at(spec: TensorSpec, sizes: Sizes) -> tuple[int, ...]:
 
 
 def enforce(contract: Contract, actual: Sequence[TensorSpec]) -> None:
-    """ContractError when tensors, given in the contract's order, do not fit it."""
+    """Raise ContractError if the tensors, in the contract's order, do not satisfy the contract."""
     if len(actual) != len(contract.inputs):
         names = ", ".join(spec.name for spec in contract.inputs)
         raise ContractError(f"{len(actual)} inputs given, the contract has {len(contract.inputs)}: {names}")
@@ -169,7 +173,7 @@ def enforce(contract: Contract, actual: Sequence[TensorSpec]) -> None:
 
 
 def _enforce_sizes(contract: Contract, dims: Sequence[tuple[str, Dim, int]]) -> None:
-    """Fixed sizes; then symbols, known by name before they are known by what follows from them; then all the rest."""
+    """Check fixed sizes, then dimensions that are a symbol itself, then expressions of symbols."""
     for where, want, got in dims:
         if isinstance(want, int) and got != want:
             raise ContractError(f"{where} is {got}, the contract wants {want}")

@@ -1,7 +1,7 @@
-"""Whether callers of one artifact can call another: contracts compared. Pure.
+"""Compare two contracts: can callers of one artifact call the other? Pure functions.
 
-A change is breaking when a call that the old contract allows may be refused, or may give something of another form;
-when the new artifact asks more of the machine or the program that loads it; and when what is baked in is another value.
+A change is breaking if a call that the old contract allows may be refused or may return outputs of another form, if
+the new artifact needs more of the machine or of the program that loads it, or if a baked-in value changed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from exporter.core.contract_records import Build, Contract, Dim, TensorSpec
 from exporter.core.expressions import Expression
 
 WHO_KEEPS = {"": "it keeps no state", "inside": "the artifact carries the state", "outside": "callers carry the state"}
-ENDS = 1000  # sizes of a symbol that are tried from either end
+ENDS = 1000  # how many sizes of a symbol are tried at each end of its range
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Change:
 
 
 def changes(old: Contract, new: Contract) -> tuple[Change, ...]:
-    """How `new` differs from `old`, what breaks callers first."""
+    """Return how `new` differs from `old`, with the breaking changes first."""
     found = [*_inputs(old, new), *_outputs(old, new), *_rest(old, new)]
     return tuple(sorted(found, key=lambda change: not change.breaking))
 
@@ -46,18 +46,20 @@ def _inputs(old: Contract, new: Contract) -> Iterator[Change]:
             allowed, allows = _sizes(old, before), _sizes(new, after)
             if allowed != allows:
                 breaking = not _within(allowed, allows)
-                yield Change(f"{place} was {_told(old, before)}, is {_told(new, after)}", breaking)
+                yield Change(f"{place} was {_dim(old, before)}, is {_dim(new, after)}", breaking)
             if isinstance(after, str):
                 now_follows = Expression.parse(after)
                 tie = _Tie(place, before, now_follows)
                 first = tied.setdefault(now_follows.name, tie)
                 if not _agree(old, first, tie):
-                    yield Change(f"{place} has to agree with {first.told}, which it did not")
+                    yield Change(f"{place} now has to match {first.partner}")
 
 
 def _outputs(old: Contract, new: Contract) -> Iterator[Change]:
     kept, added = new.outputs[: len(old.outputs)], new.outputs[len(old.outputs) :]
-    moved = {spec.name for spec in old.outputs} & {spec.name for spec in added}  # the new ones do not follow the others
+    moved = {spec.name for spec in old.outputs} & {
+        spec.name for spec in added
+    }  # the new ones are not after the old ones
     yield from _names("output", old.outputs, new.outputs if moved else kept)
     ties = _ties(old, new)
     for spec, now in zip(old.outputs, kept, strict=False):
@@ -68,25 +70,25 @@ def _outputs(old: Contract, new: Contract) -> Iterator[Change]:
         if len(spec.shape) == len(now.shape) and not all(_follows(old, a, b, ties) for a, b in pairs):
             yield Change(f"output {spec.name} was {_shape(spec)}, is {_shape(now)}")
     for spec in () if moved else added:
-        yield Change(f"output {spec.name} is new, after the others", breaking=False)
+        yield Change(f"output {spec.name} is new, after the existing ones", breaking=False)
 
 
 def _rest(old: Contract, new: Contract) -> Iterator[Change]:
     kept, keeps = (one.state.kept if one.state else "" for one in (old, new))
     if kept != keeps:
-        yield Change(f"{WHO_KEEPS[keeps]}, before {WHO_KEEPS[kept]}")
+        yield Change(f"{WHO_KEEPS[keeps]} (before: {WHO_KEEPS[kept]})")
     for name, value in new.constants.items():
         if name in old.constants and old.constants[name] != value:
             yield Change(f"{name} is baked in as {value!r}, was {old.constants[name]!r}")
     for ops in sorted({*new.ops} - {*old.ops}):
-        yield Change(f"it calls operators of {ops}, which have to be loaded")
+        yield Change(f"it calls operators of {ops}, whose library has to be loaded")
     if old.device != new.device:
         yield Change(f"it is for {new.device}, was for {old.device}")
     yield from _machine(old.build or Build(), new.build or Build())
     for what, before, after in (("in", old.precision, new.precision), ("with torch", old.torch, new.torch)):
         if before != after:
             done = "computes" if what == "in" else "was made"
-            yield Change(f"it {done} {what} {after}, before {what} {before}", breaking=False)
+            yield Change(f"it {done} {what} {after} (before: {before})", breaking=False)
 
 
 def _machine(old: Build, new: Build) -> Iterator[Change]:
@@ -103,10 +105,10 @@ def _names(kind: str, old: Sequence[TensorSpec], new: Sequence[TensorSpec]) -> I
             yield Change(f"{kind} {name} is missing")
     for name in after:
         if name not in before:
-            yield Change(f"{kind} {name} is new" + (": callers have to give it" if kind == "input" else ""))
+            yield Change(f"{kind} {name} is new" + (": callers have to pass it" if kind == "input" else ""))
     common = [name for name in after if name in before]
     if common != [name for name in before if name in after]:
-        yield Change(f"{kind}s come in another order: {', '.join(after)}")
+        yield Change(f"the order of the {kind}s changed: {', '.join(after)}")
 
 
 def _form(kind: str, old: TensorSpec, new: TensorSpec) -> Iterator[Change]:
@@ -120,7 +122,7 @@ Allowed = range | tuple[int, ...] | str | None
 
 
 def _sizes(contract: Contract, dim: Dim) -> Allowed:
-    """What a dimension may be: sizes, None for any, or text where the sizes follow no simple rule."""
+    """Return the allowed sizes of a dimension: None for any, and text if they follow no simple rule."""
     if dim is None:
         return None
     if isinstance(dim, int):
@@ -137,7 +139,7 @@ def _sizes(contract: Contract, dim: Dim) -> Allowed:
 
 
 def _within(old: Allowed, new: Allowed) -> bool:
-    """Whether all that was allowed still is."""
+    """Return whether every size that was allowed still is."""
     if new is None or old == new:
         return True
     if old is None or isinstance(old, str) or isinstance(new, str):
@@ -147,7 +149,7 @@ def _within(old: Allowed, new: Allowed) -> bool:
     return old[0] in new and old[-1] in new and (len(old) == 1 or old.step % new.step == 0)
 
 
-def _told(contract: Contract, dim: Dim) -> str:
+def _dim(contract: Contract, dim: Dim) -> str:
     if dim is None:
         return "any size"
     if isinstance(dim, int):
@@ -157,18 +159,19 @@ def _told(contract: Contract, dim: Dim) -> str:
 
 @dataclass(frozen=True)
 class _Tie:
-    """A dimension of an input: what it was, and what it is of a symbol of the new contract."""
+    """A dimension of an input: as in the old contract, and as an expression of a symbol of the new one."""
 
     place: str
     was: Dim
     now: Expression
 
     @property
-    def told(self) -> str:
+    def partner(self) -> str:
+        """How a message names this dimension when another has to match it."""
         return Expression.parse(self.was).name if isinstance(self.was, str) else self.place
 
     def sizes(self, symbol: str, size: int) -> range | None:
-        """What the new symbol may be where the old one has this size; None where that tells nothing of it."""
+        """Return the new symbol's sizes for this size of the old one; None if independent."""
         if isinstance(self.was, int):
             return self.now.sizes(self.was)
         expression = Expression.parse(self.was) if self.was is not None else None
@@ -176,7 +179,7 @@ class _Tie:
 
 
 def _ties(old: Contract, new: Contract) -> dict[str, list[_Tie]]:
-    """Where each symbol of the new contract stands in inputs that the old one has too."""
+    """Return the dimensions that each new symbol has in inputs that both contracts have."""
     ties: dict[str, list[_Tie]] = {}
     given = {spec.name: spec for spec in new.inputs}
     for spec in old.inputs:
@@ -191,14 +194,14 @@ def _ties(old: Contract, new: Contract) -> dict[str, list[_Tie]]:
 
 
 def _tried(contract: Contract, symbol: str) -> Sequence[int]:
-    """Allowed of a symbol: all, or of many the ends."""
+    """Return the sizes of a symbol to try: all of them, or those at both ends if there are many."""
     bounds = contract.symbols[symbol]
     sizes = bounds.sizes
     return sizes if len(sizes) <= 2 * ENDS else (*sizes[:ENDS], *sizes[-ENDS:])
 
 
 def _agree(old: Contract, first: _Tie, other: _Tie) -> bool:
-    """Whether every call that was allowed gives the new symbol one size in both dimensions."""
+    """Return whether, in every call that was allowed, both dimensions imply the same size of the new symbol."""
     if first.was is None or other.was is None:
         return first.was is other.was is None
     symbols = {Expression.parse(dim).name for dim in (first.was, other.was) if isinstance(dim, str)}
@@ -208,7 +211,7 @@ def _agree(old: Contract, first: _Tie, other: _Tie) -> bool:
     symbol = next(iter(free or symbols), "")
     for size in _tried(old, symbol) if symbol else (0,):
         one, two = first.sizes(symbol, size), other.sizes(symbol, size)
-        if one is None or two is None:  # of a symbol that has one size
+        if one is None or two is None:  # a symbol with a single size
             return len(symbols) > 1
         if not _both(one, two):
             return False
@@ -220,12 +223,12 @@ def _both(one: range, other: range) -> range:
 
 
 def _follows(contract: Contract, old: Dim, new: Dim, ties: dict[str, list[_Tie]]) -> bool:
-    """Whether an output's dimension is what it was, in every call that was allowed."""
+    """Return whether an output's dimension has the same size as before in every call that was allowed."""
     if not isinstance(old, str) or not isinstance(new, str):
         return old == new
     before, after = Expression.parse(old), Expression.parse(new)
     known = ties.get(after.name, ())
-    if not any(tie.sizes(before.name, 1) is not None for tie in known):  # no input tells
+    if not any(tie.sizes(before.name, 1) is not None for tie in known):  # no input determines the symbol
         return before == after
     for size in _tried(contract, before.name):
         may_be = range(-(2**62), 2**62)

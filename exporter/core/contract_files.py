@@ -1,4 +1,4 @@
-"""Contracts in files: written beside what an artifact holds, and read from files that may be somebody else's."""
+"""Write contracts into artifacts, and read and validate them from files that may not be trustworthy."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from exporter.core.errors import ArtifactError
 from exporter.core.json_codec import from_json
 
 RECORD = "extra/contract.json"
-LARGEST = 1 << 28  # bytes of a contract that are read, in Python as in C++: it may hold tensors of state
+LARGEST = 1 << 28  # limit on a contract in bytes, the same in C++; it may hold tensors of state
 
 
 def append_to_zip(path: Path, text: str) -> None:
-    """Put the contract into a zip archive that torch wrote, as one of its extra files."""
+    """Add the contract to a zip archive that torch wrote, as one of its extra files."""
     with zipfile.ZipFile(path, "a", zipfile.ZIP_STORED) as archive:
         top = archive.namelist()[0].split("/")[0]
-        archive.writestr(zipfile.ZipInfo(f"{top}/{RECORD}"), text)  # of 1980, so that the bytes are the same each time
+        archive.writestr(zipfile.ZipInfo(f"{top}/{RECORD}"), text)  # dated 1980: reproducible
 
 
 def read(text: str | bytes) -> Contract:
-    """A contract as an artifact carries it. ArtifactError for what is none: as cpp/src/contract_json.cpp judges."""
+    """Parse the contract of an artifact. Raises ArtifactError by the same rules as cpp/src/contract_json.cpp."""
     try:
         found = from_json(Contract, text.decode() if isinstance(text, bytes) else text)
     except UnicodeDecodeError as error:
         raise ArtifactError(f"not a valid Contract: {error}") from error
     if missing := {"target", "device"} - json.loads(text).keys():
-        raise ArtifactError(f"not a valid Contract: no {min(missing)} is given")
+        raise ArtifactError(f"not a valid Contract: {min(missing)} is missing")
     if problem := _problem(found) or _state_problem(found):
         raise ArtifactError(f"not a valid Contract: {problem}")
     return found
 
 
 def _problem(contract: Contract) -> str:
-    """What a contract has that no artifact can; "" where that is nothing."""
+    """Return what is wrong with a contract, except for its state; "" if nothing is."""
     if contract.device not in DEVICES:
         return f"device {contract.device!r} is not {' or '.join(DEVICES)}"
     if contract.precision not in PRECISIONS:
@@ -54,17 +54,17 @@ def _problem(contract: Contract) -> str:
         if spec.dtype not in ITEM_BYTES:
             return f"{spec.name} has an unknown dtype, {spec.dtype}"
         if not all(0 <= dim < 1 << 63 for dim in spec.shape if isinstance(dim, int)):
-            return f"{spec.name} has a dimension that is no size"
+            return f"{spec.name} has a dimension that is not a size"
     return ""
 
 
 def _state_problem(contract: Contract) -> str:
-    """What is wrong with a contract's state; "" where nothing is, or there is none."""
+    """Return what is wrong with a contract's state; "" if nothing is, or if it has none."""
     state = contract.state
     if state is None:
         return ""
     if len({tensor.name for tensor in state.tensors}) != len(state.tensors) or not state.tensors:
-        return "its state has no tensors, or two of one name"
+        return "its state has no tensors, or two with the same name"
     for tensor in state.tensors:
         if problem := _initial_problem(tensor):
             return f"state {tensor.name}: {problem}"
@@ -79,7 +79,7 @@ def _state_problem(contract: Contract) -> str:
 
 
 def _initial_problem(tensor: StateTensor) -> str:
-    """What is wrong with the value before the first call: it has to fill its shape, and that to broadcast."""
+    """Return what is wrong with the initial value, which must fill a shape that broadcasts to the tensor's."""
     initial = tensor.initial
     if not isinstance(initial, Values):
         if tensor.dtype == "bool" and initial not in (0, 1):
@@ -101,7 +101,7 @@ def _initial_problem(tensor: StateTensor) -> str:
 
 
 def read_zip(path: Path) -> Contract:
-    """The contract inside a `.pt` or `.pt2`; ArtifactError when there is none or the file is broken."""
+    """Return the contract in a `.pt` or `.pt2` file. Raises ArtifactError if it has none or the file is broken."""
     try:
         with zipfile.ZipFile(path) as archive:
             name = next((n for n in archive.namelist() if n.endswith("/" + RECORD)), None)
@@ -111,30 +111,33 @@ def read_zip(path: Path) -> Contract:
                 text = record.read(LARGEST + 1)
     except ArtifactError:
         raise
-    except Exception as error:  # zipfile's own, zlib's, RuntimeError for a password, NotImplementedError for a method
+    except Exception as error:  # of zipfile or zlib; RuntimeError: a password, NotImplementedError: a method
         raise ArtifactError(f"{path} cannot be read: {error or type(error).__name__}", "export it again") from error
     return parse(text, path)
 
 
 def require_whole(path: Path) -> None:
-    """ArtifactError where a member of an archive is not what its own CRC-32 says; nothing for what is no archive.
+    """Raise ArtifactError if the CRC-32 of a member of the archive is wrong; ignore files that are not archives.
 
-    For a file of which no record has the hash: torch's readers do not look at it.
+    Use this for a file whose hash is in no record: torch's readers do not check the CRC-32.
     """
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 broken = archive.testzip()
                 if broken is not None:
-                    raise ArtifactError(f"{path} was altered: the checksum of {broken} is another", "export it again")
+                    raise ArtifactError(
+                        f"{path} was altered: the CRC-32 of {broken} differs from the archive's directory",
+                        "export it again",
+                    )
     except ArtifactError:
         raise
-    except Exception as error:  # as of `read_zip`
+    except Exception as error:  # as in `read_zip`
         raise ArtifactError(f"{path} cannot be read: {error or type(error).__name__}", "export it again") from error
 
 
 def parse(text: str | bytes, path: Path) -> Contract:
-    """The contract that an artifact carries. ArtifactError for what is none, or is too large to be one."""
+    """Parse the contract of the artifact at `path`. Raises ArtifactError if it is invalid or too large."""
     if len(text) > LARGEST:
         raise ArtifactError(f"{path}: its contract has more than {LARGEST:,} bytes", "export it again")
     try:

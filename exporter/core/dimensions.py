@@ -1,4 +1,4 @@
-"""Dimensions that the user names: `batch=state:1`, `samples=x:1:256..16000`. Never torch."""
+"""Dimensions named by the user, such as `batch=state:1` or `samples=x:1:256..16000`. Never imports torch."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from exporter.core.errors import UsageError
 from exporter.core.size_range import Range
 
 FORM = "NAME=INPUT:AXIS[:MIN..MAX]"
-LARGEST_BATCH = 64  # of a batch to which nobody gave a bound
+LARGEST_BATCH = 64  # of a batch without a given bound
 LARGEST = 512  # of any other size
 _WRITTEN = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<input>.+?):(?P<axis>\d+)(?::(?P<low>\d+)\.\.(?P<high>\d+))?")
 
 
 @dataclass(frozen=True)
 class NamedDim:
-    """One dimension of one input that follows the size `name`, which may have a range."""
+    """One dimension of one input, named as the size `name`, optionally with a range."""
 
     name: str
     input: str
@@ -30,19 +30,19 @@ class NamedDim:
 
 
 def parse(text: str) -> NamedDim:
-    """A dimension as the user writes it. UsageError for anything else."""
+    """Parse a dimension in the form FORM. Raises UsageError for anything else."""
     found = _WRITTEN.fullmatch(text)
     if found is None:
         raise UsageError(f"{text!r} is not {FORM}", "write it as batch=x:0 or samples=x:1:256..16000")
     low, high = (int(found[bound]) if found[bound] else 0 for bound in ("low", "high"))
     if found["low"] and not 1 <= low <= high:
-        raise UsageError(f"{text!r} has an empty range; a size is 1 at least", "write MIN..MAX")
+        raise UsageError(f"{text!r} has an empty range; sizes start at 1", "write MIN..MAX")
     bounds = Range(low, high) if found["low"] else None
     return NamedDim(found["name"], found["input"], int(found["axis"]), bounds)
 
 
 def parse_all(texts: Sequence[str]) -> tuple[NamedDim, ...]:
-    """Several of them. UsageError where a dimension has two names, or a name two ranges."""
+    """Parse several dimensions. Raises UsageError if a dimension has two names or a name has two ranges."""
     dims = tuple(map(parse, texts))
     names: dict[tuple[str, int], str] = {}
     ranges: dict[str, Range] = {}
@@ -55,7 +55,7 @@ def parse_all(texts: Sequence[str]) -> tuple[NamedDim, ...]:
 
 
 def bounds(dims: Sequence[NamedDim], name: str, example: int) -> tuple[int, int]:
-    """The range of a name: what was given with it, else 1 to what is usual, or to the example's size."""
+    """Return the range of a name: the given one, or 1 to the usual maximum or the example's size if that is larger."""
     given = next((dim.bounds for dim in dims if dim.name == name and dim.bounds), None)
     if given is not None:
         return given.min, given.max

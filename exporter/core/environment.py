@@ -1,4 +1,4 @@
-"""What the machine is, and what is installed. Nothing here imports torch."""
+"""Describe the machine and the installed software. Never imports torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-# What a run stands on whatever its targets are.
+# Distributions that matter to every run, whatever its targets.
 DISTRIBUTIONS = (
     "torch",
     "torchvision",
@@ -25,7 +25,7 @@ DISTRIBUTIONS = (
 
 
 def version(distribution: str) -> str | None:
-    """The installed version, or None."""
+    """Return the installed version; None if the distribution is not installed."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -33,24 +33,24 @@ def version(distribution: str) -> str | None:
 
 
 def usable_cpus() -> int:
-    """CPUs that this process may run on."""
+    """Return the number of CPUs that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_name() -> str:
-    """The processor's name."""
+    """Return the processor's name."""
     return _cpuinfo().get("model name") or platform.processor() or platform.machine()
 
 
 def isa() -> str:
-    """The widest vector instruction set of the processor."""
+    """Return the widest vector instruction set of the processor."""
     flags = cpu_flags()
     known = ("amx_tile", "avx512f", "avx2", "avx", "sse4_2")
     return next((name for name in known if name in flags), platform.machine())
 
 
 def cpu_flags() -> frozenset[str]:
-    """What the processor can do, as Linux names it; empty where that cannot be read."""
+    """Return the processor's feature flags by their Linux names; empty if they cannot be read."""
     found = _cpuinfo()
     return frozenset(found.get("flags", found.get("Features", "")).split())
 
@@ -65,12 +65,12 @@ def _cpuinfo() -> dict[str, str]:
 
 @cache
 def gpus() -> tuple[str, ...]:
-    """`name, driver` of each NVIDIA GPU that CUDA shows this process, by its index there; empty when there is none."""
+    """Return `name, driver` of each NVIDIA GPU visible to this process, in CUDA's order; empty if there is none."""
     return tuple(name for name, _ in _visible(_query_gpus("name,driver_version")))
 
 
 def gpu_memory_mb(device: str) -> float | None:
-    """Memory in use on the GPU `cuda` or `cuda:N`, by whomever, in MB (10^6 bytes); None where nobody says."""
+    """Return the memory in use on the GPU `cuda` or `cuda:N` by all processes, in MB (10^6 bytes); None if unknown."""
     found = [text for text, _ in _visible(_query_gpus("memory.used"))]
     index = int(device.partition(":")[2] or 0)
     number, _, unit = (found[index] if index < len(found) else "").partition(" ")
@@ -78,7 +78,7 @@ def gpu_memory_mb(device: str) -> float | None:
 
 
 def _query_gpus(fields: str) -> list[tuple[str, str]]:
-    """What nvidia-smi says of each GPU, and the GPU's UUID."""
+    """Return these fields of each GPU from nvidia-smi, with the GPU's UUID."""
     tool = shutil.which("nvidia-smi")
     if tool is None or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return []
@@ -92,12 +92,12 @@ def _query_gpus(fields: str) -> list[tuple[str, str]]:
 
 
 def driver() -> str:
-    """The version of NVIDIA's driver; "" where nvidia-smi does not say."""
+    """Return the version of NVIDIA's driver; "" if nvidia-smi does not report it."""
     return next((found for name, _, found in (gpu.rpartition(", ") for gpu in gpus()) if name), "")
 
 
 def cuda() -> str:
-    """The version of CUDA that torch was built with; "" for none."""
+    """Return the version of CUDA that torch was built with; "" if none."""
     spec = importlib.util.find_spec("torch")
     try:
         text = Path((spec and spec.origin) or "").with_name("version.py").read_text()
@@ -108,7 +108,7 @@ def cuda() -> str:
 
 
 def _visible(found: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Those that CUDA_VISIBLE_DEVICES leaves, in its order: as CUDA reads it, up to the first that is not there."""
+    """Select by CUDA_VISIBLE_DEVICES and in its order; stop at the first GPU that does not exist, as CUDA does."""
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
         yield from found
@@ -117,7 +117,7 @@ def _visible(found: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
         if item.isdigit() and int(item) < len(found):
             yield found[int(item)]
         elif item.startswith("MIG-") and found:
-            yield item, item  # a part of a GPU, which nvidia-smi does not list so
+            yield item, item  # a slice of a GPU, which the query does not list
         elif item.startswith("GPU-") and (named := [gpu for gpu in found if gpu[1].startswith(item)]):
             yield named[0]
         else:
@@ -125,12 +125,12 @@ def _visible(found: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 
 
 def compiler() -> str | None:
-    """The C++ compiler that AOTInductor will call, or None."""
+    """Return the path of the C++ compiler that AOTInductor will call, or None."""
     return shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
 
 
 def find_runner() -> Path | None:
-    """`exporter-run`: $EXPORTER_RUN, then the PATH, then this checkout's build folder."""
+    """Find `exporter-run`: by $EXPORTER_RUN, on the PATH, or in this checkout's build folder."""
     named = os.environ.get("EXPORTER_RUN")
     if named is not None:
         return Path(named) if os.access(named, os.X_OK) else None
@@ -140,7 +140,7 @@ def find_runner() -> Path | None:
 
 
 def describe(distributions: Iterable[str] = ()) -> dict[str, str]:
-    """Environment of a measurement, for the manifest; with the versions of these distributions too."""
+    """Describe the environment of a measurement for the manifest, including the versions of `distributions`."""
     facts = {
         "cpu": cpu_name(),
         "cpus": str(usable_cpus()),

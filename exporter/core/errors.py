@@ -1,18 +1,18 @@
-"""Everything that exporter raises on purpose.
+"""The exceptions that exporter raises on purpose.
 
     ExporterError               exit code 1
-    ├── UsageError              exit code 2: what the user asked for cannot be done as asked
-    │   ├── RecipeError         the recipe does not import, has no inputs(), gives no tensors
-    │   └── BundleError         the output directory is locked, foreign, unwritable or full
-    ├── ContractError           inputs that do not fit an artifact's contract
-    ├── ArtifactError           an artifact or golden is missing, altered, cut short or of another kind; exit code 2
-    │   └── AlteredError        a bundle is not what was published, or not signed as it should be; exit code 1
-    ├── MissingDependency       a distribution or a tool that a target needs is not there
-    ├── ExportError             the model cannot take this route
+    ├── UsageError              exit code 2: the request cannot be carried out as given
+    │   ├── RecipeError         the recipe cannot be imported, has no inputs() or returns no tensors
+    │   └── BundleError         the output directory is locked, not a bundle, not writable or full
+    ├── ContractError           the inputs violate an artifact's contract
+    ├── ArtifactError           exit code 2: an artifact or golden is missing, altered, truncated or not valid
+    │   └── AlteredError        exit code 1: a bundle differs from its records, or lacks the required signature
+    ├── MissingDependency       exit code 2: a distribution or tool that a target needs is not installed
+    ├── ExportError             the target cannot export the model
     └── JobError                a child process failed, hung, was killed or crashed
 
-Each message names the cause; `remedy` says what to do about it. The command line shows both, and a traceback only
-with -v. Whatever else escapes is our bug, and is shown as one.
+Each message names the cause; `remedy` says what to do about it. The command line shows both, and the traceback only
+with -v. Any other exception that escapes is a bug in exporter and is reported as one.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Blame:
-    """A known cause, by its name in `exporter.core.causes`, with the words that fill its sentence."""
+    """The name of a known cause in `exporter.core.causes`, and the words for the placeholders in its sentence."""
 
     cause: str
     words: dict[str, str] = field(default_factory=dict)
 
 
 class ExporterError(Exception):
-    """The root: a cause (`str(error)`), a remedy, and the known cause where whoever raises it knows."""
+    """The base class: a cause (`str(error)`), a remedy, and the known cause if the code that raises it knows one."""
 
     exit_code = 1
 
@@ -43,47 +43,47 @@ class ExporterError(Exception):
 
 
 class UsageError(ExporterError):
-    """What was asked for cannot be done as asked."""
+    """The request cannot be carried out as given."""
 
     exit_code = 2
 
 
 class RecipeError(UsageError):
-    """A recipe that cannot be used."""
+    """The recipe cannot be used."""
 
 
 class BundleError(UsageError):
-    """An output directory, or a bundle in it, that cannot be used."""
+    """The output directory, or a bundle in it, cannot be used."""
 
 
 class ContractError(ExporterError):
-    """Inputs that do not fit the contract."""
+    """The inputs violate the contract."""
 
 
 class ArtifactError(ExporterError):
-    """A file that is missing, altered, cut short or not what it says it is."""
+    """A file is missing, altered, truncated or not of the expected kind."""
 
     exit_code = 2
 
 
 class AlteredError(ArtifactError):
-    """A bundle that is not what was published."""
+    """A bundle differs from its records, or lacks the required signature."""
 
     exit_code = 1
 
 
 class MissingDependency(ExporterError):
-    """A distribution or tool that is not installed."""
+    """A distribution or tool is not installed."""
 
     exit_code = 2
 
 
 class ExportError(ExporterError):
-    """A model that cannot take the route it was sent."""
+    """The target cannot export the model."""
 
 
 class BothFailed(ExportError):
-    """A model that neither of a target's two exporters takes; `older` is what the second one, torch's older, raised."""
+    """Both exporters of a target failed; `older` is the error of the second one, torch's older exporter."""
 
     def __init__(self, cause: str, remedy: str, blame: Blame | None, older: ExporterError) -> None:
         super().__init__(cause, remedy, blame)
@@ -94,14 +94,14 @@ class BothFailed(ExportError):
 
     @classmethod
     def of(cls, first: ExporterError, older: ExporterError) -> BothFailed:
-        """What to raise for what the two raised."""
+        """Combine the errors of the two exporters."""
         return cls(f"{first}; torch's older exporter: {older}", first.remedy, first.blame, older)
 
 
 class JobError(ExporterError):
-    """A child process that did not give a result.
+    """A child process ended without a result.
 
-    `log` is the tail of what the child printed, its traceback included. `signal` names the one that ended it, if any.
+    `log` is the end of the child's output, with its traceback. `signal` names the signal that ended it, if any.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Sizes that follow from a symbol: `(A*NAME+B)//C`, as contracts write them."""
+"""Sizes computed from a symbol, in the notation of contracts: `(A*NAME+B)//C`."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ class Expression:
     @staticmethod
     @functools.cache
     def parse(text: str) -> Expression:
-        """The expression that a contract writes; a name alone is one too. ValueError for anything else."""
+        """Parse an expression of a contract; a plain name is one too. Raises ValueError for anything else."""
         match = _FORM.fullmatch(text)
         if match is None or bool(match[1]) != bool(match[5]):
-            raise ValueError(f"{text!r} is no size: write NAME, or (A*NAME+B)//C")
+            raise ValueError(f"{text!r} is not a size: write NAME, or (A*NAME+B)//C")
         found = Expression(match[3], int(match[2] or 1), int(match[4] or 0), int(match[6] or 1))
         if str(found) != text:
-            raise ValueError(f"{text!r} is no size: write it as {found}")
+            raise ValueError(f"{text!r} is not a size: write it as {found}")
         return found
 
     def __post_init__(self) -> None:
-        """ValueError for what is no size."""
+        """Raise ValueError for a factor, offset or divisor that a size cannot have."""
         if self.factor < 1 or self.divisor < 1:
-            raise ValueError("factor and divisor of a size are positive")
+            raise ValueError("the factor and the divisor of a size must be positive")
         if max(self.factor, abs(self.offset), self.divisor) >= 1 << 63:
-            raise ValueError("a number of a size has more than 64 bits")
+            raise ValueError("a number in a size has more than 64 bits")
 
     def __str__(self) -> str:
-        """As contracts write it, the shortest way."""
+        """Return the shortest notation, which is the one that contracts use."""
         numerator = f"{self.factor}*{self.name}" if self.factor != 1 else self.name
         numerator += f"{self.offset:+d}" if self.offset else ""
         if self.divisor == 1:
@@ -49,25 +49,26 @@ class Expression:
         return f"{numerator}//{self.divisor}" if numerator == self.name else f"({numerator})//{self.divisor}"
 
     def at(self, size: int) -> int:
-        """Its value where the symbol has this size."""
+        """Return the value for this size of the symbol."""
         return (self.factor * size + self.offset) // self.divisor
 
     def solve(self, value: int) -> int | None:
-        """The symbol's size that gives this value; None when there is none, or more than one may."""
+        """Return the symbol's size for which the expression has this value; None unless it is unique."""
         size, rest = divmod(value - self.offset, self.factor)
         return size if self.divisor == 1 and rest == 0 else None
 
     def sizes(self, value: int) -> range:
-        """The symbol's sizes that give this value."""
+        """Return all sizes of the symbol for which the expression has this value."""
         first = -((self.offset - value * self.divisor) // self.factor)
         last = (value * self.divisor + self.divisor - 1 - self.offset) // self.factor
         return range(first, last + 1)
 
 
 def fit(name: str, seen: Sequence[tuple[int, int]]) -> Expression | None:
-    """The simplest expression that gives every (size, value) seen; None when none does, or fewer than three were seen.
+    """Return the simplest expression that fits every (size, value) pair.
 
-    Where several offsets fit, the one nearest to rounding down, up, or to nothing is taken.
+    Returns None if none fits or fewer than three distinct pairs were seen. If several offsets fit, prefers rounding
+    down, then rounding up, then an offset of -1 or 1, then the offset nearest to 0.
     """
     if len(set(seen)) < 3:
         return None
@@ -82,7 +83,7 @@ def fit(name: str, seen: Sequence[tuple[int, int]]) -> Expression | None:
 
 
 def _slopes(seen: Sequence[tuple[int, int]]) -> list[int]:
-    """The whole slope through the first two points, where it is a positive one."""
+    """Return the slope through two different sizes if it is a positive integer."""
     (size, value), *others = seen
     other = next(pair for pair in others if pair[0] != size)
     slope, rest = divmod(other[1] - value, other[0] - size)
@@ -90,5 +91,6 @@ def _slopes(seen: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def _preferred(low: int, high: int, divisor: int) -> Iterable[int]:
+    """Return the candidate offsets from `low` to `high`: only the most usual one if any usual one fits."""
     usual = [offset for offset in (0, divisor - 1, -1, 1) if low <= offset <= high]
     return usual[:1] or range(low, high + 1)

@@ -1,4 +1,4 @@
-"""Writing that is done or not done, one process at a time, and the user's words for what goes wrong with it."""
+"""Write files atomically and under a lock, and explain file-system errors to the user."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from exporter.core.errors import BundleError, UsageError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 _PLAIN = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
-NEW = ".new"  # ends the name of a file in the making
-NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)  # of a directory that cannot be waited for
+NEW = ".new"  # suffix of a file that is still being written
+NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)  # errors for a directory that cannot be synced
 
 
 @contextmanager
 def locked(lock: Path, out: Path) -> Iterator[None]:
-    """Hold the lock file of `out`, and remove it in the end. BundleError when another process holds it."""
+    """Hold the lock file of `out`, and remove it at the end. Raises BundleError if another process holds it."""
     while True:
         with lock.open("a+") as held:
             _lock(held, out)
             if not _is_still(lock, held):
-                continue  # its last owner removed it after we opened it: this lock keeps nobody out
+                continue  # its last owner removed it after we opened it, so this lock excludes nobody
             try:
                 yield
             finally:
@@ -58,9 +58,9 @@ def _lock(held: IO[str], out: Path) -> None:
 
 @contextmanager
 def plain(folder: Path) -> Iterator[Path]:
-    """The folder by a path that compilers, shells and C++ take: its own, or else a link to it in the temporary folder.
+    """Yield a path of the folder that is safe for compilers, shells and C++: a temporary link if its own is not.
 
-    Where that has no such path either, its own.
+    Yields the folder's own path if the temporary directory has no safe path either.
     """
     if _PLAIN.fullmatch(str(folder)):
         yield folder
@@ -75,7 +75,7 @@ def plain(folder: Path) -> Iterator[Path]:
 
 
 def require_directory() -> None:
-    """UsageError where the working directory was deleted: nothing can be started there."""
+    """Raise UsageError if the working directory was deleted, because no process can start there."""
     try:
         Path.cwd()
     except FileNotFoundError:
@@ -83,23 +83,23 @@ def require_directory() -> None:
 
 
 def probe_space(root: Path) -> None:
-    """OSError where not even a megabyte can be written."""
+    """Raise OSError if one MiB cannot be written."""
     probe = root / ".probe"
     probe.write_bytes(b"\0" * (1 << 20))
     probe.unlink()
 
 
 def error(error: OSError, out: Path) -> BundleError:
-    """The user's words for what the file system said."""
+    """Explain an error of the file system to the user."""
     place = error.filename or out
     known = {
         errno.ENOSPC: ("the disk is full", "free some space, or give another --out"),
-        errno.EDQUOT: ("the disk quota is spent", "free some space, or give another --out"),
+        errno.EDQUOT: ("the disk quota is exhausted", "free some space, or give another --out"),
         errno.EROFS: ("the file system is read-only", "give another --out"),
         errno.EACCES: ("permission denied", "give another --out, or change its permissions"),
         errno.EPERM: ("not permitted", "give another --out, or change its permissions"),
         errno.ENOTDIR: ("a part of the path is a file", "give another --out"),
-        errno.EEXIST: ("there is a file in its place", "give another --out"),
+        errno.EEXIST: ("a file is in its place", "give another --out"),
     }
     cause, remedy = known.get(error.errno or 0, (error.strerror or str(error), "give another --out"))
     if _is_temporary(place) and not _is_temporary(out):
@@ -108,22 +108,22 @@ def error(error: OSError, out: Path) -> BundleError:
 
 
 def temporary_error(error: OSError) -> BundleError | None:
-    """The user's words for a temporary folder that is full or not to be written; None for any other error."""
+    """Explain an error of a temporary folder that is full or not writable; return None for any other error."""
     unusable = error.errno == errno.ENOENT and "No usable temporary directory" in str(error)
     if unusable or (error.errno in FULL and error.filename and _is_temporary(error.filename)):
-        cause = "no temporary folder can be written" if unusable else f"{error.filename}: {error.strerror}"
+        cause = "no temporary folder is writable" if unusable else f"{error.filename}: {error.strerror}"
         return BundleError(f"cannot write temporary files: {cause}", "free some space, or set TMPDIR to another folder")
     return None
 
 
 def _is_temporary(place: str | Path) -> bool:
-    with suppress(OSError):  # there is no folder for temporary files
+    with suppress(OSError):  # there is no temporary folder
         return Path(os.fsdecode(place)).is_relative_to(tempfile.gettempdir())
     return False
 
 
 def write_atomic(path: Path, text: str, new: Path | None = None) -> None:
-    """Replace a file in one step; it is on the disk then. The text is first in `new`, else in the file's name + NEW."""
+    """Replace a file atomically and sync it to disk. The text is first written to `new` (default: the name + NEW)."""
     mode = "w" if new is None else "x"
     new = new or path.with_name(path.name + NEW)
     try:
@@ -139,12 +139,12 @@ def write_atomic(path: Path, text: str, new: Path | None = None) -> None:
 
 
 def own_new(path: Path) -> Path:
-    """A name for a file in the making that no other process takes, where nothing keeps others out."""
+    """Return a temporary name for `path` that is unique to this process, for use without a lock."""
     return path.with_name(f".{path.name}.{os.getpid()}{NEW}")
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the list of a directory's files, is on the disk; the latter where the file system can."""
+    """Sync a file to disk, or the entries of a directory if the file system supports that."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -157,7 +157,7 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(root: Path) -> None:
-    """Wait until a directory is on the disk with all that is in it, so that a loss of power takes none of it."""
+    """Sync a directory and all files in it to disk, so that they survive a loss of power."""
     for folder, _, names in os.walk(root):
         for name in names:
             if (Path(folder) / name).is_file() and not (Path(folder) / name).is_symlink():

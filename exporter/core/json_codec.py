@@ -1,4 +1,4 @@
-"""Records to and from JSON, which may be somebody else's."""
+"""Convert records to JSON, and back from JSON that may not be trustworthy."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from exporter.core.limits import LARGEST
 from exporter.core.records import SCHEMA
 
 Record = TypeVar("Record")
-SCHEMAS: dict[type, tuple[int, ...]] = {Contract: CONTRACT_SCHEMAS}  # of other records, SCHEMA alone
+SCHEMAS: dict[type, tuple[int, ...]] = {Contract: CONTRACT_SCHEMAS}  # all other records have SCHEMA only
 
 
 def to_json(record: Any, indent: int | None = 2) -> str:
-    """The record as JSON that `from_json` reads.
+    """Return the record as JSON that `from_json` reads.
 
-    NaN, infinities and what no computation should come to become null; control characters of strings are replaced.
+    Floats that are not finite or exceed LARGEST become null. Control characters in strings are replaced.
     """
     return json.dumps(_plain(dataclasses.asdict(record)), indent=indent, allow_nan=False)
 
@@ -39,9 +39,9 @@ def _plain(value: Any) -> Any:
 
 
 def from_json(kind: type[Record], text: str | bytes) -> Record:
-    """Read a record; ArtifactError when the text is not JSON, of another schema, or of another form.
+    """Read a record, replacing control characters in its strings.
 
-    What a terminal would obey is taken out of its strings.
+    Raises ArtifactError if the text is not JSON, has an unknown schema, or does not match the record's types.
     """
     try:
         data = json.loads(text)
@@ -71,7 +71,7 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
         value = float(value)
     _expect(kind, value, where)
     if kind is float and not abs(value) <= LARGEST:
-        raise TypeError(f"{where} is {value}, which nothing comes to")
+        raise TypeError(f"{where} is {value}, not a finite number within ±{LARGEST:g}")
     if kind is int and value.bit_length() > 64:
         raise TypeError(f"{where} has more than 64 bits")
     return source_lines.printable(value) if kind is str else value
@@ -92,7 +92,7 @@ def _decode_record(kind: type, value: Any, where: str) -> Any:
 def _expect_schema(kind: type, value: dict[str, Any]) -> None:
     known = SCHEMAS.get(kind, (SCHEMA,))
     if "schema" not in value and any(field.name == "schema" for field in dataclasses.fields(kind)):
-        raise ArtifactError("no schema is given")
+        raise ArtifactError("it has no schema")
     if value.get("schema", known[-1]) not in known:
         only = " and ".join(map(str, known))
         raise ArtifactError(
@@ -103,7 +103,7 @@ def _expect_schema(kind: type, value: dict[str, Any]) -> None:
 def _decode_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
     if value is None and type(None) in options:
         return None
-    problem: Exception = TypeError(f"{where} may not be {value!r}")
+    problem: Exception = TypeError(f"{where} must not be {value!r}")
     for option in options:
         if option is type(None):
             continue

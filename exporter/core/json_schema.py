@@ -1,4 +1,4 @@
-"""JSON Schemas (2020-12) of settings and of records, made from their types and the metadata of their fields."""
+"""Generate JSON Schemas (2020-12) of settings and records from their types and the metadata of their fields."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from exporter.core.option import Setting, settings
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _KEY = "schema"
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
-_OF_THE_WHOLE = ("description", "minItems")  # not of the items or values
+_OF_THE_WHOLE = ("description", "minItems")  # keywords of the field, not of its items or values
 
 
 def described(description: str, default: Any = dataclasses.MISSING, **limits: Any) -> Any:
-    """A field of a record that is written as JSON; `default` may be a function that makes it.
+    """Return a dataclass field of a record that is written as JSON; `default` may be a factory function.
 
-    `limits` are keywords of JSON Schema, of the values where the field holds several: minimum, pattern, format, ...
+    `limits` are JSON Schema keywords such as minimum or pattern. For a list or an object they apply to its values.
     """
     metadata = {_KEY: {"description": description} | limits}
     if callable(default):
@@ -30,7 +30,7 @@ def described(description: str, default: Any = dataclasses.MISSING, **limits: An
 
 
 def of_setting(setting: Setting) -> dict[str, Any]:
-    """The schema of what a setting may be."""
+    """Return the schema of a setting's value."""
     found = _type(setting.kind, _limits(setting))
     if setting.multiple:
         found = {"type": "array", "items": found | ({"minLength": 1} if setting.kind is str else {})}
@@ -46,7 +46,7 @@ def _limits(setting: Setting) -> dict[str, Any]:
 
 
 def of_record(record: type, title: str) -> dict[str, Any]:
-    """The schema of a record with all that it holds. Every field is required: all are always written."""
+    """Return the schema of a record and its nested records. Every field is required, because all are always written."""
     defs: dict[str, Any] = {}
     found = _record(record, defs)
     return {"$schema": DIALECT, "title": title} | found | {"$defs": dict(sorted(defs.items()))}
@@ -74,7 +74,7 @@ def _of(hint: Any, limits: dict[str, Any], defs: dict[str, Any]) -> dict[str, An
     if dataclasses.is_dataclass(hint):
         name = typing.cast(type, hint).__name__
         if name not in defs:
-            defs[name] = {}  # it may hold itself
+            defs[name] = {}  # a placeholder, because a record may be recursive
             defs[name] = _record(typing.cast(type, hint), defs)
         return {"$ref": f"#/$defs/{name}"} | whole
     if origin is Literal:

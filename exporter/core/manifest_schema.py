@@ -1,6 +1,6 @@
-"""The JSON Schema of a manifest, made from its records.
+"""Generate the JSON Schema of a manifest from its records.
 
-`python -m exporter.core.manifest_schema` prints `manifest.schema.json` beside this file, which is for other tools.
+`python -m exporter.core.manifest_schema` prints the text of `manifest.schema.json`, which is beside this file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from exporter.core.records import SCHEMA, Manifest
 
 
 def make() -> dict[str, Any]:
-    """The schema."""
+    """Return the schema."""
     return json_schema.of_record(Manifest, f"exporter manifest, schema {SCHEMA}")
 
 

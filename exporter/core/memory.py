@@ -1,4 +1,4 @@
-"""How much memory is free, by /proc and the control groups, and the room that steps of a run share."""
+"""Measure free memory through /proc and control groups, and share it between the steps of a run."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
-UNLIMITED = 1 << 60  # version 1 writes a number near 2^63 where there is no limit
+UNLIMITED = 1 << 60  # cgroup v1 reports a number near 2^63 if there is no limit
 
 
 def free(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
-    """Bytes that processes may still take: of the machine, and of each control group that this process is in."""
+    """Return the bytes that processes can still allocate, on the machine and in every control group of this process."""
     bounds = [_free_in(group) for group in _groups(proc, cgroups)]
     with suppress(OSError):
         found = _fields((proc / "meminfo").read_text())
@@ -21,7 +21,7 @@ def free(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
 
 
 def kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
-    """How many processes the kernel has killed for want of memory so far, on the machine or in our control groups."""
+    """Return how many processes the out-of-memory killer has ended, on the machine and in our control groups."""
     counts = [0]
     with suppress(OSError):
         counts.append(_fields((proc / "vmstat").read_text()).get("oom_kill", 0))
@@ -33,7 +33,7 @@ def kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
 
 
 def _groups(proc: Path, cgroups: Path) -> Iterator[Path]:
-    """The folders of our memory control groups, innermost first; a container sees its own as the root."""
+    """Yield the directories of our memory control groups, innermost first; a container sees its own as root."""
     with suppress(OSError):
         for line in (proc / "self/cgroup").read_text().splitlines():
             _, kinds, path = line.split(":", 2)
@@ -48,13 +48,13 @@ def _groups(proc: Path, cgroups: Path) -> Iterator[Path]:
 
 
 def _free_in(group: Path) -> int:
-    """Bytes left in one control group; what it holds of files can be dropped."""
+    """Return the bytes left in one control group; its page cache counts as free."""
     for limit, usage, dropped in (
         ("memory.max", "memory.current", ("inactive_file", "active_file")),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
     ):
         with suppress(OSError, ValueError):
-            bound = int((group / limit).read_text())  # "max" is no number
+            bound = int((group / limit).read_text())  # "max" raises ValueError
             if bound >= UNLIMITED:
                 break
             stat = _fields((group / "memory.stat").read_text())
@@ -63,22 +63,21 @@ def _free_in(group: Path) -> int:
 
 
 def _fields(text: str) -> dict[str, int]:
-    """`name number` lines."""
+    """Parse lines of the form `name number`."""
     lines = (line.split() for line in text.splitlines())
     return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}
 
 
 def ran_out(error: BaseException | None) -> bool:
-    """Whether an error says that the machine, or its GPU, has no memory left; it says nothing of the model then."""
-    kinds = {kind.__name__ for kind in type(error).__mro__}  # torch's own, which is not imported here
+    """Return whether the machine or its GPU ran out of memory, which is no fault of the model."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}  # by name, because torch is not imported here
     return bool(kinds & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(error)
 
 
 class Room:
-    """Memory that steps share: each takes what it needs and waits until that is there.
+    """A memory budget that steps share: each takes what it needs and waits until that is available.
 
-    Nobody waits for ever: where nobody else is at work a step begins even if it needs more than there is. Safe to use
-    from several threads.
+    No step waits for ever: if no other step is running, it begins even if it needs more than the budget. Thread-safe.
     """
 
     def __init__(self, size: int) -> None:
@@ -89,7 +88,7 @@ class Room:
 
     @contextmanager
     def take(self, size: int) -> Iterator[None]:
-        """Hold `size` bytes for a while."""
+        """Wait for `size` bytes, and hold them during the body."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or not self._taken or sum(self._taken) + size <= self.size)
             self._taken.append(size)
@@ -101,13 +100,13 @@ class Room:
                 self._changed.notify_all()
 
     def grow(self, size: int) -> None:
-        """What somebody else has given back."""
+        """Add bytes that something else has released."""
         with self._changed:
             self.size += size
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let nobody wait any more: the run ends."""
+        """Let all steps that wait begin now, because the run is ending."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

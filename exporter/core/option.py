@@ -1,7 +1,7 @@
-"""What a setting means, stated once as metadata of its field.
+"""Define settings once, as metadata of dataclass fields.
 
 The command line, the Python API, release files and their schema, release keys and the commands that reproduce a run
-all read it from there.
+all read this metadata.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "tex
 
 @dataclass(frozen=True)
 class Option:
-    """The meaning of a setting.
+    """The definition of a setting.
 
-    `help` says what it does, with its unit. `flag` is the command line's where it is not `--the-name`; one that turns
-    the setting off stands after a slash, as in `--bench/--no-bench`. `minimum` and `maximum` are inclusive, `above` is
-    not. A `file` has to exist. `key` is its name in release files, where it differs; None where they lack the setting.
-    A bundle does not depend on one that has no `effect`: a release keeps what was made with another value.
+    `help` describes it, with its unit. `flag` is the command-line flag if that is not `--the-name`; a negative flag
+    follows a slash, as in `--bench/--no-bench`. `minimum` and `maximum` are inclusive bounds, `above` is exclusive. A
+    `file` has to exist. `key` is the key in release files if it differs from the name, and None if release files do not
+    accept the setting. A setting without `effect` does not change the bundle: a release is not rebuilt for a new value.
     """
 
     help: str
@@ -45,7 +45,7 @@ class Option:
 
     @property
     def bounds(self) -> str:
-        """What values it takes, in words; "" for any."""
+        """Describe the allowed values; "" if all are allowed."""
         if self.choices:
             return ", ".join(self.choices)
         if self.above is not None:
@@ -55,34 +55,34 @@ class Option:
         return f"{self.minimum:g} or more" if self.maximum is None else f"{self.minimum:g} to {self.maximum:g}"
 
     def allows(self, value: float) -> bool:
-        """Whether a number lies within its bounds."""
+        """Return whether a number is within the bounds."""
         low = -math.inf if self.minimum is None else self.minimum
         high = math.inf if self.maximum is None else self.maximum
         return low <= value <= high and (self.above is None or value > self.above)
 
 
 class Setting(NamedTuple):
-    """A field with its meaning. `kind` is the type of one value: bool, int, float or str."""
+    """A field that is a setting. `kind` is the type of one value: bool, int, float or str."""
 
     name: str
     option: Option
     kind: type
     default: Any
-    multiple: bool  # a tuple of any number of values
-    makes_default: bool  # by a function: it depends on the machine
+    multiple: bool  # whether it is a tuple of any length
+    makes_default: bool  # whether a function computes the default, which then depends on the machine
 
     @property
     def flag(self) -> str:
-        """The command line's option."""
+        """Return the command-line flag."""
         return self.option.flag or f"--{self.name.replace('_', '-')}"
 
     @property
     def key(self) -> str | None:
-        """The key in a release file; None where it has none."""
+        """Return the key in a release file; None if it has none."""
         return self.name if self.option.key == "" else self.option.key
 
     def words(self, value: Any) -> list[str]:
-        """The words of a command line that give it this value; none where that is the default."""
+        """Return the command-line arguments that set this value; none for the default."""
         if value is None or value == self.default:
             return []
         if self.kind is bool:
@@ -92,7 +92,7 @@ class Setting(NamedTuple):
         return [word for one in values for word in (self.flag, f"{one:g}" if self.kind is float else str(one))]
 
     def check(self, value: Any) -> None:
-        """UsageError for a value that it does not take."""
+        """Raise UsageError for a value that is not allowed."""
         if self.default in (None, "") and value == self.default:
             return
         if self.multiple and (isinstance(value, str) or not isinstance(value, (tuple, list))):
@@ -107,7 +107,7 @@ class Setting(NamedTuple):
         option = self.option
         if isinstance(value, (int, float)):
             if not abs(value) <= LARGEST:
-                raise UsageError(f"{self.name} is {value}, no finite number", f"give {option.bounds or 'another'}")
+                raise UsageError(f"{self.name} is {value}, not a finite number", f"give {option.bounds or 'another'}")
             wrong = not option.allows(value)
         else:
             wrong = bool(option.choices) and value not in option.choices
@@ -116,13 +116,13 @@ class Setting(NamedTuple):
 
 
 def option(default: Any, help: str, **how: Any) -> Any:
-    """A field that is a setting; `default` may be a function that makes it. The others are fields of `Option`."""
+    """Return a dataclass field that is a setting; `default` may be a factory, and `how` has fields of `Option`."""
     given = {"default_factory": default} if callable(default) else {"default": default}
     return dataclasses.field(**given, metadata={_KEY: Option(help, **how)})
 
 
 def settings(record: Any) -> Iterator[Setting]:
-    """Every setting among the fields of a record, or of its type."""
+    """Yield the settings among the fields of a record or a record type."""
     hints = typing.get_type_hints(record if isinstance(record, type) else type(record))
     for field in dataclasses.fields(record):
         if _KEY in field.metadata:
@@ -134,13 +134,14 @@ def settings(record: Any) -> Iterator[Setting]:
 
 
 def _with_choices(found: Option, hint: Any) -> Option:
-    """Its choices are those of a Literal."""
+    """Take the choices from the type if that is a Literal."""
     if typing.get_origin(hint) is not typing.Literal:
         return found
     return dataclasses.replace(found, choices=tuple(one for one in typing.get_args(hint) if one))
 
 
 def _kind(hint: Any) -> tuple[type, bool]:
+    """Return the type of one value, and whether the setting has several."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple:
         return _kind(args[0])[0], True
@@ -152,7 +153,7 @@ def _kind(hint: Any) -> tuple[type, bool]:
 
 
 def pick(kind: type[Any], *records: Any, **others: Any) -> Any:
-    """A record of this kind, its fields from the first of the records that has one of that name."""
+    """Build a record, with each field from the first of the records that has a field of this name."""
     found = dict(others)
     for field in dataclasses.fields(kind):
         if field.name not in found and (own := next((r for r in records if hasattr(r, field.name)), None)) is not None:
@@ -161,6 +162,6 @@ def pick(kind: type[Any], *records: Any, **others: Any) -> Any:
 
 
 def command_line(record: Any, *leave_out: str) -> str:
-    """The options of a command that give a record's settings, but for those that are the defaults."""
+    """Return the command-line options that set a record's settings, without those at their defaults."""
     given = (one.words(getattr(record, one.name)) for one in settings(record) if one.name not in leave_out)
     return shlex.join(word for words in given for word in words)

@@ -1,4 +1,4 @@
-"""The records of parity: the golden's cases, what outputs are held against, and what was found."""
+"""The records of parity: the golden's cases, the tolerances, and the results."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ VERDICTS: tuple[Verdict, ...] = ("exact", "rounding", "drift", "quantized", "FAI
 
 @dataclass(frozen=True)
 class Tolerance:
-    """`rtol` and `atol` as in torch.allclose; `k` bounds the RMSE against eager's own.
+    """The limits on an output's error: `rtol` and `atol` as in torch.allclose, and `k` on the RMSE relative to eager's.
 
-    With `min_cosine`, an output that is as near as this by its direction passes too, as `quantized`.
+    With `min_cosine`, an output with at least this cosine similarity passes too, as `quantized`.
     """
 
     rtol: float = described("Relative, as in torch.allclose.", minimum=0)
     atol: float = described("Absolute, as in torch.allclose.", minimum=0)
-    k: float = described("Bound on the RMSE, in units of eager's own.", minimum=0)
+    k: float = described("Limit on the RMSE, in units of eager's own RMSE.", minimum=0)
     min_cosine: float | None = described(
-        "Cosine that passes too, as quantized; null where nothing but the above passes.", None, minimum=0, maximum=1
+        "Cosine similarity that also passes, as quantized; null for none.", None, minimum=0, maximum=1
     )
 
 
@@ -34,33 +34,33 @@ class Tolerance:
 class CaseRecord:
     """One case of the golden.
 
-    `sizes` are by symbol. `values` names what stands in the place of drawn values (`zeros`, `large`, ...). `sample`
-    counts the recipe's own inputs from 0, and `step` the calls of a sequence where the model keeps state; else they are
-    None.
+    `values` names the special values (`zeros`, `large`, ...) that replace random ones. `sample` is the index of one of
+    the recipe's own samples. `step` is the index of a call in a sequence, if the model keeps state. Both are None
+    otherwise.
     """
 
-    name: str = described("What it is called: its sizes, and what its values are.")
-    seed: int = described("The seed of the drawn values.", 0, minimum=0)
+    name: str = described("Its name: its sizes and the kind of its values.")
+    seed: int = described("The seed of the random values.", 0, minimum=0)
     sizes: dict[str, int] = described("Sizes by symbol.", dict, minimum=0)
     values: str = described(
-        "What stands in the place of drawn values: `zeros`, `large`, ...; empty for drawn ones.", ""
+        "The special values that replace random ones: `zeros`, `large`, ...; empty for random values.", ""
     )
-    sample: int | None = described("Which of the recipe's own samples it is, from 0; null for none.", None, minimum=0)
+    sample: int | None = described("Index of the recipe's own sample, from 0; null if it is not one.", None, minimum=0)
     step: int | None = described(
-        "Which call of a sequence it is, from 0; null where the model keeps no state.", None, minimum=0
+        "Index of the call in a sequence, from 0; null if the model keeps no state.", None, minimum=0
     )
 
     def __hash__(self) -> int:
-        """By what it is called: no two cases of a golden share that."""
+        """Hash the name and the seed, which are unique in a golden."""
         return hash((self.name, self.seed))
 
     def __str__(self) -> str:
-        """`batch=2 zeros`, or `batch=2 seed 1`."""
+        """Return `batch=2 zeros` or `batch=2 seed 1`."""
         return f"{self.name} seed {self.seed}" if self.seed else self.name
 
     @classmethod
     def of_text(cls, text: str) -> CaseRecord:
-        """A case as manifests and goldens named it before they had fields for it."""
+        """Parse the text form of a case in older manifests and goldens."""
         name, _, seed = text.partition(" seed ")
         sizes = {symbol: int(size) for symbol, size in _SIZE.findall(name)}
         step = _STEP.search(name)
@@ -75,79 +75,78 @@ _STEP = re.compile(r" step (\d+)$")
 
 @dataclass(frozen=True)
 class FixedSize:
-    """A symbol that an artifact takes at one size alone, though its contract lets it move."""
+    """A symbol for which an artifact accepts a single size, although its contract allows a range."""
 
     symbol: str = described("The symbol.")
     size: int = described("The size.", minimum=0)
 
     def __str__(self) -> str:
-        """`batch is fixed at 2`."""
+        """Return `batch is fixed at 2`."""
         return f"{self.symbol} is fixed at {self.size}"
 
 
 @dataclass(frozen=True)
 class SizeLimit:
-    """What an exporter (`by`) made of a size that the contract lets move, and the model's line that is to blame.
+    """How an exporter (`by`) limited a size that is dynamic in the contract, and the model's line that causes it.
 
-    `of` is an expression of the `symbols`. It was `fixed` at the number `to`; or it is taken only in `steps`, of which
-    `to` is the formula in n; or it is allowed only in the `range` that `to` is, and was checked beyond.
+    `of` is an expression of the `symbols`. Depending on `rule`, it is `fixed` at the number `to`, accepted only in
+    `steps` with the formula `to` in n, or allowed only in the `range` `to` but checked beyond it.
     """
 
     of: str = described("The size, as an expression of the symbols.")
     rule: Literal["fixed", "steps", "range"] = described(
-        "Whether it was fixed at a number, is taken only in steps, or is allowed only in a range and was checked "
-        "beyond."
+        "Whether it is fixed at a number, accepted only in steps, or allowed only in a range but checked beyond it."
     )
     to: str = described("The number, the formula of the steps in n, or the range.")
-    symbols: tuple[str, ...] = described("The symbols that the size follows from.")
-    place: str = described("The line of the model that is to blame, file:line; empty where it is not known.", "")
+    symbols: tuple[str, ...] = described("The symbols that the size depends on.")
+    place: str = described("The line of the model that causes the limit, file:line; empty if unknown.", "")
     by: str = described("The exporter.", "torch.export")
 
     @property
     def follows(self) -> bool:
-        """Whether it is no symbol's own size that was fixed, but one that follows from it."""
+        """Whether a size derived from a symbol was fixed, not the symbol itself."""
         return self.rule == "fixed" and self.of not in self.symbols
 
     def __str__(self) -> str:
-        """In words, with the place in brackets."""
+        """Describe the limit, with the place in brackets."""
         where = f" ({self.place})" if self.place else ""
         if self.rule == "fixed":
             return f"{self.by} fixed {self.of} at {self.to}{where}"
         if self.rule == "steps":
-            return f"{self.by} takes {self.of} only as {self.to}{where}"
+            return f"{self.by} accepts {self.of} only as {self.to}{where}"
         return f"{self.by} allows {self.of} only {self.to}; checked beyond that{where}"
 
 
 @dataclass(frozen=True)
 class Warned:
-    """What an exporter warned of, with the source line that it named.
+    """A warning of an exporter, with the source line that it named.
 
-    `unrecorded` says that the line changes a tensor in a way that no trace and no graph records.
+    `unrecorded` means that the line changes a tensor in a way that neither a trace nor a graph records.
     """
 
-    message: str = described("What it said.")
-    place: str = described("The source line that it named, file:line; empty where it named none.", "")
+    message: str = described("The text of the warning.")
+    place: str = described("The source line that it named, file:line; empty if it named none.", "")
     unrecorded: bool = described(
-        "Whether the line changes a tensor in a way that no trace and no graph records.", False
+        "Whether the line changes a tensor in a way that neither a trace nor a graph records.", False
     )
 
     def __str__(self) -> str:
-        """`model.py:3: message`."""
+        """Return `model.py:3: message`."""
         return f"{self.place}: {self.message}" if self.place else self.message
 
     @classmethod
     def of_text(cls, text: str) -> Warned:
-        """A warning as manifests held it before they had a field for its place."""
+        """Parse the text form of a warning in older manifests."""
         return cls(text)
 
 
 @dataclass(frozen=True)
 class CaseParity:
-    """One output at one case and seed; `output` is empty, and all is FAIL, where the case itself failed."""
+    """The parity of one output in one case and seed. If the case itself failed, `output` is empty."""
 
     case: str = described("The golden's case.")
     seed: int = described("Its seed.")
-    output: str = described("The output; empty where the case itself failed.")
+    output: str = described("The output; empty if the case itself failed.")
     verdict: Verdict = described("The verdict; drift passes by the RMSE alone, quantized by the cosine.")
     max_abs: float | None = described("Largest absolute difference from the reference.", None, minimum=0)
     rmse_ratio: float | None = described("RMSE over eager's own RMSE, both against the reference.", None, minimum=0)
@@ -156,10 +155,10 @@ class CaseParity:
 
 @dataclass(frozen=True)
 class Parity:
-    """The worst over all outputs and cases, each number by itself; a session's has the parts too.
+    """The worst values over all outputs and cases, independently for each number; with `parts` in a session's record.
 
-    `refused` are cases beside those compared: of sizes that the artifact does not promise, and its contract refuses.
-    `unpropagated` says where NaN or infinity ends in the artifact and not in eager; None where that was not tried.
+    `refused` counts further cases whose sizes the artifact does not promise and its contract refused. `unpropagated`
+    describes where NaN or infinity is lost in the artifact but not in eager; None if that was not tested.
     """
 
     verdict: Verdict = described("The verdict; drift passes by the RMSE alone, quantized by the cosine.")
@@ -172,13 +171,15 @@ class Parity:
     worst: str = described("Output, index, case and seed of the worst element.")
     reason: str = described("Why it failed; empty when it passed.", "")
     cases: int = described("How many cases were compared.", 0, minimum=0)
-    parts: tuple[CaseParity, ...] = described("Of a session: each output at each case. Empty elsewhere.", ())
+    parts: tuple[CaseParity, ...] = described(
+        "Each output in each case, in the record of a session; otherwise empty.", ()
+    )
     refused: int = described(
-        "How many cases more are of sizes that the artifact does not promise, and were refused by its contract.",
+        "Number of further cases with sizes that the artifact does not promise, which its contract refused.",
         0,
         minimum=0,
     )
     unpropagated: tuple[str, ...] | None = described(
-        "Where NaN or infinity ends in the artifact and not in eager, in words; null where that was not tried.", None
+        "Where NaN or infinity is lost in the artifact but not in eager; null if not tested.", None
     )
-    fixed: tuple[FixedSize, ...] = described("Sizes that the artifact was found to fix.", ())
+    fixed: tuple[FixedSize, ...] = described("Sizes that turned out to be fixed in the artifact.", ())

@@ -1,4 +1,4 @@
-"""Which sizes a model is run at: probes that show its contract, cases of the golden, points of a sweep."""
+"""Choose the sizes to run a model at: to infer its contract, for the golden's cases, and for a sweep."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Probe = Callable[[Sizes], tuple[TensorSpec, ...]]
 def infer_shapes(
     observed: Sequence[tuple[Sizes, tuple[TensorSpec, ...]]], symbols: Mapping[str, Range]
 ) -> tuple[TensorSpec, ...]:
-    """Which dimension follows which symbol, from the same tensors seen at several sizes.
+    """Infer which dimension depends on which symbol, from the same tensors observed at several sizes.
 
-    A dimension that never moved is fixed; one that moved with one symbol is that symbol or an expression of it, where
-    one fits; any other moved in a way that has no name here, and is None.
+    A dimension that never changed is fixed. One that changed with a single symbol is that symbol or, if one fits, an
+    expression of it. Any other is None. Raises ContractError if names or ranks differ between the observations.
     """
     first = observed[0][1]
     for sizes, specs in observed:
@@ -31,7 +31,7 @@ def infer_shapes(
             len(s.shape) for s in first
         ]:
             raise ContractError(
-                f"the tensors at {describe(sizes)} are not those at {describe(observed[0][0])}: names or ranks differ"
+                f"the tensors at {describe(sizes)} differ in name or rank from those at {describe(observed[0][0])}"
             )
     return tuple(
         dataclasses.replace(
@@ -46,7 +46,7 @@ def infer_shapes(
 
 
 def _infer_dim(seen: Sequence[tuple[Sizes, int]], symbols: Mapping[str, Range]) -> Dim:
-    """From sizes of which one at a time was moved; the first are the base."""
+    """Infer one dimension from observations in which one size at a time differs from the first."""
     base, size = seen[0]
     if len({other for _, other in seen}) == 1:
         return size
@@ -64,7 +64,10 @@ def _infer_dim(seen: Sequence[tuple[Sizes, int]], symbols: Mapping[str, Range]) 
 def probe_shapes(
     probe: Probe, base: Sizes, symbols: Mapping[str, Range], to_the_ends: bool = False
 ) -> tuple[TensorSpec, ...]:
-    """Specs of the tensors that `probe` gives, found by moving one size at a time, on wish to its range's ends."""
+    """Return the specs of the tensors that `probe` returns, by changing one size at a time.
+
+    With `to_the_ends`, each size is also probed at both ends of its range.
+    """
     observed = [(base, probe(base))]
     for name, bounds in symbols.items():
         sizes = probes(base[name], bounds) + ([bounds.sizes[0], bounds.sizes[-1]] if to_the_ends else [])
@@ -73,7 +76,7 @@ def probe_shapes(
 
 
 def probes(base: int, bounds: Range) -> list[int]:
-    """Up to four other sizes, neighbours and distant ones, which tell a formula from its likes."""
+    """Return up to four other sizes, near and far, which distinguish similar formulas."""
     if bounds.choices:
         return [size for size in bounds.choices if size != base]
     step = bounds.multiple_of
@@ -84,9 +87,9 @@ def probes(base: int, bounds: Range) -> list[int]:
 
 
 def capture_sizes(base: Sizes, symbols: Mapping[str, Range]) -> Sizes:
-    """Sizes at which to capture: none is 1 (torch.export would fix it), no two are alike (it might unite them).
+    """Return sizes to capture at: none is 1, which torch.export would fix, and no two are equal: it might unify them.
 
-    The first multiple of a step is none of them either, where there is another: what is divided by the step is 1 there.
+    The first multiple of a step is avoided too if there is another one, because dividing it by the step yields 1.
     """
     sizes = dict(base)
     taken: set[int] = set()
@@ -103,13 +106,13 @@ def capture_sizes(base: Sizes, symbols: Mapping[str, Range]) -> Sizes:
 
 
 def sweep_points(base: Sizes, symbols: Mapping[str, Range], sweep: Mapping[str, Sequence[int]]) -> dict[str, Sizes]:
-    """Every combination of the sizes to be timed at, by the name of its golden case; the example first.
+    """Return every combination of the sizes to time, by the name of its golden case, with the example first.
 
-    UsageError for a size that the artifacts do not promise.
+    Raises UsageError for a size that the artifacts do not promise.
     """
     for name, sizes in sweep.items():
         if name not in symbols:
-            raise UsageError(f"{name} is not dynamic, so no artifact runs at {len(sizes)} sizes of it", "see --dynamic")
+            raise UsageError(f"{name} is not dynamic, so it cannot be swept over {len(sizes)} sizes", "see --dynamic")
         for size in sizes:
             if not symbols[name].allows(size):
                 more = f"--size {name}={min(sizes)}..{max(sizes)}"
@@ -117,18 +120,18 @@ def sweep_points(base: Sizes, symbols: Mapping[str, Range], sweep: Mapping[str, 
                     more = f"--size {name}={symbols[name].min}..{max(*sizes, symbols[name].max)}"
                 if symbols[name].choices:
                     more = f"--specialize {name}={','.join(map(str, sorted({*sizes, *symbols[name].choices})))}"
-                remedy = f"{more} promises more"
-                raise UsageError(f"{name} is {symbols[name]}, which leaves out {size}", remedy)
+                remedy = f"give {more}"
+                raise UsageError(f"{size} is outside the range of {name}, {symbols[name]}", remedy)
     points = [dict(zip(sweep, sizes, strict=True)) for sizes in itertools.product(*sweep.values())] if sweep else []
     own = {name: base[name] for name in sweep}
     return {describe({**base, **point}): point for point in (own, *points)} if sweep else {}
 
 
 def probe_plan(base: Sizes, symbols: Mapping[str, Range], points: Iterable[Sizes] = ()) -> list[tuple[Sizes, int]]:
-    """(sizes, seed) of the golden's cases; the example first, twice.
+    """Return (sizes, seed) of the golden's cases, starting with the example at two seeds.
 
-    Every symbol is tried alone at its minimum, 2, an odd size and its maximum, and all together at odd sizes, counted
-    in steps where it has one; then come the points of a sweep.
+    Then each symbol alone takes its minimum, 2, 3, an odd size and its maximum; then all symbols take other sizes
+    together. All of these are multiples of the symbol's step. The points of a sweep come last.
     """
     plan = [(base, 0), (base, 1)]
     for name, bounds in symbols.items():
@@ -144,7 +147,7 @@ def probe_plan(base: Sizes, symbols: Mapping[str, Range], points: Iterable[Sizes
 
 
 def nearest(size: int, bounds: Range) -> int:
-    """The size nearest to this one that a symbol may have."""
+    """Return the allowed size that is nearest to `size`."""
     if bounds.choices:
         return min(bounds.choices, key=lambda choice: abs(choice - size))
     step, allowed = bounds.multiple_of, bounds.sizes
@@ -153,13 +156,13 @@ def nearest(size: int, bounds: Range) -> int:
 
 
 def _odd(size: int, bounds: Range) -> int:
-    """An odd size above the example's, or an odd multiple of the step, where the range has one."""
+    """Return an odd multiple of the step above the example's size, or the largest allowed size if there is none."""
     multiple = size // bounds.multiple_of
     return min((multiple + 1 + multiple % 2) * bounds.multiple_of, bounds.sizes[-1])
 
 
 def describe(sizes: Sizes) -> str:
-    """`batch=2 sequence=14`."""
+    """Return the sizes as text: `batch=2 sequence=14`."""
     return " ".join(f"{name}={size}" for name, size in sizes.items()) or "fixed sizes"
 
 
@@ -170,10 +173,10 @@ def choose_sizes(
     ranges: Mapping[str, Range],
     dynamic: str = "all",
 ) -> tuple[Sizes, dict[str, Range]]:
-    """The example's sizes and the symbols, from the recipe's own and from what the user asked for.
+    """Return the example's sizes and the symbols' ranges, from the recipe and the user's options.
 
-    `sizes` and `ranges` replace the recipe's; `dynamic` is all, none, or names of the sizes that stay dynamic. An
-    example that lies outside a new range is moved into it. UsageError for an unknown name and a size out of its range.
+    `sizes` and `ranges` replace the recipe's; `dynamic` is all, none, or the names of the sizes that stay dynamic. An
+    example size outside a new range moves into it. Raises UsageError for an unknown name or a size outside its range.
     """
     wanted = [] if dynamic in ("all", "none") else [name.strip() for name in dynamic.split(",")]
     for name in (*sizes, *ranges, *wanted):
@@ -184,18 +187,18 @@ def choose_sizes(
     symbols = {**symbols, **ranges}
     for name in wanted:
         if name not in symbols:
-            raise UsageError(f"{name} has no range to be dynamic in", f"give --size {name}=MIN..MAX")
+            raise UsageError(f"{name} cannot be dynamic: it has no range", f"give --size {name}=MIN..MAX")
     base = {n: nearest(s, ranges[n]) if n in ranges else s for n, s in base.items()} | sizes
     check_sizes(base, symbols)
     return base, {n: bounds for n, bounds in symbols.items() if dynamic == "all" or n in wanted or bounds.choices}
 
 
 def check_sizes(sizes: Sizes, symbols: Mapping[str, Range]) -> None:
-    """UsageError for a size outside its range."""
+    """Raise UsageError for a size outside its range."""
     for name, size in sizes.items():
         bounds = symbols.get(name, Range(1, 2**31))
         if not bounds.allows(size):
             raise UsageError(
                 f"{name} is {size}, which is outside its range, {bounds}",
-                f"choose another --size {name}=N, or a range that holds it: --size {name}=MIN..MAX or MIN..MAX..STEP",
+                f"choose another --size {name}=N, or a range that includes it: --size {name}=MIN..MAX[..STEP]",
             )

@@ -1,4 +1,4 @@
-"""Processes that a process has started, by what /proc says."""
+"""The processes that a process has started, from /proc."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PROC = Path("/proc")
 
 
 def stats() -> Iterator[tuple[int, list[str]]]:
-    """Each process, and the fields of its status from the state on: proc_pid_stat(5)."""
+    """Yield each process ID and the fields of /proc/PID/stat, starting with the state: proc_pid_stat(5)."""
     with suppress(OSError):
         for entry in PROC.iterdir():
             if entry.name.isdigit():
@@ -21,7 +21,7 @@ def stats() -> Iterator[tuple[int, list[str]]]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Whom a process has started, and they; also those that it adopted when they lost their parent."""
+    """Return the IDs of all descendants of a process, including orphans that it adopted."""
     children: dict[int, list[int]] = {}
     for one, fields in stats():
         children.setdefault(int(fields[1]), []).append(one)
@@ -35,7 +35,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def end(pids: list[int]) -> None:
-    """Kill them; whoever has ended already is left out."""
+    """Kill these processes; ignore those that have already ended."""
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Who hears of a run's progress."""
+"""The interface for following the progress of a run."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from exporter.core.records import VariantRecord
 
 
 class Listener:
-    """Hears of progress; this one ignores it."""
+    """Receives progress events; this base class ignores them."""
 
     def stage(self, variant: str, stage: str) -> None:
-        """A variant has come to a stage."""
+        """Called when a variant enters a stage."""
 
     def done(self, record: VariantRecord) -> None:
-        """A variant has passed or failed."""
+        """Called when a variant has passed or failed."""

@@ -1,6 +1,6 @@
-"""Where in the model something happened: `file:line`, from an error, a traceback or a message. Never torch.
+"""Find the model's source line, `file:line`, that an error, a traceback or a message refers to. Never imports torch.
 
-A place is in the user's code, or in the library that the model comes from; never in torch or in exporter.
+A place is in the user's code or in the library that defines the model, never in torch or in exporter.
 """
 
 from __future__ import annotations
@@ -17,43 +17,46 @@ from pathlib import Path
 
 from exporter.core.errors import Blame
 
-HERE = "<--- HERE"  # how TorchScript's compiler points at a line
+HERE = "<--- HERE"  # TorchScript's compiler marks the line with it
 
-OWN = "exporter itself failed"  # begins what is said of a failure that is no model's
-LONGEST = 100_000  # characters of one that are looked at
-MESSAGE = 1000  # characters of a message that are kept
-# Control characters but for tabs and the ends of lines; what turns the direction of text; halves of characters.
+OWN = "exporter itself failed"  # how the message of an internal error begins
+LONGEST = 100_000  # maximum number of characters of a message to examine
+MESSAGE = 1000  # maximum number of characters of a message to keep
+# Control characters except tabs and line ends, bidirectional formatting, and surrogates.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _SAID = re.compile(r"^(?:\w+Error: )+(.+)$", re.MULTILINE)
-_QUOTED = re.compile(r"\s*Original exception Traceback[\s\S]*")  # of another error, frame by frame
+_QUOTED = re.compile(r"\s*Original exception Traceback[\s\S]*")  # the traceback of another error
 _COMPILER = re.compile(r"\berror: ([^\n]+)")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _INTERPRETER = "The following operation failed in the TorchScript interpreter"
 _FRAME_FILE = re.compile(r'File "(/[^"]+)"')
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _MENTION = re.compile(r"([^\s()\[\]\"'=,]+\.py)[:(](\d+)")
-_NO_PLACE = re.compile(r"(?:Caused by: \(|registered at )\S+")  # cut off at the front; where an operator was defined
+_NO_PLACE = re.compile(r"(?:Caused by: \(|registered at )\S+")  # truncated at the front; where an operator was defined
 _PACKAGE = re.compile(r".*/(?:site|dist)-packages/(?=([^/]+))")
 _STANDARD = re.compile(r"(?:.*/lib/python3\.\d+/|<|code/__torch__|torch/|functorch/)")
 _LAYER = re.compile(r"torch/nn/modules/(?!module\.py)")
 _HELPERS = re.compile(r"/lib/python3\.\d+/(?!(?:site|dist)-packages/)|/torch/utils/_pytree\.py$")
-# What runs in the place of the model's own code.
+# Modules of exporter that run in place of the model's code.
 _FOR_THE_MODEL = ("interpreter", "recurrent.py", "mixture_of_experts.py")
 _COMPILERS = {"exporter", "functorch", "torch", "torchgen", "triton"}
-# Targets add theirs.
+# Targets add their own.
 _LIBRARIES = _COMPILERS | {"cloudpickle", "ml_dtypes", "mpmath", "numpy", "safetensors", "sympy"}
 
 
 def add_libraries(packages: Iterable[str]) -> None:
-    """Take code of these importable packages for a library's from now on, never for the model's."""
+    """Treat these importable packages as libraries from now on, never as the model's code."""
     if not _LIBRARIES.issuperset(packages):
         _LIBRARIES.update(packages)
         _own_folders.cache_clear()
 
 
 def message(error: BaseException) -> str:
-    """What an error says, in one line: its first paragraph, of a compiler's also its first error; no addresses."""
+    """Return an error's message in one line, without addresses.
+
+    This is its first paragraph, followed by the first error of the C++ compiler if that failed.
+    """
     text = str(error)[:LONGEST].strip()
     if text.startswith(_INTERPRETER) and (said := _SAID.findall(text)):
         text = said[-1]
@@ -65,12 +68,12 @@ def message(error: BaseException) -> str:
 
 
 def portable(trace: str) -> str:
-    """A stack trace without the folders of this machine: files of packages from these on, others by their name."""
+    """Return a stack trace without the paths of this machine: see `short`."""
     return _FRAME_FILE.sub(lambda match: f'File "{short(match[1])}"', trace)
 
 
 def short(file: str) -> str:
-    """A file without the folders of this machine."""
+    """Return a file's path relative to site-packages or to exporter's parent; else only its name."""
     if package := _PACKAGE.match(file):
         return file[package.end() :]
     here = str(Path(__file__).parents[2])
@@ -78,36 +81,36 @@ def short(file: str) -> str:
 
 
 def printable(text: str) -> str:
-    """The text without what a terminal would obey: escape sequences that colour are left out, other codes replaced."""
+    """Return text that is safe to print: without colour sequences, and with other control characters replaced."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", _COLOUR.sub("", text))
 
 
 def named(error: BaseException) -> str:
-    """`Type: message`, in one line; of an error without a message its type."""
+    """Return `Type: message` in one line, or only the type if there is no message."""
     return f"{type(error).__name__}: {message(error)}".removesuffix(": ")
 
 
 def summary(error: BaseException) -> str:
-    """`Type: message (file:line)`, in one line."""
+    """Return `Type: message (file:line)` in one line."""
     return located(named(error), error)
 
 
 def blamed(who: str, error: BaseException) -> str:
-    """`who: Type: message (file:line)`; of an error of exporter's own, that it is one, and where."""
+    """Return `who: Type: message (file:line)`, or the message of `own` if exporter itself failed."""
     return own(error) or f"{who}: {summary(error)}"
 
 
 def blame(error: BaseException) -> Blame | None:
-    """The known cause of an error, where that is exporter's own code, or the error itself names it."""
+    """Return the known cause that an error names, or the one for internal errors; None if there is neither."""
     found: Blame | None = getattr(error, "blame", None)
     return found or (Blame("exporter-itself") if own(error) else None)
 
 
 def own(error: BaseException) -> str:
-    """What to say of an error that exporter's own code raised; "" where the model, or a library, did.
+    """Describe an internal error, raised by exporter's own code; return "" if the model or a library raised it.
 
-    Errors of memory, of files and of torch's kernels are never its own, whoever called; nor is what exporter raises on
-    purpose, which has a remedy.
+    Out-of-memory errors, file errors and errors of torch's kernels never count as internal. Neither do the exceptions
+    that exporter raises on purpose, which have a remedy.
     """
     if hasattr(error, "remedy"):
         return ""
@@ -124,20 +127,20 @@ def own(error: BaseException) -> str:
 
 
 def located(text: str, error: BaseException) -> str:
-    """The text with the place in the model that the error comes from at its end, unless it names one already."""
+    """Append the place in the model where the error originates, unless the text already names one."""
     where = place_of(error)
     return text if not where or place(text) else f"{text} ({where})"
 
 
 def without(text: str) -> str:
-    """The text without the place at its end."""
+    """Return the text without the place at its end."""
     return text.removesuffix(f" ({place(text)})")
 
 
 def place(text: str) -> str:
-    """`file:line` outside torch and exporter that a message or a stack names; "" when it names none.
+    """Return the `file:line` outside torch and exporter that a message or a traceback names; "" if it names none.
 
-    Of a traceback the last such line; of TorchScript's messages and of all others, the first.
+    This is the last such line of a traceback, and the first of any other message, including those of TorchScript.
     """
     text = _NO_PLACE.sub("", text)
     frames = [shown(m[1], m[2]) for m in _FRAME.finditer(text) if not _is_library(m[1])]
@@ -148,10 +151,10 @@ def place(text: str) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """`file:line` in the model that an error comes from; "" when there is none.
+    """Return the `file:line` in the model where an error originates; "" if there is none.
 
-    Messages name it where they can, TorchScript's and those of torch.compile; else it is the traceback's last line
-    outside torch and exporter, of what exporter called; else the line of the torch.fx node that failed.
+    It is taken from the message if that names a line, as those of TorchScript and torch.compile do; else from the last
+    frame outside torch and exporter that exporter called; else from the torch.fx node that failed.
     """
     for one in reversed(list(_chain(error))):
         if where := place(str(one)) or _last_frame(one) or _place_of_node(one):
@@ -160,7 +163,7 @@ def place_of(error: BaseException) -> str:
 
 
 def check_of(error: BaseException) -> str:
-    """`an assert` or `a check that raises`, where that is the statement in the model that an error comes from."""
+    """Return `an assert` or `a check that raises` if such a statement in the model caused the error; else ""."""
     for one in reversed(list(_chain(error))):
         frames = _called(one)
         if frames:
@@ -169,7 +172,7 @@ def check_of(error: BaseException) -> str:
 
 
 def _kind_of_check(file: str, line: int) -> str:
-    """Of the statement that asks, at this line of a file that can be read."""
+    """Return the kind of the check at this line; "" if it is not a check or the file cannot be parsed."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError, RecursionError):
@@ -184,9 +187,9 @@ def _kind_of_check(file: str, line: int) -> str:
 
 
 def here(within: str = "") -> str:
-    """The innermost line of the running stack outside torch and exporter, that a function called `within` led to.
+    """Return the innermost line of the current stack, up to the function `within`, outside torch and exporter.
 
-    Where there is none, the innermost line of a layer of torch's own; "" when there is none of these either.
+    If there is none, return the innermost line of one of torch's own layers; "" if there is none either.
     """
     layer, frame = "", sys._getframe().f_back
     while frame is not None and frame.f_code.co_name != (within or None):
@@ -199,7 +202,7 @@ def here(within: str = "") -> str:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, what it was raised from, and so on."""
+    """Yield an error, its `__cause__`, and so on."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -213,14 +216,14 @@ def _last_frame(error: BaseException) -> str:
 
 
 def _called(error: BaseException) -> list[traceback.FrameSummary]:
-    """The frames in the model that an error went through, of what exporter called."""
+    """Return the frames in the model that an error passed through, below the last call from exporter."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [i for i, frame in enumerate(frames) if _is_ours(frame.filename)]
     return [f for f in (frames[ours[-1] + 1 :] if ours else frames) if not _is_library(f.filename)]
 
 
 def _place_of_node(error: BaseException) -> str:
-    """From the last torch.fx node among the variables of the frames that the error went through."""
+    """Return the place of the last torch.fx node among the local variables of the traceback's frames."""
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
         for name in ("node", "n"):
             meta = getattr(frame.f_locals.get(name), "meta", None)
@@ -230,12 +233,12 @@ def _place_of_node(error: BaseException) -> str:
 
 
 def of_library(place: str) -> bool:
-    """Whether `file:line` is in torch, in exporter or in Python itself."""
+    """Return whether `file:line` is in torch, its companions, exporter or the standard library."""
     return _is_library(place.rpartition(":")[0])
 
 
 def _is_library(path: str) -> bool:
-    """Whether a file is no code of the model's: torch, exporter, Python itself."""
+    """Return whether a file belongs to torch, its companions, exporter or the standard library, not to the model."""
     package = _PACKAGE.match(path)
     if package:
         return package[1].removesuffix(".py") in _LIBRARIES
@@ -248,12 +251,12 @@ def _is_ours(path: str) -> bool:
 
 @functools.cache
 def _own_folders() -> tuple[str, ...]:
-    """Where torch and its companions lie, when that is no site-packages; nothing is imported."""
+    """Return the folders of torch and its companions, even outside site-packages, without importing them."""
     specs = (importlib.util.find_spec(name) for name in sorted(_LIBRARIES - {"exporter"}))
     return tuple(f"{folder}/" for spec in specs if spec for folder in spec.submodule_search_locations or ())
 
 
 def shown(path: str, line: int | str) -> str:
-    """`file:line`, a library's file from its package on, any other as it is."""
+    """Return `file:line`, with the path of an installed package's file relative to site-packages."""
     package = _PACKAGE.match(path)
     return f"{path[package.end() :] if package else path}:{line}"

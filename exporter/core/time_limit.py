@@ -1,4 +1,4 @@
-"""A time limit for Python code, of any thread: a call that has not come back by then ends with an exception."""
+"""A time limit for Python code in any thread: a call that exceeds it ends with an exception."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-LEAST_S, TIMES = 10.0, 200.0  # a call may take so many seconds, and so many times as long as an ordinary one
+LEAST_S, TIMES = 10.0, 200.0  # the limit is LEAST_S seconds plus TIMES times the duration of an ordinary call
 
 
 class OutOfTime(BaseException):
-    """A call took longer than it was given. No Exception, so that the code which it ends cannot take it for its own."""
+    """A call exceeded its time limit. Not an Exception, so that the code that it ends does not catch it."""
 
 
 @contextlib.contextmanager
 def stop_after(seconds: float) -> Iterator[None]:
-    """Raise OutOfTime in this thread where the body runs for longer.
+    """Raise OutOfTime in this thread if the body runs for longer than `seconds`.
 
-    It is raised between two steps of the interpreter: what runs in C++, such as a loop in TorchScript, goes on.
+    It is raised between two bytecode instructions, so code in C++, such as a loop in TorchScript, is not interrupted.
     """
     thread, guard, stopped = ctypes.c_ulong(threading.get_ident()), threading.Lock(), threading.Event()
 
@@ -43,12 +43,12 @@ def stop_after(seconds: float) -> Iterator[None]:
 
 
 def of(ordinary: Callable[[], object]) -> float:
-    """Seconds that any call of the same kind ends within; the ordinary one is made for that."""
+    """Return a time limit in seconds for calls like `ordinary`, which is called once to time it."""
     started = time.perf_counter()
     ordinary()
     return LEAST_S + TIMES * (time.perf_counter() - started)
 
 
 def said(where: str, limit_s: float) -> str:
-    """The note for a model that was stopped."""
-    return f"the model does not end where {where}: a call was stopped after {limit_s:.0f} s"
+    """Return the note on a model that was stopped."""
+    return f"the model does not return when {where}: a call was stopped after {limit_s:.0f} s"

@@ -1,7 +1,7 @@
-"""How far an artifact's outputs may be from the reference, for each precision, fixed before anything is measured.
+"""The tolerances for an artifact's outputs, by precision. They are fixed before anything is measured.
 
-In float32 that is what another order of summation costs networks of usual depth. `k` is the factor on eager's own
-error that still counts as the same quality.
+The tolerance for float32 covers the error from another order of summation in networks of usual depth. `k` is the
+factor on eager's own error up to which the quality counts as the same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BY_DTYPE: Mapping[str, Tolerance] = {
     "bfloat16": Tolerance(rtol=1.6e-2, atol=1e-2, k=3.0),
 }
 FLOAT32 = BY_DTYPE["float32"]
-# By what a model in float32 computes in. The reference is eager in that precision; of int8, eager in float32.
+# By the precision that a float32 model computes in. The baseline is eager in that precision; for int8, in float32.
 BY_PRECISION: Mapping[str, Tolerance] = {
     "tf32": Tolerance(rtol=1e-2, atol=1e-3, k=3.0),
     "fp16": BY_DTYPE["float16"],
@@ -30,23 +30,23 @@ BY_PRECISION: Mapping[str, Tolerance] = {
 
 @dataclass(frozen=True)
 class Asked:
-    """What the user asks for in place of the usual tolerance; None keeps it."""
+    """The user's values, which replace those of the default tolerance; None keeps the default."""
 
     rtol: float | None = None
     atol: float | None = None
 
     def over(self, usual: Tolerance) -> Tolerance:
-        """The usual tolerance with what was asked for."""
+        """Return the default tolerance with the user's values."""
         rtol = usual.rtol if self.rtol is None else self.rtol
         atol = usual.atol if self.atol is None else self.atol
         return replace(usual, rtol=rtol, atol=atol)
 
 
 def of_dtype(dtype: str) -> Tolerance:
-    """The tolerance for values of this torch dtype; float32's for one that is not known."""
+    """Return the tolerance for values of this torch dtype; that of float32 for an unknown one."""
     return BY_DTYPE.get(dtype, FLOAT32)
 
 
 def of_outputs(dtypes: Collection[str]) -> Tolerance:
-    """The tolerance for a model whose outputs have these dtypes: that of the highest precision among them."""
+    """Return the tolerance for a model with outputs of these dtypes: that of the highest precision among them."""
     return next((tolerance for dtype, tolerance in BY_DTYPE.items() if dtype in dtypes), FLOAT32)

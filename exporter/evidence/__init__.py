@@ -1,1 +1,1 @@
-"""Is an artifact right, and how fast is it? Goldens, parity, statistics. Knows no target, process or bundle."""
+"""Goldens, parity and timing statistics of artifacts. Nothing here knows a target, a process or a bundle."""

@@ -1,6 +1,6 @@
-"""Latency of several sessions, measured in rotation so that the machine's drift hits all alike.
+"""Measures the latency of several sessions in rotation, so that drift of the machine affects all of them equally.
 
-A subject is anything that answers `time(runs)` with milliseconds; the tests use fakes with known latencies.
+A subject is any object with a `time(runs)` method that returns milliseconds. The tests use fakes with known latencies.
 """
 
 from __future__ import annotations
@@ -14,40 +14,43 @@ from exporter.core.errors import ExporterError
 from exporter.core.timing_records import Timing, runs_for
 from exporter.evidence import stats
 
-WINDOW_MS = 60.0  # long against the clock's and the scheduler's grain, short against the machine's drift
-WARMUP_SHARE = 0.3  # of the budget at most
+WINDOW_MS = 60.0  # long compared to clock and scheduler granularity, short compared to the machine's drift
+WARMUP_SHARE = 0.3  # maximum share of the budget
 MIN_WINDOWS, MAX_WINDOWS = 10, 300
-FEWEST_WINDOWS = 5  # with the budget spent: min and max of five hold the median in 94 of 100 cases, of three in 75
-LEAST_OF_TAIL = 10  # calls of a window that is for percentiles alone
-PRECISION = 0.03  # half width of the ratio's interval that counts as stable
+FEWEST_WINDOWS = 5  # also if the budget is spent; min and max of 5 enclose the median in 94% of cases, of 3 in 75%
+LEAST_OF_TAIL = 10  # minimum number of calls in a window that serves only percentiles
+PRECISION = 0.03  # relative half-width of the ratio's interval at which a measurement counts as stable
 
 
 class Timed(Protocol):
-    """What can be timed."""
+    """Anything that can be timed."""
 
     def time(self, runs: int) -> list[float]:
-        """Milliseconds of each of `runs` calls."""
+        """Return the latency of each of `runs` calls, in milliseconds."""
         ...
 
 
 @dataclass
 class Series:
-    """What one subject gave: windows of samples, and what they cost."""
+    """The measurements of one subject: windows of samples in milliseconds, and the time spent on them."""
 
     runs: int = 1
     windows: list[list[float]] = field(default_factory=list)
-    tail: list[list[float]] = field(default_factory=list)  # more windows, for percentiles alone
+    tail: list[list[float]] = field(default_factory=list)  # further windows, used only for percentiles
     spent_ms: float = 0.0
     stable: bool = False
     error: ExporterError | None = None
 
     @property
     def count(self) -> int:
-        """Samples that were kept."""
+        """Return the number of samples kept."""
         return sum(map(len, (*self.windows, *self.tail)))
 
     def take(self, subject: Timed, keep: bool) -> float:
-        """Time one window and return its median. The first call is paid for but not kept: it finds the caches cold."""
+        """Time one window and return its median in milliseconds.
+
+        The first call counts toward the budget but is discarded, because it runs with cold caches.
+        """
         samples = subject.time(self.runs + 1)
         self.spent_ms += sum(samples)
         if keep:
@@ -62,15 +65,15 @@ def measure(
     progress: Callable[[str], None] = lambda name: None,
     least_runs: int = 0,
 ) -> dict[str, Series]:
-    """Rotate over the subjects until each one's ratio to `baseline` is known to ±3%, or the budget is spent.
+    """Time the subjects in rotation until each one's ratio to `baseline` is known to ±3% or the budget is spent.
 
-    The budget is `budget_s` seconds of timed calls for each subject, on average. What is so slow that it ends sooner
-    gets FEWEST_WINDOWS all the same, of one call each; they count as stable where even their interval is within ±3%.
+    The budget is `budget_s` seconds of timed calls per subject, on average. A subject that is too slow for the budget
+    still gets FEWEST_WINDOWS windows of one call each; it counts as stable if its interval lies within ±3%.
 
-    All but the baseline then go on, where a percentile is asked for, until each has `least_runs` samples.
+    If percentiles are requested, every subject except the baseline continues until it has `least_runs` samples.
 
-    A subject that fails keeps what it raised in `error` and leaves the rotation; when `baseline` fails, what it raised
-    passes through.
+    A subject that fails leaves the rotation, and its exception is stored in `error`. An ExporterError raised by
+    `baseline` propagates.
     """
     series = {name: Series() for name in subjects}
     budget_ms = budget_s * 1000
@@ -92,7 +95,10 @@ def measure(
 def _lengthen(
     series: Mapping[str, Series], subjects: Mapping[str, Timed], least_runs: int, progress: Callable[[str], None]
 ) -> None:
-    """More windows in rotation, for those with too few samples; what is slow takes one call each, so take ten."""
+    """Time more windows in rotation for subjects with too few samples.
+
+    Windows of slow subjects hold one call each; here they hold LEAST_OF_TAIL.
+    """
     while short := [name for name, one in series.items() if not one.error and one.count < least_runs]:
         for name in short:
             progress(name)
@@ -136,7 +142,7 @@ def _finished(series: Iterable[Series], budget_ms: float) -> bool:
 def _stable(one: Series, baseline: Series) -> bool:
     if len(one.windows) < FEWEST_WINDOWS:
         return False
-    if one is baseline:  # its ratio to itself is always 1
+    if one is baseline:  # its ratio to itself is always 1, so use its own median
         low, high = stats.median_interval(one.windows)
     else:
         low, high = stats.ratio_interval(baseline.windows, one.windows)
@@ -144,7 +150,7 @@ def _stable(one: Series, baseline: Series) -> bool:
 
 
 def timing(one: Series, baseline: Series) -> Timing:
-    """The statistics of one series."""
+    """Return the statistics of one series; `speedup` is relative to `baseline`."""
     samples = [sample for window in (*one.windows, *one.tail) for sample in window]
     return Timing(
         median_ms=stats.median([stats.median(window) for window in one.windows]),

@@ -1,4 +1,4 @@
-"""What the pattern of right and wrong cases says of an artifact, and which line of the model is to blame."""
+"""Diagnoses a failing artifact: the pattern of its right and wrong cases, and the line of the model to blame."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from exporter.core.parity_records import CaseRecord, FixedSize, SizeLimit, Warne
 Sizes = Mapping[str, int]
 VALUES = "depends on values"
 NOT_CARRIED = "the state is not carried"
-UNRECORDED = "no trace and no graph records"
-KINDS = ("boolean", "Python number", "Python float")  # that a tensor became, the likeliest first
-DATA = "written-through-data"  # as exporter.core.causes calls it
-UNSTEADY = "eager gives other values at a second run"
+UNRECORDED = "no trace or graph records writes through .data"
+KINDS = ("boolean", "Python number", "Python float")  # what a tensor was converted to, the likeliest cause first
+DATA = "written-through-data"  # the name in exporter.core.causes
+UNSTEADY = "eager returns other values at a second run"
 
 
 @dataclass(frozen=True)
 class CheckedCase:
-    """What a session gave at one case: an error, or what its contract said to refuse it, or how each output compares.
+    """A session's result for one case: an error, the contract's reason for refusing it, or each output's parity.
 
-    An output is an OutputParity as JSON has it.
+    Each output is an OutputParity in its JSON form.
     """
 
     case: CaseRecord
@@ -33,20 +33,21 @@ class CheckedCase:
 
     @property
     def answer(self) -> dict[str, Any]:
-        """As a session's `check` answer has it."""
+        """Return the case in the form of a session's `check` answer."""
         return {"case": self.case.name, "seed": self.case.seed, "error": self.error, "outputs": self.outputs}
 
     @property
     def fails(self) -> bool:
-        """Whether the artifact raised, or an output of it lost parity."""
+        """Return whether the artifact raised or one of its outputs failed parity."""
         return bool(self.error) or any(output["verdict"] == "FAIL" for output in self.outputs)
 
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of an artifact before it fails: what was said when it was made, and why eager is not repeatable.
+    """What is known about an artifact before it fails: warnings and limits from its export, and whether eager repeats.
 
-    Where it is `quantized`, some values are harder than others, and that tells nothing of a branch.
+    `unsteady` is why eager is not repeatable. A `quantized` artifact is less accurate at some values than at others,
+    which is not evidence of a branch.
     """
 
     warnings: tuple[Warned, ...] = ()
@@ -57,7 +58,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Why an artifact fails; `cause` names an entry of `exporter.core.causes`, and `words` are what it says of it."""
+    """Why an artifact fails; `cause` names an entry of `exporter.core.causes`, and `words` fills in its templates."""
 
     reason: str
     cause: str = ""
@@ -69,7 +70,7 @@ Cases = Sequence[CheckedCase]
 
 
 def checked(answer: Iterable[Mapping[str, Any]], golden: Iterable[CaseRecord]) -> list[CheckedCase]:
-    """The cases of a session's `check` answer, each with the golden's record of it."""
+    """Return the cases of a session's `check` answer, each with its record from the golden."""
     known = {(one.name, one.seed): one for one in golden}
     return [
         CheckedCase(
@@ -83,14 +84,18 @@ def checked(answer: Iterable[Mapping[str, Any]], golden: Iterable[CaseRecord]) -
 
 
 def outside(sizes: Sizes, promised: Contract | None) -> str:
-    """The first size that a contract does not allow: `height is 25`; "" where it allows all."""
+    """Return the first size that a contract does not allow (`height is 25`), or "" if it allows all."""
     symbols = promised.symbols if promised else {}
     wrong = ((name, size) for name, size in sizes.items() if name in symbols and not symbols[name].allows(size))
     return next((f"{name} is {size}" for name, size in wrong), "")
 
 
 def judged(cases: Cases, promised: Contract | None) -> list[CheckedCase]:
-    """The cases that the contract allows, and as failures those that it was to refuse or to take and did not."""
+    """Return the cases that count for the verdict.
+
+    Refusing a case that the contract allows is a failure, and so is accepting one that it does not allow. Cases that
+    were rightly refused are left out.
+    """
     found = []
     for case in cases:
         beyond = outside(case.case.sizes, promised)
@@ -103,7 +108,7 @@ def judged(cases: Cases, promised: Contract | None) -> list[CheckedCase]:
 
 
 def explain(reason: str, cases: Cases, worst: CheckedCase, known: Known) -> Diagnosis:
-    """Why an artifact fails at some of its cases, by their pattern; `reason` is what is wrong at the `worst`."""
+    """Diagnose why an artifact fails from the pattern of its cases; `reason` says what is wrong at the `worst` case."""
     found = _explain(reason, cases, worst, known)
     if found.cause:
         return found
@@ -123,7 +128,7 @@ def _explain(reason: str, cases: Cases, worst: CheckedCase, known: Known) -> Dia
 
 
 def crashed(reason: str, limits: Iterable[SizeLimit]) -> Diagnosis:
-    """Why a process that runs an artifact was ended by a signal, perhaps: a size that was fixed."""
+    """Diagnose why a process that ran an artifact was ended by a signal; a fixed size is a possible cause."""
     for limit in limits:
         if limit.rule == "fixed":
             return Diagnosis(f"{reason} (perhaps because {limit})", *_of_limit(limit))
@@ -131,7 +136,7 @@ def crashed(reason: str, limits: Iterable[SizeLimit]) -> Diagnosis:
 
 
 def fixed_sizes(cases: Cases) -> tuple[FixedSize, ...]:
-    """The sizes of which each alone tells the cases that pass from those that do not."""
+    """Return the sizes that separate passing from failing cases: only one value passes, and all others fail."""
     seen: dict[str, tuple[set[int], set[int]]] = {}
     for case in cases:
         for name, size in case.case.sizes.items():
@@ -144,7 +149,7 @@ def fixed_sizes(cases: Cases) -> tuple[FixedSize, ...]:
 
 
 def carried_state(cases: Cases) -> str:
-    """`the state is not carried: …` where every first call of a sequence is right, and a later one is not."""
+    """Return `the state is not carried: …` if every first call of a sequence is right and a later one is wrong."""
     wrong = [case for case in cases if case.case.step and case.fails]
     if not wrong or any(case.fails for case in cases if not case.case.step):
         return ""
@@ -152,7 +157,7 @@ def carried_state(cases: Cases) -> str:
 
 
 def value_dependence(cases: Cases) -> str:
-    """`wrong at ..., right at ...`, where one size gives both; the example's values come first."""
+    """Return `wrong at ..., right at ...` if cases of the same sizes both pass and fail, else ""."""
     right: dict[tuple[tuple[str, int], ...], CaseRecord] = {}
     for case in cases:
         if not case.fails:
@@ -164,9 +169,9 @@ def value_dependence(cases: Cases) -> str:
 
 
 def _fixed(fixed: tuple[FixedSize, ...], known: Known) -> Diagnosis:
-    """With the line where torch.export fixed each size, or else those that the tracer warned of.
+    """Name the line where torch.export fixed each size, or else the lines that the tracer warned about.
 
-    Tracing says of many harmless lines that they might be wrong, so it is asked only where something is.
+    The tracer also warns about many harmless lines, so its warnings are used only for an artifact that is wrong.
     """
     lines = {one: _line(one, known.limits) for one in fixed}
     said = "; ".join(f"{one} by {line}" if line else str(one) for one, line in lines.items())
@@ -190,7 +195,7 @@ def _not_carried(reason: str, worst: CheckedCase, known: Known) -> Diagnosis:
 
 
 def _values(pattern: str, reason: str, worst: CheckedCase, known: Known) -> Diagnosis:
-    """What the example's values decided: a branch, or a state that is written where nothing records it."""
+    """Diagnose dependence on values: a branch, or state whose writes are not recorded."""
     unrecorded = _not_recorded(known.warnings)
     output = next((one["output"] for one in worst.outputs if one["verdict"] == "FAIL"), "")
     if output.startswith(STATE) and unrecorded and unrecorded[1] == DATA:
@@ -202,37 +207,37 @@ def _values(pattern: str, reason: str, worst: CheckedCase, known: Known) -> Diag
 
 
 def _not_recorded(warned: Iterable[Warned]) -> tuple[str, str] | None:
-    """What a trace does not record of a call that changes state, with its line; and the cause."""
+    """Return what a trace failed to record of a state change, with its line, and the cause."""
     warned = tuple(warned)
     if place := next((one.place for one in warned if one.unrecorded), ""):
-        return f"{UNRECORDED} what is written through .data ({place})", DATA
+        return f"{UNRECORDED} ({place})", DATA
     if place := _branch(warned, (*KINDS, "Python integer", "Python index")):
-        return f"the trace holds a number that it took from a tensor ({place})", "number-in-a-trace"
+        return f"the trace holds a constant that was computed from a tensor ({place})", "number-in-a-trace"
     return None
 
 
 def _asked(reason: str, sizes: Sizes, known: Known) -> Diagnosis:
-    """With what torch.export made of a size that the case has and no contract can say, where it may be that."""
+    """Add a limit of torch.export on the case's sizes that no contract can express, if it may be the cause."""
     for limit in known.limits:
         if not any(symbol in sizes for symbol in limit.symbols):
             continue
         if limit.follows and limit.place:
             return Diagnosis(f"{reason} (perhaps because {limit})", *_of_limit(limit))
         if limit.rule == "steps":
-            said = f"(perhaps because {limit}; a contract says multiples alone: give such an example)"
+            said = f"(perhaps because {limit}; contracts express only multiples: use an example size that is one)"
             return Diagnosis(f"{reason} {said}")
     return Diagnosis(reason)
 
 
 def _of_limit(limit: SizeLimit) -> tuple[str, dict[str, str]]:
-    """The cause that a fixed size is, with its words."""
+    """Return the cause for a fixed size, with its words."""
     if limit.follows:
         return "size-baked", {"what": limit.of, "size": limit.to}
     return "dimension-baked", {"dim": limit.of, "size": limit.to}
 
 
 def _branch(warned: Iterable[Warned], kinds: Sequence[str] = KINDS) -> str:
-    """Where a tensor became a boolean, or else a number: in the model if anywhere, not in torch's own checks."""
+    """Return where a tensor became a boolean, or else a number; lines of the model come before those of libraries."""
     placed = [one for one in warned if one.place]
     ours = [one for one in placed if not source_lines.of_library(one.place)]
     tried = [(group, kind) for group in (ours, placed) for kind in kinds]

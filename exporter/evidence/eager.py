@@ -1,6 +1,6 @@
-"""What eager gives: in its own precision, and as the reference in float64 on the CPU.
+"""Runs eager: in its own precision, and as the reference in float64 on the CPU.
 
-A model that does not run in float64 is its own reference, and the golden's record says so.
+A model that does not run in float64 is its own reference; the golden's record says so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ _MISNAMED = re.compile(r"unexpected keyword argument|missing \d+ required (posit
 
 
 def run(module: torch.nn.Module, data: Tensors, device: str) -> Tensors:
-    """Outputs on the CPU, copies like the inputs: this call may change these in place, a later one those."""
+    """Return the outputs as copies on the CPU.
+
+    Inputs and outputs are copied because this call may change its inputs in place, and a later call the outputs.
+    """
     with torch.no_grad():
         return tuple(t.detach().to("cpu", copy=True) for t in module(*(t.to(device, copy=True) for t in data)))
 
@@ -33,32 +36,40 @@ def run(module: torch.nn.Module, data: Tensors, device: str) -> Tensors:
 def references(
     module: torch.nn.Module, data: Sequence[Tensors], eager: Sequence[Tensors], device: str
 ) -> tuple[list[Tensors], str]:
-    """The references for the inputs `data`, and what they are; `eager` are the outputs in the model's own precision."""
+    """Return the references for the inputs `data`, and their kind: "float64" or "eager".
+
+    `eager` holds the outputs in the model's own precision; they become the references if float64 fails.
+    """
     try:
         return in_double(module, lambda: _widened(module, data, eager)), "float64"
-    except Exception:  # whatever a model does that was not written for float64
+    except Exception:  # a model that was not written for float64 can raise anything
         return [in_float64(one) for one in eager], "eager"
     finally:
         module.to(device)
 
 
 def in_double(module: torch.nn.Module, compute: Callable[[], Made]) -> Made:
-    """What `compute` gives while the module is in float64 on the CPU, its weights widened at each use where all at once
-    are too large."""
+    """Return the result of `compute`, run with the module in float64 on the CPU.
+
+    Weights that do not fit into memory in float64 are widened at each use.
+    """
     module.to("cpu")
     with mixture_of_experts.dense(module):
         if not widening.fits(module):
             try:
                 with widening.at_each_use(module) as others, _in_float64(others):
                     return compute()
-            except Exception:  # whatever goes wrong with weights that are not what they seem
+            except Exception:  # widening at each use fails for some kinds of weights
                 widening.allow_all_where_they_fit(module)
         with _in_float64(widening.floating(module)):
             return compute()
 
 
 def attempts(module: torch.nn.Module, data: Sequence[Tensors], device: str, limit_s: float) -> list[nonfinite.Attempt]:
-    """What float64 gives for each of these inputs on the CPU, within so many seconds, or why it gives nothing."""
+    """Run the model in float64 on the CPU for each input, for at most `limit_s` seconds a call.
+
+    Return the outputs for each input, or why there are none. The module is moved back to `device`.
+    """
 
     def compute() -> list[nonfinite.Attempt]:
         return [nonfinite.attempt(lambda given: run(module, in_float64(given), "cpu"), one, limit_s) for one in data]
@@ -75,7 +86,7 @@ def _widened(module: torch.nn.Module, data: Sequence[Tensors], eager: Sequence[T
 
 @contextlib.contextmanager
 def _in_float64(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """These tensors in float64, and back to the very tensors they were."""
+    """Hold these tensors in float64 within the context; restore their original storage at its end."""
     kept = [t.data for t in tensors]
     default = torch.get_default_dtype()
     try:
@@ -90,21 +101,24 @@ def _in_float64(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
 
 
 def in_float64(data: Tensors) -> Tensors:
-    """Floating tensors in float64."""
+    """Return the tensors with floating ones converted to float64."""
     return tuple(t.double() if t.is_floating_point() else t for t in data)
 
 
 def widen(outputs: Tensors, eager: Tensors) -> Tensors:
-    """Outputs of float64 as references. They have float64 where eager floats; other outputs are eager's own."""
+    """Return float64 outputs as references: float64 where eager's output is floating, else eager's own output.
+
+    Raises ValueError if the shapes differ.
+    """
     if [t.shape for t in outputs] != [t.shape for t in eager]:
-        raise ValueError("float64 gives other shapes")
+        raise ValueError("the outputs in float64 have other shapes")
     return tuple(o.double() if e.is_floating_point() else e for o, e in zip(outputs, eager, strict=True))
 
 
 def is_settled(module: torch.nn.Module, data: Tensors, device: str, tolerance: Tolerance, limit_s: float) -> bool:
-    """Whether the model takes these values, and gives what neither the inputs' rounding nor its own overturns.
+    """Return whether the model accepts these values and rounding, of its inputs or its own, hardly changes the outputs.
 
-    time_limit.OutOfTime where a call does not end within so many seconds.
+    Raises time_limit.OutOfTime if a call takes longer than `limit_s` seconds.
     """
     try:
         with time_limit.stop_after(limit_s):
@@ -112,13 +126,13 @@ def is_settled(module: torch.nn.Module, data: Tensors, device: str, tolerance: T
         others = [run(module, perturbations.perturbed(data, sign), device) for sign in (1, -1)]
         (reference,), _ = references(module, [data], [outputs], device)
         return all(perturbations.settled(outputs, other, tolerance) for other in (*others, reference))
-    except Exception:  # whatever a model raises at values that it was not made for
+    except Exception:  # at unusual values, a model can raise anything
         return False
 
 
 @contextlib.contextmanager
 def naming(sizes: str) -> Iterator[None]:
-    """What the model raises becomes an ExportError that says at which sizes."""
+    """Convert an exception of the model to an ExportError that names the sizes."""
     try:
         yield
     except ExporterError:
@@ -129,8 +143,8 @@ def naming(sizes: str) -> Iterator[None]:
         misnamed = isinstance(error, TypeError) and _MISNAMED.search(str(error))
         raise ExportError(
             f"the model fails at {sizes or 'its example'}: {source_lines.summary(error)}",
-            "name the inputs as the arguments of the model's forward"
+            "name the inputs like the arguments of the model's forward"
             if misnamed
-            else "mend it or its inputs, or promise only the sizes that it takes: `sizes` of the recipe, "
+            else "fix the model or its inputs, or promise only sizes that it accepts: `sizes` of the recipe, "
             "--size NAME=MIN..MAX or MIN..MAX..STEP",
         ) from error

@@ -1,4 +1,4 @@
-"""What making a golden showed, as the parent hears it. Never torch."""
+"""What the parent process learns from making a golden. Must not import torch."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from exporter.core.parity_records import CaseRecord, Tolerance
 
 @dataclass(frozen=True)
 class Findings:
-    """What making a golden showed: its cases, how eager compares with itself, and which cases were cut down."""
+    """The result of making a golden: its cases, how repeatable eager is, and which cases were reduced."""
 
     cases: tuple[CaseRecord, ...]
     reference: str
     tolerance: Tolerance
     eager_rmse: float | None
-    unsteady: str  # why eager gives other values at a second run; "" where it is repeatable
+    unsteady: str  # why a second run of eager returns other values; "" if it is repeatable
     notes: tuple[str, ...]
-    tolerances: dict[str, Tolerance] = field(default_factory=dict)  # of other precisions than fp32
-    samples: int = 0  # how many of the recipe's own are among the cases, at their end
-    metric: float | None = None  # of eager's outputs for them
+    tolerances: dict[str, Tolerance] = field(default_factory=dict)  # of precisions other than fp32
+    samples: int = 0  # how many of the last cases are the recipe's own samples
+    metric: float | None = None  # of eager's outputs for these samples

@@ -1,4 +1,4 @@
-"""Goldens: inputs with the outputs that eager gives, in its own precision and in float64; in memory and in a file."""
+"""Goldens: inputs with eager's outputs, in its own precision and in float64. Reads and writes golden files."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from exporter.core.parity_records import CaseRecord, Tolerance
 from exporter.model import tensor_files
 from exporter.model.tensors import Tensors
 
-SCHEMA = 3  # that is written
-PICKLED = (1, 2)  # schemas that torch.save wrote, which are read: without sequences, and with them
+SCHEMA = 3  # the schema written
+PICKLED = (1, 2)  # older schemas written by torch.save, which can still be read: without and with sequences
 KINDS = ("inputs", "eager", "reference")
 
 
@@ -24,8 +24,8 @@ KINDS = ("inputs", "eager", "reference")
 class Case:
     """One case: CPU tensors in the contract's order.
 
-    Of a model with state it is a call of a sequence: `step` 0 begins one from the initial state, which is among its
-    inputs where the contract keeps it outside; a later one follows the case before it.
+    For a model with state, a case is one call of a sequence. `step` 0 starts from the initial state, which is among its
+    inputs if the contract exposes the state; later steps continue from the previous case.
     """
 
     record: CaseRecord
@@ -35,20 +35,21 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Return the name in the record."""
         return self.record.name
 
     @property
     def step(self) -> int | None:
-        """As in its record."""
+        """Return the step in the record."""
         return self.record.step
 
 
 @dataclass(frozen=True)
 class NonFinite:
-    """The example with `value`, NaN or infinity, in the middle element of each of these `inputs`, which have `names`.
+    """The example with `value` (NaN or infinity) in the middle element of each of `inputs`, whose names are `names`.
 
-    `expected` has, for each output, where that reaches it: codes of `nonfinite`, or one where all are alike.
+    `expected` marks, for each output, the elements that `value` must reach. It holds codes of `nonfinite`, or a single
+    code if all elements have the same one.
     """
 
     inputs: tuple[int, ...]
@@ -59,10 +60,10 @@ class NonFinite:
 
 @dataclass(frozen=True)
 class Golden:
-    """Cases with the tolerance that was fixed for them. The first case is the example.
+    """Cases and their tolerance. The first case is the example.
 
-    `precisions` hold what else a golden is judged by where an artifact computes in another precision. `nonfinite` is
-    what has to be propagated, in any; None where eager was not asked.
+    `precisions` holds what differs for artifacts that compute in another precision. `nonfinite` holds the values that
+    artifacts of every precision must propagate, or None if this was not determined.
     """
 
     cases: tuple[Case, ...]
@@ -71,7 +72,7 @@ class Golden:
     nonfinite: tuple[NonFinite, ...] | None = None
 
     def of(self, precision: str) -> Golden:
-        """The golden for artifacts of one precision. ArtifactError when it was made without."""
+        """Return the golden for artifacts of one precision. Raises ArtifactError if the golden lacks this precision."""
         if precision == FP32:
             return self
         if precision not in self.precisions:
@@ -84,9 +85,9 @@ class Golden:
 
 @dataclass(frozen=True)
 class Precision:
-    """The tolerance of a precision, and what eager gives in it for each case; nothing where that is float32's.
+    """The tolerance of a precision, and eager's outputs for each case; empty if those of float32 apply.
 
-    `without` names cases that it is not judged by.
+    `without` names cases that are not checked in this precision.
     """
 
     tolerance: Tolerance
@@ -95,7 +96,7 @@ class Precision:
 
 
 def _without(cases: Sequence[Case], names: Collection[str]) -> Iterator[Case]:
-    """The cases that are not named; of a sequence, those before the first that is."""
+    """Yield the cases that are not named; of a sequence, only those before the first named one."""
     whole = True
     for case in cases:
         whole = case.name not in names and (whole or not case.step)
@@ -104,12 +105,12 @@ def _without(cases: Sequence[Case], names: Collection[str]) -> Iterator[Case]:
 
 
 def samples(golden: Golden) -> tuple[Case, ...]:
-    """The cases that are the recipe's own samples, in their order."""
+    """Return the cases that are the recipe's own samples, in order."""
     return tuple(case for case in golden.cases if case.record.sample is not None)
 
 
 def save(golden: Golden, path: Path) -> None:
-    """Write a golden (docs/formats.md)."""
+    """Write a golden as safetensors with JSON metadata (docs/formats.md)."""
     stored: dict[str, torch.Tensor] = {}
 
     def put(prefix: str, tensors: Tensors) -> int:
@@ -153,7 +154,7 @@ def _plain_tolerance(tolerance: Tolerance) -> dict[str, float]:
 
 
 def read(path: Path) -> Golden:
-    """Read a golden, of any schema; ArtifactError when it is missing, broken or of another schema."""
+    """Read a golden of any known schema. Raises ArtifactError if it is missing, broken or of an unknown schema."""
     try:
         data = _unpickled(path) if _is_archive(path) else _gathered(*tensor_files.read(path))
         cases = tuple(
@@ -168,12 +169,12 @@ def read(path: Path) -> Golden:
         return Golden(cases, Tolerance(**data["tolerance"]), precisions, nonfinite)
     except ArtifactError as error:
         raise ArtifactError(f"{path}: {error}", error.remedy) from error
-    except Exception as error:  # whatever a broken file raises
+    except Exception as error:  # a broken file can raise anything
         raise ArtifactError(f"{path} cannot be read as a golden: {error}", "export again") from error
 
 
 def _gathered(stored: Mapping[str, torch.Tensor], about: dict[str, Any]) -> dict[str, Any]:
-    """What the metadata says, with the tensors in the place of their numbers."""
+    """Return the metadata with the tensors in place of their counts."""
     _require(about, (SCHEMA,))
 
     def take(prefix: str, count: int) -> list[torch.Tensor]:
@@ -189,13 +190,13 @@ def _gathered(stored: Mapping[str, torch.Tensor], about: dict[str, Any]) -> dict
 
 
 def _is_archive(path: Path) -> bool:
-    """Whether torch.save wrote the file; one of safetensors would need a header of 67 MB to begin so."""
+    """Return whether torch.save wrote the file; a safetensors file starts like this only if its header has 67 MB."""
     with path.open("rb") as file:
         return file.read(4) == b"PK\3\4"
 
 
 def _unpickled(path: Path) -> dict[str, Any]:
-    """A golden of schema 1 or 2, which torch.save wrote: the same tree, with the tensors in it."""
+    """Return the data of a golden of schema 1 or 2, written by torch.save: the same tree, including the tensors."""
     data: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
     _require(data, PICKLED)
     return data

@@ -1,4 +1,4 @@
-"""Makes a golden's cases: planned sizes and seeds, other values, other precisions."""
+"""Makes the cases of a golden: planned sizes and seeds, changed values, other precisions."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from exporter.model.state.search import alike
 from exporter.model.state.snapshot import Snapshot
 from exporter.model.tensors import Tensors
 
-CASE_OPERATIONS = 300e9  # floating-point operations of one case: some seconds in float64 on two cores
-CASE_BYTES = 100e6  # of one case's inputs
-NOT_TO_THE_BIT = "perhaps its kernels do not repeat themselves"
-HIDDEN = "perhaps it keeps state where none can be found: in a global, a closure, or an object of C++"
+CASE_OPERATIONS = 300e9  # limit of one case, in floating-point operations: a few seconds in float64 on two cores
+CASE_BYTES = 100e6  # limit of one case's inputs
+NOT_TO_THE_BIT = "perhaps its kernels are not deterministic"
+HIDDEN = "perhaps it keeps state where exporter cannot find it: in a global, a closure or a C++ object"
 
-MakeInputs = Callable[[Sizes, int], Tensors]  # at these sizes, from this seed
+MakeInputs = Callable[[Sizes, int], Tensors]  # takes sizes and a seed
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes and seed of each case, the example's first, and the ranges of the sizes.
+    """The sizes and seed of each case, beginning with the example, and the ranges of the sizes.
 
-    Largest sizes are halved until a case is expected to fit CASE_OPERATIONS and CASE_BYTES, but for the cases named in
-    `whole`.
+    Sizes are halved until a case is expected to stay within CASE_OPERATIONS and CASE_BYTES, except for the cases named
+    in `whole`.
     """
 
     cases: Sequence[tuple[Sizes, int]]
@@ -45,20 +45,20 @@ class Plan:
 
     @property
     def base(self) -> Sizes:
-        """The example's sizes."""
+        """Return the example's sizes."""
         return self.cases[0][0]
 
     def changed(self, change: str) -> CaseRecord:
-        """The example's case with other values."""
+        """Return the record of the example with changed values."""
         return CaseRecord(f"{describe(self.base)} {change}", self.cases[0][1], dict(self.base), change)
 
 
 def make(
     module: torch.nn.Module, inputs: MakeInputs, plan: Plan, tolerance: Tolerance, device: str
 ) -> tuple[Golden, Findings]:
-    """Run eager at every planned size and seed, and at the first with other values.
+    """Run eager at every planned size and seed, and with changed values at the first.
 
-    `module` is moved to float64 and back, never copied.
+    `module` is converted to float64 and back in place. Raises ExportError if the model fails at a planned size.
     """
     limit = Limit(module, inputs(*plan.cases[0]), device)
     chosen, notes = _fitting(inputs, plan, limit)
@@ -76,7 +76,7 @@ def make(
             outputs.append(eager.run(module, data, device))
     unsteady = _unsteady(module, example, outputs[0], device)
     if unsteady and unsteady != NOT_TO_THE_BIT:
-        tolerance = replace(tolerance, k=0.0)  # eager's distance from itself is no measure of rounding
+        tolerance = replace(tolerance, k=0.0)  # the error of an unrepeatable eager does not measure rounding
     references, kind = eager.references(module, list(chosen.values()), outputs, device)
     cases = tuple(
         Case(case, data, given, reference)
@@ -89,7 +89,7 @@ def make(
 def nonfinite_of(
     module: torch.nn.Module, made: Golden, names: Sequence[str], device: str
 ) -> tuple[tuple[NonFinite, ...], tuple[str, ...]]:
-    """As `nonfinite.make`, for the golden's example."""
+    """Call `nonfinite.make` with the golden's example."""
     return nonfinite.make(
         made.cases[0].inputs,
         names,
@@ -101,7 +101,7 @@ def nonfinite_of(
 def add_samples(
     made: Golden, findings: Findings, module: torch.nn.Module, samples: Mapping[CaseRecord, Tensors], device: str
 ) -> tuple[Golden, Findings]:
-    """The golden with the recipe's own samples after the drawn cases; they are neither cut down nor tried."""
+    """Return the golden with the recipe's own samples added at the end; they are never reduced or left out."""
     outputs = []
     for case, data in samples.items():
         with eager.naming(case.name):
@@ -118,7 +118,7 @@ def add_samples(
 
 
 def _fitting(inputs: MakeInputs, plan: Plan, limit: Limit) -> tuple[dict[CaseRecord, Tensors], list[str]]:
-    """Inputs of the plan's cases, and notes of what was cut down."""
+    """Return the inputs of the plan's cases, and notes about reduced cases."""
     chosen: dict[CaseRecord, Tensors] = {}
     notes: list[str] = []
     for sizes, seed, data in _cut_down(inputs, plan, limit, notes):
@@ -127,14 +127,14 @@ def _fitting(inputs: MakeInputs, plan: Plan, limit: Limit) -> tuple[dict[CaseRec
 
 
 def fitting(inputs: MakeInputs, plan: Plan, limit: Limit) -> tuple[dict[str, Sizes], list[str]]:
-    """Sizes of the plan's cases by name, each once, and notes of what was cut down."""
+    """Return the distinct sizes of the plan's cases by name, and notes about reduced cases."""
     notes: list[str] = []
     sizes = {describe(sizes): sizes for sizes, _, _ in _cut_down(inputs, plan, limit, notes)}
     return sizes, notes
 
 
 def _cut_down(inputs: MakeInputs, plan: Plan, limit: Limit, notes: list[str]) -> Iterator[tuple[Sizes, int, Tensors]]:
-    """Sizes, seed and inputs of each case of the plan, cut down to what the limit allows."""
+    """Yield sizes, seed and inputs of each case of the plan, with sizes reduced to what the limit allows."""
     for sizes, seed in plan.cases:
         if describe(sizes) in plan.whole:
             fitting, data = sizes, inputs(sizes, seed)
@@ -150,10 +150,10 @@ def _cut_down(inputs: MakeInputs, plan: Plan, limit: Limit, notes: list[str]) ->
 def in_precisions(
     made: Golden, module: torch.nn.Module, tolerances: Mapping[str, Tolerance], outputs: tuple[str, ...], device: str
 ) -> tuple[dict[str, Precision], tuple[str, ...]]:
-    """What eager gives for each case in other precisions, with their tolerances; and notes where it does not run.
+    """Return eager's outputs in other precisions with their tolerances, and notes about precisions in which it fails.
 
-    There, and for int8, artifacts are judged against float32's own error; int8 not by values that are far from any
-    that it was calibrated with. `outputs` are dtypes by name.
+    In these, and in int8, artifacts are compared with eager's outputs in float32. int8 leaves out cases whose values
+    are far beyond its calibration data. `outputs` are the contract's output dtypes.
     """
     found: dict[str, Precision] = {}
     notes: list[str] = []
@@ -163,7 +163,7 @@ def in_precisions(
             try:
                 with precision.computing(module, name, outputs) as computes:
                     given = tuple(eager.run(computes, case.inputs, device) for case in made.cases)
-            except Exception as error:  # whatever a model raises that was not written for it
+            except Exception as error:  # a model not written for this precision can raise anything
                 notes.append(f"eager does not run in {name}: {source_lines.summary(error)}")
         far = tuple(case.name for case in made.cases if name == "int8" and case.record.values == perturbations.LARGE)
         found[name] = Precision(tolerance, given, far)
@@ -171,7 +171,7 @@ def in_precisions(
 
 
 def _unsteady(module: torch.nn.Module, data: Tensors, outputs: Tensors, device: str) -> str:
-    """Why eager gives other outputs at a second call; "" when it repeats itself."""
+    """Return why eager returns other outputs at a second call; "" if it is repeatable."""
     numbers, held = torch.get_rng_state(), Snapshot(module)
     again = eager.run(module, data, device)
     if all(_same(a, b) for a, b in zip(again, outputs, strict=True)):
@@ -184,14 +184,14 @@ def _unsteady(module: torch.nn.Module, data: Tensors, outputs: Tensors, device: 
 
 
 class Limit:
-    """Expected cost of a case, by the floating-point operations of the example: the same on every machine."""
+    """Estimates the cost of a case from the floating-point operations of the example, independent of the machine."""
 
     def __init__(self, module: torch.nn.Module, example: Tensors, device: str, calls: int = 1) -> None:
-        """A case has so many `calls`."""
+        """Count the operations of the example; `calls` is the number of calls per case."""
         with FlopCounterMode(display=False) as counter:
             eager.run(module, example, device)
         if "torch._dynamo" in sys.modules:
-            torch._dynamo.reset()  # torch.cond was compiled under the counter; torch 2.11 would not take that back
+            torch._dynamo.reset()  # the counter made torch.cond compile, which torch 2.11 does not undo
         self._calls = calls
         self._per_element = calls * counter.get_total_flops() / sum(t.numel() for t in example)
 
@@ -224,7 +224,7 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def noise(cases: Sequence[Case]) -> float | None:
-    """RMSE of eager against the reference over all floating outputs."""
+    """Return the RMSE of eager against the reference over all floating outputs, or None if there are none."""
     total, count = 0.0, 0
     for case in cases:
         for e, r in zip(case.eager, case.reference, strict=True):

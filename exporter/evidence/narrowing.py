@@ -1,4 +1,4 @@
-"""Which of torch.export's conditions on sizes are promises: told by running the graph where they do not hold."""
+"""Finds which of torch.export's conditions on sizes are real, by running the graph at sizes that violate them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from exporter.model.capture import Captured
 from exporter.model.state import carrying
 from exporter.model.tensors import Tensors
 
-TRIED = 4  # sizes outside a range that are tried
-FAR = 4  # times the example's size: beyond, a try may cost more than it tells
+TRIED = 4  # sizes to try at most per condition
+FAR = 4  # largest size to try, in multiples of the example's; larger ones cost too much
 
 MakeInputs = Callable[[Sizes], Tensors]
 
@@ -27,24 +27,25 @@ MakeInputs = Callable[[Sizes], Tensors]
 def find(
     captured: Captured, module: torch.nn.Module, inputs: MakeInputs, base: Sizes, contract: Contract, device: str
 ) -> list[Narrowing]:
-    """What is left of each symbol.
+    """Return how each symbol of the contract must be narrowed.
 
-    A step holds for the code of a compiler, and for the graph too where that is wrong at other sizes. A smaller range
-    holds where the graph is wrong outside: of many it would be right there. The program's own guards are tried.
+    A step always applies to compiled code; it applies to the graph only if the graph is wrong at other sizes. A smaller
+    range applies only if the graph is wrong outside of it; many graphs are right there. The program's own guards are
+    checked by running it.
     """
     if not captured.relaxed and all(bounds.multiple_of == 1 for bounds in contract.symbols.values()):
-        return []  # all that was promised could be asked for
+        return []  # torch.export accepted everything that the contract promises
     trial = _Trial(module, inputs, base, device)
     graph = captured.program.module(check_guards=False)
     if not trial.right(graph, base):
-        return []  # it is wrong everywhere, as the golden will tell, or gives other values at each call
+        return []  # either wrong everywhere, which the golden will show, or not repeatable
     found = [*_steps(captured, graph, trial, contract), *_bounds(captured, graph, trial, contract)]
     return [*found, *_guards(captured, trial, narrow(contract, (one for one in found if one.of == "graph")))]
 
 
 @dataclass(frozen=True)
 class _Trial:
-    """Runs a graph and eager at the same inputs."""
+    """Compares a graph with eager at the same inputs."""
 
     module: torch.nn.Module
     inputs: MakeInputs
@@ -52,25 +53,25 @@ class _Trial:
     device: str
 
     def right(self, graph: torch.nn.Module, sizes: Sizes) -> bool:
-        """Whether the graph gives what eager gives, but for rounding; and whether it runs at all.
+        """Return whether the graph runs and agrees with eager up to rounding.
 
-        True where eager itself does not run: nothing speaks against the graph then.
+        Also return True if eager itself fails, because then nothing is known against the graph.
         """
         data = self.inputs(sizes)
         try:
             wanted = eager.run(self.module, data, self.device)
-        except Exception:  # whatever a model raises at sizes that it does not take, or that are too large here
+        except Exception:  # at sizes that are unsupported or too large, a model can raise anything
             return True
         try:
             outputs = eager.run(graph, data, self.device)
-        except Exception as error:  # whatever a graph raises at sizes that it was not made for
+        except Exception as error:  # at unsupported sizes, a graph can raise anything
             if memory.ran_out(error):
                 raise
             return False
         return all(map(carrying.agree, outputs, wanted))
 
     def wrong(self, graph: torch.nn.Module, name: str, sizes: list[int]) -> list[int]:
-        """The sizes of a symbol at which the graph is not right."""
+        """Return the sizes of a symbol at which the graph is wrong."""
         return [size for size in sizes if not self.right(graph, {**self.base, name: size})]
 
 
@@ -108,7 +109,7 @@ def _guards(captured: Captured, trial: _Trial, contract: Contract) -> Iterator[N
 
 
 def limits(captured: Captured, narrowings: list[Narrowing], base: Sizes) -> Iterator[SizeLimit]:
-    """What torch.export fixed, and what it asked for that nothing was narrowed by."""
+    """Yield what torch.export fixed, and its conditions that did not narrow the contract."""
     yield from captured.fixed
     for name, rule in captured.rules.items():
         if rule.offset or base[name] % rule.multiple:
@@ -121,14 +122,14 @@ def limits(captured: Captured, narrowings: list[Narrowing], base: Sizes) -> Iter
 
 
 def _others(base: int, promised: Range, step: int) -> list[int]:
-    """Sizes near the example's that are no multiples of the step."""
+    """Return sizes near the example's that are not multiples of the step."""
     unit = promised.multiple_of
     wanted = (base + unit, base - unit, base + step // 2, base + step - unit, base + step + unit)
     return [size for size in dict.fromkeys(wanted) if promised.allows(size) and size % step][:TRIED]
 
 
 def _outside(base: int, promised: Range, bounds: Range) -> list[int]:
-    """Sizes of the promised range that lie outside the bounds, those next to them first."""
+    """Return sizes of the promised range outside the bounds, the nearest first."""
     below, above = bounds.min - promised.multiple_of, bounds.max + promised.multiple_of
     wanted = dict.fromkeys((below, above, promised.sizes[0], min(promised.sizes[-1], FAR * base)))
     return [size for size in wanted if promised.allows(size) and not bounds.allows(size)]

@@ -1,4 +1,4 @@
-"""The example with NaN or infinity in an input: what eager makes of that, an artifact has to make of it too."""
+"""Cases with NaN or infinity in an input: where eager propagates the value, an artifact must propagate it too."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from exporter.evidence.golden import Case, NonFinite
 from exporter.model.tensors import Run, Tensors
 
 VALUES = {"NaN": float("nan"), "infinity": float("inf")}
-ALONE = 8  # so many inputs have cases of their own; the others share theirs
-NAN, PLUS, MINUS = 1, 2, 3  # in NonFinite.expected; 0 where nothing is demanded
+ALONE = 8  # the first ALONE inputs have cases of their own; the others share one per value
+NAN, PLUS, MINUS = 1, 2, 3  # codes in NonFinite.expected; 0 where nothing is required
 
 
 class Failure(enum.Enum):
@@ -29,11 +29,13 @@ Attempt = Tensors | Failure
 def make(
     example: Tensors, names: Sequence[str], in_double: Callable[[Sequence[Tensors], float], list[Attempt]], run: Run
 ) -> tuple[tuple[NonFinite, ...], tuple[str, ...]]:
-    """What has to be propagated: that which eager gives (`run`) and float64 gives too, so that it is no kernel's own.
+    """Return the cases that artifacts must propagate, and a note for each value at which the model does not end.
 
-    `in_double` gives what float64 gives for each, on the CPU, each within so many seconds. It goes first: what a GPU
-    does with an index made of NaN would end the process. Returns also a note for each value that a call does not end
-    for.
+    NaN or infinity in an output is required where eager (`run`) and float64 agree on it; what only one of them returns
+    is an effect of its kernels.
+
+    `in_double` runs the model in float64 on the CPU for each of the given inputs, with a time limit in seconds for each
+    call. It runs first, because an index computed from NaN can kill a process that uses a GPU.
     """
     planned = [(inputs, value) for inputs in _groups(example) for value in VALUES]
     if not planned:
@@ -55,7 +57,7 @@ def make(
 
 
 def attempt(run: Run, data: Tensors, limit_s: float) -> Attempt:
-    """What a model gives, within so many seconds. It may fail at values that it was not made for."""
+    """Run a model for at most `limit_s` seconds; return its outputs, or why there are none."""
     try:
         with time_limit.stop_after(limit_s):
             return run(data)
@@ -66,7 +68,7 @@ def attempt(run: Run, data: Tensors, limit_s: float) -> Attempt:
 
 
 def _groups(example: Tensors) -> Iterator[tuple[int, ...]]:
-    """Floating inputs, each by itself and at last those together that are too many."""
+    """Yield groups of floating inputs: the first ALONE inputs one by one, then the rest together."""
     floating = [i for i, t in enumerate(example) if t.is_floating_point() and t.numel()]
     yield from ((i,) for i in floating[:ALONE])
     if others := tuple(floating[ALONE:]):
@@ -74,7 +76,7 @@ def _groups(example: Tensors) -> Iterator[tuple[int, ...]]:
 
 
 def _spoilt(example: Tensors, inputs: Sequence[int], value: str) -> Tensors:
-    """The example with one element of each of these inputs, the middle one, replaced."""
+    """Return the example with the middle element of each of these inputs replaced by `value`."""
     data = tuple(t.clone(memory_format=torch.contiguous_format) if i in inputs else t for i, t in enumerate(example))
     for i in inputs:
         data[i].view(-1)[data[i].numel() // 2] = VALUES[value]
@@ -92,22 +94,22 @@ def _codes(values: torch.Tensor) -> torch.Tensor:
 
 
 def _brief(codes: torch.Tensor) -> torch.Tensor:
-    """One number where all are alike."""
+    """Return a scalar if all codes are equal, else the codes unchanged."""
     return codes.reshape(-1)[0].clone() if codes.numel() and bool((codes == codes.reshape(-1)[0]).all()) else codes
 
 
 def lost(case: NonFinite, example: Case, run: Run, outputs: Sequence[str]) -> str:
-    """What an artifact does not propagate of a case, in words; "" where it does. `run` may raise."""
+    """Describe what an artifact fails to propagate; "" if it propagates everything. `run` may raise."""
     at = ", ".join(
         f"{name}{_index(example.inputs[i].numel() // 2, example.inputs[i].shape)}"
         for i, name in zip(case.inputs, case.names, strict=True)
     )
-    given = f"where {at} is {case.value}"
+    given = f"when {at} is {case.value}"
     try:
         found = run(_spoilt(example.inputs, case.inputs, case.value))
     except Exception as error:
         said = str(error).strip().partition("\n")[0] or type(error).__name__
-        return f"{case.value} is not propagated: it fails {given}: {said}"
+        return f"{case.value} is not propagated: the artifact fails {given}: {said}"
     for name, got, expected in zip(outputs, found, case.expected, strict=False):
         if got.is_floating_point() and bool(expected.any()):
             wrong = (expected != 0) & (_codes(got.detach().cpu()) != expected)
@@ -120,7 +122,8 @@ def _said(name: str, got: torch.Tensor, expected: torch.Tensor, wrong: torch.Ten
     place = int(wrong.reshape(-1).to(torch.int8).argmax())
     wanted = "NaN" if int(expected.reshape(-1)[place]) == NAN else "infinity"
     number = float(got.reshape(-1)[place])
-    return f"{wanted} is not propagated: {name}{_index(place, got.shape)} is {number:.4g} {given}; eager gives {wanted}"
+    found = f"{name}{_index(place, got.shape)} is {number:.4g}"
+    return f"{wanted} is not propagated: {found} {given}; eager returns {wanted}"
 
 
 def _index(place: int, shape: Sequence[int]) -> str:

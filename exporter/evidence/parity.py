@@ -1,4 +1,4 @@
-"""The verdict on outputs: pure functions over arrays. docs/formats.md states the rule; C++ has the same one."""
+"""Parity verdicts on outputs. Pure functions over arrays; docs/formats.md states the rule, which C++ shares."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from exporter.core.parity_records import VERDICTS, CaseParity, Parity, Tolerance
 
 Array = NDArray[Any]
 
-CLEAR = 0.1  # of a row's range: a first that is so far ahead of the second has to stay first
+CLEAR = 0.1  # fraction of a row's range; a maximum that leads by more must keep its position
 
 
 @dataclass(frozen=True)
 class OutputParity:
-    """One output of one case, compared."""
+    """The parity of one output at one case."""
 
     output: str
     verdict: Verdict
@@ -30,16 +30,16 @@ class OutputParity:
     rmse_ratio: float | None = None
     cosine: float | None = None
     worst: tuple[int, ...] = ()
-    cause: str = ""  # of a failure, as exporter.core.causes names it
+    cause: str = ""  # of a failure: a name in exporter.core.causes
 
 
 def compare(
     name: str, got: Array, eager: Array, reference: Array, tolerance: Tolerance, dtypes: tuple[str, str]
 ) -> OutputParity:
-    """Judge one output.
+    """Return the parity of one output, by the rule in docs/formats.md.
 
-    `got`, `eager` and `reference` are the artifact's, eager's and the float64 reference's values; `dtypes` are the
-    torch dtypes of the first two (arrays may hold them widened, for numpy has no bfloat16).
+    `got`, `eager` and `reference` are the values of the artifact, of eager and of the float64 reference. `dtypes` are
+    the torch dtypes of the first two; the arrays themselves may be wider, because numpy has no bfloat16.
     """
     if got.shape != eager.shape:
         return OutputParity(name, "FAIL", f"shape {list(got.shape)}, expected {list(eager.shape)}")
@@ -116,12 +116,12 @@ def _compare_floats(name: str, got: Array, eager: Array, reference: Array, toler
 
 
 def _holds_scores(name: str, values: Array) -> bool:
-    """Whether the last dimension is of scores: logits by name, or the one output of a classifier."""
+    """Return whether the last dimension holds scores: named logits, or the single 2-D output of a classifier."""
     return values.ndim > 1 and (name.rpartition(".")[2] == "logits" or (name == "output" and values.ndim == 2))
 
 
 def _lost_firsts(got: Array, reference: Array) -> int:
-    """Rows whose clear first is not the first any more."""
+    """Count the rows whose clear maximum in the reference is no longer the maximum."""
     rows, wanted = (a.reshape(-1, a.shape[-1]).astype(np.float64) for a in (got, reference))
     sound = np.isfinite(wanted).all(axis=-1)
     rows, wanted = rows[sound], wanted[sound]
@@ -148,7 +148,7 @@ def _cosine(a: Array, b: Array) -> float:
 
 
 def summarize(cases: Sequence[Mapping[str, Any]]) -> Parity:
-    """The `cases` of a session's `check` answer, folded into one verdict: the worst wins."""
+    """Fold the `cases` of a session's `check` answer into one parity; the worst verdict wins."""
     parts = _parts(cases)
     errors = [case for case in cases if case["error"]]
     verdict: Verdict = max((o["verdict"] for _, o in parts), key=VERDICTS.index, default="FAIL")
@@ -175,7 +175,7 @@ def summarize(cases: Sequence[Mapping[str, Any]]) -> Parity:
 
 
 def worst(cases: Sequence[Mapping[str, Any]]) -> int:
-    """Which of the cases a verdict's reason is about: the first that raised, or else the one with the worst output."""
+    """Return the index of the case behind the verdict: the first that raised, else the one with the worst output."""
     found = next((case for case in cases if case["error"]), None) or max(_parts(cases), key=_badness)[0]
     return next(index for index, case in enumerate(cases) if case is found)
 

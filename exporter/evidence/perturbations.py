@@ -1,4 +1,4 @@
-"""Other values for the same inputs: a branch that one example takes, another may not."""
+"""Changes the values of the example inputs, because a branch in the model may depend on them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from exporter.model.tensors import Tensors
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 
-# For floating tensors, and for all others: those hold indices and masks, and stay inside what they held.
+# One change for floating tensors and one for all others. The latter hold indices and masks, so their values stay within
+# the range of the example's.
 LARGE = "large"
 CHANGES: dict[str, tuple[Change, Change]] = {
     "zeros": (torch.zeros_like, lambda t: t.amin().expand_as(t).clone() if t.numel() else t),
@@ -20,11 +21,11 @@ CHANGES: dict[str, tuple[Change, Change]] = {
     LARGE: (lambda t: t * 100, lambda t: t),
     "tiny": (lambda t: t.clamp(-1, 1) * (torch.finfo(t.dtype).tiny / 2), lambda t: t),  # below the normal numbers
 }
-PERTURBATION, ROUNDINGS = 1e-6, 8  # relative: at most, and in units of the dtype's own rounding
+PERTURBATION, ROUNDINGS = 1e-6, 8  # relative: the maximum, and the multiple of the dtype's epsilon
 
 
 def changed(data: Tensors) -> dict[str, Tensors]:
-    """The inputs with other values, by the name of the change; those that change nothing are left out."""
+    """Return the inputs with other values, by the name of the change. Changes without effect are left out."""
     made: dict[str, Tensors] = {}
     for name, (of_floats, of_others) in CHANGES.items():
         new = tuple(of_floats(t) if t.is_floating_point() else _integral(of_others, t) for t in data)
@@ -34,7 +35,7 @@ def changed(data: Tensors) -> dict[str, Tensors]:
 
 
 def perturbed(data: Tensors, sign: int) -> Tensors:
-    """Floating inputs as rounding might have left them, to one side or (with the other sign) to the opposite."""
+    """Return the inputs with noise the size of rounding errors added to floating tensors, times `sign` (1 or -1)."""
     generator = torch.Generator().manual_seed(0)
     return tuple(
         t + sign * _rounding(t.dtype) * (t.abs() + 1) * torch.randn(t.shape, generator=generator).to(t)
@@ -49,7 +50,10 @@ def _rounding(dtype: torch.dtype) -> float:
 
 
 def settled(outputs: Tensors, again: Tensors, tolerance: Tolerance) -> bool:
-    """Whether outputs are finite and differ by no more than the tolerance: what rounding decides proves nothing."""
+    """Return whether the outputs are finite and agree within the tolerance.
+
+    Outputs that rounding decides prove nothing about an artifact.
+    """
     return all(a.shape == b.shape and _close(a, b, tolerance) for a, b in zip(outputs, again, strict=True))
 
 
@@ -61,7 +65,7 @@ def _close(a: torch.Tensor, b: torch.Tensor, tolerance: Tolerance) -> bool:
 
 
 def _integral(change: Change, tensor: torch.Tensor) -> torch.Tensor:
-    """A change to a tensor of integers, booleans or complex numbers; the last have no order and stay as they are."""
+    """Apply a change to a tensor of integers or booleans. Complex tensors have no order and are returned unchanged."""
     if tensor.is_complex():
         return tensor
     return change(tensor.byte()).bool() if tensor.dtype == torch.bool else change(tensor)

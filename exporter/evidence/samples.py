@@ -1,4 +1,4 @@
-"""The user's own inputs and metric: what a recipe's samples() and metric() give. Runs only where recipes run."""
+"""The user's own inputs and metric, from a recipe's samples() and metric(). Used only in processes that run recipes."""
 
 from __future__ import annotations
 
@@ -22,28 +22,34 @@ if TYPE_CHECKING:
     from exporter.model.recipes import Recipe
     from exporter.model.tensors import Tensors
 
-MOST = 64  # samples that are taken
+MOST = 64  # samples used at most
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample: flat CPU inputs, with the sizes that they have."""
+    """One sample: flat inputs on the CPU, with their sizes."""
 
     case: CaseRecord
     inputs: Tensors
 
     @property
     def sizes(self) -> dict[str, int]:
-        """By symbol."""
+        """Return the sizes by symbol."""
         return self.case.sizes
 
 
 def given(recipe: Recipe) -> list[Any]:
-    """What samples() gives, the first MOST; nothing where a recipe has none. RecipeError where it fails."""
+    """Return the first MOST samples of samples(), or an empty list if the recipe has none.
+
+    Raises RecipeError if samples() fails or returns nothing, or if the recipe has metric() without samples().
+    """
     make = getattr(recipe, "samples", None)
     if make is None:
         if getattr(recipe, "metric", None) is not None:
-            raise RecipeError("the recipe has metric() and no samples() to judge by", "write samples(): real inputs")
+            raise RecipeError(
+                "the recipe has metric() but no samples() to evaluate it on",
+                "add samples() that returns real inputs",
+            )
         return []
     torch.manual_seed(0)
     try:
@@ -52,15 +58,19 @@ def given(recipe: Recipe) -> list[Any]:
         raise
     except Exception as error:
         raise RecipeError(
-            f"samples() fails: {source_lines.summary(error)}", "give an iterable of inputs, in the form of inputs()"
+            f"samples() fails: {source_lines.summary(error)}",
+            "return an iterable of inputs in the form that inputs() returns",
         ) from error
     if not found:
-        raise RecipeError("samples() gives nothing", "give at least one, or leave it out")
+        raise RecipeError("samples() returns no samples", "return at least one sample, or remove samples()")
     return found
 
 
 def read(recipe: Recipe, example: FlatInputs, model: torch.nn.Module, promised: Contract) -> list[Sample]:
-    """The recipe's samples as the contract's tensors. RecipeError for one that does not fit it."""
+    """Return the recipe's samples as tensors in the contract's order.
+
+    Raises RecipeError if a sample violates the contract.
+    """
     return [_read(index, one, example, model, promised) for index, one in enumerate(given(recipe))]
 
 
@@ -69,12 +79,12 @@ def _read(index: int, one: Any, example: FlatInputs, model: torch.nn.Module, pro
         flat = flattening.flatten_inputs(model, _ordered(one, example))
         if flat.names != example.names or flat.constants != example.constants:
             raise RecipeError(
-                f"it gives {', '.join((*flat.names, *flat.constants))}, inputs() other names or constants"
+                f"its inputs are {', '.join((*flat.names, *flat.constants))}; inputs() has other names or constants"
             )
         specs = flattening.specs(flat.names, flat.tensors)
         contract.enforce(promised, specs)
     except (RecipeError, ContractError) as error:
-        remedy = "give it in the form of inputs(), of sizes that were promised (--size NAME=MIN..MAX promises more)"
+        remedy = "return it in the form of inputs(), with sizes within their ranges (--size NAME=MIN..MAX widens one)"
         raise RecipeError(f"sample {index} does not fit: {error}", remedy) from error
     sizes: dict[str, int] = {}
     for spec, actual in zip(promised.inputs, specs, strict=True):
@@ -88,7 +98,7 @@ def _read(index: int, one: Any, example: FlatInputs, model: torch.nn.Module, pro
 
 
 def _ordered(one: Any, example: FlatInputs) -> Any:
-    """A dict with its keys in the order of the example's."""
+    """Return a mapping with its keys in the example's order; return anything else unchanged."""
     _, usual = example.rebuild(example.tensors)
     if not hasattr(one, "keys") or set(one.keys()) != set(usual):
         return one
@@ -96,9 +106,9 @@ def _ordered(one: Any, example: FlatInputs) -> Any:
 
 
 def evaluate(recipe: Recipe, outputs: Sequence[Tensors], names: Sequence[str]) -> float | None:
-    """The mean of metric() over the samples, given their outputs; None where the recipe has no metric.
+    """Return the mean of metric() over the samples, given their outputs, or None if the recipe has no metric.
 
-    RecipeError where it raises, or gives what is no finite number.
+    Raises RecipeError if metric() raises or returns anything but a finite number, or if the number of samples changed.
     """
     metric = getattr(recipe, "metric", None)
     if metric is None:
@@ -106,14 +116,15 @@ def evaluate(recipe: Recipe, outputs: Sequence[Tensors], names: Sequence[str]) -
     found = given(recipe)
     if len(found) != len(outputs):
         raise RecipeError(
-            f"samples() gives {len(found)} samples, a moment ago {len(outputs)}", "let it give the same each time"
+            f"samples() returns {len(found)} samples; the first time it returned {len(outputs)}",
+            "make samples() return the same samples each time",
         )
     values = []
     for index, (one, tensors) in enumerate(zip(found, outputs, strict=True)):
         try:
             value = metric(dict(zip(names, tensors, strict=True)), one)
         except Exception as error:  # the user's own code
-            remedy = "mend metric(): it gets outputs by name, and what samples() gave"
+            remedy = "fix metric(): its arguments are the outputs by name, and the sample that samples() returned"
             raise RecipeError(f"metric() fails at sample {index}: {source_lines.summary(error)}", remedy) from error
         values.append(_number(value, index))
     return math.fsum(values) / len(values)

@@ -1,6 +1,6 @@
-"""The golden of a model with state: sequences of calls from its initial state, each judged by one that went before it.
+"""Makes the golden of a model with state: sequences of calls that start from the initial state.
 
-Eager and the float64 reference each carry a state of their own through a sequence.
+Eager and the float64 reference each carry their own state through a sequence.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ from exporter.model.state.snapshot import Form, Place, Snapshot
 from exporter.model.state.stateful import State, StatefulModule
 from exporter.model.tensors import Tensors
 
-STEPS = 8  # calls of a sequence
-SEQUENCES = 2  # at each size, the second after a reset
+STEPS = 8  # calls per sequence
+SEQUENCES = 2  # per size; the second one checks the reset
 Outputs = list[Tensors]
 
 
 @dataclass(frozen=True)
 class Calls:
-    """Eager as its own code keeps state, called in sequences. With `outside`, the state is among its outputs."""
+    """Calls eager in sequences, with the state kept by the model itself. With `outside`, outputs include the state."""
 
     module: StatefulModule
     held: Snapshot
     outside: bool
-    strange: set[Place] = field(default_factory=set)  # what changed by now and is not known to
+    strange: set[Place] = field(default_factory=set)  # places seen to change that are not part of the known state
 
     @property
     def state(self) -> State:
-        """Where the model keeps it."""
+        """Return where the model keeps its state."""
         return self.module.state
 
     @property
     def plain(self) -> FlatModule:
-        """The model as it is: tensors in, tensors out, the state inside."""
+        """Return the model with flat inputs and outputs and its state inside."""
         return FlatModule(self.module.model, self.module.example, self.module.leave_out).eval()
 
     def run(self, given: Sequence[Tensors], device: str, form: Form | None = None) -> Outputs:
-        """Outputs of each call, on the CPU, from the initial state on; the model is left in it."""
+        """Return the outputs of each call on the CPU, starting from the initial state, which is restored at the end."""
         return self.run_as(self.plain, given, device, form)
 
     def run_as(self, flat: torch.nn.Module, given: Sequence[Tensors], device: str, form: Form | None = None) -> Outputs:
-        """The same, with another module around the model: one that casts inputs and outputs, say."""
+        """Do the same with another module around the model, such as one that casts inputs and outputs."""
         self.held.restore(form)
         try:
             return [self._call(flat, data, device) for data in given]
@@ -67,7 +67,10 @@ class Calls:
         return outputs + tuple(t.cpu() for t in self.state.now(self.module.model)) if self.outside else outputs
 
     def references(self, given: Sequence[Outputs], outputs: Sequence[Outputs]) -> tuple[list[Outputs], bool]:
-        """What float64 gives for each sequence, on the CPU; and whether it does, else eager's own stands for it."""
+        """Return the float64 outputs of each sequence, computed on the CPU, and True.
+
+        If the model fails in float64, return eager's own outputs and False.
+        """
         wide = [[eager.in_float64(data) for data in sequence] for sequence in given]
         device = str(next(iter(self.module.model.parameters()), torch.empty(0)).device)
 
@@ -76,7 +79,7 @@ class Calls:
 
         try:
             return list(map(_widen, eager.in_double(self.module, run_all), outputs)), True
-        except Exception:  # whatever a model does that was not written for float64
+        except Exception:  # a model not written for float64 can raise anything
             return list(map(_widen, outputs, outputs)), False
         finally:
             self.module.to(device)
@@ -86,7 +89,7 @@ class Calls:
 def nonfinite_of(
     calls: Calls, made: Golden, names: Sequence[str], device: str
 ) -> tuple[tuple[NonFinite, ...], tuple[str, ...]]:
-    """As `nonfinite.make`, for a first call."""
+    """Call `nonfinite.make` with the first call of a sequence."""
     first = made.cases[0].inputs
     example = first[: len(first) - (len(calls.state.paths) if calls.outside else 0)]
     own = str(next(iter(calls.module.model.parameters()), torch.empty(0)).device)
@@ -111,9 +114,10 @@ def _widen(found: Outputs, outputs: Outputs) -> Outputs:
 def make(
     calls: Calls, inputs: MakeInputs, plan: make_golden.Plan, tolerance: Tolerance, device: str
 ) -> tuple[Golden, Findings]:
-    """Run eager through SEQUENCES of STEPS calls at every planned size, and with other values at the first.
+    """Run eager through SEQUENCES of STEPS calls at every planned size, and with changed values at the first.
 
-    Inputs of a first step end with the initial state where that is outside. Else as `make_golden.make`.
+    If the state is outside, the inputs of each first step end with the initial state. Otherwise this works like
+    `make_golden.make`.
     """
     chosen, notes = _planned(calls, inputs, plan, device)
     planned = len(chosen)
@@ -141,7 +145,7 @@ def make(
 
 
 def _run(calls: Calls, chosen: Mapping[CaseRecord, Outputs], device: str) -> tuple[list[list[Case]], bool]:
-    """The cases of sequences by their first one; and whether they have a reference in float64."""
+    """Return the cases of each sequence, given by its first record, and whether their reference is in float64."""
     outputs: list[Outputs] = []
     for first, given in chosen.items():
         with eager.naming(first.name):
@@ -154,7 +158,7 @@ def _run(calls: Calls, chosen: Mapping[CaseRecord, Outputs], device: str) -> tup
 def add_samples(
     made: Golden, findings: Findings, calls: Calls, samples: Mapping[CaseRecord, Tensors], device: str
 ) -> tuple[Golden, Findings]:
-    """The golden with the recipe's own samples as the calls of one more sequence."""
+    """Return the golden with the recipe's own samples added as the calls of one more sequence."""
     if not samples:
         return made, findings
     (own,), wide = _run(calls, {CaseRecord("the samples"): list(samples.values())}, device)
@@ -171,7 +175,7 @@ def add_samples(
 def _planned(
     calls: Calls, inputs: MakeInputs, plan: make_golden.Plan, device: str
 ) -> tuple[dict[CaseRecord, Outputs], list[str]]:
-    """Inputs of each sequence by its first case, the example's first; and notes of what was cut down."""
+    """Return the inputs of each sequence by its first case, the example first, and notes about reduced cases."""
     limit = make_golden.Limit(calls.plain, inputs(*plan.cases[0]), device, calls=SEQUENCES * STEPS)
     calls.held.restore()
     firsts, notes = make_golden.fitting(inputs, plan, limit)
@@ -183,7 +187,7 @@ def _planned(
 
 
 def _seed(sequence: int, step: int) -> int:
-    """The first step has the sequence's own seed."""
+    """Return the seed of a step; the first step uses the number of the sequence."""
     return sequence if step == 0 else 1000 * (sequence + 1) + step
 
 
@@ -198,13 +202,13 @@ def _cases(
 
 
 def _is_settled(calls: Calls, given: Outputs, device: str, tolerance: Tolerance, limit_s: float) -> bool:
-    """As `eager.is_settled`, over a sequence."""
+    """Do what `eager.is_settled` does, for a sequence."""
     try:
         with time_limit.stop_after(limit_s):
             outputs = calls.run(given, device)
         others = [calls.run([perturbations.perturbed(data, sign) for data in given], device) for sign in (1, -1)]
         others.append(calls.references([given], [outputs])[0][0])
-    except Exception:  # whatever a model raises at values that it was not made for
+    except Exception:  # at unusual values, a model can raise anything
         return False
     return all(perturbations.settled(o, a, tolerance) for other in others for o, a in zip(outputs, other, strict=True))
 
@@ -212,9 +216,9 @@ def _is_settled(calls: Calls, given: Outputs, device: str, tolerance: Tolerance,
 def in_precisions(
     made: Golden, calls: Calls, tolerances: Mapping[str, Tolerance], outputs: tuple[str, ...], device: str
 ) -> tuple[dict[str, Precision], tuple[str, ...]]:
-    """As `make_golden.in_precisions`; the state is carried in the precision too.
+    """Do what `make_golden.in_precisions` does, with the state carried in the precision too.
 
-    `outputs` are those of the model alone.
+    `outputs` are the dtypes of the model's own outputs, without the state.
     """
     found: dict[str, Precision] = {}
     notes: list[str] = []
@@ -229,7 +233,7 @@ def in_precisions(
                 given = tuple(
                     _as_before(o, c.eager) for o, c in zip(itertools.chain.from_iterable(runs), made.cases, strict=True)
                 )
-            except Exception as error:  # whatever a model raises that was not written for it
+            except Exception as error:  # a model not written for this precision can raise anything
                 notes.append(f"eager does not run in {name}: {source_lines.summary(error)}")
             finally:
                 calls.held.restore()
@@ -239,7 +243,7 @@ def in_precisions(
 
 
 def _sequences(made: Golden, states: int) -> Iterator[Outputs]:
-    """Inputs of each sequence, without the state."""
+    """Yield the inputs of each sequence, without the state."""
     current: Outputs = []
     for case in made.cases:
         if case.step == 0 and current:
@@ -252,5 +256,5 @@ def _sequences(made: Golden, states: int) -> Iterator[Outputs]:
 
 
 def _as_before(outputs: Tensors, known: Tensors) -> Tensors:
-    """The state that a model carries in a precision has the dtype of the contract outside."""
+    """Convert outputs to the contract's dtypes; state outside of the model keeps its dtype in every precision."""
     return tuple(o.to(k.dtype) for o, k in zip(outputs, known, strict=True))

@@ -1,4 +1,4 @@
-"""Statistics of latency samples: pure functions, no clock, no I/O."""
+"""Statistics of latency samples. Pure functions: no clock, no I/O."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ RESAMPLES = 1000
 
 
 def thinned(windows: Sequence[Sequence[float]], most: int) -> list[list[float]]:
-    """At most `most` samples of each window, evenly spaced, to six significant digits."""
+    """Return at most `most` evenly spaced samples of each window, rounded to six significant digits."""
     return [[float(f"{sample:.6g}") for sample in window[:: max(1, -(-len(window) // most))]] for window in windows]
 
 
 def median(samples: Sequence[float]) -> float:
-    """The median; ValueError when there are no samples."""
+    """Return the median. Raises ValueError if there are no samples."""
     return percentile(samples, 50)
 
 
 def percentile(samples: Sequence[float], q: float) -> float:
-    """The q-th percentile, linear between neighbours; ValueError when there are no samples."""
+    """Return the q-th percentile, interpolated linearly. Raises ValueError if there are no samples."""
     if not len(samples):
         raise ValueError("no samples")
     return float(np.percentile(np.asarray(samples, dtype=np.float64), q))
 
 
 def outliers(samples: Sequence[float], limit: float = 3.5) -> int:
-    """How many samples have a modified z-score above `limit`.
+    """Return the number of samples whose modified z-score exceeds `limit`.
 
-    0.6745 |x - median| / MAD, after Iglewicz and Hoaglin, "How to Detect and Handle Outliers" (1993).
+    The score is 0.6745 |x - median| / MAD, after Iglewicz and Hoaglin, "How to Detect and Handle Outliers" (1993).
     """
     values = np.asarray(samples, dtype=np.float64)
     distance = np.abs(values - np.median(values))
@@ -40,21 +40,25 @@ def outliers(samples: Sequence[float], limit: float = 3.5) -> int:
 
 
 def median_interval(windows: Windows, seed: int = 0) -> tuple[float, float]:
-    """95% interval of the median: bootstrap over windows, for calls inside one window are not independent."""
+    """Return the 95% confidence interval of the median.
+
+    It is bootstrapped over windows, because calls within a window are not independent. Raises ValueError if there are
+    no windows.
+    """
     medians = _medians(windows)
     return _interval(np.median(medians[_resample(len(medians), seed)], axis=1))
 
 
 def ratio(numerator: Windows, denominator: Windows) -> float:
-    """Median of one over the median of the other, each over window medians."""
+    """Return the ratio of two medians, each taken over window medians. Raises ValueError if there are no windows."""
     return float(np.median(_medians(numerator)) / np.median(_medians(denominator)))
 
 
 def ratio_interval(numerator: Windows, denominator: Windows, seed: int = 0) -> tuple[float, float]:
-    """95% interval of `ratio`.
+    """Return the 95% confidence interval of `ratio`.
 
-    Windows that stand at the same place of the rotation are drawn together, so that what slowed both cancels out; where
-    one series is longer its first windows have no partner and are left out.
+    Windows from the same turn of the rotation are drawn in pairs, so that a slowdown of the machine cancels out. If one
+    series is longer, its first windows have no partner and are ignored.
     """
     pairs = min(len(numerator), len(denominator))
     a, b = _medians(numerator)[-pairs:], _medians(denominator)[-pairs:]
@@ -63,7 +67,7 @@ def ratio_interval(numerator: Windows, denominator: Windows, seed: int = 0) -> t
 
 
 def settled(medians: Sequence[float], tolerance: float = 0.05) -> bool:
-    """Whether the last window's median is no faster than the one before, within `tolerance`."""
+    """Return whether the last window's median is no faster than the one before, within the relative `tolerance`."""
     return len(medians) >= 2 and medians[-1] >= (1 - tolerance) * medians[-2]
 
 

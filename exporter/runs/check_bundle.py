@@ -1,6 +1,6 @@
-"""A bundle checked again, and timed on wish: every hash first, then every artifact against the golden.
+"""Check an existing bundle, and time it on request: first every hash, then every artifact against the golden.
 
-The bundle is not changed, and no model code is needed.
+This does not change the bundle and needs no model code.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from exporter.runs.memory_needs import MemoryPlan
 from exporter.runs.sessions import Sessions
 from exporter.workers.children import Zygote
 
-SKEW = timedelta(minutes=5)  # between two clocks that are right, as Kerberos takes it: RFC 4120
+SKEW = timedelta(minutes=5)  # between two correct clocks; Kerberos tolerates the same: RFC 4120
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions(TimingSettings, SessionSettings):
-    """How the sessions run, and whether they are timed too."""
+    """How sessions run, and whether they are timed."""
 
     timeout: float = 600.0
     bench: bool = False
@@ -40,10 +40,11 @@ class CheckOptions(TimingSettings, SessionSettings):
 
 
 def run(place: Path, how: CheckOptions, listener: Listener) -> Manifest:
-    """The manifest with the sessions as they are found now; without the timings of the export.
+    """Return the manifest with the sessions' new results, without the timings of the export.
 
-    AlteredError when any file is not what was published, before a process is started; ArtifactError when that is the
-    golden. A variant whose artifact was altered is not loaded; its row says so.
+    Raises AlteredError, before it starts a process, if a file other than an artifact or the golden differs from the
+    published one; ArtifactError if the golden differs, or if the bundle has no golden or no artifact. An artifact that
+    differs is not loaded, and its variant's record says so.
     """
     evidence = integrity.examine(place, how.trust)
     if evidence.problems:
@@ -68,7 +69,7 @@ def run(place: Path, how: CheckOptions, listener: Listener) -> Manifest:
 
 @dataclass
 class _Recheck:
-    """A recheck in progress: the sessions that wait to be timed."""
+    """A check in progress."""
 
     evidence: integrity.Evidence
     manifest: Manifest
@@ -76,7 +77,7 @@ class _Recheck:
     listener: Listener
     zygote: Zygote
     logs: Path
-    place: Path  # what sessions know the bundle by
+    place: Path  # the path by which sessions access the bundle
 
     def __post_init__(self) -> None:
         self.sessions = Sessions(self.manifest.device if self.how.bench else "cpu", only_passing=True)
@@ -111,13 +112,16 @@ class _Recheck:
         plan.begin(record.name)
         keep = self.how.bench and plan.keeps(record)
         if self.how.bench and not keep:
-            record = replace(record, untimed="there is not enough memory for it together with the others")
+            record = replace(record, untimed="there is not enough memory to keep it open with the others")
         openers = session_checks.openers(self.zygote, self.place, record, self.options, log, self.how.timeout)
         results = self.sessions.judge(record, self.manifest.golden, openers, record.name if keep else "")
         return plan.explain(session_checks.conclude(record, results))
 
     def _time(self, manifest: Manifest, recorded: list[VariantRecord]) -> Manifest:
-        """With timings of what passed; the first is what the others are compared with, for there is no eager."""
+        """Return the manifest with timings of the variants that passed.
+
+        The first session is the baseline, because no eager session is open.
+        """
         manifest = replace(
             manifest,
             samples=None,
@@ -149,28 +153,29 @@ class _Recheck:
         )
 
     def _waits(self, record: VariantRecord) -> bool:
-        """Whether it has a session that is to be timed."""
+        """Return whether the variant has a session that will be timed."""
         return any(name == record.name for name, _ in self.sessions.kept)
 
     def _before(self, record: VariantRecord) -> tuple[str, ...]:
-        """What the run that made the bundle measured, in words."""
+        """Describe the latencies that were measured at export."""
         medians = ", ".join(f"{kind} {timing.median_ms:.3g} ms" for kind, timing in record.timings.items())
         machine = self.manifest.environment.get("cpu" if self.manifest.device == "cpu" else "gpu0", "")
-        return (f"when it was exported, on {machine}: {medians}",) if medians else ()
+        return (f"measured at export, on {machine}: {medians}",) if medians else ()
 
 
 def _ahead(created: str, now: datetime) -> tuple[str, ...]:
-    """What is to be said of a bundle that was made later than it is now."""
+    """Return a warning if the bundle was made in the future."""
     with contextlib.suppress(ValueError, OverflowError):
         if datetime.fromisoformat(created).astimezone(UTC) > now + SKEW:
             return (
-                f"it was made at {created}, and the time here is {now.isoformat(timespec='seconds')}: a clock is wrong",
+                f"it was made at {created}, but the time here is {now.isoformat(timespec='seconds')}: "
+                "one of the clocks is wrong",
             )
     return ()
 
 
 def _altered(evidence: integrity.Evidence, record: VariantRecord) -> ArtifactError | None:
-    """What is wrong with the first of the variant's files that is not what was recorded."""
+    """Return the error of the variant's first file that differs from its record, or None."""
     for file in record.files:
         try:
             layout.verify(evidence.place, file, evidence.digests.get(file.path))

@@ -1,6 +1,7 @@
-"""Two bundles of one model, old and new: what changed for callers, in parity, size and latency.
+"""Compare an old and a new bundle of one model: changes for callers, parity, size and latency.
 
-Latency from the manifests was measured on different days: what is measured again here, in rotation, has an interval.
+The latencies in the two manifests were measured at different times. Only latencies that are measured again here, in
+rotation, have a confidence interval.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ SIDES = ("old", "new")
 
 @dataclass(frozen=True)
 class Latency:
-    """Medians of one session in milliseconds, and new over old; with its 95% interval where measured side by side."""
+    """Median latencies of one session in milliseconds, and the ratio of new to old.
+
+    `ratio_ci95` is the ratio's 95% interval, if both were measured in rotation.
+    """
 
     old_ms: float
     new_ms: float
@@ -47,14 +51,14 @@ class Pair:
     verdicts: tuple[str, str]
     bytes: tuple[int, int]
     latency: dict[str, Latency] = field(default_factory=dict)  # by session
-    note: str = ""  # why it was not measured
-    busy: str = ""  # what else the machine did while it was
-    fails: bool = False  # the new one, where it was to be measured
+    note: str = ""  # why latency was not measured
+    busy: str = ""  # the other load on the machine during the measurement
+    fails: bool = False  # whether the new variant failed during the measurement
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What may not be: by how many percent a variant may be slower or larger, and whether callers may break."""
+    """How many percent slower or larger a variant may become, and whether breaking changes are allowed."""
 
     max_slower: float | None = None
     max_larger: float | None = None
@@ -63,7 +67,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two bundles side by side; `broken` names each gate that does not hold, and why."""
+    """Two bundles side by side; `broken` lists each gate that failed, with the reason."""
 
     old: str
     new: str
@@ -75,13 +79,13 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class TimingOptions(TimingSettings, SessionSettings):
-    """How sessions run where latency is measured again, all of them in one rotation."""
+    """How sessions run if latency is measured again."""
 
     timeout: float = 600.0
 
 
 def run(places: tuple[Path, Path], gates: Limits, how: TimingOptions | None, listener: Listener) -> Comparison:
-    """Compare; with `how`, measure latency again. ArtifactError for a bundle that was altered."""
+    """Compare two bundles; with `how`, measure latency again. Raises AlteredError if a file of either was altered."""
     manifests = integrity.whole(places[0]), integrity.whole(places[1])
     shipped = tuple({v.name: v for v in one.variants if v.artifact or v.rejected} for one in manifests)
     both = [name for name in shipped[0] if name in shipped[1]]
@@ -97,7 +101,7 @@ def run(places: tuple[Path, Path], gates: Limits, how: TimingOptions | None, lis
     )
     broken = _broken(found, gates)
     if not any(variant.status == "passed" for variant in shipped[1].values()):
-        broken.append("it has no artifact that passed")
+        broken.append("no artifact in the new bundle passed")
     return replace(found, broken=tuple(broken))
 
 
@@ -157,7 +161,7 @@ def _measured(
     how: TimingOptions,
     listener: Listener,
 ) -> list[Pair]:
-    """With latency as it is found now; a pair that cannot be says why."""
+    """Return the pairs with their latency measured now; a pair that cannot be measured has a note with the reason."""
     if manifests[0].model.sizes != manifests[1].model.sizes or manifests[0].device != manifests[1].device:
         note = "not measured: the bundles differ in sizes or device"
         return [replace(pair, latency={}, note=note) for pair in pairs]
@@ -179,7 +183,7 @@ def _measured(
 
 @dataclass(frozen=True)
 class _Side:
-    """One bundle's part of a pair."""
+    """One bundle's side of a pair."""
 
     place: Path
     record: VariantRecord
@@ -194,7 +198,7 @@ def _time(
     folder: Path,
     how: TimingOptions,
 ) -> Pair:
-    """Both sides of one variant in rotation, in each language that can run them."""
+    """Time both sides of a variant in rotation, in each language that can run both."""
     log = folder / "sessions.log"
     openers = [dict(session_checks.openers(zygote, one.place, one.record, options, log, how.timeout)) for one in sides]
     found: dict[str, Latency] = {}
@@ -225,4 +229,4 @@ def _busy(machine: MachineLoad | None) -> str:
 
 
 def _failed(pair: Pair, side: str, reason: str) -> Pair:
-    return replace(pair, latency={}, note=f"the {side} one fails here: {reason}", fails=side == "new")
+    return replace(pair, latency={}, note=f"the {side} variant fails here: {reason}", fails=side == "new")

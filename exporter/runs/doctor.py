@@ -1,4 +1,4 @@
-"""What this machine has, and what to do about what it lacks. Imports are tried in a process of their own."""
+"""Examine this machine: what it has, and how to install what it lacks. Imports are tried in a separate process."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from exporter.core.errors import MissingDependency
 from exporter.targets import Part
 
 SUPPORTED = ((2, 11), (2, 14))
-MODULES = ("torch", "torchvision", "transformers")  # targets name more
-TOOLS = {"CMake": "cmake", "Ninja": "ninja"}  # what builds exporter-run; each is a distribution too
-# Each import by itself, so that one broken package does not hide the others; then what CUDA really gives, and what
-# targets find.
+MODULES = ("torch", "torchvision", "transformers")  # targets add more
+TOOLS = {"CMake": "cmake", "Ninja": "ninja"}  # needed to build exporter-run; each is also a distribution
+# Imports each module separately, so that one broken package does not hide the others; then asks torch for CUDA, and
+# runs the targets' own probes.
 PROBE = """
 import importlib, json, sys
 found = {}
@@ -47,26 +47,26 @@ print(json.dumps(found))
 
 
 def examine() -> list[Part]:
-    """All parts, in the order of reading."""
+    """Return all parts, in the order in which they are shown."""
     found = _probe()
     findings = [_python(), *(_module(name, *found.get(name, ("not tried", ""))) for name in modules())]
     return [*findings, *_targets(found), *map(_tool, TOOLS), _runner(), *_gpu(found)]
 
 
 def modules() -> tuple[str, ...]:
-    """What is imported."""
+    """Return the modules to import."""
     used = (name for target in targets.usable() for name in targets.facts(target).modules)
     return tuple(dict.fromkeys((*MODULES, *used)))
 
 
 def _targets(found: dict[str, tuple[str, str]]) -> Iterator[Part]:
-    """What each target says, and of each of another package whether it can be used."""
+    """Yield what each target reports, and whether the targets of other packages can be used."""
     for name, target in targets.usable().items():
         if shipped_by := targets.shipped_by(name):
             yield _plugin(name, target, shipped_by)
         try:
             yield from targets.facts(name).examine(found.get(f"target {name}", ("", ""))[1])
-        except Exception as error:  # of another package
+        except Exception as error:  # a target of another package may raise anything
             yield Part("bad", name, f"the check itself failed: {source_lines.named(error)}")
     for refused in targets.refused():
         yield Part("bad", "target", str(refused), refused.remedy)
@@ -76,8 +76,8 @@ def _plugin(name: str, target: targets.Target, shipped_by: str) -> Part:
     try:
         targets.require(target)
     except MissingDependency as missing:
-        return Part("bad", name, f"of {shipped_by}: {missing}", missing.remedy)
-    return Part("ok", name, f"target of {shipped_by}")
+        return Part("bad", name, f"from {shipped_by}: {missing}", missing.remedy)
+    return Part("ok", name, f"target from {shipped_by}")
 
 
 def _probe() -> dict[str, tuple[str, str]]:
@@ -85,7 +85,7 @@ def _probe() -> dict[str, tuple[str, str]]:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
-        return {"torch": (f"importing it ended the process with exit code {done.returncode}", "")}
+        return {"torch": (f"importing it crashed the process: exit code {done.returncode}", "")}
     answers: dict[str, tuple[str, str]] = json.loads(lines[-1])
     return answers
 
@@ -98,9 +98,7 @@ def _python() -> Part:
         major, minor = min(lost.values())
         names = " and ".join(lost)
         remedy = f"use Python 3.11 to {major}.{minor - 1} for {names}"
-        return Part(
-            "note", "python", f"{version}: {names} {'are' if len(lost) > 1 else 'is'} not supported there", remedy
-        )
+        return Part("note", "python", f"{version} is not supported by {names}", remedy)
     return Part("ok", "python", version)
 
 
@@ -118,7 +116,7 @@ def _numbers(version: str) -> tuple[int, int]:
 
 
 def remedy(name: str, error: str) -> str:
-    """What to install, for the message of a failed import."""
+    """Return what to install, given the message of a failed import."""
     if "torchvision::nms" in error or ("torchvision" in error and "operator" in error):
         have = f"torch {environment.version('torch')} and torchvision {environment.version('torchvision')}"
         install = "`pip install --force-reinstall torch torchvision`"
@@ -131,7 +129,7 @@ def remedy(name: str, error: str) -> str:
 
 def _tool(name: str) -> Part:
     program = TOOLS[name]
-    beside = Path(sys.executable).with_name(program)  # of an environment that is not activated
+    beside = Path(sys.executable).with_name(program)  # in a virtual environment that is not activated
     found = shutil.which(program) or (str(beside) if beside.is_file() else None)
     if found is None:
         return Part("note", name, "not found: exporter-run cannot be built", f"pip install {program}")
@@ -144,7 +142,7 @@ def _runner() -> Part:
         return Part(
             "note",
             "exporter-run",
-            "not built: no C++ rows",
+            "not built: artifacts cannot be run in C++",
             "run `make cpp` in a checkout, or set EXPORTER_RUN to its path",
         )
     return Part("ok", "exporter-run", str(runner))
@@ -155,7 +153,7 @@ def _gpu(found: dict[str, tuple[str, str]]) -> list[Part]:
     if not gpus:
         return [Part("note", "GPU", "none: everything runs on the CPU")]
     findings = [Part("ok", f"GPU {index}", name) for index, name in enumerate(gpus)]
-    error, version = found.get("cuda", ("torch does not import", ""))
+    error, version = found.get("cuda", ("torch cannot be imported", ""))
     if error:
         findings.append(Part("bad", "CUDA", error, "install a CUDA build of torch that matches the driver"))
     else:

@@ -1,4 +1,4 @@
-"""What a run makes of the sessions of each variant: its row, with notes, the metric and the compilers' cache."""
+"""Judge the sessions of each variant of a run, and add notes, the metric and the compilers' cache to its record."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from exporter.workers.session.client import Session
 
 @dataclass
 class Judging:
-    """Judges variants, from whichever thread; one at a time, with nothing beside, where the run is timed."""
+    """Judges variants, from any thread. If the run is timed, one at a time, with nothing else running."""
 
     request: Request
     job: Job
@@ -34,9 +34,10 @@ class Judging:
     sessions: Sessions
 
     def judge(self, record: VariantRecord, prepared: Prepared, keep: bool = True) -> VariantRecord:
-        """The variant with what its sessions gave, put into the draft. JobError when the run is stopped.
+        """Return the variant's record with the results of its sessions, and put it into the draft.
 
-        Where the run is timed its sessions stay open, unless `keep` says that there is no memory for that.
+        If the run is timed, the sessions stay open, unless `keep` is false because memory is short. Raises JobError if
+        the run is stopped.
         """
         self.listener.stage(record.name, "check")
         live = self._live(record, prepared)
@@ -62,14 +63,14 @@ class Judging:
         return self.draft.keep(concluded)
 
     def _from_cache(self, record: VariantRecord, live: Live, cold: SessionRecord) -> SessionRecord:
-        """The record of a session that found no cache, with the first call of one that starts from its cache."""
+        """Return the record of a session that found no cache, with the first call of one that starts from its cache."""
         self.listener.stage(record.name, "start from cache")
         with live.cached() as open_session:
             (cached,) = self.sessions.judge(record, self.draft.manifest.golden, [("python", open_session)])
         return live.started(cold, cached)
 
     def _measure(self, record: VariantRecord, session: Session) -> VariantRecord:
-        """With the recipe's metric of what the session gives for its samples; a note where that cannot be had."""
+        """Return the record with the recipe's metric of the session's outputs, or with a note if that fails."""
         file = self.job.work / f"outputs-{layout.stem(record.name)}.pt"
         names = tuple(spec.name for spec in record.contract.outputs) if record.contract else ()
         arguments = {"job": self.job, "outputs": file, "names": names}
@@ -78,7 +79,7 @@ class Judging:
             session.outputs(file)
             metric = self.zygote.run("metric", "exporter.workers.tasks:measure", arguments, log, self.request.timeout)
         except ExporterError as error:
-            return replace(record, notes=(*record.notes, f"its metric is unknown: {error}"))
+            return replace(record, notes=(*record.notes, f"the metric could not be computed: {error}"))
         finally:
             file.unlink(missing_ok=True)
         return replace(record, metric=metric)

@@ -1,4 +1,4 @@
-"""Sessions without an artifact: eager's, and those of variants compiled where they run, with the cache these leave."""
+"""Sessions without an artifact: eager, and variants compiled in the process that runs them, with their cache."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from exporter.workers.children import Zygote
 from exporter.workers.messages import Job, Prepared
 from exporter.workers.session.client import PythonSession, Session
 
-CACHE = "cache"  # the compilers' part of a session's temporary files
+CACHE = "cache"  # the compilers' subdirectory of a session's temporary files
 
 
 @dataclass(frozen=True)
 class Live:
-    """What its sessions are opened with; `variant` is None for eager, which compiles nothing."""
+    """Opens the sessions of a variant. `variant` is None for eager, which compiles nothing."""
 
     record: VariantRecord
     variant: targets.Variant | None
@@ -34,17 +34,17 @@ class Live:
     timeout: float
 
     def open(self) -> Session:
-        """A session that finds no cache."""
+        """Open a session that finds no cache."""
         return self._open(self._scratch)
 
     def pack(self) -> tuple[ArtifactRecord, ...]:
-        """What the compilers of that session cached, as a file of the bundle; nothing where they did not."""
+        """Pack what the compilers of that session cached into a file of the bundle, if anything; return its record."""
         packed = self.variant is not None and pack_cache(self._scratch / CACHE, self._packed)
         return (layout.record(self._packed),) if packed else ()
 
     @contextlib.contextmanager
     def cached(self) -> Iterator[Opener]:
-        """Opens a session that has the packed cache and nothing else."""
+        """Yield a function that opens a session with the packed cache and no other."""
         scratch = self._scratch.with_name(f"{self._scratch.name}-cached")
         unpack_cache(self._packed, scratch / CACHE)
         try:
@@ -54,7 +54,7 @@ class Live:
 
     @staticmethod
     def started(cold: SessionRecord, cached: SessionRecord) -> SessionRecord:
-        """The record of the session that found no cache, with the first call of the one that found it."""
+        """Return the record of the session that found no cache, with the first call of the one that found it."""
         if cached.status == "passed":
             return replace(cold, cached_call_ms=cached.first_call_ms)
         reason = f"from its cache: {cached.reason}"
@@ -63,7 +63,7 @@ class Live:
         )
 
     def _open(self, scratch: Path) -> Session:
-        """All that is temporary lies in `scratch`; compilers' caches too, for what is compiled there."""
+        """Open a session with its temporary files in `scratch`, the compilers' caches included."""
         options = self.job.options
         if self.variant is not None:
             (scratch / CACHE).mkdir(parents=True, exist_ok=True)
@@ -89,9 +89,9 @@ class Live:
 
 
 def pack_cache(folder: Path, path: Path) -> bool:
-    """Put what compilers left in their cache directory into one file; whether there was anything.
+    """Pack the compilers' cache directory into one file; return whether it contained anything.
 
-    Triton's part stays behind: it holds the directory's own place. Inductor's entries hold the same kernels.
+    Skips Triton's part, which contains the path of the directory. Inductor's entries contain the same kernels.
     """
     names = {file: file.relative_to(folder) for file in sorted(folder.rglob("*")) if file.is_file()}
     kept = {file: name for file, name in names.items() if name.parts[0] != "triton" and name.suffix != ".lock"}
@@ -104,6 +104,6 @@ def pack_cache(folder: Path, path: Path) -> bool:
 
 
 def unpack_cache(path: Path, folder: Path) -> None:
-    """Make a cache directory of such a file. It holds pickles and machine code: give only what this run has packed."""
+    """Unpack a cache directory. It contains pickles and machine code: pass only a file that this run has packed."""
     with zipfile.ZipFile(path) as archive:
         archive.extractall(folder)

@@ -1,4 +1,4 @@
-"""Latency of open sessions, at the example and at every point of a sweep, put into the variants' records."""
+"""Measure the latency of open sessions, at the example and at every point of a sweep, for the variants' records."""
 
 from __future__ import annotations
 
@@ -15,26 +15,29 @@ from exporter.evidence import benchmark, stats
 from exporter.runs import session_checks
 from exporter.workers.session.client import Session
 
-Key = tuple[str, str]  # a variant's name, and the kind of its session
+Key = tuple[str, str]  # a variant's name and its session's kind
 EXAMPLE = ""
-MOST_SAMPLES = 1000  # of a window that are written down
+MOST_SAMPLES = 1000  # recorded per window
 
 
 @dataclass(frozen=True)
 class At:
-    """A session that is timed at one golden case."""
+    """A session to time at one golden case."""
 
     session: Session
     case: str
 
     def time(self, runs: int) -> list[float]:
-        """Milliseconds of each of `runs` calls."""
+        """Return the milliseconds of each of `runs` calls."""
         return self.session.time(runs, self.case)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What every session gave at every point, the example first; `untimed` says why nothing was timed at a point."""
+    """The series of every session at every point, the example first.
+
+    `untimed` maps each point at which nothing was timed to the reason.
+    """
 
     baseline: Key
     points: dict[str, dict[Key, benchmark.Series]]
@@ -43,7 +46,7 @@ class Measured:
     machine: MachineLoad | None = None
 
     def samples(self) -> str:
-        """Samples in milliseconds as JSON, by variant, session and point, in windows, MOST_SAMPLES of each."""
+        """Return samples in milliseconds as JSON, by variant, session and point: at most MOST_SAMPLES per window."""
         return json.dumps(
             {
                 " ".join((*key, f"at {point}") if point else key): stats.thinned(
@@ -55,7 +58,7 @@ class Measured:
         )
 
     def timed(self, record: VariantRecord) -> VariantRecord:
-        """The record with its timings; a session that failed while it was timed fails the variant."""
+        """Return the record with its timings. A session that failed while it was timed fails the variant."""
         sweep = {point: timings for point in self.points if (timings := self._timings(record.name, point))}
         errors = {
             kind: (point, one.error)
@@ -78,10 +81,10 @@ class Measured:
 
 @dataclass(frozen=True)
 class Budget:
-    """How much is measured: seconds of timed calls for each session at each point.
+    """How long to measure: `seconds` of timed calls for each session at each point.
 
-    Each session but the baseline is called `least_runs` times at the example. The machine has `wait_quiet_s` seconds to
-    become quiet before anything is timed.
+    At the example, each session except the baseline is called at least `least_runs` times. Timing starts once the
+    machine is quiet, or after `wait_quiet_s` seconds.
     """
 
     seconds: float
@@ -96,10 +99,9 @@ def measure(
     baseline: Key,
     progress: Callable[[str, str], None],
 ) -> Measured:
-    """Time the sessions in rotation: at the example, then at each other point those that have not failed yet.
+    """Time the sessions in rotation: at the example, then at each other point those that have not failed.
 
-    `progress` hears a variant's name and its stage. When the baseline fails at the example, what it raised passes
-    through.
+    `progress` is called with a variant's name and its stage. Raises the baseline's error if it fails at the example.
     """
     left = dict(sessions)
     found: dict[str, dict[Key, benchmark.Series]] = {}

@@ -1,4 +1,4 @@
-"""The manifest of a run in progress: each change is written at once, so that a run that is killed leaves a true one."""
+"""The manifest of a run in progress. Each change is written at once, so that a killed run leaves a valid one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from exporter.runs.request import Request
 
 
 class Draft:
-    """What is known of a run so far. Safe to use from several threads."""
+    """The manifest of a run so far. Safe to use from several threads."""
 
     def __init__(self, request: Request, staging: Staging) -> None:
         self.manifest = Manifest(
@@ -36,7 +36,7 @@ class Draft:
         self._lock = threading.Lock()
 
     def keep(self, record: VariantRecord) -> VariantRecord:
-        """Put a record in, in the order of the request; returns it, with where to look when it failed."""
+        """Insert a record, in the order of the request. Return it; if it failed without a remedy, with one."""
         if record.status == "failed" and not record.remedy and record.parity is None:
             record = replace(record, remedy=f"see {record.log} in the bundle")
         with self._lock:
@@ -50,7 +50,7 @@ class Draft:
             self._write(replace(self.manifest, **changes))
 
     def finish(self, status: str) -> bool:
-        """Move what failed aside and write the last manifest; whether anything was finished."""
+        """Move the failed artifacts aside and write the final manifest; return whether anything was finished."""
         variants = (self._staging.reject(_unchecked(variant)) for variant in self.manifest.variants)
         self.update(status=status, variants=tuple(variants))
         return bool(self.manifest.variants)
@@ -61,7 +61,7 @@ class Draft:
 
 
 def _unchecked(record: VariantRecord) -> VariantRecord:
-    """Without its parity no variant has passed."""
+    """Return the record, failed if it is still pending: without parity no variant has passed."""
     if record.status != "pending":
         return record
     reason = "the run ended before its outputs were checked"

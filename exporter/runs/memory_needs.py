@@ -67,8 +67,8 @@ class Shortage:
         """Describe the memory that was needed and the memory that was free."""
         limit = f", and --memory-limit is {_gb(self.limit)}" if self.limit else ""
         if not self.needed:
-            return f"the memory that {self.step} needs is unknown, {_gb(self.there)} was free{limit}"
-        return f"{self.step} needs about {_gb(self.needed)}, {_gb(self.there)} was free{limit}"
+            return f"the memory that {self.step} needs is unknown; {_gb(self.there)} was free{limit}"
+        return f"{self.step} needs about {_gb(self.needed)}; {_gb(self.there)} was free{limit}"
 
     def remedies(self, alone: str = "", smaller: Mapping[str, int] | None = None) -> str:
         """Return what would help: a higher limit, a separate run, another precision, or another machine.

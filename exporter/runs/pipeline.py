@@ -288,7 +288,7 @@ class _Run:
             keep = record.name == EAGER or self.turns.plan.keeps(record)
             if not keep:
                 record = replace(
-                    record, untimed="there is not enough memory for it together with the others; export it alone"
+                    record, untimed="there is not enough memory to keep it open with the others; export it alone"
                 )
             self._explained(self.judging.judge(record, prepared, keep))
 

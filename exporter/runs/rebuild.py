@@ -38,7 +38,7 @@ MEASURED = frozenset((
 DERIVED = {
     checksums.NAME: "derived: the hashes of the other files",
     layout.BOM: "derived: hashes of the other files, the time, the installed packages",
-    layout.PROVENANCE: "derived: hashes of the other files, times, the environment of now",
+    layout.PROVENANCE: "derived: hashes of the other files, times, the current environment",
 }
 ONCE = {
     layout.SAMPLES: "a rebuild times nothing",
@@ -134,7 +134,7 @@ def _versions(manifest: Manifest) -> Iterator[str]:
     now = {"exporter": __version__} | environment.describe(used)
     for name in dict.fromkeys((*before, *now)):
         if before.get(name) != now.get(name):
-            yield f"{name} was {before.get(name, 'not there')}, is {now.get(name, 'not there')}"
+            yield f"{name} was {before.get(name, 'absent')}, is {now.get(name, 'absent')}"
 
 
 def _compared(old: Path, new: Path, manifest: Manifest, made: Manifest) -> Iterator[Difference]:
@@ -148,9 +148,9 @@ def _compared(old: Path, new: Path, manifest: Manifest, made: Manifest) -> Itera
         elif name.startswith(f"{layout.REJECTED}/"):
             yield Difference(name, "known places", "an artifact that failed and is not shipped")
         elif not (old / name).is_file():
-            yield Difference(name, "differs", "it is new")
+            yield Difference(name, "differs", "the rebuild added it")
         elif not (new / name).is_file():
-            yield Difference(name, "differs", f"it is no longer made: {_reason(name, manifest, made)}")
+            yield Difference(name, "differs", f"the rebuild did not make it: {_reason(name, manifest, made)}")
         elif name in DERIVED:
             yield Difference(name, "known places", DERIVED[name])
         elif name == layout.MANIFEST:
@@ -162,7 +162,7 @@ def _compared(old: Path, new: Path, manifest: Manifest, made: Manifest) -> Itera
 def _log(name: str, old: Path, new: Path) -> Difference:
     if old.is_file() and new.is_file() and filecmp.cmp(old, new, shallow=False):
         return Difference(name, "identical")
-    return Difference(name, "known places", "what a process printed")
+    return Difference(name, "known places", "the output of a process")
 
 
 def _reason(name: str, manifest: Manifest, made: Manifest) -> str:

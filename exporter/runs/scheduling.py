@@ -131,7 +131,7 @@ def _needs_model(variant: targets.Variant, prepared: Prepared) -> bool:
     """Return whether a variant's export needs the module, not only the exported program."""
     if targets.is_live(variant):
         return False
-    by_itself = targets.facts(variant.target).needs_module
-    if by_itself is None:
-        by_itself = not targets.get(variant.target).needs_program
-    return by_itself or variant.precision != FP32 or bool(prepared.ops)
+    needed = targets.facts(variant.target).needs_module
+    if needed is None:
+        needed = not targets.get(variant.target).needs_program
+    return needed or variant.precision != FP32 or bool(prepared.ops)

@@ -13,7 +13,7 @@ from exporter.core import causes, environment
 from exporter.core.contract_records import Contract
 from exporter.core.errors import ExporterError, JobError
 from exporter.core.parity_records import VERDICTS
-from exporter.core.records import GoldenRecord, Lifecycle, SessionRecord, VariantRecord
+from exporter.core.records import GoldenRecord, SessionRecord, VariantRecord
 from exporter.evidence import diagnosis, parity
 from exporter.model import custom_ops
 from exporter.workers.children import Zygote
@@ -188,12 +188,12 @@ def conclude(record: VariantRecord, sessions: tuple[SessionRecord, ...]) -> Vari
     python = next((s for s in sessions if s.session == "python"), None)
     lifecycle = record.lifecycle
     if python is not None:
-        lifecycle = Lifecycle(
-            record.lifecycle.export_s,
-            python.load_s,
-            python.first_call_ms,
-            python.peak_rss_mb,
-            python.cached_call_ms,
+        lifecycle = replace(
+            lifecycle,
+            load_s=python.load_s,
+            first_call_ms=python.first_call_ms,
+            peak_rss_mb=python.peak_rss_mb,
+            cached_call_ms=python.cached_call_ms,
         )
     lost = _unpropagated(sessions)
     worst = max(judged, key=lambda p: (VERDICTS.index(p.verdict), p.max_abs or 0.0), default=None)

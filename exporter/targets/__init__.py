@@ -1,7 +1,7 @@
-"""Targets: one route to an artifact each, one file each, found by its name.
+"""Targets: each is one route to an artifact, in one file, found by its name.
 
-A target's module does not import torch until its functions run, so that the command line can list it. Third parties add
-theirs through the entry-point group `exporter.targets` (name = module); a built-in target keeps its name.
+A target's module imports torch only inside its functions, so that the command line can list it quickly. Other packages
+add targets through the entry-point group `exporter.targets` (name = module); they cannot replace a built-in target.
 
 This file is long because the Protocols that a target implements and the lookup of targets are read together.
 """
@@ -45,7 +45,7 @@ class Variant(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As the user writes it."""
+        """The name as the user writes it."""
         setting = f":{self.setting}" if self.setting else ""
         return f"{self.target}{setting}" + (f"@{self.precision}" if self.precision != FP32 else "")
 
@@ -58,41 +58,42 @@ class Variant(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Options(BuildSettings, SessionSettings):
-    """Settings of one variant: what the user asked for, and what the run adds."""
+    """Settings of one variant: the user's options and those that the run adds."""
 
     threads: int = 1
     variant: str = ""
     precision: str = FP32
     device: str = "cpu"
     scratch: str = ""  # directory for temporary files, removed with the run
-    niceness: int = 0  # how far the job stands back for the others of its run, as nice(2) counts
-    cache: str = ""  # directory for what compilers keep, instead of the one that all runs share
+    niceness: int = 0  # increment of the job's niceness, as for nice(2)
+    cache: str = ""  # directory for compiler caches; "" uses the one that all runs share
 
     @property
     def memory_limit(self) -> int:
-        """Bytes of private memory that one job may use; 0 where there is no limit."""
+        """Limit on the private memory of one job in bytes; 0 means no limit."""
         return round((self.memory_limit_gb or 0) * 1e9)
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What an export has to say: notes for the row, warnings with their source lines, and sizes that it fixed."""
+    """The result of an export: notes for the row, warnings with their source lines, and sizes that it fixed."""
 
     notes: tuple[str, ...] = ()
     warnings: tuple[Warned, ...] = ()
-    companions: tuple[str, ...] = ()  # names of files beside the artifact that belong to it
-    ops: tuple[str, ...] = ()  # namespaces of operators outside torch's own that it calls, as in its contract
-    build: Build | None = None  # of the machine code in it, as in its contract
-    whole: bool = False  # whether it takes all that the model takes, whatever the exported program does
+    companions: tuple[str, ...] = ()  # names of the artifact's companion files, in the same directory
+    ops: tuple[str, ...] = ()  # namespaces of the custom operators that it calls, as in its contract
+    build: Build | None = None  # how its machine code was built, as in its contract
+    whole: bool = False  # whether it accepts every input that the model accepts, even if the exported program does not
     limits: tuple[SizeLimit, ...] = ()
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A loaded artifact: tensors on the session's device in, tensors out; who really runs it, what it met so far.
+    """A loaded artifact.
 
-    `reset` begins again from the initial state of an artifact that carries one. `takes` is how many tensors it takes
-    by its own account, where it gives one.
+    `run` maps input tensors on the session's device to output tensors. `provider` returns the name of the provider that
+    actually runs it, and `notes` what it has reported so far. `reset` restores the initial state, if the artifact
+    carries one. `takes` is the number of input tensors that the file itself declares; None if it declares none.
     """
 
     run: Run
@@ -103,41 +104,41 @@ class Loaded:
 
 
 class Target(Protocol):
-    """What a target's module offers. `Facts` holds what it may declare beside."""
+    """The required attributes of a target's module. The optional ones are in `Facts`."""
 
-    artifact: str  # file name in the bundle
-    variants: tuple[str, ...]  # what may follow the colon; "" is the default, KEY=NAME stands for any name
+    artifact: str  # the file's name in the bundle
+    variants: tuple[str, ...]  # what may follow the colon; "" is the default, KEY=NAME accepts any name
     precisions: tuple[str, ...]  # what may follow the @; fp32 is the default
-    requires: tuple[str, ...]  # distributions, alternatives separated by |
-    native: bool  # whether exporter-run takes the artifact
-    needs_program: bool  # whether it starts from program.exported
+    requires: tuple[str, ...]  # distributions, with alternatives separated by |
+    native: bool  # whether exporter-run can run the artifact
+    needs_program: bool  # whether it needs program.exported
 
     def export(self, program: Program, path: Path, options: Options) -> Exported:
-        """Write the artifact with its contract inside."""
+        """Write the artifact to `path`, with its contract inside. Raise ExportError if that fails."""
         ...
 
     def load(self, path: Path, options: Options) -> Loaded:
-        """Load the artifact, without the model's code."""
+        """Load the artifact without the model's code. Raise ArtifactError if it cannot be loaded."""
         ...
 
     def read_contract(self, path: Path) -> Contract:
-        """The contract that the artifact carries; ArtifactError when it carries none."""
+        """Return the contract that the artifact carries. Raise ArtifactError if it carries none."""
         ...
 
 
 @runtime_checkable
 class LiveTarget(Protocol):
-    """A target some of whose variants leave no artifact: they are compiled in the process that runs them."""
+    """A target with variants that write no artifact: they are compiled in the process that runs them."""
 
     live_variants: tuple[str, ...]
 
     def live(self, program: Program, options: Options) -> Loaded:
-        """The program made ready to run."""
+        """Compile the program and return it, ready to run."""
         ...
 
 
 def names() -> list[str]:
-    """All targets, ours and installed ones; one of another package may not be usable."""
+    """Return the names of all targets, built-in and installed. Those of other packages may be unusable."""
     return sorted(_ours() | _plugins.names())
 
 
@@ -146,7 +147,7 @@ def _ours() -> set[str]:
 
 
 def get(name: str) -> Target:
-    """The target of this name; UsageError when there is none, or another package's is not usable."""
+    """Return the target of this name. Raise UsageError if it does not exist or another package's target is unusable."""
     if name in _ours():
         return _built_in(name)
     if name in _plugins.names():
@@ -163,13 +164,13 @@ def _built_in(name: str) -> Target:
 
 
 def _also_called(name: str) -> list[str]:
-    """Targets that go by another name too, the cheapest first."""
+    """Return the targets that have this name as an alias, cheapest first."""
     found = [target for target in usable() if name in facts(target).also_called]
     return sorted(found, key=lambda target: facts(target).cost)
 
 
 def facts(name: str) -> Facts:
-    """What the target says of itself; the defaults for one that is not here, as in a bundle of another machine."""
+    """Return the target's optional attributes; the defaults if it is not installed here, as for a foreign bundle."""
     try:
         return _facts.of(get(name))
     except UsageError:
@@ -177,12 +178,12 @@ def facts(name: str) -> Facts:
 
 
 def shipped_by(name: str) -> str:
-    """The package that a target comes from, with its version; "" for ours."""
+    """Return the package that ships the target, with its version; "" for built-in targets."""
     return "" if name in _ours() else _plugins.shipped_by(name)
 
 
 def usable() -> dict[str, Target]:
-    """Targets that can be used, by name: ours first."""
+    """Return the targets that can be used, by name, built-in ones first."""
     found = {name: _built_in(name) for name in sorted(_ours())}
     for name in sorted(_plugins.names() - found.keys()):
         with contextlib.suppress(UsageError):
@@ -191,7 +192,7 @@ def usable() -> dict[str, Target]:
 
 
 def refused() -> list[UsageError]:
-    """Why targets of other packages cannot be used, or are not, for they have the name of one of ours."""
+    """Return why targets of other packages are refused: they are unusable or have the name of a built-in target."""
     found = _plugins.clashes(_ours())
     for name in sorted(_plugins.names() - _ours()):
         try:
@@ -202,9 +203,10 @@ def refused() -> list[UsageError]:
 
 
 def distributions(used: Iterable[str] = (), optional: bool = False) -> tuple[str, ...]:
-    """What the built-in targets and those in `used` require, in all alternatives, and who ships the latter.
+    """Return the distributions that the built-in targets and those in `used` require, with all alternatives.
 
-    With `optional`, what they use where it is installed too. Names that no target has are left out.
+    Include the distributions that ship the targets in `used` and, if `optional`, those that targets use only if they
+    are installed. Unknown names in `used` are ignored.
     """
     found: dict[str, None] = {}
     for name in (*sorted(_ours()), *used):
@@ -217,9 +219,10 @@ def distributions(used: Iterable[str] = (), optional: bool = False) -> tuple[str
 
 
 def parse(text: str, precisions: Sequence[str] = (FP32,)) -> list[Variant]:
-    """`trace@int8,compile:default` as variants, each without an @ in all of `precisions` that its target has.
+    """Parse a list of variants such as `trace@int8,compile:default`.
 
-    UsageError for what does not exist.
+    An item without an @ stands for one variant in each of `precisions` that its target supports. Raise UsageError for
+    an unknown target, setting or precision.
     """
     found: dict[Variant, None] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
@@ -241,24 +244,24 @@ def parse(text: str, precisions: Sequence[str] = (FP32,)) -> list[Variant]:
 
 
 def _has(known: Sequence[str], setting: str) -> bool:
-    """Whether the setting is among those known."""
+    """Return whether `known` contains the setting, or its KEY=NAME."""
     key, equals, name = setting.partition("=")
     return setting in known or (f"{key}{equals}NAME" in known and re.fullmatch(r"[\w.-]+", name) is not None)
 
 
 def left_out(text: str, precisions: Sequence[str]) -> tuple[str, ...]:
-    """What `parse` leaves out, in words: for want of a precision, or for it has the name of a built-in target."""
+    """Describe what `parse` skips: precisions that a target lacks, and targets with the name of a built-in one."""
     asked = {re.split("[:@]", item.strip())[0] for item in text.split(",")}
     found = [str(error) for error in _plugins.clashes(asked & _ours())]
     unnamed = (item.strip() for item in text.split(",") if item.strip() and "@" not in item)
     for name in dict.fromkeys(item.partition(":")[0] for item in unnamed):
         if missing := [p for p in precisions if p not in get(name).precisions]:
-            found.append(f"{name} is not made in {' or '.join(missing)}; it has {', '.join(get(name).precisions)}")
+            found.append(f"{name} does not support {' or '.join(missing)}; it has {', '.join(get(name).precisions)}")
     return tuple(found)
 
 
 def parse_precisions(text: str) -> tuple[str, ...]:
-    """`fp32,bf16` as precisions; UsageError for what is none."""
+    """Parse a list of precisions such as `fp32,bf16`. Raise UsageError for an unknown one."""
     found = tuple(dict.fromkeys(filter(None, (part.strip() for part in text.split(",")))))
     for precision in found:
         if precision not in PRECISIONS:
@@ -267,13 +270,13 @@ def parse_precisions(text: str) -> tuple[str, ...]:
 
 
 def is_live(variant: Variant) -> bool:
-    """Whether the variant is compiled where it runs and leaves no artifact."""
+    """Return whether the variant is compiled in the process that runs it, and writes no artifact."""
     target = get(variant.target)
     return isinstance(target, LiveTarget) and _has(target.live_variants, variant.setting)
 
 
 def is_native(name: str) -> bool:
-    """Whether exporter-run takes the target's artifacts; not those of one that is not here."""
+    """Return whether exporter-run can run the target's artifacts; False if the target is not installed."""
     try:
         return get(name).native
     except UsageError:
@@ -281,12 +284,12 @@ def is_native(name: str) -> bool:
 
 
 def is_portable(variant: Variant) -> bool:
-    """Whether it may be made as portable machine code, as --portable asks."""
+    """Return whether the variant follows --portable, that is, holds machine code that can be made portable."""
     return facts(variant.target).portable and not is_live(variant)
 
 
 def live(name: str) -> LiveTarget:
-    """The target as one with live variants; TypeError when it has none."""
+    """Return the target as one with live variants. Raise TypeError if it has none."""
     target = get(name)
     if not isinstance(target, LiveTarget):
         raise TypeError(f"{name} has no live variants")
@@ -294,18 +297,18 @@ def live(name: str) -> LiveTarget:
 
 
 def native_suffixes() -> list[str]:
-    """Suffixes of artifacts that exporter-run takes."""
+    """Return the suffixes of artifacts that exporter-run can run."""
     return sorted({Path(target.artifact).suffix for target in usable().values() if target.native})
 
 
 def narrowings(target: Target, found: Iterable[Narrowing]) -> tuple[Narrowing, ...]:
-    """Those that hold for what this target makes; all, where it does not say which."""
+    """Return the narrowings that apply to the target's artifacts; all of them if it does not declare `assumes`."""
     assumed = _facts.of(target).assumes
     return tuple(one for one in found if one.of in assumed)
 
 
 def require(target: Target) -> None:
-    """MissingDependency for a distribution that is not installed."""
+    """Raise MissingDependency if a required distribution is not installed."""
     for requirement in target.requires:
         choices = requirement.split("|")
         if not any(environment.version(choice) for choice in choices):

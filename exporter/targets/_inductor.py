@@ -1,4 +1,4 @@
-"""What inductor does not do by itself: keep its headers, write the same sources each time, find vector instructions."""
+"""Patches to inductor: persistent precompiled headers, reproducible sources, detection of vector instructions."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from exporter.core import environment
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-SOURCES = ("wrapper.cpp", "kernel.cpp")  # of a package
-# oneDNN's descriptor of a packed weight as it lies in memory: 12 dimensions in each list, then ideep's count of groups.
+SOURCES = ("wrapper.cpp", "kernel.cpp")  # extensions of a package's sources
+# The raw memory of oneDNN's descriptor of a packed weight: 12 dimensions in each list, then ideep's number of groups.
 DESCRIPTOR = re.compile(r"(?<=opaque_metadata = \{)(?:\d+L, ){771}\d+L(?=\};)")
-PADDING = (*range(108, 112), *range(316, 320), *range(420, 424))  # bytes of it that nobody has set
+PADDING = (*range(108, 112), *range(316, 320), *range(420, 424))  # uninitialized bytes of the descriptor
 
 
 def keep_headers() -> None:
-    """Keep precompiled headers with all else that is cached: torch puts them where temporary files go away."""
+    """Keep precompiled headers in the cache directory; torch puts them among temporary files."""
     from torch._inductor import codecache
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
@@ -27,9 +27,10 @@ def keep_headers() -> None:
 
 
 def repeat_itself() -> None:
-    """Let inductor write the same sources each time: without what happens to be in memory, or earlier commands.
+    """Make inductor write the same sources each time, without memory addresses and uninitialized bytes.
 
-    It appends its commands to the sources, and finds them again in the cache, under the hash of what they were before.
+    Inductor also appends its compile commands to a cached source whose name is the hash of the original content. The
+    original content is therefore written again over what it finds in the cache.
     """
     from torch._inductor import codecache
 
@@ -53,9 +54,9 @@ def _without_padding(descriptor: re.Match[str]) -> str:
 
 @contextlib.contextmanager
 def unfolded(prefix: str) -> Iterator[None]:
-    """While a package is frozen: constants whose names begin so are no constants, for calls change them.
+    """Exclude attributes whose names start with `prefix` from constant folding, because calls change them.
 
-    Inductor's constant folding asks for the value of every attribute; for these it is told that there is none.
+    Inductor's constant folding asks for the value of every attribute; for these it gets "unknown".
     """
     from torch._inductor.constant_folding import ConstantFolder
 
@@ -75,13 +76,16 @@ def unfolded(prefix: str) -> Iterator[None]:
 
 
 def find_vector_instructions() -> tuple[str, ...]:
-    """Let inductor find them now: its probes load only while they are linked with torch, which `settings` ends.
+    """Make inductor detect the CPU's vector instructions now; return a note if it fails.
 
-    It keeps probes that do not load, and compiles without vectors from then on; a note says so.
+    Its probes load only if they are linked with libtorch, which the settings of a CPU package turn off. Inductor caches
+    the result: if a probe does not load, it generates code without vector instructions from then on.
     """
     from torch._inductor import cpu_vec_isa
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     if cpu_vec_isa.valid_vec_isa_list() or not environment.isa().startswith(("avx2", "avx512", "amx")):
         return ()
-    return (f"slow: without vector instructions, for inductor's probes in {cache_dir()} do not load: remove it",)
+    return (
+        f"slow: no vector instructions, because inductor's probes in {cache_dir()} do not load; remove that directory",
+    )

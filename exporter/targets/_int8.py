@@ -1,4 +1,4 @@
-"""int8: the weights of a model, and where it pays its activations, as integers; each route in its own library's way."""
+"""int8 quantization of weights and, where that is faster, activations. Each target uses its own library."""
 
 from __future__ import annotations
 
@@ -17,31 +17,32 @@ if TYPE_CHECKING:
 
     from exporter.model.tensors import Tensors
 
-COMPILED = ("quantized_decomposed", "torchao")  # namespaces that inductor has kernels of its own for
+COMPILED = ("quantized_decomposed", "torchao")  # namespaces whose operators inductor compiles itself
 
 
 def dynamic(module: torch.nn.Module) -> tuple[torch.nn.Module, str]:
-    """A copy whose Linear layers hold int8 weights and quantize their inputs at each call; and how many they are.
+    """Return a copy whose Linear layers hold int8 weights and quantize their inputs at each call, and a note.
 
-    By torch.ao.quantization.quantize_dynamic, on the CPU. ExportError where there is no such layer.
+    Use torch.ao.quantization.quantize_dynamic, which supports only the CPU. Raise ExportError if the model is on
+    another device or has no Linear layer.
     """
     import torch
 
     if next(module.parameters(), torch.empty(0)).device.type != "cpu":
-        raise ExportError("torch quantizes dynamically on the CPU alone", "choose compile@int8, or trace@fp16")
+        raise ExportError("torch supports dynamic quantization only on the CPU", "choose compile@int8, or trace@fp16")
     found = sum(type(inner) is torch.nn.Linear for inner in module.modules())
     if not found:
         raise ExportError("there is no Linear layer to quantize", "choose compile@int8 or onnx@int8")
 
     class Linear(torch.ao.nn.quantized.dynamic.Linear):
-        """Its input has the name that it has in torch.nn.Linear, for callers who give it by name."""
+        """Names its input as torch.nn.Linear does, for callers that pass it by name."""
 
         def forward(self, input: torch.Tensor) -> torch.Tensor:
             output: torch.Tensor = super().forward(input)  # type: ignore[no-untyped-call]
             return output
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of deprecation: its successor makes no TorchScript
+        warnings.simplefilter("ignore")  # deprecation; the successor does not produce TorchScript
         quantized = torch.ao.quantization.quantize_dynamic(
             copy.deepcopy(module), {torch.nn.Linear}, torch.qint8, {torch.nn.Linear: Linear}, inplace=True
         )
@@ -49,13 +50,14 @@ def dynamic(module: torch.nn.Module) -> tuple[torch.nn.Module, str]:
 
 
 def pt2e(graph: torch.fx.GraphModule, examples: Sequence[Tensors], narrow: bool = False) -> torch.nn.Module:
-    """An exported program's module quantized for inductor on x86, to be exported again.
+    """Quantize the module of an exported program for inductor on x86, with torchao's PT2E; export the result again.
 
-    The range of each layer's inputs is what `examples` show: finding it at each call is no nearer, and slower.
-    With `narrow` inputs take 7 bits: a CPU without VNNI adds two products in 16, which 8 would overflow.
-    ValueError or IndexError where it needs a graph that was exported strictly.
+    The range of each layer's inputs is calibrated with `examples`: finding it at each call is slower and no more
+    accurate. With `narrow`, inputs take 7 bits: a CPU without VNNI adds two products in 16 bits, which 8-bit inputs
+    would overflow.
 
-    By torchao's PT2E. MissingDependency without torchao.
+    Raise MissingDependency without torchao, ExportError if there is nothing to quantize, and ValueError or IndexError
+    if the graph has to be exported strictly.
     """
     import torch
 
@@ -63,7 +65,7 @@ def pt2e(graph: torch.fx.GraphModule, examples: Sequence[Tensors], narrow: bool 
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
     from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 
-    graph.graph.eliminate_dead_code()  # a layer that nobody reads has no output that could be quantized
+    graph.graph.eliminate_dead_code()  # an unused layer has no output to quantize
     graph.recompile()
     quantizer = x86.X86InductorQuantizer()
     quantizer.set_global(x86.get_default_x86_inductor_quantization_config(is_dynamic=False, reduce_range=narrow))
@@ -78,9 +80,10 @@ def pt2e(graph: torch.fx.GraphModule, examples: Sequence[Tensors], narrow: bool 
 
 
 def weights(module: torch.nn.Module) -> torch.nn.Module:
-    """`module` itself, the weights of its Linear layers in int8, which are unpacked at each call; for a GPU.
+    """Quantize the weights of the Linear layers in place, for a GPU, and return `module`. Calls unpack the weights.
 
-    By torchao's weight-only quantization. ExportError where there is no such layer, MissingDependency without torchao.
+    Use torchao's weight-only quantization. Raise ExportError if there is no Linear layer, MissingDependency without
+    torchao.
     """
     import torch
 
@@ -89,19 +92,17 @@ def weights(module: torch.nn.Module) -> torch.nn.Module:
 
     if not any(type(inner) is torch.nn.Linear for inner in module.modules()):
         raise ExportError("there is no Linear layer to quantize", "choose bf16 or fp16 on a GPU")
-    quantize_(module, Int8WeightOnlyConfig(set_inductor_config=False))  # which would allow TF32 everywhere
+    quantize_(module, Int8WeightOnlyConfig(set_inductor_config=False))  # it would allow TF32 everywhere
     return module
 
 
 def _require_torchao() -> None:
     if not environment.version("torchao"):
-        raise MissingDependency(
-            "torchao is not installed, which int8 of the target compile needs", "pip install torchao"
-        )
+        raise MissingDependency("compile@int8 needs torchao, which is not installed", "pip install torchao")
 
 
 def _flat(graph: torch.fx.GraphModule) -> torch.nn.Module:
-    """A module that takes its tensors as a flat module does."""
+    """Return a module that takes tensors and returns a tuple of tensors, as a FlatModule does."""
     import torch
 
     class Flat(torch.nn.Module):
@@ -116,18 +117,19 @@ def _flat(graph: torch.fx.GraphModule) -> torch.nn.Module:
 
 
 def onnx(path: Path, names: Sequence[str], examples: Sequence[Tensors]) -> str:
-    """Quantize the model at `path`, which holds its weights itself, in place; returns how.
+    """Quantize the model at `path` in place with onnxruntime.quantization; return "static" or "dynamic".
 
-    By onnxruntime.quantization: with convolutions in QDQ form, inputs by what `examples` show; else dynamically.
+    The file must contain the weights. A model with convolutions is quantized statically, in QDQ form, with activations
+    calibrated with `examples`; any other is quantized dynamically.
     """
     import onnx as library
     from onnxruntime import quantization as ort
 
     model = library.load(str(path))
-    del model.graph.value_info[:]  # shapes that folding has made untrue stop its own inference
+    del model.graph.value_info[:]  # folding has made some shapes wrong, and shape inference stops at them
     convolves = any(node.op_type == "Conv" for node in model.graph.node)
     properties = {entry.key: entry.value for entry in model.metadata_props}
-    logging.getLogger().setLevel(logging.ERROR)  # it advises to preprocess, on the root logger
+    logging.getLogger().setLevel(logging.ERROR)  # it logs advice to preprocess, on the root logger
     made = path.with_name(f"int8-{path.name}")
     common: dict[str, Any] = {"per_channel": True, "weight_type": ort.QuantType.QInt8}
     if convolves:
@@ -142,7 +144,7 @@ def onnx(path: Path, names: Sequence[str], examples: Sequence[Tensors]) -> str:
 
 
 class _Reader:
-    """Examples as onnxruntime's calibration reads them."""
+    """The examples as a CalibrationDataReader of onnxruntime."""
 
     def __init__(self, names: Sequence[str], examples: Sequence[Tensors]) -> None:
         self._feeds = iter([dict(zip(names, map(_array, inputs), strict=True)) for inputs in examples])

@@ -1,4 +1,4 @@
-"""Names of an ONNX graph's dynamic axes: the contract's, in the place of those that torch's exporter invents."""
+"""Rename an ONNX graph's dynamic axes from the names that torch's exporter invents to those of the contract."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _MULTIPLE = re.compile(r"(\d+\*)?([A-Za-z_]\w*)")
 
 
 def name(graph: Any, specs: Sequence[TensorSpec]) -> None:
-    """Rename the axes of an onnx_ir graph; `specs` are of its inputs and then its outputs.
+    """Rename the dynamic axes of an onnx_ir graph; `specs` describe its inputs, then its outputs.
 
-    An axis that follows from a symbol bears the contract's expression (`2*samples+1`), one that moves in no known way
-    the tensor's name and its number. Inside the graph names are kept consistent with that. What the graph fixes stays.
+    An axis is named by its expression in the contract (`2*samples+1`), or by the tensor's name and the axis number if
+    the contract has no expression for it. Values inside the graph are renamed consistently. Fixed axes stay fixed.
     """
     import onnx_ir
 
@@ -33,33 +33,33 @@ def name(graph: Any, specs: Sequence[TensorSpec]) -> None:
         if value.shape is not None:
             value.shape = onnx_ir.Shape(
                 [
-                    found if isinstance(found, int) else _said(dim, names, found, f"{spec.name}.{axis}")
+                    found if isinstance(found, int) else _axis_name(dim, names, found, f"{spec.name}.{axis}")
                     for axis, (found, dim) in enumerate(zip(value.shape, spec.shape, strict=True))
                 ]
             )
 
 
-def _said(dim: int | str | None, names: Mapping[str, str], found: Any, unknown: str) -> int | str:
-    """What the contract says of a dimension that moves in the graph."""
+def _axis_name(dim: int | str | None, names: Mapping[str, str], found: Any, unknown: str) -> int | str:
+    """Return the contract's name for a dimension that is dynamic in the graph, or `unknown`."""
     if isinstance(dim, str):
         return dim
     return str(_renamed(found, names)) if dim is not None and found.value else unknown
 
 
 def _renamed(dim: Any, names: Mapping[str, str]) -> Any:
-    """A dimension with the symbols in it, or all of it, renamed."""
+    """Return a dimension with its whole name, or the symbols in it, replaced."""
     if isinstance(dim, int) or dim.value is None:
         return dim
     old = str(dim.value)
     plain: dict[str, str] = {}
     for key, new in names.items():
         if new.isidentifier() and (parts := _MULTIPLE.fullmatch(key)):
-            plain[parts[2]] = f"_{new}" if parts[1] else new  # `16*_length`, where length is a multiple of 16
+            plain[parts[2]] = f"_{new}" if parts[1] else new  # 16*_length if length is a multiple of 16
     return names.get(old) or re.sub(r"[A-Za-z_]\w*", lambda match: plain.get(match[0], match[0]), old)
 
 
 def _values(graph: Any) -> Iterator[Any]:
-    """Every value of the graph and of those inside it."""
+    """Yield every value of the graph and of its subgraphs."""
     yield from graph.inputs
     for node in graph.all_nodes():
         yield from node.outputs

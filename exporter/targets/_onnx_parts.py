@@ -1,4 +1,4 @@
-"""An ONNX model taken apart, for the comparison of two builds."""
+"""Split an ONNX model into computation and weights, to compare two builds."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import Any
 
 from exporter.core.errors import ArtifactError
 
-PROPERTY = "exporter.contract"  # the only metadata property that is no note
+PROPERTY = "exporter.contract"  # the only metadata property that is not a note
 
 
 def parts(path: Path) -> tuple[bytes, list[tuple[str, Any]]]:
-    """What computes in a model without its weights and without notes, and the weights, wherever these lie."""
+    """Return the serialized model without weights and notes, and the weights, embedded or external.
+
+    Raise ArtifactError if the file cannot be read.
+    """
     import onnx
     from google.protobuf.message import DecodeError
 
@@ -24,7 +27,7 @@ def parts(path: Path) -> tuple[bytes, list[tuple[str, Any]]]:
 
 
 def _strip(model: Any) -> list[Any]:
-    """Take out of a model its weights, which are returned, and the translator's notes."""
+    """Remove the weights and the translator's notes from the model; return the weights."""
     import onnx
 
     weights: list[Any] = []

@@ -1,8 +1,8 @@
-"""ONNX by torch's older exporter, which translates a trace: for what its newer one does not translate.
+"""ONNX by torch's older exporter, which translates a trace; used if the newer one fails.
 
-A trace holds what Python made of the example's values. Where torch.export takes the model no branch depends on values,
-and its program shows whether a number is taken out of a tensor; where it does not, or one is, only a trace without any
-warning is right for other values too.
+A trace records what Python did with the values of the example. If torch.export captures the model, no branch depends on
+values, and the exported program shows whether a number is read from a tensor. If it does not capture the model, or a
+number is read, the trace is trusted for other values only if the tracer gave no warning.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 def export(program: Program, opset: int | None, captured: bool) -> tuple[torch.onnx.ONNXProgram, tuple[Warned, ...]]:
-    """The ONNX program with every dimension of the contract dynamic, and what the tracer warned of.
+    """Return the ONNX program, with the dynamic dimensions of the contract, and the tracer's warnings.
 
-    `captured` says whether torch.export took the model, and no number out of a tensor. ExportError where the exporter
-    fails, gives other inputs or outputs than the contract has, or nothing vouches for what it traced.
+    `captured` is whether torch.export captured the model and no number is read from a tensor. Raise ExportError if the
+    exporter fails, if the inputs or outputs are not those of the contract, or if the trace may depend on values.
     """
     import onnx
     import onnx_ir
@@ -43,12 +43,12 @@ def export(program: Program, opset: int | None, captured: bool) -> tuple[torch.o
         model = onnx.load(str(path))
     found = [[value.name for value in values] for values in (model.graph.input, model.graph.output)]
     if found != [*names]:
-        raise ExportError(f"the trace takes {', '.join(found[0])} and gives {', '.join(found[1])}")
+        raise ExportError(f"the trace takes {', '.join(found[0])} and returns {', '.join(found[1])}")
     return torch.onnx.ONNXProgram(onnx_ir.from_proto(model), None), warned
 
 
 def takes_numbers(exported: torch.export.ExportedProgram) -> bool:
-    """Whether the program takes a number out of a tensor, for which a trace has the example's."""
+    """Return whether the program reads a number from a tensor; a trace would keep the example's number."""
     graphs = (module.graph for module in exported.graph_module.modules() if isinstance(module, torch.fx.GraphModule))
     return any(
         "_local_scalar_dense" in str(node.target) or "aten.item" in str(node.target) for g in graphs for node in g.nodes
@@ -75,13 +75,13 @@ def _translate(
                     for name, spec in zip([*names[0], *names[1]], (*promised.inputs, *promised.outputs), strict=True)
                 },
             )
-        except Exception as error:  # whatever a trace or a translation raises
+        except Exception as error:  # tracing and translation may raise anything
             raise ExportError(source_lines.named(error)) from error
     return codegen.tracer_warnings(caught)
 
 
 def _traceable(program: Program) -> torch.nn.Module:
-    """The module; its trace where it holds TorchScript, which the exporter's own tracing does not go into."""
+    """Return the module, or its trace if it contains TorchScript, which the exporter's own tracing does not enter."""
     if not any(isinstance(inner, torch.jit.ScriptModule) for inner in program.module.modules()):
         return program.module
     traced: torch.nn.Module = torch.jit.trace(program.module, program.example, strict=False, check_trace=False)
@@ -89,6 +89,6 @@ def _traceable(program: Program) -> torch.nn.Module:
 
 
 def _axes(spec: TensorSpec) -> dict[int, str]:
-    """Names of the dimensions that move; one that moves in no known way has a name of its own."""
+    """Return the names of the dynamic dimensions; one that no symbol determines is named after its axis."""
     named: dict[int, Any] = {axis: dim for axis, dim in enumerate(spec.shape) if not isinstance(dim, int)}
     return {axis: dim or f"{spec.name}.{axis}" for axis, dim in named.items()}

@@ -1,4 +1,4 @@
-"""Targets of other distributions, found by entry point. Each is checked before use; its faults name who ships it."""
+"""Targets of other distributions, found by entry point. Each is checked before use; errors name its distribution."""
 
 from __future__ import annotations
 
@@ -26,39 +26,40 @@ FUNCTIONS = ("export", "load", "read_contract")
 
 
 def points() -> list[EntryPoint]:
-    """Entry points of all installed distributions."""
+    """Return the entry points of all installed distributions."""
     return list(entry_points(group=GROUP))
 
 
 def names() -> set[str]:
-    """What they call their targets."""
+    """Return the names of their targets."""
     return {point.name for point in points()}
 
 
 def distributions(name: str) -> list[str]:
-    """Names of the distributions that have a target of this name."""
+    """Return the names of the distributions that have a target of this name."""
     return [point.dist.name for point in points() if point.name == name and point.dist]
 
 
 def shipped_by(name: str) -> str:
-    """The distribution of the target of this name, with its version."""
+    """Return the distribution of the target of this name, with its version."""
     return next(_shipped_by(point) for point in points() if point.name == name)
 
 
 def load(name: str, taken: Collection[str]) -> object:
-    """The target of this name. UsageError where it does not import, is incomplete or clashes with another.
+    """Return the target of this name.
 
-    `taken` are artifacts of the built-in targets.
+    `taken` are the file names of the built-in targets' artifacts. Raise UsageError if the target cannot be imported, is
+    incomplete or clashes with another.
     """
     point, *others = (point for point in points() if point.name == name)
     if others:
-        raise _error(point, f"{', '.join(map(_shipped_by, others))} has a target of that name too")
+        raise _error(point, f"{', '.join(map(_shipped_by, others))} also has a target of that name")
     if not re.fullmatch(r"[A-Za-z][\w-]*", name) or name == EAGER:
-        raise _error(point, f"{name!r} is no name for a target")
+        raise _error(point, f"{name!r} is not a valid name for a target")
     try:
         found: object = point.load()
-    except (Exception, SystemExit) as error:  # whatever its module raises
-        raise _error(point, f"it does not import: {source_lines.named(error)}") from error
+    except (Exception, SystemExit) as error:  # its module may raise anything
+        raise _error(point, f"it fails to import: {source_lines.named(error)}") from error
     if problems := list(_problems(found, taken)):
         raise _error(point, "; ".join(problems))
     own = point.value.partition(":")[0].partition(".")[0]
@@ -67,7 +68,7 @@ def load(name: str, taken: Collection[str]) -> object:
 
 
 def clashes(built_in: Collection[str]) -> list[UsageError]:
-    """What to say of each that has the name of a built-in target: that one is used."""
+    """Return an error for each target with the name of a built-in one, which takes precedence."""
     return [_error(point, "exporter has a target of that name") for point in points() if point.name in built_in]
 
 
@@ -81,17 +82,17 @@ def _problems(target: object, taken: Collection[str]) -> Iterator[str]:
         if value is not None and not isinstance(value, kind):
             yield f"{name} is {type(value).__name__}, not {kind.__name__}"
         elif isinstance(value, tuple) and not all(isinstance(item, str) for item in value):
-            yield f"{name} holds other things than str"
+            yield f"{name} may contain only str"
     for name in FUNCTIONS:
         if not callable(getattr(target, name, str)):
-            yield f"{name} is no function"
+            yield f"{name} is not a function"
     precisions = getattr(target, "precisions", None)
     strange = [one for one in precisions if one not in PRECISIONS] if isinstance(precisions, tuple) else ()
     if strange:
         yield f"precisions has {', '.join(map(repr, strange))}, which exporter does not know"
     artifact = getattr(target, "artifact", None)
     if isinstance(artifact, str) and not re.fullmatch(r"\w[\w-]*(\.[\w-]+)+", artifact):
-        yield f"{artifact!r} is no file name with a suffix"
+        yield f"{artifact!r} is not a file name with a suffix"
     elif artifact in taken:
         yield f"{artifact} is the artifact of another target"
 
@@ -102,5 +103,5 @@ def _error(point: EntryPoint, why: str) -> UsageError:
 
 
 def _shipped_by(point: EntryPoint) -> str:
-    """The distribution and its version; the module where it belongs to none."""
+    """Return the distribution and its version; the module if it belongs to no distribution."""
     return f"{point.dist.name} {point.dist.version}" if point.dist else point.value

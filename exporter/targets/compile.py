@@ -1,4 +1,4 @@
-"""AOTInductor, ahead of time; and torch.compile, just in time, as rows to compare with.
+"""AOTInductor, which compiles ahead of time, and torch.compile, just in time, as rows to compare with.
 
 This file is long because a target is one file.
 """
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from exporter.model.tensors import Tensors
 
 artifact = "compile.pt2"
-MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # of the backend inductor
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # modes of the backend inductor
 BACKENDS = ("inductor", "cudagraphs", "aot_eager", "eager")
 CUDA_GRAPHS = ("reduce-overhead", "max-autotune", "cudagraphs", "backend=cudagraphs")
 live_variants = (*MODES, *BACKENDS, "backend=NAME")
@@ -63,36 +63,34 @@ export_need, session_need = Need(3.8, 1.0 * GB), Need(1.5, 1.5 * GB)
 triton = TritonBackend("pytorch", "torch_aoti", "model.pt2", batches=False, entries=False, operators=("torchvision",))
 read_contract = contract_files.read_zip
 COMPILER = "install g++ (Debian: apt install g++), or name one in CXX"
-_loading = threading.Lock()  # loaders that are constructed at the same time race (pytorch/pytorch#194128)
+_loading = threading.Lock()  # concurrent construction of loaders is a race (pytorch/pytorch#194128)
 
 
 def export(program: Program, path: Path, options: Options) -> Exported:
-    """Compile the exported program to a package. It needs a C++ compiler."""
+    """Compile the exported program to a package. Raise MissingDependency without a C++ compiler."""
     import torch
     from torch._inductor import config
 
     from exporter.model import recurrent
 
     if environment.compiler() is None:
-        raise MissingDependency("there is no C++ compiler, which AOTInductor needs", COMPILER, Blame("no-compiler"))
+        raise MissingDependency("there is no C++ compiler, and AOTInductor needs one", COMPILER, Blame("no-compiler"))
     if options.portable and not hasattr(config.cpp, "march"):
         raise MissingDependency(
-            f"torch {torch.__version__} compiles packages for this machine alone",
-            "install torch 2.14, or leave out --portable",
+            f"torch {torch.__version__} can only compile packages for this machine",
+            "install torch 2.14 or leave out --portable",
         )
     _inductor.keep_headers()
     _inductor.repeat_itself()
     slow = _inductor.find_vector_instructions()
     if options.device == "cpu":
-        # libtorch.so would pull in every CUDA library; `_settings` links the two that a CPU package calls.
+        # libtorch.so would pull in every CUDA library; `_settings` links only the two that a CPU package needs.
         os.environ["LIBRARY_PATH"] = f"{Path(torch.__file__).parent / 'lib'}:{os.environ.get('LIBRARY_PATH', '')}"
     unfrozen: tuple[str, ...] = ()
     with recurrent.looped():
         if program.entries:
             if program.keeps_state:
-                raise ExportError(
-                    "the entries of a package would each carry a state of their own", "give --state inputs"
-                )
+                raise ExportError("each entry of a package would keep a separate state", "use --state inputs")
             graphs = {size: _graph(entry, options) for size, entry in program.entries.items()}
             ops = _package_entries(graphs, path, options)
         else:
@@ -104,7 +102,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
 
 
 def _quantized(program: Program, options: Options) -> tuple[str, ...]:
-    """What a row of int8 says."""
+    """Return the notes for an int8 row."""
     if options.precision != "int8":
         return ()
     if _weights_alone(options):
@@ -113,20 +111,20 @@ def _quantized(program: Program, options: Options) -> tuple[str, ...]:
 
 
 def _settings(graph: torch.export.ExportedProgram, options: Options) -> dict[str, Any]:
-    """What inductor is told for one graph."""
-    # More threads than at compile time would crash with fixed threads.
+    """Return inductor's settings for one graph."""
+    # With a fixed thread count, running with more threads than at compile time crashes.
     settings: dict[str, Any] = {"freezing": True, "cpp.dynamic_threads": True}
     if options.device == "cpu":
         settings |= {"aot_inductor.link_libtorch": False, "aot_inductor.custom_op_libs": ["torch_cpu", "c10"]}
     half = options.precision in ("bf16", "fp16")
     if options.portable:
-        # oneDNN's operators on packed weights refuse half precisions where a CPU has no instructions for them.
+        # oneDNN's operators on packed weights reject half precision if the CPU lacks instructions for it.
         settings |= {"cpp.simdlen": 256, "cpp.march": machine_code.PORTABLE.level, "cpp.weight_prepack": not half}
     if graph.range_constraints and _convolves(graph) and options.precision != "int8":
-        # With a dynamic size inductor's convolutions on packed weights can be wrong: raft_small's are.
+        # With dynamic sizes, inductor's convolutions on packed weights can be wrong, as in raft_small.
         settings |= {"cpp.weight_prepack": False} if half else {"freezing": False}
     if _weights_alone(options):
-        settings["freezing"] = False  # it would fold them back
+        settings["freezing"] = False  # freezing would convert the weights back
     return settings
 
 
@@ -136,12 +134,12 @@ def _convolves(graph: torch.export.ExportedProgram) -> bool:
 
 
 def _weights_alone(options: Options) -> bool:
-    """Whether int8 is the weights' alone: inductor has kernels that compute in it for the CPU."""
+    """Return whether int8 applies only to weights: inductor computes in int8 only on the CPU."""
     return options.precision == "int8" and options.device != "cpu"
 
 
 def _build(options: Options) -> Build:
-    """What the package was built for: its kernels for this GPU, all else for this CPU or a portable one."""
+    """Return what the package is built for: kernels for this GPU, the rest for this CPU or a portable level."""
     import torch
 
     build = machine_code.PORTABLE if options.portable else machine_code.native()
@@ -154,12 +152,12 @@ def _build(options: Options) -> Build:
 def _notes(build: Build) -> tuple[str, ...]:
     if not build.level:
         return ()
-    kernels = f" but for its kernels, which are for compute capability {build.capability}" if build.capability else ""
+    kernels = f", except its kernels for compute capability {build.capability}" if build.capability else ""
     return (f"portable ({build.level}){kernels}",)
 
 
 def _graph(program: Program, options: Options) -> torch.export.ExportedProgram:
-    """What is compiled."""
+    """Return the exported program to compile."""
     if options.precision != "int8":
         return program.artifact
     from exporter.model import capture, precision
@@ -170,14 +168,14 @@ def _graph(program: Program, options: Options) -> torch.export.ExportedProgram:
         return program.capture(_int8.weights(half))
     try:
         quantized = _int8.pt2e(program.exported.module(check_guards=False), program.samples, options.portable)
-    except (ValueError, IndexError):  # it tells the calls of a layer apart by what only a strict export notes
+    except (ValueError, IndexError):  # it needs metadata that only a strict export records
         graph = capture.export_program(program.module, program.example, program.function, strict=True)
         quantized = _int8.pt2e(graph.module(check_guards=False), program.samples, options.portable)
     return program.capture(quantized)
 
 
 def _package(program: Program, path: Path, options: Options) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """A package with one model; returns the namespaces of operators that it calls, and notes."""
+    """Write a package with one model; return the namespaces of its custom operators, and notes."""
     graph = _graph(program, options)
     settings = _settings(graph, options)
     ops = custom_ops.of_exported(graph)
@@ -189,22 +187,22 @@ def _package(program: Program, path: Path, options: Options) -> tuple[tuple[str,
             _write(graph, path, settings)
             loader = _loader(path, "model", options.device)
             right = carrying.repeats(lambda inputs: tuple(loader.run(list(inputs))), graph, program.example)
-        except Exception:  # freezing packs what it takes for weights, and some of its passes cannot leave a state alone
+        except Exception:  # some freezing passes treat the state as weights, and fail
             right = False
         if not right:
             _write(graph, path, settings | {"freezing": False, "joint_graph_constant_folding": False})
-    return ops, () if right else ("weights not frozen, for the state would be too",)
+    return ops, () if right else ("weights not frozen, because the state would be frozen too",)
 
 
 def _write(graph: torch.export.ExportedProgram, path: Path, settings: dict[str, Any]) -> None:
     import torch
 
-    with torch.set_grad_enabled(not settings["freezing"]):  # with gradients on, inductor freezes nothing
+    with torch.set_grad_enabled(not settings["freezing"]):  # inductor freezes only with gradients off
         torch._inductor.aoti_compile_and_package(graph, package_path=str(path), inductor_configs=settings)
 
 
 def _package_entries(graphs: dict[int, torch.export.ExportedProgram], path: Path, options: Options) -> tuple[str, ...]:
-    """A package with a model for each entry; returns the namespaces of operators that they call."""
+    """Write a package with a model for each entry; return the namespaces of their custom operators."""
     import torch
     from torch._inductor.package.package import package_aoti
 
@@ -222,7 +220,10 @@ def _package_entries(graphs: dict[int, torch.export.ExportedProgram], path: Path
 
 
 def load(path: Path, options: Options) -> Loaded:
-    """Load the package, and nothing else of torch's compiler: importing that would take seconds."""
+    """Load the package without importing torch's compiler, which would take seconds.
+
+    Raise ArtifactError if the package cannot run here.
+    """
     promise = read_contract(path)
     _check(promise, path, options.device)
     symbol = contract.specialized(promise)
@@ -233,7 +234,7 @@ def load(path: Path, options: Options) -> Loaded:
             loaders = {size: _loader(path, name, options.device) for size, name in names.items()}
     except RuntimeError as error:
         raise ArtifactError(
-            f"{path} is not an AOTInductor package that runs here: {source_lines.message(error)}",
+            f"{path} is not an AOTInductor package that can run here: {source_lines.message(error)}",
             "export it again on this machine",
         ) from error
     if not symbol:
@@ -251,7 +252,7 @@ def load(path: Path, options: Options) -> Loaded:
 
 
 def _takes(loader: Any) -> int:
-    """How many inputs the package was compiled for."""
+    """Return the number of inputs for which the package was compiled."""
     from torch.utils import _pytree
 
     takes, _ = loader.get_call_spec()
@@ -264,7 +265,7 @@ def _loader(path: Path, model: str, device: str) -> Any:
     make = torch._C._aoti.AOTIModelPackageLoader
     settings = model, False, 1, int(device.partition(":")[2] or -1)
     if not _loads_folders(torch.__version__):
-        return make(str(path), *settings)  # which unpacks it anew each time, and never gives it back
+        return make(str(path), *settings)  # it unpacks the package at every load and never frees the space
     folder, release = _unpacking.unpack(path)
     try:
         loader = make(str(folder), *settings)
@@ -276,13 +277,13 @@ def _loader(path: Path, model: str, device: str) -> Any:
 
 
 def _loads_folders(torch: str) -> bool:
-    """Whether torch's loader takes a package that is unpacked already: since 2.14."""
+    """Return whether torch's loader accepts an unpacked package, as it does since 2.14."""
     major, minor = map(int, torch.split(".")[:2])
     return (major, minor) >= (2, 14)
 
 
 def _resetting(loader: Any, promise: Contract, device: str) -> Callable[[], None]:
-    """What writes the initial state over what the package holds by then."""
+    """Return a function that restores the package's initial state."""
     import torch
 
     initial = enumerate(carrying.fixed_initial(promise))
@@ -291,16 +292,16 @@ def _resetting(loader: Any, promise: Contract, device: str) -> Callable[[], None
     def reset() -> None:
         if device != "cpu":
             torch.cuda.synchronize(device)  # calls may still be running, on any stream
-        loader.load_constants(constants, False, False)  # copies them, into those in use, and not all of them
+        loader.load_constants(constants, False, False)  # copies into the active constants; the others stay
 
     return reset
 
 
 def _check(promise: Contract, path: Path, device: str) -> None:
-    """ArtifactError for a package that cannot run here, a warning for one that may not."""
+    """Raise ArtifactError for a package that cannot run here; warn about one that may not run."""
     import torch
 
-    if promise.build is None:  # of before they were recorded
+    if promise.build is None:  # from before builds were recorded
         return
     on_gpu = promise.build.capability and device != "cpu"
     machine_code.require(promise.build, path, torch.cuda.get_device_capability(device) if on_gpu else None)
@@ -309,13 +310,14 @@ def _check(promise: Contract, path: Path, device: str) -> None:
 
 
 def live(program: Program, options: Options) -> Loaded:
-    """torch.compile of the eager module, by a mode of inductor's or by another backend; the first call compiles.
+    """Compile the eager module with torch.compile, in a mode of inductor or with another backend.
 
-    Sizes that the contract leaves open are dynamic from the first call on; where it leaves none, every size is static.
+    The first call compiles. Sizes with a range in the contract are dynamic from the first call on; without any, all
+    sizes are static.
     """
     import torch
 
-    # Past the limit torch falls back to eager in silence, and the row would not be what it says.
+    # Above the limit, torch would silently fall back to eager, and the row would not measure torch.compile.
     torch._dynamo.config.recompile_limit = 64
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     open_axes = [_open_axes(spec, program.contract) for spec in program.function.inputs]
@@ -327,13 +329,13 @@ def live(program: Program, options: Options) -> Loaded:
 
     def run(inputs: Tensors) -> Tensors:
         nonlocal marked
-        if inputs is not marked:  # what is timed comes again and again, and is marked once
+        if inputs is not marked:  # benchmarks pass the same inputs again, so mark them once
             for tensor, axes in zip(inputs, open_axes, strict=False):
                 torch._dynamo.maybe_mark_dynamic(tensor, axes)
             marked = inputs
         with torch.no_grad():
             outputs = compiled(*inputs)
-        # CUDA graphs write the next call's outputs over these.
+        # With CUDA graphs, the next call overwrites these outputs.
         return tuple(t.clone() for t in outputs) if overwrites else tuple(outputs)
 
     carried = carrying.Carried(run, program.contract)
@@ -341,14 +343,14 @@ def live(program: Program, options: Options) -> Loaded:
 
 
 def _open_axes(spec: TensorSpec, promised: Contract) -> list[int]:
-    """The dimensions that follow a symbol with a range; those of its `choices` are compiled one by one."""
+    """Return the axes that depend on a symbol with a range; a symbol with `choices` is compiled once for each size."""
     names = {axis: Expression.parse(dim).name for axis, dim in enumerate(spec.shape) if isinstance(dim, str)}
     ranges = {axis: promised.symbols[name] for axis, name in names.items()}
     return [axis for axis, bounds in ranges.items() if len(bounds.sizes) > 1 and not bounds.choices]
 
 
 def _backend_and_mode(setting: str) -> tuple[str, str | None]:
-    """What the setting is to torch.compile. ExportError for a backend that is not here."""
+    """Return torch.compile's arguments for the setting. Raise ExportError for an unknown backend."""
     import torch
 
     if setting in MODES:
@@ -356,24 +358,26 @@ def _backend_and_mode(setting: str) -> tuple[str, str | None]:
     name = setting.removeprefix("backend=")
     if name not in torch._dynamo.list_backends(exclude_tags=()):
         known = ", ".join(sorted({*torch._dynamo.list_backends(), *BACKENDS}))
-        raise ExportError(f"torch.compile has no backend {name!r}", f"it has {known}; a package may register others")
+        raise ExportError(
+            f"torch.compile has no backend {name!r}", f"available: {known}; other packages may register more"
+        )
     return name, None
 
 
 def examine(probed: str) -> tuple[Part, ...]:
-    """The C++ compiler."""
+    """Check that there is a C++ compiler."""
     compiler = environment.compiler()
     if compiler is None:
-        return (Part("bad", "C++ compiler", "none: the target compile cannot work", COMPILER),)
+        return (Part("bad", "C++ compiler", "none, which the target compile needs", COMPILER),)
     return (Part("ok", "C++ compiler", compiler),)
 
 
 def _breaks_and_recompilations() -> tuple[str, ...]:
-    """What torch.compile has met in this process so far."""
+    """Return notes on the graph breaks and recompilations in this process so far."""
     from torch._dynamo import utils
 
     breaks = sum(utils.counters["graph_break"].values())
     again = sum(bool(one.recompile_reason) for one in utils.get_compilation_metrics())
     found = ((breaks, "graph break"), (again, "recompilation"))
     told = " and ".join(f"{count} {what}{'s' if count > 1 else ''}" for count, what in found if count)
-    return (f"{told} over all cases; `exporter explain` names the lines",) if told else ()
+    return (f"{told} in all cases together; `exporter explain` names the lines",) if told else ()

@@ -1,4 +1,4 @@
-"""The ExportedProgram itself: what torch.export saved, and what later compilers start from."""
+"""The ExportedProgram itself, saved by torch.export, from which later compilers can start."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ native = False
 needs_program = True
 assumes = ("graph", "guards")
 cost = 1
-question = "torch.export: what stays dynamic"
+question = "torch.export: which sizes stay dynamic"
 portability = 1
 export_need = Need(1.2, 0.6 * GB)
 read_contract = contract_files.read_zip
@@ -36,7 +36,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     import torch
 
     if program.entries:
-        raise ExportError("an exported program has one entry", "leave out --specialize, or the target export")
+        raise ExportError("an exported program supports only one entry", "leave out --specialize or the target export")
     exported = program.artifact
     ops = custom_ops.of_exported(exported)
     promise = to_json(replace(program.contract, ops=ops))
@@ -49,7 +49,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
 
 
 def load(path: Path, options: Options) -> Loaded:
-    """The program's graph, run op by op."""
+    """Load the program, which runs its graph operator by operator."""
     import torch
 
     from exporter.model import mapped_program
@@ -57,7 +57,7 @@ def load(path: Path, options: Options) -> Loaded:
     try:
         exported = mapped_program.read(path)
         module = exported.module()
-    except Exception as error:  # a broken archive raises many things
+    except Exception as error:  # a broken archive raises many types of errors
         raise ArtifactError(f"{path} is not an exported program: {error}", "export it again") from error
 
     def run(inputs: Tensors) -> Tensors:

@@ -1,4 +1,4 @@
-"""ONNX, run by onnxruntime.
+"""ONNX models, run by onnxruntime.
 
 This file is long because a target is one file.
 """
@@ -58,26 +58,26 @@ portability = 0
 export_need, session_need = Need(2.2, 0.8 * GB), Need(2.2, 1.5 * GB)
 runtime = "onnxruntime"
 triton = TritonBackend("onnxruntime", "onnxruntime_onnx", "model.onnx", named=True)
-ONE_FILE_BYTES = 1.5e9  # protobuf ends at 2 GB
-DYNAMO = "torch's exporter of exported programs"
-OLDER = "torch's older exporter, from a trace, for the other fails"
+ONE_FILE_BYTES = 1.5e9  # protobuf's limit is 2 GB
+DYNAMO = "from the exported program"
+OLDER = "from a trace, by torch's older exporter, because the newer one fails"
 
 
 def export(program: Program, path: Path, options: Options) -> Exported:
-    """Translate the exported program; weights stay in the one file where they fit."""
+    """Translate the exported program to ONNX. Weights that do not fit into one file go into a companion file."""
     import onnx
 
     if program.keeps_state and program.contract.state:
         names = ", ".join(tensor.name for tensor in program.contract.state.tensors)
-        remedy = "--state inputs makes it inputs and outputs"
+        remedy = "--state inputs turns the state into inputs and outputs"
         raise ExportError(f"ONNX carries no state from call to call, and the model keeps {names}", remedy)
     if options.precision == "int8" and options.device != "cpu":
-        raise ExportError(
-            "onnxruntime has no CUDA kernels for the layers that it quantizes", "choose compile@int8, or onnx@fp16"
-        )
+        raise ExportError("onnxruntime has no CUDA kernels for quantized layers", "choose compile@int8, or onnx@fp16")
     if program.entries:
         if options.precision == "int8":
-            raise ExportError("a quantized ONNX model has one entry", "leave out --specialize, or choose compile@int8")
+            raise ExportError(
+                "a quantized ONNX model supports only one entry", "leave out --specialize, or choose compile@int8"
+            )
         return _export_entries(program, path, options)
     translated = _translate((program,), options)
     made = translated.programs[0]
@@ -94,16 +94,16 @@ def export(program: Program, path: Path, options: Options) -> Exported:
 
 def _quantize(program: Program, path: Path, size: int) -> str:
     if size > ONE_FILE_BYTES:
-        raise ExportError("onnxruntime quantizes models below 2 GB", "choose onnx@fp16, or compile@int8")
+        raise ExportError("onnxruntime quantizes only models below 2 GB", "choose onnx@fp16, or compile@int8")
     from exporter.targets import _int8
 
     how = _int8.onnx(path, [spec.name for spec in program.contract.inputs], program.samples)
-    found = program.calibration if how == "static" else "ranges found at each call"
+    found = program.calibration if how == "static" else "activation ranges computed at each call"
     return f"{how} int8 by onnxruntime, {found}"
 
 
 def _export_entries(program: Program, path: Path, options: Options) -> Exported:
-    """One model that branches to the entry of its input's size."""
+    """Export one model that branches to the entry for the size of its input."""
     import onnx
 
     translated = _translate(tuple(program.entries.values()), options)
@@ -119,7 +119,7 @@ def _export_entries(program: Program, path: Path, options: Options) -> Exported:
 
 @dataclass(frozen=True)
 class _Translated:
-    """torch's ONNX programs, all by one exporter; what it is called and what it warned of."""
+    """torch's ONNX programs, the exporter that made all of them, and its warnings."""
 
     programs: tuple[Any, ...]
     exporter: str
@@ -127,12 +127,12 @@ class _Translated:
 
     @property
     def note(self) -> str:
-        """What the row says of it."""
-        return f"opset {self.programs[0].model.opset_imports.get('', '?')}, by {self.exporter}"
+        """The note for the row."""
+        return f"opset {self.programs[0].model.opset_imports.get('', '?')}, {self.exporter}"
 
 
 def _translate(programs: tuple[Program, ...], options: Options) -> _Translated:
-    """By torch's exporter of exported programs, else by its older one. ExportError names what ONNX cannot take."""
+    """Translate with torch's newer exporter or, if it fails, the older one. ExportError names what failed."""
     from exporter.targets import _onnx_tracing
 
     captured = False
@@ -145,7 +145,7 @@ def _translate(programs: tuple[Program, ...], options: Options) -> _Translated:
     try:
         made = [_onnx_tracing.export(program, options.opset, captured) for program in programs]
     except ExportError as error:
-        if not captured:  # the trace is not to be trusted, or fails of the same
+        if not captured:  # the trace cannot be trusted, or fails for the same reason
             raise failed from None
         raise BothFailed.of(failed, ExportError(causes.shorten(str(error)), error.remedy, error.blame)) from failed
     for one, _ in made:
@@ -155,7 +155,7 @@ def _translate(programs: tuple[Program, ...], options: Options) -> _Translated:
 
 
 def _by_dynamo(program: Program, exported: torch.export.ExportedProgram, options: Options) -> Any:
-    """torch's ONNX program of the exported one. ExportError names what it does not translate."""
+    """Return torch's ONNX program for the exported program. ExportError names what cannot be translated."""
     import torch
 
     from exporter.model import recurrent, type_promotion
@@ -179,11 +179,11 @@ def _by_dynamo(program: Program, exported: torch.export.ExportedProgram, options
         except Exception as error:
             if not _is_optimizers(_cause(error)):
                 raise
-            made = translate(optimize=False)  # onnxruntime has an optimiser of its own
-    except Exception as error:  # the exporter wraps whatever it meets
+            made = translate(optimize=False)  # onnxruntime has its own optimizer
+    except Exception as error:  # the exporter wraps errors of any type
         raise ExportError(f"torch.onnx.export: {source_lines.named(_cause(error))}") from error
     if made is None:
-        raise ExportError("torch.onnx.export gave no program")
+        raise ExportError("torch.onnx.export returned no program")
     _free_names(made.model.graph)
     _leave_out_folders(made.model.graph)
     _onnx_axes.name(made.model.graph, (*program.function.inputs, *program.function.outputs))
@@ -191,12 +191,12 @@ def _by_dynamo(program: Program, exported: torch.export.ExportedProgram, options
 
 
 def _weights(made: Any) -> int:
-    """Bytes of the weights that the graph holds."""
+    """Return the size of the graph's weights in bytes."""
     return sum(value.const_value.nbytes for value in made.model.graph.initializers.values() if value.const_value)
 
 
 def _fixed(graph: Any, promised: Contract) -> Iterator[SizeLimit]:
-    """Dimensions that the contract promises to move and the graph holds fast."""
+    """Yield the dimensions that are dynamic in the contract but fixed in the graph."""
     for value, spec in zip(graph.inputs, promised.inputs, strict=False):
         for axis, dim in enumerate(spec.shape):
             if isinstance(dim, str) and isinstance(value.shape[axis], int):
@@ -205,7 +205,7 @@ def _fixed(graph: Any, promised: Contract) -> Iterator[SizeLimit]:
 
 
 def _free_names(graph: Any) -> None:
-    """Give inner values that bear an input's or output's name another one; torch.onnx.export does not look for them."""
+    """Rename inner values that have the name of an input or output; torch.onnx.export does not check for them."""
     ends = {id(value) for value in (*graph.inputs, *graph.outputs)}
     taken = {value.name for value in (*graph.inputs, *graph.outputs)}
     for node in graph.all_nodes():
@@ -215,7 +215,7 @@ def _free_names(graph: Any) -> None:
 
 
 def _leave_out_folders(graph: Any) -> None:
-    """Name the files of stack traces without the folders of this machine."""
+    """Remove this machine's directories from the file names in stack traces."""
     for node in graph.all_nodes():
         for name, value in node.metadata_props.items():
             if name.endswith("stack_trace"):
@@ -229,18 +229,18 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _is_optimizers(error: BaseException) -> bool:
-    """Whether the graph was translated, and an error of onnxscript's optimiser came after."""
+    """Return whether the error comes from onnxscript's optimizer, after the graph was translated."""
     frames = traceback.extract_tb(error.__traceback__)
     return any("/onnxscript/optimizer/" in Path(frame.filename).as_posix() for frame in frames)
 
 
 def read_contract(path: Path) -> Contract:
-    """The metadata property of the model."""
+    """Return the contract in the model's metadata. Raise ArtifactError if there is none."""
     import onnx
 
     try:
         model = onnx.load(str(path), load_external_data=False)
-    except Exception as error:  # protobuf's errors are of many kinds
+    except Exception as error:  # protobuf raises many types of errors
         raise ArtifactError(f"{path} is not an ONNX model: {error}", "export it again") from error
     for entry in model.metadata_props:
         if entry.key == PROPERTY:
@@ -249,7 +249,10 @@ def read_contract(path: Path) -> Contract:
 
 
 def load(path: Path, options: Options) -> Loaded:
-    """An onnxruntime session on the device. ArtifactError when it fell back to the CPU without leave."""
+    """Create an onnxruntime session on the device.
+
+    Raise ArtifactError if it falls back to the CPU and `options.allow_cpu_fallback` is off.
+    """
     import onnxruntime as ort
 
     ort.set_default_logger_severity(3)
@@ -261,12 +264,12 @@ def load(path: Path, options: Options) -> Loaded:
     session, failure = _with_graphs(path, options) if options.cuda_graphs else (None, "")
     captures = session is not None
     session = session or _session(path, options)
-    # Shape arithmetic stays on the CPU by onnxruntime's own choice; a session without the CUDA provider fell back.
+    # onnxruntime keeps shape arithmetic on the CPU by design; only a session without the CUDA provider fell back.
     if session.get_providers()[0] == "CPUExecutionProvider":
         if not options.allow_cpu_fallback:
             raise ArtifactError(
                 "onnxruntime fell back to the CPU",
-                "run `exporter doctor`; export and check take --allow-cpu-fallback where the CPU will do",
+                "run `exporter doctor`, or accept the CPU with --allow-cpu-fallback (export and check)",
             )
         return Loaded(_run_cpu(session), lambda: "CPU", takes=_takes(session))
 
@@ -279,12 +282,12 @@ def load(path: Path, options: Options) -> Loaded:
 
 
 def _takes(session: Any) -> int:
-    """How many inputs the model has."""
+    """Return the number of inputs of the model."""
     return len(session.get_inputs())
 
 
 def _with_graphs(path: Path, options: Options) -> tuple[Any, str]:
-    """A session that captures CUDA graphs; or None, and why there is none."""
+    """Return a session that captures CUDA graphs, or None and the reason."""
     try:
         session = _session(path, options, graphs=True)
     except ArtifactError as error:
@@ -294,12 +297,12 @@ def _with_graphs(path: Path, options: Options) -> tuple[Any, str]:
 
 
 def _session(path: Path, options: Options, graphs: bool = False) -> Any:
-    """ArtifactError where onnxruntime does not load the model, or with `graphs` would not capture it."""
+    """Create a session. Raise ArtifactError if the model cannot be loaded or, with `graphs`, cannot be captured."""
     import onnxruntime as ort
 
     settings = ort.SessionOptions()
     settings.intra_op_num_threads = options.threads
-    if os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE":  # onnxruntime's own threads do not look for it
+    if os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE":  # onnxruntime's own threads ignore it
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     providers: list[Any] = ["CPUExecutionProvider"]
     if options.device != "cpu":
@@ -307,9 +310,9 @@ def _session(path: Path, options: Options, graphs: bool = False) -> Any:
         tf32 = int(options.precision == "tf32")
         cuda = {"device_id": index, "use_tf32": tf32, "enable_cuda_graph": int(graphs)}
         providers.insert(0, ("CUDAExecutionProvider", cuda))
-    try:  # without enable_fallback=0 a refused capture would be a session on the CPU
+    try:  # without enable_fallback=0, a refused capture would become a session on the CPU
         return ort.InferenceSession(str(path), settings, providers=providers, enable_fallback=int(not graphs))
-    except Exception as error:  # onnxruntime's exceptions share no base
+    except Exception as error:  # onnxruntime's exceptions have no common base class
         said = source_lines.message(error)
         raise ArtifactError(
             f"onnxruntime cannot load {path}: {said}", causes.remedy(said, "onnx") or "run `exporter doctor`"
@@ -331,7 +334,7 @@ def _run_cpu(session: Any) -> Callable[[Tensors], Tensors]:
 
 
 def _run_bfloat16(session: Any, names: list[str]) -> Callable[[Tensors], Tensors]:
-    """NumPy has no bfloat16; onnxruntime's own values have."""
+    """Return a function that runs the session with OrtValues, because NumPy has no bfloat16."""
     import onnx
     import onnxruntime as ort
     import torch
@@ -350,15 +353,15 @@ def _run_bfloat16(session: Any, names: list[str]) -> Callable[[Tensors], Tensors
 
 
 def probe() -> str:
-    """The providers that onnxruntime has."""
+    """Return the names of onnxruntime's providers."""
     import onnxruntime
 
     return " ".join(onnxruntime.get_available_providers())
 
 
 def examine(probed: str) -> tuple[Part, ...]:
-    """Whether onnxruntime can use the GPU that is there."""
+    """Check that onnxruntime can use the machine's GPU, if there is one."""
     if not environment.gpus() or "CUDAExecutionProvider" in probed:
         return ()
     remedy = "pip uninstall onnxruntime; pip install onnxruntime-gpu"
-    return (Part("bad", "onnxruntime", "has no CUDA provider", remedy),)
+    return (Part("bad", "onnxruntime", "lacks the CUDA provider", remedy),)

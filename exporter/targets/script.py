@@ -1,4 +1,4 @@
-"""`torch.jit.script`: natively where it works, else from the exported graph."""
+"""`torch.jit.script`, natively if that works, otherwise from the exported graph."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ assumes = ("graph",)
 needs_module = True
 cost = 2
 also_called = ("torchscript", "jit")
-before_python = (3, 14)  # of TorchScript
-question = "torch.jit.script: can it read the code?"
+before_python = (3, 14)  # TorchScript does not support it
+question = "torch.jit.script: can it compile the code?"
 portability = 2
 export_need, session_need = Need(1.5, 1.0 * GB), Need(1.2, 1.5 * GB)
 triton = TritonBackend("pytorch", "pytorch_libtorch", "model.pt", operators=("torchvision",))
@@ -45,35 +45,35 @@ read_contract = contract_files.read_zip
 
 
 def export(program: Program, path: Path, options: Options) -> Exported:
-    """Script the module; where TorchScript cannot read its source, or reads it otherwise, script the exported graph.
+    """Script the module; if that fails or its outputs are wrong, write the exported graph as TorchScript.
 
-    Either way the artifact has run once, from its file.
+    The written file is loaded and run once, in either case.
     """
-    other = "its source is not of this precision" if options.precision in ("bf16", "fp16") else ""
+    other = "its source computes in another precision" if options.precision in ("bf16", "fp16") else ""
     if other or program.function.state is not None:
-        other = other or "it would keep the state in its own way"
+        other = other or "native scripting would keep the state differently"
         ops, frozen = _bridged(program, path, ExportError(other))
         return Exported(("through the exported graph", *_unfrozen(frozen)), ops=ops)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of deprecation, and of what torchvision's detectors return when scripted
+        warnings.simplefilter("ignore")  # deprecation, and the return type of torchvision's scripted detectors
         try:
             whole, (ops, frozen) = True, _native(program, path)
-            way = "TorchScript already" if _is_torchscript(program) else "scripted natively"
-        except Exception as error:  # the compiler of TorchScript raises whatever it meets
+            way = "already TorchScript" if _is_torchscript(program) else "scripted natively"
+        except Exception as error:  # the TorchScript compiler may raise anything
             path.unlink(missing_ok=True)
             whole, (ops, frozen) = False, _bridged(program, path, error)
-            way = f"through the exported graph; {source_lines.own(error) or _said(error)}"
+            way = f"through the exported graph; {source_lines.own(error) or _why(error)}"
     return Exported((way, *_unfrozen(frozen)), ops=ops, whole=whole)
 
 
 def _unfrozen(frozen: bool) -> tuple[str, ...]:
-    return () if frozen else ("not frozen, for the frozen module is wrong or fails",)
+    return () if frozen else ("not frozen, because the frozen module is wrong or fails",)
 
 
 def _native(program: Program, path: Path) -> tuple[tuple[str, ...], bool]:
-    """Write the module scripted natively; returns what _write does.
+    """Script the module natively and write it; return what `_write` returns.
 
-    ExportError when it gives something else than eager at the example: code may ask whether it is being scripted.
+    Raise ExportError if its outputs at the example differ from eager's: code may check torch.jit.is_scripting().
     """
     import torch
 
@@ -81,7 +81,7 @@ def _native(program: Program, path: Path) -> tuple[tuple[str, ...], bool]:
     from exporter.model.torchscript import typed_wrapper
 
     flat: Any = program.module
-    eager, own = (_copied(flat.model) for _ in range(2))  # a run may change buffers, and scripting submodules
+    eager, own = (_copied(flat.model) for _ in range(2))  # a run may change buffers, scripting may change submodules
     scripted = own.program() if _is_torchscript(program) else torch.jit.script(own)
     args, kwargs = flat.example.rebuild(_inputs(program))
     with _seeded():
@@ -92,16 +92,16 @@ def _native(program: Program, path: Path) -> tuple[tuple[str, ...], bool]:
 
     def differences(outputs: Tensors) -> str:
         if len(outputs) != len(wanted):
-            return f"it gives {len(outputs)} tensors, eager {len(wanted)}"
+            return f"it returns {len(outputs)} tensors, eager returns {len(wanted)}"
         triples = zip(names, outputs, wanted, strict=True)
         different = [name for name, got, want in triples if not carrying.agree(got, want)]
-        return f"{', '.join(different)} at the example is not what eager gives" if different else ""
+        return f"outputs at the example differ from eager's: {', '.join(different)}" if different else ""
 
     return _write(scripted, program, path, program.whole or program.contract, differences)
 
 
 def _is_torchscript(program: Program) -> bool:
-    """Whether the model is a TorchScript program under its own names: there is nothing to script."""
+    """Return whether the model already is a TorchScript program with its original names."""
     from exporter.model.torchscript.interpreter import Interpreter
 
     flat: Any = program.module
@@ -113,14 +113,14 @@ def _copied(model: Any) -> Any:
 
 
 def _inputs(program: Program) -> Tensors:
-    """The example, copied, for a run may change it; an entry's, where the artifact takes no other sizes."""
+    """Return a copy of the example, which a run may change; if the artifact has entries, the first one's example."""
     example = next(iter(program.entries.values()), program).example
     return tuple(tensor.clone() for tensor in example)
 
 
 @contextlib.contextmanager
 def _seeded() -> Iterator[None]:
-    """The same random numbers for whoever runs, and no gradients."""
+    """Run the block with a fixed seed and without gradients."""
     import torch
 
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -135,10 +135,10 @@ def _write(
     promised: Contract,
     differences: Callable[[Tensors], str] = lambda _: "",
 ) -> tuple[tuple[str, ...], bool]:
-    """Write the module, frozen where that runs and gives the right outputs at the example, else as it is.
+    """Write the module, frozen if it then runs and gives the right outputs at the example, unfrozen otherwise.
 
-    Returns its operators' namespaces and whether it is frozen. ExportError says what is different, RuntimeError what
-    does not run.
+    Return the namespaces of its custom operators and whether it is frozen. Raise ExportError if the outputs differ,
+    RuntimeError if it does not run.
     """
     import torch
 
@@ -164,7 +164,7 @@ def _write(
 
 
 def _bridged(program: Program, path: Path, why: Exception) -> tuple[tuple[str, ...], bool]:
-    """Write the exported graph as TorchScript; returns what _write does. ExportError names both failures."""
+    """Write the exported graph as TorchScript; return what `_write` returns. ExportError names both failures."""
     from exporter.model.torchscript import bridge
 
     names = [spec.name for spec in program.function.inputs]
@@ -181,8 +181,8 @@ def _bridged(program: Program, path: Path, why: Exception) -> tuple[tuple[str, .
         raise ExportError(both, remedy, source_lines.blame(error) or source_lines.blame(why)) from error
 
 
-def _said(error: Exception) -> str:
-    return f"torch.jit.script alone fails: {_first_line(error)}"
+def _why(error: Exception) -> str:
+    return f"torch.jit.script fails: {_first_line(error)}"
 
 
 def _first_line(error: Exception) -> str:
@@ -191,6 +191,6 @@ def _first_line(error: Exception) -> str:
 
 
 def load(path: Path, options: Options) -> Loaded:
-    """torch.jit.load, as any user would."""
+    """Load the artifact with torch.jit.load, as any user would."""
     script = codegen.load(path, options.device)
     return Loaded(script, reset=script.reset, takes=script.takes)

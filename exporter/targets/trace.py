@@ -1,4 +1,4 @@
-"""`torch.jit.trace`, frozen: the operations of one run, as TorchScript."""
+"""`torch.jit.trace`: the operations of one run as TorchScript, frozen."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ precisions = PRECISIONS
 requires = ("torch",)
 native = True
 needs_program = False
-assumes = ("graph",)  # but where `export` says that the trace takes the whole contract
+assumes = ("graph",)  # does not apply if `export` reports that the trace accepts the whole contract
 cost = 1
 also_called = ("torchscript", "jit")
-before_python = (3, 14)  # of TorchScript
-question = "torch.jit.trace: does it hold at other sizes and values?"
+before_python = (3, 14)  # TorchScript does not support it
+question = "torch.jit.trace: is it right at other sizes and values?"
 portability = 3
 export_need, session_need = Need(1.2, 0.8 * GB), Need(1.2, 1.5 * GB)
 triton = TritonBackend("pytorch", "pytorch_libtorch", "model.pt", operators=("torchvision",))
@@ -39,7 +39,10 @@ read_contract = contract_files.read_zip
 
 
 def export(program: Program, path: Path, options: Options) -> Exported:
-    """Trace the eager module at the capture sizes. Branches and Python numbers are baked in: the golden tells."""
+    """Trace the eager module at the capture sizes.
+
+    Branches and Python numbers are baked in; the golden shows whether that is wrong at other sizes and values.
+    """
     import torch
 
     from exporter.model.torchscript import debug_info
@@ -63,11 +66,11 @@ def export(program: Program, path: Path, options: Options) -> Exported:
 
 
 def _is_right_outside(program: Program, module: torch.nn.Module, traced: torch.jit.ScriptModule) -> bool:
-    """Whether the trace gives what the module gives where the graph of the exported program is wrong."""
+    """Return whether the trace agrees with the module at sizes at which the exported program is wrong."""
     for inputs in program.outside():
         try:
             outputs = traced(*(t.clone() for t in inputs))
-        except Exception:  # whatever TorchScript raises at sizes that it was not made for
+        except Exception:  # TorchScript may raise anything at untested sizes
             return False
         if not all(map(carrying.agree, outputs, module(*inputs))):
             return False
@@ -75,7 +78,7 @@ def _is_right_outside(program: Program, module: torch.nn.Module, traced: torch.j
 
 
 def _module(program: Program, options: Options) -> tuple[torch.nn.Module, tuple[str, ...]]:
-    """What is traced, and what the row says of it."""
+    """Return the module to trace, and notes for the row."""
     if options.precision != "int8":
         return program.module, ()
     module, note = _int8.dynamic(program.module)
@@ -96,7 +99,7 @@ def _trace(program: Program, module: torch.nn.Module) -> torch.jit.ScriptModule:
 
 @contextlib.contextmanager
 def _forward_alone() -> Iterator[None]:
-    """Run each torch.autograd.Function as its forward: a trace cannot hold its call, and needs no gradient."""
+    """Run only the forward of each torch.autograd.Function: a trace cannot record its call, and needs no gradient."""
     from torch.autograd.function import Function, FunctionCtx
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -116,6 +119,6 @@ def _forward_alone() -> Iterator[None]:
 
 
 def load(path: Path, options: Options) -> Loaded:
-    """torch.jit.load, as any user would."""
+    """Load the artifact with torch.jit.load, as any user would."""
     script = codegen.load(path, options.device)
     return Loaded(script, reset=script.reset, takes=script.takes)

@@ -276,7 +276,7 @@ def test_a_directory_that_no_one_may_write() -> None:
     ("number", "cause"),
     [
         (errno.ENOSPC, "the disk is full"),
-        (errno.EDQUOT, "the disk quota is spent"),
+        (errno.EDQUOT, "the disk quota is exhausted"),
         (errno.EROFS, "the file system is read-only"),
         (errno.EACCES, "permission denied"),
         (errno.EPERM, "not permitted"),

@@ -1,4 +1,4 @@
-"""The command line: exit codes, messages, and the forms of its output."""
+"""The command line: exit codes, messages and output formats."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MLP = recipe_path("tiny:mlp")
 
 
 def refused(done: Done, *words: str, code: int = 2) -> None:
-    """One clear message with cause and remedy, and no traceback."""
+    """Assert that the command failed with one message that has a cause and a remedy, and no traceback."""
     assert done.code == code, done.err
     assert "Traceback" not in done.err
     for word in words:
@@ -41,7 +41,7 @@ def refused(done: Done, *words: str, code: int = 2) -> None:
         ([f"{MLP}", "--size", "batch"], ["'batch' is not NAME=N"]),
         ([f"{MLP}", "--batch", "0"], ["'0' is not N or N,N,..."]),
         ([f"{MLP}", "--batch", "2,x"], ["'2,x' is not N or N,N,..."]),
-        ([f"{MLP}", "--batch", "2,9"], ["batch is 1 to 8, which leaves out 9", "--size batch=2..9 promises more"]),
+        ([f"{MLP}", "--batch", "2,9"], ["9 is outside the range of batch, 1 to 8", "give --size batch=2..9"]),
         (
             [f"{MLP}", "--targets", "trace", "--portable"],
             ["--portable applies only to the packages", "add the target compile"],
@@ -65,18 +65,20 @@ def test_bad_input_to_export(cli: Cli, words: list[str], said: list[str], tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_gpu(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu_is_reported(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "gpus", lambda: ())
     refused(cli("export", MLP, "--device", "cuda"), "there is no GPU 'cuda' here", "--device cpu")
 
 
-def test_a_directory_of_somebody_else(cli: Cli, tmp_path: Path) -> None:
+def test_a_directory_with_other_files_is_refused(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     refused(cli("export", MLP, "--out", tmp_path), "holds files, but no bundle", "--out")
 
 
-def test_the_default_place_is_another_models(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """And where nothing passes, the bundle that is there stays."""
+def test_a_bundle_of_another_model_is_not_overwritten(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """If no variant passes, an existing bundle is kept too."""
     monkeypatch.chdir(tmp_path)
     for file, forward in (("lin.py", "x"), ("other.py", "x"), ("far/lin.py", "missing")):
         Path(file).parent.mkdir(exist_ok=True)
@@ -95,13 +97,13 @@ def test_the_default_place_is_another_models(cli: Cli, monkeypatch: pytest.Monke
     assert cli("export", "./lin.py:net", *words).code == 0
 
 
-def test_inputs_that_are_none(cli: Cli, tmp_path: Path) -> None:
+def test_invalid_inputs_are_refused(cli: Cli, tmp_path: Path) -> None:
     done = cli("export", MLP, "--inputs", Path(__file__), "--targets", "trace", "--out", tmp_path / "out", "--no-bench")
     assert "was not written by torch.save, or holds more than tensors" in done.out + done.err
     assert "will likely succeed" not in done.out + done.err
 
 
-def test_torch_is_not_there(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_broken_torch_is_reported(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('no libtorch')")
     monkeypatch.setattr("exporter.runs.pipeline.Zygote", lambda *_: Zygote({"PYTHONPATH": str(tmp_path)}))
     done = cli("export", MLP, "--targets", "trace", "--out", tmp_path / "toy", "-q")
@@ -110,7 +112,7 @@ def test_torch_is_not_there(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert "Traceback" not in done.err
 
 
-def test_a_traceback_only_when_asked_for(cli: Cli) -> None:
+def test_tracebacks_need_verbose(cli: Cli) -> None:
     brief, verbose = cli("export", "bort"), cli("export", "bort", "-v")
     assert "Traceback" not in brief.err
     assert "Traceback" in verbose.err
@@ -118,7 +120,7 @@ def test_a_traceback_only_when_asked_for(cli: Cli) -> None:
     assert verbose.err.endswith(brief.err)
 
 
-def test_an_error_of_our_own_is_called_that(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_error_is_reported_as_a_bug(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("exporter.model.recipes.find", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError) as raised:
         cli("export", "bert")
@@ -134,7 +136,7 @@ def test_export_prints_the_table(cli: Cli, tmp_path: Path) -> None:
     assert "\x1b" not in done.out + done.err
 
 
-def test_export_prints_json_that_fits_the_schema(cli: Cli, tmp_path: Path) -> None:
+def test_export_prints_json_valid_against_the_schema(cli: Cli, tmp_path: Path) -> None:
     done = cli("export", MLP, "--targets", "trace", "--no-bench", "--json", "-q", "--out", tmp_path / "toy")
     assert (done.code, done.err) == (0, "")
     manifest = json.loads(done.out)
@@ -150,7 +152,7 @@ def test_the_console_script_export_is_the_same_command(cli: Cli, tmp_path: Path)
     )
 
 
-def test_a_failed_variant_is_exit_code_1_and_v_shows_its_log(cli: Cli, tmp_path: Path) -> None:
+def test_a_failed_variant_exits_with_1_and_verbose_shows_its_log(cli: Cli, tmp_path: Path) -> None:
     words = ["export", recipe_path("broken:trace_raises"), "--targets", "trace,export", "--no-bench"]
     done = cli(*words, "--out", tmp_path / "toy", "-v")
     assert done.code == 1
@@ -172,7 +174,7 @@ def test_saved_inputs(cli: Cli, tmp_path: Path) -> None:
 # check and report
 
 
-def test_check_finds_all_well(cli: Cli, made_bundle: Path) -> None:
+def test_check_passes_a_good_bundle(cli: Cli, made_bundle: Path) -> None:
     done = cli("check", made_bundle, "--json", "-q", "--threads", "1")
     assert done.code == 0, done.out
     manifest = json.loads(done.out)
@@ -183,7 +185,7 @@ def test_check_finds_all_well(cli: Cli, made_bundle: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [(), ("--allow-cpu-fallback",)])
-def test_check_lets_onnx_fall_back_where_it_was_told(
+def test_check_passes_on_allow_cpu_fallback(
     cli: Cli, bundle: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
     seen: list[targets.Options] = []
@@ -198,13 +200,13 @@ def test_check_lets_onnx_fall_back_where_it_was_told(
     assert {options.allow_cpu_fallback for options in seen} == {bool(words)}
 
 
-def unprove(place: Path) -> None:
-    """Remove what tells of changes, as a bundle of an earlier release has none."""
+def remove_proofs(place: Path) -> None:
+    """Remove the files that reveal changes. Bundles of earlier releases do not have them."""
     for name in ("SHA256SUMS", "bom.cdx.json", "provenance.json"):
         (place / name).unlink()
 
 
-def spoil(path: Path) -> None:
+def damage(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 0xFF
     path.write_bytes(data)
@@ -213,13 +215,13 @@ def spoil(path: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "reason"),
     [
-        (spoil, "SHA-256 differs"),
+        (damage, "SHA-256 differs"),
         (lambda p: p.write_bytes(p.read_bytes()[:99]), "has 99 bytes"),
         (Path.unlink, "missing"),
     ],
     ids=["altered", "cut short", "missing"],
 )
-def test_check_finds_what_was_spoilt(cli: Cli, bundle: Path, harm, reason: str) -> None:
+def test_check_finds_a_damaged_artifact(cli: Cli, bundle: Path, harm, reason: str) -> None:
     harm(bundle / "trace.pt")
     done = cli("check", bundle, "--json", "-q")
     assert done.code == 1
@@ -229,11 +231,11 @@ def test_check_finds_what_was_spoilt(cli: Cli, bundle: Path, harm, reason: str) 
     assert rows["onnx"]["status"] == "passed"
 
 
-def test_check_finds_an_artifact_that_was_swapped_with_its_record(cli: Cli, bundle: Path) -> None:
-    """Hashes can be forged; the golden cannot be pleased by another model."""
+def test_check_finds_a_golden_that_was_replaced_with_its_record(cli: Cli, bundle: Path) -> None:
+    """Hashes can be forged, but the artifacts' outputs then differ from the golden."""
     from exporter.bundle.layout import record
 
-    unprove(bundle)
+    remove_proofs(bundle)
     text = (bundle / "manifest.json").read_text()
     old = record(bundle / "golden.safetensors")
     from exporter.evidence import golden
@@ -251,8 +253,8 @@ def test_check_finds_an_artifact_that_was_swapped_with_its_record(cli: Cli, bund
     assert "0 of 4 variants passed" in done.out
 
 
-def test_bench_times_again_what_passes(cli: Cli, bundle: Path) -> None:
-    spoil(bundle / "trace.pt")
+def test_bench_times_the_variants_that_pass(cli: Cli, bundle: Path) -> None:
+    damage(bundle / "trace.pt")
     before = {path.name: path.stat().st_mtime_ns for path in bundle.iterdir()}
     done = cli("bench", bundle, "--json", "-q", "--threads", "1", "--time-budget", "0.2", "--goal", "size")
     assert done.code == 1
@@ -264,27 +266,29 @@ def test_bench_times_again_what_passes(cli: Cli, bundle: Path) -> None:
     assert manifest["baseline"] == next(name for name in rows if name != "trace")
     assert rows[manifest["baseline"]]["timings"]["python"]["speedup"] == 1
     assert (manifest["goal"]["name"], manifest["threads"]) == ("size", 1)
-    assert {path.name: path.stat().st_mtime_ns for path in bundle.iterdir()} == before, "the bundle is not changed"
+    assert {path.name: path.stat().st_mtime_ns for path in bundle.iterdir()} == before, (
+        "bench must not change the bundle"
+    )
 
 
-def test_explain_times_nothing(cli: Cli) -> None:
+def test_explain_accepts_one_value_per_size(cli: Cli) -> None:
     refused(cli("explain", MLP, "--batch", "2,4"), "explain times nothing", "give one of each")
 
 
 @pytest.mark.parametrize("command", ["check", "bench", "report"])
-def test_what_is_no_bundle(cli: Cli, tmp_path: Path, command: str) -> None:
+def test_a_directory_without_a_bundle_is_refused(cli: Cli, tmp_path: Path, command: str) -> None:
     refused(cli(command, tmp_path), "holds no bundle", "exporter export")
     (tmp_path / "manifest.json").write_text('{"model": {')
     refused(cli(command, tmp_path), "manifest.json: not a valid Manifest", "export again")
 
 
-def test_a_golden_that_was_spoilt(cli: Cli, bundle: Path) -> None:
-    spoil(bundle / "golden.safetensors")
+def test_check_refuses_a_damaged_golden(cli: Cli, bundle: Path) -> None:
+    damage(bundle / "golden.safetensors")
     refused(cli("check", bundle), "golden.safetensors is not the file that was recorded", "export again")
 
 
-def test_bundles_with_nothing_to_check(cli: Cli, bundle: Path) -> None:
-    unprove(bundle)
+def test_bundles_without_artifacts_or_golden_are_refused(cli: Cli, bundle: Path) -> None:
+    remove_proofs(bundle)
     data = json.loads((bundle / "manifest.json").read_text())
     (bundle / "manifest.json").write_text(json.dumps(data | {"variants": []}))
     refused(cli("check", bundle, "-q"), "holds no artifact")
@@ -293,8 +297,8 @@ def test_bundles_with_nothing_to_check(cli: Cli, bundle: Path) -> None:
 
 
 @pytest.mark.parametrize("log", ["", "..", "/"])
-def test_a_manifest_with_hostile_logs(cli: Cli, bundle: Path, log: str) -> None:
-    unprove(bundle)
+def test_malicious_log_paths_in_a_manifest(cli: Cli, bundle: Path, log: str) -> None:
+    remove_proofs(bundle)
     text = (bundle / "manifest.json").read_text().replace('"logs/trace.log"', json.dumps(log))
     (bundle / "manifest.json").write_text(text)
     done = cli("check", bundle, "-q")
@@ -325,7 +329,7 @@ def test_help_and_version(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(("word", "meant"), [("exprot", "export"), ("modles", "models"), ("zzz", None)])
-def test_commands_that_do_not_exist(cli: Cli, word: str, meant: str | None) -> None:
+def test_unknown_commands_and_options(cli: Cli, word: str, meant: str | None) -> None:
     done = cli(word)
     refused(done, f"No such command '{word}'")
     assert (f"Did you mean {meant}?" in done.err) == (meant is not None)
@@ -386,8 +390,8 @@ def test_shell_completion(monkeypatch: pytest.MonkeyPatch, line: str, expected: 
     assert expected <= set(complete(line, monkeypatch))
 
 
-def test_a_reader_that_goes_away(made_bundle: Path) -> None:
-    """`exporter report ... | head -1` is no error."""
+def test_a_reader_that_closes_the_pipe(made_bundle: Path) -> None:
+    """`exporter report ... | head -1` is not an error."""
     script = f"{sys.executable} -P -c 'from exporter.cli import main; main()' report {made_bundle} | true; echo $?"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""Paths and folders that are not as one would wish: odd names, none, full, deleted."""
+"""Difficult paths and folders: unusual names, missing, full, deleted."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from exporter.workers.children import Zygote
 ODD = os.fsdecode(b"a b'c\"d\n\xff$(e)")
 
 
-def test_a_plain_folder_is_known_by_its_own_path(tmp_path: Path) -> None:
+def test_a_plain_path_is_used_directly(tmp_path: Path) -> None:
     with filesystem.plain(tmp_path) as known:
         assert known == tmp_path
 
 
 @pytest.mark.parametrize("name", ["a b", "it's", 'quo"ted', "new\nline", "größe", os.fsdecode(b"\xff"), "$(e)", "a;b"])
-def test_an_odd_folder_is_known_by_a_link(name: str, tmp_path: Path) -> None:
+def test_an_unusual_path_is_used_through_a_link(name: str, tmp_path: Path) -> None:
     folder = tmp_path / name
     folder.mkdir()
     with filesystem.plain(folder) as known:
@@ -38,7 +38,7 @@ def test_an_odd_folder_is_known_by_a_link(name: str, tmp_path: Path) -> None:
     assert not known.is_symlink()
 
 
-def test_where_the_temporary_folder_is_odd_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unusual_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "a b"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -47,8 +47,8 @@ def test_where_the_temporary_folder_is_odd_too(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.skipif(environment.compiler() is None, reason="there is no C++ compiler")
-def test_an_export_to_an_odd_place(run: Run, cli: Cli, tmp_path: Path) -> None:
-    """inductor splits its commands as a shell does; torch.jit.save takes a path that is UTF-8."""
+def test_export_to_an_unusual_path(run: Run, cli: Cli, tmp_path: Path) -> None:
+    """Inductor splits its commands like a shell, and torch.jit.save needs a UTF-8 path."""
     manifest, place = run("tiny:mlp", "trace,compile", out=tmp_path / ODD)
     assert {v.name: v.reason for v in manifest.variants} == {"trace": "", "compile": ""}
     assert place == tmp_path / ODD
@@ -57,7 +57,7 @@ def test_an_export_to_an_odd_place(run: Run, cli: Cli, tmp_path: Path) -> None:
     assert (done.code, "2 of 2 variants passed" in done.out) == (0, True)
 
 
-def test_a_working_directory_that_was_deleted(tmp_path: Path) -> None:
+def test_a_deleted_working_directory(tmp_path: Path) -> None:
     code = "import os, sys; os.chdir(sys.argv[1]); os.rmdir(sys.argv[1]); from exporter.cli import main; "
     code += "sys.argv[1:] = ['models']; main()"
     (tmp_path / "gone").mkdir()
@@ -90,7 +90,7 @@ def test_a_full_temporary_folder(error: OSError, said: str, cli: Cli, monkeypatc
     assert "Traceback" not in done.err
 
 
-def test_other_errors_of_the_system_are_not_taken_for_that(tmp_path: Path) -> None:
+def test_other_system_errors_do_not_blame_the_temporary_folder(tmp_path: Path) -> None:
     assert filesystem.temporary_error(OSError(errno.ENOSPC, "full", "/elsewhere/x")) is None
     assert filesystem.temporary_error(FileNotFoundError(errno.ENOENT, "none", f"{tempfile.gettempdir()}/x")) is None
     known = filesystem.error(OSError(errno.ENOSPC, "full", f"{tempfile.gettempdir()}/x"), Path("/elsewhere"))
@@ -99,7 +99,7 @@ def test_other_errors_of_the_system_are_not_taken_for_that(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("ready", [True, False])
-def test_a_fork_server_that_was_killed(ready: bool, tmp_path: Path) -> None:
+def test_a_killed_zygote_is_reported(ready: bool, tmp_path: Path) -> None:
     with Zygote() as zygote:
         if ready:
             zygote._await_ready()

@@ -1,4 +1,4 @@
-"""Output that is closed, full, or read by nobody any more: the work is done, and the exit code is the work's."""
+"""If the output is closed or full, or its reader is gone, the work is still done and sets the exit code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROGRAM = f"'{sys.executable}' -P -m exporter"
 
 
 def shell(line: str) -> tuple[int, str, str]:
-    """How a line of bash ends; `exporter` in it is ours."""
+    """Run a line of bash in which `exporter` is the one under test; return its exit code, output and errors."""
     done = subprocess.run(
         ["bash", "-c", f'set -o pipefail; exporter() {{ {PROGRAM} "$@"; }}; {line}'],
         capture_output=True,
@@ -28,7 +28,7 @@ def shell(line: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("form", ["table", "json", "html"])
-def test_a_reader_that_has_had_enough(made_bundle: Path, form: str) -> None:
+def test_a_reader_that_stops_early(made_bundle: Path, form: str) -> None:
     code, out, err = shell(f"exporter report '{made_bundle}' --format {form} | head -c 1")
     assert (code, len(out), err) == (0, 1, "")
 
@@ -44,7 +44,7 @@ def test_a_report_that_cannot_be_written(made_bundle: Path, where: str, said: st
 
 
 @pytest.mark.parametrize("where", ["2>&-", "2> /dev/full", "2>&- <&-", ">&- 2>&- <&-"])
-def test_a_message_that_cannot_be_written(made_bundle: Path, where: str) -> None:
+def test_an_error_message_that_cannot_be_written(made_bundle: Path, where: str) -> None:
     assert shell(f"exporter report '{made_bundle}/none' {where}")[0] == 2
 
 
@@ -52,7 +52,7 @@ def test_a_message_that_cannot_be_written(made_bundle: Path, where: str) -> None
     ("where", "code"),
     [("2>&-", 0), (">&- 2>&- <&-", 74), ("> /dev/full", 74)],
 )
-def test_a_bundle_is_made_whatever_becomes_of_the_output(tmp_path: Path, where: str, code: int) -> None:
+def test_a_bundle_is_made_even_if_the_output_cannot_be_written(tmp_path: Path, where: str, code: int) -> None:
     out = tmp_path / "toy"
     words = f"exporter export '{recipe_path('tiny:mlp')}' --targets trace --no-bench --threads 1 --device cpu"
     assert shell(f"{words} --out '{out}' {where}")[0] == code
@@ -61,6 +61,6 @@ def test_a_bundle_is_made_whatever_becomes_of_the_output(tmp_path: Path, where: 
     assert not list((out / "logs").glob("*.pt"))
 
 
-def test_a_failure_is_not_hidden_by_what_becomes_of_the_output(tmp_path: Path) -> None:
+def test_an_unwritable_output_does_not_hide_a_failure(tmp_path: Path) -> None:
     words = f"exporter export '{recipe_path('broken:forward_raises')}' --targets trace --no-bench --device cpu"
     assert shell(f"{words} --out '{tmp_path / 'toy'}' > /dev/full")[0] == 1

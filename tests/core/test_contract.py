@@ -1,4 +1,4 @@
-"""Contracts: found by probing, enforced on calls, carried in files. No torch here."""
+"""Contracts: inferred by probing, enforced on calls, stored in artifacts. No torch here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def spec(*shape: Dim, name: str = "x", dtype: str = "float32") -> TensorSpec:
 
 
 def probed(*shapes_of, base: dict[str, int] | None = None, symbols: dict[str, Range] | None = None):
-    """Specs of tensors whose shapes are functions of the sizes."""
+    """Infer the specs of tensors whose shapes are functions of the sizes."""
     return probing.probe_shapes(
         lambda sizes: tuple(spec(*shape(sizes), name=f"x{i}") for i, shape in enumerate(shapes_of)),
         base or {"batch": 2, "sequence": 5},
@@ -41,12 +41,12 @@ def test_a_dimension_that_merely_equals_a_size_is_fixed() -> None:
     assert probed(lambda s: (s["batch"], 2, 5))[0].shape == ("batch", 2, 5)
 
 
-def test_a_dimension_that_follows_in_another_way_is_anything() -> None:
+def test_a_dimension_that_fits_no_expression_is_none() -> None:
     shape = probed(lambda s: (s["sequence"] ** 2, s["sequence"] - 1, s["batch"] * s["sequence"]))[0].shape
     assert shape == (None, "sequence-1", None)
 
 
-def test_equal_example_sizes_are_told_apart() -> None:
+def test_equal_example_sizes_are_distinguished() -> None:
     found = probed(lambda s: (s["batch"], s["sequence"]), base={"batch": 4, "sequence": 4})
     assert found[0].shape == ("batch", "sequence")
 
@@ -61,7 +61,7 @@ def test_a_symbol_with_one_size_stays_fixed() -> None:
 
 
 def test_ranks_and_names_may_not_change() -> None:
-    with pytest.raises(ContractError, match="names or ranks differ"):
+    with pytest.raises(ContractError, match="differ in name or rank"):
         probed(lambda s: (1,) * s["batch"])
     with pytest.raises(ContractError, match="batch=3"):
         probing.infer_shapes(
@@ -73,18 +73,18 @@ def test_capture_sizes_avoid_one_and_each_other() -> None:
     assert probing.capture_sizes({"batch": 1, "sequence": 14}, SYMBOLS) == {"batch": 2, "sequence": 14}
     assert probing.capture_sizes({"batch": 2, "sequence": 2}, SYMBOLS) == {"batch": 2, "sequence": 3}
     assert probing.capture_sizes({"batch": 1}, {"batch": Range(1, 1)}) == {"batch": 1}
-    assert probing.capture_sizes({"n": 5}, {}) == {"n": 5}, "what is no symbol is left alone"
+    assert probing.capture_sizes({"n": 5}, {}) == {"n": 5}, "only symbols change"
 
 
-def test_the_plan_starts_with_the_example_and_tries_every_end() -> None:
+def test_the_plan_starts_with_the_example_and_covers_both_ends_of_every_range() -> None:
     base = {"batch": 2, "sequence": 6}
     plan = probing.probe_plan(base, SYMBOLS)
     assert plan[:2] == [(base, 0), (base, 1)]
     tried = {name: {sizes[name] for sizes, _ in plan} for name in SYMBOLS}
     assert {1, 2, 3, 8} <= tried["batch"]
     assert {1, 2, 3, 7, 16} <= tried["sequence"]
-    assert any(s["batch"] != 2 and s["sequence"] != 6 for s, _ in plan), "all together once"
-    assert len({(probing.describe(s), seed) for s, seed in plan}) == len(plan), "none twice"
+    assert any(s["batch"] != 2 and s["sequence"] != 6 for s, _ in plan), "all sizes change together once"
+    assert len({(probing.describe(s), seed) for s, seed in plan}) == len(plan), "no case appears twice"
 
 
 def test_the_plan_stays_inside_the_ranges() -> None:
@@ -93,7 +93,7 @@ def test_the_plan_stays_inside_the_ranges() -> None:
         assert 8 <= sizes["sequence"] <= 9
 
 
-def test_a_sweep_is_every_combination_the_example_first() -> None:
+def test_a_sweep_is_every_combination_after_the_example() -> None:
     base = {"batch": 2, "sequence": 6, "depth": 3}
     points = probing.sweep_points(base, SYMBOLS, {"sequence": (16, 6), "batch": (2, 8)})
     assert points == {
@@ -108,12 +108,12 @@ def test_a_sweep_is_every_combination_the_example_first() -> None:
     assert probing.sweep_points(base, SYMBOLS, {}) == {}
 
 
-def test_a_sweep_keeps_to_what_is_promised() -> None:
-    with pytest.raises(UsageError, match="batch is 1 to 8, which leaves out 9"):
+def test_a_sweep_stays_within_the_promised_sizes() -> None:
+    with pytest.raises(UsageError, match="9 is outside the range of batch, 1 to 8"):
         probing.sweep_points({"batch": 2}, SYMBOLS, {"batch": (2, 9)})
-    with pytest.raises(UsageError, match="batch is 1 or 8, which leaves out 4") as raised:
+    with pytest.raises(UsageError, match="4 is outside the range of batch, 1 or 8") as raised:
         probing.sweep_points({"batch": 1}, {"batch": Range(1, 8, (1, 8))}, {"batch": (1, 4)})
-    assert raised.value.remedy == "--specialize batch=1,4,8 promises more"
+    assert raised.value.remedy == "give --specialize batch=1,4,8"
     with pytest.raises(UsageError, match="depth is not dynamic"):
         probing.sweep_points({"depth": 2}, SYMBOLS, {"depth": (2, 3)})
 
@@ -140,7 +140,7 @@ PAIR = Contract(
 GOOD = (spec(2, 3, name="ids", dtype="int64"), spec(2, 4, 99))
 
 
-def test_what_fits_passes() -> None:
+def test_valid_inputs_pass() -> None:
     contract.enforce(PAIR, GOOD)
     contract.enforce(PAIR, (spec(8, 16, dtype="int64"), spec(8, 4, 0)))
 
@@ -159,7 +159,7 @@ def test_what_fits_passes() -> None:
         ((spec(2, 17, dtype="int64"), GOOD[1]), "sequence is 17, the contract allows 1 to 16"),
     ],
 )
-def test_what_does_not_fit_is_named(actual: tuple[TensorSpec, ...], message: str) -> None:
+def test_the_error_names_the_violation(actual: tuple[TensorSpec, ...], message: str) -> None:
     with pytest.raises(ContractError, match=message):
         contract.enforce(PAIR, actual)
 
@@ -176,11 +176,11 @@ def test_a_contract_travels_in_a_zip(tmp_path: Path) -> None:
     contract_files.append_to_zip(path, to_json(CONTRACT))
     assert contract_files.read_zip(path) == CONTRACT
     with zipfile.ZipFile(path) as written:
-        assert written.infolist()[-1].date_time[0] == 1980  # the same bytes at any time
+        assert written.infolist()[-1].date_time[0] == 1980  # constant, so the bytes are reproducible
 
 
-def test_a_contract_has_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Zip archives know none before 1980, which is what a clock may say."""
+def test_a_contract_does_not_depend_on_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The member has a constant date, because zip cannot store one before 1980, which a clock may show."""
     path = archive(tmp_path / "a.pt2", model__version="3")
     monkeypatch.setattr("time.time", lambda: 0.0)
     contract_files.append_to_zip(path, to_json(CONTRACT))
@@ -213,7 +213,7 @@ def test_a_contract_whose_bytes_were_changed(tmp_path: Path) -> None:
         contract_files.read_zip(path)
 
 
-def test_a_contract_that_names_a_symbol_it_does_not_have(tmp_path: Path) -> None:
+def test_a_contract_with_an_undeclared_symbol(tmp_path: Path) -> None:
     path = archive(tmp_path / "a.pt", model__version="3")
     data = json.loads(to_json(CONTRACT)) | {"symbols": {}}
     contract_files.append_to_zip(path, json.dumps(data))
@@ -221,7 +221,7 @@ def test_a_contract_that_names_a_symbol_it_does_not_have(tmp_path: Path) -> None
         contract_files.read_zip(path)
 
 
-def test_derived_dimensions_are_found() -> None:
+def test_derived_dimensions_are_inferred() -> None:
     found = probed(lambda s: (2 * s["batch"] + 1, s["sequence"] // 2, (s["sequence"] + 1) // 2))[0]
     assert found.shape == ("2*batch+1", "sequence//2", "(sequence+1)//2")
 
@@ -282,12 +282,12 @@ def test_the_user_chooses_sizes() -> None:
         ({"sizes": {"width": 3}}, "inputs.. takes no width"),
         ({"ranges": {"width": Range(1, 3)}}, "inputs.. takes no width"),
         ({"dynamic": "width"}, "inputs.. takes no width"),
-        ({"dynamic": "image"}, "image has no range to be dynamic in"),
+        ({"dynamic": "image"}, "image cannot be dynamic: it has no range"),
         ({"sizes": {"batch": 9}}, "batch is 9, which is outside its range, 1 to 8"),
         ({"sizes": {"batch": 2}, "ranges": {"batch": Range(4, 8)}}, "batch is 2"),
     ],
 )
-def test_sizes_that_cannot_be(asked, message: str) -> None:
+def test_impossible_sizes(asked, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         choose(**asked)
 
@@ -295,7 +295,7 @@ def test_sizes_that_cannot_be(asked, message: str) -> None:
 STEPPED = {"height": Range(32, 512, multiple_of=16)}
 
 
-def test_sizes_of_goldens_keep_to_the_step() -> None:
+def test_sizes_of_goldens_are_multiples_of_the_step() -> None:
     sizes = {at["height"] for at, _ in probing.probe_plan({"height": 64}, STEPPED)}
     assert sizes == {32, 48, 64, 80, 512}
     both = {name: Range(16, 64, multiple_of=16) for name in ("height", "width")}
@@ -304,7 +304,7 @@ def test_sizes_of_goldens_keep_to_the_step() -> None:
     assert all(size % 16 == 0 for size in probing.probes(64, STEPPED["height"]))
 
 
-def test_a_step_is_enforced_and_said() -> None:
+def test_a_step_is_enforced_and_reported() -> None:
     promised = Contract("m", (TensorSpec("x", "float32", ("height", "2*height")),), (), STEPPED)
     contract.enforce(promised, [TensorSpec("x", "float32", (48, 96))])
     with pytest.raises(ContractError, match="height is 40, the contract allows 32 to 512, multiples of 16"):
@@ -312,7 +312,7 @@ def test_a_step_is_enforced_and_said() -> None:
 
 
 @pytest.mark.parametrize(("schema", "read"), [(1, True), (2, True), (3, False)])
-def test_schemas_that_are_read(schema: int, read: bool) -> None:
+def test_supported_schemas(schema: int, read: bool) -> None:
     text = to_json(dataclasses.replace(CONTRACT, schema=schema))
     if read:
         assert from_json(Contract, text).schema == schema
@@ -321,7 +321,7 @@ def test_schemas_that_are_read(schema: int, read: bool) -> None:
             from_json(Contract, text)
 
 
-def test_a_contract_of_before_has_no_step() -> None:
+def test_a_contract_of_schema_1_has_a_step_of_1() -> None:
     data = json.loads(to_json(dataclasses.replace(CONTRACT, schema=1)))
     for bounds in data["symbols"].values():
         del bounds["multiple_of"]
@@ -329,7 +329,7 @@ def test_a_contract_of_before_has_no_step() -> None:
 
 
 @pytest.mark.parametrize(("low", "high", "step"), [(1, 8, 9), (1, 8, 0), (9, 8, 1)])
-def test_ranges_without_a_size_are_none(low: int, high: int, step: int) -> None:
+def test_ranges_without_a_size_are_invalid(low: int, high: int, step: int) -> None:
     data = json.loads(to_json(CONTRACT))
     data["symbols"] = {name: {"min": low, "max": high, "multiple_of": step} for name in data["symbols"]}
     with pytest.raises(ArtifactError, match="not a valid Contract"):

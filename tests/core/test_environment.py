@@ -1,4 +1,4 @@
-"""What the machine is, on machines that are not this one."""
+"""The environment, on simulated machines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _fresh() -> Iterator[None]:
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
-    """Put a program on the PATH, and nothing else."""
+    """Return a function that puts a program on an otherwise empty PATH."""
     monkeypatch.setenv("PATH", str(tmp_path))
 
     def act(name: str, script: str = "exit 0") -> Path:
@@ -37,7 +37,7 @@ def test_versions() -> None:
     assert environment.version("a-distribution-that-nobody-has") is None
 
 
-def test_describe_is_text_and_names_what_matters() -> None:
+def test_describe_is_text_and_has_the_main_facts() -> None:
     facts = environment.describe()
     assert all(isinstance(value, str) and value for value in facts.values())
     assert {"cpu", "cpus", "isa", "os", "python", "compiler", "torch", "click"} <= set(facts)
@@ -113,7 +113,7 @@ def test_gpus_that_are_hidden(program, monkeypatch: pytest.MonkeyPatch, wanted: 
 def test_memory_of_a_gpu(program, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
     program("nvidia-smi", "echo 'GPU-aa01, 1000 MiB'; echo 'GPU-bb02, [N/A]'")
-    assert environment.gpu_memory_mb("cuda") is None, "nobody says"
+    assert environment.gpu_memory_mb("cuda") is None, "nvidia-smi does not report it"
     assert environment.gpu_memory_mb("cuda:1") == pytest.approx(1048.576)
     assert environment.gpu_memory_mb("cuda:2") is None
 

@@ -1,4 +1,4 @@
-"""Sizes that follow from a symbol."""
+"""Sizes computed from a symbol."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ EXPRESSIONS = st.builds(
 @pytest.mark.parametrize(
     "text", ["batch", "2*batch", "sequence-1", "2*n+1", "image//16", "(image+1)//2", "(2*n-3)//4", "(2*n)//3"]
 )
-def test_what_contracts_write(text: str) -> None:
+def test_canonical_expressions(text: str) -> None:
     assert str(Expression.parse(text)) == text
 
 
 @pytest.mark.parametrize(
     "text", ["", "7", "1*n", "n+0", "n//1", "(n)//2", "(n+1", "n*2", "n+1//2", "2*n//3", "n-m", "0*n", "n//0", "n +1"]
 )
-def test_what_contracts_do_not_write(text: str) -> None:
+def test_malformed_expressions(text: str) -> None:
     with pytest.raises(ValueError, match="size"):
         Expression.parse(text)
 
 
 @given(EXPRESSIONS)
-def test_text_and_back(expression: Expression) -> None:
+def test_round_trip_through_text(expression: Expression) -> None:
     assert Expression.parse(str(expression)) == expression
 
 
 @given(EXPRESSIONS)
-def test_a_fit_gives_what_was_seen(expression: Expression) -> None:
+def test_a_fit_reproduces_the_observations(expression: Expression) -> None:
     seen = [(n, expression.at(n)) for n in PROBES]
     found = fit("n", seen)
     assert found is not None
@@ -47,16 +47,16 @@ def test_a_fit_gives_what_was_seen(expression: Expression) -> None:
 
 
 @pytest.mark.parametrize("text", ["2*n+1", "n-1", "n//4", "(n+1)//2", "(n-1)//2", "768*n", "(n-80)//320"])
-def test_the_fit_is_the_one_meant(text: str) -> None:
+def test_the_fit_is_the_intended_one(text: str) -> None:
     expression = Expression.parse(text)
     sizes = PROBES if expression.divisor < 320 else (8000, 8001, 8002, 16001, 8007)
     found = fit("n", [(n, expression.at(n)) for n in sizes])
     assert found is not None
-    assert str(found) == text or expression.divisor == 320  # neighbours leave its offset open
+    assert str(found) == text or expression.divisor == 320  # neighbours do not determine its offset
 
 
 @pytest.mark.parametrize("values", [(1, 4, 9, 25), (5, 3, 1, 0), (1, 7, 2, 9)])
-def test_what_is_no_expression(values: tuple[int, ...]) -> None:
+def test_values_that_fit_no_expression(values: tuple[int, ...]) -> None:
     assert fit("n", list(zip((1, 2, 3, 5), values, strict=True))) is None
 
 
@@ -65,7 +65,7 @@ def test_two_points_prove_nothing() -> None:
 
 
 @given(EXPRESSIONS, st.integers(-5, 40))
-def test_the_sizes_that_give_a_value(expression: Expression, value: int) -> None:
+def test_the_sizes_that_yield_a_value(expression: Expression, value: int) -> None:
     assert list(expression.sizes(value)) == [n for n in range(-1000, 1000) if expression.at(n) == value]
 
 

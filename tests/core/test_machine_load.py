@@ -71,9 +71,9 @@ def test_our_own_work_is_not_others(machine: Callable[..., machine_load.Reading]
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"steal": 10}, "other guests of the host 5%"),
-        ({"throttled": 50_000}, "a quota stopped it for 5% of the time"),
-        ({"hot": 3}, "cores slowed down for heat 3 times"),
+        ({"steal": 10}, "other guests of the host used 5%"),
+        ({"throttled": 50_000}, "a CPU quota stopped it for 5% of the time"),
+        ({"hot": 3}, "cores slowed down because of heat 3 times"),
     ],
 )
 def test_what_else_disturbs(change: dict[str, int], said: str, machine: Callable[..., machine_load.Reading]) -> None:
@@ -110,12 +110,12 @@ def test_waiting_ends_when_it_is_quiet_twice() -> None:
     heard: list[str] = []
     given = looks(BUSY, CALM, BUSY, CALM, CALM)
     assert machine_load.wait(60.0, heard.append, lambda: next(given)) == ""
-    assert heard == ["wait: other processes took 30% of 4 CPUs, load 7.2"] * 2
+    assert heard == ["wait: other processes used 30% of 4 CPUs, load 7.2"] * 2
 
 
 def test_waiting_has_an_end() -> None:
     said = machine_load.wait(0.05, lambda _: None, lambda: time.sleep(0.02) or BUSY)
-    assert said == "the machine did not become quiet in 0.05 s: other processes took 30% of 4 CPUs, load 7.2"
+    assert said == "the machine did not become quiet in 0.05 s: other processes used 30% of 4 CPUs, load 7.2"
     assert machine_load.wait(0.0, lambda _: None, lambda: pytest.fail("it looked")) == ""
 
 
@@ -143,7 +143,7 @@ def test_a_quiet_machine_is_not_worth_a_word() -> None:
 def test_a_busy_machine_is_in_the_headline_and_widens_it() -> None:
     text = headline(timed(BUSY))
     assert text.startswith(
-        "The machine was busy during timing: other processes took 30% of 4 CPUs, load 7.2. Ship trace.pt: "
+        "The machine was busy during timing: other processes used 30% of 4 CPUs, load 7.2. Ship trace.pt: "
     )
     assert "(not distinguishable from onnx)" in text
     assert "It is slower than eager, or not distinguishable from it." in text  # 1.2 by 0.7

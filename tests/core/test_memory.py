@@ -1,4 +1,4 @@
-"""What is free, and who may run beside whom."""
+"""Free memory, and the memory budget of steps that run in parallel."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ def group(folder: Path, **files: str) -> None:
         (folder / name.replace("__", ".")).write_text(text)
 
 
-def test_the_machine_bounds_what_is_free(proc: Path, tmp_path: Path) -> None:
+def test_free_memory_of_the_machine(proc: Path, tmp_path: Path) -> None:
     assert memory.free(proc, tmp_path / "none") == 20_000_000 * 1024
 
 
-def test_the_tightest_control_group_bounds_what_is_free(proc: Path, tmp_path: Path) -> None:
+def test_the_tightest_control_group_limits_free_memory(proc: Path, tmp_path: Path) -> None:
     groups = tmp_path / "cgroup"
     files = {"memory__max": "max", "memory__current": "0", "memory__stat": ""}
     group(groups, **files)
     group(groups / "box/job", **files)
-    assert memory.free(proc, groups) == 20_000_000 * 1024, "none has a limit"
+    assert memory.free(proc, groups) == 20_000_000 * 1024, "no group has a limit"
     stat = "anon 1\ninactive_file 200\nactive_file 100\n"
     group(groups / "box", memory__max="5000", memory__current="1000", memory__stat=stat)
-    assert memory.free(proc, groups) == 5000 - 1000 + 300, "the one above ours; files can be dropped"
+    assert memory.free(proc, groups) == 5000 - 1000 + 300, "the parent group has a limit; its page cache counts as free"
     group(groups / "box/job", memory__max="2000", memory__current="1900", memory__stat="")
     assert memory.free(proc, groups) == 100
     group(groups / "box/job", memory__current="2500")
-    assert memory.free(proc, groups) == 0, "never less"
+    assert memory.free(proc, groups) == 0, "never negative"
 
 
-def test_control_groups_of_version_1_bound_it_too(proc: Path, tmp_path: Path) -> None:
+def test_control_groups_of_version_1_limit_free_memory(proc: Path, tmp_path: Path) -> None:
     groups = tmp_path / "cgroup"
     unlimited = "9223372036854771712"
     group(groups / "memory/box/job", memory__limit_in_bytes=unlimited, memory__usage_in_bytes="1", memory__stat="")
@@ -54,10 +54,10 @@ def test_control_groups_of_version_1_bound_it_too(proc: Path, tmp_path: Path) ->
     stat = "inactive_file 5\ntotal_inactive_file 400\ntotal_active_file 50\n"
     files = {"memory__limit_in_bytes": "9000", "memory__usage_in_bytes": "3000", "memory__stat": stat}
     group(groups / "memory", **files)
-    assert memory.free(proc, groups) == 9000 - 3000 + 450, "a container sees its own as the root"
+    assert memory.free(proc, groups) == 9000 - 3000 + 450, "a container sees its own group as root"
 
 
-def test_the_kernels_kills_are_counted(proc: Path, tmp_path: Path) -> None:
+def test_out_of_memory_kills_are_counted(proc: Path, tmp_path: Path) -> None:
     groups = tmp_path / "cgroup"
     assert memory.kills(proc, groups) == 3
     group(groups / "box/job", memory__events="low 0\noom 1\noom_kill 2\n")
@@ -67,7 +67,7 @@ def test_the_kernels_kills_are_counted(proc: Path, tmp_path: Path) -> None:
 
 
 def begins(room: Room, size: int, seconds: float = 0.2) -> bool:
-    """Whether a step of that size would begin now."""
+    """Return whether a step of that size would begin now."""
     begun = threading.Event()
 
     def step() -> None:
@@ -84,13 +84,13 @@ def begins(room: Room, size: int, seconds: float = 0.2) -> bool:
     return found
 
 
-def test_what_fits_runs_side_by_side() -> None:
+def test_steps_that_fit_run_in_parallel() -> None:
     room = Room(10)
     with room.take(6):
         assert begins(room, 4)
 
 
-def test_what_does_not_fit_waits() -> None:
+def test_a_step_that_does_not_fit_waits() -> None:
     room = Room(10)
     with room.take(6):
         assert not begins(room, 5)
@@ -103,7 +103,7 @@ def test_a_step_that_is_too_large_runs_alone() -> None:
         assert not begins(room, 50)
 
 
-def test_memory_that_is_given_back_wakes_who_waits() -> None:
+def test_released_memory_wakes_a_waiting_step() -> None:
     room, begun = Room(10), threading.Event()
 
     def step() -> None:

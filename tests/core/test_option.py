@@ -1,4 +1,4 @@
-"""Settings as fields that say what they mean."""
+"""Settings: dataclass fields with metadata."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Oven:
 FOUND = {setting.name: setting for setting in settings(Oven)}
 
 
-def test_fields_without_a_meaning_are_no_settings() -> None:
+def test_plain_fields_are_not_settings() -> None:
     assert list(FOUND) == ["heat", "minutes", "fan", "mode", "trays"]
 
 
@@ -42,7 +42,7 @@ def test_fields_without_a_meaning_are_no_settings() -> None:
         ("trays", "--tray", "tray", str, True),
     ],
 )
-def test_what_a_field_says(name: str, flag: str, key: str, kind: type, multiple: bool) -> None:
+def test_the_metadata_of_a_setting(name: str, flag: str, key: str, kind: type, multiple: bool) -> None:
     found = FOUND[name]
     assert (found.flag, found.key, found.kind, found.multiple) == (flag, key, kind, multiple)
 
@@ -51,8 +51,8 @@ def test_what_a_field_says(name: str, flag: str, key: str, kind: type, multiple:
     ("name", "value", "said", "remedy"),
     [
         ("heat", 20.0, "heat is 20.0", "30 to 250"),
-        ("heat", math.nan, "no finite number", "30 to 250"),
-        ("heat", math.inf, "no finite number", "30 to 250"),
+        ("heat", math.nan, "not a finite number", "30 to 250"),
+        ("heat", math.inf, "not a finite number", "30 to 250"),
         ("heat", True, "heat is True, not a number", "a number"),
         ("heat", None, "heat is None", "a number"),
         ("minutes", 0, "minutes is 0", "more than 0"),
@@ -63,7 +63,7 @@ def test_what_a_field_says(name: str, flag: str, key: str, kind: type, multiple:
         ("trays", (1,), "trays is 1, not text", "text"),
     ],
 )
-def test_a_value_that_it_does_not_take(name: str, value: Any, said: str, remedy: str) -> None:
+def test_an_invalid_value(name: str, value: Any, said: str, remedy: str) -> None:
     with pytest.raises(UsageError, match=said.replace("[", r"\[")) as caught:
         FOUND[name].check(value)
     assert remedy in caught.value.remedy
@@ -73,18 +73,18 @@ def test_a_value_that_it_does_not_take(name: str, value: Any, said: str, remedy:
     ("name", "value"),
     [("heat", 30), ("minutes", None), ("minutes", 1), ("mode", "bake"), ("mode", ""), ("trays", ["a"])],
 )
-def test_a_value_that_it_takes(name: str, value: Any) -> None:
+def test_a_valid_value(name: str, value: Any) -> None:
     FOUND[name].check(value)
 
 
-def test_the_command_line_names_what_is_not_the_default() -> None:
+def test_the_command_line_omits_defaults() -> None:
     assert command_line(Oven()) == ""
     given = Oven(heat=200.5, minutes=7, fan=True, trays=("a b", "c"))
     assert command_line(given) == "--heat 200.5 --minutes 7 --fan --tray 'a b' --tray c"
     assert command_line(given, "heat", "trays") == "--minutes 7 --fan"
 
 
-def test_a_record_picked_from_others() -> None:
+def test_pick_fields_from_several_records() -> None:
     assert pick(Oven, Oven(heat=99.0), Oven(heat=50.0, owner="you"), fan=True) == Oven(heat=99.0, fan=True)
 
 

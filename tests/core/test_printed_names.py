@@ -1,4 +1,4 @@
-"""Names of others are text: a terminal obeys none of them, a page of Markdown renders none of them."""
+"""Untrusted names are printed as plain text, without effect on a terminal or in Markdown."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EVIL = f"a{ESCAPE}{HTML}\n# not a heading\n[click](http://example.invalid)|`b"
 
 @pytest.mark.parametrize("form", ["table", "md"])
 def test_every_name_of_a_report(form: str) -> None:
-    """A manifest that was not read from JSON, as at the end of an export."""
+    """The manifest does not come from JSON, as at the end of an export."""
     contract = replace(CONTRACT, inputs=(TensorSpec(EVIL, "float32", ("batch", 4)),), symbols={"batch": Range(1, 8)})
     rows = (
         replace(variant("trace"), name=f"trace{EVIL}", notes=(EVIL,), contract=contract),
@@ -41,7 +41,7 @@ def test_every_name_of_a_report(form: str) -> None:
     assert not {c for c in text if c != "\n" and not c.isprintable()}
     if form == "md":
         outside = [re.sub(r"(?<![`\\])(`+)(?!`).*?(?<!`)\1(?!`)", "", line) for line in text.splitlines()]
-        assert "exporter export" not in "".join(outside)  # code is code
+        assert "exporter export" not in "".join(outside)  # it is inside a code span
         assert not any("<img" in line or "](" in line or line.startswith("# ") for line in outside)
 
 
@@ -68,6 +68,6 @@ def test_progress(capsys: pytest.CaptureFixture[str]) -> None:
     PlainLines().stage(EVIL, EVIL)
     PlainLines().done(replace(variant("trace"), name=EVIL, reason=EVIL))
     lines = LiveLines()
-    lines.stage(EVIL, "time [/]")  # rich's own markup, too
+    lines.stage(EVIL, "time [/]")  # also test rich's own markup
     text = capsys.readouterr().err + str([cell for column in lines.render().columns for cell in column.cells])
     assert not {c for c in text if c != "\n" and not c.isprintable()}

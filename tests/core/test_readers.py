@@ -1,4 +1,4 @@
-"""The readers in Python and in C++ judge contracts alike: cpp/tests/test_contract.cpp reads `contracts.json` too."""
+"""The readers in Python and C++ accept the same contracts: cpp/tests/test_contract.cpp reads `contracts.json` too."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TABLE = json.loads((Path(__file__).parents[1] / "contracts.json").read_text())
 
 
 def patched(node: Any, patch: list[dict[str, Any]]) -> Any:
-    """What a JSON Patch (RFC 6902) makes of it: of `add`, `replace` and `remove`, as the table has them."""
+    """Apply a JSON Patch (RFC 6902) of the operations in the table: `add`, `replace` and `remove`."""
     node = copy.deepcopy(node)
     for step in patch:
         *way, last = step["path"].split("/")[1:]

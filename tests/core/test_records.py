@@ -1,4 +1,4 @@
-"""The schema that describes the manifest to others."""
+"""The published JSON Schema of the manifest."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ RECORDS = {
 }
 
 
-def test_the_schema_is_a_schema() -> None:
+def test_the_schema_is_valid() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
 
 
-def test_the_schema_takes_a_manifest() -> None:
+def test_the_schema_accepts_a_manifest() -> None:
     VALIDATOR.validate(json.loads(to_json(MANIFEST)))
 
 
-def test_the_schema_is_made_of_the_records() -> None:
-    """`make schemas` writes it anew."""
+def test_the_schema_matches_the_records() -> None:
+    """`make schemas` updates it."""
     assert manifest_schema.make() == SCHEMA
 
 
@@ -59,12 +59,12 @@ def test_every_field_is_described(name: str) -> None:
         (("contract", "symbols", "batch", "min"), 0),
     ],
 )
-def test_the_schema_refuses(path: tuple[str | int, ...], value: Any) -> None:
+def test_the_schema_rejects(path: tuple[str | int, ...], value: Any) -> None:
     with pytest.raises(jsonschema.ValidationError):
         VALIDATOR.validate(json.loads(edited(*path, to=value)))
 
 
-def test_real_manifests_fit_the_schema(made_bundle: Path) -> None:
+def test_the_schema_accepts_real_manifests(made_bundle: Path) -> None:
     text = (made_bundle / "manifest.json").read_text()
     VALIDATOR.validate(json.loads(text))
     assert to_json(from_json(Manifest, text)) + "\n" == text

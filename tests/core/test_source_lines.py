@@ -1,4 +1,4 @@
-"""Places: the model's own line, whoever calls it and whatever it calls."""
+"""Places: find the model's own line, whatever the callers and callees."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ TRACEBACK = f"""Traceback (most recent call last):
         ("", ""),
     ],
 )
-def test_the_place_that_a_text_names(text: str, where: str) -> None:
+def test_the_place_in_a_text(text: str, where: str) -> None:
     assert source_lines.place(text) == where
 
 
@@ -62,7 +62,7 @@ class Raises(torch.nn.Module):
 
 
 def raised(*sizes: int) -> Exception:
-    """What a model raises inside torch, called by exporter, called by this file; wrapped as exporter does."""
+    """Return an error of a model that torch calls, below exporter and this file, wrapped as exporter does."""
     example = (torch.ones(*sizes),)
     flat = flattening.FlatModule(Raises(), flattening.flatten_inputs(Raises(), example))
     wrapped = ExportError("wrapped")
@@ -79,15 +79,15 @@ def test_the_models_line_and_not_its_callers() -> None:
     assert "this line" in linecache.getline(path, int(line))
 
 
-def test_an_error_of_exporter_itself_has_no_place() -> None:
+def test_an_expected_error_of_exporter_has_no_place() -> None:
     with pytest.raises(ExportError) as caught:
         flattening.output_leaves("text")
     assert source_lines.place_of(caught.value) == ""
-    assert source_lines.own(caught.value) == ""  # it is said on purpose
+    assert source_lines.own(caught.value) == ""  # it is raised on purpose
     assert source_lines.located("as it is", caught.value) == "as it is"
 
 
-def test_errors_of_exporters_own_code_are_told_from_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_errors_are_distinguished_from_errors_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     flat = flattening.FlatModule(Raises(), flattening.flatten_inputs(Raises(), torch.ones(2)))
     monkeypatch.setattr(structure, "SHORT", None)
     with pytest.raises(ExportError) as said, eager.naming("batch=2"):
@@ -114,7 +114,7 @@ class Compares(torch.nn.Module):
         return bool(sympy.Symbol("n") > 1)  # this line
 
 
-def test_a_librarys_own_arithmetic_is_not_the_models() -> None:
+def test_frames_of_a_library_are_skipped() -> None:
     example = (torch.ones(2),)
     with pytest.raises(TypeError, match="truth value") as caught:
         flattening.FlatModule(Compares(), flattening.flatten_inputs(Compares(), example))(*example)
@@ -123,8 +123,8 @@ def test_a_librarys_own_arithmetic_is_not_the_models() -> None:
     assert "this line" in linecache.getline(path, int(line))
 
 
-def test_a_node_of_a_graph_knows_its_line() -> None:
-    """As torch.onnx fails: nothing but torch's frames, one of them with the node."""
+def test_the_place_of_a_node_of_a_graph() -> None:
+    """When torch.onnx fails, all frames are torch's own, and one of them has the node."""
     graph = torch.fx.Graph()
     node = graph.placeholder("x")
     node.meta["stack_trace"] = '  File "/home/me/net.py", line 31, in forward'
@@ -141,7 +141,7 @@ def test_a_node_of_a_graph_knows_its_line() -> None:
     assert source_lines.place_of(caught.value) == "/home/me/net.py:31"
 
 
-def test_a_place_is_said_once() -> None:
+def test_a_place_is_added_once() -> None:
     error = raised(2)
     once = source_lines.located("wrapped", error)
     assert once.startswith("wrapped (")
@@ -169,16 +169,16 @@ def test_a_place_is_said_once() -> None:
         ),
     ],
 )
-def test_what_an_error_says_in_one_line(text: str, message: str) -> None:
+def test_messages_in_one_line(text: str, message: str) -> None:
     assert source_lines.message(RuntimeError(text)) == message
 
 
-def test_an_error_without_a_message_is_its_type() -> None:
+def test_an_error_without_a_message_shows_its_type() -> None:
     assert source_lines.summary(MemoryError()) == "MemoryError"
 
 
-def test_torchscript_tells_the_line_of_the_model_that_it_was_made_from(tmp_path: Path) -> None:
-    """Without the model's code: the line is in the artifact."""
+def test_torchscript_errors_name_the_line_of_the_model(tmp_path: Path) -> None:
+    """This works without the model's code, because the line is in the artifact."""
 
     class View(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -193,7 +193,7 @@ def test_torchscript_tells_the_line_of_the_model_that_it_was_made_from(tmp_path:
 
 
 def test_stack_traces_without_folders() -> None:
-    """As artifacts carry them: the same wherever they were made."""
+    """Artifacts carry these traces, so they must not depend on where they were made."""
     here = Path(source_lines.__file__)
     trace = f'  File "/home/me/models/net.py", line 4, in forward\n    return x\n  File "{here}", line 1, in f\n'
     trace += '  File "/usr/lib/python3/site-packages/torch/nn/modules/linear.py", line 134, in forward\n'

@@ -1,4 +1,4 @@
-"""Tolerances: which is chosen, and what a user may ask for instead."""
+"""Tolerances: how one is chosen, and how the user can replace it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from exporter.core.contract_records import PRECISIONS
 from exporter.core.tolerances import BY_DTYPE, BY_PRECISION, FLOAT32, Asked
 
 
-def test_they_widen_with_precision() -> None:
+def test_lower_precision_has_wider_tolerances() -> None:
     order = list(BY_DTYPE.values())
     assert [t.rtol for t in order] == sorted(t.rtol for t in order)
     assert [t.atol for t in order] == sorted(t.atol for t in order)
 
 
-def test_every_other_precision_has_one() -> None:
+def test_every_other_precision_has_a_tolerance() -> None:
     assert {"fp32", *BY_PRECISION} == set(PRECISIONS)
 
 
@@ -33,12 +33,12 @@ def test_the_highest_precision_among_the_outputs_decides(dtypes: set[str], chose
     assert tolerances.of_outputs(dtypes) == BY_DTYPE[chosen]
 
 
-def test_a_dtype_that_is_not_known_is_judged_as_float32() -> None:
+def test_an_unknown_dtype_has_the_tolerance_of_float32() -> None:
     assert tolerances.of_dtype("bfloat16") == BY_DTYPE["bfloat16"]
     assert tolerances.of_dtype("complex64") == FLOAT32
 
 
-def test_what_is_asked_for_replaces_only_that() -> None:
+def test_the_user_replaces_only_the_given_values() -> None:
     assert Asked().over(FLOAT32) == FLOAT32
     found = Asked(rtol=0.0).over(BY_PRECISION["int8"])
     assert (found.rtol, found.atol, found.min_cosine) == (0.0, FLOAT32.atol, 0.995)

@@ -1,4 +1,4 @@
-"""`exporter deploy cpp`: a folder that runs by itself."""
+"""`exporter deploy cpp`: a self-contained folder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def folder(made_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @needs_runner
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may chroot")
 def test_it_verifies_in_an_empty_root(folder: Path) -> None:
-    """Nothing of this machine is there: no shell, no /lib64, no /proc, no Python."""
+    """The root has nothing else: no shell, no /lib64, no /proc, no Python."""
     command = next(line.split() for line in (folder / "README").read_text().splitlines() if " verify /" in line)
     done = subprocess.run(["chroot", folder, *command], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "/trace.pt: exact (12 cases, 0 failed)")
@@ -44,7 +44,7 @@ def test_it_verifies_in_an_empty_root(folder: Path) -> None:
 
 
 @needs_runner
-def test_its_script_runs_it_from_anywhere(folder: Path, tmp_path: Path) -> None:
+def test_the_script_runs_from_any_directory(folder: Path, tmp_path: Path) -> None:
     link = tmp_path / "a link"
     link.symlink_to(folder / "run")
     words = [link, "verify", folder / "trace.pt"]
@@ -53,7 +53,7 @@ def test_its_script_runs_it_from_anywhere(folder: Path, tmp_path: Path) -> None:
 
 
 @needs_runner
-def test_it_is_made_again_in_its_place_but_not_over_files_of_others(folder: Path, bundle: Path, tmp_path: Path) -> None:
+def test_a_deployment_is_replaced_unless_it_has_other_files(folder: Path, bundle: Path, tmp_path: Path) -> None:
     out = tmp_path / "pair-cpp"
     shutil.copytree(folder, out, copy_function=os.link)
     cpp.deploy(bundle, read_manifest(bundle), "script", out)
@@ -64,13 +64,13 @@ def test_it_is_made_again_in_its_place_but_not_over_files_of_others(folder: Path
     assert (out / "lib" / "mine.txt").read_text() == "mine"
 
 
-def test_a_golden_of_a_release_before_is_written_anew(bundle: Path, tmp_path: Path) -> None:
+def test_a_golden_of_an_earlier_release_is_converted(bundle: Path, tmp_path: Path) -> None:
     goldens.pickled(golden.read(bundle / layout.GOLDEN), bundle / layout.PICKLED_GOLDEN)
     cpp._take_golden(bundle, layout.record(bundle / layout.PICKLED_GOLDEN), tmp_path / layout.GOLDEN)
     assert (tmp_path / layout.GOLDEN).read_bytes() == (bundle / layout.GOLDEN).read_bytes()
 
 
-def test_a_folder_of_others_is_left_alone(bundle: Path, tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_refused(bundle: Path, tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="holds files, but no deployment"):
         cpp.deploy(bundle, read_manifest(bundle), "trace", bundle)
 
@@ -86,7 +86,7 @@ def test_altered_files_are_refused(bundle: Path, tmp_path: Path, file: str) -> N
 
 
 @needs_runner
-def test_a_library_from_outside_is_found_out(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_detected(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = environment.find_runner()
     assert runner is not None
     short = {name: path for name, path in cpp.loaded_by(runner).items() if name != "libm.so.6"}
@@ -100,8 +100,8 @@ def refuse_onnx(record: object) -> str:
     return "does not run in C++" if getattr(record, "target", "") == "onnx" else ""
 
 
-def test_which_variant() -> None:
-    """The recommended one of those that fit; the only one that fits; the one that was named."""
+def test_the_choice_of_variant() -> None:
+    """Choose the named variant, or the only one that can be deployed, or the recommended one of several."""
     onnx, slow, fast = variant("onnx", 1.0), variant("trace", 5.0), variant("script", 4.0)
     assert choose(manifest(onnx, slow, fast), None, refuse_onnx).name == "script"
     assert choose(manifest(onnx, slow, fast), "trace", refuse_onnx).name == "trace"
@@ -126,7 +126,7 @@ def test_variants_that_are_refused(name: str | None, words: str) -> None:
         choose(manifest(failed(), variant("onnx"), live), name, refuse_onnx)
 
 
-def test_what_exporter_run_does_not_run_on_a_cpu() -> None:
+def test_artifacts_that_exporter_run_cannot_run_on_a_cpu() -> None:
     assert cpp.refuse(variant()) == ""
     assert "C++" in cpp.refuse(variant("onnx"))
     assert "GPU" in cpp.refuse(variant(contract=replace(CONTRACT, device="cuda")))
@@ -140,7 +140,7 @@ def test_operators_need_their_library(bundle: Path, tmp_path: Path) -> None:
 
 
 @needs_runner
-def test_the_command_says_what_it_made(cli: Cli, bundle: Path, tmp_path: Path) -> None:
+def test_the_command_describes_the_deployment(cli: Cli, bundle: Path, tmp_path: Path) -> None:
     done = cli("deploy", "cpp", bundle, "--variant", "trace", "--out", tmp_path / "out")
     assert done.code == 0
     assert "Checked there: exact, 12 cases." in done.out

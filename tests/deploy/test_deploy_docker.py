@@ -1,4 +1,4 @@
-"""`exporter deploy docker`: what `docker build` is given; there is no docker here, so its steps are taken by hand."""
+"""`exporter deploy docker`: the input of `docker build`. The tests perform its steps themselves, without docker."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _one_zygote(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def deploy(bundle: Path, out: Path, runtime: str, name: str) -> list[tuple[str, str]]:
-    """Deploy a variant; the Dockerfile's instructions, which hadolint finds nothing in."""
+    """Deploy a variant; return the instructions of the Dockerfile, after hadolint found nothing to report."""
     docker.deploy(bundle, read_manifest(bundle), name, out, runtime)
     linted = subprocess.run(
         [Path(sys.executable).parent / "hadolint", out / "Dockerfile"], capture_output=True, text=True, check=False
@@ -40,8 +40,8 @@ def deploy(bundle: Path, out: Path, runtime: str, name: str) -> list[tuple[str, 
     return [(word, rest) for word, _, rest in (line.partition(" ") for line in lines) if word != "#"]
 
 
-def test_every_module_of_the_rule_is_in_the_image(bundle: Path, tmp_path: Path) -> None:
-    """And what is installed here stands in for none of them."""
+def test_the_image_has_every_module_that_the_check_imports(bundle: Path, tmp_path: Path) -> None:
+    """The installed packages do not replace any of them."""
     deploy(bundle, tmp_path / "context", "onnxruntime", "onnx")
     model = tmp_path / "context" / "model"
     names = "[m.__file__ for n, m in sys.modules.items() if n.partition('.')[0] in ('exporter', 'torch')]"
@@ -54,7 +54,7 @@ def test_every_module_of_the_rule_is_in_the_image(bundle: Path, tmp_path: Path) 
     assert all(Path(file).is_relative_to(model / "exporter") for file in json.loads(files))
 
 
-def test_onnxruntime(bundle: Path, tmp_path: Path) -> None:
+def test_the_image_with_onnxruntime(bundle: Path, tmp_path: Path) -> None:
     steps = deploy(bundle, tmp_path / "context", "onnxruntime", "onnx")
     version = environment.version("onnxruntime-gpu") or environment.version("onnxruntime")
     assert steps[0] == ("FROM", f"python:{sys.version_info[0]}.{sys.version_info[1]}-slim")
@@ -77,21 +77,21 @@ def test_the_image_with_onnxruntime_fails_to_build_without_parity(bundle: Path, 
 
 
 @pytest.mark.skipif(not NATIVE, reason="exporter-run is not built (make cpp)")
-def test_from_scratch(bundle: Path, tmp_path: Path) -> None:
-    """The image is root/ alone: what RUN does, is done in it."""
+def test_the_image_from_scratch(bundle: Path, tmp_path: Path) -> None:
+    """The image contains only root/, in which this test performs RUN."""
     steps = dict(deploy(bundle, tmp_path / "context", "cpp", "script"))
     root = tmp_path / "context" / "root"
     assert (steps["FROM"], steps["COPY"], steps["USER"]) == ("scratch", "root/ /", "65534:65534")
     command = json.loads(steps["RUN"])
     assert json.loads(steps["ENTRYPOINT"]) + json.loads(steps["CMD"]) == command
     assert not [file for file in root.rglob("*") if "python" in file.name]
-    assert (root / "tmp").stat().st_mode & 0o7777 == 0o1777  # packages are unpacked there, by whomever
+    assert (root / "tmp").stat().st_mode & 0o7777 == 0o1777  # packages are unpacked there, by any user
     if os.geteuid() == 0:
         done = subprocess.run(["chroot", "--userspec=65534:65534", root, *command], timeout=120, check=False)
         assert done.returncode == 0
 
 
-def test_names_stay_in_their_comment() -> None:
+def test_names_cannot_escape_from_a_comment() -> None:
     model = ModelRecord("toy\nRUN rm -rf /", "toy.py:toy", "random", 0)
     assert docker.about(replace(manifest(), model=model), variant()).splitlines() == [r"toy\nRUN rm -rf /, trace"]
 
@@ -104,7 +104,7 @@ def test_names_stay_in_their_comment() -> None:
         ("onnx", {"inputs": (TensorSpec("x", "bfloat16", (1,)),)}, "tensors of bfloat16"),
     ],
 )
-def test_what_the_image_with_onnxruntime_cannot_run(target: str, changes: dict[str, Any], words: str) -> None:
+def test_artifacts_that_the_image_with_onnxruntime_cannot_run(target: str, changes: dict[str, Any], words: str) -> None:
     assert words in docker.refuse(variant(target, contract=replace(CONTRACT, **changes)))
 
 

@@ -1,4 +1,4 @@
-"""`exporter deploy triton`: a model repository, read back by Triton's own schema."""
+"""`exporter deploy triton`: a model repository, parsed with Triton's own schema."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _one_zygote(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def deploy(bundle: Path, repository: Path, name: str = "trace", **settings: Any) -> Any:
-    """Deploy a variant; what Triton's schema makes of the configuration."""
+    """Deploy a variant; return the configuration as Triton's schema parses it."""
     deployment = triton.deploy(bundle, read_manifest(bundle), name, repository, **settings)
     text = (repository / deployment.model / "config.pbtxt").read_text()
     return text_format.Parse(text, model_config_pb2.ModelConfig())
@@ -45,7 +45,7 @@ def tensors(found: Any) -> list[tuple[str, str, list[int], bool]]:
     return [(t.name, kind(t.data_type), list(t.dims), t.HasField("reshape")) for t in found]
 
 
-def test_torchscript(bundle: Path, tmp_path: Path) -> None:
+def test_torchscript_configuration(bundle: Path, tmp_path: Path) -> None:
     config = deploy(bundle, tmp_path / "models")
     place = tmp_path / "models" / "pair"
     assert (config.name, config.backend, config.platform) == ("pair", "pytorch", "pytorch_libtorch")
@@ -57,7 +57,7 @@ def test_torchscript(bundle: Path, tmp_path: Path) -> None:
     assert tensors(config.output) == [
         ("OUTPUT__0", "TYPE_FP32", [-1, 4], False),
         ("OUTPUT__1", "TYPE_FP32", [4], False),
-        ("OUTPUT__2", "TYPE_INT64", [1], True),  # nothing but the batch: Triton wants a dimension
+        ("OUTPUT__2", "TYPE_INT64", [1], True),  # it has only the batch dimension, and Triton needs another
     ]
     assert [group.kind for group in config.instance_group] == [model_config_pb2.ModelInstanceGroup.KIND_CPU]
     assert (
@@ -68,7 +68,7 @@ def test_torchscript(bundle: Path, tmp_path: Path) -> None:
     assert (place / "1" / "model.pt").read_bytes() == (bundle / "trace.pt").read_bytes()
 
 
-def test_onnx_has_names_of_its_own(bundle: Path, tmp_path: Path) -> None:
+def test_onnx_keeps_the_names_of_its_graph(bundle: Path, tmp_path: Path) -> None:
     config = deploy(bundle, tmp_path / "models", "onnx", model="other", version=7)
     assert (config.backend, config.platform, config.name) == ("onnxruntime", "onnxruntime_onnx", "other")
     graph = onnx.load(tmp_path / "models" / "other" / "7" / "model.onnx").graph
@@ -96,32 +96,32 @@ def contract(first: tuple[Any, ...] = ("batch", 4), bounds: Range | None = None,
     ("given", "batch", "dims"),
     [
         (contract(), 8, [4]),
-        (contract((4, "batch")), 0, [4, -1]),  # the batch stands elsewhere
-        (contract(bounds=Range(2, 8)), 0, [-1, 4]),  # Triton would send one
-        (contract(bounds=Range(1, 8, (1, 8))), 0, [-1, 4]),  # or three
-        (contract(bounds=Range(2, 8, multiple_of=2)), 0, [-1, 4]),  # or three again
+        (contract((4, "batch")), 0, [4, -1]),  # the batch is not the first dimension
+        (contract(bounds=Range(2, 8)), 0, [-1, 4]),  # Triton would send a batch of 1
+        (contract(bounds=Range(1, 8, (1, 8))), 0, [-1, 4]),  # or of 3
+        (contract(bounds=Range(2, 8, multiple_of=2)), 0, [-1, 4]),  # or of 3
         (contract(bounds=Range(1, 1)), 1, [4]),
     ],
 )
-def test_when_batches_are_formed(given: Contract, batch: int, dims: list[int]) -> None:
+def test_batching_needs_every_batch_size_from_one(given: Contract, batch: int, dims: list[int]) -> None:
     config = triton.configuration("toy", given, TORCHSCRIPT)
     assert (config.max_batch_size, list(config.input[0].dims)) == (batch, dims)
     assert config.HasField("dynamic_batching") == (batch > 1)
 
 
-def test_a_step_is_said_for_triton_does_not_check_it() -> None:
+def test_a_step_is_documented_because_triton_does_not_check_it() -> None:
     given = contract(bounds=Range(16, 64, multiple_of=16))
     config = triton.configuration("toy", given, TORCHSCRIPT)
     assert "# batch is 16 to 64, multiples of 16\n" in triton._text(config, given)
 
 
-def test_packages_and_gpus() -> None:
+def test_packages_for_gpus() -> None:
     config = triton.configuration("toy", replace(contract(), device="cuda"), AOTINDUCTOR)
     assert (config.platform, config.max_batch_size, list(config.input[0].dims)) == ("torch_aoti", 0, [-1, 4])
     assert config.instance_group[0].kind == model_config_pb2.ModelInstanceGroup.KIND_GPU
 
 
-def test_types_are_those_of_the_schema() -> None:
+def test_types_are_in_the_schema() -> None:
     assert set(triton.TYPES.values()) <= set(model_config_pb2.DataType.keys())
 
 
@@ -135,12 +135,12 @@ def test_types_are_those_of_the_schema() -> None:
         ("compile", {"symbols": {"batch": Range(1, 8, (1, 8))}}, "an entry for each size"),
     ],
 )
-def test_what_triton_cannot_serve(target: str, changes: dict[str, Any], words: str) -> None:
+def test_artifacts_that_triton_cannot_serve(target: str, changes: dict[str, Any], words: str) -> None:
     assert words in triton.refuse(variant(target, contract=replace(CONTRACT, **changes)))
     assert triton.refuse(variant("trace", contract=replace(CONTRACT, ops=("torchvision",)))) == ""
 
 
-def test_another_version_leaves_the_first(bundle: Path, tmp_path: Path) -> None:
+def test_another_version_keeps_the_first(bundle: Path, tmp_path: Path) -> None:
     deploy(bundle, tmp_path / "models")
     deploy(bundle, tmp_path / "models", "script", version=2)
     place = tmp_path / "models" / "pair"
@@ -159,7 +159,7 @@ def test_an_edited_configuration_is_kept(bundle: Path, tmp_path: Path) -> None:
     assert config.read_text() == edited
 
 
-def test_a_deployment_of_another_kind_is_left_alone(bundle: Path, tmp_path: Path) -> None:
+def test_a_deployment_of_another_kind_is_not_replaced(bundle: Path, tmp_path: Path) -> None:
     place = tmp_path / "models" / "pair"
     place.mkdir(parents=True)
     (place / MARK).write_text(mark := to_json(Deployment("cpp", "pair", "trace")))
@@ -169,7 +169,7 @@ def test_a_deployment_of_another_kind_is_left_alone(bundle: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["../pair", ".hidden", "a/b", "-x"])
-def test_names_that_are_none(bundle: Path, tmp_path: Path, name: str) -> None:
+def test_invalid_model_names_are_refused(bundle: Path, tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="not a valid name of a model folder"):
         deploy(bundle, tmp_path / "models", model=name)
 

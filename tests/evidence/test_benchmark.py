@@ -1,4 +1,4 @@
-"""Measurement with subjects whose latencies are known; no clock is read."""
+"""Measurements of subjects with known latencies; no clock is read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from exporter.evidence.benchmark import FEWEST_WINDOWS, MAX_WINDOWS, MIN_WINDOWS
 
 
 class Fake:
-    """Answers at once with latencies that a function of the call's number gives."""
+    """Returns at once, with latencies computed from the number of the call."""
 
     def __init__(self, latency: Callable[[int], float], journal: list[str] | None = None, name: str = "") -> None:
         self.latency, self.calls, self.asked = latency, 0, list[int]()
@@ -33,7 +33,7 @@ def constant(ms: float) -> Fake:
 
 
 def noisy(ms: float) -> Fake:
-    """Every other window is twice as slow; no interval can be narrow."""
+    """Every other window is four times as slow, so no interval can be narrow."""
     fake = Fake(lambda call: ms)
     fake.latency = lambda call: ms * (1 + len(fake.asked) % 2 * 3)
     return fake
@@ -50,19 +50,19 @@ def test_steady_subjects_stop_early_and_are_stable() -> None:
     assert timing.runs == sum(map(len, found["trace"].windows))
 
 
-def test_windows_are_long_against_the_clock() -> None:
+def test_windows_are_long_compared_to_the_clock() -> None:
     subject = constant(0.5)
     measure({"eager": subject}, 60.0, "eager")
     assert subject.asked[-1] - 1 == round(benchmark.WINDOW_MS / 0.5)
 
 
-def test_slow_subjects_get_one_run_a_window() -> None:
+def test_slow_subjects_get_one_run_per_window() -> None:
     subject = constant(5000.0)
     measure({"eager": subject}, 1.0, "eager")
     assert subject.asked[-1] == 2
 
 
-def test_latencies_of_nothing_do_not_divide_by_zero() -> None:
+def test_tiny_latencies_do_not_divide_by_zero() -> None:
     found = measure({"eager": constant(1e-9)}, 0.001, "eager")
     assert len(found["eager"].windows) >= FEWEST_WINDOWS
 
@@ -75,7 +75,7 @@ def test_subjects_take_turns() -> None:
     assert timed == ["eager", "a", "b"] * MIN_WINDOWS
 
 
-def test_the_budget_ends_what_does_not_settle() -> None:
+def test_the_budget_ends_unstable_measurements() -> None:
     found = measure({"eager": constant(10.0), "noisy": noisy(10.0)}, 2.0, "eager")
     assert not found["noisy"].stable
     assert found["noisy"].spent_ms >= 2000
@@ -83,32 +83,32 @@ def test_the_budget_ends_what_does_not_settle() -> None:
     assert not benchmark.timing(found["noisy"], found["eager"]).stable
 
 
-def test_slow_subjects_get_the_fewest_windows_that_tell_something() -> None:
+def test_slow_subjects_get_the_minimum_number_of_windows() -> None:
     subjects = {"eager": constant(10_000.0), "trace": constant(5_000.0), "noisy": noisy(5_000.0)}
     found = measure(subjects, 5.0, "eager")
     assert {name: fake.calls for name, fake in subjects.items()} == dict.fromkeys(subjects, 2 + 2 * FEWEST_WINDOWS)
     assert {name: one.stable for name, one in found.items()} == {"eager": True, "trace": True, "noisy": False}
 
 
-def test_the_budget_is_of_all_together() -> None:
-    """One that does not settle, and is fast, does not keep a slow one busy for its whole budget."""
+def test_the_budget_is_shared() -> None:
+    """A fast subject that stays unstable does not make a slow one use its whole budget."""
     found = measure({"eager": constant(400.0), "noisy": noisy(10.0)}, 5.0, "eager")
     spent = sum(one.spent_ms for one in found.values())
     assert 10_000 <= spent < 10_000 + 2 * 400.0 + 7 * 40.0
     assert not found["noisy"].stable
 
 
-def test_a_subject_that_dies_takes_its_share_of_the_budget_along() -> None:
+def test_the_budget_share_of_a_failed_subject_is_dropped() -> None:
     found = measure({"eager": noisy(10.0), "dying": Dying(0)}, 2.0, "eager")
     assert 2000 <= found["eager"].spent_ms < 2000 + 7 * 40.0
 
 
-def test_there_is_an_end_even_with_a_boundless_budget() -> None:
+def test_the_number_of_windows_is_limited() -> None:
     found = measure({"eager": noisy(10.0)}, 1e9, "eager")
     assert len(found["eager"].windows) == MAX_WINDOWS
 
 
-def test_the_first_call_of_a_window_is_not_kept() -> None:
+def test_the_first_call_of_a_window_is_discarded() -> None:
     fake = Fake(lambda call: 1.0)
     starts = set()
 
@@ -126,8 +126,8 @@ def test_the_first_call_of_a_window_is_not_kept() -> None:
     assert max(max(window) for window in found["eager"].windows) == 1.0
 
 
-def test_warm_up_goes_on_until_it_settles() -> None:
-    """A subject that gets faster for its first calls shows none of them."""
+def test_warm_up_continues_until_latency_settles() -> None:
+    """The first calls, which get faster and faster, are not among the samples."""
     found = measure({"eager": Fake(lambda call: max(10.0, 40.0 * 0.97**call))}, 60.0, "eager")
     assert {sample for window in found["eager"].windows for sample in window} == {10.0}
 
@@ -144,7 +144,7 @@ class Dying:
 
 
 @pytest.mark.parametrize("after", [0, 2, 8])
-def test_a_subject_that_dies_leaves_the_others_alone(after: int) -> None:
+def test_a_failed_subject_does_not_affect_the_others(after: int) -> None:
     found = measure({"eager": constant(1.0), "dying": Dying(after), "trace": constant(1.0)}, 60.0, "eager")
     assert str(found["dying"].error) == "it was ended by SIGSEGV"
     assert found["dying"].windows == []
@@ -152,19 +152,19 @@ def test_a_subject_that_dies_leaves_the_others_alone(after: int) -> None:
 
 
 @pytest.mark.parametrize("after", [0, 8])
-def test_without_a_baseline_there_is_nothing_to_compare(after: int) -> None:
+def test_a_failed_baseline_raises(after: int) -> None:
     with pytest.raises(JobError, match="SIGSEGV"):
         measure({"eager": Dying(after), "trace": constant(1.0)}, 60.0, "eager")
 
 
-def test_progress_is_told() -> None:
+def test_progress_is_reported() -> None:
     heard: list[str] = []
     measure({"eager": constant(1.0), "trace": constant(1.0)}, 60.0, "eager", heard.append)
     assert set(heard) == {"eager", "trace"}
 
 
 def drawn(draw: Callable[[np.random.Generator], float], seed: int) -> Fake:
-    """Latencies from a distribution, the same for the same seed."""
+    """Return a subject with latencies drawn from a distribution; equal seeds give equal latencies."""
     generator = np.random.default_rng(seed)
     return Fake(lambda call: draw(generator))
 
@@ -175,12 +175,12 @@ def bimodal(ms: float) -> Callable[[np.random.Generator], float]:
 
 
 def heavy_tailed(ms: float) -> Callable[[np.random.Generator], float]:
-    """A Pareto tail without a variance; its median is 2 ** (1 / 1.5) times its least value."""
+    """A Pareto tail without a variance; the Pareto part has a median of 2 ** (1 / 1.5) times its minimum."""
     return lambda generator: ms * (1 + 0.02 * (float(generator.pareto(1.5)) + 1))
 
 
 class Drifting:
-    """Subjects of a machine that becomes half as fast while it is measured: all share its clock."""
+    """Makes subjects of a machine that slows down to half its speed; they share its clock."""
 
     def __init__(self) -> None:
         self.spent = 0.0
@@ -207,7 +207,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_known_medians_and_ratios_come_back_within_a_hundredth(shape: str) -> None:
+def test_known_medians_and_ratios_are_measured_within_one_percent(shape: str) -> None:
     draw, factor = SHAPES[shape]
     found = measure({"eager": drawn(draw(8.0), 1), "trace": drawn(draw(5.0), 2)}, 5.0, "eager")
     timing = benchmark.timing(found["trace"], found["eager"])
@@ -217,7 +217,7 @@ def test_known_medians_and_ratios_come_back_within_a_hundredth(shape: str) -> No
     assert low <= timing.speedup <= high
 
 
-def test_a_drift_that_hits_all_alike_leaves_the_ratio() -> None:
+def test_common_drift_does_not_change_the_ratio() -> None:
     machine = Drifting()
     found = measure({"eager": machine.subject(8.0, 1), "trace": machine.subject(5.0, 2)}, 10.0, "eager")
     timing = benchmark.timing(found["trace"], found["eager"])
@@ -225,7 +225,7 @@ def test_a_drift_that_hits_all_alike_leaves_the_ratio() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_order_of_what_differs_by_a_twentieth_is_found(shape: str) -> None:
+def test_a_difference_of_five_percent_is_detected(shape: str) -> None:
     draw, _ = SHAPES[shape]
     for seed in range(20):
         found = measure({"eager": drawn(draw(8.0), seed), "trace": drawn(draw(7.6), 100 + seed)}, 5.0, "eager")
@@ -233,8 +233,8 @@ def test_the_order_of_what_differs_by_a_twentieth_is_found(shape: str) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_intervals_hold_the_true_median(shape: str) -> None:
-    """As often as they promise, less what a hundred trials may miss."""
+def test_intervals_contain_the_true_median(shape: str) -> None:
+    """In 95% of cases; 88 allows for chance in a hundred trials."""
     draw, factor = SHAPES[shape]
     held = 0
     for seed in range(100):
@@ -245,7 +245,7 @@ def test_intervals_hold_the_true_median(shape: str) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_two_copies_are_hardly_ever_called_different(shape: str) -> None:
+def test_identical_subjects_rarely_seem_different(shape: str) -> None:
     draw, _ = SHAPES[shape]
     different = 0
     for seed in range(100):
@@ -255,8 +255,8 @@ def test_two_copies_are_hardly_ever_called_different(shape: str) -> None:
     assert different <= 5
 
 
-def test_percentiles_want_ten_samples_beyond_them() -> None:
-    """Of 20 samples a p99 is the maximum."""
+def test_percentiles_need_ten_samples_beyond_them() -> None:
+    """The p99 of 20 samples would be their maximum."""
     for runs, known in ((20, (False, False)), (99, (False, False)), (100, (True, False)), (1000, (True, True))):
         one = benchmark.Series(windows=[[float(i) for i in range(runs)]])
         timing = benchmark.timing(one, one)
@@ -264,8 +264,8 @@ def test_percentiles_want_ten_samples_beyond_them() -> None:
     assert (runs_for(90), runs_for(99), runs_for(99.9)) == (100, 1000, 10_000)
 
 
-def test_a_percentile_that_is_asked_for_gets_its_samples() -> None:
-    """Beyond the budget; eager, and what has failed, are not called more often for it."""
+def test_requested_percentiles_get_enough_samples() -> None:
+    """Even beyond the budget; the baseline and failed subjects get no more calls."""
     subjects = {"eager": constant(900.0), "slow": constant(700.0), "fast": constant(0.05)}
     found = measure(subjects, 1.0, "eager", least_runs=runs_for(99))
     assert found["eager"].count < 20
@@ -276,7 +276,7 @@ def test_a_percentile_that_is_asked_for_gets_its_samples() -> None:
     assert (timing.p99_ms, timing.runs) == (700.0, found["slow"].count)
 
 
-def test_what_fails_while_a_percentile_is_measured_leaves_the_others_to_it() -> None:
+def test_a_failure_while_measuring_percentiles_does_not_affect_the_others() -> None:
     def breaks(call: int) -> float:
         if call > 100:
             raise JobError("gone")

@@ -1,4 +1,4 @@
-"""What the pattern of right and wrong cases says."""
+"""Diagnosis from the pattern of right and wrong cases."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def remedy(found: diagnosis.Diagnosis, target: str = "") -> str:
     return causes.named(found.cause, target, found.words).remedy
 
 
-def test_a_size_that_was_fixed() -> None:
+def test_fixed_size() -> None:
     cases = [
         case("batch=1 s=4", False),
         case("batch=2 s=4", True),
@@ -47,8 +47,8 @@ SYMBOLS = {"s": Range(2, 64, multiple_of=2)}
 PROMISED = Contract("m", (TensorSpec("x", "float32", ("s",)),), (), SYMBOLS)
 
 
-def test_what_is_judged_and_what_is_refused() -> None:
-    """Inside its contract an artifact may refuse nothing, and outside it has to."""
+def test_refusals_must_follow_the_contract() -> None:
+    """An artifact must accept what its contract allows and refuse everything else."""
     refused = "x dim 0: s is 5, the contract allows 2 to 64, multiples of 2"
     cases = [case("batch=1 s=4", True), case("batch=1 s=5", True, refused=refused)]
     assert diagnosis.judged(cases, PROMISED) == cases[:1]
@@ -59,7 +59,7 @@ def test_what_is_judged_and_what_is_refused() -> None:
     assert diagnosis.judged([case("batch=1 s=5", False)], None) == [case("batch=1 s=5", False)]
 
 
-def test_a_session_s_answer_with_what_the_golden_knows_of_its_cases() -> None:
+def test_answers_are_matched_with_the_golden_s_records() -> None:
     answer = [
         {"case": "a", "seed": 1, "error": "", "outputs": [{"verdict": "exact"}]},
         {"case": "a", "seed": 0, "error": "no", "outputs": [], "refused": "b is 3"},
@@ -70,16 +70,18 @@ def test_a_session_s_answer_with_what_the_golden_knows_of_its_cases() -> None:
     assert (second.case, second.error, second.refused) == (golden[0], "no", "b is 3")
 
 
-def test_a_rule_that_no_contract_can_say() -> None:
+def test_a_rule_that_no_contract_can_express() -> None:
     limit = SizeLimit("s", "steps", "2*n+1", ("s",), "model.py:3")
-    assert str(limit) == "torch.export takes s only as 2*n+1 (model.py:3)"
+    assert str(limit) == "torch.export accepts s only as 2*n+1 (model.py:3)"
     known, wrong = Known(limits=(limit,)), "output at batch=1 s=4: shape [1], expected [2]"
     said = explain(wrong, case("batch=1 s=4", False), known=known).reason
-    assert said == f"{wrong} (perhaps because {limit}; a contract says multiples alone: give such an example)"
+    assert (
+        said == f"{wrong} (perhaps because {limit}; contracts express only multiples: use an example size that is one)"
+    )
     assert explain("wrong", case("batch=1", False), known=known).reason == "wrong"
 
 
-def test_a_size_that_an_operator_took_as_a_number() -> None:
+def test_a_size_that_became_a_constant() -> None:
     limit = SizeLimit("32*ceil(s/32)+96", "fixed", "2112", ("s",), "model.py:3")
     assert str(limit) == "torch.export fixed 32*ceil(s/32)+96 at 2112 (model.py:3)"
     known = Known(limits=(limit,))
@@ -91,8 +93,8 @@ def test_a_size_that_an_operator_took_as_a_number() -> None:
     assert fixed.reason == "s is fixed at 2000 by model.py:3"
 
 
-def test_a_crash_where_a_dimension_was_fixed() -> None:
-    """Mamba's package, whose loop over the sequence was unrolled."""
+def test_a_crash_is_blamed_on_a_fixed_dimension() -> None:
+    """Happened with a package of Mamba, whose loop over the sequence was unrolled."""
     limits = (
         SizeLimit("batch", "range", "1 to 8", ("batch",)),
         SizeLimit("sequence", "fixed", "14", ("sequence",), "mamba.py:260"),
@@ -105,13 +107,13 @@ def test_a_crash_where_a_dimension_was_fixed() -> None:
     assert diagnosis.crashed("compile (python) was ended by SIGABRT", limits[:1]).reason.endswith("SIGABRT")
 
 
-def test_all_wrong_is_no_pattern() -> None:
+def test_no_pattern_if_all_cases_fail() -> None:
     cases = [case("batch=1", False), case("batch=2", False, error="no")]
     assert diagnosis.fixed_sizes(cases) == ()
     assert diagnosis.value_dependence(cases) == ""
 
 
-def test_all_right_is_no_pattern() -> None:
+def test_no_pattern_if_all_cases_pass() -> None:
     cases = [case("batch=1", True), case("batch=2", True)]
     assert diagnosis.fixed_sizes(cases) == ()
     assert diagnosis.value_dependence(cases) == ""
@@ -125,7 +127,7 @@ def test_all_right_is_no_pattern() -> None:
         (case("batch=1 large", False, error="cannot"), "batch=1 large"),
     ],
 )
-def test_one_size_right_and_wrong(bad: CheckedCase, said: str) -> None:
+def test_value_dependence_at_one_size(bad: CheckedCase, said: str) -> None:
     cases = [case("batch=1", True), bad, case("batch=2", True)]
     assert diagnosis.fixed_sizes(cases) == ()
     assert diagnosis.value_dependence(cases) == f"wrong at {said}, right at batch=1"
@@ -133,7 +135,7 @@ def test_one_size_right_and_wrong(bad: CheckedCase, said: str) -> None:
     assert explain("why", *cases, known=Known(quantized=True)).reason == "why"
 
 
-def test_what_eager_does_not_repeat_explains_all() -> None:
+def test_unrepeatable_eager_takes_precedence() -> None:
     cases = [case("batch=1", True), case("batch=2", False)]
     found = explain("why", *cases, known=Known(unsteady="the model draws random numbers"))
     assert found.reason == f"{diagnosis.UNSTEADY}: the model draws random numbers; why"
@@ -156,7 +158,7 @@ BRANCH = Warned("Converting a tensor to a Python boolean", "/m.py:7")
         ((RNN,), f"branch depends on values ({RNN.place}): "),
     ],
 )
-def test_the_line_of_a_branch(warnings: tuple[Warned, ...], said: str) -> None:
+def test_line_of_a_branch(warnings: tuple[Warned, ...], said: str) -> None:
     found = explain("why", case("n=1", True), case("n=1 zeros", False), known=Known(warnings))
     assert found.reason == f"{said}wrong at n=1 zeros, right at n=1; why"
     assert found.cause == ("branch-on-values" if said.startswith("branch") else "")
@@ -176,17 +178,17 @@ def fixed(of: str, to: int, line: int, *symbols: str) -> SizeLimit:
         ((), (fixed("m", 2, 9),), "n is fixed at 2"),
     ],
 )
-def test_the_line_of_a_fixed_size(warnings: tuple[Warned, ...], limits: tuple[SizeLimit, ...], said: str) -> None:
+def test_line_of_a_fixed_size(warnings: tuple[Warned, ...], limits: tuple[SizeLimit, ...], said: str) -> None:
     found = explain("why", case("n=2", True), case("n=3", False), known=Known(warnings, limits))
     assert found.reason == said
 
 
-def test_each_fixed_size_has_its_line() -> None:
+def test_every_fixed_size_is_reported_with_its_line() -> None:
     known = Known(limits=(fixed("b", 2, 9), fixed("n", 7, 11)))
     found = explain("why", case("b=2 n=7", True), case("b=3 n=8", False), known=known)
     assert found.reason == "b is fixed at 2 by /m.py:9; n is fixed at 7 by /m.py:11"
 
 
-def test_a_warning_explains_nothing_where_there_is_no_pattern() -> None:
+def test_warnings_are_ignored_without_a_pattern() -> None:
     known = Known((INTEGER, BRANCH))
     assert explain("0.1 where the reference is 0.2", case("n=2", False), known=known).reason.endswith("is 0.2")

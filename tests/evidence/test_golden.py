@@ -1,4 +1,4 @@
-"""Goldens: what eager gives, in its own precision and in float64, at every planned size."""
+"""Goldens: eager's outputs, in its own precision and in float64, at every planned size."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def make(model: torch.nn.Module, *plan: tuple[int, int], whole: tuple[str, ...] 
 VALUES = tuple(f"batch=2 {change}" for change in ("zeros", "ones", "negative", "large", "tiny"))
 
 
-def test_cases_hold_eager_and_its_float64() -> None:
+def test_cases_hold_outputs_of_eager_and_float64() -> None:
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 3)
     made, findings = make(model)
@@ -53,7 +53,7 @@ def test_cases_hold_eager_and_its_float64() -> None:
     assert 0 < findings.eager_rmse < 1e-6
 
 
-def test_the_model_is_left_as_it_was() -> None:
+def test_the_model_is_restored() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3)).eval()
     before = {name: (tensor.data_ptr(), tensor.clone()) for name, tensor in model.state_dict().items()}
     make(model)
@@ -64,7 +64,7 @@ def test_the_model_is_left_as_it_was() -> None:
 
 
 class InPlace(torch.nn.Module):
-    """Changes its input, as its caller sees."""
+    """Changes its input in place, visibly to its caller."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.add_(1.0) * 2.0
@@ -98,7 +98,7 @@ class OtherShapes(torch.nn.Module):
         return x if x.dtype == torch.float32 else x[:1]
 
 
-def test_float64_that_gives_other_shapes_is_no_reference() -> None:
+def test_float64_with_other_shapes_is_not_a_reference() -> None:
     assert make(OtherShapes())[1].reference == "eager"
 
 
@@ -107,7 +107,7 @@ class Random(torch.nn.Module):
         return x + torch.rand_like(x)
 
 
-def test_a_model_that_is_random_is_told() -> None:
+def test_a_random_model_is_reported() -> None:
     findings = make(Random())[1]
     assert findings.unsteady == "the model draws random numbers"
 
@@ -122,12 +122,12 @@ class Counter(torch.nn.Module):
         return x * self.count
 
 
-def test_a_model_that_changes_with_each_call_is_told() -> None:
+def test_a_model_that_changes_a_buffer_at_each_call_is_reported() -> None:
     findings = make(Counter())[1]
     assert findings.unsteady == "the model changes its count at each call"
 
 
-def test_a_model_that_remembers_in_attributes_is_told_by_their_names() -> None:
+def test_changing_attributes_are_reported_by_name() -> None:
     class Remembers(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -143,7 +143,7 @@ def test_a_model_that_remembers_in_attributes_is_told_by_their_names() -> None:
     assert findings.unsteady.startswith("the model changes its steps, history.")
 
 
-def test_values_that_a_model_does_not_end_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_for_which_a_model_does_not_end_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     class Louder(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             while bool(x.abs().max() < 0.01):
@@ -152,7 +152,7 @@ def test_values_that_a_model_does_not_end_for(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(time_limit, "LEAST_S", 0.3)
     made, findings = make(Louder())
-    assert findings.notes == ("the model does not end where the values are zeros: a call was stopped after 0 s",)
+    assert findings.notes == ("the model does not return when the values are zeros: a call was stopped after 0 s",)
     assert "batch=2 zeros" not in map(str, findings.cases)
     assert "batch=2 ones" in map(str, findings.cases)
     assert len(made.cases) == len(findings.cases)
@@ -163,7 +163,7 @@ class Short(torch.nn.Module):
         return x + torch.ones(4, 4)[: x.shape[0]]
 
 
-def test_a_size_that_the_model_does_not_take_is_named() -> None:
+def test_an_unsupported_size_is_named() -> None:
     with pytest.raises(
         ExportError, match=r"the model fails at batch=5: RuntimeError: .*\(.*test_golden.py:\d+\)"
     ) as raised:
@@ -188,21 +188,21 @@ class NotFinite(torch.nn.Module):
         return torch.where(x > 0, x, torch.nan)
 
 
-def test_nan_is_kept_and_makes_no_noise() -> None:
+def test_nan_is_kept_and_does_not_count_as_noise() -> None:
     made, findings = make(NotFinite())
     assert made.cases[0].eager[0].isnan().any()
     assert not findings.unsteady
     assert findings.eager_rmse == 0
 
 
-def test_cases_that_are_too_large_are_cut_down(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cases_that_are_too_large_are_reduced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(make_golden, "CASE_BYTES", 4 * 4 * 5)
     _, findings = make(torch.nn.Linear(4, 3), (2, 0), (8, 0), (7, 0))
     assert tuple(map(str, findings.cases)) == ("batch=2", "batch=4", "batch=3", *VALUES)
     assert findings.notes[0] == "batch=8 is too large to check in reasonable time; checked up to batch=4"
 
 
-def test_a_case_that_the_user_asked_for_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_case_requested_by_the_user_is_not_reduced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(make_golden, "CASE_BYTES", 4 * 4 * 5)
     made, findings = make(torch.nn.Linear(4, 3), (2, 0), (8, 0), whole=("batch=8",))
     assert tuple(map(str, findings.cases)) == ("batch=2", "batch=8", *VALUES)
@@ -210,7 +210,7 @@ def test_a_case_that_the_user_asked_for_stays_whole(monkeypatch: pytest.MonkeyPa
     assert not findings.notes
 
 
-def test_an_example_that_is_too_large_is_run_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_example_is_run_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(make_golden, "CASE_OPERATIONS", 0)
     assert tuple(map(str, make(torch.nn.Linear(4, 3), (2, 0))[1].cases)) == ("batch=2", *VALUES)
 
@@ -262,7 +262,7 @@ def test_tensors_of_every_dtype_and_shape(tmp_path: Path) -> None:
     assert again.read_bytes() == (tmp_path / "golden.safetensors").read_bytes()
 
 
-def test_a_view_does_not_carry_its_storage_along(tmp_path: Path) -> None:
+def test_a_view_is_saved_without_the_rest_of_its_storage(tmp_path: Path) -> None:
     big = torch.zeros(1_000_000)[:2]
     golden.save(
         golden.Golden((golden.Case(CaseRecord("a"), (big,), (big,), (big,)),), TOLERANCE),
@@ -272,7 +272,7 @@ def test_a_view_does_not_carry_its_storage_along(tmp_path: Path) -> None:
 
 
 def written(path: Path, schema: int = 1, **changes: Any) -> Path:
-    """A golden without cases: a pickle, or safetensors where the schema is none of the first two."""
+    """Write a golden without cases: a pickle for schemas 1 and 2, else safetensors."""
     data: dict[str, Any] = {"schema": schema, "tolerance": {"rtol": 1e-4, "atol": 1e-5, "k": 2.0}, "cases": []}
     if schema in golden.PICKLED:
         torch.save(data | changes, path)
@@ -285,12 +285,12 @@ def written(path: Path, schema: int = 1, **changes: Any) -> Path:
 @pytest.mark.parametrize(
     "changes", [{"schema": 4}, {"cases": [{}]}, {"cases": 3}, {"tolerance": {}}, {"tolerance": None}]
 )
-def test_goldens_of_another_form(tmp_path: Path, schema: int, changes: dict[str, Any]) -> None:
+def test_malformed_goldens_raise(tmp_path: Path, schema: int, changes: dict[str, Any]) -> None:
     with pytest.raises(ArtifactError, match=r"golden\.safetensors"):
         golden.read(written(tmp_path / "golden.safetensors", **{"schema": schema, **changes}))
 
 
-def test_a_golden_without_one_of_its_tensors(tmp_path: Path) -> None:
+def test_a_golden_with_a_missing_tensor_raises(tmp_path: Path) -> None:
     case = {"name": "a", "inputs": 2, "eager": 0, "reference": 0}
     path = tmp_path / "golden.safetensors"
     tensor_files.save({"cases.0.inputs.0": torch.ones(1)}, path, {"schema": 3, "cases": [case]})
@@ -298,7 +298,7 @@ def test_a_golden_without_one_of_its_tensors(tmp_path: Path) -> None:
         golden.read(path)
 
 
-def test_a_golden_runs_no_code(tmp_path: Path) -> None:
+def test_reading_a_golden_runs_no_code(tmp_path: Path) -> None:
     class Trap:
         def __reduce__(self) -> tuple[Any, ...]:
             return (Path.touch, (tmp_path / "sprung",))
@@ -308,7 +308,7 @@ def test_a_golden_runs_no_code(tmp_path: Path) -> None:
     assert not (tmp_path / "sprung").exists()
 
 
-def test_goldens_that_are_missing_or_cut_short(tmp_path: Path) -> None:
+def test_missing_or_truncated_goldens_raise(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="cannot be read as a golden"):
         golden.read(tmp_path / "golden.safetensors")
     for schema in (1, 3):
@@ -318,7 +318,7 @@ def test_goldens_that_are_missing_or_cut_short(tmp_path: Path) -> None:
             golden.read(tmp_path / "golden.safetensors")
 
 
-def test_a_precision_without_a_step_is_without_the_later_ones() -> None:
+def test_a_precision_that_leaves_out_a_step_leaves_out_later_steps() -> None:
     x = torch.ones(1)
     names = [("a", 0), ("a step 2", 1), ("a step 3", 2), ("b", 0), ("b step 2", 1), ("c", None)]
     made = tuple(golden.Case(CaseRecord(name, step=step), (x,), (x,), (x.double(),)) for name, step in names)

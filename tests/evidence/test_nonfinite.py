@@ -1,4 +1,4 @@
-"""NaN and infinity: what eager propagates, an artifact has to; and tensors with lazy bits are what they stand for."""
+"""Artifacts must propagate the NaN and infinity that eager propagates; tensors with lazy bits count as their values."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def lost(function: Callable[..., torch.Tensor], artifact: Callable[..., torch.Te
     return list(filter(None, found))
 
 
-def test_what_eager_gives_is_demanded() -> None:
+def test_values_that_eager_propagates_are_required() -> None:
     nan, infinity = made(torch.relu, X)
     assert (nan.inputs, nan.names, nan.value) == ((0,), ("x0",), "NaN")
     assert nan.expected[0].tolist() == [[0, 0, 0], [nonfinite.NAN, 0, 0]]
@@ -69,12 +69,12 @@ def test_what_eager_gives_is_demanded() -> None:
     assert made(torch.neg, X)[1].expected[0].tolist() == [[0, 0, 0], [nonfinite.MINUS, 0, 0]]
 
 
-def test_what_eager_does_not_propagate_is_not_demanded() -> None:
+def test_values_that_eager_does_not_propagate_are_not_required() -> None:
     assert made(torch.nan_to_num, X) == ()
     assert [case.value for case in made(lambda x: torch.fmax(x, X), X)] == ["infinity"]
 
 
-def test_a_model_may_refuse_them() -> None:
+def test_a_model_may_reject_nonfinite_inputs() -> None:
     def picky(x: torch.Tensor) -> torch.Tensor:
         if x.isnan().any():
             raise ValueError("no NaN")
@@ -87,13 +87,13 @@ def halved(x: torch.Tensor) -> torch.Tensor:
     while bool(x.abs().max() > 1.0):
         try:
             x = x * 0.5
-        except Exception:  # whatever ends this call, it is not for the model to decide
+        except Exception:  # a model that swallows exceptions must be stopped too
             continue
     return x
 
 
 def halved_outside(x: torch.Tensor) -> torch.Tensor:
-    """The same without an operator in the loop."""
+    """Does the same without an operator in the loop."""
     largest, factor = float(x.abs().max()), 1.0
     while largest > 1.0:
         largest, factor = largest * 0.5, factor * 0.5
@@ -101,16 +101,18 @@ def halved_outside(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("function", [halved, halved_outside])
-def test_a_model_that_does_not_end(function: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_does_not_end_is_stopped(
+    function: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(time_limit, "LEAST_S", 0.3)
     found, notes = make(function, X * 4)
     assert [case.value for case in found] == ["NaN"]
     assert len(notes) == 1
-    assert notes[0].startswith("the model does not end where x0 holds infinity: a call was stopped after 0 s")
+    assert notes[0].startswith("the model does not return when x0 holds infinity: a call was stopped after 0 s")
     assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
 
 
-def test_torchscript_that_nothing_could_stop() -> None:
+def test_torchscript_while_loops_are_recognized() -> None:
     class Loop(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             while bool(x.abs().max() > 1.0):
@@ -127,8 +129,8 @@ def test_torchscript_that_nothing_could_stop() -> None:
     assert not Interpreter(torch.jit.script(Counted())).has_while
 
 
-def test_what_float64_does_not_give_is_the_kernels_own() -> None:
-    """As a convolution by Winograd's way, which spreads NaN over a tile."""
+def test_values_that_float64_does_not_propagate_are_not_required() -> None:
+    """Winograd convolution, for example, spreads NaN over a tile."""
 
     def spreads(x: torch.Tensor) -> torch.Tensor:
         return x if x.dtype == torch.float64 else x + x.sum()
@@ -146,20 +148,20 @@ def test_every_floating_input_is_tried() -> None:
     assert len(many) == 2 * (nonfinite.ALONE + 1)
 
 
-def test_an_artifact_that_propagates() -> None:
+def test_an_artifact_that_propagates_loses_nothing() -> None:
     assert lost(torch.relu, torch.relu, X) == []
     assert lost(lambda x: x.softmax(0).sum(), lambda x: x.softmax(0).sum(), X) == []
 
 
-def test_an_artifact_that_does_not() -> None:
+def test_an_artifact_that_does_not_propagate_is_reported() -> None:
     def maximum(x: torch.Tensor) -> torch.Tensor:
-        return torch.where(x > 0, x, 0.0)  # as a compiled max may be
+        return torch.where(x > 0, x, 0.0)  # a compiled max may behave like this
 
     assert lost(torch.relu, maximum, X) == [
-        "NaN is not propagated: y[1, 0] is 0 where x0[1, 0] is NaN; eager gives NaN"
+        "NaN is not propagated: y[1, 0] is 0 when x0[1, 0] is NaN; eager returns NaN"
     ]
     assert lost(torch.relu, lambda x: x.clamp(0, 9), X) == [
-        "infinity is not propagated: y[1, 0] is 9 where x0[1, 0] is infinity; eager gives infinity"
+        "infinity is not propagated: y[1, 0] is 9 when x0[1, 0] is infinity; eager returns infinity"
     ]
     assert lost(torch.sum, lambda x: x.nan_to_num().sum(), X)[0].startswith("NaN is not propagated: y is ")
 
@@ -167,11 +169,11 @@ def test_an_artifact_that_does_not() -> None:
         raise RuntimeError("index out of range")
 
     assert lost(torch.relu, fails, X)[0] == (
-        "NaN is not propagated: it fails where x0[1, 0] is NaN: index out of range"
+        "NaN is not propagated: the artifact fails when x0[1, 0] is NaN: index out of range"
     )
 
 
-def test_a_golden_keeps_them_in_few_bytes(tmp_path: Path) -> None:
+def test_a_golden_stores_nonfinite_cases_compactly(tmp_path: Path) -> None:
     large = torch.randn(3, 200, 200)
     case = Case(CaseRecord(""), (large,), (large,), (large.double(),))
     plain = Golden((case,), FLOAT32)
@@ -186,7 +188,7 @@ def test_a_golden_keeps_them_in_few_bytes(tmp_path: Path) -> None:
     assert torch.equal(again.nonfinite[0].expected[0], torch.tensor(nonfinite.NAN, dtype=torch.int8))  # all NaN
 
 
-def test_a_session_tells_and_goes_on_from_the_initial_state() -> None:
+def test_a_session_reports_lost_values_and_resets_the_state() -> None:
     resets = []
     case = Case(CaseRecord(""), (X,), (X.relu(),), (X.relu().double(),))
     judge = Judge(Golden((case,), FLOAT32, nonfinite=made(torch.relu, X)), ("y",))
@@ -203,14 +205,14 @@ def parity(unpropagated: tuple[str, ...] | None) -> Parity:
 
 
 def concluded(found: Sequence[tuple[str, ...] | None]) -> tuple[tuple[str, ...], bool]:
-    """Notes of a variant with such sessions, and whether the gate holds."""
+    """Return the notes of a variant with these sessions, and whether the gate passes."""
     sessions = tuple(SessionRecord("python", "passed", parity=parity(one)) for one in found)
     record = session_checks.conclude(variant("trace"), sessions)
     (check,) = gates.check(Gates(propagate_nan=True), gates.measure(record))
     return record.notes, check.passed
 
 
-def test_it_is_a_note_and_a_gate_can_make_it_a_failure() -> None:
+def test_lost_values_are_a_note_and_a_gate_can_fail_on_them() -> None:
     said = "NaN is not propagated: y is 0"
     assert concluded([(said,), None]) == ((said,), False)
     assert concluded([(), None]) == ((), True)
@@ -218,7 +220,7 @@ def test_it_is_a_note_and_a_gate_can_make_it_a_failure() -> None:
 
 
 @pytest.mark.parametrize("recipe", ["tiny:mlp", "stateful:conv_streaming"])
-def test_a_run_tries_them(recipe: str, run: Run, tmp_path: Path) -> None:
+def test_a_run_checks_nonfinite_inputs(recipe: str, run: Run, tmp_path: Path) -> None:
     manifest, place = run(recipe)
     spoilt = golden.read(place / "golden.safetensors").nonfinite
     assert spoilt
@@ -234,7 +236,7 @@ LAZY = {
 
 @pytest.mark.parametrize("bit", LAZY)
 def test_lazy_bits_are_resolved_before_the_call(bit: str, made_bundle: Path, tmp_path: Path) -> None:
-    """trace.pt would take them as they are; a package and onnxruntime would take the bytes."""
+    """trace.pt would accept lazy tensors; a package and onnxruntime would read the raw bytes."""
     lazy = LAZY[bit](torch.rand(2, 3))
     assert lazy.is_neg()
     seen: list[Tensors] = []

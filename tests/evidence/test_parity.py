@@ -1,4 +1,4 @@
-"""The verdict, rule by rule (docs/formats.md)."""
+"""Parity verdicts, rule by rule (docs/formats.md)."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def test_one_wrong_element_among_many_small_errors_fails() -> None:
     assert (found.verdict, found.worst) == ("FAIL", (77,))
 
 
-def test_the_worst_is_by_tolerance_not_by_size() -> None:
-    """A large difference of a large value weighs less than a small one of a small value."""
+def test_the_worst_element_is_relative_to_its_tolerance() -> None:
+    """A large error in a large value weighs less than a small error in a small value."""
     found = judge([1e6 + 50, 0.001], [1e6, 0.0])
     assert found.worst == (1,)
     assert found.max_abs == pytest.approx(50, rel=1e-2)
@@ -88,7 +88,7 @@ def test_integers_are_exact_or_fail(dtype: type) -> None:
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf])
-def test_infinities_stand_at_the_same_places(value: float) -> None:
+def test_infinities_must_be_at_the_same_indices(value: float) -> None:
     assert judge([1.0, value], [1.0, value]).verdict == "exact"
     for got, eager in (([1.0, value], [1.0, 2.0]), ([1.0, 2.0], [1.0, value]), ([value, 2.0], [2.0, value])):
         found = judge(got, eager)
@@ -96,13 +96,13 @@ def test_infinities_stand_at_the_same_places(value: float) -> None:
         assert found.reason.startswith("Inf at")
 
 
-def test_nan_is_never_right() -> None:
+def test_nan_always_fails() -> None:
     assert judge([1.0, np.nan], [1.0, 2.0]).reason == "NaN at [1]"
     assert judge([1.0, np.nan], [1.0, np.nan]).reason == "NaN at [1]: eager itself gives it"
     assert judge([1.0, 2.0], [np.nan, 2.0]).reason == "NaN at [0]: eager itself gives it"
 
 
-def test_without_tolerance_equal_zeros_are_equal() -> None:
+def test_equal_zeros_pass_with_zero_atol() -> None:
     strict = Tolerance(rtol=1e-4, atol=0.0, k=2.0)
     eager, reference = np.array([0.0, 1.0]), np.array([0.0, 1.0 + 1e-9])
     found = compare("y", np.array([0.0, 1.0 + 1e-8]), eager, reference, strict, ("float32", "float32"))
@@ -113,12 +113,12 @@ def test_infinity_of_the_other_sign_fails() -> None:
     assert judge([np.inf], [-np.inf]).verdict == "FAIL"
 
 
-def test_nothing_finite_and_nothing_at_all() -> None:
+def test_all_infinite_and_empty_outputs() -> None:
     assert judge([np.inf, np.inf], [np.inf, np.inf]).verdict == "exact"
     assert judge(np.zeros((0, 3)), np.zeros((0, 3))).verdict == "exact"
 
 
-def test_places_are_those_of_the_whole_array() -> None:
+def test_indices_refer_to_the_whole_array() -> None:
     found = judge([np.inf, 1.0, 9.0], [np.inf, 1.0, 2.0])
     assert found.worst == (2,)
 
@@ -153,14 +153,14 @@ def test_the_worst_verdict_wins() -> None:
     assert found.worst == "o1[1] at b seed 0"
 
 
-def test_each_number_is_folded_by_itself() -> None:
+def test_each_number_is_folded_independently() -> None:
     found = summarize(
         [case("a", "exact", max_abs=1.0, cosine=0.9, rmse_ratio=3.0), case("b", "exact", max_abs=2.0, cosine=0.99)]
     )
     assert (found.max_abs, found.cosine, found.rmse_ratio, found.max_rel) == (2.0, 0.9, 3.0, None)
 
 
-def test_each_output_at_each_case_is_kept() -> None:
+def test_every_output_at_every_case_is_kept() -> None:
     found = summarize([case("a", "exact", "drift", max_abs=2.0, seed=1), case("b", error="boom")])
     assert found.parts == (
         CaseParity("a", 1, "o0", "exact", 2.0),
@@ -173,11 +173,11 @@ def test_cases_are_counted_by_name_and_seed() -> None:
     assert summarize([case("a", "exact"), case("a", "exact", seed=1), case("b", "exact", "exact")]).cases == 3
 
 
-def test_a_case_that_raised_fails_the_rest() -> None:
+def test_a_case_that_raised_fails_the_whole() -> None:
     found = summarize([case("a", "exact"), case("b", error="boom", seed=4)])
     assert (found.verdict, found.reason, found.worst, found.cases) == ("FAIL", "b: boom", "b seed 4", 2)
 
 
-def test_no_outputs_are_no_proof() -> None:
+def test_no_outputs_fail() -> None:
     assert summarize([]).verdict == "FAIL"
     assert summarize([case("a")]).verdict == "FAIL"

@@ -1,4 +1,4 @@
-"""The example with other values."""
+"""Changed values of the example inputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from exporter.core.size_range import Range
 from exporter.evidence import make_golden, perturbations
 
 
-def test_floats_change_and_indices_stay_within_what_they_held() -> None:
+def test_floats_change_and_indices_stay_in_their_range() -> None:
     ids, x, mask = torch.tensor([[3, 5, 4]]), torch.tensor([[-1.0, 2.0]]), torch.tensor([True, False])
     made = perturbations.changed((ids, x, mask))
     assert list(made) == ["zeros", "ones", "negative", "large", "tiny"]
@@ -25,15 +25,15 @@ def test_floats_change_and_indices_stay_within_what_they_held() -> None:
     assert {t.dtype for data in made.values() for t in data} == {torch.int64, torch.float32, torch.bool}
 
 
-def test_what_changes_nothing_is_left_out() -> None:
+def test_changes_without_effect_are_left_out() -> None:
     assert list(perturbations.changed((torch.zeros(2), torch.tensor(7)))) == ["ones"]
     assert perturbations.changed((torch.ones(2, dtype=torch.complex64),)) == {}
     assert perturbations.changed((torch.zeros(0, dtype=torch.int64),)) == {}
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_what_stands_for_rounding_is_of_the_dtype_itself(dtype: torch.dtype) -> None:
-    """A perturbation beyond the tolerance would leave a model in float64 no other values at all."""
+def test_perturbation_scales_with_the_rounding_of_the_dtype(dtype: torch.dtype) -> None:
+    """With a perturbation beyond the tolerance, a float64 model would keep no changed values at all."""
     data = (torch.linspace(-1, 1, 100).to(dtype), torch.arange(3))
     once, again = perturbations.perturbed(data, 1), perturbations.perturbed(data, -1)
     assert perturbations.settled(once, again, tolerances.BY_DTYPE[str(dtype).removeprefix("torch.")])
@@ -42,7 +42,7 @@ def test_what_stands_for_rounding_is_of_the_dtype_itself(dtype: torch.dtype) -> 
 
 
 class Model(torch.nn.Module):
-    """Raises at negative, is not finite at large, breaks a tie at zeros; only ones are as they should be."""
+    """Raises at negative, overflows at large, and breaks a tie otherwise."""
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if bool((x < -1e-3).all()):

@@ -35,7 +35,7 @@ def read(name: str) -> list[samples.Sample]:
 
 
 @pytest.mark.parametrize("name", ["measured", "fast"])
-def test_samples_are_the_contract_s_tensors_with_their_sizes(name: str) -> None:
+def test_read_returns_contract_tensors_with_their_sizes(name: str) -> None:
     found = read(name)
     assert [one.case.name for one in found] == [f"batch=1 length={n} sample {i}" for i, n in enumerate((8, 16, 31))]
     assert [one.sizes for one in found] == [{"batch": 1, "length": n} for n in (8, 16, 31)]
@@ -49,12 +49,12 @@ def test_samples_are_the_contract_s_tensors_with_their_sizes(name: str) -> None:
         (
             "samples_raise",
             r"samples\(\) fails: FileNotFoundError: the recordings are gone \(.*measured.py:\d+\)",
-            "give",
+            "return",
         ),
-        ("metric_alone", r"has metric\(\) and no samples\(\)", r"samples\(\)"),
+        ("metric_alone", r"has metric\(\) but no samples\(\)", r"samples\(\)"),
     ],
 )
-def test_samples_that_cannot_be_used(name: str, cause: str, remedy: str) -> None:
+def test_invalid_samples_raise(name: str, cause: str, remedy: str) -> None:
     with pytest.raises(RecipeError, match=cause) as raised:
         read(name)
     assert remedy.replace("\\", "") in raised.value.remedy
@@ -66,7 +66,7 @@ def evaluate(name: str) -> float | None:
     return samples.evaluate(recipe, outputs, ["scores"])
 
 
-def test_a_metric_gets_outputs_by_name_and_what_samples_gave() -> None:
+def test_metric_receives_outputs_by_name_and_the_sample() -> None:
     assert evaluate("measured") == pytest.approx((0 + 8 + 1 + 16 + 2 + 31) / 3)
 
 
@@ -77,7 +77,7 @@ def test_a_metric_gets_outputs_by_name_and_what_samples_gave() -> None:
         ("metric_returns_text", r"metric\(\) returns str good at sample 0"),
     ],
 )
-def test_a_metric_that_cannot_be_used(name: str, cause: str) -> None:
+def test_invalid_metrics_raise(name: str, cause: str) -> None:
     with pytest.raises(RecipeError, match=cause):
         evaluate(name)
 
@@ -88,14 +88,14 @@ def test_a_metric_that_cannot_be_used(name: str, cause: str) -> None:
         (0.9, 0.8, 0.1, ""),
         (0.9, None, None, ""),
         (None, None, None, ""),
-        (0.9, 0.95, None, "the metric is 0.9, the least is 0.95; eager's is 0.96"),
-        (0.9, None, 0.05, "the metric is 0.9; eager's is 0.96, 0.06 less, and 0.05 may be lost"),
+        (0.9, 0.95, None, "the metric is 0.9, the minimum is 0.95; eager's is 0.96"),
+        (0.9, None, 0.05, "the metric is 0.9; eager's is 0.96, a loss of 0.06; the maximum loss is 0.05"),
         (0.99, None, 0.0, ""),
-        (None, 0.1, None, "the metric is not known, the least is 0.1; eager's is 0.96"),
-        (None, None, 0.1, "the metric is not known; eager's is 0.96, and 0.1 may be lost"),
+        (None, 0.1, None, "the metric is unknown, the minimum is 0.1; eager's is 0.96"),
+        (None, None, 0.1, "the metric is unknown; eager's is 0.96; the maximum loss is 0.1"),
     ],
 )
-def test_bounds(value: float | None, least: float | None, loss: float | None, said: str) -> None:
+def test_metric_bounds(value: float | None, least: float | None, loss: float | None, said: str) -> None:
     metric = MetricRecord(0.96, 3, least, loss)
     assert metrics.broken(value, metric) == said
     passed = VariantRecord("trace", "trace", "passed", "done", metric=value)
@@ -105,7 +105,7 @@ def test_bounds(value: float | None, least: float | None, loss: float | None, sa
     assert metrics.hold(failed, metric) == failed
 
 
-def test_a_run_shows_the_metric_of_eager_and_of_every_variant(run: Run, lent_zygote: None) -> None:
+def test_a_run_reports_the_metric_of_eager_and_every_variant(run: Run, lent_zygote: None) -> None:
     manifest, place = run("measured:measured", "trace", max_metric_loss=1e-3)
     metric = manifest.metric
     assert metric is not None
@@ -126,25 +126,25 @@ def test_a_run_shows_the_metric_of_eager_and_of_every_variant(run: Run, lent_zyg
     assert metrics.NOT_AGAIN in checked.warnings
 
 
-def test_a_bound_fails_a_variant_that_is_right(run: Run, lent_zygote: None) -> None:
+def test_a_metric_bound_fails_a_variant_with_parity(run: Run, lent_zygote: None) -> None:
     manifest, _ = run("measured:measured", "trace", min_metric=1e3)
     found = rows(manifest)["trace"]
     assert (found.status, found.stage) == ("failed", "metric")
     assert found.parity is not None
     assert found.parity.verdict == "exact"
-    assert "the least is 1000" in found.reason
+    assert "the minimum is 1000" in found.reason
 
 
 @pytest.mark.parametrize(
     ("name", "cause"),
     [("tiny:mlp", "need a metric, and the recipe has none"), ("measured:metric_raises", "KeyError: 'logits'")],
 )
-def test_a_metric_that_is_not_there_ends_the_run(run: Run, lent_zygote: None, name: str, cause: str) -> None:
+def test_a_missing_or_failing_metric_ends_the_run(run: Run, lent_zygote: None, name: str, cause: str) -> None:
     with pytest.raises(RecipeError, match=cause):
         run(name, "trace", min_metric=0.5)
 
 
-def test_what_is_calibrated_with_has_the_samples(tmp_path: Path) -> None:
+def test_calibration_data_include_the_samples(tmp_path: Path) -> None:
     from exporter.targets import Options
     from exporter.workers import messages, tasks
 
@@ -157,7 +157,7 @@ def test_what_is_calibrated_with_has_the_samples(tmp_path: Path) -> None:
     assert program.calibration == "calibrated with 3 of samples() and 8 drawn inputs"
 
 
-def test_an_int8_row_says_what_it_was_calibrated_with(run: Run, lent_zygote: None) -> None:
+def test_an_int8_row_names_its_calibration_data(run: Run, lent_zygote: None) -> None:
     manifest, place = run("measured:measured", "compile@int8,onnx@int8,trace@int8")
     said = {name: "; ".join(row.notes) for name, row in rows(manifest).items()}
     for name in ("compile@int8", "onnx@int8"):
@@ -167,7 +167,7 @@ def test_an_int8_row_says_what_it_was_calibrated_with(run: Run, lent_zygote: Non
 
 
 def streamed() -> list[float]:
-    """The metric of each of the samples, by the model itself."""
+    """Return the metric of each sample, computed with the model itself."""
     recipe = recipes.load(recipes.find(recipe_path("measured:streamed")))
     model = recipe.load("auto").eval()
     with torch.no_grad():
@@ -175,7 +175,7 @@ def streamed() -> list[float]:
 
 
 @pytest.mark.parametrize("state", ["carry", "inputs"])
-def test_samples_of_a_model_with_state_are_one_sequence(run: Run, lent_zygote: None, state: str) -> None:
+def test_samples_of_a_stateful_model_form_one_sequence(run: Run, lent_zygote: None, state: str) -> None:
     manifest, root = run("measured:streamed", "trace", state=state)
     assert manifest.metric is not None
     assert manifest.metric.samples == 3
@@ -188,22 +188,22 @@ def test_samples_of_a_model_with_state_are_one_sequence(run: Run, lent_zygote: N
     assert [(case.name, case.step) for case in own] == [(f"batch=2 sample {i}", i) for i in range(3)]
 
 
-def test_samples_of_several_sizes_are_no_sequence_of_state_that_has_their_size(tmp_path: Path) -> None:
+def test_samples_of_several_sizes_cannot_share_state_of_that_size(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"the size batch of state.h differs") as raised:
         calibrated("measured:streamed_of_two_sizes", tmp_path)
     assert raised.value.remedy == "give samples with the same batch"
 
 
-def test_what_is_calibrated_with_goes_on_from_the_state_that_the_call_before_left(tmp_path: Path) -> None:
+def test_calibration_calls_continue_from_the_previous_state(tmp_path: Path) -> None:
     found = calibrated("measured:streamed", tmp_path)
     held = [float(state[0, 0]) for _, state in found[:3]]
     assert held == [0.0, 1.0, 2.5]  # h = 0.5 * h + x, for x of 1, 2 and 3
-    assert not found[3][1].any()  # the drawn ones are a sequence of their own
+    assert not found[3][1].any()  # the drawn inputs form their own sequence
     assert all(state.any() for _, state in found[4:])
 
 
 def calibrated(recipe: str, folder: Path) -> list[tuple[torch.Tensor, ...]]:
-    """What int8 of a model with state is calibrated with."""
+    """Return the int8 calibration data of a stateful model."""
     from exporter.model.state import stateful as states
     from exporter.targets import Options
     from exporter.workers import keeping, loading, messages, tasks

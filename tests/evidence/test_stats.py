@@ -1,4 +1,4 @@
-"""Statistics against values worked out by hand or by definition."""
+"""Statistics compared with values computed by hand or by definition."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_no_windows(function) -> None:
 
 
 def test_thinned() -> None:
-    """Evenly spaced, at most as many as asked, none where none are."""
+    """Samples are evenly spaced and at most as many as requested; an empty window stays empty."""
     windows = [[float(i) for i in range(10)], [1 / 3], []]
     assert stats.thinned(windows, 5) == [[0.0, 2.0, 4.0, 6.0, 8.0], [0.333333], []]
     assert stats.thinned(windows[:1], 4) == [[0.0, 3.0, 6.0, 9.0]]
@@ -41,7 +41,7 @@ def test_outliers() -> None:
     assert stats.outliers([1.0, 2.0, 3.0, 4.0, 8.0]) == 0
 
 
-def test_no_outliers_where_most_samples_are_alike() -> None:
+def test_no_outliers_if_most_samples_are_equal() -> None:
     assert stats.outliers([1.0, 1.0, 1.0, 1.0, 9.0]) == 0
 
 
@@ -50,7 +50,7 @@ def windows(center: float, count: int = 40, spread: float = 0.1, seed: int = 0) 
     return [list(map(float, window)) for window in drawn]
 
 
-def test_median_interval_holds_the_median_and_narrows() -> None:
+def test_median_interval_contains_the_median_and_narrows() -> None:
     low, high = stats.median_interval(windows(10.0))
     assert low < 10.0 < high
     few_low, few_high = stats.median_interval(windows(10.0, count=8))
@@ -61,7 +61,7 @@ def test_interval_of_constant_windows_is_a_point() -> None:
     assert stats.median_interval([[2.0]] * 5) == (2.0, 2.0)
 
 
-def test_intervals_are_the_same_every_time() -> None:
+def test_intervals_are_deterministic() -> None:
     assert stats.median_interval(windows(10.0)) == stats.median_interval(windows(10.0))
     a, b = windows(10.0), windows(5.0, seed=1)
     assert stats.ratio_interval(a, b) == stats.ratio_interval(a, b)
@@ -71,13 +71,13 @@ def test_ratio() -> None:
     assert stats.ratio([[10.0], [20.0], [30.0]], [[5.0]] * 3) == 4.0
 
 
-def test_ratio_interval_holds_the_ratio() -> None:
+def test_ratio_interval_contains_the_ratio() -> None:
     low, high = stats.ratio_interval(windows(10.0), windows(5.0, seed=1))
     assert low < 2.0 < high
 
 
-def test_what_slows_both_cancels_out() -> None:
-    """A machine that gets three times slower halfway leaves the ratio alone, for windows are drawn in pairs."""
+def test_common_slowdown_cancels_out() -> None:
+    """A machine that becomes three times slower does not change the ratio, because windows are drawn in pairs."""
     drift = [1.0] * 20 + [3.0] * 20
     noise = np.random.default_rng(0).normal(1.0, 0.001, size=(2, 40))
     a = [[10.0 * d * n] for d, n in zip(drift, noise[0], strict=True)]
@@ -88,7 +88,7 @@ def test_what_slows_both_cancels_out() -> None:
     assert paired_high - paired_low < (high - low) / 2
 
 
-def test_the_longer_series_loses_its_first_windows() -> None:
+def test_the_first_windows_of_the_longer_series_are_ignored() -> None:
     assert stats.ratio_interval([[99.0]] * 3 + [[4.0]] * 5, [[2.0]] * 5) == (2.0, 2.0)
 
 

@@ -38,7 +38,7 @@ INTERNAL = re.compile(r"INTERNAL ASSERT|please report a bug|Traceback|object at 
 BARE = re.compile(r"\b(?:Attribute|Key|Index|Name|Type)Error\b|INTERNAL")  # of torch's own, not the model's
 PATTERN = re.compile(
     r" is fixed at |depends on |was ended by SIG|took longer than"
-    r"|carries no state from call to call|what this target keeps inside"
+    r"|carries no state from call to call|state that this target keeps inside"
 )
 LINE = re.compile(r"\.py:\d+")
 PLACEHOLDER = re.compile(r"\\{\w+\\}")

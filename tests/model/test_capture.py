@@ -115,7 +115,7 @@ def test_derived_dimensions_survive_a_file(tmp_path: Path) -> None:
     [
         ({"x": torch.ones(2, 4)}, "arguments of the model's forward"),
         ({}, "arguments of the model's forward"),
-        ({"input": torch.ones(2, 5)}, "promise only the sizes"),
+        ({"input": torch.ones(2, 5)}, "promise only sizes"),
     ],
 )
 def test_what_a_model_raises_has_a_remedy(arguments: dict[str, torch.Tensor], remedy: str) -> None:

@@ -59,7 +59,7 @@ def test_a_namesake_s_lines_are_not_a_class_s_own() -> None:
 
 
 WRITE = Warned(data_writes.SAID, "net.py:7", unrecorded=True)
-WHY = "no trace and no graph records what is written through .data (net.py:7)"
+WHY = "no trace or graph records writes through .data (net.py:7)"
 
 
 def explain(reason: str, cases: Sequence[tuple[str, str]], *warnings: Warned) -> diagnosis.Diagnosis:
@@ -90,7 +90,7 @@ def test_lines_are_of_writes_alone() -> None:
         (WRITE, WHY, "written-through-data"),
         (
             Warned("Converting a tensor to a Python integer might cause the trace to be incorrect", "net.py:7"),
-            "the trace holds a number that it took from a tensor (net.py:7)",
+            "the trace holds a constant that was computed from a tensor (net.py:7)",
             "number-in-a-trace",
         ),
     ],

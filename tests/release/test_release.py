@@ -1,4 +1,4 @@
-"""Releases: the file and its errors, keys and what is kept, gates, and what a run that is killed leaves."""
+"""Releases: the file and its errors, keys and resuming, gates, and killed runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from exporter.runs.request import Request
 MODELS = '[[models]]\nmodel = "bert"\n'
 
 
-def test_what_init_writes_is_valid_and_is_not_overwritten(cli: Cli, tmp_path: Path) -> None:
+def test_init_writes_a_valid_file_and_does_not_overwrite_one(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "new.toml"
     assert cli("release", "--init", path).code == 0
     done = cli("release", path, "--dry-run")
@@ -51,14 +51,14 @@ def test_what_init_writes_is_valid_and_is_not_overwritten(cli: Cli, tmp_path: Pa
     assert (again.code, "File exists" in again.err) == (2, True)
 
 
-def test_the_commented_settings_are_valid_too(tmp_path: Path) -> None:
+def test_the_commented_settings_are_valid(tmp_path: Path) -> None:
     path = tmp_path / "release.toml"
     commented = re.sub(r"^# (?=\w+ = )", "", file.template(), flags=re.MULTILINE)
     path.write_text(commented.replace("bench = false", "bench = true"))
     assert len(file.read(path).data) > len(tomllib.loads(file.template()))
 
 
-def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT / "examples")
     steps, warnings = plan.make(file.read(Path("release.toml")), tmp_path)
     assert (len(steps), warnings) == (3 * 4 * 2, [])
@@ -99,13 +99,13 @@ def test_errors_name_the_line_and_the_key(tmp_path: Path, text: str, message: st
     assert str(raised.value).startswith(f"{tmp_path}/{message}")
 
 
-def test_all_errors_come_at_once(tmp_path: Path) -> None:
+def test_all_errors_are_reported_together(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as raised:
         planned(tmp_path, "out = 3\nseed = 'x'\ntargets = ['trase']\n" + MODELS)
     assert [line.partition("toml")[2][:3] for line in str(raised.value).splitlines()] == [":1:", ":2:", ":3:"]
 
 
-def test_a_model_overrides_the_top(tmp_path: Path) -> None:
+def test_a_model_overrides_the_top_level_settings(tmp_path: Path) -> None:
     text = """
         seed = 3
         targets = ["trace", "compile"]
@@ -141,10 +141,10 @@ def test_a_model_overrides_the_top(tmp_path: Path) -> None:
     assert (first.line, first.gate_lines["parity"], first.gate_lines["max_mb"]) == (9, 17, 7)
     assert (first.request.seed, first.request.ranges["batch"].max) == (3, 8)
     assert first.request.out == tmp_path / "out" / "bert/cpu/batch=1/trace@int8"
-    assert pickle.loads(pickle.dumps(steps)) == steps, "plain data"
+    assert pickle.loads(pickle.dumps(steps)) == steps, "steps can be pickled"
 
 
-def test_commands_that_reproduce_a_step_run_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_that_reproduce_a_step_use_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "old net.pt").touch()
     (tmp_path / "folder").mkdir()
@@ -165,11 +165,11 @@ def test_the_command_of_a_release_is_quoted(tmp_path: Path) -> None:
     assert shlex.split(step.request.command) == ["exporter", "release", f"{folder}/release.toml"]
 
 
-def test_what_a_target_lacks_is_left_out_with_a_warning(tmp_path: Path) -> None:
+def test_unsupported_precisions_are_skipped_with_a_warning(tmp_path: Path) -> None:
     (tmp_path / "release.toml").write_text('targets = ["script"]\nprecisions = ["fp32", "int8"]\n' + MODELS)
     steps, warnings = plan.make(file.read(tmp_path / "release.toml"), tmp_path)
     assert [step.name for step in steps] == ["bert/cpu/script"]
-    assert "release.toml:1: targets: script is not made in int8" in warnings[0]
+    assert "release.toml:1: targets: script does not support int8" in warnings[0]
 
 
 EXACT, NATIVE = Parity("exact", 0, 0, 1, 1, ""), SessionRecord("native", "passed")
@@ -196,7 +196,7 @@ EXACT, NATIVE = Parity("exact", 0, 0, 1, 1, ""), SessionRecord("native", "passed
     ],
 )
 def test_gates(wanted: Gates, passed: bool, measured: Any) -> None:
-    """Of the faster session, but for what must run in C++; the speed-up by the lower end of its interval."""
+    """Gates apply to the faster session, or to C++ if it is required; the speed-up is its interval's lower end."""
     record = variant(sessions=(NATIVE,), timings={"python": timing(4.0), "native": timing(5.0)}, metric=0.95)
     over = gates.measure(variant("onnx", 5.0))
     first = gates.check(wanted, gates.measure(record, wanted.cpp, MetricRecord(0.96, 3)), over)[0]
@@ -204,7 +204,7 @@ def test_gates(wanted: Gates, passed: bool, measured: Any) -> None:
 
 
 @pytest.mark.parametrize("verdict", ["exact", "rounding", "drift", "quantized", "FAIL"])
-def test_the_parity_gate_allows_what_is_better(verdict: Any) -> None:
+def test_the_parity_gate_allows_better_verdicts(verdict: Any) -> None:
     found = gates.measure(variant(parity=replace(EXACT, verdict=verdict)))
     (one,) = gates.check(Gates(parity="drift"), found)
     assert one.passed == (verdict in ("exact", "rounding", "drift"))
@@ -221,7 +221,7 @@ def test_the_parity_gate_allows_what_is_better(verdict: Any) -> None:
         Gates(max_metric_loss=9.0),
     ],
 )
-def test_what_was_not_measured_does_not_pass(wanted: Gates) -> None:
+def test_a_gate_without_a_measurement_fails(wanted: Gates) -> None:
     (one,) = gates.check(wanted, gates.measure(variant(median=None, parity=None)))
     assert not one.passed
     (other,) = gates.check(Gates(min_speedup=0.1, over="onnx"), gates.measure(variant()), None)
@@ -231,7 +231,7 @@ def test_what_was_not_measured_does_not_pass(wanted: Gates) -> None:
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
-    """A folder with a recipe file and the module beside it that it imports."""
+    """A folder with a recipe file and the module next to it that it imports."""
     folder = tmp_path / "recipes"
     folder.mkdir()
     for name in ("tiny.py", "recipes_shared.py"):
@@ -245,12 +245,14 @@ def key_of(folder: Path, **changes: Any) -> str:
     return keys.key(replace(step.request, **changes))
 
 
-def test_keys_follow_what_a_bundle_depends_on(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_change_with_what_a_bundle_depends_on(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = key_of(recipe)
     moved = tmp_path / "elsewhere" / "recipes"
     shutil.copytree(recipe, moved)
     (moved / "unrelated.py").write_text("x = 1")
-    assert key_of(moved) == before, "not on where it lies"
+    assert key_of(moved) == before, "the key does not depend on the folder"
     assert key_of(recipe, out=Path("/x"), timeout=9.0, command="other") == before
     library = tmp_path / "ops.so"
     library.touch()
@@ -265,14 +267,14 @@ def test_keys_follow_what_a_bundle_depends_on(recipe: Path, tmp_path: Path, monk
         patch.setattr("exporter.core.environment.version", lambda name: "99")
         seen |= {key_of(recipe)}
     keys._environment.cache_clear()
-    assert len(seen) == 8, "each of these is another key"
+    assert len(seen) == 8, "each of these keys is different"
 
 
 @pytest.mark.parametrize(
     ("written", "imports"),
     [("net.py", "from .layers import x"), ("net.py", "import layers"), ("deep/net.py", "from ..layers import x")],
 )
-def test_keys_follow_the_package_of_a_recipe_and_none_beside_it(tmp_path: Path, written: str, imports: str) -> None:
+def test_keys_change_with_a_recipes_own_package_only(tmp_path: Path, written: str, imports: str) -> None:
     recipe = tmp_path / "own" / written
     recipe.parent.mkdir(parents=True)
     for folder in {recipe.parent, tmp_path / "own"}:
@@ -289,7 +291,7 @@ def test_keys_follow_the_package_of_a_recipe_and_none_beside_it(tmp_path: Path, 
     assert found[0] == found[1] != found[2]
 
 
-def test_keys_follow_the_shards_of_a_checkpoint(recipe: Path, tmp_path: Path) -> None:
+def test_keys_change_with_the_shards_of_a_checkpoint(recipe: Path, tmp_path: Path) -> None:
     index, shard = tmp_path / "model.safetensors.index.json", tmp_path / "one.safetensors"
     index.write_text('{"weight_map": {"a": "one.safetensors", "b": "one.safetensors"}}')
     found = []
@@ -319,7 +321,7 @@ def release(folder: Path, text: str = TWELVE, resume: bool = True, only: str = "
     return run.run(steps, chosen, folder / "out", resume, executor.Local(), Listener())
 
 
-def made_again(rows: list[run.Row]) -> set[str]:
+def rebuilt(rows: list[run.Row]) -> set[str]:
     return {row.step.name for row in rows if not row.kept}
 
 
@@ -329,22 +331,22 @@ def no_models(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_models")
-def test_a_resumed_release_makes_what_is_not_finished(tmp_path: Path) -> None:
+def test_a_resumed_release_builds_what_is_not_finished(tmp_path: Path) -> None:
     rows = release(tmp_path)
     assert all(row.passed for row in rows)
-    assert len(made_again(rows)) == releases.begun(tmp_path / "out") == 12
+    assert len(rebuilt(rows)) == releases.begun(tmp_path / "out") == 12
     rows = release(tmp_path)
     assert all(row.passed for row in rows)
-    assert (made_again(rows), releases.begun(tmp_path / "out")) == (set(), 12)
+    assert (rebuilt(rows), releases.begun(tmp_path / "out")) == (set(), 12)
     (tmp_path / "out" / "bert/cpu/trace/trace.pt").write_text("altered")
     (tmp_path / "out" / "bert/cpu/onnx/manifest.json").write_text("{}")
     shutil.rmtree(tmp_path / "out" / "resnet18/cpu/script@bf16")
-    assert made_again(release(tmp_path)) == {"bert/cpu/trace", "bert/cpu/onnx", "resnet18/cpu/script@bf16"}
-    assert len(made_again(release(tmp_path, resume=False))) == 12
+    assert rebuilt(release(tmp_path)) == {"bert/cpu/trace", "bert/cpu/onnx", "resnet18/cpu/script@bf16"}
+    assert len(rebuilt(release(tmp_path, resume=False))) == 12
 
 
-def test_a_recipe_that_changes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: Path) -> None:
-    """What was made of it is not kept for what it was before, and is again."""
+def test_a_recipe_that_changes_during_a_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: Path) -> None:
+    """A bundle built from the changed recipe is not kept for the recipe as it was before."""
     recipe = recipe / "tiny.py"
     text, before = f"bench = false\ntargets = ['trace']\n[[models]]\nmodel = '{recipe}:mlp'\n", recipe.read_text()
 
@@ -355,17 +357,15 @@ def test_a_recipe_that_changes_meanwhile(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(executor, "pipeline", SimpleNamespace(run=edited))
     assert all(row.passed for row in release(tmp_path, text))
     recipe.write_text(before)
-    assert len(made_again(release(tmp_path, text))) == 1
+    assert len(rebuilt(release(tmp_path, text))) == 1
     monkeypatch.setattr(executor, "pipeline", SimpleNamespace(run=releases.make))
     recipe.write_text(before)
     release(tmp_path, text)
-    assert made_again(release(tmp_path, text)) == set()
+    assert rebuilt(release(tmp_path, text)) == set()
 
 
 @pytest.mark.parametrize("name", ["provenance.json", "SHA256SUMS", "bom.cdx.json", "logs/trace.log"])
-def test_what_proves_a_bundle_is_altered_and_it_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_bundle_with_altered_proofs_is_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     def sealed(request: Request, *_: object) -> tuple[Manifest, Path]:
         made, place = releases.make(request)
         (place / "logs" / "trace.log").write_text("all is well")
@@ -375,44 +375,44 @@ def test_what_proves_a_bundle_is_altered_and_it_is_made_again(
     monkeypatch.setattr(executor, "pipeline", SimpleNamespace(run=sealed))
     text = 'targets = ["trace"]\n' + MODELS
     release(tmp_path, text)
-    assert made_again(release(tmp_path, text)) == set()
+    assert rebuilt(release(tmp_path, text)) == set()
     path = tmp_path / "out" / "bert/cpu/trace" / name
     path.write_text(path.read_text() + " ")
-    assert made_again(release(tmp_path, text)) == {"bert/cpu/trace"}
+    assert rebuilt(release(tmp_path, text)) == {"bert/cpu/trace"}
 
 
 @pytest.mark.usefixtures("no_models")
-def test_the_same_name_of_another_library_is_made_again(tmp_path: Path) -> None:
+def test_a_model_of_the_same_name_from_another_library_is_rebuilt(tmp_path: Path) -> None:
     text = 'targets = ["trace"]\n[[models]]\nmodel = "{}:resnet18"\n'
     for library in ("torchvision", "timm"):
         for made in ({"resnet18/cpu/trace"}, set()):
-            assert made_again(release(tmp_path, text.format(library))) == made
+            assert rebuilt(release(tmp_path, text.format(library))) == made
 
 
 @pytest.mark.usefixtures("no_models")
-def test_foreign_files_are_refused_before_anything_is_made(tmp_path: Path) -> None:
+def test_other_files_are_refused_before_anything_is_built(tmp_path: Path) -> None:
     mine = tmp_path / "out" / "resnet18/cpu/onnx@bf16" / "mine.txt"
     mine.parent.mkdir(parents=True)
     mine.write_text("mine")
     with pytest.raises(BundleError, match="holds files, but no bundle"):
         release(tmp_path)
     assert releases.begun(tmp_path / "out") == 0
-    assert len(release(tmp_path, only="bert/")) == 6, "it is not in their way"
+    assert len(release(tmp_path, only="bert/")) == 6, "the file is in no selected step's directory"
 
 
 @pytest.mark.usefixtures("no_models")
-def test_a_change_makes_again_what_depends_on_it(tmp_path: Path) -> None:
+def test_a_change_rebuilds_what_depends_on_it(tmp_path: Path) -> None:
     release(tmp_path)
-    made = made_again(release(tmp_path, TWELVE + "seed = 5\n"))
+    made = rebuilt(release(tmp_path, TWELVE + "seed = 5\n"))
     assert len(made) == 6
     assert all(name.startswith("resnet18/") for name in made)
     rows = release(tmp_path, TWELVE + "seed = 5\ngates.max_mb = 0.00001\n")
-    assert made_again(rows) == set(), "a gate is judged anew, and makes nothing again"
+    assert rebuilt(rows) == set(), "a changed gate is judged again without rebuilding"
     assert [row.passed for row in rows] == [True] * 6 + [False] * 6
 
 
 @pytest.mark.usefixtures("no_models")
-def test_a_bundle_that_keeps_no_gate_gives_way_to_the_last(tmp_path: Path) -> None:
+def test_a_bundle_that_fails_its_gates_does_not_replace_the_last_one(tmp_path: Path) -> None:
     text = f"targets = ['trace']\n[gates]\nmax_mb = {{}}\n{MODELS}"
     (first,) = release(tmp_path, text.format(5), only="bert/")
     place = first.step.request.out
@@ -430,8 +430,8 @@ def test_a_bundle_that_keeps_no_gate_gives_way_to_the_last(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("no_models")
-def test_what_a_killed_release_held_comes_back(tmp_path: Path) -> None:
-    """It was killed after a bundle took its place and before its gates were judged, or in the middle of giving way."""
+def test_the_last_bundle_of_a_killed_release_is_restored(tmp_path: Path) -> None:
+    """The run was killed before the new bundle's gates were judged, or while the last bundle was restored."""
     text = f"targets = ['trace']\n[gates]\nmax_mb = {{}}\n{MODELS}"
     (first,) = release(tmp_path, text.format(5), only="bert/")
     place = first.step.request.out
@@ -445,15 +445,15 @@ def test_what_a_killed_release_held_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_models")
-def test_only_some(tmp_path: Path) -> None:
+def test_only_selected_steps(tmp_path: Path) -> None:
     release(tmp_path)
-    assert len(made_again(release(tmp_path, resume=False, only="bert/"))) == 6
+    assert len(rebuilt(release(tmp_path, resume=False, only="bert/"))) == 6
     assert releases.begun(tmp_path / "out") == 18
-    assert made_again(release(tmp_path)) == set(), "the others are still known"
+    assert rebuilt(release(tmp_path)) == set(), "the state still has the other steps"
 
 
 @pytest.mark.usefixtures("no_models")
-def test_a_baseline_that_is_not_among_the_chosen(tmp_path: Path) -> None:
+def test_a_baseline_that_is_not_selected(tmp_path: Path) -> None:
     text = f"targets = ['trace', 'onnx']\n[gates]\nmin_speedup = 0.98\nover = 'trace'\n{MODELS}"
     release(tmp_path, text)
     (row,) = release(tmp_path, text, resume=False, only="bert/cpu/onnx")
@@ -468,7 +468,7 @@ def test_a_baseline_need_not_be_faster_than_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_models")
-def test_a_baseline_that_was_not_made_is_named(tmp_path: Path) -> None:
+def test_a_missing_baseline_is_named(tmp_path: Path) -> None:
     text = f"targets = ['trace', 'onnx']\n[gates]\nmin_speedup = 0.98\nover = 'trace'\n{MODELS}"
     (row,) = release(tmp_path, text, only="bert/cpu/onnx")
     assert not row.passed
@@ -476,7 +476,7 @@ def test_a_baseline_that_was_not_made_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_models")
-def test_a_step_that_fails_is_a_row_and_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_step_gets_a_row_and_is_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(request: Request, *_: object) -> tuple[Manifest, Path]:
         if request.variants[0].target == "script":
             raise UsageError("inputs() takes no such size", "look")
@@ -489,16 +489,16 @@ def test_a_step_that_fails_is_a_row_and_is_made_again(tmp_path: Path, monkeypatc
     assert {row.step.name: row.reason for row in rows if not row.passed} == dict.fromkeys(
         scripts, "failed at prepare: inputs() takes no such size"
     )
-    assert made_again(release(tmp_path)) == scripts
+    assert rebuilt(release(tmp_path)) == scripts
 
 
 def files(folder: Path) -> dict[str, str]:
-    """Every file with its content, but for the log of what was begun."""
+    """Return the content of every file except the log of begun steps."""
     found = {str(one.relative_to(folder)): one for one in folder.rglob("*") if one.is_file()}
     return {name: one.read_text() for name, one in found.items() if name != releases.LOG}
 
 
-def test_killed_at_random_moments_it_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+def test_a_release_killed_at_random_moments_ends_with_the_same_files(tmp_path: Path) -> None:
     moments, kills = random.Random(7), 0
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     for out in (whole, killed):
@@ -539,9 +539,7 @@ def test_one_release_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_models")
-def test_a_full_disk_leaves_the_last_bundles_and_is_gone_on_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_keeps_the_last_bundles_and_can_be_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     release(tmp_path)
     before = files(tmp_path / "out")
     written = 0
@@ -562,10 +560,10 @@ def test_a_full_disk_leaves_the_last_bundles_and_is_gone_on_from(
     assert {n: t for n, t in after.items() if n != "release.json"} == {
         n: t for n, t in before.items() if n != "release.json"
     }
-    assert len(made_again(release(tmp_path))) == 12 - 3
+    assert len(rebuilt(release(tmp_path))) == 12 - 3
 
 
-def test_a_place_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_output_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "out").write_text("a file")
     with pytest.raises(BundleError, match="there is a file in its place"):
         release(tmp_path)
@@ -579,7 +577,7 @@ def test_a_place_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.M
         release(tmp_path)
 
 
-def test_a_broken_state_says_what_to_do(tmp_path: Path) -> None:
+def test_a_broken_state_file_has_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "release.json").write_text('{"steps": []}')
     with pytest.raises(ArtifactError, match=r"release\.json") as raised:
@@ -587,15 +585,15 @@ def test_a_broken_state_says_what_to_do(tmp_path: Path) -> None:
     assert "remove it" in raised.value.remedy
 
 
-def test_steps_side_by_side(tmp_path: Path) -> None:
-    """In processes of their own; these fail at once, for nothing in them is compiled just in time."""
+def test_concurrent_steps(tmp_path: Path) -> None:
+    """Each step runs in its own process; these fail at once, because --fullgraph does not apply to them."""
     steps = [replace(s, request=replace(s.request, fullgraph=True)) for s in planned(tmp_path, TWELVE)[:3]]
     outcomes = list(executor.Local(2).run(steps, Listener()))
     assert sorted(step.name for step, _ in outcomes) == sorted(step.name for step in steps)
     assert {outcome.reason for _, outcome in outcomes} == {"--fullgraph applies only to variants compiled just in time"}
 
 
-def test_a_worker_that_is_killed_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_worker_fails_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor, "_perform_in_worker", releases.die)
     steps = planned(tmp_path, TWELVE)[:3]
     rows = run.run(steps, steps, tmp_path / "out", True, executor.Local(2), Listener())
@@ -604,11 +602,11 @@ def test_a_worker_that_is_killed_is_a_row(tmp_path: Path, monkeypatch: pytest.Mo
     assert all("fewer --jobs" in row.remedy for row in rows)
     monkeypatch.undo()
     monkeypatch.setattr(executor, "pipeline", SimpleNamespace(run=releases.make))
-    assert len(made_again(releases.resume(steps, tmp_path / "out"))) == 3
+    assert len(rebuilt(releases.resume(steps, tmp_path / "out"))) == 3
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_steps_side_by_side_end_with_the_release(tmp_path: Path, number: signal.Signals) -> None:
+def test_concurrent_steps_end_with_the_release(tmp_path: Path, number: signal.Signals) -> None:
     path = tmp_path / "release.toml"
     path.write_text(
         f'bench = false\n[[models]]\nmodel = "{RECIPES}/broken.py:trace_hangs"\ntargets = ["trace", "export"]\n'
@@ -625,7 +623,7 @@ def test_steps_side_by_side_end_with_the_release(tmp_path: Path, number: signal.
 
 
 def rows_of(tmp_path: Path) -> list[run.Row]:
-    """A step that passed, one with a gate that failed, and one that failed itself."""
+    """Return three rows: a step that passed, one with a failed gate, and one that failed."""
     steps = planned(tmp_path, TWELVE.replace("[[models]]", "[gates]\nmax_mb = 1\n[[models]]", 1))[:3]
     passed, large, failed = (replace(step, request=replace(step.request, out=Path("/out"))) for step in steps)
     small = gates.measure(variant(artifact=ArtifactRecord("trace.pt", 10, "")))
@@ -648,7 +646,7 @@ def test_the_table_fits_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert max(map(len, narrow.split("bert/cpu/trace@bf16: ")[0].splitlines())) <= 50
 
 
-def test_annotations_of_github(tmp_path: Path) -> None:
+def test_github_annotations(tmp_path: Path) -> None:
     text = formats.render(rows_of(tmp_path), "github", Path("ci/release.toml"), Path("/out"))
     annotations = [line for line in text.splitlines() if line.startswith("::")]
     assert annotations == [
@@ -671,7 +669,7 @@ def test_annotations_of_github(tmp_path: Path) -> None:
     ],
     ids=["schema", "TOML", "plan", "missing"],
 )
-def test_github_is_told_of_errors_in_the_file(
+def test_github_annotations_of_errors_in_the_file(
     cli: Cli, tmp_path: Path, text: str | None, annotations: list[str]
 ) -> None:
     path = tmp_path / "release.toml"
@@ -687,7 +685,7 @@ def test_github_is_told_of_errors_in_the_file(
     assert "::" not in cli("release", path).out
 
 
-def test_json_and_markdown(tmp_path: Path) -> None:
+def test_json_and_markdown_output(tmp_path: Path) -> None:
     rows = rows_of(tmp_path)
     found = json.loads(formats.render(rows, "json", Path("release.toml"), Path("/out")))
     assert (found["status"], [step["status"] for step in found["steps"]]) == ("failed", ["passed", "failed", "failed"])
@@ -697,7 +695,7 @@ def test_json_and_markdown(tmp_path: Path) -> None:
     assert "- **bert/cpu/script**: failed at export: 100% wrong, &lt;really>: so; mend it" in text
 
 
-def test_junit(tmp_path: Path) -> None:
+def test_junit_output(tmp_path: Path) -> None:
     junit.write(rows_of(tmp_path), tmp_path / "junit.xml")
     report = junitparser.JUnitXml.fromfile(str(tmp_path / "junit.xml"))
     assert (report.tests, report.failures) == (5, 2)
@@ -711,8 +709,8 @@ def test_junit(tmp_path: Path) -> None:
         junit.write([], tmp_path / "junit.xml" / "junit.xml")
 
 
-def test_junit_is_written_beside_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two releases that write one file do not write into each other's half, nor through a link that lies in wait."""
+def test_concurrent_junit_writers_do_not_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two releases may write the same file at the same time, and symbolic links are not followed."""
     (tmp_path / "junit.xml.new").symlink_to(tmp_path / "elsewhere")
     junit.write([], tmp_path / "junit.xml")
     assert not (tmp_path / "elsewhere").exists()
@@ -721,7 +719,7 @@ def test_junit_is_written_beside_others(tmp_path: Path, monkeypatch: pytest.Monk
     assert filesystem.own_new(tmp_path / "junit.xml") not in named
 
 
-def test_junit_has_one_suite_for_a_model_that_stands_twice(tmp_path: Path) -> None:
+def test_junit_has_one_suite_for_a_model_listed_twice(tmp_path: Path) -> None:
     one, *_ = rows_of(tmp_path)
     names = ("bert/cpu/trace", "vit/cpu/trace", "bert/cpu/onnx")
     junit.write([replace(one, step=replace(one.step, name=name)) for name in names], tmp_path / "junit.xml")
@@ -729,7 +727,7 @@ def test_junit_has_one_suite_for_a_model_that_stands_twice(tmp_path: Path) -> No
     assert sorted(suite.name for suite in report) == ["bert", "vit"]
 
 
-def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> str:
         raise PermissionError(13, "Permission denied")
 
@@ -744,7 +742,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
         run.kept(steps, tmp_path / "out")
 
 
-def test_junit_of_what_xml_has_no_characters_for(tmp_path: Path) -> None:
+def test_junit_replaces_characters_that_xml_forbids(tmp_path: Path) -> None:
     rows = [replace(row, reason="\x1b[31mred\x00 \ud800\U0001f600" if row.reason else "") for row in rows_of(tmp_path)]
     path = tmp_path / "junit.xml"
     junit.write(rows, path)
@@ -754,7 +752,7 @@ def test_junit_of_what_xml_has_no_characters_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_models")
-def test_a_summary_that_cannot_be_written(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_summary_is_an_error(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "nowhere" / "summary.md"))
     (tmp_path / "release.toml").write_text(MODELS + "targets = ['trace']")
     done = cli("release", tmp_path / "release.toml", "--out", tmp_path / "out", "--format", "github", "-q")
@@ -762,7 +760,7 @@ def test_a_summary_that_cannot_be_written(cli: Cli, tmp_path: Path, monkeypatch:
     assert f"cannot write {tmp_path}/nowhere/summary.md: No such file" in done.err
 
 
-def test_exporter_run_counts_from_where_the_command_is_given(
+def test_a_relative_exporter_run_is_resolved_from_the_working_directory(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
@@ -782,8 +780,10 @@ def test_exporter_run_counts_from_where_the_command_is_given(
     assert found == [tmp_path / "bin" / "exporter-run"]
 
 
-def test_a_release_of_models(cli: Cli, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through the command line: gates, what is kept, what is made again, what fails; exit codes and every output."""
+def test_a_whole_release_on_the_command_line(
+    cli: Cli, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gates, kept and rebuilt steps, failures, exit codes and every output."""
     monkeypatch.setenv("EXPORTER_RUN", "/nowhere/exporter-run")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
     path = recipe / "release.toml"
@@ -809,19 +809,19 @@ def test_a_release_of_models(cli: Cli, recipe: Path, tmp_path: Path, monkeypatch
     assert (done.code, "no step matches --only none/*" in done.err) == (2, True)
 
 
-def test_the_file_of_the_documentation(tmp_path: Path) -> None:
+def test_the_release_file_in_the_documentation_is_valid(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "release-pipelines.md").read_text()
     assert len(planned(tmp_path, text.partition("```toml\n")[2].partition("```")[0])) == 9
 
 
 def workflows() -> dict[str, str]:
-    """The CI files of the documentation, as they are printed there."""
+    """Return the CI files that the documentation shows."""
     text = (ROOT / "docs" / "release-pipelines.md").read_text()
     return dict(re.findall(r"`([\w./-]+\.yml)`[^`]*```yaml\n(.*?)```", text, re.DOTALL))
 
 
-def test_the_schema_is_made_of_the_settings() -> None:
-    """`make schemas` writes it anew."""
+def test_the_schema_matches_the_settings() -> None:
+    """If this fails, run `make schemas`."""
     written = (ROOT / "exporter" / "release" / "schema.json").read_text(encoding="utf-8")
     assert json.loads(written) == schema.make()
 
@@ -830,7 +830,7 @@ def test_the_schema_is_made_of_the_settings() -> None:
     ("name", "schema"),
     [(".github/workflows/release.yml", "vendor.github-workflows"), (".gitlab-ci.yml", "vendor.gitlab-ci")],
 )
-def test_the_ci_files_of_the_documentation(name: str, schema: str, tmp_path: Path) -> None:
+def test_the_ci_files_in_the_documentation_are_valid(name: str, schema: str, tmp_path: Path) -> None:
     found = workflows()[name]
     for text, valid in ((found, True), (found.replace("script:", "scripts:").replace("steps:", "step:"), False)):
         (tmp_path / "ci.yml").write_text(text)

@@ -1,4 +1,4 @@
-"""Releases on a Ray cluster of several nodes, all on this machine: what comes back, what is lost, what is refused."""
+"""Releases on a Ray cluster of several nodes, all on this machine: results, lost nodes and refusals."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from exporter.release.plan import Step
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Cluster]:
-    """A head of one CPU; tests add nodes of their own."""
+    """A head node with one CPU; tests add further nodes."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="ray") as folder:
-        patch.setenv("RAY_TMPDIR", folder)  # a short path, for sockets are in it
+        patch.setenv("RAY_TMPDIR", folder)  # a short path, because socket paths have a length limit
         patch.setenv("TMPDIR", folder)
         found = Cluster(True, head_node_args={"num_cpus": 1, "include_dashboard": False})
         yield found
@@ -44,7 +44,7 @@ def nodes() -> Iterator[Cluster]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Recipes in a folder of their own."""
+    """A folder with copies of the recipes."""
     for name in ("far.py", "recipes_shared.py", "broken.py"):
         shutil.copy(RECIPES / name, tmp_path / name)
     return tmp_path
@@ -56,13 +56,13 @@ def steps_of(folder: Path, *names: str, settings: str = "bench = false\ntargets 
 
 
 def begun(folder: Path) -> list[int]:
-    """The nodes on which a model waits, or has waited."""
+    """Return the nodes on which a model waits or has waited."""
     log = folder / "begun"
     return [int(line) for line in log.read_text().split()] if log.exists() else []
 
 
 class Told(Listener):
-    """Everything that was told."""
+    """A listener that records every event."""
 
     def __init__(self) -> None:
         self.stages: list[tuple[str, str]] = []
@@ -72,15 +72,15 @@ class Told(Listener):
 
 
 def settled(place: Path | None) -> Any:
-    """What a bundle says of what was made, wherever and however fast that was."""
+    """Return the part of a bundle's record that does not depend on where or how fast it was built."""
     found = json.loads((place / bundles.MANIFEST).read_text()) if place else {}
     (variant,) = found["variants"]
     kept = {name: value for name, value in variant.items() if name not in ("lifecycle", "sessions")}
     return found["contract"], found["golden"], found["command"], found["status"], kept
 
 
-def test_a_node_that_dies_takes_nothing_with_it(nodes: Cluster, folder: Path) -> None:
-    """Both nodes are at a step when one is killed. What comes is what this machine alone makes, byte by byte."""
+def test_a_step_on_a_killed_node_runs_again(nodes: Cluster, folder: Path) -> None:
+    """Each node runs a step when one is killed. The bundles are identical to those built without a cluster."""
     other = nodes.add_node(num_cpus=1)
     settings = "bench = false\ntargets = ['trace', 'script']"
     steps, told = steps_of(folder, "far.py:held", settings=settings), Told()
@@ -97,7 +97,7 @@ def test_a_node_that_dies_takes_nothing_with_it(nodes: Cluster, folder: Path) ->
         killer.start()
         rows = run.run(steps, steps, folder / "out", False, joined, told)
         killer.join()
-    assert len(set(begun(folder))) == 2, "on a node each"
+    assert len(set(begun(folder))) == 2, "one step on each node"
     assert sorted(stage for _, stage in told.stages) == ["lost, queued again", "queued", "queued"]
     assert [row.reason for row in rows] == ["", ""]
     (folder / "out").rename(folder / "far")
@@ -105,8 +105,8 @@ def test_a_node_that_dies_takes_nothing_with_it(nodes: Cluster, folder: Path) ->
     assert [settled(folder / "far" / step.name) for step in steps] == [settled(row.place) for row in alone]
 
 
-def test_what_is_timed_is_alone_and_ends_when_it_is_interrupted(nodes: Cluster, folder: Path) -> None:
-    """Each asks for one CPU, and has both of the larger node; what follows waits. Nothing stays behind."""
+def test_timed_steps_have_a_node_each_and_end_on_interrupt(nodes: Cluster, folder: Path) -> None:
+    """Each step requests one CPU but gets a whole node, and the next step waits. Nothing is left behind."""
     larger = nodes.add_node(num_cpus=2)
     left = temporary()
     steps, told = steps_of(folder, "far.py:held", settings="targets = ['trace', 'script', 'export']"), Told()
@@ -136,7 +136,7 @@ def test_what_is_timed_is_alone_and_ends_when_it_is_interrupted(nodes: Cluster, 
 
 
 def temporary() -> set[Path]:
-    """Folders in which bundles are made; of a node that was killed they stay."""
+    """Return the folders in which bundles are being built. A killed node leaves its folders."""
     return set(Path(os.environ["TMPDIR"]).glob("exporter-*"))
 
 
@@ -146,8 +146,8 @@ def command_of(pid: int) -> str:
     return ""
 
 
-def test_a_step_that_fails_is_a_row(nodes: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model that does not run, the request that is none, the worker that dies each time."""
+def test_a_failed_step_gets_a_row(nodes: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that does not run, a worker that dies each time, and an invalid request."""
     monkeypatch.setattr(cluster, "ATTEMPTS", 2)
     steps = steps_of(folder, "broken.py:forward_raises", "far.py:deadly", "far.py:held")
     steps[2] = replace(steps[2], request=replace(steps[2].request, fullgraph=True))
@@ -166,8 +166,8 @@ def test_a_step_that_fails_is_a_row(nodes: Cluster, folder: Path, monkeypatch: p
     assert refused.reason == "failed at prepare: --fullgraph applies only to variants compiled just in time"
 
 
-def test_what_arrives_is_held_against_its_hashes(tmp_path: Path) -> None:
-    """What is altered is an outcome; what is wrong with a disk, there or here, ends the release."""
+def test_arriving_bundles_are_verified(tmp_path: Path) -> None:
+    """An altered bundle fails its step; a disk error, on the node or here, ends the release."""
     (step, *_) = planned(tmp_path, "bench = false\n[[models]]\nmodel = 'bert'\n")
     (tmp_path / "out").mkdir()
     releases.make(step.request)
@@ -191,7 +191,9 @@ def test_what_arrives_is_held_against_its_hashes(tmp_path: Path) -> None:
         cluster._arrive(step, cluster.Made(BundleError("node: the disk is full")))
 
 
-def test_nodes_that_are_not_alike_are_refused(nodes: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_with_different_packages_or_files_are_refused(
+    nodes: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     steps = steps_of(folder, "far.py:held")
     here = keys.versions(steps[0].request)
     file = str(folder / "far.py")
@@ -205,7 +207,7 @@ def test_nodes_that_are_not_alike_are_refused(nodes: Cluster, folder: Path, monk
     assert raised.value.remedy
 
 
-def test_a_file_that_a_node_has_not_is_named(folder: Path) -> None:
+def test_a_file_missing_on_a_node_is_named(folder: Path) -> None:
     (step, *_) = steps_of(folder, "far.py:held")
     task = cluster._task(step)
     assert cluster.lacking([task]) == []
@@ -227,7 +229,7 @@ def test_a_file_that_a_node_has_not_is_named(folder: Path) -> None:
         ({"device": "cuda:1"}, "on a cluster, Ray chooses the GPU"),
     ],
 )
-def test_what_no_node_has_room_for_is_refused(
+def test_a_step_that_fits_no_node_is_refused(
     nodes: Cluster, folder: Path, changes: dict[str, Any], message: str
 ) -> None:
     (step, *_) = steps_of(folder, "far.py:held")

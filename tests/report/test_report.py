@@ -1,4 +1,4 @@
-"""Reports of manifests made by hand."""
+"""Reports of handwritten manifests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FORMS = ("table", "json", "md")
 
 @pytest.fixture
 def columns(monkeypatch: pytest.MonkeyPatch):
-    """A terminal of so many columns."""
+    """Set the width of the terminal."""
 
     def act(count: int) -> None:
         monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
@@ -38,7 +38,7 @@ def both_languages(**changes):
     return variant(sessions=(session, native), timings={"python": timing(5.0), "native": timing(4.0)}, **changes)
 
 
-def test_every_form_ends_with_one_newline() -> None:
+def test_every_format_ends_with_one_newline() -> None:
     for form in FORMS:
         text = report.render(MANIFEST, form)
         assert text.endswith("\n")
@@ -49,7 +49,7 @@ def test_json_is_the_manifest() -> None:
     assert from_json(Manifest, report.render(MANIFEST, "json")) == MANIFEST
 
 
-def test_the_table_says_what_was_measured_on_what() -> None:
+def test_the_table_names_the_model_and_the_machine() -> None:
     text = report.render(MANIFEST, "table", Path("artifacts/toy"))
     for words in ("toy (1.5 M parameters, random weights), batch 2", "A Fine CPU, 2 threads, avx2", "torch 2.14.1"):
         assert words in text
@@ -94,7 +94,7 @@ def test_a_pipe_is_not_colored() -> None:
     assert "\x1b" not in report.render(MANIFEST, "table")
 
 
-def test_a_terminal_of_80_columns_still_shows_what_matters(columns) -> None:
+def test_a_terminal_of_80_columns_shows_the_important_columns(columns) -> None:
     columns(80)
     text = report.render(manifest(EAGER, both_languages(), variant("onnx")), "table")
     table = [line for line in text.splitlines() if "±" in line]
@@ -106,7 +106,7 @@ def test_a_terminal_of_80_columns_still_shows_what_matters(columns) -> None:
 
 
 @pytest.mark.parametrize("width", [50, 60, 80, 120])
-def test_no_terminal_cuts_anything_off(width: int, monkeypatch) -> None:
+def test_narrow_terminals_cut_nothing_off(width: int, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     line = ("compile:max-autotune@bf16", "native", "compatible", "exact → rounding", "437 MB → 12 MB")
     line += ("12.34 → 11.22 ms", "0.58x (0.57…0.59)")
@@ -116,7 +116,7 @@ def test_no_terminal_cuts_anything_off(width: int, monkeypatch) -> None:
     assert sorted(text.translate({ord(c): None for c in " ─\n"})) == sorted(written)
 
 
-def test_a_change_has_the_colour_of_what_it_became(columns, monkeypatch) -> None:
+def test_a_change_has_the_colour_of_its_new_value(columns, monkeypatch) -> None:
     columns(120)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -132,7 +132,7 @@ def test_failures_are_shown_with_remedy_and_command() -> None:
         assert "exporter export toy --targets script" in text
 
 
-def test_a_session_that_failed_says_at_what() -> None:
+def test_a_failed_session_names_its_stage() -> None:
     session = SessionRecord("native", "failed", "load", "was ended by SIGILL")
     text = report.render(manifest(variant(status="failed", sessions=(session,), timings={})), "table")
     assert "FAIL (load)" in text
@@ -144,12 +144,12 @@ def test_notes_and_warnings() -> None:
     assert "warning: random weights" in text
 
 
-def test_square_brackets_are_text_not_markup() -> None:
+def test_square_brackets_are_not_markup() -> None:
     text = report.render(manifest(failed(reason="[red]boom[/] at [0, 1]")), "table")
     assert "[red]boom[/] at [0, 1]" in text
 
 
-def test_markdown_escapes_what_would_break_its_table() -> None:
+def test_markdown_escapes_table_syntax() -> None:
     text = report.render(manifest(failed(name="a|b", reason="<script> | alert")), "md")
     assert "| a\\|b |" in text
     assert "&lt;script> \\| alert" in text
@@ -163,7 +163,7 @@ def test_markdown_rows_have_as_many_cells_as_the_heading() -> None:
         assert len(lines) == 2 + count
 
 
-def test_an_interrupted_run_says_so() -> None:
+def test_an_interrupted_run_is_reported() -> None:
     for form in ("table", "md"):
         text = report.render(manifest(variant(), status="interrupted"), form)
         assert "interrupted" in text.replace("toy.interrupted", "")
@@ -173,7 +173,7 @@ def hints(*variants, **changes) -> str:
     return "\n".join(rows.hints(manifest(*variants, **changes)))
 
 
-def test_hints_name_their_cure() -> None:
+def test_hints_name_a_remedy() -> None:
     unstable = variant(timings={"python": timing(5.0, stable=False)})
     assert "--time-budget" in hints(unstable)
     assert "make cpp" in hints(variant(), environment={"exporter-run": "none"})
@@ -194,7 +194,7 @@ def test_the_language_is_named() -> None:
     assert "Ship trace.pt: 4.00 ms in C++" in sentence(EAGER, both_languages())
 
 
-def test_ties_are_said() -> None:
+def test_ties_are_reported() -> None:
     text = sentence(EAGER, variant("trace", 5.0), variant("onnx", 5.15), variant("script", 9.0))
     assert "Ship trace.pt" in text
     assert "(not distinguishable from onnx)" in text
@@ -204,7 +204,7 @@ def sized(name: str, median: float, megabytes: int, **changes: Any) -> VariantRe
     return variant(name, median, artifact=ArtifactRecord(f"{name}.pt", megabytes * 10**6, "0" * 64), **changes)
 
 
-def test_the_goal_decides() -> None:
+def test_the_goal_decides_the_recommendation() -> None:
     rows = (EAGER, sized("onnx", 5.0, 40), sized("compile", 3.0, 50), sized("trace", 4.0, 20))
     assert "Ship compile.pt: 3.00 ms" in sentence(*rows)
     assert "Ship trace.pt: 4.00 ms in Python, 2.50x eager, 20 MB" in sentence(*rows, goal=Goal("size"))
@@ -233,7 +233,7 @@ def test_a_sweep_has_a_column_for_each_point() -> None:
     assert rows.sweep(MANIFEST) == []
 
 
-def test_what_an_artifact_costs_before_it_serves() -> None:
+def test_the_costs_of_an_artifact_before_its_first_request() -> None:
     slow, alike = (variant(name, ms, lifecycle=Lifecycle(1.5)) for name, ms in (("onnx", 10.2), ("export", 10.05)))
     assert rows.lifecycle(manifest(EAGER, variant(), slow, alike)) == [
         ("artifact", "session", "load", "first call", "memory", "pays back"),
@@ -241,7 +241,7 @@ def test_what_an_artifact_costs_before_it_serves() -> None:
         ("onnx", "python", "0.20 s", "12.0 ms", "300 MB", "never"),
         ("export", "python", "0.20 s", "12.0 ms", "300 MB", "-"),
     ]
-    apart = timing(9.0, half=2.0)  # the intervals of the times overlap, that of the speed-up is clear
+    apart = timing(9.0, half=2.0)  # the intervals of the times overlap, but that of the speed-up excludes 1
     faster = variant("trace", 9.0, lifecycle=Lifecycle(1.5), timings={"python": apart})
     assert rows.lifecycle(manifest(EAGER, faster))[1][-1] == "1,700 calls"
     assert rows.lifecycle(manifest(EAGER, variant("trace", None))) == []
@@ -249,17 +249,17 @@ def test_what_an_artifact_costs_before_it_serves() -> None:
     on_gpu = dataclasses.replace(manifest(EAGER, variant(sessions=(session,))), device="cuda")
     assert rows.lifecycle(on_gpu)[1][5] == "1.23 GB"
     again = manifest(variant(), variant("onnx", 3.0), baseline="trace")
-    assert [line[-1] for line in rows.lifecycle(again)[1:]] == ["-", "-"], "its build is not what is compared"
+    assert [line[-1] for line in rows.lifecycle(again)[1:]] == ["-", "-"], "pay-back is measured only against eager"
 
 
-def test_throughput_is_looked_for_at_every_point() -> None:
+def test_throughput_is_compared_at_every_point() -> None:
     made = dataclasses.replace(SWEPT, goal=Goal("throughput"))
     assert summary.sentences(made)[1] == "Ship trace.pt at batch=8: 800 items/s, 10.0 ms in Python, 2.00x eager."
     next_best = "Next: compile 667 items/s, 3.00 ms in Python, 50 MB; onnx 333 items/s, 6.00 ms in Python, 10 MB."
     assert next_best in summary.alternatives(made)
     front = [("trace at batch=8", "python", "800", "20 MB"), ("onnx", "python", "333", "10 MB")]
     assert summary.unbeaten(made) == [("variant", "session", "items/s", "size"), *front]
-    assert "Ship compile.pt: 3.00 ms" in summary.sentences(SWEPT)[1], "latency is looked for at the example"
+    assert "Ship compile.pt: 3.00 ms" in summary.sentences(SWEPT)[1], "latency is compared at the example"
 
 
 def test_the_baseline_is_named() -> None:
@@ -283,14 +283,14 @@ def test_numbers_keep_three_digits(value: float, text: str) -> None:
         (Goal(needs="cpp"), "", "runs in C++"),
     ],
 )
-def test_bounds_are_kept(goal: Goal, shipped: str, words: str) -> None:
+def test_the_recommendation_respects_bounds(goal: Goal, shipped: str, words: str) -> None:
     crude = Parity("quantized", 0.1, 1.0, 9.0, 0.996, "output[0]")
     text = sentence(EAGER, sized("compile", 3.0, 50, parity=crude), sized("trace", 4.0, 20), goal=goal)
     assert words in text
     assert f"Ship {shipped}" in text if shipped else "Ship" not in text
 
 
-def test_runners_up_and_what_nothing_beats() -> None:
+def test_runners_up_and_unbeaten_variants() -> None:
     made = manifest(EAGER, sized("onnx", 5.0, 40), sized("compile", 3.0, 50), sized("trace", 4.0, 20))
     assert summary.alternatives(made) == [
         "Next: trace 4.00 ms in Python, 20 MB; onnx 5.00 ms in Python, 40 MB.",
@@ -302,25 +302,25 @@ def test_runners_up_and_what_nothing_beats() -> None:
         assert shown.index("compile") < shown.index("trace")
         assert "onnx" not in shown
     hardly = manifest(EAGER, sized("compile", 3.0, 10_001), sized("trace", 4.0, 10_000))
-    assert summary.unbeaten(hardly) == [], "a thousandth is no gain"
+    assert summary.unbeaten(hardly) == [], "0.1% smaller does not count"
     only = manifest(EAGER, sized("trace", 4.0, 20))
     assert summary.unbeaten(only) == []
     assert summary.UNBEATEN not in report.render(only, "md")
     assert summary.alternatives(manifest(EAGER, sized("trace", 4.0, 20))) == []
 
 
-def test_what_failed_is_never_recommended() -> None:
+def test_a_failed_variant_is_never_recommended() -> None:
     wrong = variant("onnx", 1.0, status="failed", parity=Parity("FAIL", 1.0, 1.0, 9.0, 0.5, "output[0]"))
     text = sentence(EAGER, variant("trace", 5.0), wrong)
     assert text.startswith("1 of 2 variants passed; failed: onnx. Ship trace.pt")
 
 
-def test_what_leaves_no_artifact_is_not_shipped() -> None:
+def test_a_variant_without_an_artifact_is_not_recommended() -> None:
     live = variant("compile:default", 1.0, artifact=None)
     assert "Ship trace.pt" in sentence(EAGER, live, variant("trace", 5.0))
 
 
-def test_nothing_timed_and_nothing_passed() -> None:
+def test_no_timings_and_no_passing_variants() -> None:
     assert sentence(variant(median=None)).endswith("Nothing was timed, so nothing is recommended.")
     assert sentence(failed()) == "0 of 1 variants passed; failed: script."
 
@@ -331,7 +331,7 @@ def test_just_in_time_rows_count_their_first_call_as_build() -> None:
     assert rows.rows(manifest(EAGER))[0][-1] == "-"
 
 
-def test_just_in_time_rows_show_how_they_start(columns) -> None:
+def test_just_in_time_rows_show_their_start_times(columns) -> None:
     cache = ArtifactRecord("compile-max-autotune.cache.zip", 241_000, "0" * 64)
     lifecycle = Lifecycle(first_call_ms=61_000.0, cached_call_ms=3_290.0)
     live = variant("compile:max-autotune-no-cudagraphs", artifact=None, lifecycle=lifecycle, companions=(cache,))
@@ -350,7 +350,7 @@ def test_just_in_time_rows_show_how_they_start(columns) -> None:
         assert "just in time" not in report.render(MANIFEST, form)
 
 
-def test_the_provider_stands_beside_the_name() -> None:
+def test_the_provider_is_next_to_the_name() -> None:
     session = dataclasses.replace(variant().sessions[0], provider="CUDA")
     assert rows.rows(manifest(variant("onnx", sessions=(session,))))[0][0] == "onnx [CUDA]"
 
@@ -367,14 +367,14 @@ def test_numbers(value: float, text: str) -> None:
     assert rows.number(value) == text
 
 
-def test_a_manifest_with_nothing_in_it_is_still_a_report() -> None:
+def test_an_empty_manifest_can_be_reported() -> None:
     empty = manifest(golden=None, contract=None, environment={}, status="interrupted")
     for form in FORMS:
         assert "toy" in report.render(empty, form)
     json.loads(report.render(empty, "json"))
 
 
-def test_the_largest_numbers_are_still_a_report() -> None:
+def test_huge_numbers_can_be_reported() -> None:
     def enlarged(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: enlarged(item) for key, item in value.items()}
@@ -387,7 +387,7 @@ def test_the_largest_numbers_are_still_a_report() -> None:
         assert "toy" in report.render(from_json(Manifest, json.dumps(enlarged(json.loads(to_json(both))))), form)
 
 
-def test_a_speedup_that_could_not_be_had() -> None:
+def test_a_missing_speedup() -> None:
     row = rows.rows(manifest(variant(timings={"python": timing(5.0, speedup=None)})))[0]
     assert row[5] == "-"
     assert EXACT.verdict in row

@@ -1,4 +1,4 @@
-"""The HTML report: its text, and how a browser takes it."""
+"""The HTML report: its text, and how a browser renders it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HOSTILE = "</title><script>alert(1)</script><img src=x onerror=alert(2)> $\\frac
 
 
 class Page(HTMLParser):
-    """What a page holds: its tags with attributes, and its tables by caption."""
+    """A parsed page: its tags with attributes, and its tables by caption."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ def samples_of(timing: Timing, count: int) -> list[list[float]]:
 
 
 def write(place: Path, found: Manifest, count: int = 60) -> Manifest:
-    """A bundle of this manifest, with so many samples of each session."""
+    """Write a bundle with this manifest and `count` samples for each session."""
     place.mkdir()
     samples = {f"{v.name} {s}": samples_of(t, count) for v in found.variants for s, t in v.timings.items()}
     (place / layout.SAMPLES).write_text(json.dumps(samples))
@@ -91,7 +91,7 @@ def write(place: Path, found: Manifest, count: int = 60) -> Manifest:
 
 
 def both(name: str, median: float, **changes: Any) -> Any:
-    """A variant in both languages."""
+    """Return a variant that was timed in both languages."""
     made = variant(name, median, **changes)
     native = dataclasses.replace(made.sessions[0], session="native")
     timings = {"python": timing(median), "native": timing(median * 0.9, stable=False)}
@@ -113,14 +113,14 @@ MAIN = manifest(
 
 @pytest.fixture(scope="module")
 def main_page() -> Page:
-    """The page of MAIN alone."""
+    """The page for MAIN alone."""
     return page(MAIN)
 
 
 # The text
 
 
-def test_the_numbers_are_the_manifests(main_page: Page) -> None:
+def test_the_tables_have_the_manifests_numbers(main_page: Page) -> None:
     tables = main_page.tables
     assert tables["Every variant in every session"] == [*map(list, (rows.headings(MAIN), *rows.rows(MAIN)))]
     assert tables["What an artifact costs before its first request"] == [*map(list, rows.lifecycle(MAIN))]
@@ -147,24 +147,26 @@ def test_each_output_at_each_case() -> None:
     ]
 
 
-def test_the_break_even_is_drawn_and_said() -> None:
+def test_the_break_even_is_drawn_and_described() -> None:
     live = variant("compile:default", 5.0, artifact=None, lifecycle=Lifecycle(first_call_ms=12_000.0))
     slow = variant("export", 10.2)
     found = page(manifest(EAGER, both("trace", 5.0), slow, live, variant("wrong", 1.0, status="failed")))
     assert "trace: 310 calls; export: never; compile:default: 2,400 calls. The table below" in found.text
-    assert found.text.count("trace: 310 calls") == 2 + 1, "it is said of both figures, and drawn in the wide one"
+    assert found.text.count("trace: 310 calls") == 2 + 1, (
+        "once in the description of each figure, and once in the wide figure"
+    )
     assert ["trace", "native", "0.20 s", "12.0 ms", "300 MB", "310 calls"] in found.tables[
         "What an artifact costs before its first request"
     ]
     assert "b1-break-even" not in html.render([(manifest(slow, variant(), baseline="export"), Path("toy"))])
 
 
-def test_the_verdict_stands_before_all_else(main_page: Page) -> None:
+def test_the_verdict_comes_first(main_page: Page) -> None:
     verdict = "toy 3 of 5 variants passed; failed: export, script. Ship onnx.pt: 2.70 ms in C++, 3.70x eager. Next: "
     assert main_page.text.startswith(verdict)
 
 
-def test_what_failed_and_what_was_said(main_page: Page) -> None:
+def test_failures_notes_and_warnings(main_page: Page) -> None:
     text = main_page.text
     for words in (
         "script failed at export TorchScript has no cond Remedy: write the branch otherwise",
@@ -193,7 +195,7 @@ def test_the_structure_of_the_page(main_page: Page) -> None:
     }
 
 
-def test_nothing_is_fetched_and_nothing_runs() -> None:
+def test_the_page_loads_nothing_and_runs_no_scripts() -> None:
     text = html.render([(MAIN, Path("toy"))])
     found = Page(text)
     assert {tag for tag, _ in found.tags}.isdisjoint({"script", "link", "img", "iframe", "object", "image"})
@@ -202,7 +204,7 @@ def test_nothing_is_fetched_and_nothing_runs() -> None:
     assert not re.search(r"url\((?!#)|@import", text)
 
 
-def test_strings_of_others_are_text() -> None:
+def test_strings_are_escaped() -> None:
     model = dataclasses.replace(MANIFEST.model, name=HOSTILE)
     contract = dataclasses.replace(CONTRACT, inputs=(), outputs=(), symbols={HOSTILE: CONTRACT.symbols["batch"]})
     found = page(
@@ -234,14 +236,16 @@ def test_the_page_of_many_samples_is_small(tmp_path: Path) -> None:
 # Samples
 
 
-def test_hills_are_drawn_of_the_samples_that_were_recorded(tmp_path: Path) -> None:
+def test_densities_are_drawn_from_the_recorded_samples(tmp_path: Path) -> None:
     found = write(tmp_path / "toy", MAIN)
     shown = page(found, place=tmp_path / "toy")
     assert "the hill the density of the samples" in shown.text
-    assert sum("FillBetween" in name for name in shown.all("id")) == 2 * 8  # sessions, for a desk and for a phone
+    assert (
+        sum("FillBetween" in name for name in shown.all("id")) == 2 * 8
+    )  # sessions, in the wide and in the narrow figure
 
 
-def spoil(place: Path) -> None:
+def alter(place: Path) -> None:
     text = (place / layout.SAMPLES).read_text()
     (place / layout.SAMPLES).write_text(text.replace("1", "2"))
 
@@ -257,7 +261,7 @@ def refill(text: str):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (spoil, "SHA-256 differs"),
+        (alter, "SHA-256 differs"),
         (lambda place: (place / layout.SAMPLES).unlink(), "is missing"),
         (refill("[1, 2"), "Expecting"),
         (refill("[1, 2]"), "no attribute"),
@@ -268,7 +272,7 @@ def refill(text: str):
     ],
     ids=["altered", "missing", "cut", "list", "words", "empty", "digits", "large"],
 )
-def test_samples_that_cannot_be_believed_are_not_drawn(tmp_path: Path, change: Any, words: str) -> None:
+def test_invalid_samples_are_not_drawn(tmp_path: Path, change: Any, words: str) -> None:
     place, few = tmp_path / "toy", manifest(EAGER, variant())
     found = write(place, few)
     recorded = change(place) or found.samples
@@ -276,17 +280,17 @@ def test_samples_that_cannot_be_believed_are_not_drawn(tmp_path: Path, change: A
     assert "The samples are not shown" in shown.text
     assert words in shown.text
     assert not any("FillBetween" in name for name in shown.all("id"))
-    assert shown.tables == page(few).tables, "intervals are the manifest's"
+    assert shown.tables == page(few).tables, "the tables use the manifest's intervals"
 
 
-def test_samples_far_out_are_counted_not_drawn(tmp_path: Path) -> None:
+def test_outliers_are_counted_not_drawn(tmp_path: Path) -> None:
     found = write(tmp_path / "toy", manifest(EAGER))
     record = refill(json.dumps({"eager python": [[10.0 + n / 100 for n in range(60)] + [10_000.0]]}))(tmp_path / "toy")
     shown = page(dataclasses.replace(found, samples=record), place=tmp_path / "toy")
     assert "1 of 61 samples are above 10.6 ms" in shown.text
 
 
-# Several bundles, and little in them
+# Several bundles, and sparse ones
 
 
 def test_several_bundles_are_compared_first() -> None:
@@ -317,11 +321,11 @@ def test_several_bundles_are_compared_first() -> None:
     ],
     ids=["nothing", "failed", "untimed", "no speed-up", "no time", "no build", "a long build", "no time of eager"],
 )
-def test_little_is_still_a_page(found: Manifest) -> None:
+def test_sparse_manifests_can_be_rendered(found: Manifest) -> None:
     assert "toy" in page(found).text
 
 
-def test_the_command_prints_it_and_leaves_the_bundle_alone(cli, tmp_path: Path) -> None:
+def test_the_command_prints_the_page_and_does_not_change_the_bundle(cli, tmp_path: Path) -> None:
     write(tmp_path / "toy", MAIN)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     done = cli("report", tmp_path / "toy", "--format", "html", "--goal", "size")
@@ -332,7 +336,7 @@ def test_the_command_prints_it_and_leaves_the_bundle_alone(cli, tmp_path: Path) 
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def test_several_bundles_in_other_forms(cli, tmp_path: Path) -> None:
+def test_several_bundles_in_other_formats(cli, tmp_path: Path) -> None:
     for name in ("a", "b"):
         write(tmp_path / name, MAIN)
     assert cli("report", tmp_path / "a", tmp_path / "b", "--format", "md").out.count("### toy") == 2
@@ -346,7 +350,7 @@ def test_several_bundles_in_other_forms(cli, tmp_path: Path) -> None:
 
 
 def luminance(colour: str) -> float:
-    """Relative luminance, after WCAG 2.2."""
+    """Return the relative luminance, as WCAG 2.2 defines it."""
     digits = colour.removeprefix("#")
     digits = "".join(2 * digit for digit in digits) if len(digits) == 3 else digits
     parts = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
@@ -355,7 +359,7 @@ def luminance(colour: str) -> float:
 
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
-def test_words_stand_out_from_their_ground(scheme: int) -> None:
+def test_text_has_enough_contrast(scheme: int) -> None:
     style = (Path(html.__file__).parent / "page.css").read_text()
     block = re.findall(r":root \{(.*?)\}", style, re.DOTALL)[scheme]
     colours = {name: luminance(colour) for name, colour in re.findall(r"--(\w+): (#\w+);", block)}
@@ -382,7 +386,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The pages of one bundle and of two."""
+    """Files with the pages of one bundle and of two."""
     folder = tmp_path_factory.mktemp("pages")
     found = [(write(folder / name, MAIN), folder / name) for name in ("a", "b")]
     for count in (1, 2):
@@ -408,7 +412,7 @@ def test_in_a_browser(browser: Any, written: list[Path], bundles: int, width: in
     print(f"loaded in {loaded:.0f} ms")
     assert said == []
     assert asked == [place]
-    assert view.evaluate("document.documentElement.scrollWidth") <= width, "only tables scroll sideways"
+    assert view.evaluate("document.documentElement.scrollWidth") <= width, "only tables scroll horizontally"
     assert view.locator("svg:visible").count() == view.locator("figure").count()
     table = view.locator("table", has_text="Every variant").first
     shown = table.evaluate("table => [...table.rows].map(row => [...row.cells].map(cell => cell.innerText))")
@@ -418,7 +422,7 @@ def test_in_a_browser(browser: Any, written: list[Path], bundles: int, width: in
     view.close()
 
 
-def test_on_paper_nothing_is_folded_up(browser: Any, written: list[Path]) -> None:
+def test_printed_pages_show_all_details(browser: Any, written: list[Path]) -> None:
     view = browser.new_page()
     view.goto(written[0].as_uri())
     shown = "[...document.querySelectorAll('details li')].map(item => item.checkVisibility())"
@@ -428,7 +432,7 @@ def test_on_paper_nothing_is_folded_up(browser: Any, written: list[Path]) -> Non
     view.close()
 
 
-def test_the_keyboard_reaches_what_scrolls(browser: Any, written: list[Path]) -> None:
+def test_the_keyboard_reaches_scrollable_tables(browser: Any, written: list[Path]) -> None:
     view = browser.new_page(viewport={"width": 360, "height": 800})
     view.goto(written[0].as_uri())
     reached = set()

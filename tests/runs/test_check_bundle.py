@@ -1,4 +1,4 @@
-"""A bundle that is checked and timed again, as its listener hears of it."""
+"""Checking and timing an existing bundle."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def crashes() -> Session:
     raise JobError("the session was ended by SIGSEGV")
 
 
-def test_a_variant_that_fails_in_one_language_is_done_once(
+def test_a_variant_that_fails_in_one_language_is_reported_once(
     bundle: Path, lent_zygote: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When what its other session gave is known."""
+    """It is reported once all of its sessions have finished."""
     monkeypatch.setenv("EXPORTER_RUN", "/nowhere/exporter-run")
     openers = session_checks.openers
 
@@ -54,8 +54,8 @@ def test_a_variant_that_fails_in_one_language_is_done_once(
     assert all("python" in r.timings for r in heard.records)
 
 
-def test_a_bundle_of_a_release_before(bundle: Path, cli: Cli) -> None:
-    """Its golden is a pickle, which C++ gets as safetensors."""
+def test_a_bundle_of_an_earlier_release(bundle: Path, cli: Cli) -> None:
+    """Its golden is a pickle, which is converted to safetensors for C++."""
     goldens.pickled(golden.read(bundle / layout.GOLDEN), bundle / layout.PICKLED_GOLDEN)
     (bundle / layout.GOLDEN).unlink()
     manifest = read_manifest(bundle)
@@ -81,14 +81,14 @@ def test_a_bundle_of_a_release_before(bundle: Path, cli: Cli) -> None:
         ("0001-01-01T00:00:00+14:00", False),
     ],
 )
-def test_a_bundle_made_later_than_it_is(created: str, said: bool) -> None:
+def test_a_creation_time_in_the_future_is_a_warning(created: str, said: bool) -> None:
     found = check_bundle._ahead(created, datetime(2026, 1, 2, 3, 4, tzinfo=UTC))
     assert bool(found) == said
     assert all(created in one and "the time here is 2026-01-02T03:04:00" in one for one in found)
 
 
-def test_what_the_export_warned_of_is_said_again(bundle: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once, and not what it said of its own timing."""
+def test_check_repeats_the_warnings_of_the_export(bundle: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each warning appears once, and those about the export's own timing not at all."""
     monkeypatch.setattr(session_checks, "openers", lambda *_: [])
     monkeypatch.setattr(session_checks, "conclude", lambda record, sessions: record)
     found = read_manifest(bundle)
@@ -111,6 +111,6 @@ def test_check_warns_of_a_bundle_from_the_future(bundle: Path, cli: Cli, monkeyp
     republish(bundle, dataclasses.replace(read_manifest(bundle), created="2100-01-01T00:00:00+00:00"))
     done = cli("check", bundle, "-q")
     assert done.code == 0, done.err
-    assert "warning: it was made at 2100-01-01T00:00:00+00:00, and the time here is" in " ".join(done.out.split())
+    assert "warning: it was made at 2100-01-01T00:00:00+00:00, but the time here is" in " ".join(done.out.split())
     steps = json.loads((bundle / "provenance.json").read_text())["predicate"]["runDetails"]["metadata"]
-    assert steps["finishedOn"] == steps["startedOn"], "no run ends before it began"
+    assert steps["finishedOn"] == steps["startedOn"], "a run cannot finish before it started"

@@ -1,4 +1,4 @@
-"""`exporter compare`: two bundles, and whether the new one can take the old one's place."""
+"""`exporter compare`: whether a new bundle can replace an old one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QUICK = compare_bundles.TimingOptions(time_budget=0.1, threads=1, timeout=60.0)
 
 
 def made(place: Path, record: Manifest) -> Path:
-    """A bundle with this manifest, and files as it says."""
+    """Write a bundle with this manifest and the files that it lists."""
     place.mkdir()
     variants = []
     for one in record.variants:
@@ -51,7 +51,7 @@ def compared(
     return compare_bundles.run(places, gates, None, Listener())
 
 
-def test_a_bundle_can_take_its_own_place(tmp_path: Path) -> None:
+def test_a_bundle_can_replace_itself(tmp_path: Path) -> None:
     found = compared(tmp_path, manifest(shipped()), manifest(shipped()))
     assert found.broken == ()
     text = comparison.render(found, "table")
@@ -59,7 +59,7 @@ def test_a_bundle_can_take_its_own_place(tmp_path: Path) -> None:
     assert "--measure times both bundles side by side" in text
 
 
-def test_what_is_gone_new_or_fails_now(tmp_path: Path) -> None:
+def test_missing_added_and_failing_variants_are_named(tmp_path: Path) -> None:
     failed = shipped("onnx", status="failed")
     old = manifest(shipped(), shipped("onnx"), shipped("script"))
     found = compared(tmp_path, old, manifest(shipped(), failed, shipped("compile")))
@@ -68,13 +68,13 @@ def test_what_is_gone_new_or_fails_now(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variants", [(), (shipped(status="failed"),)])
-def test_a_bundle_in_which_nothing_passed_takes_no_place(tmp_path: Path, variants: tuple[Any, ...]) -> None:
+def test_a_bundle_without_a_passing_variant_cannot_replace_another(tmp_path: Path, variants: tuple[Any, ...]) -> None:
     found = compared(tmp_path, manifest(*variants), manifest(*variants))
-    assert found.broken == ("it has no artifact that passed",)
+    assert found.broken == ("no artifact in the new bundle passed",)
     assert "cannot replace the old one" in comparison.render(found, "table")
 
 
-def test_a_narrower_contract_breaks_unless_it_may(tmp_path: Path) -> None:
+def test_a_narrower_contract_fails_unless_breaking_changes_are_allowed(tmp_path: Path) -> None:
     narrow = dataclasses.replace(CONTRACT, symbols={name: Range(2, 2) for name in CONTRACT.symbols})
     places = made(tmp_path / "old", manifest(shipped())), made(tmp_path / "new", manifest(shipped(contract=narrow)))
     assert "is batch (2 to 2)" in compare_bundles.run(places, NO_GATES, None, Listener()).broken[0]
@@ -82,12 +82,12 @@ def test_a_narrower_contract_breaks_unless_it_may(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("size", "breaks"), [(1100, False), (1101, True)])
-def test_larger_than_may_be(tmp_path: Path, size: int, breaks: bool) -> None:
+def test_the_size_limit(tmp_path: Path, size: int, breaks: bool) -> None:
     found = compared(tmp_path, manifest(shipped()), manifest(shipped(size=size)), compare_bundles.Limits(max_larger=10))
     assert bool(found.broken) == breaks
 
 
-def test_slower_than_may_be_is_what_is_surely_slower() -> None:
+def test_the_latency_limit_applies_to_the_lower_end_of_the_interval() -> None:
     def broken(low: float) -> list[str]:
         pair = compare_bundles.Pair(
             "trace", (), ("exact", "exact"), (1, 1), {"python": compare_bundles.Latency(1, 1.2, 1.2, (low, 1.3))}
@@ -121,7 +121,7 @@ def test_an_altered_golden_is_refused(bundle: Path, tmp_path: Path, cli: Any) ->
     ("side", "max_slower", "broken"),
     [("new", None, True), ("new", 5.0, True), ("old", None, False), ("old", 5.0, True)],
 )
-def test_what_does_not_run_here_is_not_as_fast(
+def test_a_variant_that_fails_here_does_not_meet_the_latency_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: str, max_slower: float | None, broken: bool
 ) -> None:
     def check(kind: str, opener: Any, *_: Any) -> tuple[SimpleNamespace, Any]:
@@ -141,12 +141,14 @@ def test_what_does_not_run_here_is_not_as_fast(
         QUICK,
         Listener(),
     )
-    assert found.pairs[0].note == f"the {side} one fails here: no such CPU"
-    assert found.broken == ((f"trace: the {side} one fails here: no such CPU",) if broken else ())
+    assert found.pairs[0].note == f"the {side} variant fails here: no such CPU"
+    assert found.broken == ((f"trace: the {side} variant fails here: no such CPU",) if broken else ())
 
 
 @pytest.mark.parametrize("dies", ["old", "new"])
-def test_what_dies_while_it_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: str) -> None:
+def test_a_session_that_crashes_during_timing_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: str
+) -> None:
     def measure(subjects: Any, budget: float, baseline: str) -> dict[str, Any]:
         if dies == baseline:
             raise JobError("it was ended by SIGSEGV")
@@ -168,10 +170,10 @@ def test_what_dies_while_it_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyP
         QUICK,
         Listener(),
     )
-    assert found.broken == (f"trace: the {dies} one fails here: it was ended by SIGSEGV",)
+    assert found.broken == (f"trace: the {dies} variant fails here: it was ended by SIGSEGV",)
 
 
-def test_what_was_recorded_as_nothing(tmp_path: Path) -> None:
+def test_recorded_zeros_do_not_divide(tmp_path: Path) -> None:
     empty = manifest(shipped(size=0, timings={"python": dataclasses.replace(timing(5.0), median_ms=0.0)}))
     found = compared(tmp_path, empty, manifest(shipped(size=5)), compare_bundles.Limits(max_larger=10))
     assert found.pairs[0].latency == {}
@@ -179,7 +181,7 @@ def test_what_was_recorded_as_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["table", "md"])
-def test_the_report_names_what_changed(tmp_path: Path, form: str) -> None:
+def test_the_report_names_each_change(tmp_path: Path, form: str) -> None:
     wide = dataclasses.replace(CONTRACT, precision="bf16")
     new = manifest(shipped(size=2000, contract=wide, timings={"python": timing(4.0)}))
     text = comparison.render(compared(tmp_path, manifest(shipped()), new), form)
@@ -187,12 +189,12 @@ def test_the_report_names_what_changed(tmp_path: Path, form: str) -> None:
         assert words in text
 
 
-def test_json_is_the_whole_comparison(tmp_path: Path) -> None:
+def test_json_contains_the_whole_comparison(tmp_path: Path) -> None:
     found = compared(tmp_path, manifest(shipped()), manifest(shipped()))
     assert json.loads(comparison.render(found, "json"))["pairs"][0]["name"] == "trace"
 
 
-def test_side_by_side_on_this_machine(bundle: Path, cli: Any) -> None:
+def test_measuring_both_bundles_on_this_machine(bundle: Path, cli: Any) -> None:
     done = cli(
         "compare", bundle, bundle, "--measure", "--time-budget", 0.1, "--max-slower", 400, "--format", "json", "-q"
     )
@@ -203,7 +205,7 @@ def test_side_by_side_on_this_machine(bundle: Path, cli: Any) -> None:
             assert 0 < low <= latency["ratio"] <= high
 
 
-def test_slower_is_measured_or_not_asked(bundle: Path, cli: Any) -> None:
+def test_max_slower_requires_measure(bundle: Path, cli: Any) -> None:
     done = cli("compare", bundle, bundle, "--max-slower", 5)
     assert done.code == 2
     assert "add --measure" in done.err

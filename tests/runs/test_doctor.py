@@ -1,4 +1,4 @@
-"""What the doctor says of machines that lack something."""
+"""What `exporter doctor` reports about machines that lack something."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FINE = dict.fromkeys(doctor.modules(), ("", "1.0")) | {"torch": ("", "2.14.1+cpu
 
 @pytest.fixture
 def examine(monkeypatch: pytest.MonkeyPatch):
-    """Findings of a machine where imports go so: `examine(torch=("ImportError: ...", ""))`."""
+    """Examine a machine whose imports have these results: `examine(torch=("ImportError: ...", ""))`."""
 
     def act(gpus: tuple[str, ...] = (), **found: tuple[str, str]) -> dict[str, Part]:
         monkeypatch.setattr(doctor, "_probe", lambda: FINE | found)
@@ -27,7 +27,7 @@ def examine(monkeypatch: pytest.MonkeyPatch):
     return act
 
 
-def test_a_sound_machine(examine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_complete_machine(examine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "compiler", lambda: "/usr/bin/g++")
     monkeypatch.setattr(environment, "find_runner", lambda: "/usr/bin/exporter-run")
     found = examine(gpus=("H200, 570",), cuda=("", "13.0"), **{"target onnx": ("", "CUDAExecutionProvider CPU")})
@@ -41,7 +41,7 @@ def test_a_machine_without_the_tools_that_build_the_runner(examine, monkeypatch:
     assert (finding.level, finding.remedy) == ("note", "pip install cmake")
 
 
-def test_torchvision_of_another_build(examine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchvision_from_a_different_build(examine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "version", {"torch": "2.14.1+cpu", "torchvision": "0.29.2"}.get)
     error = "RuntimeError: operator torchvision::nms does not exist"
     found = examine(torchvision=(error, ""), transformers=(f"ModuleNotFoundError: {error}", ""))
@@ -59,13 +59,13 @@ def test_torchvision_of_another_build(examine, monkeypatch: pytest.MonkeyPatch) 
         ("onnx", "ImportError: libprotobuf.so", "pip install --force-reinstall onnx"),
     ],
 )
-def test_a_package_that_does_not_import(examine, name: str, error: str, remedy: str) -> None:
+def test_a_package_that_cannot_be_imported(examine, name: str, error: str, remedy: str) -> None:
     finding = examine(**{name: (error, "")})[name]
     assert (finding.level, finding.detail, finding.remedy) == ("bad", error, remedy)
 
 
 @pytest.mark.parametrize("version", ["2.10.0", "2.15.0a0+git1234", "3.0"])
-def test_a_torch_that_was_not_tested(examine, version: str) -> None:
+def test_an_untested_torch_version(examine, version: str) -> None:
     assert examine(torch=("", version))["torch"].level == "note"
 
 
@@ -78,22 +78,22 @@ def test_no_compiler_and_no_runner(examine, monkeypatch: pytest.MonkeyPatch) -> 
     assert "make cpp" in found["exporter-run"].remedy
 
 
-def test_a_gpu_that_nobody_can_use(examine) -> None:
+def test_a_gpu_that_torch_cannot_use(examine) -> None:
     found = examine(gpus=("H200, 570",), cuda=("torch sees no GPU", ""), **{"target onnx": ("", "CPU")})
     assert found["GPU 0"].level == "ok"
     assert found["CUDA"].level == "bad"
-    assert (found["onnxruntime"].level, found["onnxruntime"].detail) == ("bad", "has no CUDA provider")
+    assert (found["onnxruntime"].level, found["onnxruntime"].detail) == ("bad", "lacks the CUDA provider")
     assert "pip install onnxruntime-gpu" in found["onnxruntime"].remedy
 
 
-def test_a_gpu_and_a_torch_that_does_not_import(examine) -> None:
-    assert examine(gpus=("H200, 570",))["CUDA"].detail == "torch does not import"
+def test_a_gpu_and_a_torch_that_cannot_be_imported(examine) -> None:
+    assert examine(gpus=("H200, 570",))["CUDA"].detail == "torch cannot be imported"
 
 
-def test_python_beyond_torchscript(examine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_version_without_torchscript(examine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.version_info", (3, 14, 0))
     found = examine()["python"]
-    assert (found.level, found.detail) == ("note", "3.14.0: script and trace are not supported there")
+    assert (found.level, found.detail) == ("note", "3.14.0 is not supported by script and trace")
     assert found.remedy == "use Python 3.11 to 3.13 for script and trace"
 
 
@@ -103,9 +103,9 @@ def probe(monkeypatch: pytest.MonkeyPatch, code: int, out: str) -> dict[str, Any
     return doctor._probe()
 
 
-def test_an_import_that_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert probe(monkeypatch, -11, "")["torch"][0] == "importing it ended the process with exit code -11"
+def test_an_import_that_crashes_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert probe(monkeypatch, -11, "")["torch"][0] == "importing it crashed the process: exit code -11"
 
 
-def test_what_packages_print_when_imported_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_printed_during_an_import_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     assert probe(monkeypatch, 0, 'Welcome!\n{"torch": ["", "2.14.1"]}\n') == {"torch": ["", "2.14.1"]}

@@ -1,4 +1,4 @@
-"""What torch.compile makes where it runs: modes, backends, and the cache that another process starts from."""
+"""Variants compiled just in time: modes, backends, and the cache that another process starts from."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from exporter.workers.children import Zygote
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python's sessions only; inductor without what pays off for larger models alone."""
+    """Use only Python sessions, and turn off inductor options that only help larger models."""
     monkeypatch.setenv("EXPORTER_RUN", "/nowhere/exporter-run")
     monkeypatch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")
     monkeypatch.setenv("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
@@ -44,7 +44,7 @@ def files(folder: Path) -> set[str]:
 
 
 def test_a_second_process_starts_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It compiles nothing: its cache directory, empty but for the cache, holds the same files at its end."""
+    """It compiles nothing: its cache directory starts with the cache alone and ends with the same files."""
     left: dict[str, set[str]] = {}
     remove = bundles.remove
 
@@ -71,8 +71,8 @@ def test_a_second_process_starts_from_the_cache(tmp_path: Path, monkeypatch: pyt
     assert manifest.variants[0].lifecycle.cached_call_ms is None
 
 
-def test_a_cache_that_is_wrong_fails_the_row(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What another process gets of it is judged as well."""
+def test_a_wrong_cache_fails_the_variant(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The outputs of the process that started from the cache are judged too."""
     from exporter.workers.session.client import Session
 
     closed: list[str] = []
@@ -101,7 +101,7 @@ def test_backends_that_leave_no_cache(run: Run) -> None:
     assert not list(place.glob(f"*{CACHE}"))
 
 
-def test_graph_breaks_are_told_and_with_fullgraph_they_fail(run: Run, tmp_path: Path) -> None:
+def test_graph_breaks_are_reported_and_fail_with_fullgraph(run: Run, tmp_path: Path) -> None:
     manifest, _ = run("broken:branch_on_data", "compile:eager", out=tmp_path / "broken")
     (row,) = manifest.variants
     assert row.status == "passed"
@@ -117,12 +117,12 @@ def test_graph_breaks_are_told_and_with_fullgraph_they_fail(run: Run, tmp_path: 
     assert manifest.variants[0].status == "passed"
 
 
-def test_fullgraph_of_nothing_that_is_compiled_just_in_time(run: Run) -> None:
+def test_fullgraph_needs_a_variant_compiled_just_in_time(run: Run) -> None:
     with pytest.raises(UsageError, match="just in time"):
         run("tiny:mlp", "trace,compile", fullgraph=True)
 
 
-def test_a_backend_that_is_not_here_is_a_row(run: Run) -> None:
+def test_an_unknown_backend_fails_its_own_variant(run: Run) -> None:
     manifest, _ = run("tiny:mlp", "compile:backend=nobodys")
     (row,) = manifest.variants
     assert (row.status, row.stage) == ("failed", "load")
@@ -135,7 +135,7 @@ def test_modes_and_backends_are_known_to_torch() -> None:
     assert set(BACKENDS) <= set(torch._dynamo.list_backends(exclude_tags=()))
 
 
-def test_settings_that_are_parsed() -> None:
+def test_settings_are_parsed() -> None:
     found = targets.parse("compile:aot_eager,compile:backend=my.own-one@bf16")
     assert found == [Variant("compile", "aot_eager"), Variant("compile", "backend=my.own-one", "bf16")]
     assert all(map(targets.is_live, found))
@@ -152,7 +152,7 @@ def test_settings_that_are_parsed() -> None:
         ("trace:backend=eager", "it has trace"),
     ],
 )
-def test_settings_that_do_not_exist(text: str, remedy: str) -> None:
+def test_unknown_settings_are_refused(text: str, remedy: str) -> None:
     with pytest.raises(UsageError, match="has no variant") as raised:
         targets.parse(text)
     assert remedy in raised.value.remedy
@@ -160,7 +160,7 @@ def test_settings_that_do_not_exist(text: str, remedy: str) -> None:
 
 @pytest.fixture
 def compiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """What a backend called `counting` compiled: the number of inputs of each graph."""
+    """The number of inputs of each graph that a backend called `counting` compiled."""
     from torch._dynamo.backends import registry
 
     found: list[int] = []
@@ -180,7 +180,7 @@ def compiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 @pytest.mark.parametrize(
     ("bounds", "expected"), [(Range(1, 64), 1), (Range(4, 4), 4), (Range(2, 7, (2, 4, 5, 7)), 4)], ids=str
 )
-def test_what_the_contract_leaves_open_is_dynamic_from_the_first_call(
+def test_sizes_that_the_contract_leaves_open_are_dynamic_from_the_first_call(
     compiles: list[int], bounds: Range, expected: int
 ) -> None:
     spec = TensorSpec("x", "float32", ("batch", 4))
@@ -195,15 +195,15 @@ def test_what_the_contract_leaves_open_is_dynamic_from_the_first_call(
     assert len(compiles) == expected
 
 
-def test_what_torch_has_compiled_is_not_inherited(tmp_path: Path) -> None:
-    """A session that is timed is a fork of a process that has imported torch, but not its compiler."""
+def test_a_zygote_does_not_import_the_compiler(tmp_path: Path) -> None:
+    """Timed sessions are forked from a process that has imported torch, but not its compiler."""
     with Zygote() as zygote:
         modules = zygote.run("modules", "support.jobs:modules", {}, tmp_path / "log", 60)
     assert [name for name in modules if name.startswith(("torch._dynamo", "torch._inductor"))] == []
 
 
-def test_a_cache_travels_as_one_file(tmp_path: Path) -> None:
-    """With its empty files, which say what was tried; without locks, and Triton's part, which knows where it lay."""
+def test_a_cache_is_packed_into_one_file(tmp_path: Path) -> None:
+    """Empty files are included, because they record attempts; locks and Triton's part, which has paths, are not."""
     folder, path = tmp_path / "cache", tmp_path / f"one{CACHE}"
     for name in ("ab/code.so", "ab/code.so.load_ok", "locks/a.lock", "triton/0/kernel.json"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -216,7 +216,7 @@ def test_a_cache_travels_as_one_file(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
-def test_check_finds_a_cache_that_was_altered(cli: Cli, bundle: Path) -> None:
+def test_check_finds_an_altered_cache(cli: Cli, bundle: Path) -> None:
     path = bundle / f"compile-default{CACHE}"
     path.write_bytes(b"what torch left")
     live = VariantRecord("compile:default", "compile", "passed", "done", companions=(bundles.record(path),))
@@ -225,7 +225,7 @@ def test_check_finds_a_cache_that_was_altered(cli: Cli, bundle: Path) -> None:
     republish(bundle, dataclasses.replace(manifest, variants=(trace, live)))
     done = cli("check", bundle, "-q")
     assert done.code == 0, done.out
-    assert "compile:default" not in done.out, "nothing of it can be checked but its hash"
+    assert "compile:default" not in done.out, "only its hash can be checked"
     path.write_bytes(b"what torch lost")
     done = cli("check", bundle, "--json", "-q")
     assert done.code == 1
@@ -233,8 +233,8 @@ def test_check_finds_a_cache_that_was_altered(cli: Cli, bundle: Path) -> None:
     assert (row["status"], row["stage"]) == ("failed", "hash")
 
 
-def test_a_cache_is_ours_to_replace(tmp_path: Path) -> None:
-    """Even where the manifest is broken."""
+def test_a_bundle_with_only_a_cache_can_be_replaced(tmp_path: Path) -> None:
+    """This holds even if the manifest is broken."""
     out = tmp_path / "toy"
     out.mkdir()
     (out / "manifest.json").write_text("{")
@@ -243,7 +243,7 @@ def test_a_cache_is_ours_to_replace(tmp_path: Path) -> None:
         pass
 
 
-def test_no_cache_is_shipped_as_an_artifact() -> None:
+def test_a_cache_is_not_recommended_as_an_artifact() -> None:
     from support.manifests import EAGER, manifest, timing, variant
 
     from exporter.report import summary
@@ -253,8 +253,8 @@ def test_no_cache_is_shipped_as_an_artifact() -> None:
     assert [c.variant.name for c in summary.choices(manifest(EAGER, live, variant("trace")))] == ["trace"]
 
 
-def test_a_cache_is_packed_whatever_the_clock_said(tmp_path: Path) -> None:
-    """Zip archives know no time before 1980."""
+def test_a_cache_file_older_than_1980_is_packed(tmp_path: Path) -> None:
+    """Zip archives cannot store times before 1980."""
     folder = tmp_path / "cache"
     folder.mkdir()
     (folder / "kernel.cpp").write_text("one")

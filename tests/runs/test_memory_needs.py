@@ -1,4 +1,4 @@
-"""What steps are expected to need, and what is said where it was not there."""
+"""The expected memory needs of steps, and the messages if memory runs out."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from exporter.workers.session.client import PythonSession
 def test_a_large_model_takes_a_share_of_the_machine() -> None:
     assert memory_needs.share(10**12, round(0.9 * GB)) == 10**12
     weights = round(3.1 * GB)
-    assert weights + memory_needs.share(10**12, weights) <= 3.5 * weights + 2 * GB, "as promised"
-    assert memory_needs.share(123, weights) == 123, "no more than there is"
+    assert weights + memory_needs.share(10**12, weights) <= 3.5 * weights + 2 * GB, "the documented limit"
+    assert memory_needs.share(123, weights) == 123, "at most the free memory"
 
 
 def test_a_need_grows_with_the_weights() -> None:
     assert Need(2.0, 0.5 * GB).of(round(3 * GB)) == round(6.5 * GB)
 
 
-def test_a_shortage_says_what_was_needed_and_there() -> None:
+def test_a_shortage_reports_needed_and_free_memory() -> None:
     found = Shortage("the export to compile", round(12.8 * GB), round(9.1 * GB), limit=round(2 * GB))
     assert (
-        found.describe() == "the export to compile needs about 12.8 GB, 9.1 GB was free, and --memory-limit is 2.0 GB"
+        found.describe() == "the export to compile needs about 12.8 GB; 9.1 GB was free, and --memory-limit is 2.0 GB"
     )
 
 
@@ -54,26 +54,26 @@ def test_a_shortage_says_what_was_needed_and_there() -> None:
         (Shortage("x", 20 * 10**9, 3 * 10**9), "use a machine with 22.0 GB free"),
     ],
 )
-def test_what_works_fits(found: Shortage, remedies: str) -> None:
+def test_remedies_fit_the_available_memory(found: Shortage, remedies: str) -> None:
     smaller = {"a@bf16": round(4.5 * GB)} if found.there < 20 * 10**9 else {}
     assert found.remedies("a", smaller) == remedies
 
 
-def test_who_killed_is_known_from_the_kernel_or_from_the_figures() -> None:
+def test_memory_is_the_sure_cause_if_the_kernel_or_the_numbers_say_so() -> None:
     assert Shortage("x", 5, 10, killed=True).sure
     assert Shortage("x", 15, 10).sure
     assert Shortage("x", 5, 10, limit=4).sure
-    assert not Shortage("x", 5, 10).sure, "somebody else may have sent the signal"
+    assert not Shortage("x", 5, 10).sure, "another process may have sent the signal"
 
 
-def test_what_is_not_known_is_not_said() -> None:
+def test_an_unknown_need_is_reported_as_unknown() -> None:
     found = Shortage("loading", 0, 2 * 10**9, killed=True)
-    assert found.describe() == "the memory that loading needs is unknown, 2.0 GB was free"
+    assert found.describe() == "the memory that loading needs is unknown; 2.0 GB was free"
     assert found.remedies() == "free some memory, raise the container's memory limit, or use a larger machine"
     assert found.sure
 
 
-def test_a_load_that_the_kernel_ended_says_what_was_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_killed_by_the_kernel_reports_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free", lambda: 2 * 10**9)
     counts = iter([0, 1])
     monkeypatch.setattr(memory, "kills", lambda: next(counts))
@@ -82,13 +82,13 @@ def test_a_load_that_the_kernel_ended_says_what_was_free(monkeypatch: pytest.Mon
     ended = "The memory did not suffice: load was ended by SIGKILL (out of memory?)"
     found = plan.explain(VariantRecord("trace", "trace", "failed", "prepare", ended, cause="killed"))
     assert found.reason == (
-        "The memory did not suffice: the memory that loading and capturing the model needs is unknown, 2.0 GB was "
+        "The memory did not suffice: the memory that loading and capturing the model needs is unknown; 2.0 GB was "
         "free: load was ended by SIGKILL (out of memory?)"
     )
-    assert "--memory-limit" not in found.remedy, "none was given"
+    assert "--memory-limit" not in found.remedy, "no limit was given"
 
 
-def test_a_run_that_cannot_load_says_what_was_free(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_cannot_load_the_model_reports_free_memory(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free", lambda: 2 * 10**9)
     manifest, _ = run("heavy:unloadable", "trace")
     (row,) = manifest.variants
@@ -105,7 +105,7 @@ def recheck_timed(place: Path) -> Manifest:
 
 @pytest.fixture
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that counts as large, where one session of trace fits, and none of what needs more."""
+    """Make any model count as large, with memory for one session of trace but none for larger sessions."""
     monkeypatch.setenv("EXPORTER_RUN", "/nowhere/exporter-run")
     monkeypatch.setattr(memory_needs, "LARGE", 0)
     monkeypatch.setattr(memory_needs, "sessions", lambda target: Need(0.0, (1 if target == "trace" else 3) * GB))
@@ -113,7 +113,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_short")
-def test_an_export_times_those_that_fit_and_checks_the_rest(run: Run) -> None:
+def test_export_times_the_sessions_that_fit_and_checks_the_rest(run: Run) -> None:
     manifest, _ = run("tiny:mlp", "trace,export", bench=True, time_budget=0.1)
     rows = {row.name: row for row in manifest.variants}
     assert all(row.status == "passed" and row.parity for row in rows.values())
@@ -123,7 +123,7 @@ def test_an_export_times_those_that_fit_and_checks_the_rest(run: Run) -> None:
 
 
 @pytest.mark.usefixtures("_short")
-def test_bench_times_those_that_fit_and_checks_the_rest(run: Run) -> None:
+def test_bench_times_the_sessions_that_fit_and_checks_the_rest(run: Run) -> None:
     _, place = run("tiny:mlp", "trace,export")
     rows = {row.name: row for row in recheck_timed(place).variants}
     assert all(row.status == "passed" and row.parity for row in rows.values())
@@ -133,7 +133,7 @@ def test_bench_times_those_that_fit_and_checks_the_rest(run: Run) -> None:
 
 
 @pytest.mark.parametrize("budget", [0.0, 0.05])
-def test_a_check_says_what_was_needed_and_there(budget: float, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_reports_needed_and_free_memory(budget: float, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EXPORTER_RUN", "/nowhere/exporter-run")
     _, place = run("tiny:mlp", "trace")
     monkeypatch.setattr(memory, "free", lambda: round(0.5 * GB))
@@ -145,12 +145,12 @@ def test_a_check_says_what_was_needed_and_there(budget: float, run: Run, monkeyp
     (row,) = check_bundle.run(
         place, check_bundle.CheckOptions(threads=1, timeout=120, bench=budget > 0, time_budget=budget), Listener()
     ).variants
-    said = "The memory did not suffice: a session of trace needs about 1.5 GB, 0.5 GB was free: "
+    said = "The memory did not suffice: a session of trace needs about 1.5 GB; 0.5 GB was free: "
     assert (row.status, row.reason.startswith(said)) == ("failed", True), row.reason
     assert "use a machine with 1.7 GB free" in row.remedy
 
 
-def test_a_session_that_dies_while_it_is_timed_is_explained(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_killed_during_timing_is_explained(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EXPORTER_RUN", "/nowhere/exporter-run")
     _, place = run("tiny:mlp", "trace,export")
     monkeypatch.setattr(memory, "free", lambda: round(0.5 * GB))
@@ -170,7 +170,7 @@ def test_a_session_that_dies_while_it_is_timed_is_explained(run: Run, monkeypatc
 
 
 @pytest.mark.parametrize(("free", "beside"), [(90 * GB, 2), (1.0, 1)])
-def test_a_rebuild_takes_turns_by_what_is_free(
+def test_a_rebuild_runs_jobs_in_turn_if_memory_is_short(
     free: float, beside: int, run: Run, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, place = run("tiny:mlp", "trace,export")

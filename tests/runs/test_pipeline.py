@@ -1,4 +1,4 @@
-"""Whole runs: every way in which one goes wrong is a row, and the others still come."""
+"""Whole runs: a variant that fails, in whatever way, gets its row, and the others still finish."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from exporter.workers.children import BACKGROUND, Zygote
 
 @pytest.fixture(autouse=True)
 def _without_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python's sessions only, so that these tests are the same everywhere."""
+    """Use only Python sessions, so that these tests do the same everywhere."""
     monkeypatch.setenv("EXPORTER_RUN", "/nowhere/exporter-run")
 
 
-def test_all_is_well(run: Run, tmp_path: Path) -> None:
+def test_every_variant_passes(run: Run, tmp_path: Path) -> None:
     manifest, place = run("tiny:mlp", "export,trace", out=tmp_path / "toy", seed=3, sizes={"batch": 4})
-    assert [v.name for v in manifest.variants] == ["export", "trace"], "in the order asked for"
+    assert [v.name for v in manifest.variants] == ["export", "trace"], "in the requested order"
     assert {v.status for v in manifest.variants} == {"passed"}
     assert manifest.status == "complete"
     assert manifest == fits_the_schema(place)
@@ -37,7 +37,7 @@ def test_all_is_well(run: Run, tmp_path: Path) -> None:
     held = {entry.name for entry in place.iterdir()}
     proofs = {"SHA256SUMS", "bom.cdx.json", "provenance.json"}
     assert held == {"manifest.json", "golden.safetensors", "trace.pt", "exported.pt2", "logs", *proofs}
-    assert [entry.name for entry in tmp_path.iterdir()] == ["toy"], "nothing is left beside it"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["toy"], "no other directory is left"
 
 
 def test_latency_is_measured(run: Run) -> None:
@@ -54,7 +54,7 @@ def test_latency_is_measured(run: Run) -> None:
 
 
 def assert_sampled(windows: list[list[float]], runs: int) -> None:
-    """Each of the windows, which are of one length, is there, evenly thinned to 1000 at most."""
+    """Assert that every window is there: all of one length, evenly thinned to at most 1000 samples."""
     of_a_window, rest = divmod(runs, len(windows))
     step = -(-of_a_window // 1000)
     assert rest == 0
@@ -86,7 +86,7 @@ def test_a_sweep_is_checked_and_timed(run: Run) -> None:
         ("batch_is_baked", "check", "batch is fixed at 2"),
     ],
 )
-def test_a_variant_that_fails_is_a_row(run: Run, name: str, stage: str, reason: str) -> None:
+def test_a_failing_variant_does_not_stop_the_others(run: Run, name: str, stage: str, reason: str) -> None:
     manifest, place = run(f"broken:{name}", "trace,export", timeout=20.0 if "hangs" in name else 120.0)
     bad, good = rows(manifest)["trace"], rows(manifest)["export"]
     assert (bad.status, bad.stage) == ("failed", stage)
@@ -99,7 +99,7 @@ def test_a_variant_that_fails_is_a_row(run: Run, name: str, stage: str, reason: 
     fits_the_schema(place)
 
 
-def test_what_torch_export_does_not_take_may_still_be_traced(run: Run) -> None:
+def test_a_model_that_torch_export_rejects_can_still_be_traced(run: Run) -> None:
     manifest, _ = run("broken:branch_on_data", "trace,export,onnx")
     found = rows(manifest)
     assert "torch.export" in found["export"].reason
@@ -107,7 +107,7 @@ def test_what_torch_export_does_not_take_may_still_be_traced(run: Run) -> None:
     assert found["trace"].stage in ("done", "check")
 
 
-def test_memory_past_the_limit_is_a_row(run: Run) -> None:
+def test_exceeding_the_memory_limit_fails_only_that_variant(run: Run) -> None:
     manifest, _ = run("broken:trace_eats_memory", "trace,export", memory_limit_gb=3.0)
     found = rows(manifest)
     assert (found["trace"].status, found["trace"].stage) == ("failed", "export")
@@ -115,14 +115,14 @@ def test_memory_past_the_limit_is_a_row(run: Run) -> None:
     assert found["export"].status == "passed"
 
 
-def test_a_model_that_gives_nan_does_not_pass(run: Run) -> None:
+def test_a_model_that_returns_nan_does_not_pass(run: Run) -> None:
     manifest, _ = run("broken:gives_nan", "trace,export")
     for row in manifest.variants:
         assert row.status == "failed"
         assert "eager itself gives it" in row.reason
 
 
-def test_nothing_temporary_is_left(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_temporary_files_are_left(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scratch = tmp_path / "tmp"
     scratch.mkdir()
     monkeypatch.setenv("TMPDIR", str(scratch))
@@ -131,13 +131,13 @@ def test_nothing_temporary_is_left(run: Run, tmp_path: Path, monkeypatch: pytest
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["toy"]
 
 
-def test_a_crash_of_torch_export_spares_the_rest(run: Run) -> None:
+def test_a_crash_of_torch_export_does_not_stop_the_others(run: Run) -> None:
     manifest, place = run("broken:capture_segfaults", "trace,export")
     found = rows(manifest)
     assert found["trace"].status == "passed"
     assert (found["export"].status, found["export"].stage) == ("failed", "export")
     assert "SIGSEGV" in found["export"].reason
-    assert "model" in found["export"].reason.partition("last output: ")[2], "the last line that it printed"
+    assert "model" in found["export"].reason.partition("last output: ")[2], "the last line of its output"
     fits_the_schema(place)
 
 
@@ -150,7 +150,7 @@ def test_a_crash_of_torch_export_spares_the_rest(run: Run) -> None:
         ("output_without_tensors", "output holds no tensor"),
     ],
 )
-def test_a_model_that_does_not_run_is_a_row_for_every_variant(run: Run, name: str, reason: str) -> None:
+def test_a_model_that_does_not_run_fails_every_variant(run: Run, name: str, reason: str) -> None:
     manifest, place = run(f"broken:{name}", "trace", timeout=2.0 if "hangs" in name else 60.0)
     (row,) = manifest.variants
     assert (row.status, row.stage) == ("failed", "prepare")
@@ -159,20 +159,20 @@ def test_a_model_that_does_not_run_is_a_row_for_every_variant(run: Run, name: st
     fits_the_schema(place)
 
 
-def test_a_model_that_does_not_run_leaves_the_last_good_bundle(run: Run, tmp_path: Path) -> None:
+def test_a_model_that_does_not_run_keeps_the_last_good_bundle(run: Run, tmp_path: Path) -> None:
     _, good = run("tiny:mlp", out=tmp_path / "toy")
     before = (good / "trace.pt").read_bytes()
     _, place = run("broken:forward_raises", out=tmp_path / "toy")
     assert place == tmp_path / "toy.failed"
     assert (good / "trace.pt").read_bytes() == before
     _, place = run("broken:forward_raises", out=tmp_path / "toy", replace=True)
-    assert place == tmp_path / "toy.failed", "nothing in it can be shipped, whoever insists"
+    assert place == tmp_path / "toy.failed", "no artifact passed, so replace=True does not matter"
 
 
-def test_a_run_that_loses_a_variant_leaves_the_last_good_bundle(
+def test_a_run_that_loses_a_variant_keeps_the_last_good_bundle(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An export that was killed, and what that is not asked for would take with it; until somebody insists."""
+    """A variant may be lost because its export was killed or because it was not requested; replace=True allows both."""
     out = tmp_path / "toy"
     run("tiny:mlp", "trace,export", out=out)
     before = (out / "manifest.json").read_bytes()
@@ -191,11 +191,11 @@ def test_a_run_that_loses_a_variant_leaves_the_last_good_bundle(
     assert (out / "manifest.json").read_bytes() == before
     assert (out / "trace.pt").is_file()
     _, place = run("tiny:mlp", "trace,script", out=out)
-    assert place == tmp_path / "toy.failed", "script passes, trace and export would be gone"
+    assert place == tmp_path / "toy.failed", "script passes, but trace and export would be lost"
     _, place = run("tiny:mlp", "export", out=out)
-    assert place == out, "all that was asked for passes"
+    assert place == out, "all requested variants pass"
     _, place = run("tiny:mlp", "trace,export", out=out)
-    assert place == out, "trace failed, and was not there before"
+    assert place == out, "trace failed, but the old bundle did not have it"
     _, place = run("tiny:mlp", "trace,script", out=out)
     assert place == tmp_path / "toy.failed"
     manifest, place = run("tiny:mlp", "trace,script", out=out, replace=True)
@@ -217,7 +217,7 @@ def test_a_run_that_loses_a_variant_leaves_the_last_good_bundle(
         ("size_that_nothing_follows", "no input dimension depends on batch"),
     ],
 )
-def test_broken_recipes_are_the_users_mistake(run: Run, tmp_path: Path, name: str, message: str) -> None:
+def test_broken_recipes_are_recipe_errors(run: Run, tmp_path: Path, name: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message) as raised:
         run(f"broken:{name}", out=tmp_path / "toy")
     assert raised.value.remedy
@@ -225,20 +225,20 @@ def test_broken_recipes_are_the_users_mistake(run: Run, tmp_path: Path, name: st
 
 
 @pytest.mark.parametrize("sizes", [{"batch": 9}, {"sequence": 3}])
-def test_sizes_that_do_not_fit(run: Run, tmp_path: Path, sizes: dict[str, int]) -> None:
+def test_invalid_sizes_are_refused(run: Run, tmp_path: Path, sizes: dict[str, int]) -> None:
     with pytest.raises(UsageError, match=r"batch is 9, which is outside its range, 1 to 8|inputs.. takes no sequence"):
         run("tiny:mlp", out=tmp_path / "toy", sizes=sizes)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_tolerance_of_ones_own(run: Run) -> None:
+def test_a_user_defined_tolerance(run: Run) -> None:
     manifest, _ = run("tiny:mlp", rtol=0.5, atol=0.25)
     assert manifest.golden
     assert (manifest.golden.tolerance.rtol, manifest.golden.tolerance.atol) == (0.5, 0.25)
 
 
 class Interrupting(Listener):
-    """Presses Ctrl-C when a variant comes to a stage."""
+    """Press Ctrl-C when a variant reaches a stage."""
 
     def __init__(self, variant: str, stage: str) -> None:
         self.at = variant, stage
@@ -248,8 +248,8 @@ class Interrupting(Listener):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_an_interrupted_run_keeps_what_was_finished(lent_zygote: None, tmp_path: Path) -> None:
-    """Its exports are there, but nothing that was not checked has passed."""
+def test_an_interrupted_run_keeps_finished_variants(lent_zygote: None, tmp_path: Path) -> None:
+    """Its exports are kept, but a variant that was not checked has not passed."""
     out = tmp_path / "toy"
     request = request_for("tiny:mlp", out, "trace,export", bench=True, time_budget=0.3)
     with pytest.raises(KeyboardInterrupt):
@@ -263,17 +263,15 @@ def test_an_interrupted_run_keeps_what_was_finished(lent_zygote: None, tmp_path:
     assert (out / "exported.pt2").is_file()
 
 
-def test_an_interrupt_during_an_export_is_not_a_failure_of_it(lent_zygote: None, tmp_path: Path) -> None:
+def test_an_interrupted_export_is_not_recorded_as_failed(lent_zygote: None, tmp_path: Path) -> None:
     out = tmp_path / "toy"
     request = request_for("broken:trace_hangs", out, "trace")
     with pytest.raises(KeyboardInterrupt):
         pipeline.run(request, Interrupting("trace", "export"))
-    assert list(tmp_path.iterdir()) == [], "nothing was finished, so nothing is kept"
+    assert list(tmp_path.iterdir()) == [], "no variant was finished, so none is kept"
 
 
-def test_an_error_of_the_disk_is_said_and_leaves_nothing(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_error_is_reported_and_leaves_nothing(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, text: str) -> None:
         raise OSError(28, "No space left on device", str(path))
 
@@ -283,7 +281,7 @@ def test_an_error_of_the_disk_is_said_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_that_an_export_fills_ends_the_run_and_leaves_the_last_good_bundle(
+def test_a_full_disk_ends_the_run_and_keeps_the_last_good_bundle(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, good = run("tiny:mlp", out=tmp_path / "toy")
@@ -312,8 +310,8 @@ def test_without_eager_nothing_is_timed(run: Run, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_run_that_is_stopped(bundle: Path, number: signal.Signals) -> None:
-    """Its children end with it, and the last good bundle is what it was."""
+def test_a_stopped_run_ends_its_children(bundle: Path, number: signal.Signals) -> None:
+    """The last good bundle does not change."""
     before = (bundle / "manifest.json").read_bytes()
     words = ["export", recipe_path("broken:trace_hangs"), "--targets", "trace", "--no-bench", "--out", bundle]
     process = start_cli(*words)
@@ -336,8 +334,8 @@ def test_a_run_that_is_stopped(bundle: Path, number: signal.Signals) -> None:
         assert [entry.name for entry in bundle.parent.iterdir()] == [bundle.name]
 
 
-def test_the_parent_stays_small() -> None:
-    """The process that drives a run holds no torch."""
+def test_the_parent_does_not_import_torch() -> None:
+    """The process that drives a run stays small."""
     process = start_cli("export", recipe_path("broken:trace_hangs"), "--targets", "trace", "--out", "/tmp/never-made")
     with process:
         wait_for(lambda: len(children(process.pid)) >= 3)
@@ -353,8 +351,8 @@ def test_slots_do_not_exceed_the_work(zygote: Zygote, tmp_path: Path, monkeypatc
     assert manifest.variants[0].status == "passed"
 
 
-def test_the_costliest_export_goes_first_and_nothing_timed_stands_back(tmp_path: Path) -> None:
-    """Side by side, all but the costliest yield and wait asleep; what is timed runs as it would anywhere."""
+def test_the_costliest_export_and_timed_sessions_have_normal_priority(tmp_path: Path) -> None:
+    """Concurrent exports wait passively, all but the costliest at low priority; timed sessions run as usual."""
     usual = f"niceness {os.getpriority(os.PRIO_PROCESS, 0)}, waits as usual"
     request = request_for("tiny:told", tmp_path / "toy", "trace,script", bench=True, time_budget=0.1)
     manifest, place = pipeline.run(request)

@@ -1,4 +1,4 @@
-"""A bundle that is built again, and what of two builds is not the same."""
+"""Rebuilding a bundle, and comparing two builds."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ KEYS = ["ccudhjqbvv3ztu3ohjnlkg2hukpcw5zawgn4hdtp4h7ogxmkst5l", "cnzot2nsyod6bvj
 
 
 def rewrite(path: Path, edit: Edit = lambda _, data: data, date: tuple[int, ...] = (1980, 1, 1, 0, 0, 0)) -> None:
-    """Write an archive anew, each member as `edit` gives it."""
+    """Rewrite an archive, with each member changed by `edit`."""
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(path, "w") as archive:
@@ -49,7 +49,7 @@ def rewrite(path: Path, edit: Edit = lambda _, data: data, date: tuple[int, ...]
 
 
 def first_number(member: str, value: float) -> Edit:
-    """Make the first number of a member another one."""
+    """Return an edit that changes the first number of a member."""
     return lambda name, data: struct.pack("<f", value) + data[4:] if name.endswith(member) else data
 
 
@@ -59,7 +59,7 @@ def statuses(out: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def own(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a recipe, a checkpoint, and the bundle that was made of them. Do not change it."""
+    """A folder with a recipe, a checkpoint, and the bundle made from them. Do not change it."""
     folder = tmp_path_factory.mktemp("own")
     for name in ("tiny.py", "recipes_shared.py"):
         shutil.copy(RECIPES / name, folder / name)
@@ -79,11 +79,11 @@ def own(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copied(own: Path, tmp_path: Path) -> Path:
-    """A copy of that bundle, which a test may spoil."""
+    """A copy of that bundle, which a test may change."""
     return Path(shutil.copytree(own / "mlp", tmp_path / "mlp"))
 
 
-def test_a_bundle_is_built_again_to_the_byte(cli: Cli, bundle: Path) -> None:
+def test_a_rebuild_is_identical_byte_by_byte(cli: Cli, bundle: Path) -> None:
     done = cli("check", bundle, "--rebuild", "--json", "-q")
     found = statuses(done.out)
     assert done.code == 0, done.out
@@ -94,8 +94,8 @@ def test_a_bundle_is_built_again_to_the_byte(cli: Cli, bundle: Path) -> None:
     assert found.keys() == {str(p.relative_to(bundle)) for p in bundle.rglob("*") if p.is_file()}
 
 
-def test_a_bundle_that_its_recipe_does_not_give(cli: Cli, copied: Path) -> None:
-    """Published as if it had been made so: with another weight, another time, one more file, another torch."""
+def test_a_bundle_that_its_recipe_does_not_build(cli: Cli, copied: Path) -> None:
+    """It is republished with a different weight and golden, an extra file, and another version of torch."""
     rewrite(copied / "trace.pt", first_number("constants/0", 5.0))
     data = bytearray((copied / "golden.safetensors").read_bytes())
     data[-1] ^= 1
@@ -113,13 +113,13 @@ def test_a_bundle_that_its_recipe_does_not_give(cli: Cli, copied: Path) -> None:
     assert "numbers: trace/constants/0: 1 of 32 numbers, by" in lines["trace.pt"]
     assert "numbers: " in lines["golden.safetensors"]
     assert "1 of " in lines["golden.safetensors"]
-    assert "differs: it is no longer made" in lines["script.pt"]
+    assert "differs: the rebuild did not make it" in lines["script.pt"]
     assert lines["torch"] == f"torch was 2.0, is {before.environment['torch']}"
     assert "differs from what its recipe builds here" in done.out
 
 
 @pytest.mark.parametrize("name", ["tiny.py", "weights.pt"])
-def test_what_it_was_made_of_is_not_the_same(cli: Cli, own: Path, name: str) -> None:
+def test_changed_or_missing_materials_are_refused(cli: Cli, own: Path, name: str) -> None:
     file = own / name
     before = file.read_bytes()
     role = "recipe" if name == "tiny.py" else "checkpoint"
@@ -137,7 +137,7 @@ def test_what_it_was_made_of_is_not_the_same(cli: Cli, own: Path, name: str) -> 
     assert ("check the path" if role == "recipe" else "restore the file") in gone.err
 
 
-def test_weights_that_can_no_longer_be_had(cli: Cli, copied: Path) -> None:
+def test_weights_that_are_no_longer_available(cli: Cli, copied: Path) -> None:
     before = bundles.read_manifest(copied)
     model = replace(before.model, weights="pretrained", origin="pkg:huggingface/a/b@1")
     republish(copied, replace(before, model=model))
@@ -146,21 +146,21 @@ def test_weights_that_can_no_longer_be_had(cli: Cli, copied: Path) -> None:
     assert "the weights are checkpoint weights.pt now and were pretrained of pkg:huggingface/a/b@1" in done.err
 
 
-def test_an_altered_bundle_is_not_built_again(cli: Cli, copied: Path) -> None:
+def test_an_altered_bundle_is_not_rebuilt(cli: Cli, copied: Path) -> None:
     rewrite(copied / "trace.pt", first_number("constants/0", 5.0))
     done = cli("check", copied, "--rebuild", "-q")
     assert done.code == 1
     assert "trace.pt does not match SHA256SUMS" in done.err
 
 
-def test_a_bundle_says_itself_how_it_is_built(cli: Cli, copied: Path) -> None:
+def test_a_bundle_records_how_it_was_built(cli: Cli, copied: Path) -> None:
     done = cli("check", copied, "--rebuild", "--threads", 1)
     assert done.code == 2
     assert "remove the other options" in done.err
 
 
 def asked(model: str, *names: str, **settings: object) -> Manifest:
-    """A manifest that records a request."""
+    """Return a manifest that records a request."""
     return replace(
         manifest(), request=RequestRecord(model=model, targets=names or ("trace",), device="cpu", **settings)
     )
@@ -177,15 +177,15 @@ def asked(model: str, *names: str, **settings: object) -> Manifest:
         (asked("bert", fullgraph=True), "--fullgraph applies only to"),
     ],
 )
-def test_a_record_that_cannot_be_followed(made: Manifest, told: str) -> None:
+def test_a_recorded_request_that_cannot_be_repeated(made: Manifest, told: str) -> None:
     with pytest.raises(UsageError, match="cannot be built again") as caught:
         again(made)
     assert told in str(caught.value)
     assert caught.value.remedy
 
 
-def test_the_request_is_what_it_was(tmp_path: Path) -> None:
-    """Every option that bears on the bundle comes back from the manifest."""
+def test_the_request_survives_the_manifest(tmp_path: Path) -> None:
+    """Every option that affects the bundle is restored from the manifest."""
     text = f"{RECIPES / 'tiny.py'}:pair"
     request = Request(
         "other",
@@ -211,7 +211,7 @@ def test_the_request_is_what_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64])
-def test_numbers_are_read_by_their_type(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_numbers_are_compared_by_dtype(tmp_path: Path, dtype: torch.dtype) -> None:
     paths = [tmp_path / side / "golden.safetensors" for side in ("old", "new")]
     for value, path in enumerate(paths):
         path.parent.mkdir()
@@ -223,7 +223,7 @@ def test_numbers_are_read_by_their_type(tmp_path: Path, dtype: torch.dtype) -> N
     assert compare(old, new) == Difference("a.pt", "numbers", "a/data/1: 1 of 4 numbers, by 1 at most")
 
 
-def test_other_tensors_than_before(tmp_path: Path) -> None:
+def test_different_tensors(tmp_path: Path) -> None:
     paths = [tmp_path / side / "golden.safetensors" for side in ("old", "new")]
     for path in paths:
         path.parent.mkdir()
@@ -245,7 +245,7 @@ def onnx_pair(folder: Path, bundle: Path, edit: Callable[[Any], object]) -> Diff
     return compare(bundle / "model.onnx", folder / "model.onnx")
 
 
-def test_onnx_models(made_bundle: Path, tmp_path: Path) -> None:
+def test_differences_between_onnx_models(made_bundle: Path, tmp_path: Path) -> None:
     import onnx
 
     def change_weight(model: Any) -> None:
@@ -262,7 +262,7 @@ def test_onnx_models(made_bundle: Path, tmp_path: Path) -> None:
 
 
 def package(path: Path, key: str = KEYS[0], folder: str = "/tmp/a", **members: bytes) -> Path:
-    """A package of inductor's, with sources that tell their names, where they lay, and what they were compiled by."""
+    """Write an inductor package, whose sources contain their names, paths and compiler commands."""
     path.parent.mkdir(exist_ok=True)
     place = f"{folder}/{key}.wrapper.cpp"
     code = f'// in {place}\nint f() {{ return check("fn at 0x7f{key[:4].encode().hex()}"); }}\n'
@@ -280,14 +280,14 @@ def packages(tmp_path: Path, **members: bytes) -> Difference:
     return compare(old, package(tmp_path / "new" / "compile.pt2", KEYS[1], "/home/b/c", **members))
 
 
-def test_packages_that_were_compiled_elsewhere(tmp_path: Path) -> None:
+def test_packages_compiled_elsewhere_differ_in_known_places(tmp_path: Path) -> None:
     found = packages(tmp_path)
     assert found.status == "known places"
     assert "generated names" in found.detail
     assert "torch's hash of the members" in found.detail
 
 
-def test_packages_of_other_code(tmp_path: Path) -> None:
+def test_packages_with_different_code_differ(tmp_path: Path) -> None:
     found = packages(tmp_path, wrapper__cpp=b"// in x\nint f() { return 1; }\n")
     assert found.status == "differs"
     assert found.detail.endswith(".wrapper.cpp, line 1")
@@ -298,7 +298,7 @@ def test_packages_of_other_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(environment.compiler() is None, reason="there is no compiler")
-def test_libraries_section_by_section(tmp_path: Path) -> None:
+def test_libraries_are_compared_by_section(tmp_path: Path) -> None:
     def library(key: str, weight: float = 1.0, code: str = "x + 1", debug: str = "-g") -> bytes:
         source, made = tmp_path / f"{key}.wrapper.cpp", tmp_path / "made.so"
         source.write_text(
@@ -322,7 +322,7 @@ def test_libraries_section_by_section(tmp_path: Path) -> None:
     assert found(b"no library").status == "differs"
 
 
-def test_numbers_beside_a_generated_name_are_no_known_place() -> None:
+def test_numbers_next_to_a_generated_name_are_not_a_known_place() -> None:
     old, new = struct.pack("<d", 0.1), struct.pack("<d", 0.7)
     name, other = (b"/tmp/c" + letter * 51 + b".cpp\0\0" for letter in (b"a", b"b"))
     assert _libraries._section("lib.so", ".rodata", old + name, old + other)[0] == "known places"
@@ -330,7 +330,7 @@ def test_numbers_beside_a_generated_name_are_no_known_place() -> None:
     assert _libraries._section("lib.so", ".rodata", name + old, other + new)[0] == "differs"
 
 
-def test_integers_that_a_float_does_not_hold() -> None:
+def test_integers_beyond_float_precision() -> None:
     one = np.array([2**53, -(2**63), 5], np.int64)
     assert _numbers.apart(one, np.array([2**53 + 1, -(2**63), 5])) == "1 of 3 numbers, by 1 at most"
     assert _numbers.apart(one, np.array([2**53, 2**63 - 1, 5])) == "1 of 3 numbers, by 1.8e+19 at most"
@@ -338,21 +338,21 @@ def test_integers_that_a_float_does_not_hold() -> None:
 
 
 @pytest.mark.parametrize(("compression", "at"), [(zipfile.ZIP_DEFLATED, 0), (zipfile.ZIP_LZMA, 4)])
-def test_a_member_that_cannot_be_unpacked(tmp_path: Path, compression: int, at: int) -> None:
-    """What was compressed is spoilt in it, and its twin is not; `at` is the byte that says how it was compressed."""
+def test_an_archive_member_that_cannot_be_unpacked(tmp_path: Path, compression: int, at: int) -> None:
+    """Its compressed data is damaged in one archive; `at` is the offset of the byte that describes the compression."""
     paths = tmp_path / "old.pt2", tmp_path / "new.pt2"
     for path in paths:
         with zipfile.ZipFile(path, "w", compression) as archive:
             archive.writestr("model/code.py", "x = 1\n" * 100)
     data = bytearray(paths[0].read_bytes())
-    data[30 + len("model/code.py") + at] = 0xFF  # from where the compressed data begins
+    data[30 + len("model/code.py") + at] = 0xFF  # relative to the start of the compressed data
     paths[0].write_bytes(data)
     found = compare(*paths)
     assert found.status == "differs"
     assert found.detail.startswith("it cannot be read")
 
 
-def test_what_a_killed_sign_leaves_is_no_difference(made_bundle: Path, tmp_path: Path) -> None:
+def test_files_left_by_a_killed_signing_are_ignored(made_bundle: Path, tmp_path: Path) -> None:
     old, new = (Path(shutil.copytree(made_bundle, tmp_path / name)) for name in ("old", "new"))
     (old / "provenance.dsse.json.new").write_text("{")
     made = bundles.read_manifest(new)
@@ -361,12 +361,12 @@ def test_what_a_killed_sign_leaves_is_no_difference(made_bundle: Path, tmp_path:
     }
 
 
-def test_names_are_no_commands_to_a_terminal() -> None:
+def test_control_characters_in_names_are_replaced() -> None:
     found = rebuild.Rebuilt("b", (Difference("a.pt", "differs", "\x1b]0;title\x07 is in one of them only"),))
     assert "a.pt  differs: \ufffd]0;title\ufffd is in one" in rebuilt.render(found, as_json=False)
 
 
-def test_a_rebuild_that_is_interrupted_says_nothing_of_what_goes_away(
+def test_an_interrupted_rebuild_does_not_mention_deleted_files(
     made_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = Path(shutil.copytree(made_bundle, tmp_path / "pair"))
@@ -389,7 +389,7 @@ def test_a_rebuild_that_is_interrupted_says_nothing_of_what_goes_away(
     assert "TMPDIR" in refused.value.remedy
 
 
-def test_values_of_a_manifest() -> None:
+def test_differences_between_manifests() -> None:
     old = {"at": 1, "rows": [{"name": "a", "max_abs": 0.5}], "took_s": 1.0}
     assert list(records(old, old, ())) == []
     assert list(records(old, old | {"took_s": 2.0}, ("took_s",))) == [("known places", "took_s")]
@@ -399,14 +399,14 @@ def test_values_of_a_manifest() -> None:
     assert conclude("a", records(old, old | {"rows": []}, ())).status == "differs"
 
 
-def test_the_worst_is_told() -> None:
+def test_the_worst_difference_is_reported() -> None:
     findings = [("known places", "times"), *(("differs", f"member {n}") for n in range(5))]
     told = conclude("a", findings)  # type: ignore[arg-type]
     assert told == Difference("a", "differs", "member 0; member 1; member 2; 2 more")
     assert conclude("a", []).status == "known places"
 
 
-def test_what_the_machine_did_meanwhile_is_no_difference() -> None:
+def test_machine_load_is_a_known_place() -> None:
     found = conclude("manifest.json", records({"machine": {"cpus": 2}}, {"machine": None}, rebuild.MEASURED))
     assert found.status == "known places"
     assert conclude("manifest.json", records({"x": 1}, {"x": None}, rebuild.MEASURED)).status == "differs"

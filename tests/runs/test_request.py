@@ -1,4 +1,4 @@
-"""What the user asked for, and the command that asks for it again."""
+"""The user's request, and the command that repeats it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def parsed(line: str) -> Request:
     return request
 
 
-def test_reproduce_asks_for_the_same_again(tmp_path: Path) -> None:
-    """Every option that is not the default comes back."""
+def test_reproduce_repeats_the_request(tmp_path: Path) -> None:
+    """Every option that is not the default is in the command."""
     library = tmp_path / "an op.so"
     library.touch()
     request = request_for(
@@ -67,13 +67,13 @@ def test_reproduce_asks_for_the_same_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tolerance", [float("inf"), float("nan"), -1.0, 1e101])
 @pytest.mark.parametrize("name", ["rtol", "atol"])
-def test_a_tolerance_that_nothing_can_record(name: str, tolerance: float, tmp_path: Path) -> None:
+def test_a_tolerance_that_cannot_be_recorded_is_refused(name: str, tolerance: float, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=rf"{name} is ") as raised:
         request_for("tiny:pair", tmp_path, **{name: tolerance}).validate()
     assert raised.value.remedy
 
 
-def test_reproduce_names_where_the_model_comes_from(tmp_path: Path) -> None:
+def test_reproduce_names_the_source_of_the_model(tmp_path: Path) -> None:
     weights, inputs = tmp_path / "weights.pt", tmp_path / "inputs.pt"
     weights.touch(), inputs.touch()
     request = request_for("tiny:pair", tmp_path / "toy")

@@ -1,4 +1,4 @@
-"""The model is loaded once, jobs that do not fit follow each other, and a shortage is explained with figures."""
+"""The model is loaded once, jobs that do not fit run in turn, and a memory shortage is explained with numbers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _without_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file with a line for each time that a model was loaded."""
+    """A file that gets a line each time a model is loaded."""
     file = tmp_path / "loads"
     monkeypatch.setenv("LOADED", str(file))
     return file
@@ -46,9 +46,11 @@ def test_the_model_is_loaded_once(loads: Path, tmp_path: Path) -> None:
     assert len(loads.read_text().splitlines()) == 1
 
 
-def test_a_model_that_leaves_threads_is_loaded_by_each_job(loads: Path, tmp_path: Path) -> None:
+def test_a_model_that_starts_threads_is_loaded_by_each_job(loads: Path, tmp_path: Path) -> None:
     assert run_in_a_fresh_zygote("heavy:threaded", "trace", tmp_path / "bundle") == {"trace": "passed"}
-    assert len(loads.read_text().splitlines()) == 3, "for others in vain; the golden's job and the trace's"
+    assert len(loads.read_text().splitlines()) == 3, (
+        "once to share it, which fails, then by the jobs of the golden and the trace"
+    )
 
 
 def prepared(weights: float) -> Prepared:
@@ -56,7 +58,7 @@ def prepared(weights: float) -> Prepared:
 
 
 class Held:
-    """In place of the process that has loaded the model."""
+    """Stands in for the process that has loaded the model."""
 
     def __init__(self) -> None:
         self.closed = False
@@ -75,24 +77,24 @@ def turns_for(names: str, weights: float, free: float, monkeypatch: pytest.Monke
     return made
 
 
-def test_what_fits_begins_with_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_longest_export_goes_first_if_all_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     turns = turns_for("trace,onnx,compile", 0.1, 100, monkeypatch)
     ordered = turns.in_order(targets.parse("trace,onnx,compile"))
     assert [v.name for v in ordered] == ["compile", "onnx", "trace"]
 
 
-def test_where_not_all_fits_what_needs_the_loaded_model_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_users_of_the_loaded_model_go_first_if_not_all_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     turns = turns_for("trace,onnx,compile", 3.1, 20, monkeypatch)
     ordered = turns.in_order(targets.parse("trace,onnx,compile"))
     assert [v.name for v in ordered] == ["trace", "compile", "onnx"]
 
 
-def test_the_loaded_model_goes_with_the_last_who_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loaded_model_is_released_by_its_last_user(monkeypatch: pytest.MonkeyPatch) -> None:
     turns = turns_for("trace,compile", 3.1, 20, monkeypatch)
     held, before = cast(Any, turns._holder), turns.room.size
     with turns.golden():
         pass
-    assert not held.closed, "the trace needs it"
+    assert not held.closed, "the trace still needs it"
     with turns.export(targets.Variant("trace")) as zygote:
         assert zygote is held
     assert held.closed
@@ -102,26 +104,24 @@ def test_the_loaded_model_goes_with_the_last_who_needs_it(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(("free", "widened"), [(100, 0.2), (1.5, 0.0)])
-def test_the_golden_holds_what_weights_there_is_room_for(
-    free: float, widened: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_golden_may_hold_the_weights_that_fit(free: float, widened: float, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = turns_for("trace", 0.1, free, monkeypatch)
     with turns.golden() as allowed:
         assert allowed == round(widened * GB)
 
 
-def test_a_job_counts_for_no_more_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_is_planned_with_at_most_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     turns = turns_for("trace", 3.1, 20, monkeypatch, memory_limit_gb=1.0)
     assert turns.plan.share(memory_needs.exports, "trace") == GB
 
 
-def test_a_limit_that_is_too_low_is_explained(run: Run) -> None:
+def test_a_memory_limit_that_is_too_low_is_explained(run: Run) -> None:
     manifest, _ = run("heavy:greedy", "trace,export", memory_limit_gb=4.0)
     rows = {variant.name: variant for variant in manifest.variants}
     assert rows["export"].status == "passed"
     assert rows["trace"].status == "failed"
     reason = rows["trace"].reason
-    assert reason.startswith("The memory did not suffice: the export to trace needs about 0.8 GB, "), reason
+    assert reason.startswith("The memory did not suffice: the export to trace needs about 0.8 GB; "), reason
     assert "--memory-limit is 4.0 GB" in reason
     assert "can't allocate memory" in reason
     assert "--targets trace" in rows["trace"].remedy
@@ -130,14 +130,14 @@ def test_a_limit_that_is_too_low_is_explained(run: Run) -> None:
 @pytest.mark.parametrize(
     ("kills", "reason"),
     [
-        ([0, 1], "The memory did not suffice: the export to trace needs about 0.8 GB, "),
+        ([0, 1], "The memory did not suffice: the export to trace needs about 0.8 GB; "),
         (
             [0, 0],
-            "It was killed from outside, perhaps because memory ran out: the export to trace needs about 0.8 GB, ",
+            "It was killed from outside, perhaps because memory ran out: the export to trace needs about 0.8 GB; ",
         ),
     ],
 )
-def test_a_kill_is_laid_to_memory_where_the_kernel_says_so(
+def test_a_kill_is_attributed_to_memory_if_the_kernel_reports_it(
     kills: list[int], reason: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, after = kills
@@ -158,11 +158,11 @@ def test_a_kill_is_laid_to_memory_where_the_kernel_says_so(
     assert "SIGKILL" in row.reason
 
 
-def test_eagers_session_is_explained_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shortage_of_the_eager_session_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     turns = turns_for("trace,onnx", 3.1, 5, monkeypatch)
     failed = VariantRecord("eager", "eager", "failed", "load", reason="std::bad_alloc (python)", cause="out-of-memory")
     found = turns.plan.explain(failed)
-    assert found.reason.startswith("The memory did not suffice: a session of eager needs about 7.7 GB, 5.0 GB was free")
+    assert found.reason.startswith("The memory did not suffice: a session of eager needs about 7.7 GB; 5.0 GB was free")
     assert found.remedy == "use a machine with 8.5 GB free"
 
 
@@ -188,4 +188,4 @@ def test_weights_of_a_saved_program_are_mapped(tmp_path: Path) -> None:
         assert (type(one), one.stride(), one.requires_grad) == (type(tensor), tensor.stride(), tensor.requires_grad)
     assert torch.equal(found.module()(x), usual.module()(x))
     found.state_dict["a.bias"].data.fill_(7.0)
-    assert torch.export.load(file).state_dict["a.bias"].ne(7.0).all(), "the file stays as it is"
+    assert torch.export.load(file).state_dict["a.bias"].ne(7.0).all(), "the file does not change"

@@ -1,4 +1,4 @@
-"""What is found of a session beside its outputs."""
+"""What is recorded about a session besides its outputs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from exporter.runs import session_checks
         ("cpu", [], None),
     ],
 )
-def test_memory_of_the_gpu(
+def test_gpu_memory_is_measured(
     monkeypatch: pytest.MonkeyPatch, device: str, said: list[float | None], grown: float | None
 ) -> None:
-    """It is asked for before and after, of that GPU; never on the CPU."""
+    """It is read before and after, for that GPU only; on the CPU it is not read."""
     asked: list[str] = []
     answers = iter([*said, None])
 
@@ -38,8 +38,8 @@ def test_memory_of_the_gpu(
     assert asked == [device] * len(said)
 
 
-def test_what_an_artifact_raises_has_its_cause() -> None:
-    """By which a run says what memory was needed."""
+def test_an_error_of_an_artifact_has_a_cause() -> None:
+    """A run uses the cause to report the memory that was needed."""
     record = VariantRecord("trace", "trace", "pending")
     error = "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
     answer = [{"case": "batch=64", "seed": 0, "error": error, "outputs": []}]
@@ -74,6 +74,6 @@ def test_a_quantized_variant_has_a_remedy(cause: str, remedy: str) -> None:
         ("x took longer than 3 s", "one", "x took longer than 3 s", ""),
     ],
 )
-def test_a_crash_has_its_last_words(said: str, log: str, text: str, signal: str) -> None:
+def test_a_crash_is_reported_with_the_last_output(said: str, log: str, text: str, signal: str) -> None:
     assert session_checks.crashed(JobError(said, "", log, signal)) == text
     assert session_checks.crashed(ExporterError(said)) == said

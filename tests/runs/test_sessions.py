@@ -1,4 +1,4 @@
-"""Sessions are opened, judged, kept or closed, whatever happens in between."""
+"""Sessions are opened, judged, and then kept or closed, even after an error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RECORD = VariantRecord("trace", "trace", "pending")
 
 
 class Fake:
-    """A session that says whether it was closed."""
+    """A session that records whether it was closed."""
 
     def __init__(self, status: str = "passed") -> None:
         self.status, self.closed = status, False
@@ -38,7 +38,7 @@ def judge(sessions: Sessions, *fakes: Fake, **settings: Any) -> list[str]:
     return [found.status for found in sessions.judge(RECORD, None, openers, **settings)]
 
 
-def test_sessions_are_closed_unless_they_are_kept() -> None:
+def test_sessions_are_closed_unless_kept() -> None:
     one, other, kept = Fake(), Fake("failed"), Fake()
     with Sessions() as sessions:
         assert judge(sessions, one, other) == ["passed", "failed"]
@@ -52,7 +52,7 @@ def test_sessions_are_closed_unless_they_are_kept() -> None:
 
 
 @pytest.mark.parametrize("only_passing", [False, True])
-def test_wrong_ones_are_kept_or_not(only_passing: bool) -> None:
+def test_failed_sessions_are_kept_unless_only_passing(only_passing: bool) -> None:
     right, wrong = Fake(), Fake("failed")
     with Sessions(only_passing=only_passing) as sessions:
         judge(sessions, right, wrong, keep="trace")
@@ -60,7 +60,7 @@ def test_wrong_ones_are_kept_or_not(only_passing: bool) -> None:
         assert wrong.closed == only_passing
 
 
-def test_who_visits_a_session_finds_it_open_and_may_change_what_is_recorded() -> None:
+def test_a_visitor_gets_an_open_session_and_may_change_its_record() -> None:
     def visit(kind: str, found: SessionRecord, session: Any) -> SessionRecord:
         assert not session.closed
         return SessionRecord(kind, "failed", reason="from its cache")
@@ -69,7 +69,7 @@ def test_who_visits_a_session_finds_it_open_and_may_change_what_is_recorded() ->
         assert judge(sessions, Fake(), visit=visit) == ["failed"]
 
 
-def test_a_session_does_not_outlive_a_failure() -> None:
+def test_a_session_is_closed_if_its_visitor_raises() -> None:
     def visit(*_: Any) -> SessionRecord:
         raise KeyboardInterrupt
 
@@ -80,7 +80,7 @@ def test_a_session_does_not_outlive_a_failure() -> None:
     assert sessions.kept == {}
 
 
-def test_none_is_opened_after_the_end() -> None:
+def test_no_session_is_opened_after_stop() -> None:
     with Sessions() as sessions:
         sessions.stop()
         assert sessions.stopped

@@ -63,7 +63,7 @@ def test_variants_are_parsed_with_their_precisions() -> None:
     ]  # fmt: skip
     assert Variant("onnx", "", "int8").artifact == "model@int8.onnx"
     assert targets.left_out("script,trace@int8", ("fp32", "int8")) == (
-        "script is not made in int8; it has fp32, tf32, bf16, fp16",
+        "script does not support int8; it has fp32, tf32, bf16, fp16",
     )
     assert targets.left_out("script:any@fp32", ("int8",)) == ()
     assert targets.parse_precisions(" bf16,fp32,bf16") == ("bf16", "fp32")

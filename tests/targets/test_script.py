@@ -71,7 +71,7 @@ def test_torchscript_needs_no_scripting(tmp_path: Path, monkeypatch: pytest.Monk
     model = interpreter.taken_over(torch.jit.load(str(tmp_path / "gate.jit")))
     monkeypatch.setattr(interpreter.Interpreter, "__prepare_scriptable__", None)
     note, run = check(model, lambda batch: {"x": torch.randn(batch, 4)}, tmp_path)
-    assert note == "TorchScript already"
+    assert note == "already TorchScript"
     assert torch.equal(run((-torch.ones(3, 4),))[0], torch.ones(3, 4))
 
 
@@ -179,8 +179,8 @@ class Asks(nn.Module):
 
 def test_what_scripting_changes_goes_through_the_exported_graph(tmp_path: Path) -> None:
     note, _ = check(Asks(), lambda batch: (ramp(batch),), tmp_path, captured=True)
-    why = "output at the example is not what eager gives"
-    assert note == f"through the exported graph; torch.jit.script alone fails: {why}"
+    why = "outputs at the example differ from eager's: output"
+    assert note == f"through the exported graph; torch.jit.script fails: {why}"
 
 
 class Variadic(nn.Module):
@@ -190,7 +190,7 @@ class Variadic(nn.Module):
 
 def test_what_cannot_be_scripted_goes_through_the_exported_graph(tmp_path: Path) -> None:
     note, _ = check(Variadic(), lambda batch: (ramp(batch),), tmp_path, captured=True)
-    assert note.startswith("through the exported graph; torch.jit.script alone fails: ")
+    assert note.startswith("through the exported graph; torch.jit.script fails: ")
     assert "variable number of arguments" in note
 
 
@@ -215,7 +215,7 @@ def test_what_cannot_be_saved_is_exported_once_more(tmp_path: Path) -> None:
 def test_both_failures_are_named(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"not asked for; torch\.jit\.script: .*variable number of arguments"):
         check(Variadic(), lambda batch: (ramp(batch),), tmp_path)
-    with pytest.raises(ExportError, match=r"not asked for; torch\.jit\.script: output at the example"):
+    with pytest.raises(ExportError, match=r"not asked for; torch\.jit\.script: outputs at the example"):
         check(Asks(), lambda batch: (ramp(batch),), tmp_path)
     assert not (tmp_path / "script.pt").exists()
 
@@ -254,7 +254,7 @@ def test_what_cannot_be_frozen_is_written_as_it_is(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(torch.jit, "freeze", fails)
     note, _ = check(Named(), lambda batch: (ramp(batch),), tmp_path)
-    assert note == "scripted natively; not frozen, for the frozen module is wrong or fails"
+    assert note == "scripted natively; not frozen, because the frozen module is wrong or fails"
 
 
 def test_a_bridge_that_fails_when_run_is_no_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

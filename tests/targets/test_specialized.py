@@ -30,7 +30,7 @@ def test_a_loop_over_a_size_has_an_entry_for_each(run: Run) -> None:
     rows = {row.name: row for row in manifest.variants}
     assert manifest.golden is not None
     assert {name: row.reason for name, row in rows.items() if row.status == "failed"} == {
-        "export": "an exported program has one entry"
+        "export": "an exported program supports only one entry"
     }
     assert {"batch=2 sequence=1", "batch=2 sequence=4", "batch=2 sequence=6"} <= set(map(str, manifest.golden.cases))
     torch.manual_seed(0)

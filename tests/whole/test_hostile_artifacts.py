@@ -129,7 +129,7 @@ def test_one_bit_of_an_archive_that_nothing_tells_of(made_bundle: Path, tmp_path
         data = bytearray(whole)
         data[at + sum(extra) + info.file_size // 2] ^= 1
         (tmp_path / file).write_bytes(data)
-        with pytest.raises(ArtifactError, match="the checksum of"):
+        with pytest.raises(ArtifactError, match="the CRC-32 of"):
             exporter.open_artifact(tmp_path / file)
 
 

@@ -124,7 +124,7 @@ def test_lists_the_doctor_and_explain_name_it(command: Command) -> None:
     assert "A sample of a recipe" in command("models").out
     assert "A sample of a target" in command("targets").out
     said = command("doctor").out
-    assert "target of sample-plugin 1.0" in said
+    assert "target from sample-plugin 1.0" in said
     assert "needs nothing else" in said
     with pytest.raises(UsageError) as raised:
         targets.parse("specimen")
@@ -168,16 +168,16 @@ def test_a_release_follows_what_the_target_requires(sample: Install, command: Co
 @pytest.mark.parametrize(
     ("module", "why"),
     [
-        ("raise RuntimeError('no such chip')", "it does not import: RuntimeError: no such chip"),
-        ("raise SystemExit(3)", "it does not import: SystemExit: 3"),
+        ("raise RuntimeError('no such chip')", "it fails to import: RuntimeError: no such chip"),
+        ("raise SystemExit(3)", "it fails to import: SystemExit: 3"),
         ("artifact = 'bad.bin'", "it lacks variants, precisions, requires, native, needs_program, export, load, read"),
         (REQUIRED + "requires = 'torch'", "requires is str, not tuple"),
         (REQUIRED + "portable = 'yes'", "portable is str, not bool"),
-        (REQUIRED + "variants = (1,)", "variants holds other things than str"),
+        (REQUIRED + "variants = (1,)", "variants may contain only str"),
         (REQUIRED + "precisions = ('fp8',)", "precisions has 'fp8', which exporter does not know"),
         (REQUIRED + "precisions = 8", "precisions is int, not tuple"),
-        (REQUIRED + "load = 'me'", "load is no function"),
-        (REQUIRED + "artifact = '../x'", "'../x' is no file name with a suffix"),
+        (REQUIRED + "load = 'me'", "load is not a function"),
+        (REQUIRED + "artifact = '../x'", "'../x' is not a file name with a suffix"),
         (REQUIRED + "artifact = 'trace.pt'", "trace.pt is the artifact of another target"),
     ],
 )
@@ -201,7 +201,7 @@ def test_a_broken_target_breaks_no_other(install: Install, command: Command, tmp
     assert "trace.pt" in done.out
     assert "the target trace of bad-plugin 1.0 cannot be used: exporter has a target of that name" in done.err
     done = command("doctor")
-    assert "the target bad of bad-plugin 1.0 cannot be used: it does not import: RuntimeError: no" in done.out
+    assert "the target bad of bad-plugin 1.0 cannot be used: it fails to import: RuntimeError: no" in done.out
     done = command("export", TESTS / "recipes/tiny.py:mlp", "--targets", "trace", "--no-bench", "--out", tmp_path / "b")
     assert done.code == 0, done.out + done.err
     assert "the target trace of bad-plugin 1.0 cannot be used" in done.out + done.err, "it is not the one that ran"
@@ -237,7 +237,7 @@ def test_names_that_mean_something_else(install: Install, name: str, monkeypatch
     point = EntryPoint(name, "named", _plugins.GROUP)
     install("named-plugin", named=REQUIRED)
     monkeypatch.setattr(_plugins, "entry_points", lambda group: [point])
-    with pytest.raises(UsageError, match="is no name for a target"):
+    with pytest.raises(UsageError, match="is not a valid name for a target"):
         targets.get(name)
 
 

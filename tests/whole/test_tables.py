@@ -81,7 +81,7 @@ def test_rows_of_a_bundle() -> None:
     """A row for each language; a variant that failed or has no session has its reason."""
     crashed = SessionRecord("native", "failed", "check", "was ended by SIGSEGV")
     trace = variant("trace", sessions=(variant().sessions[0], crashed))
-    script = variant("script", notes=("not frozen, for the frozen module is wrong or fails",))
+    script = variant("script", notes=("not frozen, because the frozen module is wrong or fails",))
     found = manifest(
         EAGER, trace, script, variant("compile:default", artifact=None), failed("onnx", "no such operator")
     )

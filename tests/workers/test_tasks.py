@@ -105,7 +105,7 @@ def test_a_step_with_an_offset_is_said_and_not_promised() -> None:
     made, found = captured(stepped.Pool(), 2, 3, "height", 20, sizes={"height": 25}, height=Range(12, 64))
     assert [one for one in found if one.of != "guards"] == []
     (said,) = narrowing.limits(made, found, {"height": 25})
-    assert re.fullmatch(r"torch\.export takes height only as 2\*n[+-]\d+ \(.*stepped\.py:\d+\)", str(said))
+    assert re.fullmatch(r"torch\.export accepts height only as 2\*n[+-]\d+ \(.*stepped\.py:\d+\)", str(said))
 
 
 class Shy(torch.nn.Module):

@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <string>
 
-// copies.ptx, which the driver compiles for its GPU, as a string that ends with a zero.
+// Embeds copies.ptx as a zero-terminated string, which the driver compiles for the GPU.
 asm(R"(
   .pushsection .rodata
   .hidden exporter_copies_ptx
@@ -23,11 +23,11 @@ extern "C" const char exporter_copies_ptx[];
 namespace exporter {
 namespace {
 
-constexpr unsigned kThreads = 256;      // of a block
-constexpr unsigned kMaxBlocks = 256;    // for one copy
-constexpr std::size_t kBytesEach = 16;  // that a thread copies at a time
+constexpr unsigned kThreads = 256;      // per block
+constexpr unsigned kMaxBlocks = 256;    // per copy
+constexpr std::size_t kBytesEach = 16;  // copied by a thread at a time
 
-/// The driver's functions, which no library of torch's hands on.
+/// Returns a function of the CUDA driver. Torch's libraries do not export them.
 template <typename Function>
 Function* driver(const char* name) {
   static void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -41,7 +41,7 @@ void check(CUresult result, const char* what) {
   throw std::runtime_error(std::string(what) + ": CUDA driver error " + std::to_string(result));
 }
 
-// Macros of cuda.h name the version of a function that its types are of.
+// Macros in cuda.h map each function to the version that fits its types, such as X to X_v2.
 #define EXPORTER_NAME(name) EXPORTER_TEXT(name)
 #define EXPORTER_TEXT(name) #name
 #define EXPORTER_DRIVER(name) driver<decltype(name)>(EXPORTER_NAME(name))
@@ -57,7 +57,7 @@ CopyKernel::CopyKernel() {
 CopyKernel::~CopyKernel() {
   try {
     static_cast<void>(EXPORTER_DRIVER(cuModuleUnload)(module_));
-  } catch (const std::exception&) {  // nothing was loaded then
+  } catch (const std::exception&) {  // no driver, so nothing was loaded
   }
 }
 

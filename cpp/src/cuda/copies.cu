@@ -12,7 +12,7 @@ struct Copies {
   Copy each[32];
 };
 
-// A grid of (any, how many) blocks of one dimension.
+// Launched with a grid of (any number, number of copies) blocks, each one-dimensional.
 extern "C" __global__ void exporter_copies(const Copies copies) {
   const Copy copy = copies.each[blockIdx.y];
   const unsigned long long first = blockIdx.x * blockDim.x + threadIdx.x;

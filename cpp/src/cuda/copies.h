@@ -9,8 +9,8 @@
 
 namespace exporter {
 
-/// Copies bytes, several tensors in one launch, on the device that is current when it is made.
-/// Throws std::runtime_error where the driver does not take it.
+/// The kernel that copies several tensors in one launch, on the device that is current at
+/// construction. Throws std::runtime_error if the driver cannot load it.
 class CopyKernel {
  public:
   CopyKernel();
@@ -25,21 +25,20 @@ class CopyKernel {
   CUfunction function_{};
 };
 
-/// As the kernel reads it.
+/// One copy, with the layout that the kernel reads.
 struct Copy {
   void* to;
   const void* from;
   std::size_t bytes;
 };
 
-/// Copies of a CUDA graph, all as one node (one for each 32), which later launches make between
-/// other places.
+/// Copies in a CUDA graph, in one node per 32 copies. Their addresses can change between launches.
 class Copies {
  public:
   /// The kernel must outlive the graph.
   Copies(const CopyKernel& kernel, std::vector<Copy> copies);
 
-  /// Makes them nodes of a graph, after others.
+  /// Adds the copies to a graph as nodes that run after `after`.
   void add(cudaGraph_t graph, const std::vector<cudaGraphNode_t>& after);
 
   const std::vector<cudaGraphNode_t>& nodes() const { return nodes_; }
@@ -54,7 +53,7 @@ class Copies {
     copies_[index].from = from;
   }
 
-  /// Tells a graph, made of the one that they are nodes of, where they are now.
+  /// Passes changed addresses to an instance of the graph.
   void update(cudaGraphExec_t graph);
 
  private:
@@ -67,7 +66,7 @@ class Copies {
     CUDA_KERNEL_NODE_PARAMS params{};
 
     Launch(const Copies& copies, std::size_t first);
-    Launch(const Launch&) = delete;  // it points into itself
+    Launch(const Launch&) = delete;  // contains pointers to its own members
     Launch& operator=(const Launch&) = delete;
   };
 

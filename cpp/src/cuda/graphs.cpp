@@ -1,4 +1,4 @@
-// Built apart, into libexporter_cuda.so: it links CUDA's libraries, which nothing else here does.
+// Built as a separate library, libexporter_cuda.so, the only one here that links CUDA libraries.
 
 #include "../graphs.h"
 
@@ -19,13 +19,13 @@
 namespace exporter {
 namespace {
 
-// TorchScript records profiles at its first runs and compiles at the next; libraries make their
-// workspaces. None of that can happen inside a capture.
+// TorchScript profiles its first runs and compiles in the next, and libraries allocate workspaces.
+// None of that is allowed inside a capture.
 constexpr int kWarmUpRuns = 4;
 
 using Shapes = std::vector<std::int64_t>;
 
-/// The sizes of all inputs; ranks are the contract's.
+/// Returns the sizes of all inputs. They identify the shapes, because the contract fixes the ranks.
 Shapes shapes_of(const std::vector<at::Tensor>& inputs) {
   Shapes shapes;
   for (const at::Tensor& input : inputs) {
@@ -41,7 +41,7 @@ std::vector<at::Tensor> clones(const std::vector<at::Tensor>& tensors) {
   return copies;
 }
 
-/// Marks how far a stream has come. (ATen's own needs more of CUDA's headers than wheels bring.)
+/// A CUDA event. ATen's own class needs CUDA headers that the wheels lack.
 class Event {
  public:
   Event() { C10_CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
@@ -51,15 +51,15 @@ class Event {
 
   void record(c10::cuda::CUDAStream stream) { C10_CUDA_CHECK(cudaEventRecord(event_, stream)); }
 
-  /// Makes a stream wait for what was recorded.
+  /// Makes a stream wait for the recorded work.
   void block(c10::cuda::CUDAStream stream) { C10_CUDA_CHECK(cudaStreamWaitEvent(stream, event_)); }
 
  private:
   cudaEvent_t event_{};
 };
 
-/// A stream that nobody else has: those of ATen's pool are handed out in turn, and what another
-/// thread does on one would be captured too.
+/// A stream that nobody else uses. ATen's pool hands out the same streams repeatedly, so the work
+/// of another thread could be captured too.
 class OwnStream {
  public:
   OwnStream() { C10_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
@@ -102,7 +102,7 @@ std::size_t dependents(cudaGraphNode_t node) {
   return count;
 }
 
-/// The nodes that no other waits for.
+/// Returns the nodes that no other node depends on.
 std::vector<cudaGraphNode_t> leaves_of(cudaGraph_t graph) {
   std::size_t count = 0;
   C10_CUDA_CHECK(cudaGraphGetNodes(graph, nullptr, &count));
@@ -112,20 +112,20 @@ std::vector<cudaGraphNode_t> leaves_of(cudaGraph_t graph) {
   return nodes;
 }
 
-/// One captured run, with the buffers that it reads and writes.
+/// A captured run and the buffers that it reads and writes.
 struct Graph {
   std::mutex mutex;  // the buffers serve one call at a time
-  OwnStream stream;  // libraries keep a workspace for each, and graphs may run at the same time
+  OwnStream stream;  // libraries have one workspace per stream, and graphs may run concurrently
   at::cuda::CUDAGraph graph{/*keep_graph=*/true};
   std::vector<at::Tensor> inputs;
   std::vector<at::Tensor> outputs;
-  std::optional<Copies> in;        // into the inputs
-  std::optional<Copies> out;       // of the outputs that are `plain`
-  std::vector<std::size_t> plain;  // dense, and on the GPU
+  std::optional<Copies> in;        // into `inputs`
+  std::optional<Copies> out;       // from the `plain` outputs
+  std::vector<std::size_t> plain;  // indices of the dense outputs on the GPU
   bool captured = false;
-  std::optional<c10::cuda::CUDAStream> last;  // where it was replayed last
+  std::optional<c10::cuda::CUDAStream> last;  // stream of the last replay
   Event done;
-  std::vector<at::Tensor> room;  // for the plain outputs of the next replay on `last`, or none
+  std::vector<at::Tensor> room;  // the plain outputs of the next replay on `last`; may be empty
 };
 
 class GraphRunner final : public Runner {
@@ -149,7 +149,8 @@ class GraphRunner final : public Runner {
   }
 
  private:
-  /// The graph of these shapes, captured or not yet; none when there are as many as may be.
+  /// Returns the graph for these shapes, which may not be captured yet, or null if the limit is
+  /// reached.
   std::shared_ptr<Graph> find(const std::vector<at::Tensor>& inputs) {
     const std::lock_guard lock(mutex_);
     auto shapes = shapes_of(inputs);
@@ -159,7 +160,8 @@ class GraphRunner final : public Runner {
     return graphs_.emplace(std::move(shapes), std::make_shared<Graph>()).first->second;
   }
 
-  /// Leaves the graph uncaptured, and remembers why, when the model does what a capture forbids.
+  /// Captures the graph. If the model does something that a capture forbids, leaves the graph
+  /// uncaptured and records the reason.
   void try_to_capture(Graph& graph, const std::vector<at::Tensor>& inputs) {
     const std::lock_guard lock(inner_mutex_);
     graph.inputs = clones(inputs);
@@ -167,7 +169,7 @@ class GraphRunner final : public Runner {
     try {
       capture(graph);
     } catch (const std::exception& error) {
-      cudaGetLastError();  // a failed capture leaves its error behind
+      cudaGetLastError();  // clears the error of the failed capture
       graph.graph.reset();
       const std::lock_guard note(mutex_);
       failure_ = std::string(error.what()).substr(0, std::string(error.what()).find('\n'));
@@ -185,7 +187,7 @@ class GraphRunner final : public Runner {
     } catch (...) {
       try {
         graph.graph.capture_end();
-      } catch (const std::exception&) {  // what the model raised says more
+      } catch (const std::exception&) {  // the model's own error is more useful
       }
       throw;
     }
@@ -195,8 +197,8 @@ class GraphRunner final : public Runner {
     graph.captured = true;
   }
 
-  /// Inputs are copied first and outputs last, as a part of the graph: launched one by one, the
-  /// copies would cost more than many a model. From where and to where, each replay says.
+  /// Adds copies of the inputs before and of the outputs after the captured nodes. Launched one by
+  /// one, the copies could take longer than the model. Each replay sets their addresses.
   void add_copies(Graph& graph) {
     const cudaGraph_t raw = graph.graph.raw_cuda_graph();
     const auto roots = roots_of(raw);
@@ -232,8 +234,8 @@ class GraphRunner final : public Runner {
     return bytes;
   }
 
-  /// Tells the next replay to write its plain outputs to new tensors on the current stream. They
-  /// share one block of memory, for the allocator takes longer than all else that a call needs.
+  /// Makes the next replay write its plain outputs to new tensors on the current stream. They share
+  /// one block of memory, because an allocation is the slowest part of a call.
   static void make_room(Graph& graph) {
     const std::size_t bytes = bytes_of_plain(graph);
     c10::Allocator* const allocator = c10::cuda::CUDACachingAllocator::get();
@@ -256,18 +258,18 @@ class GraphRunner final : public Runner {
     graph.room = std::move(outputs);
   }
 
-  /// Makes room for the next replay while this one runs. Of large outputs one more would cost more
-  /// memory than it saves time; with too little memory the next call says so.
+  /// Allocates the outputs of the next replay while this one runs, unless they are large: then the
+  /// memory is not worth the time. If memory is short, the next call reports it.
   static void make_room_ahead(Graph& graph) {
     constexpr std::size_t kLarge = 1 << 20;
     if (bytes_of_plain(graph) > kLarge) return;
     try {
       make_room(graph);
-    } catch (const std::exception&) {  // this call has what it came for
+    } catch (const std::exception&) {  // this call has its outputs
     }
   }
 
-  /// The outputs are copies: the next replay writes over the graph's own.
+  /// Replays the graph and returns copies of its outputs, which the next replay overwrites.
   static std::vector<at::Tensor> replay(Graph& graph, const std::vector<at::Tensor>& inputs) {
     const auto stream = c10::cuda::getCurrentCUDAStream();
     if (graph.last && *graph.last != stream) {
@@ -290,8 +292,8 @@ class GraphRunner final : public Runner {
   }
 
   std::unique_ptr<Runner> inner_;
-  std::optional<CopyKernel> kernel_;  // before the graphs, which it must outlive
-  std::mutex inner_mutex_;            // what can be captured serves one call at a time
+  std::optional<CopyKernel> kernel_;  // declared before the graphs, which it must outlive
+  std::mutex inner_mutex_;            // a runner that can be captured serves one call at a time
   mutable std::mutex mutex_;
   std::map<Shapes, std::shared_ptr<Graph>> graphs_;
   std::size_t limit_;

@@ -39,7 +39,7 @@ def fixed_initial(contract: Contract) -> list[torch.Tensor]:
         if moving:
             symbol = Expression.parse(moving[0]).name
             raise ExportError(
-                f"{tensor.spec.name} has the size {moving[0]}, but what this target keeps inside has one size",
+                f"{tensor.spec.name} has the size {moving[0]}, but state inside this target has a fixed size",
                 f"--state inputs makes it an input and an output; --dynamic without {symbol} fixes its size",
             )
         shape = contracts.shape_at(tensor.spec, {})
@@ -170,7 +170,7 @@ def _same_sizes(tensor: StateTensor, held: str, contract: Contract) -> list[str]
     lines = []
     for axis, dim in enumerate(tensor.shape):
         if isinstance(dim, str):
-            said = f"{tensor.spec.name} has another {dim} than the inputs of this call: call reset() first"
+            said = f"{tensor.spec.name} differs from the inputs of this call in {dim}: call reset() first"
             lines += [
                 f"    if {held}.size({axis}) != {_size(dim, tensor, contract)}:",
                 f"        raise RuntimeError({said!r})",

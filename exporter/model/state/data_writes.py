@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from exporter.core import source_lines
 
-SAID = ".data is written, which no trace and no graph records"
+SAID = ".data is written, which no trace or graph records"
 
 
 def writes(classes: Iterable[type]) -> list[str]:

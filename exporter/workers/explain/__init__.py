@@ -24,7 +24,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report: `ok` is no obstacle, `note` is worth knowing, `bad` prevents a correct export."""
+    """One line of the report: `ok` is not an obstacle, `note` is worth knowing, `bad` prevents a correct export."""
 
     level: Literal["ok", "note", "bad"]
     text: str
