@@ -70,7 +70,7 @@ class Subject:
     def __init__(self, loaded: Any) -> None:
         self.loaded = loaded
         self.example: Call = self._call(loaded.base, 0)
-        # An artifact's contract says whether the model keeps state; for a bare call, the recipe says it.
+        # An artifact's contract records whether the model keeps state; for bare calls, the recipe declares it.
         self.streams = getattr(loaded.recipe, "streams", False)
 
     def _call(self, sizes: Mapping[str, int], seed: int) -> Call:
@@ -140,7 +140,7 @@ class Subject:
 
 
 def agree(outputs: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> bool:
-    """Return whether outputs have the expected shapes, and values to a thousandth of the largest."""
+    """Return whether the outputs have the expected shapes, and values within a thousandth of the largest."""
     if [o.shape for o in outputs] != [e.shape for e in expected]:
         return False
     for output, target in zip(outputs, expected, strict=True):

@@ -71,9 +71,8 @@ def step(
         torch.manual_seed(0)
         shape = {name: value for name, value in size.items() if name not in ("label", "batch")}
         model = VisionTransformer(**shape).to(device)
-        torch.nn.init.normal_(
-            model.heads.head.weight, std=0.02
-        )  # with torchvision's zeros, every loss would be the same
+        # With torchvision's zeros, every loss would be the same.
+        torch.nn.init.normal_(model.heads.head.weight, std=0.02)
         images = torch.randn(given.batch, 3, given.image_size, given.image_size, device=device)
         labels = torch.randint(0, 1000, (given.batch,), device=device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)

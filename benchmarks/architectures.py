@@ -205,7 +205,7 @@ class scatter(_Rows):
     """Sums by index."""
 
     class module(nn.Module):
-        """Adds pairs of neighbouring columns."""
+        """Adds pairs of neighboring columns."""
 
         def forward(self, x: Tensor) -> Tensor:
             index = (torch.arange(x.shape[1]) // 2).expand(x.shape[0], -1)

@@ -18,7 +18,7 @@ from pathlib import Path
 from exporter.core import environment
 
 ROOT = Path(__file__).parents[1]
-SCALES = 0.9  # of the throughput that the cores allow
+MIN_SHARE = 0.9  # of the throughput that the cores allow
 CALLERS = (1, 2, 4, 8)
 RUNS = 40  # calls per process, by all its callers
 MANY = """
@@ -107,9 +107,9 @@ def scales(programs: Path, artifact: Path, rounds: int) -> bool:
     print(f"{name}, one thread per call: {allowed:.1f} calls/s from {cores} processes; one artifact: ", end="")
     print(", ".join(f"{rate:.1f} from {callers}" for callers, rate in rates.items()))
     share = statistics.median(a / b for a, b in zip(found[max(CALLERS)], separate, strict=True))
-    kept = share >= SCALES
+    kept = share >= MIN_SHARE
     print(f"{'ok  ' if kept else 'OVER'}  {name}, {max(CALLERS)} callers over {cores} processes: ", end="")
-    print(f"{share:.2f}, at least {SCALES:g}", flush=True)
+    print(f"{share:.2f}, at least {MIN_SHARE:g}", flush=True)
     return kept
 
 

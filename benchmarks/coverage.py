@@ -136,9 +136,8 @@ def _coverage_main(*arguments: Any) -> None:
     """Run `_coverage.main`, so that torch is imported only in the fork server and the judges."""
     import _coverage
 
-    sys.path = [
-        path for path in sys.path if Path(path).absolute() != HERE
-    ]  # this coverage.py would hide the package of that name
+    # This coverage.py would hide the package of that name.
+    sys.path = [path for path in sys.path if Path(path).absolute() != HERE]
     _coverage.main(*arguments)
 
 

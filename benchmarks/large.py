@@ -302,9 +302,8 @@ def _claims(
     yield "everything except the export to compile", _beside_compile(run), FACTOR * run["weights_gb"] + FIXED_GB
     judged, how = (ordered, ", in order") if ordered else (run, "")
     compiling = judged["steps"].get("export compile")
-    if (
-        compiling and bare and (not bare["failed"] or bare["failed"].startswith(ENDED))
-    ):  # if killed, its peak is a lower bound
+    # If torch's own calls were killed, their peak is a lower bound.
+    if compiling and bare and (not bare["failed"] or bare["failed"].startswith(ENDED)):
         own = f"torch's own, which was {bare['failed']}" if bare["failed"] else "torch's own"
         yield f"the export to compile{how}, against {own}", compiling["peak_gb"], MARGIN * bare["peak_gb"]
 

@@ -599,7 +599,7 @@ class yolov8(_Recipe):
             return torch.cat([boxes, score.sigmoid()], 1), maps
 
         def anchors(self, maps: list[Tensor]) -> tuple[Tensor, Tensor]:
-            """Return the centres of all cells, and the stride of each cell."""
+            """Return the centers of all cells, and the stride of each cell."""
             points, strides = [], []
             for stride, m in zip(self.strides, maps, strict=True):
                 h, w = m.shape[-2:]
@@ -773,7 +773,7 @@ class raft(_Recipe):
             return (mask * up).sum(2).permute(0, 1, 4, 2, 5, 3).reshape(n, 2, 8 * h, 8 * w)
 
         def look(self, pyramid: list[Tensor], coords: Tensor) -> Tensor:
-            """Sample 5 by 5 neighbours of each coordinate at both levels."""
+            """Sample 5 by 5 neighbors of each coordinate at both levels."""
             n, _, h, w = coords.shape
             around = torch.linspace(-2, 2, 5)
             delta = torch.stack(torch.meshgrid(around, around, indexing="ij"), -1).view(1, 5, 5, 2)
@@ -979,7 +979,7 @@ class kalman_norm(_Recipe):
             return (x - self.mean) / torch.sqrt(self.m2 / self.count + 1e-3)
 
     def inputs(self, batch: int = 3) -> tuple[Tensor, ...]:
-        """Return rows that are not centred."""
+        """Return rows that are not centered."""
         return (torch.randn(batch, 6) * 2 + 1,)
 
 

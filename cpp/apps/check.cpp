@@ -48,7 +48,7 @@ class Judge {
     if (begins) refused_.clear();
     if (!begins && failed_) {
       result.refused = refused_;
-      if (refused_.empty()) result.error = "the step before failed";
+      if (refused_.empty()) result.error = "the previous step failed";
       return result;
     }
     failed_ = true;

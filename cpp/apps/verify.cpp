@@ -65,7 +65,7 @@ void print_text(const std::vector<CaseResult>& cases, const Options& options) {
     const bool is_fail = one.verdict() == Verdict::fail;
     const std::string& cause = one.error.empty() ? one.refused : one.error;
     if (is_fail && one.outside) {
-      std::printf("%-8s  %s: its contract does not allow that, and it was not refused\n",
+      std::printf("%-8s  %s: the contract does not allow this, but it was accepted\n",
                   to_string(Verdict::fail), describe(one).c_str());
     } else if (is_fail && !cause.empty()) {
       std::printf("%-8s  %s: %s\n", to_string(Verdict::fail), describe(one).c_str(),

@@ -10,17 +10,17 @@ namespace exporter::benchmarks {
 using Tensors = std::vector<at::Tensor>;
 using Call = std::function<void()>;
 
-/// A call, captured into a CUDA graph.
+/// A call captured into a CUDA graph.
 struct Captured {
   /// Launches the graph.
   Call replay;
 
-  /// Where another capture is under way on the current stream, makes the graph a part of it, and
-  /// launches it otherwise. Returns the tensors that the graph writes.
+  /// Adds the graph to the capture in progress on the current stream, or launches it if there is
+  /// none. Returns the tensors that the graph writes.
   std::function<Tensors()> run;
 };
 
-/// Captures a call that returns what it computes. Throws where this build has no CUDA.
+/// Captures a call, which returns its outputs. Throws if this build has no CUDA.
 Captured capture(const std::function<Tensors()>& call);
 
 }  // namespace exporter::benchmarks

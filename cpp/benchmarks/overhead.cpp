@@ -1,9 +1,10 @@
-// What a call of exporter::Artifact costs beyond torch's own: exporter-overhead ARTIFACT [DEVICE].
-// Both run on the first case of golden.safetensors beside the artifact, in turn, in this one
-// process. On a GPU the bare call launches a CUDA graph of the loaded model, the artifact's
-// captures that graph as a part of its own, and both wait for it. Two captures of the model itself
-// would not do: where their buffers come to lie in the GPU's memory makes more of a difference than
-// what is measured.
+// Measures the overhead of a call of exporter::Artifact over torch's own call:
+// exporter-overhead ARTIFACT [DEVICE].
+//
+// Both calls alternate in one process, on the first case of golden.safetensors beside the artifact.
+// On a GPU, the bare call launches a CUDA graph of the loaded model, the artifact's graph contains
+// that graph, and both calls wait for the device. Two separate captures of the model could not be
+// compared: the positions of their buffers in GPU memory matter more than the overhead.
 
 #include <c10/core/InferenceMode.h>
 #include <exporter/artifact.h>
@@ -31,7 +32,7 @@ using exporter::benchmarks::Tensors;
 
 namespace {
 
-constexpr double kLimitOnCpu = 10;  // microseconds a call
+constexpr double kLimitOnCpu = 10;  // microseconds per call
 constexpr double kLimitOnGpu = 5;
 constexpr int kWarmUpRuns = 100;
 constexpr int kMaxPairs = 20'000;
@@ -40,13 +41,13 @@ constexpr std::chrono::milliseconds kBudget{20'000};
 
 using Clock = std::chrono::steady_clock;
 
-/// A call, and what comes before each one and is not timed: a state that is kept begins anew.
+/// A timed call, and an untimed action before each call, which resets a kept state.
 struct Timed {
   Call call;
   Call before = [] {};
 };
 
-/// torch's own call of the same file on the CPU, with what it needs to stay alive.
+/// Returns torch's own call of the same file on the CPU. The result owns the loaded model.
 Timed bare_forward(const fs::path& path, const Tensors& inputs, bool keeps_state) {
   auto module = torch::jit::load(path.string());
   if (module.hasattr("training")) module.eval();
@@ -77,7 +78,8 @@ double microseconds(const Timed& timed) {
   return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
 }
 
-/// The median, and order statistics that hold it in 95% of cases at least. `values` is not empty.
+/// The median and its confidence interval of at least 95%, from order statistics. `values` must not
+/// be empty.
 struct Median {
   double low, middle, high;
 
@@ -94,14 +96,14 @@ struct Median {
   }
 };
 
-/// What a call takes, in microseconds, and what another adds to it.
+/// The time of the bare call and the time added by the other, in microseconds.
 struct Difference {
   Median added;
   Median bare;
   std::size_t pairs;
 };
 
-/// Both calls in turn, each first in every other pair.
+/// Times both calls in pairs; the first call of a pair alternates.
 Difference compare(const Timed& ours, const Timed& bare, Clock::duration budget) {
   for (int i = 0; i < kWarmUpRuns; ++i) {
     microseconds(ours);
@@ -119,7 +121,7 @@ Difference compare(const Timed& ours, const Timed& bare, Clock::duration budget)
   return {Median(differences), Median(alone), differences.size()};
 }
 
-/// Prints what was found. Returns whether the difference may be within the limit.
+/// Prints the result. Returns whether the overhead may be within the limit.
 bool within(double limit, const std::string& what, const Median& added, const Median& bare) {
   const bool over = added.low > limit;
   std::printf("%s  %s: %.2f µs (%.2f…%.2f) beyond %.1f µs, at most %g", over ? "OVER" : "ok  ",
@@ -148,8 +150,8 @@ bool compare_on_cpu(const fs::path& path) {
   return kept;
 }
 
-/// A captured model: what captures it gets the same kernels in the same places. It reads the inputs
-/// that it was captured with; copies of those it is given are made all the same.
+/// A captured model. A graph that contains it has the same kernels with the same buffers. It reads
+/// the inputs of its capture, although the artifact copies the given inputs as usual.
 class CapturedModel final : public exporter::Runner {
  public:
   explicit CapturedModel(exporter::benchmarks::Captured graph) : graph_(std::move(graph)) {}
@@ -163,7 +165,7 @@ class CapturedModel final : public exporter::Runner {
 bool compare_on_gpu(const fs::path& path, const std::string& device) {
   const auto info = exporter::inspect(path);
   if (info.contract.keeps_state()) {
-    throw std::runtime_error(path.string() + " keeps its state, so no CUDA graph is made of it");
+    throw std::runtime_error(path.string() + " keeps its state, so it has no CUDA graph");
   }
   const auto where =
       exporter::prepare_device(exporter::parse_device(device), info.contract.precision == "tf32");
@@ -171,7 +173,7 @@ bool compare_on_gpu(const fs::path& path, const std::string& device) {
   const c10::InferenceMode no_gradients;
   const auto model = exporter::load_runner(path, info, where, /*serial=*/true, 1);
   const auto name = path.string() + " on " + where.str();
-  std::vector<Artifact> artifacts;  // all are kept: the next captures have other memory then
+  std::vector<Artifact> artifacts;  // all are kept, so that each capture uses other memory
   std::vector<double> added, bare;
   for (int i = 0; i < kCaptures; ++i) {
     const auto graph = exporter::benchmarks::capture([&] { return model->run(inputs); });

@@ -6,7 +6,7 @@
 set(VERSION 6.3)
 
 if(NOT NVCC)
-  message("skipped: there is no nvcc (pip install nvidia-cuda-nvcc, or -DEXPORTER_NVCC=PATH)")
+  message("skipped: nvcc was not found (pip install nvidia-cuda-nvcc, or -DEXPORTER_NVCC=PATH)")
   return()
 endif()
 
@@ -35,7 +35,7 @@ if(UPDATE)
 endif()
 read_ptx("${PTX}" kept)
 if(NOT made STREQUAL kept)
-  message(FATAL_ERROR "${PTX} is not what ${NVCC} makes of ${SOURCE}, which is in ${WORK}/${name}. "
-    "Where the kernel was changed, or this nvcc is meant to count, build the target update_ptx.")
+  message(FATAL_ERROR "${PTX} differs from ${WORK}/${name}, the output of ${NVCC} for ${SOURCE}. "
+    "If you changed the kernel or want the output of this nvcc, build the target update_ptx.")
 endif()
-message("${PTX} is what ${NVCC} makes of ${SOURCE}")
+message("${PTX} matches the output of ${NVCC} for ${SOURCE}")

@@ -1,17 +1,17 @@
 # Finds LibTorch and defines the target LibTorch::LibTorch.
 #
-# Looked for, in this order:
+# Searched in this order:
 #   1. -DLIBTORCH_ROOT=DIR, an unpacked LibTorch or the torch folder of a wheel
 #   2. CMAKE_PREFIX_PATH, and the usual system prefixes
 #   3. the wheel of a Python interpreter: -DPython3_EXECUTABLE, else ../.venv, else the one on PATH
 #
-# find_package(Torch) is not used: with a CUDA wheel it is fatal where no CUDA toolkit is installed.
-# Only libtorch_cpu and libc10 are linked. What they need of CUDA is left unresolved here
-# (--allow-shlib-undefined); libtorch_cuda is opened at run time, when a GPU is asked for.
+# find_package(Torch) is not used, because with a CUDA wheel it fails if no CUDA toolkit is installed.
+# Only libtorch_cpu and libc10 are linked. The CUDA symbols that they need stay unresolved
+# (--allow-shlib-undefined); libtorch_cuda is loaded at run time, when a GPU is requested.
 
 include_guard(GLOBAL)
 
-# Sets OUTPUT to the directory of the Python package NAME, or to "" (the package is not imported).
+# Sets OUTPUT to the directory of the Python package NAME, without importing it, or to "".
 function(exporter_find_python_package NAME OUTPUT)
   if(NOT Python3_EXECUTABLE)
     set(venv "${CMAKE_CURRENT_SOURCE_DIR}/../.venv/bin/python")
@@ -58,10 +58,10 @@ get_filename_component(_libtorch_lib "${LIBTORCH_CPU_LIBRARY}" DIRECTORY)
 get_filename_component(_libtorch_root "${_libtorch_lib}" DIRECTORY)
 set(_libtorch_include "${_libtorch_root}/include")
 if(NOT EXISTS "${_libtorch_include}/torch/script.h")
-  message(FATAL_ERROR "${LIBTORCH_CPU_LIBRARY} has no headers beside it in ${_libtorch_include}")
+  message(FATAL_ERROR "the headers for ${LIBTORCH_CPU_LIBRARY} are missing in ${_libtorch_include}")
 endif()
 
-# The header has stood in both places.
+# The location of the header depends on the LibTorch version.
 set(LibTorch_VERSION "unknown")
 foreach(_header torch/headeronly/version.h torch/csrc/api/include/torch/version.h)
   if(EXISTS "${_libtorch_include}/${_header}")
@@ -77,8 +77,8 @@ endforeach()
 set(LibTorch_ROOT "${_libtorch_root}")
 message(STATUS "LibTorch ${LibTorch_VERSION}: ${_libtorch_root}")
 
-# CUDA's headers: of the toolkit, or of the wheels beside torch's. Empty where there are none, or
-# where this LibTorch has no CUDA.
+# The CUDA headers of the toolkit or of the wheels beside torch's. Empty if there are none or if this
+# LibTorch has no CUDA.
 set(LibTorch_CUDA_INCLUDE "")
 if(EXISTS "${_libtorch_lib}/libtorch_cuda.so")
   file(GLOB _cuda_wheels "${_libtorch_root}/../nvidia/cu*/include"
@@ -111,8 +111,8 @@ if(NOT TARGET LibTorch::LibTorch)
     "${_libtorch_include}" "${_libtorch_include}/torch/csrc/api/include")
   target_compile_features(LibTorch::LibTorch INTERFACE cxx_std_20)
   target_compile_definitions(LibTorch::LibTorch INTERFACE _GLIBCXX_USE_CXX11_ABI=1)
-  # A compiled package resolves its symbols in the program that opens it, so the program needs
-  # libtorch_cpu and libc10 even where it calls neither itself.
+  # A compiled package resolves its symbols in the program that loads it, so the program must link
+  # libtorch_cpu and libc10 even if it calls neither itself.
   target_link_options(LibTorch::LibTorch INTERFACE
     LINKER:--no-as-needed LINKER:--allow-shlib-undefined)
   target_link_libraries(LibTorch::LibTorch INTERFACE

@@ -1,7 +1,7 @@
 # Finds nlohmann/json (headers only) and defines nlohmann_json::nlohmann_json.
 #
-# Looked for: its CMake package; then nlohmann/json.hpp in NLOHMANN_JSON_INCLUDE_DIR, the compiler's
-# search paths and CPATH; then the PyPI package nlohmann_json of the interpreter that has torch.
+# Searched in this order: its CMake package; nlohmann/json.hpp in NLOHMANN_JSON_INCLUDE_DIR, the
+# compiler's search paths and CPATH; the PyPI package nlohmann_json of the interpreter with torch.
 
 include_guard(GLOBAL)
 find_package(nlohmann_json 3.9 CONFIG QUIET)

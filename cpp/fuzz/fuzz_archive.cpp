@@ -1,4 +1,4 @@
-// A file as it stands: an artifact's directory and contract.
+// Fuzzes the archive reader: an artifact's directory and contract.
 
 #include <exporter/artifact.h>
 #include <exporter/error.h>

@@ -1,4 +1,4 @@
-// The text of a contract, and what is done with one that can be read.
+// Fuzzes the contract parser, and the functions of every contract that it accepts.
 
 #include <ATen/ops/empty.h>
 #include <exporter/contract.h>
@@ -12,7 +12,7 @@ namespace {
 
 using exporter::Contract;
 
-/// One tensor for each input, with 2 in every dimension that is not fixed.
+/// Returns one tensor for each input, with size 2 in every dimension.
 std::vector<at::Tensor> tensors_for(const Contract& contract) {
   std::vector<at::Tensor> tensors;
   for (const auto& spec : contract.inputs) {
@@ -22,7 +22,7 @@ std::vector<at::Tensor> tensors_for(const Contract& contract) {
   return tensors;
 }
 
-/// Whether the state fits into memory, at sizes that `tensors_for` may give.
+/// Returns whether the state fits into memory for the sizes of `tensors_for`.
 bool is_small(const Contract& contract) {
   if (!contract.state) return true;
   for (const auto& tensor : contract.state->tensors) {

@@ -1,4 +1,4 @@
-// A safetensors file as it stands: a golden, and saved inputs.
+// Fuzzes the safetensors reader, with goldens and saved inputs.
 
 #include <exporter/error.h>
 #include <exporter/golden.h>
@@ -22,7 +22,7 @@ void use(const exporter::Golden& golden) {
   }
 }
 
-/// Takes what inputs.safetensors of the fixtures has.
+/// Returns a contract that fits inputs.safetensors of the fixtures.
 exporter::Contract contract() {
   exporter::Contract made;
   made.inputs = {{"tokens", at::kLong, {exporter::AnySize{}, exporter::FixedSize{6}}},

@@ -1,4 +1,4 @@
-"""Seeds for the fuzzers, from what make_fixtures.py made: make_seeds.py FIXTURES DIRECTORY."""
+"""Make seeds for the fuzzers from the fixtures of make_fixtures.py: make_seeds.py FIXTURES DIRECTORY."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def record(archive: Path, name: str) -> bytes:
-    """The record of that name below the archive's own folder."""
+    """Return the record of that name below the archive's top folder."""
     with zipfile.ZipFile(archive) as file:
         return next(file.read(entry) for entry in file.namelist() if entry.partition("/")[2] == name)
 

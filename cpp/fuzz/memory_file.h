@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <string>
 
-/// A file in memory, for readers that take a path. It has other contents for each input.
+/// A file in memory, for readers that take a path. Its contents are replaced for each input.
 class MemoryFile {
  public:
   MemoryFile() : file_(memfd_create("fuzz", 0)) {

@@ -106,7 +106,7 @@ bool fail_specials(OutputParity& result, const Values& values, at::IntArrayRef s
     if (!at) continue;
     if (one == values.actual) return fail("NaN", *at, "");
     result.cause = "not-a-number";
-    return fail("NaN", *at, ": eager itself gives it");
+    return fail("NaN", *at, ": eager itself returns NaN");
   }
   const auto at = first_other_infinity(values);
   return at && fail("Inf", *at,
@@ -177,17 +177,17 @@ bool holds_scores(const std::string& name, std::size_t dimensions) {
 
 /// Step 6: counts the rows whose largest score changed although it led the second by more than
 /// kClear of the row's range.
-std::int64_t lost_firsts(const Values& values, std::int64_t width) {
-  std::int64_t lost = 0;
+std::int64_t changed_winners(const Values& values, std::int64_t width) {
+  std::int64_t changed = 0;
   for (std::int64_t row = 0; width > 1 && row < values.size; row += width) {
     const double *y = values.actual + row, *r = values.reference + row;
     std::vector<double> sorted(r, r + width);
     std::partial_sort(sorted.begin(), sorted.begin() + 2, sorted.end(), std::greater<>());
     const double range = sorted[0] - *std::min_element(sorted.begin(), sorted.end());
     if (sorted[0] - sorted[1] <= kClear * range) continue;
-    lost += std::max_element(y, y + width) - y != std::max_element(r, r + width) - r;
+    changed += std::max_element(y, y + width) - y != std::max_element(r, r + width) - r;
   }
-  return lost;
+  return changed;
 }
 
 /// Steps 4 and 5.
@@ -211,15 +211,16 @@ OutputParity compare_floats(OutputParity result, const Values& values, at::IntAr
   result.worst = unravel(sums.worst, sizes);
   result.verdict = judge(sums, *result.rmse, *result.eager_rmse, tolerance);
   if (result.verdict == Verdict::quantized && holds_scores(result.output, sizes.size())) {
-    const auto lost = lost_firsts(values, sizes.back());
-    if (lost > 0) {
+    const auto changed = changed_winners(values, sizes.back());
+    if (changed > 0) {
       result.cause = kTooCoarse;
-      return failure(std::move(result), std::to_string(lost) + " rows have lost their clear first");
+      return failure(std::move(result),
+                     "rows whose clear winner changed: " + std::to_string(changed));
     }
   }
   if (result.verdict == Verdict::fail && tolerance.min_cosine) {
     char text[64];
-    std::snprintf(text, sizeof text, "cosine %.4f, the least is %g", *result.cosine,
+    std::snprintf(text, sizeof text, "cosine %.4f, the minimum is %g", *result.cosine,
                   *tolerance.min_cosine);
     result.reason = text;
     result.cause = kTooCoarse;

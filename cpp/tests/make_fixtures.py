@@ -1,13 +1,15 @@
-"""Makes the files that the tests read, with torch and safetensors alone: make_fixtures.py DIRECTORY OPERATORS.
+"""Make the fixtures of the tests, using only torch and safetensors: make_fixtures.py DIRECTORY OPERATORS.
 
-A small model with a dynamic batch, as `model.pt` and `model.pt2`, with its `golden.safetensors`; `exported.pt2`, an
-ExportedProgram; `bare.pt`, without a contract; `custom.pt` and `custom.pt2`, `meet.pt` and `meet.pt2`, which call
-operators of the library OPERATORS; `inputs.safetensors`, and `inputs.pt`, a pickle; `SHA256SUMS`, of all of them.
-Does nothing when they are there already, made by the same torch and by this file.
+Without state: `model.pt` and `model.pt2`, a small model with a dynamic batch, and its `golden.safetensors`;
+`exported.pt2`, an ExportedProgram; `bare.pt`, without a contract; `custom.pt`, `custom.pt2`, `meet.pt` and `meet.pt2`,
+which call operators of the library OPERATORS; `inputs.safetensors`; `inputs.pt`, a pickle; `SHA256SUMS` of all files.
 
-Models with state: `stream.pt` and `stream.pt2`, whose caller has it, with `golden_stream.safetensors`, and `last.pt`;
-`carry.pt`, `carry.pt2` and `carry_frozen.pt2`, which keep it, with `golden_carry.safetensors`; `carry_batch.pt`, whose
-state follows the batch; `folded.pt2` and `no_reset.pt`, which do not keep what their contracts say.
+With state: `stream.pt`, `stream.pt2` and `last.pt`, whose caller keeps the state, and `golden_stream.safetensors`;
+`carry.pt`, `carry.pt2` and `carry_frozen.pt2`, which keep their state, and `golden_carry.safetensors`;
+`carry_batch.pt`, whose state depends on the batch; `folded.pt2` and `no_reset.pt`, which lost the state that their
+contracts declare.
+
+Does nothing if the fixtures exist and were made by the same torch and the same version of this file.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ BATCHES = (1, 2, 5)
 
 
 class Model(torch.nn.Module):
-    """Two inputs that share a batch, and outputs of two dtypes."""
+    """Has two inputs that share a batch, and outputs of two dtypes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +73,7 @@ def inputs(batch: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Custom(torch.nn.Module):
-    """One operator that is not torch's, on a length that follows from a symbol."""
+    """Calls an operator outside torch; the length of its input is computed from a symbol."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         affine: torch.Tensor = torch.ops.exporter_test.affine(x, 2.0, -1.0)
@@ -145,7 +147,7 @@ def save_package(
 
 
 class Meet(torch.nn.Module):
-    """Ends when other callers are inside too; the first element says how many."""
+    """Returns once N callers are inside at the same time, where N is the first element."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         met: torch.Tensor = torch.ops.exporter_test.meet(x)
@@ -169,7 +171,7 @@ WEIGHTS = torch.arange(1.0, 13.0) / 12
 
 
 class Pure(torch.nn.Module):
-    """A streaming model as a function: what it has seen last, and how many calls there were."""
+    """A streaming model as a function of its state: the last inputs and the number of calls."""
 
     def forward(
         self, x: torch.Tensor, context: torch.Tensor, count: torch.Tensor
@@ -179,7 +181,7 @@ class Pure(torch.nn.Module):
 
 
 class Carrying(torch.nn.Module):
-    """The same, which keeps its state as packages do."""
+    """Like Pure, but keeps its state in buffers, as packages do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -196,7 +198,7 @@ class Carrying(torch.nn.Module):
 
 
 class Uncounted(torch.nn.Module):
-    """As Carrying, without a count."""
+    """Like Carrying, without the count."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -210,13 +212,13 @@ class Uncounted(torch.nn.Module):
 
 
 class Scripted(torch.nn.Module):
-    """The same in TorchScript, which can be reset; its context takes the batch of the first call."""
+    """Like Carrying, as TorchScript with a reset; its context takes the batch of the first call."""
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("weights", WEIGHTS.clone())
         self.register_buffer("initial", CONTEXT.clone())
-        self.context = torch.full((1, 8), 99.0)  # as a call before left it
+        self.context = torch.full((1, 8), 99.0)  # as if left by an earlier call
         self.count = 99
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -235,7 +237,7 @@ class Scripted(torch.nn.Module):
 
 
 class Last(torch.nn.Module):
-    """Gives what it took at the call before: its state is the very tensor that was passed."""
+    """Returns the previous call's input plus 1. Its state is the input tensor itself."""
 
     def forward(self, x: torch.Tensor, last: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return last + 1, x
@@ -268,7 +270,7 @@ def save_script(module: Any, path: Path, its_contract: dict[str, Any]) -> None:
 
 
 def sequence(batch: int, seed: int, outside: bool) -> list[dict[str, Any]]:
-    """Three calls from the initial state, in float32 and in float64."""
+    """Return the cases of three calls from the initial state, in float32 and in float64."""
     generator = torch.Generator().manual_seed(seed)
     initial = [CONTEXT.expand(batch, 8).clone(), torch.tensor(COUNT)]
     eager, reference = list(initial), [initial[0].double(), initial[1]]
@@ -318,11 +320,11 @@ def save_streams(directory: Path) -> None:
 
 
 def save_carrying(directory: Path) -> None:
-    """Packages that keep their state. inductor takes what has one element for a constant, unless it is told not to."""
+    """Save packages that keep their state. By default, inductor folds state with one element into a constant."""
     x, kept = torch.rand(1, 4), {"joint_graph_constant_folding": False}
     program = torch.export.export(Carrying(), (x,))
     save_package(program, directory / "carry.pt2", stream_contract("compile", "inside", 1), **kept)
-    # Without the counter, which freezing folds.
+    # Without the count, which freezing would fold.
     program = torch.export.export(Uncounted(), (x,))
     package = directory / "carry_frozen.pt2"
     save_package(program, package, stream_contract("compile", "inside", 1, counts=False), freezing=True)
@@ -334,7 +336,7 @@ def save_carrying(directory: Path) -> None:
 
 @contextlib.contextmanager
 def beside(act: Callable[[], None]) -> Iterator[None]:
-    """Call `act` in another process at the same time; compiling packages takes most of it."""
+    """Call `act` in a forked process while the block runs, because compiling packages is slow."""
     child = os.fork()
     if child == 0:
         try:
@@ -345,7 +347,7 @@ def beside(act: Callable[[], None]) -> Iterator[None]:
         os._exit(0)
     yield
     if os.waitpid(child, 0)[1] != 0:
-        raise SystemExit("the fixtures with state failed")
+        raise SystemExit("making the fixtures with state failed")
 
 
 def main(directory: Path, operators: Path) -> None:
@@ -356,7 +358,7 @@ def main(directory: Path, operators: Path) -> None:
         return
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    warnings.simplefilter("ignore")  # torch.jit is deprecated, and still what is tested
+    warnings.simplefilter("ignore")  # torch.jit is deprecated, but still tested here
     torch.manual_seed(0)
     torch.ops.load_library(str(operators))
     model = Model().eval()

@@ -364,7 +364,7 @@ TEST_CASE("refuses invalid settings") {
   CHECK_ERROR(artifact, "cuda", Artifact::open(fixtures() / "model.pt2", {.device = "cuda:77"}));
 }
 
-/// A safetensors file: the header's length, the header, the data.
+/// Writes a safetensors file, whose header length can be wrong.
 fs::path safetensors(const std::string& header, const std::string& data,
                      std::optional<std::uint64_t> length = std::nullopt) {
   const std::uint64_t size = length.value_or(header.size());

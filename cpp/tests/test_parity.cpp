@@ -58,12 +58,12 @@ TEST_CASE("NaN") {
   CHECK(result.worst == std::vector<std::int64_t>({1, 2}));
   const auto all = judge(at::full({2}, kNan), at::full({2}, kNan));
   CHECK(all.verdict == Verdict::fail);
-  CHECK(all.reason == "NaN at [0]: eager itself gives it");
-  CHECK(judge(ones(), ones_but(kNan)).reason == "NaN at [1, 2]: eager itself gives it");
+  CHECK(all.reason == "NaN at [0]: eager itself returns NaN");
+  CHECK(judge(ones(), ones_but(kNan)).reason == "NaN at [1, 2]: eager itself returns NaN");
   CHECK(judge(ones_but(kInf), ones_but(kNan)).verdict == Verdict::fail);
   const at::Tensor reference = ones_but(kNan).to(at::kDouble);
   CHECK(compare("y", ones(), ones(), reference, kTolerance).reason ==
-        "NaN at [1, 2]: eager itself gives it");
+        "NaN at [1, 2]: eager itself returns NaN");
 }
 
 /// Infinities are compared with the reference. Elements where eager's differ are excluded from
@@ -158,7 +158,7 @@ TEST_CASE("quantized") {
   CHECK(judge_as("y", eager + 0.05 * at::randn({4, 100})).verdict == Verdict::quantized);
   const auto far = judge_as("y", eager + 0.2 * at::randn({4, 100}));
   CHECK(far.verdict == Verdict::fail);
-  CHECK((far.reason.starts_with("cosine 0.9") && far.reason.ends_with("the least is 0.995")));
+  CHECK((far.reason.starts_with("cosine 0.9") && far.reason.ends_with("the minimum is 0.995")));
   CHECK(judge_as("y", eager + 1e-6).verdict == Verdict::rounding);
 }
 
@@ -174,9 +174,9 @@ TEST_CASE("quantized scores") {
   eager.select(1, 1).fill_(3);
   CHECK(judge_swapped("y").verdict == Verdict::quantized);
   for (const char* name : {"logits", "head.logits", "output"}) {
-    CHECK(judge_swapped(name).reason == std::string("1 rows have lost their clear first"));
+    CHECK(judge_swapped(name).reason == std::string("rows whose clear winner changed: 1"));
   }
-  eager.select(1, 1).fill_(4.9);  // the first is no longer clear
+  eager.select(1, 1).fill_(4.9);  // no clear winner any more
   CHECK(judge_swapped("logits").verdict == Verdict::quantized);
 }
 

@@ -1,7 +1,7 @@
-"""Drive exporter-run as users do: test_program.py PROGRAM FIXTURES OPERATORS OPERATORS_LINKED_TO_PYTHON [CLASS...].
+"""Test exporter-run as a program: test_program.py PROGRAM FIXTURES OPERATORS OPERATORS_LINKED_TO_PYTHON [CLASS...].
 
-Needs torch to make and read files. Both OPERATORS are libraries; the second is empty if there is none. Without a CLASS,
-all tests run.
+Uses torch to make and read files. The last two paths are libraries; OPERATORS_LINKED_TO_PYTHON may be empty. Without a
+CLASS, all tests run.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Commands(unittest.TestCase):
             self.assertIn(answer["verdict"], ("exact", "rounding"))
             self.assertEqual(len(answer["cases"]), 3)
 
-    def test_verify_insists_on_a_hash(self) -> None:
+    def test_verify_requires_a_hash(self) -> None:
         data = (FIXTURES / "model.pt").read_bytes()
         model, golden = self.directory / "model.pt", self.directory / "golden.safetensors"
         model.write_bytes(data)
@@ -125,7 +125,7 @@ class Commands(unittest.TestCase):
         self.assertEqual((done.returncode, done.stdout), (1, ""))
         self.assertIn("golden.safetensors was altered", done.stderr)
 
-    def test_no_command_takes_what_was_altered(self) -> None:
+    def test_every_command_refuses_an_altered_artifact(self) -> None:
         data = bytearray((FIXTURES / "model.pt").read_bytes())
         with zipfile.ZipFile(FIXTURES / "model.pt") as archive:
             largest = max(archive.infolist(), key=lambda member: member.file_size * (member.compress_type == 0))
@@ -147,7 +147,7 @@ class Commands(unittest.TestCase):
             self.assertIn("was altered", done.stderr)
         self.assertFalse(outputs.exists())
 
-    def test_info_shows_no_controls(self) -> None:
+    def test_info_replaces_control_characters(self) -> None:
         path = self.directory / "model.pt"
         with zipfile.ZipFile(FIXTURES / "model.pt") as old, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as new:
             for member in old.infolist():
@@ -173,7 +173,7 @@ class Commands(unittest.TestCase):
         self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1))
         self.assertEqual([c for c in done.stderr if not c.isprintable() and c != "\n"], [])
 
-    def test_verify_notices_a_changed_golden(self) -> None:
+    def test_verify_detects_a_changed_golden(self) -> None:
         golden = goldens.load(FIXTURES / "golden.safetensors")
         golden["cases"][1]["reference"][0][0, 0] += 0.01
         golden["cases"][1]["eager"][0][0, 0] += 0.01
@@ -205,11 +205,11 @@ class Commands(unittest.TestCase):
         case = answer["cases"][-1]
         self.assertEqual((case["error"], case["outputs"]), (case["refused"], []))
         self.assertIn("batch is 9, the contract allows 1 to 8", case["refused"])
-        golden["cases"][-1]["inputs"] = golden["cases"][0]["inputs"]  # which it takes
+        golden["cases"][-1]["inputs"] = golden["cases"][0]["inputs"]  # which the artifact accepts
         goldens.save(golden, self.directory / "golden.safetensors")
         done = call("verify", *words)
         self.assertEqual(done.returncode, 1)
-        self.assertIn("nine seed 1: its contract does not allow that, and it was not refused", done.stdout)
+        self.assertIn("nine seed 1: the contract does not allow this, but it was accepted", done.stdout)
         golden["cases"][-1]["inputs"] = beyond
         goldens.save(golden | {"cases": golden["cases"][-1:]}, self.directory / "golden.safetensors")
         self.assertEqual(call("verify", *words).returncode, 1)
@@ -276,7 +276,7 @@ class Commands(unittest.TestCase):
             self.assertIn("inputs.pt cannot be read as a safetensors file of inputs", done.stderr)
         self.assertEqual([p.name for p in self.directory.iterdir()], ["outputs.safetensors"])
 
-    def test_run_begins_from_the_initial_state(self) -> None:
+    def test_run_starts_from_the_initial_state(self) -> None:
         golden = goldens.load(FIXTURES / "golden_stream.safetensors")["cases"]
         example = golden[3]
         x, context, count = example["inputs"]
@@ -334,7 +334,7 @@ class Commands(unittest.TestCase):
         golden = goldens.load(FIXTURES / "golden_stream.safetensors")
         for case in golden["cases"]:
             for tensors in (case["eager"], case["reference"]):
-                tensors[1] += 1  # the context alone is another
+                tensors[1] += 1  # changes only the context
         goldens.save(golden, self.directory / "golden.safetensors")
         for model in STREAMS:
             words = [FIXTURES / model, "--golden", self.directory / "golden.safetensors", "--json"]
@@ -342,7 +342,7 @@ class Commands(unittest.TestCase):
             verdicts = [[output["verdict"] == "FAIL" for output in case["outputs"]] for case in cases]
             self.assertEqual(verdicts, [[False, True, False]] * 6)
 
-    def test_verify_ends_a_sequence_that_is_refused(self) -> None:
+    def test_verify_stops_a_sequence_at_a_refused_step(self) -> None:
         for model, name in STATEFUL.items():
             golden = goldens.load(FIXTURES / name)
             golden["cases"][1]["inputs"][0] = golden["cases"][1]["inputs"][0].double()
@@ -351,15 +351,15 @@ class Commands(unittest.TestCase):
             refused = [case.get("refused", "") for case in json.loads(call("verify", *words).stdout)["cases"]]
             self.assertEqual(["dtype float64" in text for text in refused], [False, True, True, False, False, False])
 
-    def test_verify_ends_a_sequence_whose_step_raised(self) -> None:
+    def test_verify_stops_a_sequence_at_a_failed_step(self) -> None:
         first = goldens.load(FIXTURES / "golden_carry.safetensors")["cases"][0]
         golden = goldens.load(FIXTURES / "golden_carry.safetensors")
         golden["cases"] = [{**first, "name": f"step {step}", "step": step} for step in range(22)] + [first]
         goldens.save(golden, self.directory / "golden.safetensors")
         words = [FIXTURES / "carry.pt", "--golden", self.directory / "golden.safetensors", "--json"]
         errors = [case["error"] for case in json.loads(call("verify", *words).stdout)["cases"]]
-        self.assertEqual(errors[:20] + errors[21:], [""] * 20 + ["the step before failed", ""])
-        self.assertIn("the cache is full", errors[20])  # which holds 20 calls
+        self.assertEqual(errors[:20] + errors[21:], [""] * 20 + ["the previous step failed", ""])
+        self.assertIn("the cache is full", errors[20])  # it holds 20 calls
 
     def test_verify_refuses_steps_out_of_order(self) -> None:
         for steps in ((1, 2, 3), (0, 2, 3), (0, 1, -1)):
@@ -371,7 +371,7 @@ class Commands(unittest.TestCase):
             self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1))
             self.assertIn("does not follow step", done.stderr)
 
-    def test_what_is_timed_begins_anew(self) -> None:
+    def test_timed_calls_start_from_the_initial_state(self) -> None:
         given = [FIXTURES / "carry.pt", "--golden", FIXTURES / "golden_carry.safetensors"]
         done = call("bench", *given, "--windows", 2, "--runs", 40)  # its cache holds 20 calls
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -386,21 +386,21 @@ class Commands(unittest.TestCase):
                 {o["verdict"] for c in check["cases"] for o in c["outputs"]} - {"exact", "rounding"}, set()
             )
 
-    def test_a_gpu_is_looked_for_in_libtorch(self) -> None:
+    def test_a_missing_gpu_is_not_a_linker_error(self) -> None:
         done = call("verify", FIXTURES / "model.pt", "--device", "cuda:77")
         self.assertEqual(done.returncode, 2)
         self.assertNotIn("cannot open shared object file", done.stderr)
 
 
 class Operators(unittest.TestCase):
-    def test_missing_ones_are_named(self) -> None:
+    def test_missing_operators_are_named(self) -> None:
         for model in CUSTOM:
             done = call("verify", FIXTURES / model)
             self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1))
             self.assertIn("operators of exporter_test, which are not registered here: give --ops-lib FILE", done.stderr)
             self.assertIn("exporter_test            not registered", call("info", FIXTURES / model).stdout)
 
-    def test_every_command_loads_them(self) -> None:
+    def test_every_command_loads_operators(self) -> None:
         x = torch.rand(3, 5)
         expected = (2.0 * x - 1.0).sum(1)
         with tempfile.TemporaryDirectory() as directory:
@@ -420,14 +420,14 @@ class Operators(unittest.TestCase):
                 done = call("session", *given, "--golden", golden, stdin="check\n")
                 self.assertIn('"verdict":', done.stdout)
 
-    def test_a_library_that_cannot_be_loaded_is_one_line_and_exit_code_2(self) -> None:
+    def test_a_broken_library_is_one_line_and_exit_code_2(self) -> None:
         for library in ("missing.so", FIXTURES / "inputs.safetensors"):
             done = call("info", FIXTURES / "custom.pt", "--ops-lib", library)
             self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1))
             self.assertIn(str(library), done.stderr)
 
     @unittest.skipUnless(OPERATORS_LINKED_TO_PYTHON, "this LibTorch has no libtorch_python")
-    def test_a_library_that_names_python_without_calling_it(self) -> None:
+    def test_a_library_that_links_python_without_calling_it(self) -> None:
         needs = subprocess.run(["readelf", "-d", OPERATORS_LINKED_TO_PYTHON], capture_output=True, text=True).stdout
         self.assertIn("libtorch_python.so", needs)
         done = call("info", FIXTURES / "custom.pt", "--ops-lib", OPERATORS_LINKED_TO_PYTHON)
@@ -452,7 +452,7 @@ class Session(unittest.TestCase):
             fields = "output verdict reason max_abs max_rel rmse eager_rmse rmse_ratio cosine worst cause"
             self.assertEqual(list(check["cases"][0]["outputs"][0]), fields.split())
 
-    def test_goes_on_after_a_wrong_request(self) -> None:
+    def test_continues_after_a_wrong_request(self) -> None:
         code, answers = session("model.pt", "dance", "time 0", "time x", "", "time 1 nobody", "time 1")
         self.assertEqual((code, [a["event"] for a in answers]), (0, ["ready", *["error"] * 5, "time"]))
         self.assertEqual({(a["kind"], a["remedy"]) for a in answers[1:6]}, {("usage", "")})
@@ -471,7 +471,7 @@ class Session(unittest.TestCase):
         self.assertEqual((done.returncode, json.loads(done.stdout)["kind"]), (2, "usage"))
 
     @OUR_UNPACKING
-    def test_leaves_nothing_behind(self) -> None:
+    def test_removes_unpacked_files(self) -> None:
         for end in ("quit", "end of input", "SIGTERM", "SIGTERM while busy", "nobody reads"):
             with self.subTest(end), tempfile.TemporaryDirectory() as directory:
                 process = subprocess.Popen(
@@ -501,7 +501,7 @@ class Session(unittest.TestCase):
                     stream.close()
 
     @OUR_UNPACKING
-    def test_what_is_killed_is_swept_and_what_is_ended_tidies_up(self) -> None:
+    def test_unpacked_files_of_ended_processes_are_removed(self) -> None:
         words = [PROGRAM, "bench", FIXTURES / "model.pt2", "--warmup", "60", "--runs", "1000000", "--windows", "1000"]
         for number in (signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             with self.subTest(number), tempfile.TemporaryDirectory() as directory:

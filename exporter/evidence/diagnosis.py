@@ -102,7 +102,7 @@ def judged(cases: Cases, promised: Contract | None) -> list[CheckedCase]:
         if not beyond:
             found.append(CheckedCase(case.case, case.error or case.refused, "", case.outputs))
         elif not case.refused:
-            error = f"{beyond}: its contract does not allow that, and it was not refused"
+            error = f"{beyond}: the contract does not allow this, but it was accepted"
             found.append(CheckedCase(case.case, error, "", case.outputs))
     return found
 

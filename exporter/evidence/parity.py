@@ -50,7 +50,7 @@ def compare(
     for values, own in ((eager, True), (reference, True), (got, False)):
         if np.isnan(values).any():
             index = _index(np.isnan(values), got.shape)
-            said = f"NaN at {list(index)}{': eager itself gives it' if own else ''}"
+            said = f"NaN at {list(index)}{': eager itself returns NaN' if own else ''}"
             return OutputParity(name, "FAIL", said, worst=index, cause="not-a-number" if own else "")
     infinite = np.isinf(got) | np.isinf(reference)
     differs = infinite & (got != reference)
@@ -98,8 +98,8 @@ def _compare_floats(name: str, got: Array, eager: Array, reference: Array, toler
     index = tuple(int(i) for i in np.unravel_index(int(places[at]), got.shape))
     reason = "" if verdict != "FAIL" else f"{y[at]:.6g} where the reference is {r[at]:.6g} at {list(index)}"
     if verdict == "FAIL" and tolerance.min_cosine is not None:
-        reason = f"cosine {_cosine(y, r):.4f}, the least is {tolerance.min_cosine:g}"
-    reason = f"{lost} rows have lost their clear first" if lost else reason
+        reason = f"cosine {_cosine(y, r):.4f}, the minimum is {tolerance.min_cosine:g}"
+    reason = f"rows whose clear winner changed: {lost}" if lost else reason
     return OutputParity(
         name,
         verdict,

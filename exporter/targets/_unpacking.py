@@ -1,4 +1,4 @@
-"""Unpack compiled packages into a directory of this process, once for each content; torch's loader does it at each load.
+"""Unpack compiled packages into a directory of this process, once for each content; torch's loader always repeats it.
 
 The system keeps a package's library loaded even after it is closed, so each copy would occupy memory and disk until the
 process ends. Unused packages are kept without their weights. cpp/src/unpack.cpp does the same.

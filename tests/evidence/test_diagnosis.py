@@ -53,7 +53,7 @@ def test_refusals_must_follow_the_contract() -> None:
     cases = [case("batch=1 s=4", True), case("batch=1 s=5", True, refused=refused)]
     assert diagnosis.judged(cases, PROMISED) == cases[:1]
     (taken,) = diagnosis.judged([case("batch=1 s=5", True)], PROMISED)
-    assert taken.error == "s is 5: its contract does not allow that, and it was not refused"
+    assert taken.error == "s is 5: the contract does not allow this, but it was accepted"
     (other,) = diagnosis.judged([case("batch=1 s=6", True, refused=refused)], PROMISED)
     assert other.error == refused
     assert diagnosis.judged([case("batch=1 s=5", False)], None) == [case("batch=1 s=5", False)]

@@ -98,8 +98,8 @@ def test_infinities_must_be_at_the_same_indices(value: float) -> None:
 
 def test_nan_always_fails() -> None:
     assert judge([1.0, np.nan], [1.0, 2.0]).reason == "NaN at [1]"
-    assert judge([1.0, np.nan], [1.0, np.nan]).reason == "NaN at [1]: eager itself gives it"
-    assert judge([1.0, 2.0], [np.nan, 2.0]).reason == "NaN at [0]: eager itself gives it"
+    assert judge([1.0, np.nan], [1.0, np.nan]).reason == "NaN at [1]: eager itself returns NaN"
+    assert judge([1.0, 2.0], [np.nan, 2.0]).reason == "NaN at [0]: eager itself returns NaN"
 
 
 def test_equal_zeros_pass_with_zero_atol() -> None:

@@ -82,11 +82,7 @@ def test_a_load_killed_by_the_kernel_reports_free_memory(monkeypatch: pytest.Mon
     ended = "There was not enough memory: load was ended by SIGKILL (out of memory?)"
     found = plan.explain(VariantRecord("trace", "trace", "failed", "prepare", ended, cause="killed"))
     assert found.reason == (
-<<<<<<< HEAD
-        "The memory did not suffice: the memory that loading and capturing the model needs is unknown; 2.0 GB was "
-=======
-        "There was not enough memory: the memory that loading and capturing the model needs is unknown, 2.0 GB was "
->>>>>>> words-corebundle
+        "There was not enough memory: the memory that loading and capturing the model needs is unknown; 2.0 GB was "
         "free: load was ended by SIGKILL (out of memory?)"
     )
     assert "--memory-limit" not in found.remedy, "no limit was given"
@@ -149,11 +145,7 @@ def test_check_reports_needed_and_free_memory(budget: float, run: Run, monkeypat
     (row,) = check_bundle.run(
         place, check_bundle.CheckOptions(threads=1, timeout=120, bench=budget > 0, time_budget=budget), Listener()
     ).variants
-<<<<<<< HEAD
-    said = "The memory did not suffice: a session of trace needs about 1.5 GB; 0.5 GB was free: "
-=======
-    said = "There was not enough memory: a session of trace needs about 1.5 GB, 0.5 GB was free: "
->>>>>>> words-corebundle
+    said = "There was not enough memory: a session of trace needs about 1.5 GB; 0.5 GB was free: "
     assert (row.status, row.reason.startswith(said)) == ("failed", True), row.reason
     assert "use a machine with 1.7 GB free" in row.remedy
 

@@ -119,7 +119,7 @@ def test_a_model_that_returns_nan_does_not_pass(run: Run) -> None:
     manifest, _ = run("broken:gives_nan", "trace,export")
     for row in manifest.variants:
         assert row.status == "failed"
-        assert "eager itself gives it" in row.reason
+        assert "eager itself returns NaN" in row.reason
 
 
 def test_no_temporary_files_are_left(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,7 +161,7 @@ def test_scores_must_keep_a_clear_maximum() -> None:
     swapped[1, 1] = 5.001
     assert judge(swapped, reference, "hidden").verdict == "quantized"
     lost = judge(swapped, reference)
-    assert (lost.verdict, lost.reason) == ("FAIL", "1 rows have lost their clear first")
+    assert (lost.verdict, lost.reason) == ("FAIL", "rows whose clear winner changed: 1")
     reference[:, 1] = 4.9  # no longer clear, so the order does not matter
     swapped = reference.clone()
     swapped[1, 1] = 5.001
@@ -273,7 +273,7 @@ def test_portable_half_precision_is_correct_on_an_older_cpu(run: Run, monkeypatc
 def test_an_int8_failure_reports_the_cosine() -> None:
     found = judge(torch.randn(4, 100), torch.randn(4, 100), "hidden")
     assert found.reason.startswith("cosine ")
-    assert found.reason.endswith("the least is 0.995")
+    assert found.reason.endswith("the minimum is 0.995")
 
 
 def test_tf32_needs_a_gpu(run: Run) -> None:

@@ -1,8 +1,4 @@
-<<<<<<< HEAD
 """A dozen of the architectures of `benchmarks/coverage.py`, judged at shapes that are not in any golden."""
-=======
-"""A dozen of the architectures that `benchmarks/coverage.py` runs, at shapes that are not in the golden."""
->>>>>>> words-runs
 
 from __future__ import annotations
 
@@ -19,11 +15,7 @@ from support.commands import BENCHMARKS, Cli
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
-<<<<<<< HEAD
     """Import benchmarks/coverage.py under another name, because there is a package `coverage`."""
-=======
-    """The module benchmarks/coverage.py. It is loaded by path, because a package has the same name."""
->>>>>>> words-runs
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(BENCHMARKS)
         spec = importlib.util.spec_from_file_location("coverage_of_architectures", BENCHMARKS / "coverage.py")

@@ -1,8 +1,4 @@
-<<<<<<< HEAD
 """`benchmarks/tables.py`: rendering of raw results made by hand, and one row that is really measured."""
-=======
-"""`benchmarks/tables.py`: its rendering of handwritten raw results, and one measured row."""
->>>>>>> words-runs
 
 from __future__ import annotations
 
@@ -39,11 +35,7 @@ def rotation(rows: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"group": "toy, batch 1", "baseline": "eager", "rows": rows, **more}
 
 
-<<<<<<< HEAD
 def test_rows_show_medians_and_intervals() -> None:
-=======
-def test_rows_have_numbers_and_intervals() -> None:
->>>>>>> words-runs
     rows = {"eager": series(10.0, 10.0), "trace": series(4.0, 6.0, build_s=1.5), "onnx": series(0.05, 0.05)}
     text = _render.markdown({"a": table(rotation(rows))})
     assert "## a: Latency at batch 1" in text
@@ -55,11 +47,7 @@ def test_rows_have_numbers_and_intervals() -> None:
     assert "not measured" not in text
 
 
-<<<<<<< HEAD
 def test_failed_row_gives_its_reason_and_others_stay() -> None:
-=======
-def test_a_failed_row_names_the_reason() -> None:
->>>>>>> words-runs
     rows = {"eager": series(10.0), "default": {"error": "no | compiler"}, "max-autotune": {"error": "no | compiler"}}
     text = _render.markdown({"b": table(rotation(rows))})
     assert "| eager | 10.0 ±0.0 ms |  |" in text
@@ -90,11 +78,7 @@ def test_growth_table_has_a_line_for_each_point() -> None:
 
 
 def test_rows_of_a_bundle() -> None:
-<<<<<<< HEAD
     """A row for each language; a variant that failed or has no session has its reason."""
-=======
-    """Each row names its language; a failed one, or one without a session, has the reason."""
->>>>>>> words-runs
     crashed = SessionRecord("native", "failed", "check", "was ended by SIGSEGV")
     trace = variant("trace", sessions=(variant().sessions[0], crashed))
     script = variant("script", notes=("not frozen, because the frozen module is wrong or fails",))
@@ -133,15 +117,8 @@ def test_rendering_needs_only_the_raw_results(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("same", "again"), [(True, ["max-autotune"]), (False, ["default", "max-autotune"])])
-<<<<<<< HEAD
 def test_resume_measures_what_failed_on_the_same_machine(monkeypatch, tmp_path: Path, same: bool, again: list) -> None:
     measured: list[str] = []
-=======
-def test_resume_measures_only_failures_on_the_same_machine(
-    monkeypatch, tmp_path: Path, same: bool, again: list
-) -> None:
-    asked: list[str] = []
->>>>>>> words-runs
 
     def measure(bench: tables.Bench) -> list[dict[str, Any]]:
         def rows(mode: str) -> dict[str, Any]:
@@ -179,13 +156,8 @@ def test_figures_are_reproducible(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
-<<<<<<< HEAD
 def test_measuring_the_smallest_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The row is really measured, and the other table of the file is kept."""
-=======
-def test_measuring_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The smallest row is really measured; the other table in the file does not change."""
->>>>>>> words-runs
     monkeypatch.setattr(tables._modes, "QUICK", (tables._modes.SCALAR,))
     monkeypatch.setattr(tables._modes, "MODES", ("default",))
     (tmp_path / "raw.json").write_text(json.dumps({"a": {"kept": True}}))
@@ -201,11 +173,7 @@ def test_measuring_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert all(len(window) <= 100 for row in rows.values() for window in row["windows"])
 
 
-<<<<<<< HEAD
 def test_timeout_of_a_child_becomes_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-=======
-def test_a_child_that_times_out_fails_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
->>>>>>> words-runs
     monkeypatch.setattr(tables._modes, "QUICK", (tables._modes.SCALAR,))
     monkeypatch.setattr(tables._modes, "MODES", ("default",))
     arguments = ["tables.py", "--quick", "--tables", "b", "--out", str(tmp_path), "--row-limit", "0.01"]

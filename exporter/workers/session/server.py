@@ -250,7 +250,7 @@ class _Sequence:
 
         def run(inputs: Tensors) -> Tensors:
             if case.step and before is None:
-                raise ArtifactError("the step before failed")
+                raise ArtifactError("the previous step failed")
             state = before[len(before) - states :] if before is not None and states else ()
             self._outputs = self._loaded.run((*inputs, *state))
             return self._outputs
