@@ -1,4 +1,4 @@
-"""Axes and arguments of artifacts bear the contract's names, whoever opens them."""
+"""Axes and arguments of artifacts have the contract's names, visible to any tool."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from exporter.model.torchscript import codegen
 
 
 def opened(place: Path, variant: VariantRecord) -> list[str]:
-    """What the arguments of the artifact's forward are called."""
+    """Return the names of the arguments of the artifact's forward."""
     assert variant.artifact is not None
     module = torch.jit.load(str(place / variant.artifact.path))
     return [argument.name for argument in module.forward.schema.arguments[1:]]
@@ -67,13 +67,13 @@ def test_arguments_of_artifacts_with_entries(run: Run) -> None:
     assert axes(onnx.load(str(place / "model.onnx")).graph.input) == [("batch", "sequence")] * 2
 
 
-def test_a_natively_scripted_model(made_bundle: Path) -> None:
+def test_arguments_of_a_natively_scripted_model(made_bundle: Path) -> None:
     for variant in read_manifest(made_bundle).variants:
         if variant.target in ("trace", "script"):
             assert opened(made_bundle, variant) == ["ids", "mask"]
 
 
-def test_names_that_no_argument_can_have() -> None:
+def test_names_that_are_invalid_as_arguments() -> None:
     given = ["input", "state.h", "x.0", "x_0", "0", "self", "lambda", "float", "größe"]
     assert codegen.arguments(given) == [
         "input", "state_h", "x_0", "x_0_", "_0", "_self", "_lambda", "_float", "gr__e",

@@ -1,4 +1,4 @@
-"""The bridge from an exported program to TorchScript: what eager gives, bit for bit, at shapes it has not seen."""
+"""The bridge from an exported program to TorchScript: bit-identical to eager, at shapes other than the example."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def assert_same(got: tuple[torch.Tensor, ...], want: Any, rounding: float = 0.0)
 
 
 def check(model: nn.Module, *inputs: torch.Tensor, rounding: float = 0.0) -> torch.jit.ScriptModule:
-    """Bridge the model at the first input; it gives what eager gives at every one, frozen or not, from its file."""
+    """Bridge the model at the first input; assert that it equals eager at all inputs, frozen or not, after a reload."""
     scripted = bridge.from_exported(exported(model, inputs[0]))
     for loaded in (reloaded(scripted), reloaded(torch.jit.freeze(scripted))):
         for x in inputs:
@@ -75,7 +75,7 @@ def random(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
 
 
 class State(nn.Module):
-    """A parameter, buffers of both kinds, a plain tensor and a literal, in modules with names that are no names."""
+    """A parameter, both kinds of buffers, a plain tensor and a literal, in modules whose names are not identifiers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class State(nn.Module):
         return y, y.reshape(x.shape[0] * 2, -1)
 
 
-def test_tensors_travel_under_their_names() -> None:
+def test_tensors_keep_their_names() -> None:
     scripted = check(State(), *random(*SHAPES))
     names = {"layers.0.weight", "layers.0.bias", "scale", "hidden", "constant"}
     assert names <= set(scripted.state_dict())
@@ -133,7 +133,7 @@ def test_a_choice_between_sizes() -> None:
 
 
 def scalars(x: torch.Tensor) -> list[torch.Tensor]:
-    """Numbers on both sides; and True, which TorchScript would pass to an operator as 1."""
+    """Numbers as left and right operands, and True, which TorchScript would pass to an operator as 1."""
     size, y = x.shape[0], x > 0
     whole = x.to(torch.int64) + 2
     return [
@@ -162,7 +162,7 @@ def types(x: torch.Tensor) -> list[torch.Tensor]:
 
 
 def lists(x: torch.Tensor) -> list[Any]:
-    """Lists, empty ones and such with None in them; Optional and overloaded arguments."""
+    """Lists, including empty ones and ones with None; Optional and overloaded arguments."""
     image = x[:, None, None, :].expand(-1, 2, 3, 4)
     return [
         *(x.sum(()), x.amax(()), x.sum(), x.sum(1), x.sum(-1, keepdim=True), x.mean((0, 1)), x.var(1, correction=0)),
@@ -217,7 +217,7 @@ GROUPS = (scalars, types, lists, several, in_place, sizes_from_values, indices)
 
 
 @pytest.mark.parametrize("function", GROUPS, ids=lambda function: function.__name__)
-def test_operators_of(function: Function) -> None:
+def test_operators(function: Function) -> None:
     check(Calls(function), *random(*SHAPES))
 
 
@@ -225,7 +225,7 @@ def test_operators_of(function: Function) -> None:
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 def test_recurrent_layers(kind: type[nn.Module]) -> None:
     layers = kind(4, 4, 2, batch_first=True, bidirectional=True)
-    check(layers, *random((3, 7, 4), (1, 7, 4), (4, 7, 4)), rounding=1e-6)  # torch.export takes a GRU apart
+    check(layers, *random((3, 7, 4), (1, 7, 4), (4, 7, 4)), rounding=1e-6)  # torch.export decomposes a GRU
 
 
 def test_an_embedding_bag() -> None:
@@ -233,7 +233,7 @@ def test_an_embedding_bag() -> None:
 
 
 class Counter(nn.Module):
-    """Changes its buffers, one in place and one by another, and inside a region without gradients."""
+    """Changes its buffers, one in place and one by reassignment, also inside torch.no_grad."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -252,7 +252,7 @@ class Counter(nn.Module):
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")  # torch 2.11 to itself
 @pytest.mark.parametrize("functional_graph", [False, True])
 @pytest.mark.parametrize("frozen", [False, True])
-def test_changed_buffers_persist_as_eager_s(functional_graph: bool, frozen: bool) -> None:
+def test_changed_buffers_persist_as_in_eager(functional_graph: bool, frozen: bool) -> None:
     eager = Counter()
     program = exported(Counter(), torch.ones(3, 4))
     if functional_graph:
@@ -263,10 +263,10 @@ def test_changed_buffers_persist_as_eager_s(functional_graph: bool, frozen: bool
         assert_same(artifact(x), eager(x))
     assert artifact.calls.item() == 12
     scripted(torch.ones(3, 4))
-    assert program.state_dict["calls"].item() == 0  # the program's own tensors are left alone
+    assert program.state_dict["calls"].item() == 0  # the program's own tensors do not change
 
 
-def test_an_input_that_is_changed() -> None:
+def test_an_input_changed_in_place() -> None:
     def change(x: torch.Tensor) -> torch.Tensor:
         x.add_(1)
         return x * 2
@@ -290,13 +290,13 @@ class Autocast(nn.Module):
 
 
 @pytest.mark.parametrize("enabled", [False, True])
-def test_autocast_regions_keep_their_numbers(enabled: bool) -> None:
+def test_autocast_regions_keep_their_precision(enabled: bool) -> None:
     scripted = check(Autocast(enabled), *random(*SHAPES))
     assert scripted(torch.ones(2, 4))[0].dtype == (torch.bfloat16 if enabled else torch.float32)
 
 
 class Branches(nn.Module):
-    """Nested, with parameters, buffers and constants of their own in the branches."""
+    """Nested branches with their own parameters, buffers and constants."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -348,7 +348,7 @@ def test_outputs_of_every_kind() -> None:
     check(Calls(outputs), *random(*SHAPES))
 
 
-def test_inputs_that_are_no_tensors_are_constants() -> None:
+def test_inputs_that_are_not_tensors_are_constants() -> None:
     class Scaled(nn.Module):
         def forward(self, x: torch.Tensor, by: int, bias: Any, mode: str) -> torch.Tensor:
             return x * by if mode == "mul" and bias is None else x
@@ -387,7 +387,7 @@ def test_the_device_follows_the_input() -> None:
     assert 'torch.device("meta")' in bridge.from_exported(exported(elsewhere, torch.ones(3, 4))).code
 
 
-def test_names_that_mean_something_else() -> None:
+def test_argument_names_that_shadow_modules() -> None:
     class Names(nn.Module):
         def forward(self, torch: torch.Tensor) -> torch.Tensor:
             return torch + torch.shape[0]
@@ -396,7 +396,7 @@ def test_names_that_mean_something_else() -> None:
 
 
 def test_experts_of_transformers() -> None:
-    """An operator registered in Python, which an artifact could not call."""
+    """They use an operator registered in Python, which an artifact could not call."""
     moe = pytest.importorskip("transformers.integrations.moe")
 
     def experts(x: torch.Tensor) -> torch.Tensor:
@@ -426,7 +426,7 @@ class Missing(nn.Module):
         return z + torch.ops.prims.convert_element_type(x, torch.float64)
 
 
-def test_all_that_is_missing_is_named_with_its_line() -> None:
+def test_all_missing_operators_are_named_with_their_lines() -> None:
     with pytest.raises(ExportError) as raised:
         bridge.from_exported(exported(Missing(), torch.ones(3, 4)))
     line = Missing.forward.__code__.co_firstlineno
@@ -448,7 +448,7 @@ class Cosine(nn.Module):
         return y.cos()
 
 
-def test_what_the_compiler_rejects_is_named_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_the_compiler_rejects_is_named_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(lowering.RENAMED, "aten::cos", "aten::topk")
     place = re.escape(f"{__file__}:{Cosine.forward.__code__.co_firstlineno + 2}")
     rejected = rf"TorchScript cannot take aten\.cos\.default \({place}\): Arguments for call are not valid"
@@ -456,8 +456,8 @@ def test_what_the_compiler_rejects_is_named_with_its_line(monkeypatch: pytest.Mo
         bridge.from_exported(exported(Cosine(), torch.ones(3, 4)))
 
 
-def test_two_of_one_structure() -> None:
-    """TorchScript gives modules of one class and structure one type: each program has to have its own."""
+def test_two_programs_of_the_same_structure() -> None:
+    """TorchScript gives modules of the same class and structure one type, but each program must have its own."""
     first = bridge.from_exported(exported(Calls(lambda x: x + 1), torch.ones(3, 4)))
     second = bridge.from_exported(exported(Calls(lambda x: x - 1), torch.ones(3, 4)))
     assert float(first(torch.ones(2, 4))[0][0, 0]) == 2

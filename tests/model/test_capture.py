@@ -36,14 +36,14 @@ def test_export_keeps_dimensions_dynamic() -> None:
         assert y.shape == (batch, 2)
 
 
-def test_a_size_that_may_not_move_stays_fixed() -> None:
+def test_a_static_size_stays_fixed() -> None:
     module = flat(torch.nn.Linear(4, 2), torch.ones(2, 4))
     fixed = contract("batch", 4, symbols={"batch": Range(2, 2)})
     program = capture.export_program(module, (torch.ones(2, 4),), fixed)
     assert program.module()(torch.ones(2, 4))[0].shape == (2, 2)
 
 
-def test_a_dimension_without_a_name_may_move() -> None:
+def test_a_dimension_without_a_name_is_dynamic() -> None:
     module = flat(torch.nn.ReLU(), torch.ones(2, 6))
     program = capture.export_program(module, (torch.ones(2, 6),), contract("batch", None))
     assert program.module()(torch.ones(3, 9))[0].shape == (3, 9)
@@ -54,7 +54,7 @@ class Branch(torch.nn.Module):
         return x if x.sum() > 0 else -x
 
 
-def test_what_torch_export_does_not_take_is_one_line() -> None:
+def test_an_error_of_torch_export_is_one_line() -> None:
     with pytest.raises(ExportError, match=r"^torch\.export: .") as raised:
         capture.export_program(flat(Branch(), torch.ones(2, 4)), (torch.ones(2, 4),), contract("batch", 4))
     assert "\n" not in str(raised.value)
@@ -65,7 +65,7 @@ def program(tmp_path: Path) -> Program:
     return Program(contract("batch", 4), "cpu", lambda: module, lambda: (torch.ones(2, 4),), tmp_path / "exported.pt2")
 
 
-def test_a_program_makes_things_once_and_only_when_asked(tmp_path: Path) -> None:
+def test_a_program_creates_its_parts_once_and_on_demand(tmp_path: Path) -> None:
     made = program(tmp_path)
     assert made.loading_s == 0
     assert made.module is made.module
@@ -76,14 +76,14 @@ def test_a_program_makes_things_once_and_only_when_asked(tmp_path: Path) -> None
     assert not made.used_capture
 
 
-def test_a_program_that_was_captured(tmp_path: Path) -> None:
+def test_a_captured_program(tmp_path: Path) -> None:
     made = program(tmp_path)
     torch.export.save(capture.export_program(made.module, made.example, made.contract), made.exported_file)
     assert made.exported.module()(torch.ones(5, 4))[0].shape == (5, 2)
     assert made.used_capture
 
 
-def test_a_program_that_was_not_captured_says_why(tmp_path: Path) -> None:
+def test_a_program_that_was_not_captured_has_a_reason(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="was not captured"):
         _ = program(tmp_path).exported
     NoProgram("torch.export: a branch on data").write(tmp_path / "exported.pt2")
@@ -92,7 +92,7 @@ def test_a_program_that_was_not_captured_says_why(tmp_path: Path) -> None:
 
 
 def test_derived_dimensions_survive_a_file(tmp_path: Path) -> None:
-    """As torch loads it, the program cannot be decomposed, which ONNX needs."""
+    """A program loaded with torch.export.load could not be decomposed, which ONNX needs."""
     example = (torch.ones(6, 4), torch.ones(2))
 
     class Model(torch.nn.Module):
@@ -118,7 +118,7 @@ def test_derived_dimensions_survive_a_file(tmp_path: Path) -> None:
         ({"input": torch.ones(2, 5)}, "promise only sizes"),
     ],
 )
-def test_what_a_model_raises_has_a_remedy(arguments: dict[str, torch.Tensor], remedy: str) -> None:
+def test_an_error_of_the_model_has_a_remedy(arguments: dict[str, torch.Tensor], remedy: str) -> None:
     with pytest.raises(ExportError, match="the model fails at batch=2") as raised, eager.naming("batch=2"):
         torch.nn.Linear(4, 2)(**arguments)
     assert remedy in raised.value.remedy

@@ -1,4 +1,4 @@
-"""Checkpoints of many makers into a model: keys with wrappers around them, containers, shards, and what is refused."""
+"""Loading checkpoints from many libraries: keys with prefixes of wrappers, containers, shards, and refused files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Net(nn.Module):
 
 
 class Tied(nn.Module):
-    """An embedding whose weight is the head's too."""
+    """An embedding that shares its weight with the head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,14 +77,14 @@ def test_formats(name: str, trained: Net, fresh: Net, tmp_path: Path) -> None:
     assert fresh.exporter_weights == f"checkpoint {name}"
 
 
-def test_the_format_before_zip(trained: Net, fresh: Net, tmp_path: Path) -> None:
+def test_the_format_older_than_zip(trained: Net, fresh: Net, tmp_path: Path) -> None:
     torch.save(trained.state_dict(), tmp_path / "old.pth", _use_new_zipfile_serialization=False)
     assert checkpoint.load_into(fresh, tmp_path / "old.pth", False) == []
     assert same(fresh, trained)
 
 
 def shards(state: State, folder: Path, suffix: str = ".safetensors") -> Path:
-    """Two files and their index, as the hub has them."""
+    """Write two files and their index, as on the hub."""
     keys = list(state)
     names = [f"model-0000{i}-of-00002{suffix}" for i in (1, 2)]
     for name, own in zip(names, (keys[:3], keys[3:]), strict=True):
@@ -111,7 +111,7 @@ def test_shards_that_are_links_into_another_folder(trained: Net, fresh: Net, tmp
 
 
 @pytest.mark.parametrize("name", ["../w.safetensors", "/w.safetensors", "a/../../w.safetensors", "..\\w.safetensors"])
-def test_an_index_that_leaves_its_folder(name: str, trained: Net, fresh: Net, tmp_path: Path) -> None:
+def test_an_index_with_paths_outside_its_folder(name: str, trained: Net, fresh: Net, tmp_path: Path) -> None:
     saved(trained.state_dict(), tmp_path / "w.safetensors")
     index = tmp_path / "sub" / "model.safetensors.index.json"
     index.parent.mkdir()
@@ -166,7 +166,7 @@ def test_prefixes_of_wrappers(change: Callable[[str], str], trained: Net, fresh:
 
 
 def compiled(model: nn.Module) -> Any:
-    return torch.compile(model)  # compiles nothing before it is called
+    return torch.compile(model)  # nothing is compiled before the first call
 
 
 def compiled_inside(model: Net) -> Net:
@@ -175,7 +175,7 @@ def compiled_inside(model: Net) -> Net:
 
 
 class Wrapped(nn.Module):
-    """The model under the name that data parallel gives it."""
+    """The model under the name that DataParallel uses."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -202,8 +202,8 @@ def test_from_and_into_wrapped_models(save_as: int, load_as: int, trained: Net, 
     assert all(torch.equal(a, b) for a, b in zip(target.state_dict().values(), expected.values(), strict=True))
 
 
-def test_a_compiled_model_does_mark_its_keys() -> None:
-    """What the tests above rest on: a checkpoint of torch.compile's model has other keys than the model."""
+def test_a_compiled_model_has_prefixed_keys() -> None:
+    """The tests above rely on this: a compiled model's checkpoint has different keys than the model."""
     assert all(key.startswith("_orig_mod.") for key in compiled(Net()).state_dict())
 
 
@@ -240,19 +240,19 @@ def test_containers(wrap: Callable[[State], Any], trained: Net, fresh: Net, tmp_
     assert same(fresh, trained)
 
 
-def test_of_two_that_fit_the_first_is_taken_and_said(trained: Net, fresh: Net, tmp_path: Path) -> None:
+def test_of_two_containers_that_fit_the_first_is_used_with_a_note(trained: Net, fresh: Net, tmp_path: Path) -> None:
     path = saved({"ema": Net().state_dict(), "model": trained.state_dict()}, tmp_path / "w.pt")
     assert checkpoint.load_into(fresh, path, False) == ["checkpoint w.pt: used model, not ema"]
     assert same(fresh, trained)
 
 
-def test_the_container_that_fits_is_taken(trained: Net, fresh: Net, tmp_path: Path) -> None:
+def test_the_container_that_fits_is_used(trained: Net, fresh: Net, tmp_path: Path) -> None:
     path = saved({"model": nn.Linear(9, 9).state_dict(), "ema": trained.state_dict()}, tmp_path / "w.pt")
     assert checkpoint.load_into(fresh, path, False) == []
     assert same(fresh, trained)
 
 
-def test_what_does_not_fit_is_listed(trained: Net, fresh: Net, tmp_path: Path) -> None:
+def test_mismatched_keys_are_listed(trained: Net, fresh: Net, tmp_path: Path) -> None:
     state = trained.state_dict()
     del state["block.0.bias"], state["block.1.weight"]
     state["head.weight"] = torch.zeros(3, 4)
@@ -267,7 +267,7 @@ def test_what_does_not_fit_is_listed(trained: Net, fresh: Net, tmp_path: Path) -
     assert "--allow-partial" in raised.value.remedy
 
 
-def test_allowed_in_part(trained: Net, fresh: Net, tmp_path: Path) -> None:
+def test_a_partial_load(trained: Net, fresh: Net, tmp_path: Path) -> None:
     state = trained.state_dict()
     state["head.weight"] = torch.zeros(3, 4)
     kept = fresh.head.weight.clone()
@@ -279,7 +279,7 @@ def test_allowed_in_part(trained: Net, fresh: Net, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("allow_partial", [False, True])
-def test_nothing_in_common_is_an_error_in_any_case(allow_partial: bool, fresh: Net, tmp_path: Path) -> None:
+def test_a_checkpoint_without_common_keys_is_always_an_error(allow_partial: bool, fresh: Net, tmp_path: Path) -> None:
     path = saved({"conv.weight": torch.zeros(1)}, tmp_path / "w.pt")
     with pytest.raises(RecipeError, match=r"none of the model's keys: it has conv.weight, the model block.0.weight"):
         checkpoint.load_into(fresh, path, allow_partial)
@@ -303,11 +303,13 @@ def test_tied_weights_that_differ_in_the_file(tmp_path: Path) -> None:
 
 def test_buffers_that_are_not_saved(trained: Net, fresh: Net, tmp_path: Path) -> None:
     assert "scale" not in trained.state_dict()
-    path = saved(trained.state_dict() | {"scale": torch.tensor(9.0)}, tmp_path / "w.pt")  # an older class saved it
+    path = saved(
+        trained.state_dict() | {"scale": torch.tensor(9.0)}, tmp_path / "w.pt"
+    )  # an older version of the class saved it
     assert checkpoint.load_into(fresh, path, False) == []
 
 
-def test_frozen_batch_norm_counts_no_batches(trained: Net, fresh: Net, tmp_path: Path) -> None:
+def test_batch_counters_may_be_missing(trained: Net, fresh: Net, tmp_path: Path) -> None:
     state = {key: value for key, value in trained.state_dict().items() if not key.endswith("num_batches_tracked")}
     assert checkpoint.load_into(fresh, saved(state, tmp_path / "w.safetensors"), False) == []
 
@@ -321,7 +323,7 @@ def test_floats_are_cast_with_a_note(trained: Net, fresh: Net, tmp_path: Path) -
 
 
 def test_integers_are_never_cast_to_floats(trained: Net, fresh: Net, tmp_path: Path) -> None:
-    """Such weights are quantized: without their scales they are other numbers."""
+    """Such weights are quantized: without their scales, the values are different."""
     state = trained.state_dict() | {"head.weight": torch.ones(2, 4, dtype=torch.int8)}
     with pytest.raises(RecipeError, match=r"head.weight: int8 in the file, float32 in the model"):
         checkpoint.load_into(fresh, saved(state, tmp_path / "w.pt"), False)
@@ -380,14 +382,14 @@ def test_a_program_is_refused(fresh: Net, tmp_path: Path) -> None:
         checkpoint.load_into(fresh, (tmp_path / "program.pt2").rename(tmp_path / "program.pt"), True)
 
 
-def test_no_state_dict(fresh: Net, tmp_path: Path) -> None:
+def test_a_file_without_a_state_dict(fresh: Net, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="holds no state dict; it has epoch, optimizer"):
         checkpoint.load_into(fresh, saved({"optimizer": {"lr": 0.1}, "epoch": 3}, tmp_path / "w.pt"), True)
     with pytest.raises(RecipeError, match="holds a Tensor, not a state dict"):
         checkpoint.load_into(fresh, saved(torch.zeros(3), tmp_path / "w.pt"), True)
 
 
-@pytest.mark.filterwarnings("ignore")  # torch.distributed warns of what it was built without
+@pytest.mark.filterwarnings("ignore")  # torch.distributed warns about missing backends
 def test_a_shard_of_a_tensor_is_refused(trained: Net, fresh: Net, tmp_path: Path) -> None:
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
@@ -407,7 +409,7 @@ def test_a_shard_of_a_tensor_is_refused(trained: Net, fresh: Net, tmp_path: Path
 
 
 def mlp() -> nn.ModuleDict:
-    """The weights of tiny:mlp."""
+    """A checkpoint with weights for tiny:mlp."""
     return nn.ModuleDict({"layers": nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))})
 
 
@@ -470,7 +472,7 @@ def test_options_that_contradict(command: str, options: list[str], message: str,
     assert message in done.err
 
 
-def test_what_does_not_fit_is_said_before_anything_is_explained(cli: Cli, tmp_path: Path) -> None:
+def test_explain_checks_the_checkpoint_first(cli: Cli, tmp_path: Path) -> None:
     file = saved({"layers.0.weight": torch.zeros(8, 4)}, tmp_path / "mine.pt")
     done = cli("explain", recipe_path("tiny:mlp"), "--checkpoint", file)
     assert done.code == 2

@@ -40,7 +40,7 @@ def test_a_list_of_outputs_becomes_a_tuple(tmp_path: Path) -> None:
     assert isinstance(codegen.load(tmp_path / "m.pt", "cpu")((torch.ones(3),)), tuple)
 
 
-def test_what_is_not_torchscript(tmp_path: Path) -> None:
+def test_a_file_that_is_not_torchscript(tmp_path: Path) -> None:
     (tmp_path / "m.pt").write_bytes(b"nothing of the kind")
     with pytest.raises(ArtifactError, match=r"m\.pt is not TorchScript"):
         codegen.load(tmp_path / "m.pt", "cpu")
@@ -81,7 +81,7 @@ def test_a_module_defined_by_its_source() -> None:
         codegen.define(module(), source)
 
 
-def test_attributes_whose_names_are_no_names() -> None:
+def test_attributes_whose_names_are_not_identifiers() -> None:
     assert codegen.attribute("layers.weight") == "self.layers.weight"
     assert codegen.attribute("layers.0.weight") == 'getattr(self.layers, "0").weight'
     assert codegen.attribute("in.a-b") == 'getattr(getattr(self, "in"), "a-b")'
@@ -118,7 +118,7 @@ TYPES = {
         *((1, "Optional[float]"), ({"a": 1}, "Dict[str, int]"), ({}, "Dict[str, int]"), ((1, 2), "Tuple[int, float]")),
     ],
 )
-def test_literals_mean_what_they_say(value: Any, kind: str) -> None:
+def test_literals_keep_their_value(value: Any, kind: str) -> None:
     literal = codegen.literal(value, TYPES[kind])
     source = f"def forward(self) -> {kind}:\n    return {literal}\n"
     got = codegen.define(module(), source)()
@@ -127,7 +127,7 @@ def test_literals_mean_what_they_say(value: Any, kind: str) -> None:
         assert type(got).__name__ == kind
 
 
-def test_literals_of_torch() -> None:
+def test_torch_literals() -> None:
     number = TYPES["number"]
     values = (None, torch.float16, torch.strided, torch.channels_last, 1 + 2j)
     texts = ("None", "torch.float16", "torch.strided", "torch.channels_last", "complex(1.0, 2.0)")

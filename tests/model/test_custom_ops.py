@@ -1,4 +1,4 @@
-"""Operators outside torch's own: found in what calls them, registered where it runs."""
+"""Operators from outside torch: found in the programs that call them, registered where these run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from exporter.model import custom_ops
 
 
 class Branches(torch.nn.Module):
-    """Calls of torchvision in a branch of a loop only."""
+    """Calls torchvision only in a branch inside a loop."""
 
     def forward(self, boxes: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         for _ in range(int(scores[0])):
@@ -32,7 +32,7 @@ class Branches(torch.nn.Module):
 
 
 class Choice(torch.nn.Module):
-    """A call in one branch of torch.cond only."""
+    """Calls torchvision only in one branch of torch.cond."""
 
     def forward(self, image: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
         def align(image: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
@@ -46,12 +46,12 @@ class Choice(torch.nn.Module):
         return chosen
 
 
-def test_of_script() -> None:
+def test_operators_in_torchscript() -> None:
     assert custom_ops.of_script(torch.jit.script(Branches())) == ("torchvision",)
     assert custom_ops.of_script(torch.jit.script(torch.nn.Linear(2, 3))) == ()
 
 
-def test_of_exported() -> None:
+def test_operators_in_an_exported_program() -> None:
     example = (torch.rand(1, 3, 8, 8), torch.tensor([[0.0, 1.0, 1.0, 4.0, 4.0]]))
     with torch.no_grad():
         assert custom_ops.of_exported(torch.export.export(Choice(), example, strict=False)) == ("torchvision",)
@@ -59,7 +59,7 @@ def test_of_exported() -> None:
     assert custom_ops.of_exported(linear) == ()
 
 
-def test_the_library_of_torchvision_is_found_and_serves_alone() -> None:
+def test_torchvisions_library_is_found_and_self_sufficient() -> None:
     code = (
         "import sys, torch; from exporter.model import custom_ops as operators\n"
         "operators.require(['torchvision', 'aten']); operators.require(['torchvision'])\n"
@@ -70,14 +70,14 @@ def test_the_library_of_torchvision_is_found_and_serves_alone() -> None:
     assert done.stdout.split() == ["[0]", "False"]
 
 
-def test_a_library_that_nobody_knows() -> None:
+def test_operators_of_an_unknown_library() -> None:
     assert custom_ops.library("mine") is None
     with pytest.raises(ArtifactError, match="operators of mine, which are not registered") as caught:
         custom_ops.require(["mine"])
     assert "--ops-lib" in caught.value.remedy
 
 
-def test_a_library_that_is_none(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_library(tmp_path: Path) -> None:
     file = tmp_path / "text.so"
     file.write_text("text")
     with pytest.raises(UsageError, match=r"text\.so cannot be loaded as a library of operators"):
@@ -85,7 +85,7 @@ def test_a_library_that_is_none(tmp_path: Path) -> None:
 
 
 def passed(manifest: Manifest, namespace: str) -> None:
-    """Every row passed, in C++ too where that can be, and says what it needs."""
+    """Assert that every row passed, in C++ too if possible, and names the library that it needs."""
     assert {v.name: v.reason for v in manifest.variants if v.status == "failed"} == {}
     for variant in manifest.variants:
         kinds = ["python", "native"] if NATIVE and routes.get(variant.target).native else ["python"]
@@ -107,7 +107,7 @@ def test_operators_of_torchvision(run: Run) -> None:
 
 
 @needs_the_library
-def test_operators_of_ones_own(run: Run, cli: Cli) -> None:
+def test_operators_of_a_user_library(run: Run, cli: Cli) -> None:
     manifest, place = run("operators:affine", "trace,compile", ops_libs=(str(BUILT),))
     passed(manifest, "exporter_test")
     assert all(f"--ops-lib {BUILT}" in v.reproduce for v in manifest.variants)
@@ -125,7 +125,7 @@ def test_operators_of_ones_own(run: Run, cli: Cli) -> None:
 
 
 @needs_the_library
-def test_the_command_line_takes_the_library(cli: Cli, tmp_path: Path) -> None:
+def test_the_command_line_accepts_a_library(cli: Cli, tmp_path: Path) -> None:
     words = ("export", recipe_path("operators:affine"), "--targets", "trace", "--no-bench", "--device", "cpu", "-q")
     assert cli(*words, "--ops-lib", BUILT, "--out", tmp_path / "a").code == 0
     assert cli(*words, "--ops-lib", tmp_path / "missing.so", "--out", tmp_path / "b").code == 2
@@ -136,7 +136,7 @@ def test_the_command_line_takes_the_library(cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(environment.find_runner() is None, reason="exporter-run is not built (make cpp)")
-def test_exporter_run_names_the_library_that_is_missing(run: Run) -> None:
+def test_exporter_run_names_the_missing_library(run: Run) -> None:
     _, place = run("operators:aligned", "trace")
     command = [str(environment.find_runner()), "verify", str(place / "trace.pt")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -1,4 +1,4 @@
-"""Writes through `.data`, by their lines."""
+"""Finding the lines that write through `.data`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from exporter.model.state import data_writes
 
 
 class Writes(nn.Module):
-    """Every form of it."""
+    """Every form of such a write."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,11 +50,11 @@ class Decorated(nn.Module):
         return x
 
 
-def test_a_decorated_method_is_its_class_s() -> None:
+def test_a_decorated_method_belongs_to_its_class() -> None:
     assert len(data_writes.writes([Decorated])) == 1
 
 
-def test_a_namesake_s_lines_are_not_a_class_s_own() -> None:
+def test_lines_of_a_class_with_the_same_name_are_not_reported() -> None:
     assert data_writes.writes([_namesake()]) == []
 
 
@@ -63,7 +63,7 @@ WHY = "no trace or graph records writes through .data (net.py:7)"
 
 
 def explain(reason: str, cases: Sequence[tuple[str, str]], *warnings: Warned) -> diagnosis.Diagnosis:
-    """`cases` are names, each with the output that is wrong there, or ""."""
+    """Diagnose `cases`: names, each with the output that is wrong there, or ""."""
     checked = [
         diagnosis.CheckedCase(
             CaseRecord.of_text(name), outputs=({"output": wrong, "verdict": "FAIL" if wrong else "exact"},)
@@ -74,11 +74,11 @@ def explain(reason: str, cases: Sequence[tuple[str, str]], *warnings: Warned) ->
     return diagnosis.explain(reason, checked, worst, diagnosis.Known(warnings))
 
 
-def test_a_size_is_not_fixed_by_a_write() -> None:
+def test_a_write_does_not_fix_a_size() -> None:
     assert explain("y: wrong", [("batch=2", ""), ("batch=3", "y")], WRITE).reason == "batch is fixed at 2"
 
 
-def test_lines_are_of_writes_alone() -> None:
+def test_only_lines_with_writes_are_reported() -> None:
     lines = [place.rpartition(":") for place in data_writes.writes([Writes, Reads, nn.Linear, int])]
     assert [path for path, _, _ in lines] == [__file__] * 3
     assert all("# here" in linecache.getline(__file__, int(line)) for _, _, line in lines)
@@ -95,7 +95,7 @@ def test_lines_are_of_writes_alone() -> None:
         ),
     ],
 )
-def test_why_a_trace_does_not_carry_a_state(warning: Warned, why: str, cause: str) -> None:
+def test_the_reason_why_a_trace_does_not_carry_state(warning: Warned, why: str, cause: str) -> None:
     cases = [("batch=2", ""), ("batch=2 step 2", "y")]
     found = explain("y: wrong", cases, warning)
     pattern = "right at the first call, wrong at batch=2 step 2"
@@ -104,7 +104,7 @@ def test_why_a_trace_does_not_carry_a_state(warning: Warned, why: str, cause: st
     assert explain("y: wrong", cases).reason == f"{diagnosis.NOT_CARRIED}: {pattern}; y: wrong"
 
 
-def test_why_an_output_does_not_give_the_state() -> None:
+def test_the_reason_why_an_output_does_not_return_the_state() -> None:
     cases = [("batch=2", ""), ("batch=2 zeros", "state.s"), ("batch=2 step 2", "")]
     found = explain("state.s at batch=2 zeros: 0 where", cases, WRITE)
     assert found.reason.startswith("depends on values: wrong at batch=2 zeros, right at batch=2; state.s at")

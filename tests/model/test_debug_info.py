@@ -1,4 +1,4 @@
-"""Places in the source, as a TorchScript archive tells them."""
+"""Source locations in a TorchScript archive."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ LINE = inspect.getsourcelines(Halves.forward)[1] + 2
 
 
 def saved(module: Any, path: Path, save: Callable[[Any, Any, dict[str, str]], None] = debug_info.save) -> str:
-    """What a call says that fails in the archive."""
+    """Save the module; return the message of a call that fails in the loaded archive."""
     save(module, path, {"contract.json": "{}"})
     with pytest.raises(RuntimeError) as caught:
         torch.jit.load(str(path))(torch.ones(5))
     return str(caught.value).partition("original code")[2]
 
 
-def test_an_error_in_a_trace_names_the_model_s_line_and_no_folder(tmp_path: Path) -> None:
+def test_an_error_in_a_trace_names_the_models_line_without_folders(tmp_path: Path) -> None:
     said = saved(torch.jit.trace(Halves(), torch.ones(4)), tmp_path / "halves.pt")
     assert said.splitlines()[1] == f"{Path(__file__).name}({LINE}): forward"
     assert "_trace.py" not in said
     assert str(Path(__file__).parent) not in said
 
 
-def test_an_error_in_a_script_points_where_torch_s_own_does(tmp_path: Path) -> None:
+def test_an_error_in_a_script_points_to_the_same_place_as_torchs(tmp_path: Path) -> None:
     module = torch.jit.script(Halves())
     said, usual = saved(module, tmp_path / "halves.pt"), saved(module, tmp_path / "usual.pt", torch.jit.save)
     assert said == usual.replace(str(Path(__file__).parent) + "/", "") != usual
@@ -49,7 +49,7 @@ def test_an_error_in_a_script_points_where_torch_s_own_does(tmp_path: Path) -> N
     assert " <--- HERE" in said
 
 
-def test_all_but_the_places_is_as_torch_saves_it(tmp_path: Path) -> None:
+def test_only_the_debug_information_differs_from_torchs_archive(tmp_path: Path) -> None:
     module = torch.jit.trace(torch.nn.Linear(3, 3), torch.ones(1, 3))
     debug_info.save(module, tmp_path / "linear.pt", {"contract.json": "{}"})
     (tmp_path / "usual").mkdir()
@@ -64,6 +64,6 @@ def test_all_but_the_places_is_as_torch_saves_it(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("*.pt")] == ["linear.pt"]
 
 
-def test_another_format_is_left_as_it_is() -> None:
+def test_an_unknown_format_is_not_changed() -> None:
     data = pickle.dumps(("FORMAT_OF_LATER", (), ()), protocol=2)
     assert debug_info.portable(data) == data

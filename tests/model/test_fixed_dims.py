@@ -42,7 +42,7 @@ def line_of(module: type[torch.nn.Module], text: str) -> str:
     return f"{__file__}:{start + next(i for i, line in enumerate(lines) if text in line)}"
 
 
-def test_the_line_of_a_loop_and_the_other_dimension_stays_dynamic() -> None:
+def test_a_loop_fixes_one_dimension_and_the_other_stays_dynamic() -> None:
     program, notes = export(Loop())
     assert notes == [f"torch.export fixed sequence at 7 ({line_of(Loop, 'for i in')})"]
     assert program.module()(torch.ones(1, 7, 8))[0].shape == (1, 8)
@@ -50,7 +50,7 @@ def test_the_line_of_a_loop_and_the_other_dimension_stays_dynamic() -> None:
 
 
 class Resynthesizes(torch.nn.Module):
-    """As HTDemucs does: torch.istft takes no length that moves."""
+    """Like HTDemucs: torch.istft does not accept a dynamic length."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x[..., 0]
@@ -60,7 +60,7 @@ class Resynthesizes(torch.nn.Module):
         return torch.istft(z, 16, 4, window=torch.ones(16), length=full)
 
 
-def test_the_line_of_an_operator_that_takes_a_number_where_a_size_follows() -> None:
+def test_the_line_of_an_operator_that_makes_a_size_a_number() -> None:
     example = (torch.randn(2, 40, 1),)
     flat = flattening.FlatModule(Resynthesizes(), flattening.flatten_inputs(Resynthesizes(), example)).eval()
     symbols = {"batch": Range(2, 4), "samples": Range(33, 400)}
@@ -69,14 +69,14 @@ def test_the_line_of_an_operator_that_takes_a_number_where_a_size_follows() -> N
     assert f"torch.export fixed 32*ceil(samples/32) at 64 ({line_of(Resynthesizes, 'istft(z')})" in map(str, fixed)
 
 
-def test_the_line_of_a_number_made_of_a_size() -> None:
+def test_the_line_of_a_size_converted_to_a_number() -> None:
     program, notes = export(Batch())
     assert notes == [f"torch.export fixed batch at 2 ({line_of(Batch, 'int(')})"]
     assert program.module()(torch.ones(2, 33, 8))[0].shape == (2, 33, 8)
 
 
 @pytest.mark.filterwarnings("ignore:The tensor attributes:UserWarning")
-def test_a_layer_of_torchs_own() -> None:
+def test_a_layer_of_torch() -> None:
     _, (note, *_) = export(torch.nn.RNN(8, 4, batch_first=True))
     assert note.startswith("torch.export fixed sequence at 7 (")
     assert "nn/modules/rnn.py:" in note
@@ -86,7 +86,7 @@ def test_nothing_is_fixed() -> None:
     assert export(torch.nn.Linear(8, 4))[1] == []
 
 
-def test_the_log_is_as_it_was() -> None:
+def test_the_log_settings_are_restored() -> None:
     logger = logging.getLogger(fixed_dims.LOGGER)
     before = (logger.level, logger.propagate, list(logger.handlers))
     export(Loop())

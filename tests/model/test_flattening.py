@@ -1,4 +1,4 @@
-"""From any inputs and outputs to flat named tensors."""
+"""Flattening any inputs and outputs to named tensors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_names_of_inputs(inputs: Any, names: tuple[str, ...]) -> None:
     assert flatten_inputs(Model(), inputs).names == names
 
 
-def test_taken_apart_and_put_together_again() -> None:
+def test_flattening_and_rebuilding() -> None:
     flat = flatten_inputs(Model(), {"x": ONE, "scale": 3.0, "extra": {"a": TWO}})
     args, kwargs = flat.rebuild([torch.zeros(1), torch.zeros(2)])
     assert args == ()
@@ -63,7 +63,7 @@ def test_inputs_without_tensors(inputs: Any) -> None:
 
 
 class Odd:
-    """Nothing that pytree knows."""
+    """A type that pytree does not know."""
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_model_output_of_transformers() -> None:
 
 
 class Cache:
-    """As transformers has them, and as somebody may have them."""
+    """A cache like those of transformers or of user code."""
 
     def __init__(self) -> None:
         self.ssm_states = [ONE, TWO]
@@ -104,7 +104,7 @@ def test_objects_that_hold_tensors() -> None:
 
 
 def all_tensors(value: Any, seen: set[int]) -> set[int]:
-    """The tensors that anything reachable holds, found without the code under test."""
+    """Return every reachable tensor, found without the code under test."""
     if isinstance(value, torch.Tensor):
         return {id(value)}
     if id(value) in seen:
@@ -115,7 +115,7 @@ def all_tensors(value: Any, seen: set[int]) -> set[int]:
     return {found for item in inner for found in all_tensors(item, seen)}
 
 
-def test_nothing_of_any_layer_of_transformers_caches_is_lost() -> None:
+def test_every_tensor_of_transformers_cache_layers_is_kept() -> None:
     from transformers import cache_utils
 
     kinds = {**cache_utils.DYNAMIC_LAYER_TYPE_MAPPING, "fp8": cache_utils.Fp8QuantizedLayer}
@@ -145,7 +145,7 @@ def test_nothing_of_any_layer_of_transformers_caches_is_lost() -> None:
         assert all(torch.equal(new, old.float() + 1) for new, old in pairs)
 
 
-def test_a_cache_that_is_given_keeps_its_window() -> None:
+def test_a_cache_among_the_inputs_keeps_its_window() -> None:
     from transformers.cache_utils import Cache, DynamicSlidingWindowLayer
 
     def past(length: int) -> Any:
@@ -160,7 +160,7 @@ def test_a_cache_that_is_given_keeps_its_window() -> None:
     assert not short.difference(flatten_inputs(Takes(), past(6)))
 
 
-def test_caches_of_transformers() -> None:
+def test_transformers_caches() -> None:
     from transformers import DynamicCache
     from transformers.cache_utils import EncoderDecoderCache
 
@@ -225,7 +225,7 @@ def test_objects_among_the_inputs() -> None:
     assert flat.difference(other_mode) == "past.0.mode"
 
 
-def test_objects_that_hold_themselves() -> None:
+def test_objects_that_contain_themselves() -> None:
     knot: Any = Cache()
     knot.me = {"again": knot}
     assert output_leaves({"a": knot})[0] == ("a.ssm_states.0", "a.ssm_states.1")
@@ -234,7 +234,7 @@ def test_objects_that_hold_themselves() -> None:
 
 
 @pytest.mark.parametrize("data", [numpy.zeros(2), {1, 2}, iter([ONE]), 1j])
-def test_data_that_no_artifact_can_give_is_refused_by_name(data: Any) -> None:
+def test_outputs_of_unsupported_types_are_refused_by_name(data: Any) -> None:
     with pytest.raises(ExportError, match=f"output extra.0 is of type {type(data).__name__}") as raised:
         output_leaves({"logits": ONE, "extra": [data]})
     assert "--leave-out extra.0" in raised.value.remedy
@@ -249,27 +249,27 @@ def test_data_that_no_artifact_can_give_is_refused_by_name(data: Any) -> None:
         (["cache.ssm_states.0"], ("logits", "hidden.0", "hidden.1", "cache.ssm_states.1")),
     ],
 )
-def test_outputs_that_are_left_out(leave_out: list[str], names: tuple[str, ...]) -> None:
+def test_leaving_out_outputs(leave_out: list[str], names: tuple[str, ...]) -> None:
     output = {"logits": ONE, "hidden": (ONE, TWO), "cache": Cache()}
     flattening.require_named(output, leave_out)
     assert output_leaves(output, leave_out)[0] == names
     assert output_leaves((ONE, TWO), ["output1"])[0] == ("output0",)
 
 
-def test_what_is_left_out_must_be_there() -> None:
+def test_only_existing_outputs_can_be_left_out() -> None:
     with pytest.raises(UsageError, match="--leave-out past: the model has no output of that name") as raised:
         flattening.require_named({"logits": ONE, "loss": None, "cache": Cache()}, ["cache", "past"])
     assert raised.value.remedy == "it returns logits, cache"
 
 
-class Gives(torch.nn.Module):
+class Returns(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> Any:
         return {"y": x + 1, "pair": (x, [2 * x]), "cache": Frozen(x)}
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_torch_export_follows_the_walk(strict: bool) -> None:
-    flat = flattening.FlatModule(Gives(), flatten_inputs(Gives(), TWO), ["pair.0"]).eval()
+def test_torch_export_can_trace_the_flat_module(strict: bool) -> None:
+    flat = flattening.FlatModule(Returns(), flatten_inputs(Returns(), TWO), ["pair.0"]).eval()
     program = torch.export.export(flat, (TWO,), strict=strict)
     assert [t.tolist() for t in program.module()(ONE + TWO)] == [[3, 3], [4, 4], [2, 2]]
 
@@ -288,7 +288,7 @@ def test_outputs_without_tensors(output: Any) -> None:
         output_leaves(output)
 
 
-def test_dtypes_by_torchs_names() -> None:
+def test_dtypes_have_torchs_names() -> None:
     specs = flattening.specs(["a", "b"], [torch.zeros(2, 3, dtype=torch.bfloat16), torch.zeros((), dtype=torch.bool)])
     assert specs == (TensorSpec("a", "bfloat16", (2, 3)), TensorSpec("b", "bool", ()))
 
@@ -304,7 +304,7 @@ def test_constants_that_a_contract_can_hold() -> None:
 @pytest.mark.parametrize(
     "value", [range(3), types.MappingProxyType({"a": 1}), numpy.arange(4)], ids=["range", "proxy", "array"]
 )
-def test_what_cannot_be_put_together_again_is_a_constant(value: Any) -> None:
+def test_values_that_cannot_be_rebuilt_are_constants(value: Any) -> None:
     given = [flatten_inputs(Takes(), {"past": [ONE], "how": value}) for _ in range(2)]
     assert list(given[0].constants) == ["how"]
     assert given[0].rebuild(given[0].tensors)[1]["how"] is value
@@ -316,7 +316,7 @@ def test_arrays_are_compared_by_their_values() -> None:
     assert one.difference(other) == "how"
 
 
-def test_a_constant_that_is_missing_is_not_none() -> None:
+def test_a_missing_constant_differs_from_none() -> None:
     one, other = flatten_inputs(Takes(), {"past": [ONE], "how": None}), flatten_inputs(Takes(), {"past": [ONE]})
     assert one.difference(other) == "how"
     assert other.difference(one) == "how"

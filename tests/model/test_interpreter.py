@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-any-return,has-type,operator,assignment"
-"""TorchScript interpreted in Python: it answers as TorchScript does, and torch.export keeps its dimensions dynamic."""
+"""TorchScript interpreted in Python: it returns the same, and torch.export keeps its dimensions dynamic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from exporter.model import flattening
 from exporter.model.torchscript.interpreter import Interpreter, taken_over
 from exporter.model.torchscript.interpreter.numbers import NUMBERS, Number
 
-# torch.jit.script complains of an annotation in torch.fx.GraphModule, which is not ours.
+# torch.jit.script warns about an annotation in torch.fx.GraphModule, which is not ours.
 pytestmark = pytest.mark.filterwarnings("ignore:The TorchScript type system:UserWarning")
 
 Make = Callable[[int], tuple[Any, ...]]
@@ -109,7 +109,7 @@ class ConvNorm(nn.Module):
 
 
 class SizesAsNumbers(nn.Module):
-    """Traced, its sizes become tensors, and arithmetic on tensors."""
+    """When traced, its sizes become tensors, and computations with sizes become tensor arithmetic."""
 
     def forward(self, x: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
         batch, channels, height, width = x.shape
@@ -145,14 +145,14 @@ class Streaming(nn.Module):
 
 
 class Times(nn.Module):
-    """Takes a number."""
+    """Has a number as an argument."""
 
     def forward(self, x: Tensor, times: int) -> Tensor:
         return x * times
 
 
 class Around(nn.Module):
-    """Python around TorchScript, of which it asks for more than an answer."""
+    """Python code around TorchScript, which uses more of it than its outputs."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ class Scaled(nn.Module):
         return x + 1
 
 
-def test_torchscript_is_taken_over_wherever_it_stands() -> None:
+def test_torchscript_is_interpreted_wherever_it_is() -> None:
     scripted = torch.jit.script(Scaled())
     wanted = Around(scripted)
     model = taken_over(Around(scripted))
@@ -197,7 +197,7 @@ def test_torchscript_is_taken_over_wherever_it_stands() -> None:
         assert torch.equal(copy.deepcopy(model)(x), model(x))
 
 
-def test_the_program_as_it_came_has_the_weights_of_now() -> None:
+def test_the_original_program_gets_the_current_weights() -> None:
     model = taken_over(torch.jit.script(Scaled()))
     model.get_parameter("linear.weight").data.mul_(2)
     copied = copy.deepcopy(model)
@@ -249,7 +249,7 @@ class ThroughAnInterface(nn.Module):
         return self.layer.forward(x)
 
 
-ThroughAnInterface.__annotations__ = {"layer": Layer}  # TorchScript wants the class itself, not its name
+ThroughAnInterface.__annotations__ = {"layer": Layer}  # TorchScript needs the class itself, not its name
 
 
 class Pair(NamedTuple):
@@ -258,7 +258,7 @@ class Pair(NamedTuple):
 
 
 class Forked(nn.Module):
-    """A fork, a region without gradients, a named tuple, an optional argument."""
+    """A fork, torch.no_grad, a named tuple, an optional argument."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -274,7 +274,7 @@ class Forked(nn.Module):
 
 
 class Tensors(nn.Module):
-    """Tensors made of sizes, casts, indices."""
+    """Tensors made from sizes, casts, indices."""
 
     def forward(self, x: Tensor, index: Tensor) -> Tuple[Tensor, Tensor, Tensor, float]:
         sizes = torch.tensor([x.size(0), x.size(1)])
@@ -337,7 +337,7 @@ def case(request: pytest.FixtureRequest) -> tuple[torch.jit.ScriptModule, Make]:
 
 
 def assert_same(got: Any, want: Any) -> None:
-    """The same leaves; numbers exactly, tensors but for rounding."""
+    """Assert that the leaves are the same: numbers exactly, tensors up to rounding."""
     gotten, wanted = pytree.tree_leaves(got), pytree.tree_leaves(want)
     assert len(gotten) == len(wanted)
     for a, b in zip(gotten, wanted, strict=True):
@@ -346,7 +346,7 @@ def assert_same(got: Any, want: Any) -> None:
 
 @pytest.mark.parametrize("interpreted", [False, True])
 @torch.no_grad()
-def test_it_answers_as_torchscript_does(
+def test_it_returns_the_same_as_torchscript(
     case: tuple[torch.jit.ScriptModule, Make], interpreted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program, make = case
@@ -368,7 +368,7 @@ def test_export_keeps_the_batch_dynamic(case: tuple[torch.jit.ScriptModule, Make
         assert_same(exported(*inputs), program(*inputs))
 
 
-def test_a_branch_on_values_takes_both_ways_after_export() -> None:
+def test_both_sides_of_a_branch_on_values_survive_export() -> None:
     program = script(BranchOnValues())
     batch = torch.export.Dim("batch", min=1, max=64)
     with torch.no_grad():
@@ -379,7 +379,7 @@ def test_a_branch_on_values_takes_both_ways_after_export() -> None:
 
 @torch.no_grad()
 def test_sizes_that_were_traced_as_tensors_stay_dynamic() -> None:
-    """The tracer bakes some; those that it kept as arithmetic on tensors must not become values of tensors."""
+    """The tracer bakes some of them in. Those that it kept as tensor arithmetic must not become data-dependent."""
     make: Make = lambda batch: (torch.randn(batch, 3, 8, 8),)  # noqa: E731
     program = trace(SizesAsNumbers(), make)
     example, batch = make(3), torch.export.Dim("batch", min=1, max=64)
@@ -440,7 +440,7 @@ def test_weights_keep_their_names() -> None:
 
 
 class Misnamed(nn.Module):
-    """A name that the interpreter keeps for itself."""
+    """A submodule with a name that the interpreter reserves."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -451,7 +451,7 @@ class Misnamed(nn.Module):
 
 
 @torch.no_grad()
-def test_a_name_that_is_taken() -> None:
+def test_a_reserved_name() -> None:
     program = script(Misnamed())
     interpreter = Interpreter(program)
     x = torch.randn(3, 4)
@@ -469,8 +469,8 @@ def test_constants_are_cast_with_the_module() -> None:
 
 
 @torch.no_grad()
-def test_a_precision_that_was_traced_follows_the_weights() -> None:
-    """A hidden state of float32 beside weights of float64 has ended torch 2.11 by a segmentation fault."""
+def test_a_traced_precision_follows_the_weights() -> None:
+    """A float32 hidden state with float64 weights crashed torch 2.11 with a segmentation fault."""
     program = trace(Lstm(), rows(5, 4))
     interpreter, x = Interpreter(program).double(), torch.randn(3, 5, 4)
     output, hidden = interpreter(x.double())
@@ -480,7 +480,7 @@ def test_a_precision_that_was_traced_follows_the_weights() -> None:
 
 @pytest.mark.parametrize("module", [Counting, Streaming])
 @torch.no_grad()
-def test_a_copy_has_buffers_of_its_own(module: type[nn.Module]) -> None:
+def test_a_copy_has_its_own_buffers(module: type[nn.Module]) -> None:
     interpreter, x = Interpreter(script(module())), torch.randn(3, 4)
     made = copy.deepcopy(interpreter)
     first = made(x)
@@ -514,7 +514,7 @@ def test_the_device_follows_the_inputs() -> None:
     assert_same(interpreter(torch.ones(2, 4)), torch.ones(2, 4) + torch.arange(4))
 
 
-def test_inputs_and_outputs_take_other_names() -> None:
+def test_inputs_and_outputs_can_be_renamed() -> None:
     program = script(Lstm())
     interpreter, x = Interpreter(program, ["waves"], ["output", "hidden"]), torch.randn(2, 5, 4)
     got = interpreter(waves=x)
@@ -532,7 +532,7 @@ def test_inputs_and_outputs_take_other_names() -> None:
         ((torch.ones(1, 4),) * 4, {}, "forward takes x, y, factor"),
     ],
 )
-def test_arguments_that_do_not_fit(args: tuple[Any, ...], kwargs: dict[str, Any], message: str) -> None:
+def test_wrong_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], message: str) -> None:
     with pytest.raises(TypeError, match=message):
         Interpreter(script(Forked()))(*args, **kwargs)
 
@@ -550,10 +550,10 @@ class Unknown(nn.Module):
         return x + len("-".join(parts))
 
 
-def test_nodes_that_have_no_meaning_are_named_together_with_their_lines() -> None:
+def test_unsupported_nodes_are_named_with_their_lines() -> None:
     program = script(Unknown())
     interpreter, x = Interpreter(program), torch.ones(3)
-    assert_same(interpreter(x), program(x))  # TorchScript itself is not in need of them
+    assert_same(interpreter(x), program(x))  # TorchScript itself supports them
     names = r"aten::split\.str \(.*test_interpreter\.py:\d+\); aten::join \(.*\)"
     with pytest.raises(ExportError, match=names) as raised:
         torch.export.export(interpreter, (x,))
@@ -567,7 +567,7 @@ class OnlyOnValues(nn.Module):
         return x
 
 
-def test_a_loop_on_values_is_left_to_torch_export() -> None:
+def test_a_loop_on_values_is_an_error_of_torch_export() -> None:
     with pytest.raises(torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode):
         torch.export.export(Interpreter(script(OnlyOnValues())), (torch.ones(3),))
 
@@ -575,7 +575,7 @@ def test_a_loop_on_values_is_left_to_torch_export() -> None:
 @pytest.mark.parametrize("name", ["loop", "values", "containers", "fork"])
 @torch.no_grad()
 def test_script_and_trace_keep_the_program(name: str) -> None:
-    """Scripted again it is the program; traced, its loops and branches live on."""
+    """Scripting it returns the program, and tracing it keeps the loops and branches."""
     make_program, make = CASES[name]
     program = make_program()
     interpreter = Interpreter(program)
@@ -594,7 +594,7 @@ def test_inputs_of_a_program_have_the_names_of_its_arguments() -> None:
 
 
 @torch.no_grad()
-def test_a_program_with_state_is_moved_and_scripted_as_it_is() -> None:
+def test_a_program_with_state_can_be_cast_and_scripted() -> None:
     program, x = script(Streaming()), torch.ones(2, 4)
     interpreter = Interpreter(program).double()
     assert interpreter(x.double()).dtype == torch.float64
@@ -614,7 +614,7 @@ def test_a_program_with_state_is_moved_and_scripted_as_it_is() -> None:
         ("aten::ceil", (Number(1.5, torch.float32),), Number(2.0, torch.float32)),
     ],
 )
-def test_arithmetic_on_numbers_is_that_of_tensors(kind: str, values: tuple[Any, ...], want: Number) -> None:
+def test_arithmetic_on_numbers_equals_that_on_tensors(kind: str, values: tuple[Any, ...], want: Number) -> None:
     assert NUMBERS[kind](*values) == want
     tensors = [value.tensor() if isinstance(value, Number) else value for value in values]
     name = kind.removeprefix("aten::")
@@ -623,7 +623,7 @@ def test_arithmetic_on_numbers_is_that_of_tensors(kind: str, values: tuple[Any, 
     assert (by_torch.item(), by_torch.dtype) == (want.value, want.dtype)
 
 
-def test_a_traced_network_of_torchvision() -> None:
+def test_a_traced_torchvision_network() -> None:
     torchvision = pytest.importorskip("torchvision")
     make = rows(3, 64, 64)
     with torch.no_grad():

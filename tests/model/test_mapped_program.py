@@ -1,4 +1,4 @@
-"""Saved programs as they are read."""
+"""Reading saved programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Load = Callable[[Path], torch.export.ExportedProgram]
 
 
 class Flagged(nn.Module):
-    """Says whether it was called before."""
+    """Returns whether it was called before."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Flagged(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")
 @pytest.mark.parametrize("load", [mapped_program.read, mapped_program.load])
-def test_a_buffer_is_written_to_where_nothing_else_lies(load: Load, tmp_path: Path) -> None:
+def test_a_written_buffer_does_not_share_memory(load: Load, tmp_path: Path) -> None:
     file, x = tmp_path / "flagged.pt2", torch.ones(4)
     torch.export.save(torch.export.export(Flagged(), (x,)), file)
     before = file.read_bytes()
@@ -39,6 +39,6 @@ def test_a_buffer_is_written_to_where_nothing_else_lies(load: Load, tmp_path: Pa
     assert all(buffer.untyped_storage().resizable() for buffer in program.state_dict.values())
     module = program.module()
     assert [module(x)[0].item() for _ in range(3)] == [-1, 2, 3]
-    assert (bytes(1)[0], bytes([1])[0]) == (0, 1)  # of which Python has one each
+    assert (bytes(1)[0], bytes([1])[0]) == (0, 1)  # Python has one object for each
     assert file.read_bytes() == before
     assert load(file).module()(x)[0] == -1

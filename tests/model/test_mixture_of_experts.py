@@ -1,4 +1,4 @@
-"""Mixtures of experts of transformers: what they compute while they are exported."""
+"""Mixtures of experts from transformers: what they compute during export."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOKENS, CHOSEN = 7, 2
 
 
 def made(kind: str, name: str, **sizes: Any) -> Any:
-    """Experts of one kind of model, with weights that tell them apart."""
+    """Return the experts of a model, each with different weights."""
     config = getattr(importlib.import_module("transformers"), f"{name}Config")(**sizes)
     found = getattr(importlib.import_module(f"transformers.models.{kind}.modeling_{kind}"), f"{name}Experts")(config)
     torch.manual_seed(0)
@@ -28,7 +28,7 @@ def made(kind: str, name: str, **sizes: Any) -> Any:
 
 
 SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
-KINDS = (  # gated; without a gate; interleaved and transposed, with a bias
+KINDS = (  # with gate; without gate; interleaved and transposed, with bias
     ("mixtral", "Mixtral", {**SMALL, "num_local_experts": 4}),
     ("nemotron_h", "NemotronH", {"hidden_size": 16, "moe_intermediate_size": 24, "n_routed_experts": 4}),
     ("gpt_oss", "GptOss", {**SMALL, "num_local_experts": 4}),
@@ -36,7 +36,7 @@ KINDS = (  # gated; without a gate; interleaved and transposed, with a bias
 
 
 @pytest.mark.parametrize(("kind", "name", "sizes"), KINDS)
-def test_the_same_as_expert_by_expert(kind: str, name: str, sizes: Any) -> None:
+def test_the_result_is_that_of_each_expert_in_turn(kind: str, name: str, sizes: Any) -> None:
     module = made(kind, name, **sizes)
     inputs = torch.randn(TOKENS, 16, dtype=torch.float64)
     index = torch.stack([torch.randperm(4)[:CHOSEN] for _ in range(TOKENS)])
@@ -50,7 +50,7 @@ def test_the_same_as_expert_by_expert(kind: str, name: str, sizes: Any) -> None:
     torch.testing.assert_close(given, wanted, rtol=1e-9, atol=1e-9)
 
 
-def test_what_was_not_chosen_may_be_infinite() -> None:
+def test_experts_that_were_not_chosen_may_be_infinite() -> None:
     module = made(*KINDS[0][:2], **KINDS[0][2])
     module.down_proj[3] = torch.inf
     with mixture_of_experts.dense(module):
@@ -59,7 +59,7 @@ def test_what_was_not_chosen_may_be_infinite() -> None:
 
 
 def mine() -> torch.nn.Module:
-    """A block of transformers within somebody's own module."""
+    """Return a user module that contains a block from transformers."""
     from transformers import MixtralConfig
     from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 
@@ -71,7 +71,7 @@ def mine() -> torch.nn.Module:
     return torch.nn.Sequential(block, torch.nn.Linear(16, 3)).eval().requires_grad_(False)
 
 
-def test_a_block_in_a_module_of_ones_own_exports_at_any_size_and_has_a_reference() -> None:
+def test_a_block_in_a_user_module_exports_at_any_size_and_has_a_reference() -> None:
     model, example = mine(), torch.randn(2, 5, 16)
     flat = FlatModule(model, flatten_inputs(model, example)).eval()
     shape = ("batch", "sequence")

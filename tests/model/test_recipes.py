@@ -1,4 +1,4 @@
-"""From a name to a recipe, and what is said when there is none or it is broken."""
+"""Finding a recipe by name, and the errors if there is none or it is broken."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from exporter.model.recipes import FunctionRecipe, Source
 
 @pytest.fixture(autouse=True)
 def _clean_imports() -> Iterator[None]:
-    """Importing a recipe leaves its folder on the path, as in a child that ends; here it must not last."""
+    """Restore sys.path and sys.modules, because importing a recipe leaves its folder on the path."""
     path, modules = list(sys.path), set(sys.modules)
     yield
     sys.path[:] = path
@@ -67,19 +67,19 @@ def test_did_you_mean(mistyped: str) -> None:
         (f"{RECIPES}:x", "there is no model"),
     ],
 )
-def test_names_that_mean_nothing(name: str, message: str) -> None:
+def test_unknown_names(name: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         recipes.find(name)
 
 
 @pytest.mark.parametrize("name", ["model", "model.bin", "silero.jit", "v1.2", "m.pth", "onnx.onnx"])
-def test_any_file_may_hold_a_program(tmp_path: Path, name: str) -> None:
+def test_any_file_may_contain_a_program(tmp_path: Path, name: str) -> None:
     (tmp_path / name).touch()
     source = recipes.find(str(tmp_path / name))
     assert (source.kind, source.place, source.attribute) == ("source", "saved", str(tmp_path / name))
 
 
-def test_a_recipes_name_comes_before_a_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_name_takes_precedence_over_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bert").touch()
     monkeypatch.chdir(tmp_path)
     assert recipes.find("bert").kind == "name"
@@ -88,7 +88,7 @@ def test_a_recipes_name_comes_before_a_files(tmp_path: Path, monkeypatch: pytest
         recipes.find("other.jit")
 
 
-def test_dimensions_are_named_of_saved_inputs_alone(tmp_path: Path) -> None:
+def test_dim_applies_only_to_saved_inputs(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--dim does not apply to mlp: its inputs"):
         recipes.with_dims(recipes.find(recipe_path("tiny:mlp")), ["batch=x:0"])
     torch.save({"x": torch.ones(5, 4)}, tmp_path / "inputs.pt")
@@ -108,12 +108,12 @@ def test_dimensions_are_named_of_saved_inputs_alone(tmp_path: Path) -> None:
         (["b=x:0:1..2", "b=y:0:1..3"], "b has two ranges, 1 to 2 and 1 to 3"),
     ],
 )
-def test_dimensions_that_make_no_sense(texts: list[str], message: str) -> None:
+def test_invalid_dimensions(texts: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         dimensions.parse_all(texts)
 
 
-def test_named_dimensions_leave_samples_and_metric() -> None:
+def test_named_dimensions_keep_samples_and_metric() -> None:
     own: dict[str, Any] = {"samples": lambda: [1], "metric": lambda outputs, sample: 1.0}
     fixed = recipes.FunctionRecipe(lambda _: torch.nn.Identity(), lambda: {"x": torch.ones(2, 3)}, {}, **own)
     recipe = examples.with_dims(fixed, Takes(), dimensions.parse_all(["batch=x:0"]))
@@ -138,7 +138,7 @@ def test_named_dimensions_leave_samples_and_metric() -> None:
         ),
     ],
 )
-def test_functions_that_take_other_arguments_are_the_users(source: str, message: str, tmp_path: Path) -> None:
+def test_functions_with_wrong_arguments_are_recipe_errors(source: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "odd_recipe.py").write_text(source)
     with pytest.raises(RecipeError, match=message) as raised:
         recipes.load(recipes.find(f"{tmp_path / 'odd_recipe.py'}:net"))
@@ -180,11 +180,11 @@ def test_a_class_is_a_recipe() -> None:
     assert recipes.example_sizes(recipe.inputs) == {"batch": 2}
 
 
-def test_a_number_is_a_range_from_one() -> None:
+def test_a_number_means_a_range_from_one() -> None:
     assert recipes.ranges(load("tiny:pair"))["sequence"] == Range(1, 6)
 
 
-def test_a_callable_with_inputs_beside_it() -> None:
+def test_a_callable_with_an_inputs_function() -> None:
     recipe = load("tiny:made")
     assert isinstance(recipe.load("auto"), torch.nn.Module)
     assert recipes.ranges(recipe) == {"batch": Range(1, 64)}
@@ -248,13 +248,13 @@ def test_broken_recipes(name: str, message: str, remedy: str) -> None:
     assert remedy in raised.value.remedy
 
 
-def test_what_is_neither_a_recipe_nor_callable(tmp_path: Path) -> None:
+def test_an_object_that_is_neither_a_recipe_nor_callable(tmp_path: Path) -> None:
     (tmp_path / "constant.py").write_text("answer = 42")
     with pytest.raises(RecipeError, match=r"answer has no load\(\) and inputs\(\)"):
         recipes.load(recipes.find(f"{tmp_path / 'constant.py'}:answer"))
 
 
-def test_a_class_that_cannot_be_made(tmp_path: Path) -> None:
+def test_a_class_that_cannot_be_instantiated(tmp_path: Path) -> None:
     (tmp_path / "needy.py").write_text(
         "class needy:\n    def __init__(self, x): ...\n    def load(self, w): ...\n    def inputs(self): ...\n"
     )
@@ -288,23 +288,23 @@ def test_a_third_number_is_the_step() -> None:
 
 
 @pytest.mark.parametrize("bounds", [(1,), "1-8", None, (1.5, 8), ("a", "b"), (1, 8, 9), (1, 8, 0), (1, 8, 2, 2)])
-def test_ranges_that_are_none(bounds: Any) -> None:
+def test_invalid_ranges(bounds: Any) -> None:
     recipe = FunctionRecipe(lambda weights: None, lambda batch=1: None, {"batch": bounds})
     with pytest.raises(RecipeError, match="batch"):
         recipes.ranges(recipe)
 
 
-def test_parameters_that_take_anything_are_no_sizes() -> None:
+def test_variadic_parameters_are_not_sizes() -> None:
     assert recipes.example_sizes(lambda batch=3, *rest, **others: None) == {"batch": 3}
 
 
-def test_inputs_that_is_no_function() -> None:
+def test_inputs_must_be_a_function() -> None:
     with pytest.raises(RecipeError, match="inputs is not a function"):
         recipes.example_sizes(42)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("inputs", [{"x": torch.ones(2, 4)}, lambda batch=2: {"x": torch.ones(batch, 4)}])
-def test_from_memory(tmp_path: Path, inputs: Any) -> None:
+def test_a_module_in_memory(tmp_path: Path, inputs: Any) -> None:
     import cloudpickle
 
     own = {"inputs": inputs, "sizes": None, "samples": None, "metric": None}
@@ -314,7 +314,7 @@ def test_from_memory(tmp_path: Path, inputs: Any) -> None:
     assert recipe.inputs()["x"].shape == (2, 4)
 
 
-def test_from_memory_of_a_class_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_in_memory_whose_class_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "passing.py").write_text("import torch\nclass Model(torch.nn.Linear): ...\n")
     monkeypatch.syspath_prepend(tmp_path)
     import passing  # type: ignore[import-not-found]

@@ -1,4 +1,4 @@
-"""LSTM and GRU keep the length of their sequence."""
+"""LSTM and GRU keep a dynamic sequence length."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def exported(model: torch.nn.Module) -> torch.export.ExportedProgram:
 
 @pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU])
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}])
-def test_the_exported_program_takes_any_length(kind: Callable[..., torch.nn.Module], options: dict[str, Any]) -> None:
+def test_the_exported_program_accepts_any_length(kind: Callable[..., torch.nn.Module], options: dict[str, Any]) -> None:
     model = Recurrent(kind, **options).eval()
     program = exported(model).module()
     for length, batch in ((1, 1), (9, 3), (5, 2)):
@@ -51,12 +51,14 @@ def test_the_exported_program_takes_any_length(kind: Callable[..., torch.nn.Modu
 
 
 @pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU])
-def test_the_length_survives_the_search_for_what_the_program_writes_to(kind: Callable[..., torch.nn.Module]) -> None:
+def test_the_length_stays_dynamic_in_a_program_with_state(kind: Callable[..., torch.nn.Module]) -> None:
     class Streaming(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.layers = kind(4, 6)
-            self.register_buffer("state_0", torch.zeros(1, 1, 6))  # named as the buffers of artifacts that carry state
+            self.register_buffer(
+                "state_0", torch.zeros(1, 1, 6)
+            )  # named like the buffers of artifacts that carry state
 
         def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor]:
             held = self.get_buffer("state_0")
@@ -78,13 +80,13 @@ def test_the_length_survives_the_search_for_what_the_program_writes_to(kind: Cal
     assert torch.export.load(saved).module()(torch.randn(9, 1, 4))[0].shape == (9, 1, 6)
 
 
-def test_with_projections() -> None:
+def test_layers_with_projections() -> None:
     model = Recurrent(torch.nn.LSTM, proj_size=3).eval()
     x = torch.randn(9, 3, 4)
     assert [tuple(t.shape) for t in exported(model).module()(x)] == [(9, 3, 3), (1, 3, 3), (1, 3, 6)]
 
 
-def test_shapes_are_those_that_torch_finds_by_running() -> None:
+def test_fake_shapes_equal_real_shapes() -> None:
     model = Recurrent(torch.nn.LSTM, num_layers=2, bidirectional=True, batch_first=True)
     arguments = (torch.randn(3, 5, 4), list(torch.zeros(2, 4, 3, 6)), list(model.layers.parameters()))
     rest = (True, 2, 0.0, False, True, True)
@@ -103,7 +105,7 @@ def test_a_compiled_length_stays_symbolic(kind: Callable[..., torch.nn.Module]) 
     assert not isinstance(x.meta["val"].shape[0], int)
 
 
-def test_nothing_stays_changed() -> None:
+def test_torch_is_restored() -> None:
     op = recurrent.OPERATORS[0]
     kernels = dict(op.py_kernels)
     for change in (recurrent.kept, recurrent.looped):

@@ -1,4 +1,4 @@
-"""What a module holds, as it was, and copied to another place."""
+"""Snapshots and copies of the contents of a module."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from exporter.model.state import snapshot
 
 
 class Holding(torch.nn.Module):
-    """Tensors in every place that a call may change, one of them twice."""
+    """Tensors everywhere a call may change them, one of them in two places."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Holding(torch.nn.Module):
         return self.kept + self.past[1].sum()
 
 
-def test_nan_in_an_attribute_is_no_change() -> None:
+def test_nan_in_an_attribute_is_not_a_change() -> None:
     module = Holding().eval()
     module.fill = float("nan")
     held = snapshot.Snapshot(module)
@@ -32,14 +32,14 @@ def test_nan_in_an_attribute_is_no_change() -> None:
     assert list(map(snapshot.name, held.changes())) == ["fill"]
 
 
-def test_a_copy_has_every_tensor_of_its_own() -> None:
+def test_a_copy_shares_no_tensor() -> None:
     module = Holding().eval()
     copied = snapshot.copied(module, "meta")
     assert {value.device.type for _, value in snapshot.leaves(copied) if isinstance(value, torch.Tensor)} == {"meta"}
     assert {value.device.type for _, value in snapshot.leaves(module) if isinstance(value, torch.Tensor)} == {"cpu"}
 
 
-def test_a_copy_does_what_the_module_does_and_leaves_it_alone() -> None:
+def test_a_copy_computes_the_same_without_changing_the_module() -> None:
     module = Holding().eval()
     copied = snapshot.copied(module, "cpu")
     assert copied.past[0] is copied.kept

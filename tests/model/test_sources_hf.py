@@ -1,4 +1,4 @@
-"""Recipes from transformers: small models of many architectures, folders, the hub and its failures. No network."""
+"""Recipes from transformers: small models of many architectures, folders, the hub and its errors. No network."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ ARCHITECTURES = {
 
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No hub, and an empty cache."""
+    """Disable the hub, and use an empty cache."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(_hf_hub, "online", lambda: False)
@@ -79,7 +79,7 @@ def run(made: Any, model: torch.nn.Module, **sizes: int) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_architectures(name: str) -> None:
-    """Small, whole at the ends of the ranges, the same at the same seed, and with no cache among the outputs."""
+    """A model is small, runs at the ends of its ranges, depends only on the seed, and returns no cache."""
     made = recipe(name)
     arguments, sizes = ARCHITECTURES[name]
     assert made.sizes == sizes
@@ -101,7 +101,7 @@ def test_architectures(name: str) -> None:
 
 
 def test_the_same_architectures_export(cli: Cli, tmp_path: Path) -> None:
-    """With two dynamic sizes and a constant among the inputs."""
+    """They have two dynamic sizes and a constant among the inputs."""
     options = ["--targets", "trace", "--no-bench", "--device", "cpu", "--json", "-q", "--out", tmp_path / "bundle"]
     done = cli("export", "hf:gpt2", *options)
     assert done.code == 0, done.err
@@ -112,13 +112,13 @@ def test_the_same_architectures_export(cli: Cli, tmp_path: Path) -> None:
     assert "use_cache" in json.dumps(manifest["contract"]["constants"])
 
 
-def test_what_is_wrong_with_a_name_is_said_in_one_line(cli: Cli, tmp_path: Path) -> None:
+def test_an_error_about_a_name_is_one_line(cli: Cli, tmp_path: Path) -> None:
     done = cli("export", "hf:./nowhere", "--targets", "trace", "--no-bench", "-q", "--out", tmp_path / "bundle")
     assert done.code == 2
     assert "there is no folder ./nowhere" in done.err
 
 
-def test_the_signature_has_the_sizes() -> None:
+def test_the_signature_of_inputs_has_the_sizes() -> None:
     made = recipe("t5")
     assert example_sizes(made.inputs) == {"batch": 1, "sequence": 14, "decoder_sequence": 14}
     inputs = made.inputs(batch=2, sequence=5, decoder_sequence=3)
@@ -135,8 +135,8 @@ def test_recipes_are_found_and_private_modules_are_not() -> None:
     assert recipes.find("hf:./tests/").label == "tests"
 
 
-def test_text() -> None:
-    """Padding ends every other row; ids are words; the second half is a second text."""
+def test_text_inputs() -> None:
+    """Every other row ends with padding, ids are not special tokens, and the second half is a second text."""
     inputs = recipe("bert").inputs(batch=4, sequence=6)
     assert inputs["attention_mask"].tolist() == [[1] * 6, [1] * 5 + [0]] * 2
     assert inputs["token_type_ids"].tolist() == [[0, 0, 0, 1, 1, 1]] * 4
@@ -146,7 +146,7 @@ def test_text() -> None:
     assert int(words.max()) < 1000
 
 
-def test_text_that_is_searched_for_its_end() -> None:
+def test_text_inputs_of_models_that_search_for_the_end_token() -> None:
     made = recipe("clip")
     inputs = made.inputs(batch=2, sequence=6)
     end = made.load("auto").config.text_config.eos_token_id
@@ -155,7 +155,7 @@ def test_text_that_is_searched_for_its_end() -> None:
 
 def test_positions_that_are_counted_from_the_padding_token() -> None:
     made = recipe("roberta")
-    assert made.sizes["sequence"] == (1, 510)  # 512 rows, two of which no token uses
+    assert made.sizes["sequence"] == (1, 510)  # 512 rows, two of which are unused
     assert run(made, made.load("auto"), sequence=510)
 
 
@@ -165,8 +165,8 @@ def test_boxes_have_their_corners_in_order() -> None:
     assert bool((top <= bottom).all())
 
 
-def test_nothing_random_is_left_at_zero_or_one() -> None:
-    """A lost bias, layer scale or batch norm changes the outputs."""
+def test_no_random_weights_are_all_zero_or_one() -> None:
+    """Losing a bias, layer scale or batch norm must change the outputs."""
     model = recipe("convnext").load("auto")
     assert all(p.std() > 0 for p in model.parameters() if p.numel() > 1)
     statistics = {n: b for n, b in recipe("resnet").load("auto").named_buffers() if "running" in n}
@@ -221,13 +221,13 @@ def test_tasks(name: str, task: str, expected: str) -> None:
         ),
     ],
 )
-def test_names_that_cannot_be_had(name: str, task: str, message: str, remedy: str) -> None:
+def test_unavailable_names(name: str, task: str, message: str, remedy: str) -> None:
     with pytest.raises(RecipeError, match=message) as raised:
         recipe(name, task)
     assert remedy in raised.value.remedy
 
 
-def test_an_architecture_has_no_weights_of_its_own() -> None:
+def test_an_architecture_has_no_pretrained_weights() -> None:
     with pytest.raises(RecipeError, match="bert is an architecture") as raised:
         recipe("bert").load("pretrained")
     assert "hf:ORGANISATION/NAME" in raised.value.remedy
@@ -235,7 +235,7 @@ def test_an_architecture_has_no_weights_of_its_own() -> None:
 
 @pytest.fixture(scope="session")
 def saved_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small BERT as save_pretrained writes it. Do not change it: take `folder` for that."""
+    """A small BERT, written by save_pretrained. Do not change it; use `folder` for that."""
     from exporter.model.sources import _hf_small
 
     torch.manual_seed(5)
@@ -246,7 +246,7 @@ def saved_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(saved_model: Path, tmp_path: Path) -> Path:
-    """A copy that a test may spoil."""
+    """A copy that a test may change."""
     copy = tmp_path / "small-bert"
     copy.mkdir()
     for file in saved_model.iterdir():
@@ -278,7 +278,7 @@ def test_weights_that_the_files_lack_are_named(folder: Path) -> None:
     assert model.exporter_weights == "pretrained"
 
 
-def test_files_of_another_model(folder: Path) -> None:
+def test_weights_of_another_model(folder: Path) -> None:
     from safetensors.torch import save_file
 
     save_file({"something.else": torch.ones(3)}, folder / "model.safetensors")
@@ -329,7 +329,7 @@ def test_a_torch_archive(folder: Path) -> None:
 
 
 class Trap:
-    """A pickle that makes a file when it is read."""
+    """A pickle that creates a file when it is read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -383,7 +383,7 @@ def test_shards(folder: Path) -> None:
         ),
     ],
 )
-def test_configurations_that_cannot_be_used(folder: Path, config: str, message: str, remedy: str) -> None:
+def test_unusable_configurations(folder: Path, config: str, message: str, remedy: str) -> None:
     (folder / "config.json").write_text(config)
     (folder / "mine.py").write_text(f"open({str(folder / 'ran')!r}, 'w')")
     with pytest.raises(RecipeError, match=message) as raised:
@@ -392,7 +392,7 @@ def test_configurations_that_cannot_be_used(folder: Path, config: str, message: 
     assert not (folder / "ran").exists()
 
 
-def test_compiled_code_that_a_configuration_names_is_not_fetched(folder: Path) -> None:
+def test_kernels_named_by_a_configuration_are_not_downloaded(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"_attn_implementation": "acme/attention"}))
     for weights in ("pretrained", "random"):
@@ -408,7 +408,7 @@ def test_quantized_weights(folder: Path) -> None:
         recipe(str(folder)).load("auto")
 
 
-def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
+def test_a_folder_without_a_model(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"has no config.json"):
         recipe(str(tmp_path))
     (tmp_path / "x").touch()
@@ -421,7 +421,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @pytest.fixture
 def cached(folder: Path, tmp_path: Path) -> Path:
-    """The model in the hub's cache as acme/small, as its client lays it out; returns its folder there."""
+    """The folder of the model in the hub's cache, as acme/small in the client's layout."""
     place = tmp_path / "cache" / "models--acme--small"
     snapshot = place / "snapshots" / COMMIT
     for made in (place / "refs", place / "blobs", snapshot):
@@ -450,7 +450,7 @@ def test_the_licence_in_a_card(cached: Path, card: str, licence: str) -> None:
     assert recipe("acme/small").load("auto").exporter_licence == licence
 
 
-def test_a_download_that_was_not_finished(cached: Path) -> None:
+def test_an_unfinished_download(cached: Path) -> None:
     (cached / "blobs" / "model-safetensors").rename(cached / "blobs" / "1234.5678.incomplete")
     made = recipe("acme/small")
     with pytest.raises(RecipeError, match=r"the download of acme/small is incomplete .*\.incomplete") as raised:
@@ -460,7 +460,7 @@ def test_a_download_that_was_not_finished(cached: Path) -> None:
         assert made.load("auto").exporter_weights == "random"
 
 
-def test_a_cached_file_that_was_cut_short(cached: Path) -> None:
+def test_a_truncated_cached_file(cached: Path) -> None:
     blob = cached / "blobs" / "model-safetensors"
     blob.write_bytes(blob.read_bytes()[:1000])
     with pytest.raises(RecipeError, match=r"\(1,000 bytes\) is broken") as raised:
@@ -473,7 +473,7 @@ def test_a_cached_file_that_was_cut_short(cached: Path) -> None:
 
 
 class Hub(ThreadingHTTPServer):
-    """A hub with one model, acme/small, whose files lie in a folder; `refusal` is what it answers instead."""
+    """A hub with one model, acme/small, with files from a folder; if set, `refusal` is its answer instead."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(("127.0.0.1", 0), functools.partial(Answer))
@@ -482,7 +482,7 @@ class Hub(ThreadingHTTPServer):
 
 
 class Answer(BaseHTTPRequestHandler):
-    """As the hub answers for a file of `main` or of the tag v1."""
+    """Answers like the hub for files of `main` and of the tag v1."""
 
     server: Hub
 
@@ -509,12 +509,12 @@ class Answer(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def log_message(self, format: str, *words: Any) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
 
 @pytest.fixture
 def hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A hub on this machine that hf: takes for the real one."""
+    """A local hub that hf: uses instead of the real one."""
     from huggingface_hub import constants
 
     with Hub(folder) as server:
@@ -561,14 +561,14 @@ def test_torch_archives_from_the_hub(hub: Hub) -> None:
         ((0, ""), "acme/other", "the hub has no model acme/other", "check the ID"),
     ],
 )
-def test_what_the_hub_refuses(hub: Hub, refusal: tuple[int, str], name: str, message: str, remedy: str) -> None:
+def test_refusals_of_the_hub(hub: Hub, refusal: tuple[int, str], name: str, message: str, remedy: str) -> None:
     hub.refusal = refusal
     with pytest.raises(RecipeError, match=message) as raised:
         recipe(name)
     assert remedy in raised.value.remedy
 
 
-def test_weights_that_the_hub_refuses(hub: Hub) -> None:
+def test_refused_weights(hub: Hub) -> None:
     made = recipe("acme/small")
     hub.refusal = (403, "GatedRepo")
     with pytest.raises(RecipeError, match="acme/small is gated"):
@@ -577,7 +577,7 @@ def test_weights_that_the_hub_refuses(hub: Hub) -> None:
         assert made.load("auto").exporter_weights == "random"
 
 
-def test_files_that_the_hub_lacks(hub: Hub) -> None:
+def test_files_missing_on_the_hub(hub: Hub) -> None:
     made = recipe("acme/small")
     (hub.folder / "model.safetensors").unlink()
     with pytest.raises(RecipeError, match="acme/small has no weights for PyTorch"):
@@ -587,7 +587,7 @@ def test_files_that_the_hub_lacks(hub: Hub) -> None:
         recipe("acme/small")
 
 
-def test_whether_the_hub_answers(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_availability_of_the_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
     monkeypatch.undo()
@@ -606,7 +606,7 @@ def test_whether_the_hub_answers(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> N
     assert not asked()
 
 
-def test_a_hub_that_is_silent_costs_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_does_not_answer_costs_only_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     import socket
 
     from huggingface_hub import constants

@@ -1,4 +1,4 @@
-"""Saved programs as models to export again: what is read of them, the sizes that they take, and what is refused."""
+"""Exporting saved programs again: what is read from them, the sizes that they accept, and refused files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from exporter.model import examples, flattening, recipes, tensor_files
 from exporter.model.sources import saved
 from exporter.runs import pipeline
 
-# torch.jit.script complains of an annotation in torch.fx.GraphModule, which is not ours.
+# torch.jit.script warns about an annotation in torch.fx.GraphModule, which is not ours.
 pytestmark = pytest.mark.filterwarnings("ignore:The TorchScript type system:UserWarning")
 
 Dim = torch.export.Dim
@@ -75,7 +75,7 @@ def ids_and_mask() -> dict[str, Tensor]:
 
 
 class Plain(nn.Module):
-    """What TorchScript can read of Tokens."""
+    """The part of Tokens that TorchScript supports."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ def test_the_batch_of_inputs_is_dynamic(tmp_path: Path, as_tuple: bool) -> None:
     ("module", "reason"),
     [(Fixed(), "does not run at batch 4"), (Constant(), "outputs have the same shapes at batch 4 as at 3")],
 )
-def test_a_batch_that_the_program_fixes(tmp_path: Path, module: nn.Module, reason: str) -> None:
+def test_a_batch_fixed_by_the_program(tmp_path: Path, module: nn.Module, reason: str) -> None:
     recipe = load(*save_scripted(module, tmp_path, torch.randn(3, 4)))
     assert recipes.example_sizes(recipe.inputs) == {}
     assert recipe.inputs()["x"].shape == (3, 4)
@@ -112,7 +112,7 @@ def test_a_batch_that_the_program_fixes(tmp_path: Path, module: nn.Module, reaso
 
 
 class Carries(nn.Module):
-    """Its batch is the second dimension of the state."""
+    """Its batch size is the second dimension of the state."""
 
     def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         hidden = torch.tanh(x.mean(1, keepdim=True) + state[0])
@@ -124,7 +124,7 @@ def saved_carries(folder: Path) -> tuple[str, str]:
     return str(path.rename(folder / "vad.jit")), str(inputs)
 
 
-def test_a_batch_that_stands_elsewhere_is_not_said_to_be_fixed_by_the_program(tmp_path: Path) -> None:
+def test_a_batch_in_another_dimension_is_not_reported_as_fixed(tmp_path: Path) -> None:
     recipe = recipes.load(recipes.find(*saved_carries(tmp_path)))
     said = "with dimension 0 of x as the batch, .* if the batch is another dimension, give --dim batch=INPUT:AXIS"
     with pytest.warns(UserWarning, match=said):
@@ -186,7 +186,7 @@ def test_dimensions_of_a_contract_by_another_name(made_bundle: Path) -> None:
         ({"ids": torch.ones(1, 2), "mask": torch.ones(1, 2)}, "does not run on --inputs: .*[Ii]nd"),
     ],
 )
-def test_inputs_that_do_not_fit(tmp_path: Path, inputs: Any, message: str) -> None:
+def test_wrong_inputs(tmp_path: Path, inputs: Any, message: str) -> None:
     with pytest.raises(RecipeError, match=message) as raised:
         load(*save_scripted(Plain(), tmp_path, inputs))
     assert raised.value.remedy
@@ -229,7 +229,7 @@ def test_a_bundle_artifact_keeps_its_contract(made_bundle: Path, artifact: str) 
     assert all(torch.equal(a, b) for a, b in zip(outputs, case.eager, strict=True))
 
 
-def test_a_lone_artifact_says_which_values_are_unknown(made_bundle: Path, tmp_path: Path) -> None:
+def test_an_artifact_without_a_bundle_reports_unknown_values(made_bundle: Path, tmp_path: Path) -> None:
     lone = Path(shutil.copy(made_bundle / "trace.pt", tmp_path / "trace.pt"))
     with pytest.raises(RecipeError, match="the valid values of ids are unknown") as raised:
         load(lone)
@@ -248,20 +248,20 @@ def test_a_lone_artifact_says_which_values_are_unknown(made_bundle: Path, tmp_pa
         ((torch.full((2, 9), 7), torch.ones(2, 9)), "sequence is 9, the contract allows 1 to 6"),
     ],
 )
-def test_inputs_that_break_the_contract(made_bundle: Path, tmp_path: Path, inputs: Any, message: str) -> None:
+def test_inputs_that_violate_the_contract(made_bundle: Path, tmp_path: Path, inputs: Any, message: str) -> None:
     torch.save(inputs, tmp_path / "inputs.pt")
     with pytest.raises(RecipeError, match=message):
         load(made_bundle / "trace.pt", tmp_path / "inputs.pt")
 
 
-def test_a_foreign_golden_is_passed_over(made_bundle: Path, tmp_path: Path) -> None:
+def test_a_foreign_golden_is_ignored(made_bundle: Path, tmp_path: Path) -> None:
     lone = Path(shutil.copy(made_bundle / "trace.pt", tmp_path / "trace.pt"))
     tensor_files.save({"cases.0.inputs.0": torch.ones(2)}, tmp_path / "golden.safetensors", {"cases": [{"inputs": 1}]})
     with pytest.raises(RecipeError, match="the valid values of ids"):
         load(lone)
 
 
-def test_floating_inputs_are_made_up(tmp_path: Path, run: Any) -> None:
+def test_floating_inputs_are_generated(tmp_path: Path, run: Any) -> None:
     _, out = run("tiny:mlp")
     lone = Path(shutil.copy(out / "trace.pt", tmp_path / "lone.pt"))
     recipe = load(lone)
@@ -383,7 +383,7 @@ def test_integers_and_masks_are_repeated() -> None:
     assert examples.like(torch.tensor([True, False]), [3]).tolist() == [True, False, True]
 
 
-def test_floating_tensors_are_drawn_anew_like_the_example() -> None:
+def test_floating_tensors_are_drawn_like_the_example() -> None:
     example = torch.rand(64, 64) + 3
     torch.manual_seed(0)
     first = examples.like(example, [64, 128])
@@ -401,7 +401,7 @@ def test_sizes_that_have_no_elements() -> None:
     assert examples.like(torch.ones(2, dtype=torch.int64), [0]).shape == (0,)
 
 
-# Files that are no programs.
+# Files that are not programs.
 
 
 def zipped(path: Path, *names: str) -> Path:
@@ -448,7 +448,7 @@ def test_a_program_that_torch_cannot_read(tmp_path: Path, entry: str, message: s
         load(zipped(tmp_path / "m.pt2", entry))
 
 
-def test_what_a_file_is_its_content_tells(tmp_path: Path) -> None:
+def test_file_types_are_detected_by_content(tmp_path: Path) -> None:
     program, inputs = save_scripted(Plain(), tmp_path, ids_and_mask())
     renamed = program.rename(tmp_path / "program.pt2")
     assert recipes.example_sizes(load(renamed, inputs).inputs) == {"batch": 3}
@@ -472,7 +472,7 @@ def export(path: Path, inputs: Path | None, names: str, out: Path) -> Manifest:
 
 
 @pytest.mark.usefixtures("lent_zygote")
-def test_torchscript_to_everything(tmp_path: Path) -> None:
+def test_torchscript_to_every_target(tmp_path: Path) -> None:
     manifest = export(*save_scripted(Plain(), tmp_path, ids_and_mask()), "trace,script,onnx,export", tmp_path / "out")
     assert {v.name: v.reason for v in manifest.variants if v.status != "passed"} == {}
     assert manifest.contract is not None
@@ -481,7 +481,7 @@ def test_torchscript_to_everything(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("lent_zygote")
-def test_an_exported_program_to_everything(tmp_path: Path) -> None:
+def test_an_exported_program_to_every_target(tmp_path: Path) -> None:
     batch = Dim("batch", min=1, max=8)
     path = save_exported(tmp_path / "m.pt2", Weighted(), (torch.randn(3, 4),), ({0: batch},))
     manifest = export(path, None, "trace,onnx,export", tmp_path / "out")

@@ -1,4 +1,4 @@
-"""Recipes of timm's models; where timm is not installed, of one that stands in for it."""
+"""Recipes of timm's models, with a fake timm if it is not installed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ installed = pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason=
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No network, and no weights that this machine happens to have."""
+    """Disable the network, and hide weights that this machine has cached."""
     torch.manual_seed(0)
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setattr(_hf_hub, "online", lambda: False)
@@ -34,7 +34,7 @@ def recipe(name: str) -> Any:
 
 
 class Tiny(nn.Module):
-    """A convolution, batch norm and a head of zeros, as in many of timm's."""
+    """A convolution, batch norm and a head of zeros, as in many models of timm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ Fake = Callable[..., None]
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
-    """A timm of one model, `tiny`, whose weights are fetched as `fetch` does; its configuration is what one gives."""
+    """A function that installs a fake timm with one model, `tiny`, the given configuration, and `fetch` for weights."""
 
     def act(fetch: Callable[[], None] = lambda: None, **config: Any) -> None:
         usual = {"input_size": (1, 32, 32), "min_input_size": None, "fixed_input_size": False, "file": None, "url": ""}
@@ -90,7 +90,7 @@ def test_without_timm(monkeypatch: pytest.MonkeyPatch) -> None:
     assert raised.value.remedy == "pip install 'exporter[timm]'"
 
 
-def test_inputs_are_as_the_configuration_says(fake: Fake) -> None:
+def test_inputs_follow_the_configuration(fake: Fake) -> None:
     fake(min_input_size=(1, 16, 16))
     made = recipe("tiny")
     assert made.inputs(batch=2).shape == (2, 1, 32, 32)
@@ -101,7 +101,7 @@ def test_inputs_are_as_the_configuration_says(fake: Fake) -> None:
 
 
 @pytest.mark.parametrize("config", [{"fixed_input_size": True}, {"input_size": (1, 48, 32)}])
-def test_a_size_that_is_fixed(config: dict[str, Any], fake: Fake) -> None:
+def test_a_fixed_size(config: dict[str, Any], fake: Fake) -> None:
     fake(**config)
     made = recipe("tiny")
     assert recipes.example_sizes(made.inputs) == {"batch": 1}
@@ -119,7 +119,7 @@ def test_random_weights_follow_the_input(fake: Fake) -> None:
     assert model.norm.running_mean.std() > 0
 
 
-def test_pretrained(fake: Fake) -> None:
+def test_pretrained_weights(fake: Fake) -> None:
     from huggingface_hub import constants
 
     seen = []
@@ -128,7 +128,7 @@ def test_pretrained(fake: Fake) -> None:
     model = recipe("tiny").load("auto")
     assert model.exporter_weights == "pretrained"
     assert (model.exporter_origin, model.exporter_licence) == ("pkg:huggingface/timm/tiny", "mit")
-    assert seen == [True]  # the hub's client was told not to try
+    assert seen == [True]  # the hub's client is set to offline
     assert before == constants.HF_HUB_OFFLINE
 
 
@@ -168,7 +168,7 @@ def test_did_you_mean(mistyped: str, message: str, hint: str, fake: Fake) -> Non
 @pytest.mark.parametrize(
     "name", ["test_resnet", "test_vit", "test_efficientnet.r160_in1k", "test_convnext", "convnext_atto"]
 )
-def test_timm_itself(name: str) -> None:
+def test_the_installed_timm(name: str) -> None:
     made = recipe(name)
     with pytest.warns(UserWarning, match="random weights: the pretrained weights of .* cannot be fetched"):
         model = made.load("auto")

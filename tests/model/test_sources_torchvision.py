@@ -1,4 +1,4 @@
-"""Recipes that torchvision's own knowledge makes: inputs that fit, weights offline, random ones that hide nothing."""
+"""Recipes from torchvision's metadata: suitable inputs, offline weights, and random weights that reveal errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*quantiz:DeprecationWarning", "
 @pytest.fixture(autouse=True)
 def _seeded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path))  # no weights that this machine happens to have
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))  # hide weights that this machine has cached
 
 
 def recipe(name: str) -> Any:
@@ -47,7 +47,7 @@ def call(model: nn.Module, inputs: Any) -> Any:
 
 
 def first(output: Any) -> torch.Tensor:
-    """The output that matters."""
+    """Return the main output."""
     if isinstance(output, dict):
         return output["out"]  # type: ignore[no-any-return]
     return output[-1] if isinstance(output, list) else output  # type: ignore[no-any-return]
@@ -84,16 +84,16 @@ def test_every_model_has_inputs_and_sizes(name: str) -> None:
         ("mvit_v2_s", (1, 3, 16, 224, 224)),
     ],
 )
-def test_images_are_of_the_size_that_the_weights_want(name: str, shape: tuple[int, ...]) -> None:
+def test_images_have_the_size_of_the_weights(name: str, shape: tuple[int, ...]) -> None:
     assert recipe(name).inputs().shape == shape
 
 
 @pytest.mark.parametrize("name", ["vit_b_16", "maxvit_t", "swin_t", "mvit_v1_b"])
-def test_no_image_size_where_the_model_takes_one_only(name: str) -> None:
+def test_a_model_with_one_image_size_has_no_size_parameter(name: str) -> None:
     assert set(recipes.example_sizes(recipe(name).inputs)) == {"batch"}
 
 
-def test_an_image_size_that_is_chosen() -> None:
+def test_a_chosen_image_size() -> None:
     resnet, inception, raft = recipe("resnet18"), recipe("inception_v3"), recipe("raft_small")
     assert resnet.inputs(batch=2, image=160).shape == (2, 3, 160, 160)
     assert "image" not in resnet.sizes
@@ -108,7 +108,7 @@ def test_an_image_size_that_is_chosen() -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_random_weights_follow_the_input(name: str) -> None:
-    """Fresh from torchvision, many of these give the same output, to the seventh digit, whatever they are given."""
+    """With torchvision's own random weights, many of these return the same output for any input, to seven digits."""
     made = recipe(name)
     model = made.load("random")
     assert model.exporter_weights == "random"
@@ -120,7 +120,7 @@ def test_random_weights_follow_the_input(name: str) -> None:
     assert (a - b).square().mean().sqrt() > 0.01 * a.square().mean().sqrt()
 
 
-def test_batch_norm_is_no_identity() -> None:
+def test_batch_norm_is_not_the_identity() -> None:
     norms = [module for module in recipe("mobilenet_v2").load("random").modules() if isinstance(module, nn.BatchNorm2d)]
     for norm in norms:
         assert norm.momentum == 0.1
@@ -139,7 +139,7 @@ def test_random_weights_are_the_same_for_the_same_seed() -> None:
 
 @pytest.mark.parametrize("name", ["fasterrcnn_mobilenet_v3_large_320_fpn", "ssdlite320_mobilenet_v3_large"])
 def test_a_random_detector_finds_something(name: str) -> None:
-    """Fresh from torchvision, the first finds nothing: its outputs are empty, and every artifact would agree."""
+    """With torchvision's own random weights, the first detects nothing, so every artifact would agree with it."""
     made = recipe(name)
     model = made.load("random")
     inputs = made.inputs()
@@ -153,7 +153,7 @@ def test_a_random_detector_finds_something(name: str) -> None:
     assert (model.transform.min_size, model.transform.max_size) == ((320,), 320 if name.startswith("ssd") else 640)
 
 
-def test_quantized(tmp_path: Path) -> None:
+def test_a_quantized_model(tmp_path: Path) -> None:
     made = recipe("quantized_mobilenet_v2")
     model = made.load("random")
     assert any(type(module).__module__.startswith("torch.ao.nn.quantized") for module in model.modules())
@@ -172,7 +172,7 @@ def test_quantized(tmp_path: Path) -> None:
     ],
 )
 def test_a_checkpoint_of_the_pretrained_model_fits(name: str, keys: set[str]) -> None:
-    """The builders choose other parts when they are given weights."""
+    """The builders choose different layers when they are given weights."""
     model = recipe(name).load("random")
     assert keys <= model.state_dict().keys()
     assert getattr(model, "transform_input", True)
@@ -189,7 +189,7 @@ def test_did_you_mean(mistyped: str, hint: str) -> None:
 
 
 class _Unreachable:
-    """A network without the hosts that one asks for."""
+    """A network that cannot resolve the requested hosts."""
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         raise socket.gaierror(-2, "Name or service not known")
@@ -205,8 +205,8 @@ def test_offline(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--weights random" in raised.value.remedy
 
 
-def test_a_host_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a limit of its own, urllib waits as long as the network lets it."""
+def test_a_host_that_does_not_answer_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a timeout, urllib waits as long as the network does."""
     monkeypatch.setattr(_weights, "PATIENCE_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr(models.get_model_weights("squeezenet1_1").DEFAULT.value, "url", _address(silent))
@@ -237,7 +237,7 @@ def test_cached_weights_need_no_network(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("weights", ["auto", "pretrained"])
-def test_cached_weights_that_are_cut_short(weights: str, tmp_path: Path) -> None:
+def test_truncated_cached_weights(weights: str, tmp_path: Path) -> None:
     path = _cached("squeezenet1_1", tmp_path)
     torch.save(models.squeezenet1_1().state_dict(), path)
     path.write_bytes(path.read_bytes()[:10_000])
@@ -246,7 +246,7 @@ def test_cached_weights_that_are_cut_short(weights: str, tmp_path: Path) -> None
     assert str(path) in raised.value.remedy
 
 
-def test_no_parameter_of_inputs_is_dynamic_but_batch() -> None:
+def test_only_the_batch_is_dynamic() -> None:
     made = recipe("deeplabv3_mobilenet_v3_large")
     assert list(inspect.signature(made.inputs).parameters) == ["batch", "image"]
     assert recipes.ranges(made) == {"batch": Range(1, 32)}

@@ -1,4 +1,4 @@
-"""State: found, named, taken out of a model and given back to it."""
+"""State: finding it, naming it, taking it out of a model and putting it back."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_state_is_found_wherever_it_is_kept(recipe: Any, names: tuple[str, ...],
     assert [tensor.unique().tolist() for tensor in kept.initial] == [[value] for value in initial]
 
 
-def test_a_device_that_the_first_call_notes_is_that_of_the_state() -> None:
+def test_a_device_recorded_by_the_first_call_is_that_of_the_state() -> None:
     model, _, _, kept = found(stateful.made_at_the_first_call)
     assert kept is not None
     moved = tuple(tensor.to("meta") for tensor in kept.initial)
@@ -83,11 +83,11 @@ def test_a_device_that_the_first_call_notes_is_that_of_the_state() -> None:
     assert not hasattr(model, "device")
 
 
-def test_a_model_without_state_has_none_and_one_that_draws_has_none_to_carry() -> None:
+def test_a_model_that_draws_random_numbers_has_no_state() -> None:
     assert found(stateful.draws)[3] is None
 
 
-def test_what_nobody_reads_is_no_state() -> None:
+def test_a_value_that_nothing_reads_is_not_state() -> None:
     model, _, _, kept = found(stateful.only_remembers)
     assert kept is not None
     assert kept.paths == ()
@@ -99,7 +99,7 @@ def test_what_nobody_reads_is_no_state() -> None:
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 4), (1, 3)])
-def test_state_that_shares_its_memory_is_refused_for_that(first: int, last: int) -> None:
+def test_state_that_shares_memory_is_refused(first: int, last: int) -> None:
     class Shared(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -163,7 +163,7 @@ class FirstCallDiffers(nn.Module):
         (FirstCallDiffers, r"behaves differently in its first call, because of mean \("),
     ],
 )
-def test_state_of_no_fixed_form_is_refused(model: type[nn.Module], said: str) -> None:
+def test_state_without_a_fixed_form_is_refused(model: type[nn.Module], said: str) -> None:
     class recipe(stateful._Recipe):
         inputs = staticmethod(lambda: torch.randn(2, 3))
 
@@ -173,7 +173,7 @@ def test_state_of_no_fixed_form_is_refused(model: type[nn.Module], said: str) ->
 
 
 @pytest.mark.parametrize("recipe", [stateful.nested, stateful.in_a_list, stateful.of_batch, stateful.ring])
-def test_as_a_function_it_gives_what_the_model_gives_and_leaves_it_alone(recipe: Any) -> None:
+def test_the_function_equals_the_model_and_does_not_change_it(recipe: Any) -> None:
     model, example, held, kept = found(recipe)
     assert kept is not None
     function = StatefulModule(model, example, kept).eval()
@@ -187,7 +187,7 @@ def test_as_a_function_it_gives_what_the_model_gives_and_leaves_it_alone(recipe:
         assert not held.changes()
 
 
-def test_the_state_given_is_not_written_over_and_the_next_shares_nothing_with_inputs_and_outputs() -> None:
+def test_given_and_returned_state_share_no_memory_with_other_tensors() -> None:
     class Last(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -222,7 +222,7 @@ class Everywhere(nn.Module):
         self.inner = nn.BatchNorm1d(2)
         self.pair, self.queue = Pair(torch.zeros(1), 3), collections.deque([torch.zeros(1)], maxlen=2)
         self.holder, self.text, self.none = Holder(), "a", None
-        self.itself = self  # a circle
+        self.itself = self  # a cycle
 
     def change(self) -> None:
         self.inner.running_mean.add_(1)
@@ -235,7 +235,7 @@ class Everywhere(nn.Module):
         self.text, self.none, self.added = "b", torch.ones(1), 5
 
 
-def test_a_snapshot_sees_every_change_and_takes_all_of_them_back() -> None:
+def test_a_snapshot_finds_and_reverts_every_change() -> None:
     model = Everywhere()
     mean = model.inner.running_mean
     held = Snapshot(model)
@@ -254,7 +254,7 @@ def test_a_snapshot_sees_every_change_and_takes_all_of_them_back() -> None:
     assert model.holder.more.keys() == {"deep"}
 
 
-def test_a_snapshot_restores_in_another_form_and_in_its_own_again() -> None:
+def test_a_snapshot_restores_in_another_form_and_back() -> None:
     model = Everywhere()
     held = Snapshot(model)
     held.restore(Form(torch.float64))
@@ -266,7 +266,7 @@ def test_a_snapshot_restores_in_another_form_and_in_its_own_again() -> None:
     assert held.changes() == {}
 
 
-def test_a_module_of_torchscript_has_its_attributes_watched() -> None:
+def test_a_snapshot_covers_attributes_of_torchscript() -> None:
     class Counts(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -309,7 +309,7 @@ def test_an_initial_value_survives_the_contract(tensor: torch.Tensor) -> None:
     torch.testing.assert_close(again, tensor, rtol=0, atol=0, equal_nan=True)
 
 
-def test_an_initial_value_is_broadcast_where_the_state_follows_a_size() -> None:
+def test_an_initial_value_is_broadcast_along_dynamic_sizes() -> None:
     rows = torch.arange(3.0).expand(4, 3)
     recorded = states.recorded(rows, ("batch", 3))
     assert isinstance(recorded, Values)
@@ -318,7 +318,7 @@ def test_an_initial_value_is_broadcast_where_the_state_follows_a_size() -> None:
         states.recorded(torch.arange(12.0).reshape(4, 3), ("batch", 3))
 
 
-def test_the_contract_as_a_function() -> None:
+def test_the_contract_of_the_function() -> None:
     x, h = TensorSpec("x", "float32", ("batch", 4)), StateTensor("h", "float32", ("batch", 6), 0)
     inside = Contract("m", (x,), (x,), {"batch": Range(1, 4)}, state=KeptState("inside", (h,)))
     outside = contract.as_function(inside)
@@ -331,7 +331,7 @@ def test_the_contract_as_a_function() -> None:
         dataclasses.replace(inside, state=KeptState("inside", (dataclasses.replace(h, shape=("rows",)),)))
 
 
-def test_the_reference_carries_a_state_of_its_own_in_float64() -> None:
+def test_the_reference_carries_its_own_state_in_float64() -> None:
     model, example, held, kept = found(stateful.reassigned)
     assert kept is not None
     calls = Calls(StatefulModule(model, example, kept), held, outside=True)
@@ -347,8 +347,8 @@ def test_the_reference_carries_a_state_of_its_own_in_float64() -> None:
     assert held.changes() == {}
 
 
-def test_state_as_inputs_by_torchs_older_onnx_exporter(run: Run) -> None:
-    """The newer one takes attention of four dimensions alone; a graph's output cannot bear an input's name."""
+def test_state_as_inputs_with_torchs_older_onnx_exporter(run: Run) -> None:
+    """The newer exporter only supports 4-D attention, and a graph output cannot have the name of an input."""
     manifest, place = run("stateful:cache", "onnx", state="inputs")
     (row,) = manifest.variants
     assert row.status == "passed", row.reason
@@ -363,8 +363,8 @@ def test_state_as_inputs_by_torchs_older_onnx_exporter(run: Run) -> None:
             torch.testing.assert_close(stream(x)["output"], own(x.clone()), rtol=1e-4, atol=1e-5)
 
 
-def test_a_trial_of_an_artifact_leaves_its_program_in_the_initial_state() -> None:
-    """What is packaged after it would else begin from where the trial ended."""
+def test_trying_an_artifact_keeps_its_program_in_the_initial_state() -> None:
+    """Otherwise, an artifact packaged later would start where the trial ended."""
     model, example, _, kept = found(stateful.counter)
     assert kept is not None
     promised = Contract(
@@ -386,8 +386,8 @@ def test_a_trial_of_an_artifact_leaves_its_program_in_the_initial_state() -> Non
     assert all(torch.equal(tensor, before[name]) for name, tensor in program.state_dict.items())
 
 
-def test_what_a_call_passes_on_as_it_was_is_computed() -> None:
-    """Inductor would read it from the buffer when that has been written to."""
+def test_tensors_passed_on_unchanged_are_computed() -> None:
+    """Otherwise, Inductor would read them from a buffer that has already been overwritten."""
     model, example, _, kept = found(stateful.delay)
     assert kept is not None
     frame, turned = TensorSpec("last", "float32", (1, 24)), TensorSpec("before", "float32", (24, 1))
@@ -396,7 +396,7 @@ def test_what_a_call_passes_on_as_it_was_is_computed() -> None:
     function, given = StatefulModule(model, example, kept).eval(), (torch.ones(1, 24),)
     program = torch.export.export(carrying.module(function, promised, "cpu"), given)
     passed = carrying.passed_on(program)
-    assert passed == {0, 1, 3}  # both outputs, and what `before` becomes; `last` becomes the input
+    assert passed == {0, 1, 3}  # both outputs and the new `before`; the new `last` is the input
     again = torch.export.export(carrying.module(function, promised, "cpu", passed), given)
     assert carrying.passed_on(again) == set()
     one, other = program.module(), again.module()
@@ -404,14 +404,14 @@ def test_what_a_call_passes_on_as_it_was_is_computed() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.float16, torch.complex64])
-def test_a_computed_tensor_is_the_same_to_the_bit(dtype: torch.dtype) -> None:
+def test_a_computed_tensor_is_bit_identical(dtype: torch.dtype) -> None:
     tensor = torch.tensor([0.0, -0.0, 1.0, 3.0]).to(dtype)
     computed = carrying._computed(tensor)
     assert computed.dtype == dtype
     assert torch.equal(tensor.view(torch.uint8), computed.view(torch.uint8))
 
 
-def test_a_stream_refuses_what_does_not_fit_by_the_contract() -> None:
+def test_a_stream_enforces_the_contract() -> None:
     h = StateTensor("h", "float32", ("batch", 3), 0.0)
     x = TensorSpec("x", "float32", ("batch", 3))
     inside = Contract("m", (x,), (x,), {"batch": Range(1, 8)}, state=KeptState("inside", (h,)))
@@ -430,6 +430,6 @@ def test_a_stream_refuses_what_does_not_fit_by_the_contract() -> None:
             assert float(stream(torch.ones(2, 3))["x"][0, 0]) == 1 + call
         with pytest.raises(ContractError, match=r"state\.h has batch 2, but the inputs have 3: call reset"):
             stream(torch.ones(3, 3))
-        assert float(stream(torch.ones(2, 3))["x"][0, 0]) == 4, "what was refused changed nothing"
+        assert float(stream(torch.ones(2, 3))["x"][0, 0]) == 4, "the refused call must not change the state"
         stream.reset()
         assert stream(torch.ones(3, 3))["x"].shape == (3, 3)

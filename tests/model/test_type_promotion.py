@@ -1,4 +1,4 @@
-"""Numbers beside tensors of another dtype, as torch.onnx.export takes them."""
+"""Numbers combined with tensors of another dtype, for torch.onnx.export."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Calls(torch.nn.Module):
         ),
     ],
 )
-def test_torch_translates_it_and_gives_the_same(
+def test_torch_translates_it_with_the_same_result(
     function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> None:
     from torch.onnx._internal.exporter import _core, _registration
@@ -51,7 +51,7 @@ def test_torch_translates_it_and_gives_the_same(
             type_promotion.make_explicit(program)
         return _core._prepare_exported_program_for_export(program, registry=registry)
 
-    with pytest.raises(RuntimeError, match="Cannot find a compatible OpOverload"):  # else there is no need of it
+    with pytest.raises(RuntimeError, match="Cannot find a compatible OpOverload"):  # otherwise it is not needed
         prepared(False)
     made = prepared(True).module()
     for x, n in ((X, N), (X.repeat(2, 1), N.repeat(2, 1))):

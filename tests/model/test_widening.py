@@ -1,4 +1,4 @@
-"""Weights that are widened at each use give the bits of a model that is float64 as a whole."""
+"""Widening weights at each use is bit-identical to a model entirely in float64."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _everything_is_large(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Tied(nn.Module):
-    """One weight with two names, as a language model's embedding and head."""
+    """One weight with two names, like the embedding and head of a language model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Tied(nn.Module):
 
 
 class Functional(nn.Module):
-    """Weights that are used outside their modules: whole, sliced, multiplied with each other, asked for their dtype."""
+    """Weights used outside their modules: whole, sliced, multiplied with each other, and for their dtype."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Functional(nn.Module):
         self.register_buffer("scale", torch.rand(16))
 
     def forward(self, x: torch.Tensor) -> Tensors:
-        product = self.b.weight @ self.a.weight  # in float32 it would round
+        product = self.b.weight @ self.a.weight  # float32 would round
         columns = x[:, 3:11] @ self.a.weight.t()[3:11]
         q, k = self.a.weight.chunk(2, dim=0)
         y = (x @ product).to(self.a.weight.dtype) * self.scale
@@ -75,7 +75,7 @@ class Borrows(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Takes torch's fast path, which reads its submodules' weights."""
+    """Uses torch's fast path, which reads the weights of its submodules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Convolutions(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Weak references and a list of its own refer to its weights."""
+    """Its weights are also in weak references and a list."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ def reference(module: nn.Module, data: torch.Tensor) -> tuple[list[Tensors], str
 
 
 def is_widened_at_each_use(module: nn.Module, data: torch.Tensor) -> Tensors:
-    """The outputs; Unable where it cannot be done."""
+    """Return the outputs. Raises Unable if it is impossible."""
     with widening.at_each_use(module) as others:
         assert others == []
         return eager.run(module, (data.double() if data.is_floating_point() else data,), "cpu")
@@ -154,7 +154,7 @@ def is_widened_at_each_use(module: nn.Module, data: torch.Tensor) -> Tensors:
 
 @pytest.mark.parametrize("room", [0, 3000])
 @pytest.mark.parametrize("case", CASES)
-def test_the_bits_are_those_of_the_whole_in_float64(case: str, room: int) -> None:
+def test_the_result_is_bit_identical_to_the_whole_in_float64(case: str, room: int) -> None:
     make, data = CASES[case]
     module = module_of(make)
     whole, kind = reference(module, data)
@@ -164,14 +164,14 @@ def test_the_bits_are_those_of_the_whole_in_float64(case: str, room: int) -> Non
     assert kind == "float64"
     assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(found, whole[0], strict=True))
     after = {name: (id(t), t.data_ptr(), type(t)) for name, t in module.state_dict(keep_vars=True).items()}
-    assert after == before, "the very tensors that they were"
+    assert after == before, "the same tensor objects"
     again, kind = reference(module, data)
     assert kind == "float64"
     assert all(torch.equal(a, b) for a, b in zip(again[0], whole[0], strict=True))
 
 
 class Scripted(nn.Module):
-    """TorchScript refers to its weights."""
+    """TorchScript references its weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ class Scripted(nn.Module):
 
 
 @pytest.mark.parametrize(("make", "shape"), [(Scripted, (5, 16)), (Writes, (5, 16))])
-def test_what_cannot_be_is_widened_as_a_whole(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+def test_models_that_cannot_be_widened_at_each_use(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
     data = numbers(*shape)
     whole, _ = reference(module_of(make), data)
     module = module_of(make)
@@ -195,15 +195,15 @@ def test_what_cannot_be_is_widened_as_a_whole(make: Callable[[], nn.Module], sha
     assert torch.equal(found[0][0], whole[0][0])
 
 
-def test_without_the_memory_for_the_whole_eager_is_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eager_is_the_reference_if_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free", lambda: 10)
     widening.allow(0)
     _, kind = reference(module_of(Scripted), numbers(5, 16))
     assert kind == "eager"
 
 
-def test_it_works_on_a_module_that_torch_export_has_seen() -> None:
-    """It leaves weak references to weights behind."""
+def test_it_works_after_torch_export() -> None:
+    """torch.export leaves weak references to weights behind."""
     module, data = module_of(Functional), numbers(5, 16)
     _ = torch.export.export(module, (data,))
     whole, _ = reference(module, data)
