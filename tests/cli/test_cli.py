@@ -72,7 +72,7 @@ def test_no_gpu(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_directory_of_somebody_else(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
-    refused(cli("export", MLP, "--out", tmp_path), "holds files, but no bundle", "--out")
+    refused(cli("export", MLP, "--out", tmp_path), "contains files but is not a bundle", "--out")
 
 
 def test_the_default_place_is_another_models(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -273,14 +273,14 @@ def test_explain_times_nothing(cli: Cli) -> None:
 
 @pytest.mark.parametrize("command", ["check", "bench", "report"])
 def test_what_is_no_bundle(cli: Cli, tmp_path: Path, command: str) -> None:
-    refused(cli(command, tmp_path), "holds no bundle", "exporter export")
+    refused(cli(command, tmp_path), "is not a bundle", "exporter export")
     (tmp_path / "manifest.json").write_text('{"model": {')
     refused(cli(command, tmp_path), "manifest.json: not a valid Manifest", "export again")
 
 
 def test_a_golden_that_was_spoilt(cli: Cli, bundle: Path) -> None:
     spoil(bundle / "golden.safetensors")
-    refused(cli("check", bundle), "golden.safetensors is not the file that was recorded", "export again")
+    refused(cli("check", bundle), "golden.safetensors does not match its record", "export again")
 
 
 def test_bundles_with_nothing_to_check(cli: Cli, bundle: Path) -> None:

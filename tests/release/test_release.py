@@ -394,7 +394,7 @@ def test_foreign_files_are_refused_before_anything_is_made(tmp_path: Path) -> No
     mine = tmp_path / "out" / "resnet18/cpu/onnx@bf16" / "mine.txt"
     mine.parent.mkdir(parents=True)
     mine.write_text("mine")
-    with pytest.raises(BundleError, match="holds files, but no bundle"):
+    with pytest.raises(BundleError, match="contains files but is not a bundle"):
         release(tmp_path)
     assert releases.begun(tmp_path / "out") == 0
     assert len(release(tmp_path, only="bert/")) == 6, "it is not in their way"
@@ -567,7 +567,7 @@ def test_a_full_disk_leaves_the_last_bundles_and_is_gone_on_from(
 
 def test_a_place_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "out").write_text("a file")
-    with pytest.raises(BundleError, match="there is a file in its place"):
+    with pytest.raises(BundleError, match="a file is in its place"):
         release(tmp_path)
     (tmp_path / "out").unlink()
 
