@@ -363,7 +363,7 @@ def test_what_a_killed_sign_leaves_is_no_difference(made_bundle: Path, tmp_path:
 
 def test_names_are_no_commands_to_a_terminal() -> None:
     found = rebuild.Rebuilt("b", (Difference("a.pt", "differs", "\x1b]0;title\x07 is in only one of them"),))
-    assert "a.pt  differs: \ufffd]0;title\ufffd is in one" in rebuilt.render(found, as_json=False)
+    assert "a.pt  differs: \ufffd]0;title\ufffd is in only one" in rebuilt.render(found, as_json=False)
 
 
 def test_a_rebuild_that_is_interrupted_says_nothing_of_what_goes_away(
