@@ -93,7 +93,8 @@ std::pair<std::string, Expression> parse_expression(std::string_view text) {
   const bool begins_badly =
       name.empty() || is_digit(name.front()) || static_cast<unsigned char>(name.front()) >= 0x80;
   if (!rest.empty() || begins_badly) malformed(text, kForm);
-  if (found.factor < 1 || found.divisor < 1) malformed(text, "the factor and the divisor must be positive");
+  if (found.factor < 1 || found.divisor < 1)
+    malformed(text, "the factor and the divisor must be positive");
   const std::string canonical = to_string(found, name);
   if (canonical != text) malformed(text, "write it as " + canonical);
   return {name, found};
