@@ -10,6 +10,7 @@ import json
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -98,15 +99,32 @@ def _file(name: str, digest: str) -> Component:
     return Component(name=name, type=ComponentType.FILE, bom_ref=f"file:{name}", hashes=hashed)
 
 
-def _library(name: str, package: importlib.metadata.Distribution) -> Component:
-    local = package.read_text("direct_url.json") is not None  # from a folder or a repository, not from an index
+@dataclass(frozen=True)
+class _Package:
+    """The metadata of an installed distribution, which importlib.metadata parses anew at each access."""
+
+    version: str
+    licence: str
+    requires: tuple[str, ...]
+    local: bool  # from a folder or a repository, not from an index
+
+    @classmethod
+    def of(cls, name: str) -> _Package:
+        """Read the metadata. Raises PackageNotFoundError if the distribution is not installed."""
+        found = importlib.metadata.distribution(name)
+        metadata = found.metadata
+        requires = tuple(metadata.get_all("Requires-Dist") or found.requires or ())
+        return cls(metadata["Version"], _licence(metadata), requires, found.read_text("direct_url.json") is not None)
+
+
+def _library(name: str, package: _Package) -> Component:
     return Component(
         name=name,
         version=package.version,
         type=ComponentType.LIBRARY,
         bom_ref=f"package:{name}",
-        purl=None if local else PackageURL("pypi", None, name, package.version),
-        licenses=_licences(_licence(package.metadata)),
+        purl=None if package.local else PackageURL("pypi", None, name, package.version),
+        licenses=_licences(package.licence),
     )
 
 
@@ -138,9 +156,9 @@ def _roots(manifest: Manifest) -> list[str]:
     return sorted({canonicalize_name(name) for name in (*environment.DISTRIBUTIONS, *OPTIONAL, *needed)})
 
 
-def _closure(roots: Iterable[str]) -> tuple[dict[str, importlib.metadata.Distribution], dict[str, set[str]]]:
+def _closure(roots: Iterable[str]) -> tuple[dict[str, _Package], dict[str, set[str]]]:
     """Return the installed transitive dependencies of `roots`, and the direct dependencies of each; both by name."""
-    found: dict[str, importlib.metadata.Distribution] = {}
+    found: dict[str, _Package] = {}
     needs: dict[str, set[str]] = {}
     waiting, seen = [Requirement(name) for name in roots], set()
     while waiting:
@@ -149,16 +167,17 @@ def _closure(roots: Iterable[str]) -> tuple[dict[str, importlib.metadata.Distrib
         if (name, extras) not in seen:
             seen.add((name, extras))
             with suppress(importlib.metadata.PackageNotFoundError):
-                found[name] = importlib.metadata.distribution(name)
+                if name not in found:
+                    found[name] = _Package.of(name)
                 needed = list(_needed(found[name], extras))
                 needs.setdefault(name, set()).update(canonicalize_name(other.name) for other in needed)
                 waiting += needed
     return found, needs
 
 
-def _needed(package: importlib.metadata.Distribution, extras: Iterable[str]) -> Iterator[Requirement]:
+def _needed(package: _Package, extras: Iterable[str]) -> Iterator[Requirement]:
     """Yield the requirements of a distribution on this machine, with these extras."""
-    for line in package.requires or ():
+    for line in package.requires:
         with suppress(InvalidRequirement):  # written before requirements were standardised
             needed = Requirement(line)
             if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in ("", *extras)):

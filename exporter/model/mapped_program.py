@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.export.pt2_archive import _package
 
 
 def load(file: Path) -> torch.export.ExportedProgram:
@@ -52,6 +51,8 @@ class _Mapped:
 
 @contextlib.contextmanager
 def _mapping(file: Path) -> Iterator[None]:
+    from torch.export.pt2_archive import _package  # imports torch._dynamo
+
     patched: Any = _package
     usual = patched.PT2ArchiveReader
 

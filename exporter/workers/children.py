@@ -27,6 +27,8 @@ LOG_LINES = 30
 # For processes that run side by side: waiting threads sleep instead of spinning on a core that another process needs.
 # Timed processes run alone and without this.
 SIDE_BY_SIDE = {"OMP_WAIT_POLICY": "PASSIVE"}
+# Modules that every run's jobs need.
+JOBS = ("exporter.workers.tasks", "exporter.workers.model_holder", "exporter.workers.session.server")
 # Modules of torch.export that import slowly, for runs that need them. Only for runs on the CPU: the import may look for
 # GPUs, which a zygote must not.
 EXPORTING = ("torch._dynamo", "torch.export._trace")
@@ -166,7 +168,8 @@ def ended(what: str, code: int | None, log: str, remedy: str = "") -> JobError:
 class Zygote:
     """The process that jobs are forked from. A context manager: leaving it ends every job.
 
-    `environment` is added to every job's environment. torch and `modules` are imported before jobs start. Thread-safe.
+    `environment` is added to every job's environment. torch, the code of the jobs and `modules` are imported before
+    jobs start. Thread-safe.
     """
 
     def __init__(self, environment: dict[str, str] | None = None, modules: tuple[str, ...] = ()) -> None:
@@ -175,7 +178,7 @@ class Zygote:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "exporter.workers.forkserver", str(theirs.fileno()), *modules],
+                [sys.executable, "-P", "-m", "exporter.workers.forkserver", str(theirs.fileno()), *JOBS, *modules],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,

@@ -40,6 +40,14 @@ def test_our_recipes_are_found_without_importing_them() -> None:
     assert (source.kind, source.place, source.label) == ("name", "exporter_models.bert", "bert")
 
 
+@pytest.mark.parametrize("name", ["minilm", "resnet18", "vit"])
+def test_our_recipes_load_and_run(name: str) -> None:
+    """BERT is exported by tests/whole/test_bert.py."""
+    recipe = recipes.load(recipes.find(name))
+    with torch.no_grad():
+        recipe.load("random").eval()(**recipe.inputs(batch=2))
+
+
 def test_recipes_of_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     point = importlib.metadata.EntryPoint("mine", "json.decoder:JSONDecoder", recipes.ENTRY_POINTS)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [point])

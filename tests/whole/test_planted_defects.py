@@ -220,9 +220,9 @@ def test_loop_over_the_batch_is_caught_and_named(export: Export) -> None:
 @pytest.mark.parametrize(
     ("model", "targets_text", "sizes"),
     [
-        ("minilm", "trace,script,onnx", ()),
-        ("resnet18", "trace,script,onnx", ("batch=1..16",)),
-        ("vit", "trace", ("batch=1..2",)),
+        ("minilm", "trace,script,onnx", ("batch=1..8", "sequence=1..64")),
+        ("resnet18", "trace,script,onnx", ("batch=1..2",)),
+        ("hf:vit", "trace", ("batch=1..8",)),
     ],
 )
 def test_honest_artifacts_raise_no_alarm(model: str, targets_text: str, sizes: tuple[str, ...], export: Export) -> None:
