@@ -1,1 +1,1 @@
-"""The directory that a run leaves, and what proves it: hashes, bill of materials, provenance, signatures. No torch."""
+"""The output directory of a run, with hashes, a bill of materials, provenance and signatures. Never imports torch."""

@@ -1,8 +1,8 @@
-"""A bundle as one file, NAME.tar.zst: the same bundle gives the same bytes, and what comes out is what was recorded.
+"""Pack a bundle into one reproducible file, NAME.tar.zst, and unpack it with every file verified.
 
-In the tar stand `bundle/manifest.json`, then what it records, what proves it, and the logs, each by name, all with one
-mode and owner and no time. A reader trusts none of it. zstd (RFC 8878) looks for repetition as far back as `WINDOW`
-allows, so weights that several artifacts hold alike are stored once; a reader keeps that much in memory.
+The tar contains `bundle/manifest.json`, then the files that it records, the integrity files and the logs, each group
+sorted by name, with a constant mode, owner and time. A reader trusts nothing in it. zstd (RFC 8878) finds repetitions
+within `WINDOW`, so weights that several artifacts share are stored once; a reader needs that much memory.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ SUFFIX = ".tar.zst"
 TOP = "bundle/"
 PROOFS = (layout.BOM, layout.PROVENANCE, checksums.NAME, layout.SIGNATURE, layout.SIGSTORE)
 WINDOW = 30  # log2 of bytes
-LEVEL = 1  # weights are noise: more effort finds nothing
-THREADS = 4  # any number but 0 gives the same bytes
+LEVEL = 1  # weights are incompressible, so higher levels gain nothing
+THREADS = 4  # the output is the same for any number except 0
 MANIFEST_BYTES = 1 << 24
 LOG_FILES = 10_000
 CHUNK = 1 << 20
 PLAIN = re.compile(r"\w[\w@.,=+-]*", re.ASCII)
-REMEDY = "give a file that `exporter pack` made, as it was made"
+REMEDY = "give an unmodified file that `exporter pack` wrote"
 
 
 def pack(place: Path, out: Path, trust: Trust = ANYBODY) -> int:
-    """Write a bundle to the file `out`, which is there in the end or is as it was; how many bytes went in.
+    """Write a bundle to the file `out` atomically; return the number of bytes before compression.
 
-    ArtifactError when the bundle is not what its manifest records, or is not signed by who is trusted; UsageError when
-    it holds other files.
+    Raises ArtifactError if the bundle does not match its records or lacks a trusted signature, and UsageError if it
+    contains files that exporter did not write.
     """
     manifest = integrity.whole(place, trust)
     names = _names(place, manifest)
     if out.resolve().is_relative_to(place.resolve()):
-        raise UsageError(f"{out} lies in the bundle itself", "give another --out")
+        raise UsageError(f"{out} is inside the bundle", "give another --out")
     new = filesystem.own_new(out)
     try:
         with new.open("xb") as file:
@@ -67,7 +67,7 @@ def pack(place: Path, out: Path, trust: Trust = ANYBODY) -> int:
 
 
 def _names(place: Path, manifest: Manifest) -> list[str]:
-    """The files to pack, in order. UsageError for files that exporter did not write."""
+    """Return the files to pack, in order. Raises UsageError for files that exporter did not write."""
     recorded = [*sorted(_recorded(manifest)), *(name for name in PROOFS if os.path.lexists(place / name))]
     folder = place / LOGS
     linked = {name for name in (LOGS, layout.REJECTED) if (place / name).is_symlink()}
@@ -77,7 +77,7 @@ def _names(place: Path, manifest: Manifest) -> list[str]:
     foreign.update(log for log in logs if not (_is_log(log) and stat.S_ISREG((place / log).lstat().st_mode)))
     if foreign:
         raise UsageError(
-            f"{place} holds {', '.join(sorted(foreign)[:3])}, which exporter did not write", "move them elsewhere"
+            f"{place} contains {', '.join(sorted(foreign)[:3])}, which exporter did not write", "move them elsewhere"
         )
     return [MANIFEST, *recorded, *logs]
 
@@ -105,10 +105,10 @@ def _write(place: Path, names: list[str], file: BinaryIO) -> int:
 
 
 def unpack(path: Path, out: Path, limit: int) -> Manifest:
-    """Put a packed bundle in the place `out`, as an export would, when all of it is what its manifest records.
+    """Unpack a bundle to `out`, as an export would write it, after every file was verified.
 
-    No more than `limit` bytes are taken from the file once they are decompressed. ArtifactError for a file that is not
-    what `pack` writes or holds more; BundleError when the place cannot be taken.
+    At most `limit` decompressed bytes are read. Raises ArtifactError for a file that `pack` did not write or that
+    exceeds the limit, and BundleError if `out` cannot be written.
     """
     try:
         file = path.open("rb")
@@ -119,11 +119,11 @@ def unpack(path: Path, out: Path, limit: int) -> Manifest:
 
 
 def receive(packed: BinaryIO | memoryview, name: str, out: Path, limit: int) -> Manifest:
-    """As `unpack`, of what is in memory or comes from elsewhere; `name` is how errors call it."""
+    """Unpack like `unpack`, from memory or a stream; errors refer to it as `name`."""
     with publishing.stage(out) as staging:
         try:
             decompressor = zstandard.ZstdDecompressor(max_window_size=1 << WINDOW)
-            ending: Any = _Ending(packed)  # stream_reader wants no more of a file than read()
+            ending: Any = _Ending(packed)  # stream_reader only needs read()
             manifest = _extract(_Source(decompressor.stream_reader(ending), limit), staging.root)
             if ending.held:
                 raise ValueError("more follows its end")
@@ -136,13 +136,13 @@ def receive(packed: BinaryIO | memoryview, name: str, out: Path, limit: int) -> 
 
 @dataclass
 class _Ending:
-    """What is packed, but its last byte comes alone: only a decompressor that has to go to the very end asks for it."""
+    """The packed data, with the last byte held back for a separate read: if it is never read, the frame ended early."""
 
     packed: BinaryIO | memoryview
     held: bytes = b""
 
     def read(self, size: int) -> bytes:
-        """Up to that many bytes, 2 or more."""
+        """Return up to `size` bytes; `size` is 2 or more."""
         data = self.held + self._more(size - 1)
         self.held = data[-1:] if len(data) > 1 else b""
         return data[:-1] if self.held else data
@@ -156,27 +156,27 @@ class _Ending:
 
 @dataclass
 class _Source:
-    """What comes out of the decompressor, as long as it may."""
+    """The decompressed stream, with a limit on its length."""
 
     stream: zstandard.ZstdDecompressionReader
     left: int
 
     def expect(self, size: int) -> None:
-        """ArtifactError when that many bytes are more than may come."""
+        """Raise ArtifactError if `size` more bytes would exceed the limit."""
         if size > self.left:
-            raise ArtifactError("it holds more than is allowed", "where you trust it, allow more with --max-gb")
+            raise ArtifactError("its content exceeds the size limit", "if you trust it, raise the limit with --max-gb")
 
     def read(self, size: int) -> bytes:
-        """That many bytes, as long as they may come; ValueError when it ends before."""
+        """Read exactly `size` bytes within the limit. Raises ValueError if the stream ends before."""
         self.expect(size)
         data = self.stream.read(size)
         if len(data) < size:
-            raise ValueError("it is cut short")
+            raise ValueError("it is truncated")
         self.left -= size
         return data
 
     def copy(self, size: int, path: Path) -> str:
-        """Write that many bytes to a new file; their SHA-256."""
+        """Write `size` bytes to a new file and return their SHA-256."""
         digest = hashlib.sha256()
         with path.open("xb") as file:
             for start in range(0, size, CHUNK):
@@ -187,7 +187,7 @@ class _Source:
 
 
 def _extract(source: _Source, root: Path) -> Manifest:
-    """Fill the directory; what is not expected is refused before a byte of it is read."""
+    """Extract into the directory; reject an unexpected member before reading its content."""
     members = _members(source)
     name, size = next(members, ("", 0))
     if name != MANIFEST or size > MANIFEST_BYTES:
@@ -201,12 +201,12 @@ def _extract(source: _Source, root: Path) -> Manifest:
         file = missing.pop(name, None)
         known = file is not None or _is_log(name) or (name in PROOFS and size <= checksums.LIMIT)
         if not known or (root / name).exists():
-            raise ValueError(f"{name!r} is no file of this bundle, or comes twice")
+            raise ValueError(f"{name!r} does not belong to this bundle, or occurs twice")
         if file and size != file.bytes:
-            raise ValueError(f"{name} has {size} bytes, {file.bytes} were recorded")
+            raise ValueError(f"{name} has {size} bytes, not the recorded {file.bytes}")
         digests[name] = source.copy(size, root / name)
         if file and digests[name] != file.sha256:
-            raise ValueError(f"{name} is not the file that was recorded: its SHA-256 differs")
+            raise ValueError(f"{name} does not match its record: the SHA-256 differs")
     if missing:
         raise ValueError(f"{min(missing)} is missing")
     listed = checksums.read(root)
@@ -221,30 +221,30 @@ def _extract(source: _Source, root: Path) -> Manifest:
 
 
 def _members(source: _Source) -> Iterator[tuple[str, int]]:
-    """Names and sizes of the files in a tar stream; who asks for the next has read the one before.
+    """Yield the names and sizes of the files in a tar stream; the caller reads each file before the next one.
 
-    ValueError or TarError for whatever is no plain file below `bundle/`. tarfile itself would follow links, and take
-    long names and extended headers of any size into memory.
+    Raises ValueError or TarError for anything but a plain file below `bundle/`. tarfile itself would follow links, and
+    would load long names and extended headers of any size into memory.
     """
     count = 0
     while any(header := source.read(tarfile.BLOCKSIZE)):
         info = tarfile.TarInfo.frombuf(header, "ascii", "strict")
         count += 1
         if info.type != tarfile.REGTYPE or info.size < 0 or not info.name.startswith(TOP) or count > LOG_FILES:
-            raise ValueError(f"{info.name!r} is no plain file of a bundle")
+            raise ValueError(f"{info.name!r} is not a plain file of a bundle")
         yield info.name.removeprefix(TOP), info.size
         source.read(-info.size % tarfile.BLOCKSIZE)
-    rest = source.stream.read(tarfile.RECORDSIZE + 1)  # to the end, where zstd's checksum is
+    rest = source.stream.read(tarfile.RECORDSIZE + 1)  # to the end, so that zstd verifies its checksum
     if any(rest) or len(rest) > tarfile.RECORDSIZE:
         raise ValueError("more follows its end")
 
 
 def _recorded(manifest: Manifest) -> dict[str, ArtifactRecord]:
-    """The files that a manifest records, by name. ArtifactError for names that no bundle holds."""
+    """Return the files that a manifest records, by name. Raises ArtifactError for names that a bundle cannot have."""
     files = {file.path: file for file in manifest.files}
     for name in files:
         if not PLAIN.fullmatch(name) or name in (MANIFEST, LOGS, *PROOFS):
-            raise ArtifactError(f"the manifest records {name!r}, which is no file of a bundle", REMEDY)
+            raise ArtifactError(f"the manifest records {name!r}, which cannot be a file of a bundle", REMEDY)
     return files
 
 

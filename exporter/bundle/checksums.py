@@ -1,6 +1,6 @@
-"""`SHA256SUMS`: the hash of every file of a bundle, as coreutils' `sha256sum --check` reads it.
+"""`SHA256SUMS`: the hash of every file of a bundle, in the format of `sha256sum --check` from coreutils.
 
-One line a file: 64 hexadecimal digits in lower case, two spaces, its path in the bundle.
+Each line has 64 lower-case hexadecimal digits, two spaces, and the path of a file in the bundle.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from pathlib import Path
 from exporter.core.errors import ArtifactError
 
 NAME = "SHA256SUMS"
-LIMIT = 1 << 24  # bytes of a text that tells of a bundle's files
-NO_LINK = "put the file itself in its place: `cp -rL` copies what links lead to"
+LIMIT = 1 << 24  # maximum size of a record in bytes
+NO_LINK = "replace the link with the file itself: `cp -rL` copies the targets of links"
 _LINE = re.compile(r"([0-9a-f]{64})  ([^\n]+)\n")
 
 
 def of(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal digits."""
+    """Return the SHA-256 of a file in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def opened(path: Path) -> BufferedReader:
-    """A file of a bundle, open to be read. No link is followed, and nobody waits for a pipe.
+    """Open a file of a bundle for reading, without following a link or blocking on a pipe.
 
-    OSError where it cannot be read; ArtifactError for a link, a folder, a device or a pipe.
+    Raises OSError if it cannot be read, and ArtifactError for a link, a folder, a device or a pipe.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         if path.is_symlink():
-            raise ArtifactError(f"{path.name} is a link, and none is followed in a bundle", NO_LINK) from error
+            raise ArtifactError(f"{path.name} is a link, and links in a bundle are not followed", NO_LINK) from error
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -45,16 +45,16 @@ def opened(path: Path) -> BufferedReader:
 
 
 def of_held(path: Path) -> str:
-    """As `of`, of a file of a bundle: see `opened`."""
+    """Return the SHA-256 of a file of a bundle, which is opened by `opened`."""
     with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def tree(folder: Path, known: Mapping[str, str], leave: Collection[str], without: str = "") -> dict[str, str]:
-    """The hash of each file below the folder by its path there, but of those to `leave`, and of all in the folder
-    `without`; each is read once at most.
+    """Hash every file below the folder, except those in `leave` and everything in the subfolder `without`.
 
-    `known` are hashes that need not be computed again. "" stands for a link, or whatever else is no file to be read.
+    Returns hashes by path relative to the folder, "" for a link or anything else that is not a readable file. Hashes
+    in `known` are not computed again.
     """
     names = sorted(path.relative_to(folder).as_posix() for path in _files(folder, folder / without))
     return {name: known.get(name) or _regular(folder / name) for name in names if name not in leave}
@@ -72,7 +72,7 @@ def _files(folder: Path, without: Path) -> Iterator[Path]:
 
 
 def held(folder: Path, name: str) -> str | None:
-    """The hash of a file in the folder as `tree` gives it; None where there is nothing of that name."""
+    """Return the hash of a file in the folder as `tree` does; None if nothing has that name."""
     return _regular(folder / name) if os.path.lexists(folder / name) else None
 
 
@@ -84,12 +84,12 @@ def _regular(path: Path) -> str:
 
 
 def text(found: Mapping[str, str]) -> str:
-    """The file's text."""
+    """Return the text of `SHA256SUMS`."""
     return "".join(f"{digest}  {name}\n" for name, digest in sorted(found.items()))
 
 
 def read(folder: Path) -> dict[str, str] | None:
-    """What `SHA256SUMS` in a folder lists; None where there is none. ArtifactError for one that is broken."""
+    """Read `SHA256SUMS` in a folder; None if there is none. Raises ArtifactError if it is malformed."""
     path = folder / NAME
     if not os.path.lexists(path):
         return None
@@ -104,7 +104,7 @@ def read(folder: Path) -> dict[str, str] | None:
 
 
 def read_bounded(path: Path) -> bytes:
-    """A small file. ArtifactError when it is larger than any that exporter writes, or cannot be read."""
+    """Read a record. Raises ArtifactError if it cannot be read or is larger than LIMIT."""
     try:
         return bounded(path)
     except OSError as error:
@@ -112,7 +112,7 @@ def read_bounded(path: Path) -> bytes:
 
 
 def bounded(path: Path) -> bytes:
-    """A small file of a bundle. Raises what `opened` does, and ArtifactError for one that is too large."""
+    """Read a record. Raises the errors of `opened`, and ArtifactError if it is larger than LIMIT."""
     with opened(path) as file:
         data = file.read(LIMIT + 1)
     if len(data) > LIMIT:
@@ -121,7 +121,7 @@ def bounded(path: Path) -> bytes:
 
 
 def differences(listed: Mapping[str, str], found: Mapping[str, str], where: str) -> dict[str, str]:
-    """What is wrong with each file that is not as it is listed in the file `where`, in words."""
+    """Compare hashes with those listed in the file `where`; return a message for each file that differs."""
     problems = {name: f"{shown(name)} is missing" for name in listed.keys() - found.keys()}
     for name, digest in found.items():
         if name not in listed:
@@ -134,5 +134,5 @@ def differences(listed: Mapping[str, str], found: Mapping[str, str], where: str)
 
 
 def shown(name: str) -> str:
-    """A file's name as a terminal may show it."""
+    """Return a file's name in a form that is safe to print."""
     return name if name.isprintable() else ascii(name)

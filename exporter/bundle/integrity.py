@@ -1,4 +1,4 @@
-"""What a bundle proves itself by: sums, a bill of materials, provenance, a signature. Made last, examined first."""
+"""Write and verify the integrity files of a bundle: hashes, a bill of materials, provenance and signatures."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from exporter.core import filesystem
 from exporter.core.errors import AlteredError, ArtifactError, BundleError
 from exporter.core.records import Manifest
 
-REMEDY = "take it again from where it was published, or export again"
-STATEMENTS = {layout.BOM: sbom.hashes, layout.PROVENANCE: provenance.subjects}  # and how their hashes are read
-Problems = dict[str, str]  # by the file that each is about
+REMEDY = "download it again, or export again"
+STATEMENTS = {layout.BOM: sbom.hashes, layout.PROVENANCE: provenance.subjects}  # the functions that read the hashes
+Problems = dict[str, str]  # messages by the file that they concern
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was found of a bundle: the hashes of its files, and what is wrong with them in words.
+    """The result of examining a bundle: the hashes of its files, and messages on what is wrong.
 
-    `spoilt` are artifacts, or the golden, that are not what the manifest says; `problems` is all else.
+    `spoilt` has the artifacts and the golden that do not match the manifest; `problems` has everything else.
     """
 
     place: Path
@@ -32,15 +32,15 @@ class Evidence:
     notes: tuple[str, ...]
 
     def require(self, problems: Problems) -> None:
-        """AlteredError where there are any."""
+        """Raise AlteredError if there are any problems."""
         if problems:
-            raise AlteredError(f"{self.place} is not what was published: {'; '.join(problems.values())}", REMEDY)
+            raise AlteredError(f"{self.place} failed verification: {'; '.join(problems.values())}", REMEDY)
 
 
 def whole(place: Path, trust: signing.Trust = signing.ANYBODY) -> Manifest:
-    """The manifest of a bundle, all of whose files are what it and all else that tells of them say.
+    """Verify every file of a bundle against every record of it, and return the manifest.
 
-    ArtifactError where there is no bundle, or one that was altered, or is not signed by who is trusted.
+    Raises ArtifactError if there is no bundle, and AlteredError if it was altered or lacks a trusted signature.
     """
     evidence = examine(place, trust)
     evidence.require(evidence.problems | evidence.spoilt)
@@ -51,12 +51,12 @@ def whole(place: Path, trust: signing.Trust = signing.ANYBODY) -> Manifest:
 
 
 def seal(root: Path, manifest: Manifest, materials: tuple[provenance.Material, ...]) -> None:
-    """Write the bill, the provenance and the sums of a bundle that is complete. Recorded files are not hashed again."""
+    """Write the bill of materials, the provenance and SHA256SUMS of a complete bundle, reusing recorded hashes."""
     known = _recorded(manifest)
     filesystem.write_atomic(root / layout.BOM, sbom.render(manifest, known))
     digests = checksums.tree(root, known, (*layout.UNLISTED, layout.PROVENANCE), layout.REJECTED)
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    finished = max(manifest.created, now)  # not before it began, where the clock was set back
+    finished = max(manifest.created, now)  # not before the start, even if the clock was set back
     statement = provenance.statement(manifest, materials, finished, digests)
     filesystem.write_atomic(root / layout.PROVENANCE, statement)
     digests[layout.PROVENANCE] = checksums.of(root / layout.PROVENANCE)
@@ -64,23 +64,23 @@ def seal(root: Path, manifest: Manifest, materials: tuple[provenance.Material, .
 
 
 def _recorded(manifest: Manifest) -> dict[str, str]:
-    """The hashes of the artifacts and the golden, as they were recorded."""
+    """Return the recorded hashes of the artifacts and the golden."""
     golden = [manifest.golden.file] if manifest.golden else []
     return {file.path: file.sha256 for file in (*golden, *(f for v in manifest.variants for f in v.files))}
 
 
 def examine(place: Path, trust: signing.Trust | None) -> Evidence:
-    """Hash every file of a bundle, once, and compare it with all that tells of it; signatures too where there is trust.
+    """Hash every file of a bundle once and compare it with all records; with `trust`, verify the signatures too.
 
-    ArtifactError when there is no bundle.
+    Raises ArtifactError if there is no bundle.
     """
     if not os.path.lexists(place / checksums.NAME):
-        layout.read_manifest(place)  # says where there is no bundle
+        layout.read_manifest(place)  # raises if there is no bundle
     try:
         found = checksums.tree(place, {}, layout.UNLISTED, layout.REJECTED)
     except OSError as error:
         raise ArtifactError(
-            f"{place} cannot be read: {error.strerror}: {error.filename}", "change its owner"
+            f"{place} cannot be read: {error.strerror}: {error.filename}", "change its owner or permissions"
         ) from error
     problems, spoilt, notes = dict[str, str](), dict[str, str](), list[str]()
     if found.keys() & STATEMENTS.keys() or os.path.lexists(place / checksums.NAME):
@@ -92,7 +92,7 @@ def examine(place: Path, trust: signing.Trust | None) -> Evidence:
                 problems.setdefault(name, said)
     else:
         notes.append(
-            f"there is no {checksums.NAME}: an earlier exporter made this bundle, and not all of it can be checked"
+            f"there is no {checksums.NAME}: an earlier exporter wrote this bundle, and not all files can be verified"
         )
     if trust is not None:
         for name, said, wrong in signatures(place, trust):
@@ -119,7 +119,7 @@ def _against_sums(place: Path, found: Mapping[str, str], signatures: bool) -> Pr
 
 
 def _spoilt(place: Path, problems: Problems, found: Mapping[str, str]) -> Problems:
-    """Those problems that the manifest, which is whole, confirms: of artifacts and of the golden."""
+    """Select the problems of artifacts and the golden that the manifest, if intact, confirms."""
     if not problems or problems.keys() & {layout.MANIFEST, checksums.NAME}:
         return {}
     recorded = _recorded(layout.read_manifest(place))
@@ -127,11 +127,11 @@ def _spoilt(place: Path, problems: Problems, found: Mapping[str, str]) -> Proble
 
 
 def _against_statements(place: Path, found: Mapping[str, str], problems: Problems) -> Iterator[tuple[str, str]]:
-    """What the bill and the provenance say otherwise, as far as these are whole."""
+    """Yield the files that do not match the bill of materials or the provenance, as far as these are intact."""
     for file in STATEMENTS:
         if file in found and file not in problems:
             try:
-                listed = told(place, file)
+                listed = listed_hashes(place, file)
             except ArtifactError as error:
                 yield file, str(error)
                 continue
@@ -139,8 +139,8 @@ def _against_statements(place: Path, found: Mapping[str, str], problems: Problem
             yield from checksums.differences(listed, about, file).items()
 
 
-def told(place: Path, statement: str) -> dict[str, str]:
-    """The hashes that the bill or the provenance of a bundle tells. ArtifactError where it cannot be read."""
+def listed_hashes(place: Path, statement: str) -> dict[str, str]:
+    """Read the hashes in the bill of materials or the provenance. Raises ArtifactError if it is not valid."""
     try:
         return STATEMENTS[statement](checksums.read_bounded(place / statement))
     except ArtifactError as error:
@@ -148,7 +148,7 @@ def told(place: Path, statement: str) -> dict[str, str]:
 
 
 def signatures(place: Path, trust: signing.Trust) -> Iterator[tuple[str, str, bool]]:
-    """About each signature that is there, or that was asked for: its file, what is to be said, whether it is wrong."""
+    """Yield, for each signature that exists or is required: its file, a message, and whether it is invalid."""
     for file, asked, options, require in (
         (layout.SIGNATURE, trust.public_key, "--public-key", signing.require_key),
         (layout.SIGSTORE, trust.identity, "--identity and --issuer", signing.require_identity),
@@ -156,7 +156,7 @@ def signatures(place: Path, trust: signing.Trust) -> Iterator[tuple[str, str, bo
         if os.path.lexists(place / (file + filesystem.NEW)):
             yield (
                 file + filesystem.NEW,
-                f"{file}{filesystem.NEW} is left of a signing that was cut off: remove it",
+                f"{file}{filesystem.NEW} is left over from an interrupted signing: remove it",
                 False,
             )
         if not os.path.lexists(place / file):
@@ -173,29 +173,29 @@ def signatures(place: Path, trust: signing.Trust) -> Iterator[tuple[str, str, bo
 
 
 def sign(place: Path, key: Path | None, ask: Callable[[], str]) -> Path:
-    """Sign a bundle that is whole, by a key or else by sigstore; returns the signature's file.
+    """Verify a bundle, sign it with a key or with sigstore, and return the path of the signature.
 
-    BundleError where it cannot be written.
+    Raises AlteredError if the bundle was altered, and BundleError if the signature cannot be written.
     """
     evidence = examine(place, None)
     evidence.require(evidence.problems | evidence.spoilt)
     if layout.PROVENANCE not in evidence.digests:
-        raise ArtifactError(f"{place} has no {layout.PROVENANCE} to sign", "export again: an earlier exporter made it")
+        raise ArtifactError(f"{place} has no {layout.PROVENANCE} to sign", "export again: an earlier exporter wrote it")
     payload = checksums.read_bounded(place / layout.PROVENANCE)
     path = place / (layout.SIGNATURE if key else layout.SIGSTORE)
     text = signing.with_key(payload, key, ask) if key else signing.keyless(payload)
     try:
-        path.with_name(path.name + filesystem.NEW).unlink(missing_ok=True)  # whoever made it, it may be a link
+        path.with_name(path.name + filesystem.NEW).unlink(missing_ok=True)  # it may be a link
         _list(place, path.name, "")
         filesystem.write_atomic(path, text)
         _list(place, path.name, checksums.of_held(path))
     except OSError as error:
-        raise BundleError(str(filesystem.error(error, path)), "sign it where it can be written to") from error
+        raise BundleError(str(filesystem.error(error, path)), "sign a copy in a writable place") from error
     return path
 
 
 def _list(place: Path, name: str, digest: str) -> None:
-    """Let `SHA256SUMS` list a signature; with no digest, not any more: one that it does not list may be there too."""
+    """Add a signature to `SHA256SUMS`; without a digest, remove it: an unlisted signature is allowed."""
     listed = checksums.read(place) or {}
     others = {other: known for other, known in listed.items() if other != name}
     wanted = others | ({name: digest} if digest else {})

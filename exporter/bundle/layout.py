@@ -1,4 +1,4 @@
-"""The output directory: what is in it, and whether each file is the one that was recorded."""
+"""The files of a bundle: their names, and whether each matches its record."""
 
 from __future__ import annotations
 
@@ -18,33 +18,32 @@ from exporter.core.records import ArtifactRecord, Manifest
 MANIFEST = "manifest.json"
 SAMPLES = "samples.json"
 GOLDEN = "golden.safetensors"
-PICKLED_GOLDEN = "golden.pt"  # of releases before golden schema 3
+PICKLED_GOLDEN = "golden.pt"  # from releases before golden schema 3
 LOGS = "logs"
-REJECTED = "rejected"  # artifacts that were judged and failed: no record lists them, and nobody ships them
-REASONS = "REASONS.txt"  # in that folder
+REJECTED = "rejected"  # folder of artifacts that failed the check, which no record lists and nothing ships
+REASONS = "REASONS.txt"  # a file in REJECTED
 BOM = "bom.cdx.json"
 PROVENANCE = "provenance.json"
 SIGNATURE, SIGSTORE = "provenance.dsse.json", "provenance.sigstore.json"
-UNLISTED = (checksums.NAME, SIGNATURE, SIGSTORE, SIGNATURE + NEW, SIGSTORE + NEW)  # what SHA256SUMS does not list
-CACHE = ".cache.zip"  # how the name of a just-in-time variant's cache ends
+UNLISTED = (checksums.NAME, SIGNATURE, SIGSTORE, SIGNATURE + NEW, SIGSTORE + NEW)  # not listed in SHA256SUMS
+CACHE = ".cache.zip"  # suffix of the cache of a just-in-time variant
 OURS = {MANIFEST, SAMPLES, GOLDEN, PICKLED_GOLDEN, LOGS, REJECTED, BOM, PROVENANCE, *UNLISTED}
-# What to do about a file that is not what it was.
-ALTERED = "the bundle was cut short or altered: take it again from where it was published, or export again"
+ALTERED = "the bundle is incomplete or was altered: download it again, or export again"
 
 
 def golden(bundle: Path) -> Path:
-    """The golden of a bundle, under the name of today or that of a release before."""
+    """Return the path of a bundle's golden, under its current name or that of earlier releases."""
     pickled = bundle / PICKLED_GOLDEN
     return pickled if pickled.exists() and not (bundle / GOLDEN).exists() else bundle / GOLDEN
 
 
 def record(path: Path) -> ArtifactRecord:
-    """A file of a bundle, by its name in the bundle."""
+    """Record the name, the size and the hash of a file of a bundle."""
     return ArtifactRecord(path.name, path.stat().st_size, checksums.of(path))
 
 
 def artifacts() -> dict[str, str]:
-    """The target of each file that the targets which are here may make, by the file's name; of its companions too."""
+    """Map the names of all files that the usable targets can write, including companions, to their targets."""
     found: dict[str, str] = {}
     for name in targets.usable():
         for precision in PRECISIONS:
@@ -54,7 +53,7 @@ def artifacts() -> dict[str, str]:
 
 
 def read_manifest(bundle: Path) -> Manifest:
-    """The manifest of a bundle; ArtifactError when there is none, it is broken, or not what SHA256SUMS says."""
+    """Read the manifest of a bundle. Raises ArtifactError if it is missing, invalid or does not match SHA256SUMS."""
     path = bundle / MANIFEST
     try:
         data = checksums.bounded(path)
@@ -64,16 +63,16 @@ def read_manifest(bundle: Path) -> Manifest:
         return from_json(Manifest, data)
     except OSError as error:
         raise ArtifactError(
-            f"{bundle} holds no bundle: {error.strerror}: {path}", "give the directory of an `exporter export`"
+            f"{bundle} is not a bundle: {error.strerror}: {path}", "give a directory that `exporter export` wrote"
         ) from error
     except ArtifactError as error:
         raise ArtifactError(f"{path}: {error}", error.remedy or ALTERED) from error
 
 
 def verify(bundle: Path, recorded: ArtifactRecord, found: str | None = None) -> None:
-    """ArtifactError when a file of the bundle is missing or is not the one that was recorded.
+    """Raise ArtifactError if a file of the bundle is missing or does not match its record.
 
-    `found` is its hash where it is known.
+    `found` is its hash, if that is already known.
     """
     path = bundle / recorded.path
     if Path(recorded.path).name != recorded.path:
@@ -82,13 +81,13 @@ def verify(bundle: Path, recorded: ArtifactRecord, found: str | None = None) -> 
         raise ArtifactError(f"{path} is missing", ALTERED)
     size, digest = _held(path, found)
     if size != recorded.bytes:
-        raise ArtifactError(f"{path} has {size} bytes, {recorded.bytes} were recorded", ALTERED)
+        raise ArtifactError(f"{path} has {size} bytes, not the recorded {recorded.bytes}", ALTERED)
     if digest != recorded.sha256:
-        raise ArtifactError(f"{path} is not the file that was recorded: its SHA-256 differs", ALTERED)
+        raise ArtifactError(f"{path} does not match its record: the SHA-256 differs", ALTERED)
 
 
 def _held(path: Path, found: str | None) -> tuple[int, str]:
-    """Size and hash of a file of a bundle. ArtifactError where it is none, or cannot be read."""
+    """Return the size and the hash of a file of a bundle. Raises ArtifactError if it is not a readable file."""
     try:
         with checksums.opened(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -96,14 +95,14 @@ def _held(path: Path, found: str | None) -> tuple[int, str]:
     except ArtifactError as error:
         raise ArtifactError(f"{path}: {error}", error.remedy or ALTERED) from error
     except OSError as error:
-        raise ArtifactError(f"{path} cannot be read: {error.strerror}", "change its owner or its mode") from error
+        raise ArtifactError(f"{path} cannot be read: {error.strerror}", "change its owner or permissions") from error
 
 
 def stem(variant: str) -> str:
-    """How the names of a variant's own files begin: its name, where a colon would not do."""
+    """Return the prefix of a variant's file names: its name without colons."""
     return variant.replace(":", "-")
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder with all that is in it."""
+    """Remove a folder and its contents; ignore errors."""
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,6 +1,6 @@
-"""`provenance.json`: which command made a bundle, of what, on which machine.
+"""`provenance.json`: the command, the materials and the machine that a bundle was made with.
 
-An in-toto Statement v1 about every other file of the bundle, with a predicate of SLSA's provenance v1
+It is an in-toto Statement v1 about every other file of the bundle, with a SLSA provenance v1 predicate
 (https://in-toto.io/Statement/v1, https://slsa.dev/provenance/v1).
 """
 
@@ -24,11 +24,11 @@ PREDICATE = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "urn:exporter:export:1"  # docs/formats.md describes it
 GIT_S = 20.0
 
-Material = dict[str, Any]  # a ResourceDescriptor of in-toto's
+Material = dict[str, Any]  # an in-toto ResourceDescriptor
 
 
 def statement(manifest: Manifest, materials: tuple[Material, ...], finished: str, files: Mapping[str, str]) -> str:
-    """The statement as JSON. `files` are hashes by path, `finished` is a time as the manifest's `created`."""
+    """Return the statement as JSON. `files` has hashes by path; `finished` is in the format of `manifest.created`."""
     model = manifest.model
     predicate = {
         "buildDefinition": {
@@ -64,35 +64,35 @@ def statement(manifest: Manifest, materials: tuple[Material, ...], finished: str
 
 
 def subjects(data: bytes) -> dict[str, str]:
-    """The hashes that a statement tells, by path. ArtifactError for what is no such statement."""
+    """Read the hashes in a statement, by path. Raises ArtifactError if it is not valid."""
     try:
         found = json.loads(data)
         if (found["_type"], found["predicateType"]) != (STATEMENT, PREDICATE):
-            raise ValueError("of another type")
+            raise ValueError("wrong type")
         return {str(subject["name"]): str(subject["digest"]["sha256"]) for subject in found["subject"]}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ArtifactError(f"it is no in-toto statement of provenance: {error}") from error
+        raise ArtifactError(f"it is not an in-toto provenance statement: {error}") from error
 
 
 def recorded(data: bytes) -> tuple[Material, ...]:
-    """The materials that a statement tells. ArtifactError for what is no such statement."""
+    """Read the materials in a statement. Raises ArtifactError if it is not valid."""
     try:
         found = json.loads(data)["predicate"]["buildDefinition"]["resolvedDependencies"]
         return tuple(_material(one) for one in found)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ArtifactError(f"it is no in-toto statement of provenance: {error}") from error
+        raise ArtifactError(f"it is not an in-toto provenance statement: {error}") from error
 
 
 def _material(found: Any) -> Material:
     made = {"name": "", **found, "annotations": dict(found["annotations"]), "digest": dict(found["digest"])}
     for text in (made["name"], made["annotations"].get("role", ""), *made["digest"].values()):
         if not isinstance(text, str):
-            raise TypeError(f"{text!r:.80} is no text")
+            raise TypeError(f"{text!r:.80} is not text")
     return made
 
 
 def materials(source: Source) -> tuple[Material, ...]:
-    """The files that a run starts from, with their hashes; and git's revision of the recipe, where git tracks it."""
+    """Return the input files of a run with their hashes, and the git commit of the recipe if git tracks it."""
     recipe = _recipe(source)
     checkpoint = shards(Path(source.checkpoint)) if source.checkpoint else []
     files = [("recipe", recipe), *(("checkpoint", str(file)) for file in checkpoint), ("inputs", source.inputs_file)]
@@ -100,7 +100,7 @@ def materials(source: Source) -> tuple[Material, ...]:
 
 
 def _recipe(source: Source) -> str:
-    """The file that the model comes from: a recipe, a pickle, or a saved program; "" where a library has it."""
+    """Return the file of the model: a recipe, a pickle or a saved program; "" if a library provides it."""
     if source.kind == "name":
         return module_file(source.place)
     if source.kind == "source":
@@ -109,7 +109,7 @@ def _recipe(source: Source) -> str:
 
 
 def module_file(name: str) -> str:
-    """Where a module lies; nothing is imported, for its package may import torch."""
+    """Return the file of a module without importing its package, which may import torch."""
     top, *parts = name.split(".")
     spec = importlib.util.find_spec(top)
     for folder in (spec and spec.submodule_search_locations) or ():
@@ -121,17 +121,17 @@ def module_file(name: str) -> str:
 
 def _hashed(files: Iterable[tuple[str, str]]) -> Iterator[Material]:
     for role, file in files:
-        with suppress(OSError):  # whoever needs it says what is wrong with it
+        with suppress(OSError):  # the code that reads the file reports the error
             if file:
                 digest = {"sha256": checksums.of(Path(file))}
                 yield {"name": Path(file).name, "digest": digest, "annotations": {"role": role}}
 
 
 def shards(checkpoint: Path) -> list[Path]:
-    """The checkpoint, with the files that it names where it is the index of several."""
+    """Return the checkpoint, followed by its shards if it is an index of several files."""
     names: set[str] = set()
     if checkpoint.name.endswith(".index.json"):
-        # The step says what is wrong.
+        # The step that loads the checkpoint reports the error.
         with suppress(OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError):
             named = json.loads(checkpoint.read_text(encoding="utf-8"))["weight_map"].values()
             names = {name for name in named if isinstance(name, str)}
@@ -150,7 +150,7 @@ def _revision(file: str) -> Iterator[Material]:
 
 
 def _git(folder: Path, *words: str) -> str:
-    """What git says; "" where there is none, or it has nothing to say."""
+    """Return the output of git; "" if it fails or is not installed."""
     command = ["git", "--no-optional-locks", "-C", str(folder), *words]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_S, check=True)

@@ -1,7 +1,7 @@
-"""Where a bundle is made: beside its place, and put there in one step.
+"""Stage a bundle beside its destination, and publish it in one step.
 
-A run writes to `.NAME.staging` next to the bundle and swaps it in when it is done, so that a run that is killed at any
-moment leaves the last good bundle as it was. One run at a time holds the lock `.NAME.lock`.
+A run writes to `.NAME.staging` next to the bundle and swaps it in at the end, so a run that is killed at any moment
+leaves the last good bundle intact. Only one run at a time holds the lock `.NAME.lock`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from exporter.core.json_codec import to_json
 from exporter.core.records import EAGER, Manifest, VariantRecord
 
 RENAME_EXCHANGE = 2
-INTERRUPTED, FAILED = ".interrupted", ".failed"  # end the names of bundles that must not take another's place
+INTERRUPTED, FAILED = ".interrupted", ".failed"  # suffixes of bundles that must not replace another
 
 
 class Staging:
-    """A bundle in the making. Use `stage()`."""
+    """A bundle that is being written. Create it with `stage()`."""
 
     def __init__(self, out: Path, root: Path) -> None:
         self.out, self.root = out, root
@@ -36,7 +36,7 @@ class Staging:
         filesystem.write_atomic(self.root / MANIFEST, to_json(manifest) + "\n")
 
     def reject(self, variant: VariantRecord) -> VariantRecord:
-        """Move the files of a variant that was judged and failed to where nobody ships them from, with the reason."""
+        """Move the files of a variant that failed the check to a folder that is not shipped, and note the reason."""
         if variant.status != "failed" or not variant.files or not variant.sessions:
             return variant
         folder = self.root / REJECTED
@@ -50,34 +50,34 @@ class Staging:
         return replace(variant, artifact=None, companions=(), rejected=moved)
 
     def publish(self) -> Path:
-        """Put the staged bundle in its place; returns the place. BundleError when foreign files have come there."""
+        """Publish the staged bundle and return its path. Raises BundleError if foreign files have appeared there."""
         refuse_foreign(self.out)
         return swap(self.root, self.out)
 
     def publish_beside(self, ending: str) -> Path:
-        """Keep what must not take another bundle's place: see `spare`."""
+        """Publish a bundle that must not replace another one: see `spare`."""
         place = spare(self.out, ending)
         refuse_foreign(place)
         return swap(self.root, place)
 
 
 def spare(out: Path, ending: str) -> Path:
-    """Where a bundle goes that must not take another's place: `out` when that is free, else its name with the ending.
+    """Return a path for a bundle that must not replace another: `out` if that has no bundle, else with the suffix.
 
-    That is INTERRUPTED for a run that did not come to its end, FAILED for one in which something failed.
+    The suffix is INTERRUPTED for a run that did not finish, and FAILED for one in which something failed.
     """
     return out.with_name(out.name + ending) if os.path.lexists(out / MANIFEST) else out
 
 
 def lost(out: Path, made: Manifest) -> tuple[str, ...]:
-    """Variants that pass in the bundle that is there, and would be gone with this run, in which something failed.
+    """Return the variants that pass in the existing bundle and would be lost by publishing a run with failures.
 
-    A run in which all passed that was asked for loses nothing: what it leaves out was not asked for.
+    A run in which every requested variant passed loses nothing, because the other variants were not requested.
     """
     passed = {variant.name: variant.status == "passed" for variant in made.variants if variant.name != EAGER}
     if all(passed.values()):
         return ()
-    with suppress(ArtifactError):  # a broken bundle has nothing to lose
+    with suppress(ArtifactError):  # an invalid bundle has nothing to lose
         held = read_manifest(out).variants
         return tuple(v.name for v in held if v.name != EAGER and v.status == "passed" and not passed.get(v.name))
     return ()
@@ -85,7 +85,7 @@ def lost(out: Path, made: Manifest) -> tuple[str, ...]:
 
 @contextmanager
 def stage(out: Path) -> Iterator[Staging]:
-    """Lock the place `out` and give a staging directory. BundleError when it is foreign, locked or unwritable."""
+    """Lock `out` and yield a staging directory. Raises BundleError if it is foreign, locked or not writable."""
     out = out.absolute()
     with staged(out, refuse_foreign) as root:
         (root / LOGS).mkdir()
@@ -94,7 +94,7 @@ def stage(out: Path) -> Iterator[Staging]:
 
 @contextmanager
 def staged(out: Path, refuse: Callable[[Path], None]) -> Iterator[Path]:
-    """Lock the place `out`, an absolute path that `refuse` lets pass, and give an empty directory beside it."""
+    """Lock the absolute path `out`, unless `refuse` raises for it, and yield an empty directory beside it."""
     refuse(out)
     root = out.with_name(f".{out.name}.staging")
     lock = out.with_name(f".{out.name}.lock")
@@ -114,7 +114,7 @@ def staged(out: Path, refuse: Callable[[Path], None]) -> Iterator[Path]:
 
 
 def refuse_foreign(out: Path) -> None:
-    """BundleError where a bundle would replace what exporter did not write."""
+    """Raise BundleError if a bundle would replace files that exporter did not write."""
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise BundleError(f"{out} is not a directory", "give another --out")
     try:
@@ -124,11 +124,11 @@ def refuse_foreign(out: Path) -> None:
     if not held:
         return
     if MANIFEST not in held:
-        raise BundleError(f"{out} holds files, but no bundle", "give an empty or a new directory as --out")
+        raise BundleError(f"{out} contains files but is not a bundle", "give an empty or new directory as --out")
     foreign = held - OURS - _recorded(out)
     if foreign:
         raise BundleError(
-            f"{out} holds {', '.join(sorted(foreign)[:3])}, which exporter did not write and would replace",
+            f"{out} contains {', '.join(sorted(foreign)[:3])}, which exporter did not write and would replace",
             "move them, or give another --out",
         )
 
@@ -137,18 +137,18 @@ def _recorded(out: Path) -> set[str]:
     with suppress(ArtifactError):
         manifest = read_manifest(out)
         return {file.path for variant in manifest.variants for file in variant.files}
-    return {*artifacts(), *(file.name for file in out.glob(f"*{CACHE}"))}  # a broken manifest tells nothing
+    return {*artifacts(), *(file.name for file in out.glob(f"*{CACHE}"))}  # without a valid manifest
 
 
 def swap(staged: Path, place: Path) -> Path:
-    """Put a staged directory in its place, in one step where the file system can; returns the place.
+    """Move a staged directory to its place, in one step if the file system supports that; return the place.
 
-    All of it is on the disk before, so that a loss of power leaves what was there or what is new, as a whole.
+    Everything is synced to disk before, so a loss of power leaves either the old or the new directory complete.
     """
     filesystem.sync_tree(staged)
     if not place.exists():
         staged.rename(place)
-    elif not _exchange(staged, place):  # no such call on this file system: a moment without a bundle
+    elif not _exchange(staged, place):  # unsupported: for a moment there is no bundle
         old = _aside(place)
         shutil.rmtree(old, ignore_errors=True)
         place.rename(old)
@@ -159,12 +159,12 @@ def swap(staged: Path, place: Path) -> Path:
 
 
 def _aside(place: Path) -> Path:
-    """Where a bundle waits while another takes its place."""
+    """Return the temporary path of a bundle that is being replaced."""
     return place.with_name(f".{place.name}.old")
 
 
 def _restore(place: Path) -> None:
-    """Put back what a killed run left aside."""
+    """Restore a bundle that a killed run had moved aside."""
     old = _aside(place)
     if old.exists() and not place.exists():
         old.rename(place)
@@ -172,7 +172,7 @@ def _restore(place: Path) -> None:
 
 
 def _exchange(a: Path, b: Path) -> bool:
-    """Swap two directories in one step (Linux, renameat2)."""
+    """Swap two directories atomically (renameat2 on Linux); return whether that worked."""
     with suppress(AttributeError, OSError):
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
         at_cwd = -100

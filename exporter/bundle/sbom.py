@@ -1,6 +1,6 @@
-"""`bom.cdx.json`: the model, its artifacts, and the packages that made them, as a CycloneDX bill of materials.
+"""`bom.cdx.json`: a CycloneDX bill of materials with the model, its artifacts and the packages that made them.
 
-Its form is that of CycloneDX 1.7 (https://cyclonedx.org/docs/1.7/json/). What is not known is left out.
+The format is CycloneDX 1.7 (https://cyclonedx.org/docs/1.7/json/). Unknown fields are omitted.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from exporter.core import environment
 from exporter.core.errors import ArtifactError
 from exporter.core.records import Manifest, ModelRecord
 
-OPTIONAL = ("timm",)  # what a run may stand on too, where it is installed
-LICENCE_CHARACTERS = 80  # some distributions give the whole text instead of a name
+OPTIONAL = ("timm",)  # included if installed
+LICENCE_CHARACTERS = 80  # some distributions have the whole text instead of a name
 
 
 def render(manifest: Manifest, files: Mapping[str, str]) -> str:
-    """The bill as JSON, the same for the same run. `files` are the hashes of the artifacts and the golden, by path."""
+    """Return the bill as JSON, reproducibly. `files` has the hashes of the artifacts and the golden, by path."""
     model = _model(manifest.model)
     made = [_file(name, digest) for name, digest in sorted(files.items())]
     roots = _roots(manifest)
@@ -52,9 +52,9 @@ def render(manifest: Manifest, files: Mapping[str, str]) -> str:
             component=model,
         ),
     )
-    stands_on = [*(libraries[name] for name in roots if name in libraries), *platforms]
+    needed_by_all = [*(libraries[name] for name in roots if name in libraries), *platforms]
     for component in (model, *made):
-        bom.register_dependency(component, stands_on if component in made else [*made, *stands_on])
+        bom.register_dependency(component, needed_by_all if component in made else [*made, *needed_by_all])
     for name, needed in needs.items():
         bom.register_dependency(libraries[name], [libraries[other] for other in needed if other in libraries])
     content = json.dumps([manifest.model.name, manifest.created, manifest.command, sorted(files.items())])
@@ -63,15 +63,15 @@ def render(manifest: Manifest, files: Mapping[str, str]) -> str:
 
 
 def hashes(data: bytes) -> dict[str, str]:
-    """The hashes of the files that a bill tells of, by path. ArtifactError for what is no bill."""
+    """Read the hashes of files in a bill, by path. Raises ArtifactError if it is not valid."""
     try:
         found = json.loads(data)
         if found["bomFormat"] != "CycloneDX":
-            raise ValueError("of another format")
+            raise ValueError("wrong format")
         files = [component for component in found["components"] if component["type"] == "file"]
         return {str(file["name"]): str(file["hashes"][0]["content"]) for file in files}
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
-        raise ArtifactError(f"it is no CycloneDX bill of materials: {error}") from error
+        raise ArtifactError(f"it is not a CycloneDX bill of materials: {error}") from error
 
 
 def _model(model: ModelRecord) -> Component:
@@ -84,7 +84,7 @@ def _model(model: ModelRecord) -> Component:
         licenses=_licences(model.licence),
         properties=[Property(name=f"exporter:{name}", value=value) for name, value in facts.items() if value],
     )
-    with suppress(ValueError, InvalidUriException):  # whatever a recipe of the user's says
+    with suppress(ValueError, InvalidUriException):  # the user's recipe may have any text there
         if model.origin.startswith("pkg:"):
             component.purl = PackageURL.from_string(model.origin)
         elif "://" in model.origin:
@@ -99,7 +99,7 @@ def _file(name: str, digest: str) -> Component:
 
 
 def _library(name: str, package: importlib.metadata.Distribution) -> Component:
-    local = package.read_text("direct_url.json") is not None  # of a folder or a repository, and not from an index
+    local = package.read_text("direct_url.json") is not None  # from a folder or a repository, not from an index
     return Component(
         name=name,
         version=package.version,
@@ -111,7 +111,7 @@ def _library(name: str, package: importlib.metadata.Distribution) -> Component:
 
 
 def _licence(metadata: Any) -> str:
-    """What a distribution says of its licence, in the newest of three ways that it does."""
+    """Return the licence of a distribution, from the most recent of three metadata fields."""
     if expression := metadata.get("License-Expression"):
         return str(expression)
     said = str(metadata.get("License") or "")
@@ -133,13 +133,13 @@ def _platforms() -> Iterator[Component]:
 
 
 def _roots(manifest: Manifest) -> list[str]:
-    """The distributions that a run's targets and recipes stand on."""
+    """Return the distributions that the run's targets and recipes depend on directly."""
     needed = targets.distributions((variant.target for variant in manifest.variants), optional=True)
     return sorted({canonicalize_name(name) for name in (*environment.DISTRIBUTIONS, *OPTIONAL, *needed)})
 
 
 def _closure(roots: Iterable[str]) -> tuple[dict[str, importlib.metadata.Distribution], dict[str, set[str]]]:
-    """Those that are installed of some distributions and of all that these need, and what each needs; both by name."""
+    """Return the installed transitive dependencies of `roots`, and the direct dependencies of each; both by name."""
     found: dict[str, importlib.metadata.Distribution] = {}
     needs: dict[str, set[str]] = {}
     waiting, seen = [Requirement(name) for name in roots], set()
@@ -157,9 +157,9 @@ def _closure(roots: Iterable[str]) -> tuple[dict[str, importlib.metadata.Distrib
 
 
 def _needed(package: importlib.metadata.Distribution, extras: Iterable[str]) -> Iterator[Requirement]:
-    """What a distribution needs here, with these extras."""
+    """Yield the requirements of a distribution on this machine, with these extras."""
     for line in package.requires or ():
-        with suppress(InvalidRequirement):  # of times before there was a rule for them
+        with suppress(InvalidRequirement):  # written before requirements were standardised
             needed = Requirement(line)
             if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
                 yield needed

@@ -1,7 +1,7 @@
-"""A signature over `provenance.json`: by a key of your own, or by an identity that sigstore vouches for.
+"""Sign `provenance.json` with a private key or with a sigstore identity, and verify signatures.
 
-By a key it is a DSSE envelope (https://github.com/secure-systems-lab/dsse) at `provenance.dsse.json`, by sigstore a
-bundle of its own form at `provenance.sigstore.json`. Both hold the statement itself.
+The signature with a key is a DSSE envelope (https://github.com/secure-systems-lab/dsse) in `provenance.dsse.json`; that
+of sigstore is a sigstore bundle in `provenance.sigstore.json`. Both contain the statement itself.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ if TYPE_CHECKING:
     from securesystemslib.dsse import Envelope
 
 PAYLOAD = "application/vnd.in-toto+json"
-OFFLINE = "sign with --key where there is no network"
+OFFLINE = "without a network, sign with --key"
 
 
 @dataclass(frozen=True)
 class Trust:
-    """Whose signature counts: that of the key to this public key, or that of this identity, which the issuer names."""
+    """The accepted signer: the owner of this public key, or this identity as certified by the issuer."""
 
     public_key: Path | None = None
     identity: str = ""
     issuer: str = ""
 
 
-ANYBODY = Trust()  # a signature that is there has to be one over this provenance, whoever made it
+ANYBODY = Trust()  # a signature, if there is one, must be for this provenance, but may be from anybody
 
 
 def with_key(payload: bytes, key: Path, ask: Callable[[], str]) -> str:
-    """A DSSE envelope by a private key in a PEM file: Ed25519, ECDSA or RSA. `ask` gives the password of a locked one.
+    """Sign with a private key in a PEM file (Ed25519, ECDSA or RSA) and return a DSSE envelope.
 
-    UsageError for what is no such key.
+    `ask` returns the password of an encrypted key. Raises UsageError if the key cannot be used.
     """
     from securesystemslib.dsse import Envelope
     from securesystemslib.signer import CryptoSigner
 
     envelope = Envelope(payload, PAYLOAD, {})
-    with _reading(key, "private key", "make one with `openssl genpkey -algorithm ed25519 -out key.pem`"):
+    with _reading(key, "private key", "create one with `openssl genpkey -algorithm ed25519 -out key.pem`"):
         envelope.sign(CryptoSigner(_private_key(key.read_bytes(), ask)))
     return _text(envelope)
 
@@ -67,7 +67,7 @@ def _reading(path: Path, what: str, remedy: str) -> Iterator[None]:
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", "check the path") from error
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise UsageError(f"{path} is no {what} that can be used: {error}", remedy) from error
+        raise UsageError(f"{path} is not a usable {what}: {error}", remedy) from error
 
 
 def _text(envelope: Envelope) -> str:
@@ -75,28 +75,28 @@ def _text(envelope: Envelope) -> str:
 
 
 def require_key(payload: bytes, text: bytes, trust: Trust) -> None:
-    """AlteredError when an envelope is not over this payload, or not by the key that is trusted, where one is."""
+    """Verify a DSSE envelope. Raises AlteredError if it signs another payload or is not signed by the trusted key."""
     from securesystemslib.dsse import Envelope
     from securesystemslib.exceptions import VerificationError
     from securesystemslib.signer import SSlibKey
 
     try:
         envelope = Envelope.from_dict(json.loads(text))
-        whole = _text(envelope).encode() == text  # else it was touched where the signature does not reach
+        whole = _text(envelope).encode() == text  # else a part was altered that the signature does not cover
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise AlteredError(f"it is no DSSE envelope: {error}") from error
+        raise AlteredError(f"it is not a DSSE envelope: {error}") from error
     if not whole:
-        raise AlteredError("it is not as it was written")
+        raise AlteredError("it was altered outside the signed payload")
     if (envelope.payload, envelope.payload_type) != (payload, PAYLOAD):
         raise AlteredError("it signs another provenance.json")
     if trust.public_key is None:
         return
-    with _reading(trust.public_key, "public key", "make it with `openssl pkey -in key.pem -pubout -out pub.pem`"):
+    with _reading(trust.public_key, "public key", "create it with `openssl pkey -in key.pem -pubout -out pub.pem`"):
         key = SSlibKey.from_crypto(_public_key(trust.public_key.read_bytes()))
     try:
         envelope.verify([key], threshold=1)
     except VerificationError as error:
-        raise AlteredError(f"it was not signed by the key to {trust.public_key}") from error
+        raise AlteredError(f"it was not signed by the key that belongs to {trust.public_key}") from error
 
 
 def _public_key(pem: bytes) -> Any:
@@ -106,9 +106,10 @@ def _public_key(pem: bytes) -> Any:
 
 
 def keyless(payload: bytes) -> str:
-    """A sigstore bundle by the identity of this machine's workload, or of whoever logs in with a browser.
+    """Sign with sigstore, by the identity of this machine's workload or of a login in the browser.
 
-    MissingDependency without sigstore, ExporterError when it, or who vouches for you, cannot be reached.
+    Returns a sigstore bundle. Raises MissingDependency if sigstore is not installed, and ExporterError if sigstore or
+    the identity provider cannot be reached.
     """
     with _sigstore(OFFLINE):
         from sigstore import dsse, models, oidc, sign
@@ -122,19 +123,19 @@ def keyless(payload: bytes) -> str:
 
 
 def require_identity(payload: bytes, text: bytes, trust: Trust) -> None:
-    """AlteredError when a sigstore bundle is not over this payload by the identity that is trusted, where one is.
+    """Verify a sigstore bundle. Raises AlteredError if it signs another payload or is not by the trusted identity.
 
-    MissingDependency without sigstore, ExporterError when its keys cannot be fetched.
+    Raises MissingDependency if sigstore is not installed, and ExporterError if its keys cannot be fetched.
     """
     try:
         signed = base64.b64decode(json.loads(text)["dsseEnvelope"]["payload"], validate=True)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise AlteredError(f"it is no sigstore bundle: {error}") from error
+        raise AlteredError(f"it is not a sigstore bundle: {error}") from error
     if signed != payload:
         raise AlteredError("it signs another provenance.json")
     if not trust.identity:
         return
-    with _sigstore("try again where there is a network"):
+    with _sigstore("try again with a network connection"):
         from sigstore import errors, models, verify
 
         verifier = verify.Verifier.production()
@@ -155,7 +156,7 @@ def _sigstore(remedy: str) -> Iterator[None]:
     except ImportError as error:
         raise MissingDependency(
             "sigstore is not installed",
-            "pip install 'exporter[sigstore]'; or use a key of your own: --key, --public-key",
+            "pip install 'exporter[sigstore]', or use your own key: --key, --public-key",
         ) from error
     try:
         yield

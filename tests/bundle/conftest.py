@@ -1,4 +1,4 @@
-"""A signed bundle, and the keys that it is signed with."""
+"""Fixtures: a signed bundle and the keys that signed it."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture
 def signed(bundle: Path, keys: tuple[Path, Path]) -> Path:
-    """A bundle with a signature, which a test may spoil."""
+    """A signed bundle that a test may alter."""
     integrity.sign(bundle, keys[0], lambda: "")
     return bundle

@@ -1,4 +1,4 @@
-"""What lies beside an artifact: whatever contradicts it refuses it, and nothing that is there is passed over."""
+"""Records beside an artifact: every one that exists is read, and any mismatch rejects the artifact."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ RECORDS = ("SHA256SUMS", "manifest.json", "bom.cdx.json", "provenance.json")
 
 
 def keep(place: Path, *names: str) -> None:
-    """Remove all that proves the bundle but these."""
+    """Remove all integrity files of the bundle except these."""
     for name in {*RECORDS, "provenance.dsse.json"} - {*names}:
         (place / name).unlink(missing_ok=True)
 
 
-def test_a_whole_bundle_and_a_lone_artifact(bundle: Path, tmp_path: Path) -> None:
+def test_an_artifact_in_a_bundle_and_one_without_records(bundle: Path, tmp_path: Path) -> None:
     found = adjacent_records.vouch(bundle / "trace.pt")
     assert found == adjacent_records.Vouched(bundle.resolve() / "trace.pt", "trace")
     assert adjacent_records.vouch(bundle / "trace.pt", "required") == found
@@ -37,17 +37,17 @@ def test_a_whole_bundle_and_a_lone_artifact(bundle: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("record", RECORDS)
-def test_any_record_by_itself_refuses_an_altered_artifact(bundle: Path, record: str) -> None:
+def test_any_single_record_rejects_an_altered_artifact(bundle: Path, record: str) -> None:
     keep(bundle, record)
     assert adjacent_records.vouch(bundle / "trace.pt", "required").path == bundle / "trace.pt"
     flip(bundle / "trace.pt")
-    with pytest.raises(AlteredError, match=rf"trace\.pt does not match {record}: its SHA-256 differs"):
+    with pytest.raises(AlteredError, match=rf"trace\.pt does not match {record}: the SHA-256 differs"):
         exporter.open_artifact(bundle / "trace.pt")
 
 
 @pytest.mark.parametrize("record", RECORDS)
 @pytest.mark.parametrize("name", ["best.pt", "golden.pt.bak"])
-def test_a_name_that_a_record_does_not_know(bundle: Path, record: str, name: str) -> None:
+def test_a_name_that_a_record_does_not_list(bundle: Path, record: str, name: str) -> None:
     keep(bundle, record)
     shutil.copy(bundle / "trace.pt", bundle / name)
     with pytest.raises(AlteredError, match=rf"{name} is not among the files that {record}") as raised:
@@ -57,7 +57,7 @@ def test_a_name_that_a_record_does_not_know(bundle: Path, record: str, name: str
 
 @pytest.mark.parametrize("record", RECORDS)
 @pytest.mark.parametrize("what", ["folder", "pipe", "link", "dangling link", "noise", "empty"])
-def test_a_record_that_cannot_be_believed(bundle: Path, tmp_path: Path, record: str, what: str) -> None:
+def test_an_invalid_record(bundle: Path, tmp_path: Path, record: str, what: str) -> None:
     keep(bundle, record)
     file = (bundle / record).rename(tmp_path / "elsewhere")
     spoil: dict[str, Callable[[], object]] = {
@@ -82,7 +82,7 @@ def test_records_that_contradict_each_other(bundle: Path, record: str) -> None:
 
 
 def test_links(bundle: Path, tmp_path: Path) -> None:
-    """`current.pt`, and `current` as a folder; what a link leads to is as what it is."""
+    """A link such as `current.pt`, or a folder `current`, is verified like its target."""
     places = tmp_path / "served"
     places.mkdir()
     (places / "current.pt").symlink_to(os.path.relpath(bundle / "trace.pt", places))
@@ -106,7 +106,7 @@ def test_links_out_of_a_bundle(bundle: Path, tmp_path: Path) -> None:
     (bundle / "script.pt").rename(evil)
     (bundle / "script.pt").symlink_to(evil)
     (bundle / "more.pt").symlink_to(evil)
-    assert adjacent_records.vouch(bundle / "script.pt").path == evil, "it is what the records say"
+    assert adjacent_records.vouch(bundle / "script.pt").path == evil, "it matches the records"
     flip(evil)
     with pytest.raises(AlteredError, match="SHA-256 differs"):
         adjacent_records.vouch(bundle / "script.pt")
@@ -114,7 +114,7 @@ def test_links_out_of_a_bundle(bundle: Path, tmp_path: Path) -> None:
         adjacent_records.vouch(bundle / "more.pt")
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
+def test_paths_that_are_not_readable_files(tmp_path: Path) -> None:
     (tmp_path / "a.pt").symlink_to("b.pt")
     (tmp_path / "b.pt").symlink_to("a.pt")
     (tmp_path / "nowhere.pt").symlink_to("missing.pt")
@@ -126,7 +126,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 
 
 def test_weights_beside_a_model(bundle: Path) -> None:
-    """`model.onnx.data` is as much of the artifact as the file that is named."""
+    """`model.onnx.data` is verified with `model.onnx`."""
     (bundle / "model.onnx.data").write_bytes(b"weights")
     listed = (checksums.read(bundle) or {}) | {"model.onnx.data": checksums.of(bundle / "model.onnx.data")}
     keep(bundle)
@@ -141,7 +141,7 @@ def test_weights_beside_a_model(bundle: Path) -> None:
     adjacent_records.vouch(bundle / "trace.pt")
 
 
-def test_what_has_to_be_signed(signed: Path, keys: tuple[Path, Path], tmp_path: Path) -> None:
+def test_required_signatures(signed: Path, keys: tuple[Path, Path], tmp_path: Path) -> None:
     _, other = write_keys(tmp_path, ed25519.Ed25519PrivateKey.generate())
     trace = signed / "trace.pt"
     assert exporter.open_artifact(trace, verify="signed", public_key=str(keys[1])).contract.target == "trace"
@@ -162,7 +162,7 @@ def test_what_has_to_be_signed(signed: Path, keys: tuple[Path, Path], tmp_path: 
     assert adjacent_records.vouch(trace).path == trace
 
 
-def test_a_signature_of_something_else(signed: Path) -> None:
+def test_a_signature_of_another_payload(signed: Path) -> None:
     envelope = json.loads((signed / "provenance.dsse.json").read_text())
     (signed / "provenance.dsse.json").write_text(json.dumps({**envelope, "payload": "e30="}))
     with pytest.raises(AlteredError, match=r"provenance\.dsse\.json"):
@@ -172,7 +172,7 @@ def test_a_signature_of_something_else(signed: Path) -> None:
         adjacent_records.vouch(signed / "trace.pt")
 
 
-def test_requests_that_contradict_themselves(signed: Path, keys: tuple[Path, Path]) -> None:
+def test_contradictory_requests(signed: Path, keys: tuple[Path, Path]) -> None:
     for verify, key in (("signed", None), ("required", keys[1]), ("if-present", keys[1]), ("never", None)):
         with pytest.raises(UsageError):
             adjacent_records.vouch(signed / "trace.pt", verify, key)  # type: ignore[arg-type]

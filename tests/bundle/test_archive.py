@@ -1,4 +1,4 @@
-"""Packed bundles: the same bytes each time, all that was recorded, and nothing that was not."""
+"""Packed bundles: they are reproducible, and contain every recorded file and nothing else."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def unpack(data: bytes, folder: Path, limit: int = LIMIT) -> Path:
     return folder / "given"
 
 
-def test_what_is_packed_comes_out(toy: Path, tmp_path: Path) -> None:
+def test_round_trip(toy: Path, tmp_path: Path) -> None:
     assert tree(unpack(packed(toy), tmp_path)) == tree(toy)
 
 
 def test_a_bundle_of_any_length(toy: Path, tmp_path: Path) -> None:
-    """Zeros fill a tar up to a whole record: one block of them at least, all of a record at most."""
+    """A tar is padded to a whole record with one block of zeros at least and one record at most."""
     for blocks in range(tarfile.RECORDSIZE // tarfile.BLOCKSIZE):
         (toy / "logs" / "trace.log").write_bytes(bytes(blocks * tarfile.BLOCKSIZE))
         out = unpack(packed(toy), tmp_path)
@@ -61,27 +61,27 @@ def test_a_bundle_of_any_length(toy: Path, tmp_path: Path) -> None:
 
 
 def sealed(place: Path) -> Path:
-    """With what proves it, as an export leaves it."""
+    """Add the integrity files, as an export does."""
     integrity.seal(place, layout.read_manifest(place), ())
     return place
 
 
-def test_what_proves_a_bundle_comes_along(toy: Path, tmp_path: Path) -> None:
+def test_integrity_files_are_packed(toy: Path, tmp_path: Path) -> None:
     out = unpack(packed(sealed(toy)), tmp_path)
     assert tree(out) == tree(toy)
     assert integrity.examine(out, None).problems == {}
 
 
-def test_a_log_that_is_not_the_one_that_was_sealed(toy: Path, tmp_path: Path) -> None:
+def test_an_altered_log(toy: Path, tmp_path: Path) -> None:
     members = [(i, b"all is lost" if i.name.endswith(".log") else d) for i, d in members_of(packed(sealed(toy)))]
     with pytest.raises(ArtifactError, match=r"logs/trace\.log does not match SHA256SUMS"):
         unpack(compressed(tar_of(members)), tmp_path)
     (toy / "logs" / "trace.log").write_text("all is lost")
-    with pytest.raises(ArtifactError, match="is not what was published"):
+    with pytest.raises(ArtifactError, match="failed verification"):
         packed(toy)
 
 
-def test_the_same_bundle_gives_the_same_bytes(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packing_is_reproducible(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = packed(toy)
     again = make_bundle(tmp_path / "another name")
     for file in again.rglob("*"):
@@ -97,7 +97,7 @@ def test_the_manifest_comes_first(toy: Path) -> None:
 
 
 def test_weights_that_artifacts_share_are_stored_once(tmp_path: Path) -> None:
-    noise = np.random.default_rng(0).bytes(4 << 20)  # further apart than zstd looks by itself at this level
+    noise = np.random.default_rng(0).bytes(4 << 20)  # farther apart than zstd's default window at this level
     with publishing.stage(tmp_path / "toy") as staging:
         records = []
         for name in ("script.pt", "trace.pt"):
@@ -127,12 +127,12 @@ def test_files_that_exporter_did_not_write_are_not_packed(toy: Path, name: str) 
 @pytest.mark.parametrize("name", ["toy.tar.zst", "logs/toy.tar.zst", "../toy/toy.tar.zst"])
 def test_a_bundle_is_not_packed_into_itself(toy: Path, name: str) -> None:
     before = tree(toy)
-    with pytest.raises(UsageError, match="lies in the bundle itself"):
+    with pytest.raises(UsageError, match="is inside the bundle"):
         archive.pack(toy, toy / name)
     assert tree(toy) == before
 
 
-def test_a_pack_that_fails_leaves_the_last(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_pack_keeps_the_last_file(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = packed(toy)
 
     def full(*_: Any) -> int:
@@ -145,7 +145,7 @@ def test_a_pack_that_fails_leaves_the_last(toy: Path, monkeypatch: pytest.Monkey
     assert (toy.parent / "packed.tar.zst").read_bytes() == before
 
 
-def test_a_bundle_is_replaced_and_foreign_files_are_not(toy: Path, tmp_path: Path) -> None:
+def test_unpacking_replaces_a_bundle_but_no_foreign_files(toy: Path, tmp_path: Path) -> None:
     data = packed(toy)
     place = unpack(data, tmp_path)
     (place / "logs" / "old.log").write_text("old")
@@ -156,8 +156,8 @@ def test_a_bundle_is_replaced_and_foreign_files_are_not(toy: Path, tmp_path: Pat
     assert (place / "mine.txt").read_text() == "mine"
 
 
-def test_what_is_no_packed_bundle(tmp_path: Path) -> None:
-    for data, said in ((b"", "cut short"), (b"hello", "cannot be unpacked"), (compressed(b""), "cut short")):
+def test_files_that_are_not_packed_bundles(tmp_path: Path) -> None:
+    for data, said in ((b"", "truncated"), (b"hello", "cannot be unpacked"), (compressed(b""), "truncated")):
         with pytest.raises(ArtifactError, match=said):
             unpack(data, tmp_path)
     for path, said in ((tmp_path / "none.tar.zst", "No such file"), (tmp_path, "Is a directory")):
@@ -171,8 +171,8 @@ LINKED = ("manifest.json", "trace.pt", "SHA256SUMS", "bom.cdx.json", "provenance
 
 @pytest.mark.parametrize("name", [*LINKED, "provenance.sigstore.json", "logs", "logs/trace.log", "logs/more.log"])
 @pytest.mark.parametrize("proven", [True, False])
-def test_no_link_is_followed_into_a_pack(toy: Path, tmp_path: Path, name: str, proven: bool) -> None:
-    """Not even to the very bytes that were there, nor in a bundle that nothing proves."""
+def test_packing_does_not_follow_links(toy: Path, tmp_path: Path, name: str, proven: bool) -> None:
+    """This holds even for a link to identical bytes, and for a bundle without integrity files."""
     if proven:
         sealed(toy)
     secret = tmp_path / "secret"
@@ -187,7 +187,7 @@ def test_no_link_is_followed_into_a_pack(toy: Path, tmp_path: Path, name: str, p
 
 
 @pytest.mark.parametrize("name", ["SHA256SUMS", "provenance.dsse.json", "manifest.json"])
-def test_check_takes_no_link(toy: Path, tmp_path: Path, signer: Path, name: str) -> None:
+def test_check_rejects_links(toy: Path, tmp_path: Path, signer: Path, name: str) -> None:
     integrity.sign(sealed(toy), signer, lambda: "")
     trust = Trust(signer.with_name("pub.pem"))
     assert integrity.examine(toy, trust).problems == {}
@@ -202,8 +202,8 @@ def signer(tmp_path: Path) -> Path:
     return write_keys(tmp_path, ed25519.Ed25519PrivateKey.generate())[0]
 
 
-def test_signatures_that_are_spoilt_are_not_packed(toy: Path, signer: Path) -> None:
-    """Whatever byte of it: `SHA256SUMS` lists the signature too."""
+def test_bundles_with_altered_signatures_are_not_packed(toy: Path, signer: Path) -> None:
+    """Any byte counts, because `SHA256SUMS` lists the signature too."""
     signature = integrity.sign(sealed(toy), signer, lambda: "")
     whole = signature.read_bytes()
     assert packed(toy)
@@ -217,7 +217,7 @@ def test_signatures_that_are_spoilt_are_not_packed(toy: Path, signer: Path) -> N
         packed(toy)
 
 
-def test_who_signed_may_be_insisted_on(cli: Cli, toy: Path, signer: Path, tmp_path: Path) -> None:
+def test_packing_can_require_a_signer(cli: Cli, toy: Path, signer: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     _, other = write_keys(tmp_path / "other", ed25519.Ed25519PrivateKey.generate())
     assert cli("pack", sealed(toy), "--public-key", other).code == 1
@@ -227,7 +227,7 @@ def test_who_signed_may_be_insisted_on(cli: Cli, toy: Path, signer: Path, tmp_pa
     assert cli("pack", toy, "--public-key", signer.with_name("pub.pem")).code == 0
 
 
-def test_a_spoilt_signature_is_not_unpacked(toy: Path, signer: Path, tmp_path: Path) -> None:
+def test_bundles_with_altered_signatures_are_not_unpacked(toy: Path, signer: Path, tmp_path: Path) -> None:
     integrity.sign(sealed(toy), signer, lambda: "")
     members = members_of(packed(toy))
     name = "bundle/provenance.dsse.json"
@@ -237,10 +237,8 @@ def test_a_spoilt_signature_is_not_unpacked(toy: Path, signer: Path, tmp_path: P
             unpack(compressed(tar_of(others)), tmp_path)
 
 
-def test_signing_that_is_cut_off_leaves_a_whole_bundle(
-    toy: Path, signer: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before each file that it writes, of a first signature and of a second."""
+def test_interrupted_signing_leaves_a_valid_bundle(toy: Path, signer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signing is interrupted before each write, for a first and a second signature."""
     sealed(toy)
     write, cuts = filesystem.write_atomic, 0
     for _ in range(2):
@@ -288,18 +286,18 @@ HOSTILE: dict[str, list[Member]] = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_members_that_are_refused(toy: Path, tmp_path: Path, what: str) -> None:
+def test_hostile_members_are_rejected(toy: Path, tmp_path: Path, what: str) -> None:
     members = [*members_of(packed(toy)), *HOSTILE[what]]
     assert attempt(compressed(tar_of(members)), tmp_path / "in") is None
 
 
-def test_members_that_are_taken(toy: Path, tmp_path: Path) -> None:
-    """Or the tests above could not fail."""
+def test_valid_members_are_accepted(toy: Path, tmp_path: Path) -> None:
+    """This shows that the tests above can fail."""
     members = [*members_of(packed(toy)), member("bundle/logs/more.log", b"x")]
     assert attempt(compressed(tar_of(members)), tmp_path / "in") is not None
 
 
-def test_every_recorded_file_is_asked_for(toy: Path, tmp_path: Path) -> None:
+def test_every_recorded_file_is_required(toy: Path, tmp_path: Path) -> None:
     first, *others = members_of(packed(toy))
     for left_out in others[:2]:
         members = [first, *(m for m in others if m is not left_out)]
@@ -310,7 +308,7 @@ def test_every_recorded_file_is_asked_for(toy: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "said"), [(TRACE[::-1], "SHA-256 differs"), (TRACE[1:], "699 bytes, 700 were recorded")]
+    ("data", "said"), [(TRACE[::-1], "SHA-256 differs"), (TRACE[1:], "699 bytes, not the recorded 700")]
 )
 def test_an_altered_artifact(toy: Path, tmp_path: Path, data: bytes, said: str) -> None:
     members = [member(i.name, data) if i.name.endswith("trace.pt") else (i, d) for i, d in members_of(packed(toy))]
@@ -324,34 +322,34 @@ def test_hostile_names_in_the_manifest(toy: Path, tmp_path: Path, name: str) -> 
     altered = json.loads(text)
     altered["variants"][0]["artifact"]["path"] = name
     members = [member("bundle/manifest.json", json.dumps(altered).encode()), *others]
-    with pytest.raises(ArtifactError, match="is no file of a bundle"):
+    with pytest.raises(ArtifactError, match="cannot be a file of a bundle"):
         unpack(compressed(tar_of(members)), tmp_path)
 
 
-def test_what_is_taken_out_is_counted(toy: Path, tmp_path: Path) -> None:
+def test_decompressed_bytes_are_limited(toy: Path, tmp_path: Path) -> None:
     data = packed(toy)
     size = sum(len(content) for content in tree(toy).values())
-    with pytest.raises(ArtifactError, match="more than is allowed") as raised:
+    with pytest.raises(ArtifactError, match="exceeds the size limit") as raised:
         unpack(data, tmp_path, size)  # headers count too
     assert "--max-gb" in raised.value.remedy
     unpack(data, tmp_path, size + 10_240)
 
 
 def test_a_bomb(toy: Path, tmp_path: Path) -> None:
-    """A log is recorded nowhere: only counting stops it. A kilobyte or so, where 100 MB would come out."""
+    """A log is not recorded in the manifest, so only the limit stops 100 MB packed in about a kilobyte."""
     bomb = compressed(tar_of([*members_of(packed(toy)), member("bundle/logs/bomb", bytes(100_000_000))]))
     assert len(bomb) < 20_000
-    with pytest.raises(ArtifactError, match="more than is allowed"):
+    with pytest.raises(ArtifactError, match="exceeds the size limit"):
         unpack(bomb, tmp_path)
 
 
 def test_many_members(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive, "LOG_FILES", 3)
-    with pytest.raises(ArtifactError, match="is no plain file"):
+    with pytest.raises(ArtifactError, match="is not a plain file"):
         unpack(packed(toy), tmp_path)
 
 
-def test_a_window_that_takes_more_memory_than_packing_does(toy: Path, tmp_path: Path) -> None:
+def test_a_window_that_needs_more_memory_than_pack_uses(toy: Path, tmp_path: Path) -> None:
     data = bytearray(packed(toy))
     data[5] = (archive.WINDOW + 1 - 10) << 3  # RFC 8878, 3.1.1.1.2
     with pytest.raises(ArtifactError, match="too much memory"):
@@ -387,8 +385,8 @@ def test_more_after_the_frame(toy: Path, tmp_path: Path, more: bytes) -> None:
         unpack(packed(toy) + more, tmp_path)
 
 
-def test_a_bit_of_a_log(toy: Path, tmp_path: Path) -> None:
-    """The manifest knows no hash of it; zstd does."""
+def test_a_flipped_bit_in_a_log(toy: Path, tmp_path: Path) -> None:
+    """The manifest has no hash of it, but zstd has a checksum."""
     data = packed(toy)
     with pytest.raises(ExporterError):
         unpack(data[:-1] + bytes([data[-1] ^ 1]), tmp_path)
@@ -405,5 +403,5 @@ def test_the_commands(cli: Cli, toy: Path) -> None:
     assert tree(toy) == before
     done = cli("unpack", f"{toy}.tar.zst", "--max-gb", "1e-6")
     assert done.code == 2
-    assert "more than is allowed" in done.err
+    assert "exceeds the size limit" in done.err
     assert tree(toy) == before

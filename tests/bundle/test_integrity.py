@@ -1,4 +1,4 @@
-"""A bundle proves itself: sums, a bill of materials, provenance, a signature; one byte altered anywhere is seen."""
+"""The integrity of a bundle: hashes, a bill of materials, provenance, signatures; any altered byte is detected."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from exporter.model import recipes
 from exporter.runs import session_checks
 
 VALIDATOR = JsonStrictValidator(SchemaVersion.V1_7)
-# Every file of the bundle `signed`; a test holds the list and the bundle together.
+# Every file of the bundle `signed`; a test compares the list with the bundle.
 FILES = (
     "SHA256SUMS", "bom.cdx.json", "exported.pt2", "golden.safetensors", "logs/export.log", "logs/onnx.log",
     "logs/prepare.log", "logs/script.log", "logs/trace.log", "manifest.json", "model.onnx", "provenance.dsse.json",
@@ -47,7 +47,7 @@ def files(place: Path) -> set[str]:
 
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The artifacts that a check would load; none is."""
+    """The artifacts that a check would load; the test does not load them."""
     names: list[str] = []
 
     def openers(zygote: object, place: Path, record: VariantRecord, *_: object) -> list[Any]:
@@ -63,7 +63,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 # One byte
 
 
-def test_every_file_is_known(signed: Path) -> None:
+def test_the_list_of_files_is_complete(signed: Path) -> None:
     assert files(signed) == set(FILES)
 
 
@@ -80,7 +80,9 @@ def test_one_byte_of_any_file(signed: Path, keys: tuple[Path, Path], name: str, 
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_check_tells_of_one_byte(cli: Cli, signed: Path, keys: tuple[Path, Path], loaded: list[str], name: str) -> None:
+def test_check_reports_one_altered_byte(
+    cli: Cli, signed: Path, keys: tuple[Path, Path], loaded: list[str], name: str
+) -> None:
     flip(signed / name)
     done = cli("check", signed, "-q", "--json", "--threads", "1", "--public-key", keys[1])
     assert done.code == (2 if name == "golden.safetensors" else 1)
@@ -95,9 +97,7 @@ def test_check_tells_of_one_byte(cli: Cli, signed: Path, keys: tuple[Path, Path]
     assert name in rows[name]["reason"]
 
 
-def test_nothing_is_started_for_a_bundle_that_was_altered(
-    cli: Cli, signed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_process_starts_for_an_altered_bundle(cli: Cli, signed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("exporter.runs.check_bundle.Zygote", None)
     flip(signed / "logs" / "trace.log")
     assert cli("check", signed).code == 1
@@ -132,11 +132,11 @@ def swap_for_link(path: Path) -> None:
 
 
 def reseal(place: Path) -> None:
-    """SHA256SUMS made anew, as whoever alters a bundle can."""
+    """Regenerate SHA256SUMS, as an attacker can."""
     (place / checksums.NAME).write_text(checksums.text(checksums.tree(place, {}, UNLISTED)))
 
 
-def test_an_artifact_that_was_swapped_with_its_sum_is_told_by_its_statements(cli: Cli, signed: Path) -> None:
+def test_the_provenance_detects_a_file_swapped_together_with_its_hash(cli: Cli, signed: Path) -> None:
     flip(signed / "logs" / "trace.log")
     reseal(signed)
     done = cli("check", signed)
@@ -144,9 +144,7 @@ def test_an_artifact_that_was_swapped_with_its_sum_is_told_by_its_statements(cli
     assert "logs/trace.log does not match provenance.json" in done.err
 
 
-def test_a_bundle_that_was_altered_in_all_of_its_statements_is_told_by_its_signature(
-    cli: Cli, signed: Path, keys: tuple[Path, Path]
-) -> None:
+def test_the_signature_detects_altered_statements(cli: Cli, signed: Path, keys: tuple[Path, Path]) -> None:
     flip(signed / "logs" / "trace.log")
     statement = json.loads((signed / "provenance.json").read_text())
     for subject in statement["subject"]:
@@ -166,7 +164,7 @@ def test_a_bundle_that_was_altered_in_all_of_its_statements_is_told_by_its_signa
 # What is written
 
 
-def test_coreutils_read_the_sums(made_bundle: Path) -> None:
+def test_coreutils_verify_the_hashes(made_bundle: Path) -> None:
     done = subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=made_bundle, capture_output=True)
     assert done.returncode == 0
     listed = checksums.read(made_bundle)
@@ -188,7 +186,7 @@ def test_the_bill_is_cyclonedx(made_bundle: Path) -> None:
     assert "package:torch" in needs["file:trace.pt"]
 
 
-def test_the_bill_is_the_same_for_the_same_run_and_tells_of_weights() -> None:
+def test_the_bill_is_reproducible_and_describes_the_weights() -> None:
     model = ModelRecord(
         "bert", "hf:acme/bert", "pretrained", 0, 7, {}, "pkg:huggingface/acme/bert@0123456789abcdef", "apache-2.0"
     )
@@ -206,7 +204,7 @@ def test_the_bill_is_the_same_for_the_same_run_and_tells_of_weights() -> None:
 @pytest.mark.parametrize(
     "licence", ["", "ours, all rights reserved", "MIT OR Apache-2.0", "https://example.org/LICENSE"]
 )
-def test_whatever_a_recipe_says_of_its_weights(origin: str, licence: str) -> None:
+def test_any_origin_and_licence_of_the_weights(origin: str, licence: str) -> None:
     model = ModelRecord("net", "net.py:net", "pretrained", 0, origin=origin, licence=licence)
     bill = sbom.render(dataclasses.replace(manifest(), model=model), {})
     assert VALIDATOR.validate_str(bill) is None
@@ -246,7 +244,7 @@ def test_the_provenance_is_an_in_toto_statement(made_bundle: Path) -> None:
     assert statement["predicate"]["runDetails"]["builder"]["id"].startswith("pkg:generic/exporter@")
 
 
-def test_sigstore_takes_the_provenance(made_bundle: Path) -> None:
+def test_sigstore_accepts_the_provenance(made_bundle: Path) -> None:
     from sigstore.dsse import Statement
 
     Statement((made_bundle / "provenance.json").read_bytes())
@@ -266,9 +264,9 @@ def test_the_revision_of_a_recipe(tmp_path: Path) -> None:
     def revision() -> list[Any]:
         return [m for m in provenance.materials(source) if "gitCommit" in m["digest"]]
 
-    assert revision() == [], "no repository"
+    assert revision() == [], "not a repository"
     git(tmp_path, "init", "-q")
-    assert revision() == [], "a repository that does not have the recipe"
+    assert revision() == [], "a repository that does not track the recipe"
     git(tmp_path, "add", "net.py")
     git(tmp_path, "commit", "-q", "-m", "net")
     git(tmp_path, "tag", "v1")
@@ -315,20 +313,20 @@ def test_materials_cover_the_shards_of_a_checkpoint(tmp_path: Path) -> None:
     ids=["cut", "a list", "empty", "a list of shards", "names of all kinds", "deep"],
 )
 def test_a_broken_index_has_no_shards(tmp_path: Path, text: str) -> None:
-    """Who loads it says what is wrong."""
+    """The code that loads it reports the error."""
     index = tmp_path / "net.safetensors.index.json"
     index.write_text(text)
     assert provenance.shards(index) == [index]
 
 
-def test_a_run_whose_model_fails_leaves_proof_too(run: Run) -> None:
+def test_a_failed_run_has_integrity_files_too(run: Run) -> None:
     record, place = run("broken:forward_raises")
     assert record.status == "failed"
     assert integrity.examine(place, Trust()).problems == {}
     assert VALIDATOR.validate_str((place / "bom.cdx.json").read_text()) is None
 
 
-def test_a_bundle_of_an_earlier_release_is_checked_and_says_so(cli: Cli, bundle: Path, loaded: list[str]) -> None:
+def test_a_bundle_of_an_earlier_release_is_checked_with_a_warning(cli: Cli, bundle: Path, loaded: list[str]) -> None:
     for name in ("SHA256SUMS", "bom.cdx.json", "provenance.json"):
         (bundle / name).unlink()
     done = cli("check", bundle, "-q", "--threads", "1")
@@ -339,7 +337,7 @@ def test_a_bundle_of_an_earlier_release_is_checked_and_says_so(cli: Cli, bundle:
     assert cli("sign", bundle, "--key", key).code == 2
 
 
-def test_a_manifest_that_was_altered_is_not_believed(cli: Cli, bundle: Path) -> None:
+def test_an_altered_manifest_is_rejected(cli: Cli, bundle: Path) -> None:
     flip(bundle / "manifest.json")
     with pytest.raises(ArtifactError, match="does not match SHA256SUMS"):
         read_manifest(bundle)
@@ -369,19 +367,19 @@ def test_kinds_of_keys(cli: Cli, bundle: Path, tmp_path: Path, make: Callable[[]
 @pytest.mark.parametrize(
     "change", [{"name": ["net.py"]}, {"annotations": {"role": ["recipe"]}}, {"digest": {"sha256": 7}}]
 )
-def test_a_material_that_is_no_text(signed: Path, change: dict[str, Any]) -> None:
+def test_a_material_that_is_not_text(signed: Path, change: dict[str, Any]) -> None:
     found = json.loads((signed / "provenance.json").read_text())
     found["predicate"]["buildDefinition"]["resolvedDependencies"][0] |= change
-    with pytest.raises(ArtifactError, match="is no text"):
+    with pytest.raises(ArtifactError, match="is not text"):
         provenance.recorded(json.dumps(found).encode())
 
 
-def test_what_a_killed_sign_leaves_does_not_matter(cli: Cli, signed: Path, keys: tuple[Path, Path]) -> None:
+def test_leftovers_of_a_killed_signing_are_ignored(cli: Cli, signed: Path, keys: tuple[Path, Path]) -> None:
     left, other = signed / "provenance.dsse.json.new", signed.parent / "other"
     left.write_text('{"payload": "')
     found = integrity.examine(signed, Trust(keys[1]))
     assert (found.problems, found.spoilt) == ({}, {})
-    assert found.notes == (f"{left.name} is left of a signing that was cut off: remove it",)
+    assert found.notes == (f"{left.name} is left over from an interrupted signing: remove it",)
     assert cli("pack", signed).code == 0
     assert cli("unpack", signed.with_name("pair.tar.zst"), "--out", other).code == 0
     assert files(other) == set(FILES), "it is not packed"
@@ -424,7 +422,7 @@ def test_a_signature_is_verified(
     assert "was not signed by the key" in done.err
 
 
-def test_a_locked_key(cli: Cli, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_encrypted_key(cli: Cli, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key, public = write_keys(tmp_path, ed25519.Ed25519PrivateKey.generate(), b"open sesame")
     monkeypatch.setenv("EXPORTER_KEY_PASSWORD", "open barley")
     assert cli("sign", bundle, "--key", key).code == 2
@@ -434,7 +432,7 @@ def test_a_locked_key(cli: Cli, bundle: Path, tmp_path: Path, monkeypatch: pytes
     assert integrity.examine(bundle, Trust(public)).problems == {}
 
 
-def test_a_locked_key_where_nobody_can_be_asked(
+def test_an_encrypted_key_without_a_terminal(
     cli: Cli, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, _ = write_keys(tmp_path, ed25519.Ed25519PrivateKey.generate(), b"open sesame")
@@ -446,7 +444,7 @@ def test_a_locked_key_where_nobody_can_be_asked(
     assert not (bundle / "provenance.dsse.json").exists()
 
 
-def test_keys_that_are_none(cli: Cli, signed: Path, keys: tuple[Path, Path], tmp_path: Path) -> None:
+def test_invalid_keys(cli: Cli, signed: Path, keys: tuple[Path, Path], tmp_path: Path) -> None:
     (tmp_path / "none.pem").write_text("nonsense")
     assert cli("sign", signed, "--key", tmp_path / "none.pem").code == 2
     assert cli("sign", signed, "--key", keys[1]).code == 2
@@ -454,7 +452,7 @@ def test_keys_that_are_none(cli: Cli, signed: Path, keys: tuple[Path, Path], tmp
     assert cli("check", signed, "--identity", "me@example.org").code == 2
 
 
-def test_what_was_altered_is_not_signed(cli: Cli, bundle: Path, keys: tuple[Path, Path]) -> None:
+def test_an_altered_bundle_is_not_signed(cli: Cli, bundle: Path, keys: tuple[Path, Path]) -> None:
     flip(bundle / "trace.pt")
     done = cli("sign", bundle, "--key", keys[0])
     assert done.code == 1
@@ -462,7 +460,7 @@ def test_what_was_altered_is_not_signed(cli: Cli, bundle: Path, keys: tuple[Path
     assert not (bundle / "provenance.dsse.json").exists()
 
 
-def test_sigstore_is_named_where_it_is_not_installed(cli: Cli, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sigstore_is_not_installed(cli: Cli, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "sigstore", None)
     done = cli("sign", bundle)
     assert done.code == 2
@@ -482,7 +480,7 @@ def test_sigstore_without_a_network(cli: Cli, bundle: Path, monkeypatch: pytest.
 
 
 def test_the_identity_of_sigstore(cli: Cli, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own verifier judges the signature; here it is told what to say."""
+    """sigstore's verifier is mocked."""
     from sigstore import errors, models, verify
 
     payload = (bundle / "provenance.json").read_bytes()
@@ -511,7 +509,7 @@ def test_the_identity_of_sigstore(cli: Cli, bundle: Path, monkeypatch: pytest.Mo
     for asked in (trust, Trust()):
         assert "another provenance.json" in integrity.examine(bundle, asked).problems["provenance.sigstore.json"]
     (bundle / "provenance.sigstore.json").write_text("[]")
-    assert "no sigstore bundle" in integrity.examine(bundle, Trust()).problems["provenance.sigstore.json"]
+    assert "not a sigstore bundle" in integrity.examine(bundle, Trust()).problems["provenance.sigstore.json"]
 
 
 def test_a_signed_bundle_is_replaced_as_a_whole(signed: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a bundle holds, and whether it is what was recorded."""
+"""The files of a bundle, and whether they match their records."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from exporter.core.records import ArtifactRecord
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "SHA256SUMS"])
-def test_what_is_no_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
+def test_pipes_and_links_do_not_block(tmp_path: Path, name: str) -> None:
     place = make_bundle(tmp_path / "toy")
     (place / name).unlink(missing_ok=True)
     os.mkfifo(place / name)
@@ -41,11 +41,11 @@ def test_folders_in_folders(tmp_path: Path) -> None:
     finally:
         os.close(deep)
     assert checksums.tree(tmp_path, {}, ()) == {}
-    subprocess.run(["rm", "-r", tmp_path / "f"], check=True)  # Python's own way of it recurses
+    subprocess.run(["rm", "-r", tmp_path / "f"], check=True)  # shutil.rmtree recurses
 
 
-def test_no_bundle_to_read(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match="holds no bundle"):
+def test_directories_without_a_valid_manifest(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="is not a bundle"):
         layout.read_manifest(tmp_path)
     (tmp_path / "manifest.json").write_text('{"model": ')
     with pytest.raises(ArtifactError, match=r"manifest\.json: not a valid Manifest") as raised:
@@ -53,14 +53,14 @@ def test_no_bundle_to_read(tmp_path: Path) -> None:
     assert "export again" in raised.value.remedy
 
 
-def test_what_was_recorded_is_verified(tmp_path: Path) -> None:
+def test_files_are_verified_against_their_records(tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     path.write_bytes(b"0123456789")
     recorded = layout.record(path)
     assert recorded.bytes == 10
     layout.verify(tmp_path, recorded)
     path.write_bytes(b"012345678")
-    with pytest.raises(ArtifactError, match="has 9 bytes, 10 were recorded"):
+    with pytest.raises(ArtifactError, match="has 9 bytes, not the recorded 10"):
         layout.verify(tmp_path, recorded)
     path.write_bytes(b"012345678X")
     with pytest.raises(ArtifactError, match="SHA-256 differs"):

@@ -1,4 +1,4 @@
-"""Publishing a bundle: lock, staging, swap, and what stands in the way."""
+"""Publishing a bundle: the lock, staging, the swap, and errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FORK = multiprocessing.get_context("spawn")
 
 
 def publish(out: Path, mark: str = "one") -> Path:
-    """A bundle with one artifact that holds `mark`."""
+    """Publish a bundle with one artifact that contains `mark`."""
     with publishing.stage(out) as staging:
         (staging.root / "trace.pt").write_text(mark)
         staging.write(manifest(variant(artifact=layout.record(staging.root / "trace.pt"))))
@@ -57,8 +57,8 @@ def test_publish_where_directories_cannot_be_exchanged(tmp_path: Path, monkeypat
     assert leftovers(tmp_path) == set()
 
 
-def test_a_bundle_that_a_kill_left_aside_comes_back(tmp_path: Path) -> None:
-    """Killed between the two renames; and after both, where the old one is what nobody needs."""
+def test_a_bundle_moved_aside_by_a_killed_run_is_restored(tmp_path: Path) -> None:
+    """The run was killed between the two renames, or after both, when the old bundle is obsolete."""
     place = publish(tmp_path / "toy", "one")
     place.rename(tmp_path / ".toy.old")
     with publishing.stage(place):
@@ -70,12 +70,12 @@ def test_a_bundle_that_a_kill_left_aside_comes_back(tmp_path: Path) -> None:
     assert leftovers(tmp_path) == set()
 
 
-def test_an_exchange_that_cannot_be_made_says_so(tmp_path: Path) -> None:
+def test_a_failed_exchange_returns_false(tmp_path: Path) -> None:
     assert publishing._exchange(tmp_path / "a", tmp_path / "b") is False
 
 
 class Synced:
-    """What `os.fsync` was asked to wait for."""
+    """Records the files that `os.fsync` was called for."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._files: set[int] = set()
@@ -92,10 +92,10 @@ class Synced:
 
 
 @pytest.mark.parametrize("there", [False, True])
-def test_all_is_on_the_disk_before_it_is_published(
+def test_everything_is_synced_before_it_is_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
 ) -> None:
-    """Files, folders in folders, and in the end the folder that has the new name."""
+    """This covers files, nested folders, and at the end the parent folder."""
     out = tmp_path / "toy"
     if there:
         publish(out)
@@ -122,15 +122,15 @@ def test_all_is_on_the_disk_before_it_is_published(
     assert synced.has(tmp_path)
 
 
-def test_a_file_that_is_replaced_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replaced_file_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced = Synced(monkeypatch)
     filesystem.write_atomic(tmp_path / "a.json", "one")
     assert synced.has(tmp_path / "a.json")
     assert synced.has(tmp_path)
 
 
-def test_directories_that_cannot_be_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on some network file systems; a file's error is the user's to hear."""
+def test_directories_that_cannot_be_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some network file systems cannot sync directories; an error for a file is still raised."""
 
     def refuse(descriptor: int) -> None:
         raise OSError(errno.EINVAL, "Invalid argument")
@@ -157,7 +157,7 @@ def test_a_run_that_raises_leaves_the_last_bundle(tmp_path: Path) -> None:
     assert leftovers(tmp_path) == set()
 
 
-def test_an_interrupted_run_stands_beside_the_last_bundle(tmp_path: Path) -> None:
+def test_an_interrupted_run_is_published_beside_the_last_bundle(tmp_path: Path) -> None:
     publish(tmp_path / "toy")
     with publishing.stage(tmp_path / "toy") as staging:
         staging.write(MANIFEST)
@@ -172,7 +172,7 @@ def test_an_interrupted_run_takes_a_free_place(tmp_path: Path) -> None:
         assert staging.publish_beside(publishing.INTERRUPTED) == tmp_path / "toy"
 
 
-def test_an_interrupted_run_does_not_replace_what_is_not_ours(tmp_path: Path) -> None:
+def test_an_interrupted_run_does_not_replace_foreign_files(tmp_path: Path) -> None:
     publish(tmp_path / "toy")
     (tmp_path / "toy.interrupted").mkdir()
     (tmp_path / "toy.interrupted" / "thesis.tex").write_text("years of work")
@@ -182,7 +182,7 @@ def test_an_interrupted_run_does_not_replace_what_is_not_ours(tmp_path: Path) ->
     assert (tmp_path / "toy.interrupted" / "thesis.tex").read_text() == "years of work"
 
 
-def test_what_a_killed_run_left_is_cleared(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_run_are_removed(tmp_path: Path) -> None:
     staging = tmp_path / ".toy.staging"
     staging.mkdir()
     (staging / "half.pt").touch()
@@ -200,7 +200,7 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
         ):
             raise AssertionError("two runs at once")
         assert "--out" in raised.value.remedy
-        assert (tmp_path / ".toy.lock").exists(), "the one that came second took nothing away"
+        assert (tmp_path / ".toy.lock").exists(), "the second run did not remove the lock"
         publish(tmp_path / "other")
     publish(tmp_path / "toy")
 
@@ -226,11 +226,11 @@ def test_the_lock_of_a_killed_run_is_free(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (["thesis.tex"], "holds files, but no bundle"),
-        (["manifest.json", "trace.pt", "notes.txt"], "holds notes.txt, which exporter did not write"),
+        (["thesis.tex"], "contains files but is not a bundle"),
+        (["manifest.json", "trace.pt", "notes.txt"], "contains notes.txt, which exporter did not write"),
     ],
 )
-def test_files_of_others_are_not_replaced(tmp_path: Path, files: list[str], message: str) -> None:
+def test_foreign_files_are_not_replaced(tmp_path: Path, files: list[str], message: str) -> None:
     out = tmp_path / "toy"
     if "manifest.json" in files:
         publish(out)
@@ -260,14 +260,14 @@ def test_a_file_or_a_link_in_the_place(tmp_path: Path) -> None:
             pass
 
 
-def test_a_file_on_the_way(tmp_path: Path) -> None:
+def test_a_file_as_a_parent_directory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    words = "a part of the path is a file|there is a file in its place"
+    words = "a part of the path is a file|a file is in its place"
     with pytest.raises(BundleError, match=words), publishing.stage(tmp_path / "file" / "toy"):
         pass
 
 
-def test_a_directory_that_no_one_may_write() -> None:
+def test_a_directory_that_is_not_writable() -> None:
     with pytest.raises(BundleError, match="cannot write to /proc/"), publishing.stage(Path("/proc/toy")):
         pass
 
@@ -284,7 +284,7 @@ def test_a_directory_that_no_one_may_write() -> None:
         (errno.EIO, "Input/output error"),
     ],
 )
-def test_what_the_file_system_says_is_put_in_words(tmp_path: Path, number: int, cause: str) -> None:
+def test_errors_of_the_file_system_are_explained(tmp_path: Path, number: int, cause: str) -> None:
     publish(tmp_path / "toy")
     with pytest.raises(BundleError, match=cause) as raised, publishing.stage(tmp_path / "toy") as staging:  # noqa: PT012
         (staging.root / "trace.pt").write_text("half")
@@ -311,7 +311,7 @@ def _stage_with_little_room(out: Path) -> None:
         os._exit(0 if "File too large" in str(error) else 4)
 
 
-def test_no_room_is_noticed_before_anything_runs(tmp_path: Path) -> None:
+def test_lack_of_space_is_noticed_before_anything_runs(tmp_path: Path) -> None:
     child = FORK.Process(target=_stage_with_little_room, args=(tmp_path / "toy",))
     child.start()
     child.join(60)
@@ -319,7 +319,7 @@ def test_no_room_is_noticed_before_anything_runs(tmp_path: Path) -> None:
     assert leftovers(tmp_path) == set()
 
 
-def test_atomic_writes_replace_or_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_atomic_writes_replace_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.json"
     filesystem.write_atomic(path, "one")
     filesystem.write_atomic(path, "two")

@@ -1,4 +1,4 @@
-"""Artifacts that were judged and failed: set aside, with the reason, where nothing that ships looks."""
+"""Artifacts that failed the check: moved to a folder that is not shipped, with the reason."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from exporter.runs import check_bundle, compare_bundles
 
 @pytest.fixture
 def made(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Manifest, Path]:
-    """A loop over the batch: right as TorchScript, wrong as a trace."""
+    """A model with a loop over the batch, which is correct as TorchScript and wrong as a trace."""
     monkeypatch.setenv("EXPORTER_RUN", "/nowhere/exporter-run")
     return run("broken:batch_is_baked", "trace,script", out=tmp_path / "toy")
 
 
-def test_what_failed_parity_is_set_aside(made: tuple[Manifest, Path], tmp_path: Path) -> None:
+def test_an_artifact_that_fails_parity_is_moved(made: tuple[Manifest, Path], tmp_path: Path) -> None:
     found, place = made
     trace, script = found.variants
     assert (trace.status, trace.artifact, script.status) == ("failed", None, "passed"), trace
@@ -47,14 +47,14 @@ def test_what_failed_parity_is_set_aside(made: tuple[Manifest, Path], tmp_path: 
     assert integrity.examine(place, Trust()).problems == {}
 
 
-def test_what_failed_goes_nowhere(made: tuple[Manifest, Path], tmp_path: Path) -> None:
-    """Into no pack, no deployment and no check; it can be opened by its own path, as what nobody vouches for."""
+def test_a_rejected_artifact_is_not_shipped(made: tuple[Manifest, Path], tmp_path: Path) -> None:
+    """It is in no packed bundle, no deployment and no check; it can be opened only by its path, without records."""
     found, place = made
     archive.pack(place, tmp_path / "packed")
     archive.unpack(tmp_path / "packed", tmp_path / "unpacked", 1 << 24)
     assert not [path for path in (tmp_path / "unpacked").rglob("*") if path.name == "trace.pt"]
     shutil.rmtree(place / "rejected")
-    assert integrity.whole(place) == found, "nobody misses it"
+    assert integrity.whole(place) == found, "it is not required"
     with pytest.raises(UsageError, match="trace failed"):
         deploy.choose(found, "trace", lambda _: "")
     again = check_bundle.run(place, check_bundle.CheckOptions(threads=1, timeout=120), Listener())
@@ -62,7 +62,7 @@ def test_what_failed_goes_nowhere(made: tuple[Manifest, Path], tmp_path: Path) -
     assert any("trace is not checked: its export failed" in warning for warning in again.warnings)
 
 
-def test_what_failed_is_opened_by_nobody_who_insists(made: tuple[Manifest, Path]) -> None:
+def test_a_rejected_artifact_is_not_opened_if_a_record_is_required(made: tuple[Manifest, Path]) -> None:
     path = made[1] / "rejected" / "trace.pt"
     assert exporter.open_artifact(path).contract.target == "trace"
     with pytest.raises(AlteredError, match="no record beside it"):
@@ -88,11 +88,11 @@ REJECTED = failed(stage="check", rejected=(ArtifactRecord("rejected/script.pt", 
 
 
 @pytest.mark.parametrize("form", ["table", "md", "html"])
-def test_the_report_says_where_it_is(form: str, tmp_path: Path) -> None:
+def test_the_report_names_the_rejected_file(form: str, tmp_path: Path) -> None:
     assert "rejected/script.pt" in report.render(manifest(variant(), REJECTED), form, tmp_path)
 
 
-def test_a_rejected_variant_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compare_reports_a_rejected_variant_as_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     old = variant("script")
     new = dataclasses.replace(REJECTED, contract=old.contract)
     sides = iter((manifest(old), manifest(new, variant())))
@@ -101,8 +101,8 @@ def test_a_rejected_variant_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None
     assert found.broken == ("script passed in the old bundle and fails in the new one",)
 
 
-def test_what_was_not_judged_keeps_its_name() -> None:
-    """Its row says that it was not checked, and how to."""
+def test_an_artifact_that_was_not_checked_is_not_moved() -> None:
+    """Its row says that it was not checked, and how to check it."""
     from exporter.bundle.publishing import Staging
 
     row = failed(artifact=ArtifactRecord("trace.pt", 9, "0" * 64))

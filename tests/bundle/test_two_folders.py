@@ -1,4 +1,4 @@
-"""The same recipe in two folders: what the bundles have in common, and what of the folders they carry."""
+"""The same recipe exported from two folders: the bundles are identical and do not contain the paths."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.commands import RECIPES, Run, request_for
 from exporter.model import recipes
 from exporter.runs import pipeline
 
-GENERATED = "serialization_id"  # torch counts all that it writes, names of members included; a hash of what differs
+GENERATED = "serialization_id"  # torch's hash of all members, including those that differ
 
 
 def members(file: Path) -> dict[str, bytes]:

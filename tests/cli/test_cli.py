@@ -72,7 +72,7 @@ def test_a_missing_gpu_is_reported(cli: Cli, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_directory_with_other_files_is_refused(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
-    refused(cli("export", MLP, "--out", tmp_path), "holds files, but no bundle", "--out")
+    refused(cli("export", MLP, "--out", tmp_path), "contains files but is not a bundle", "--out")
 
 
 def test_a_bundle_of_another_model_is_not_overwritten(
@@ -277,14 +277,14 @@ def test_explain_accepts_one_value_per_size(cli: Cli) -> None:
 
 @pytest.mark.parametrize("command", ["check", "bench", "report"])
 def test_a_directory_without_a_bundle_is_refused(cli: Cli, tmp_path: Path, command: str) -> None:
-    refused(cli(command, tmp_path), "holds no bundle", "exporter export")
+    refused(cli(command, tmp_path), "is not a bundle", "exporter export")
     (tmp_path / "manifest.json").write_text('{"model": {')
     refused(cli(command, tmp_path), "manifest.json: not a valid Manifest", "export again")
 
 
 def test_check_refuses_a_damaged_golden(cli: Cli, bundle: Path) -> None:
     damage(bundle / "golden.safetensors")
-    refused(cli("check", bundle), "golden.safetensors is not the file that was recorded", "export again")
+    refused(cli("check", bundle), "golden.safetensors does not match its record", "export again")
 
 
 def test_bundles_without_artifacts_or_golden_are_refused(cli: Cli, bundle: Path) -> None:

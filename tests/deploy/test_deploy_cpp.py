@@ -80,7 +80,7 @@ def test_altered_files_are_refused(bundle: Path, tmp_path: Path, file: str) -> N
     data = bytearray((bundle / file).read_bytes())
     data[-1] ^= 1
     (bundle / file).write_bytes(data)
-    with pytest.raises(ArtifactError, match=f"{file} is not the file that was recorded"):
+    with pytest.raises(ArtifactError, match=f"{file} does not match its record"):
         cpp.deploy(bundle, read_manifest(bundle), "trace", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

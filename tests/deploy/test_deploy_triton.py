@@ -177,7 +177,7 @@ def test_invalid_model_names_are_refused(bundle: Path, tmp_path: Path, name: str
 def test_an_altered_golden_is_refused(bundle: Path, tmp_path: Path) -> None:
     with (bundle / "golden.safetensors").open("ab") as file:
         file.write(b"more")
-    with pytest.raises(ArtifactError, match="were recorded"):
+    with pytest.raises(ArtifactError, match="not the recorded"):
         deploy(bundle, tmp_path / "models")
 
 

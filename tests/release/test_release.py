@@ -394,7 +394,7 @@ def test_other_files_are_refused_before_anything_is_built(tmp_path: Path) -> Non
     mine = tmp_path / "out" / "resnet18/cpu/onnx@bf16" / "mine.txt"
     mine.parent.mkdir(parents=True)
     mine.write_text("mine")
-    with pytest.raises(BundleError, match="holds files, but no bundle"):
+    with pytest.raises(BundleError, match="contains files but is not a bundle"):
         release(tmp_path)
     assert releases.begun(tmp_path / "out") == 0
     assert len(release(tmp_path, only="bert/")) == 6, "the file is in no selected step's directory"
@@ -565,7 +565,7 @@ def test_a_full_disk_keeps_the_last_bundles_and_can_be_resumed(tmp_path: Path, m
 
 def test_an_unwritable_output_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "out").write_text("a file")
-    with pytest.raises(BundleError, match="there is a file in its place"):
+    with pytest.raises(BundleError, match="a file is in its place"):
         release(tmp_path)
     (tmp_path / "out").unlink()
 

@@ -216,11 +216,11 @@ def test_numbers_are_compared_by_dtype(tmp_path: Path, dtype: torch.dtype) -> No
     for value, path in enumerate(paths):
         path.parent.mkdir()
         tensor_files.save({"a": torch.zeros(3, dtype=dtype), "b": torch.tensor([value, 0, 0, 0]).to(dtype)}, path)
-    assert compare(*paths) == Difference("golden.safetensors", "numbers", "b: 1 of 4 numbers, by 1 at most")
+    assert compare(*paths) == Difference("golden.safetensors", "numbers", "b: 1 of 4 numbers, by at most 1")
     torch.save([torch.zeros(3, dtype=dtype), torch.tensor([0, 0, 0, 1]).to(dtype)], paths[0].with_name("a.pt"))
     torch.save([torch.zeros(3, dtype=dtype), torch.tensor([0, 0, 0, 0]).to(dtype)], paths[1].with_name("a.pt"))
     old, new = (path.with_name("a.pt") for path in paths)
-    assert compare(old, new) == Difference("a.pt", "numbers", "a/data/1: 1 of 4 numbers, by 1 at most")
+    assert compare(old, new) == Difference("a.pt", "numbers", "a/data/1: 1 of 4 numbers, by at most 1")
 
 
 def test_different_tensors(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_different_tensors(tmp_path: Path) -> None:
     tensor_files.save({"a": torch.zeros(4), "c": torch.zeros(2)}, paths[1], {"schema": 4})
     found = compare(*paths)
     assert found.status == "differs"
-    assert found.detail == "what the metadata says; b is in one of them only; c is in one of them only; 1 more"
+    assert found.detail == "the metadata; b is in only one of them; c is in only one of them; 1 more"
     paths[1].write_bytes(b"nothing of the kind")
     assert compare(*paths).status == "differs"
 
@@ -294,7 +294,7 @@ def test_packages_with_different_code_differ(tmp_path: Path) -> None:
     found = packages(tmp_path, wrapper_metadata__json=b'{"AOTI_CPU_ISA": ""}')
     assert found.status == "differs"
     found = packages(tmp_path, kernel__cubin=b"more")
-    assert "is in one of them only" in found.detail
+    assert "is in only one of them" in found.detail
 
 
 @pytest.mark.skipif(environment.compiler() is None, reason="there is no compiler")
@@ -332,9 +332,9 @@ def test_numbers_next_to_a_generated_name_are_not_a_known_place() -> None:
 
 def test_integers_beyond_float_precision() -> None:
     one = np.array([2**53, -(2**63), 5], np.int64)
-    assert _numbers.apart(one, np.array([2**53 + 1, -(2**63), 5])) == "1 of 3 numbers, by 1 at most"
-    assert _numbers.apart(one, np.array([2**53, 2**63 - 1, 5])) == "1 of 3 numbers, by 1.8e+19 at most"
-    assert _numbers.apart(np.array([np.nan, 0.0]), np.array([np.nan, -0.0])) == "signs of zeros, or forms of NaN"
+    assert _numbers.apart(one, np.array([2**53 + 1, -(2**63), 5])) == "1 of 3 numbers, by at most 1"
+    assert _numbers.apart(one, np.array([2**53, 2**63 - 1, 5])) == "1 of 3 numbers, by at most 1.8e+19"
+    assert _numbers.apart(np.array([np.nan, 0.0]), np.array([np.nan, -0.0])) == "signs of zeros or bit patterns of NaN"
 
 
 @pytest.mark.parametrize(("compression", "at"), [(zipfile.ZIP_DEFLATED, 0), (zipfile.ZIP_LZMA, 4)])
@@ -362,7 +362,7 @@ def test_files_left_by_a_killed_signing_are_ignored(made_bundle: Path, tmp_path:
 
 
 def test_control_characters_in_names_are_replaced() -> None:
-    found = rebuild.Rebuilt("b", (Difference("a.pt", "differs", "\x1b]0;title\x07 is in one of them only"),))
+    found = rebuild.Rebuilt("b", (Difference("a.pt", "differs", "\x1b]0;title\x07 is in only one of them"),))
     assert "a.pt  differs: \ufffd]0;title\ufffd is in one" in rebuilt.render(found, as_json=False)
 
 

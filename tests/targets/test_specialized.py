@@ -52,7 +52,7 @@ def test_weights_are_stored_once(run: Run) -> None:
 
 
 def test_the_entry_must_be_selected_by_a_dimension() -> None:
-    with pytest.raises(UsageError, match="no input's dimension is other itself"):
+    with pytest.raises(UsageError, match="no input has the dimension other itself"):
         contract.selector(dataclasses.replace(CONTRACT, symbols={**CONTRACT.symbols, "other": Range(1, 2, (1, 2))}))
 
 

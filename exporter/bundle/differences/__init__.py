@@ -1,10 +1,10 @@
-"""What two builds of one file do not share, and where it lies. Nothing is run, and nothing is unpickled.
+"""Compare two builds of a file and locate the differences. Nothing is executed or unpickled.
 
 - `identical`: every byte is the same.
-- `known places`: what computes is the same, the rest is named: times, temporary paths, generated names, debug
-  information.
-- `numbers`: weights or constants are not the same.
-- `differs`: anything else.
+- `known places`: the computation is the same; only times, temporary paths, generated names or debug information
+  differ.
+- `numbers`: weights or constants differ.
+- `differs`: anything else differs.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _SPOILT = (
 
 __all__ = ["STATUSES", "Difference", "compare", "conclude", "records"]
 
-DETAILS = 3  # how many are told of one file
+DETAILS = 3  # maximum number of details per file
 
 
 @dataclass(frozen=True)
 class Difference:
-    """What was found of one file; `detail` names the places."""
+    """The result for one file; `detail` names the places that differ."""
 
     path: str
     status: Status
@@ -50,7 +50,7 @@ class Difference:
 
 
 def compare(old: Path, new: Path) -> Difference:
-    """Two builds of one file: an archive of torch's, an artifact whose target reads it, tensors, or any other."""
+    """Compare two builds of a file: a torch archive, an artifact that its target can parse, tensors, or any other."""
     if old.stat().st_size == new.stat().st_size and checksums.of(old) == checksums.of(new):
         return Difference(old.name, "identical")
     try:
@@ -69,11 +69,11 @@ def _findings(old: Path, new: Path) -> Iterable[Finding]:
         return _tensors.compare(old, new)
     if zipfile.is_zipfile(old) and zipfile.is_zipfile(new):
         return _archives.compare(old, new)
-    return [("differs", "its bytes are not the same")]
+    return [("differs", "the bytes differ")]
 
 
 def _artifacts(target: str, parts: Callable[[Path], _models.Parts], old: Path, new: Path) -> Iterator[Finding]:
-    """Of two artifacts, or of files beside them that belong to them."""
+    """Compare two artifacts, or companion files of artifacts, through their target's `parts`."""
     suffixes = targets.facts(target).companions
     suffix = next((suffix for suffix in suffixes if old.name.endswith(suffix)), "")
     one, other = (path.with_name(path.name.removesuffix(suffix)) for path in (old, new))
@@ -83,9 +83,9 @@ def _artifacts(target: str, parts: Callable[[Path], _models.Parts], old: Path, n
 
 
 def conclude(name: str, findings: Iterable[Finding]) -> Difference:
-    """The worst of what was found of a file whose bytes differ, with the places."""
+    """Summarize the findings on a file whose bytes differ: the worst status and the places."""
     found = list(dict.fromkeys(findings)) or [("known places", "the layout of the file")]
     worst = max((status for status, _ in found), key=STATUSES.index)
-    told = [detail for status, detail in found if status == worst]
-    more = [f"{len(told) - DETAILS} more"] if len(told) > DETAILS else []
-    return Difference(name, worst, "; ".join([*told[:DETAILS], *more]))
+    details = [detail for status, detail in found if status == worst]
+    more = [f"{len(details) - DETAILS} more"] if len(details) > DETAILS else []
+    return Difference(name, worst, "; ".join([*details[:DETAILS], *more]))

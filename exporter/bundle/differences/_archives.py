@@ -1,4 +1,4 @@
-"""Two archives of torch's, member by member."""
+"""Compare two torch archives member by member."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from exporter.bundle.differences import _generated, _libraries, _numbers, _stora
 from exporter.bundle.differences._finding import Finding
 from exporter.bundle.differences._json import records
 
-SLACK = 1 << 24  # bytes by which a member may be larger than its twin before it is no longer read
+SLACK = 1 << 24  # a member more than this many bytes larger than twice its counterpart is not read
 
 
 def compare(old: Any, new: Any, prefix: str = "") -> Iterator[Finding]:
-    """Of two zip archives, paths or files."""
+    """Compare two zip archives, given as paths or file objects."""
     with zipfile.ZipFile(old) as one, zipfile.ZipFile(new) as other:
         names, twins = one.namelist(), other.namelist()
         if len(set(names)) < len(names):
-            yield "differs", f"{prefix}a member comes twice"
+            yield "differs", f"{prefix}a member occurs twice"
         pairs = _pairs(names, twins)
         for name in (*(n for n in names if n not in pairs), *(n for n in twins if n not in pairs.values())):
-            yield "differs", f"{prefix}{name} is in one of them only"
+            yield "differs", f"{prefix}{name} is in only one of them"
         if [pairs.get(name) for name in names] != twins:
             yield "known places", "the order of the members"
         types = _storages.types(other)
@@ -41,7 +41,7 @@ def compare(old: Any, new: Any, prefix: str = "") -> Iterator[Finding]:
 
 
 def _pairs(names: Sequence[str], twins: Sequence[str]) -> dict[str, str]:
-    """Members that belong together: of one name, or else of one name but for what is generated in it."""
+    """Match members by name, or else by name without its generated part."""
     pairs = {name: name for name in names if name in twins}
     waiting: dict[bytes, list[str]] = {}
     for twin in twins:
@@ -54,7 +54,7 @@ def _pairs(names: Sequence[str], twins: Sequence[str]) -> dict[str, str]:
 
 
 def _member(name: str, old: bytes, new: bytes, kind: str | None) -> Iterator[Finding]:
-    """Of one member of an archive that is not the same."""
+    """Compare two versions of a member that differ."""
     if name.endswith("/.data/serialization_id"):
         yield "known places", "torch's hash of the members"
     elif name.endswith(".debug_pkl"):
@@ -74,19 +74,19 @@ def _member(name: str, old: bytes, new: bytes, kind: str | None) -> Iterator[Fin
 
 
 def _graphs(name: str, old: bytes, new: bytes) -> Iterator[Finding]:
-    """Of two graphs of torch.export's, whose nodes tell where in the source they come from."""
-    for status, told in records(json.loads(old), json.loads(new), ("stack_trace",)):
+    """Compare two torch.export graphs, ignoring the source locations of their nodes."""
+    for status, detail in records(json.loads(old), json.loads(new), ("stack_trace",)):
         known = status == "known places"
-        yield status, "places in the source, for tracebacks" if known else f"{name}: {told}"
+        yield status, "places in the source, for tracebacks" if known else f"{name}: {detail}"
 
 
 def caches(old: Path, new: Path) -> Iterator[Finding]:
-    """Of two caches of just-in-time variants, by the sources in them."""
+    """Compare two caches of just-in-time variants by the sources in them."""
     before, after = (_sources(path) for path in (old, new))
     for name in dict.fromkeys((*before, *after)):
         if before.get(name) != after.get(name):
             yield "differs", name
-    yield "known places", "its pickles and libraries, which were not compared: they hold the folder of their process"
+    yield "known places", "pickles and libraries, which contain the folder of their process and were not compared"
 
 
 def _sources(path: Path) -> dict[str, bytes]:

@@ -1,4 +1,4 @@
-"""What is found of a file, and where."""
+"""The types of findings."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from typing import Literal
 
 Status = Literal["identical", "known places", "numbers", "differs"]
 STATUSES: tuple[Status, ...] = ("identical", "known places", "numbers", "differs")
-Finding = tuple[Status, str]  # and the place
+Finding = tuple[Status, str]  # and a description of the place

@@ -1,4 +1,4 @@
-"""Two JSON values."""
+"""Compare two JSON values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from exporter.bundle.differences._finding import Finding
 
 
 def records(old: Any, new: Any, known: Iterable[str], place: str = "") -> Iterator[Finding]:
-    """Differences of two JSON values; under the keys `known`, they are in a known place."""
+    """Yield the differences between two JSON values; those under the keys `known` are in known places."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in dict.fromkeys((*old, *new)):
             if key in known:
@@ -23,8 +23,8 @@ def records(old: Any, new: Any, known: Iterable[str], place: str = "") -> Iterat
             yield from records(one, other, known, f"{place}[{index}]")
     elif old != new:
         numbers = all(isinstance(value, float) for value in (old, new))
-        told = f"{place} was {_short(old)}, is {_short(new)}"
-        yield ("numbers" if numbers else "differs"), told
+        detail = f"{place} was {_short(old)}, is {_short(new)}"
+        yield ("numbers" if numbers else "differs"), detail
 
 
 def _short(value: Any) -> str:

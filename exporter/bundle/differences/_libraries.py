@@ -1,4 +1,4 @@
-"""Two shared libraries."""
+"""Compare two shared libraries."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from exporter.bundle.differences._finding import Finding
 from exporter.bundle.differences._generated import NAME
 
-TEXT = range(0x20, 0x7F)  # of ASCII
+TEXT = range(0x20, 0x7F)  # printable ASCII
 
-SHF_ALLOC, BUILD_ID = 2, ".note.gnu.build-id"  # ELF: the flag of a section that is loaded; a hash of the whole file
-INDEX = (*range(0x28, 0x30), *range(0x3A, 0x40))  # where an ELF header of 64 bits tells of sections; no loader asks
-WEIGHTS = (".lrodata", ".ldata")  # where inductor's linker puts them
+SHF_ALLOC, BUILD_ID = 2, ".note.gnu.build-id"  # ELF: the flag of a loaded section; the section with a hash of the file
+INDEX = (*range(0x28, 0x30), *range(0x3A, 0x40))  # bytes of an ELF64 header that only describe sections
+WEIGHTS = (".lrodata", ".ldata")  # sections in which Inductor puts weights
 
 
 def compare(name: str, old: bytes, new: bytes) -> Iterator[Finding]:
-    """Of two shared libraries: what is loaded, section by section; all else is debug information."""
+    """Compare the loaded sections of two shared libraries; everything else is debug information."""
     from elftools.elf.elffile import ELFFile
 
     try:
@@ -29,7 +29,7 @@ def compare(name: str, old: bytes, new: bytes) -> Iterator[Finding]:
         return
     yield "known places", "debug information and build ID of the library"
     if segments != twins or places[0] != places[1]:
-        yield "differs", f"{name}: the sections have other sizes"
+        yield "differs", f"{name}: the sizes or offsets of the sections differ"
         return
     before, after = bytearray(old), bytearray(new)
     for byte in INDEX:
@@ -46,19 +46,19 @@ def compare(name: str, old: bytes, new: bytes) -> Iterator[Finding]:
 
 
 def _section(name: str, section: str, old: bytes, new: bytes) -> Finding:
-    """Of a section that is loaded."""
+    """Classify the difference of a loaded section."""
     if section == BUILD_ID:
         return "known places", "debug information and build ID of the library"
     if section in WEIGHTS:
         return "numbers", f"{name}: {sum(a != b for a, b in zip(old, new, strict=True))} of {len(new)} bytes of weights"
-    if _blotted(old) == _blotted(new):
+    if _masked(old) == _masked(new):
         return "known places", "generated names and folders in the library"
     return "differs", f"{name}: {section}"
 
 
-def _blotted(data: bytes) -> bytes:
-    """Without the text around each generated name, and the zeros after it; all else stays where it was."""
-    blotted = bytearray(data)
+def _masked(data: bytes) -> bytes:
+    """Mask the text around each generated name and the zeros after it, without moving other bytes."""
+    masked = bytearray(data)
     for found in NAME.finditer(data):
         begin, end = found.span()
         while begin > 0 and data[begin - 1] in TEXT:
@@ -67,5 +67,5 @@ def _blotted(data: bytes) -> bytes:
             end += 1
         while end < len(data) and data[end] == 0:
             end += 1
-        blotted[begin:end] = b"\1" * (end - begin)
-    return bytes(blotted)
+        masked[begin:end] = b"\1" * (end - begin)
+    return bytes(masked)

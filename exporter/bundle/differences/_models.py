@@ -1,4 +1,4 @@
-"""Two artifacts of a target that tells what computes in them apart from their numbers."""
+"""Compare two artifacts of a target that can separate the graph from the weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Parts = tuple[bytes, list[tuple[str, Any]]]
 
 
 def compare(old: Path, new: Path, parts: Callable[[Path], Parts]) -> Iterator[Finding]:
-    """Of two artifacts with their weights, wherever these lie. Their graphs and shapes first, then their numbers."""
+    """Compare two artifacts and their weights: first graphs and shapes, then numbers."""
     try:
         (before, weights), (after, twins) = map(parts, (old, new))
     except ArtifactError as error:
