@@ -136,7 +136,10 @@ def receive(packed: BinaryIO | memoryview, name: str, out: Path, limit: int) -> 
 
 @dataclass
 class _Ending:
-    """The packed data, with the last byte held back for a separate read: if it is never read, the frame ended early."""
+    """The packed data, with the last byte held back for a separate read.
+
+    If the decompressor never asks for that byte, more data follows the end of the frame.
+    """
 
     packed: BinaryIO | memoryview
     held: bytes = b""
@@ -214,9 +217,9 @@ def _extract(source: _Source, root: Path) -> Manifest:
         found = {name: digest for name, digest in digests.items() if name in listed or name not in layout.UNLISTED}
         if wrong := checksums.differences(listed, found, checksums.NAME):
             raise ValueError("; ".join(wrong.values()))
-    for _, said, is_wrong in integrity.signatures(root, ANYBODY):
+    for _, message, is_wrong in integrity.signatures(root, ANYBODY):
         if is_wrong:
-            raise ValueError(said)
+            raise ValueError(message)
     return manifest
 
 

@@ -86,20 +86,20 @@ def examine(place: Path, trust: signing.Trust | None) -> Evidence:
     if found.keys() & STATEMENTS.keys() or os.path.lexists(place / checksums.NAME):
         problems = _against_sums(place, found, signatures=trust is not None)
         spoilt = _spoilt(place, problems, found)
-        problems = {name: said for name, said in problems.items() if name not in spoilt}
-        for name, said in _against_statements(place, found, problems):
+        problems = {name: message for name, message in problems.items() if name not in spoilt}
+        for name, message in _against_statements(place, found, problems):
             if name not in spoilt:
-                problems.setdefault(name, said)
+                problems.setdefault(name, message)
     else:
         notes.append(
             f"there is no {checksums.NAME}: an earlier exporter wrote this bundle, and not all files can be verified"
         )
     if trust is not None:
-        for name, said, wrong in signatures(place, trust):
+        for name, message, wrong in signatures(place, trust):
             if wrong:
-                problems.setdefault(name, said)
+                problems.setdefault(name, message)
             else:
-                notes.append(said)
+                notes.append(message)
     return Evidence(place, found, problems, spoilt, tuple(notes))
 
 
@@ -123,7 +123,7 @@ def _spoilt(place: Path, problems: Problems, found: Mapping[str, str]) -> Proble
     if not problems or problems.keys() & {layout.MANIFEST, checksums.NAME}:
         return {}
     recorded = _recorded(layout.read_manifest(place))
-    return {n: said for n, said in problems.items() if n in recorded and recorded[n] != found.get(n)}
+    return {n: message for n, message in problems.items() if n in recorded and recorded[n] != found.get(n)}
 
 
 def _against_statements(place: Path, found: Mapping[str, str], problems: Problems) -> Iterator[tuple[str, str]]:

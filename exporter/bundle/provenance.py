@@ -142,8 +142,8 @@ def shards(checkpoint: Path) -> list[Path]:
 def _revision(file: str) -> Iterator[Material]:
     path = Path(file)
     if file and _git(path.parent, "ls-files", "--error-unmatch", path.name):
-        said = _git(path.parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
-        commit, dirty, _ = said.partition("-dirty")
+        described = _git(path.parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+        commit, dirty, _ = described.partition("-dirty")
         if commit:
             annotations = {"role": "repository of the recipe", "dirty": bool(dirty)}
             yield {"digest": {"gitCommit": commit}, "annotations": annotations}

@@ -114,9 +114,9 @@ def _licence(metadata: Any) -> str:
     """Return the licence of a distribution, from the most recent of three metadata fields."""
     if expression := metadata.get("License-Expression"):
         return str(expression)
-    said = str(metadata.get("License") or "")
-    if said and said.isprintable() and len(said) <= LICENCE_CHARACTERS:
-        return said
+    named = str(metadata.get("License") or "")
+    if named and named.isprintable() and len(named) <= LICENCE_CHARACTERS:
+        return named
     classifiers = metadata.get_all("Classifier") or ()
     return next((str(c).rpartition(" :: ")[2] for c in classifiers if c.startswith("License ::")), "")
 

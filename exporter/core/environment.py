@@ -88,7 +88,7 @@ def _query_gpus(fields: str) -> list[tuple[str, str]]:
     except (OSError, subprocess.SubprocessError):
         return []
     lines = [line.strip().partition(", ") for line in found.stdout.splitlines() if line.strip()]
-    return [(said, uuid) for uuid, _, said in lines]
+    return [(values, uuid) for uuid, _, values in lines]
 
 
 def driver() -> str:

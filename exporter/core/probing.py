@@ -130,8 +130,8 @@ def sweep_points(base: Sizes, symbols: Mapping[str, Range], sweep: Mapping[str, 
 def probe_plan(base: Sizes, symbols: Mapping[str, Range], points: Iterable[Sizes] = ()) -> list[tuple[Sizes, int]]:
     """Return (sizes, seed) of the golden's cases, starting with the example at two seeds.
 
-    Then each symbol alone takes its minimum, 2, 3, an odd size and its maximum; then all symbols take other sizes
-    together. All of these are multiples of the symbol's step. The points of a sweep come last.
+    Then each symbol alone takes its minimum, 2 and 3 steps, an odd number of steps, and its maximum; then all symbols
+    together take an odd number of steps. The points of a sweep come last.
     """
     plan = [(base, 0), (base, 1)]
     for name, bounds in symbols.items():

@@ -25,7 +25,7 @@ MESSAGE = 1000  # maximum number of characters of a message to keep
 # Control characters except tabs and line ends, bidirectional formatting, and surrogates.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_SAID = re.compile(r"^(?:\w+Error: )+(.+)$", re.MULTILINE)
+_RAISED = re.compile(r"^(?:\w+Error: )+(.+)$", re.MULTILINE)
 _QUOTED = re.compile(r"\s*Original exception Traceback[\s\S]*")  # the traceback of another error
 _COMPILER = re.compile(r"\berror: ([^\n]+)")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -58,8 +58,8 @@ def message(error: BaseException) -> str:
     This is its first paragraph, followed by the first error of the C++ compiler if that failed.
     """
     text = str(error)[:LONGEST].strip()
-    if text.startswith(_INTERPRETER) and (said := _SAID.findall(text)):
-        text = said[-1]
+    if text.startswith(_INTERPRETER) and (raised := _RAISED.findall(text)):
+        text = raised[-1]
     compiler = _COMPILER.search(text)
     text = _QUOTED.sub("", text.split("\n\n")[0])
     if compiler and "C++ compile error" in text:

@@ -44,11 +44,11 @@ class MachineLoad:
 
     def describe(self) -> str:
         """Describe the load."""
-        said = [f"other processes used {self.others:.0%} of {self.cpus} CPUs"] if self.others >= 0.01 else []
-        said += [f"other guests of the host used {self.steal:.0%}"] if self.steal >= 0.005 else []
-        said += [f"a CPU quota stopped it for {self.throttled:.0%} of the time"] if self.throttled >= 0.005 else []
-        said += [f"cores slowed down because of heat {self.hot} times"] if self.hot else []
-        return ", ".join([*said, f"load {self.load:.1f}"])
+        parts = [f"other processes used {self.others:.0%} of {self.cpus} CPUs"] if self.others >= 0.01 else []
+        parts += [f"other guests of the host used {self.steal:.0%}"] if self.steal >= 0.005 else []
+        parts += [f"a CPU quota stopped it for {self.throttled:.0%} of the time"] if self.throttled >= 0.005 else []
+        parts += [f"cores slowed down because of heat {self.hot} times"] if self.hot else []
+        return ", ".join([*parts, f"load {self.load:.1f}"])
 
 
 @dataclass(frozen=True)

@@ -195,9 +195,9 @@ def test_the_bill_is_reproducible_and_describes_the_weights() -> None:
     assert first == sbom.render(record, {"trace.pt": "0" * 64})
     assert first != sbom.render(record, {"trace.pt": "1" * 64})
     assert VALIDATOR.validate_str(first) is None
-    told = json.loads(first)["metadata"]["component"]
-    assert told["licenses"] == [{"license": {"id": "Apache-2.0"}}]
-    assert told["purl"] == "pkg:huggingface/acme/bert@0123456789abcdef"
+    component = json.loads(first)["metadata"]["component"]
+    assert component["licenses"] == [{"license": {"id": "Apache-2.0"}}]
+    assert component["purl"] == "pkg:huggingface/acme/bert@0123456789abcdef"
 
 
 @pytest.mark.parametrize("origin", ["pkg:", "pkg:nonsense", "no URL at all", "https://example.org/w.pt", ""])
@@ -208,9 +208,9 @@ def test_any_origin_and_licence_of_the_weights(origin: str, licence: str) -> Non
     model = ModelRecord("net", "net.py:net", "pretrained", 0, origin=origin, licence=licence)
     bill = sbom.render(dataclasses.replace(manifest(), model=model), {})
     assert VALIDATOR.validate_str(bill) is None
-    told = json.loads(bill)["metadata"]["component"]
-    assert ("externalReferences" in told) == origin.startswith("https:")
-    assert ("licenses" in told) == bool(licence)
+    component = json.loads(bill)["metadata"]["component"]
+    assert ("externalReferences" in component) == origin.startswith("https:")
+    assert ("licenses" in component) == bool(licence)
 
 
 @pytest.mark.parametrize(

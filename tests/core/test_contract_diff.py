@@ -35,7 +35,7 @@ def test_equal_contracts_have_no_changes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("new", "told"),
+    ("new", "expected"),
     [
         (changed(inputs=(IDS,)), "input mask is missing"),
         (
@@ -62,8 +62,8 @@ def test_equal_contracts_have_no_changes() -> None:
         (changed(build=Build(("avx512f",))), "it needs a CPU with avx512f"),
     ],
 )
-def test_breaking_changes(new: Contract, told: str) -> None:
-    assert any(told in change.what and change.breaking for change in changes(OLD, new)), changes(OLD, new)
+def test_breaking_changes(new: Contract, expected: str) -> None:
+    assert any(expected in change.what and change.breaking for change in changes(OLD, new)), changes(OLD, new)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def of(*inputs: tuple[str | int | None, ...], output: tuple[str | int | None, ..
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "expected"),
     [
         (of(("n",), ("2*n",), n=64), of(("n",), ("n",), n=128), "has to match n"),
         (of((4,), ("s",), s=8), of(("s",), ("s",), s=8), "has to match dimension 0 of input x"),
@@ -122,8 +122,8 @@ def of(*inputs: tuple[str | int | None, ...], output: tuple[str | int | None, ..
         (of((None,), ("n",), n=8), of(("n",), ("n",), n=8), "dimension 0 of input x"),
     ],
 )
-def test_dimensions_that_depend_on_a_symbol_in_another_way(old: Contract, new: Contract, told: str) -> None:
-    assert any(told in change.what and change.breaking for change in changes(old, new)), changes(old, new)
+def test_dimensions_that_depend_on_a_symbol_in_another_way(old: Contract, new: Contract, expected: str) -> None:
+    assert any(expected in change.what and change.breaking for change in changes(old, new)), changes(old, new)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Machine code goes where it can run: what is recorded of it, and what both loaders refuse."""
+"""Machine code: what the contract records about it, and which artifacts both loaders reject."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CONTRACT = Contract("toy", (TensorSpec("x", "float32", (2,)),), (), {}, target="
 
 @pytest.fixture
 def cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Make this a CPU with what x86-64-v3 has, and these flags."""
+    """Return a function that fakes a CPU with x86-64-v3 and further flags."""
 
     def act(*flags: str, without: str = "") -> None:
         monkeypatch.setattr(platform, "machine", lambda: "x86_64")
@@ -39,13 +39,13 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return act
 
 
-def test_native_code_may_use_all_that_a_compiler_knows(cpu) -> None:
+def test_native_code_may_use_every_instruction_set_of_the_compiler(cpu) -> None:
     cpu("fpu", "avx512f", "amx_tile", "sme", "hypervisor", "aes")
     assert machine_code.native().isa == tuple(sorted((*machine_code.PORTABLE.isa, "avx512f", "amx_tile")))
     assert machine_code.native().level == ""
 
 
-def test_what_this_cpu_has_not_is_named(cpu) -> None:
+def test_the_error_names_missing_instruction_sets(cpu) -> None:
     cpu("avx512f")
     machine_code.require(Build(("avx2", "avx512f")), PACKAGE)
     with pytest.raises(ArtifactError, match=r"compile.pt2 was built for avx512_vnni, amx_tile, which this") as raised:
@@ -57,7 +57,7 @@ def test_what_this_cpu_has_not_is_named(cpu) -> None:
     assert raised.value.remedy == "export it on this machine"
 
 
-def test_a_cpu_that_is_not_known_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_cpu_rejects_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "cpu_flags", frozenset)
     machine_code.require(Build(("avx512f",)), PACKAGE)
     assert machine_code.native() == Build()
@@ -97,12 +97,14 @@ def test_compute_capability(built: str, here: tuple[int, int], runs: bool) -> No
         ("2.14.1", "14.0", "built with CUDA 14.0, and this is 13.0"),
     ],
 )
-def test_what_is_newer_than_here(monkeypatch: pytest.MonkeyPatch, made: str, cuda: str, text: str) -> None:
+def test_versions_newer_than_the_installed_ones(
+    monkeypatch: pytest.MonkeyPatch, made: str, cuda: str, text: str
+) -> None:
     monkeypatch.setattr(environment, "version", lambda name: {"torch": "2.14.1+cu130"}[name])
     assert machine_code.newer(replace(CONTRACT, torch=made, build=Build(cuda=cuda)), "13.0") == text
 
 
-def test_portable_where_it_cannot_be(cli: Cli, cpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_portable_on_an_unsuitable_machine(cli: Cli, cpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cpu(without="bmi2")
     done = cli("export", "bert", "--portable", "--out", tmp_path / "bundle")
     assert done.code == 2
@@ -127,7 +129,7 @@ def test_portable_is_passed_on(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Non
     assert ["--portable" in request.reproduce("compile") for request in seen] == [False, False, True]
 
 
-def test_portable_with_a_torch_that_cannot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_portable_with_a_torch_that_does_not_support_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from torch._inductor import config
 
     monkeypatch.delattr(config.cpp, "march", raising=False)
@@ -136,7 +138,7 @@ def test_portable_with_a_torch_that_cannot(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def package(path: Path, build: Build | None) -> Path:
-    """A package whose library nothing can load."""
+    """Write a package with a library that cannot be loaded."""
     writer = torch._C.PyTorchFileWriter(str(path))
     for name, text in {
         "data/aotinductor/model/broken.so": "",
@@ -151,14 +153,14 @@ UNKNOWN = Build((*(["avx2"] if X86 else []), "avx1024", "amx_fp2"))
 SENTENCE = "was built for avx1024, amx_fp2, which this CPU lacks"
 
 
-def test_python_refuses_before_it_loads(tmp_path: Path) -> None:
+def test_python_rejects_before_loading(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=SENTENCE):
         exporter.open_artifact(package(tmp_path / "c.pt2", UNKNOWN))
     with pytest.raises(ArtifactError, match="not an AOTInductor package that can run here"):
         exporter.open_artifact(package(tmp_path / "old.pt2", None))
 
 
-def test_python_warns_of_a_later_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_python_warns_about_a_later_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(environment, "version", lambda _: "2.10.0")
     with (
         pytest.warns(UserWarning, match=r"c.pt2 was built by torch 2.11.0, and this is 2.10.0"),
@@ -169,7 +171,7 @@ def test_python_warns_of_a_later_torch(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 @pytest.mark.skipif(not NATIVE, reason="exporter-run is not built")
 @pytest.mark.parametrize("words", [("run", "--inputs", "in.pt", "--outputs", "out.pt"), ("verify",), ("session",)])
-def test_cpp_refuses_before_it_loads(bundle: Path, words: tuple[str, ...]) -> None:
+def test_cpp_rejects_before_loading(bundle: Path, words: tuple[str, ...]) -> None:
     command, *options = words
     made = [package(bundle / name, build) for name, build in (("c.pt2", UNKNOWN), ("old.pt2", None))]
     done, old = (run_native(command, path, *options, "--sha256", checksums.of(path)) for path in made)
@@ -179,7 +181,7 @@ def test_cpp_refuses_before_it_loads(bundle: Path, words: tuple[str, ...]) -> No
 
 
 @pytest.mark.skipif(not NATIVE, reason="exporter-run is not built")
-def test_cpp_says_what_it_was_built_for(tmp_path: Path) -> None:
+def test_cpp_reports_what_the_code_was_built_for(tmp_path: Path) -> None:
     build = replace(UNKNOWN, capability="9.0", cuda="13.0", driver="580.159")
     done = run_native("info", package(tmp_path / "c.pt2", build))
     assert done.returncode == 0

@@ -1,4 +1,4 @@
-"""What the machine did beside a measurement: how that is read, and what the report makes of it."""
+"""Other load on the machine during a measurement: how it is measured, and how the report uses it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BUSY = replace(CALM, others=0.3, load=7.2)
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., machine_load.Reading]:
-    """A /proc of two CPUs with these ticks; each call is a reading one second later."""
+    """Return a function that fakes /proc of two CPUs and reads it; each call is one second later."""
     clock = iter(range(100))
     monkeypatch.setattr(machine_load, "PROC", tmp_path)
     monkeypatch.setattr(machine_load.processes, "PROC", tmp_path)
@@ -54,15 +54,15 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ma
     return look
 
 
-def test_what_others_took(machine: Callable[..., machine_load.Reading]) -> None:
-    """80 ticks on our two CPUs in a second, 20 of them of a child: the others took 60 of 200."""
+def test_the_load_of_other_processes(machine: Callable[..., machine_load.Reading]) -> None:
+    """Of 200 ticks on our two CPUs, 80 are busy and 20 of these belong to a child, so others used 60."""
     found = machine_load.between(machine(100), machine(180, own=20))
     assert found is not None
     assert (found.cpus, found.others, found.steal, found.throttled, found.hot) == (2, pytest.approx(0.3), 0, 0, 0)
     assert found.busy
 
 
-def test_our_own_work_is_not_others(machine: Callable[..., machine_load.Reading]) -> None:
+def test_our_own_work_does_not_count(machine: Callable[..., machine_load.Reading]) -> None:
     found = machine_load.between(machine(100), machine(300, own=200))
     assert found is not None
     assert (found.others, found.busy) == (0.0, False)
@@ -76,14 +76,14 @@ def test_our_own_work_is_not_others(machine: Callable[..., machine_load.Reading]
         ({"hot": 3}, "cores slowed down because of heat 3 times"),
     ],
 )
-def test_what_else_disturbs(change: dict[str, int], said: str, machine: Callable[..., machine_load.Reading]) -> None:
+def test_other_disturbances(change: dict[str, int], said: str, machine: Callable[..., machine_load.Reading]) -> None:
     found = machine_load.between(machine(), machine(**change))
     assert found is not None
     assert found.busy
     assert said in found.describe()
 
 
-def test_where_nobody_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_load_is_unknown_without_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(machine_load, "PROC", tmp_path / "none")
     assert machine_load.read() is None
     assert machine_load.Watch().load() is None
@@ -91,7 +91,7 @@ def test_where_nobody_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 
 @pytest.mark.skipif(not Path("/proc/stat").is_file(), reason="there is no /proc")
 def test_this_machine() -> None:
-    """Work of a process that we started counts as our own, also when it has ended."""
+    """The work of a child process counts as our own even after it has ended."""
     before = machine_load.read()
     subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.5: pass"], check=True)
     after = machine_load.read()
@@ -106,21 +106,21 @@ def looks(*found: MachineLoad) -> Iterator[MachineLoad]:
     pytest.fail("it looked again")
 
 
-def test_waiting_ends_when_it_is_quiet_twice() -> None:
+def test_waiting_ends_after_two_quiet_looks() -> None:
     heard: list[str] = []
     given = looks(BUSY, CALM, BUSY, CALM, CALM)
     assert machine_load.wait(60.0, heard.append, lambda: next(given)) == ""
     assert heard == ["wait: other processes used 30% of 4 CPUs, load 7.2"] * 2
 
 
-def test_waiting_has_an_end() -> None:
+def test_waiting_has_a_time_limit() -> None:
     said = machine_load.wait(0.05, lambda _: None, lambda: time.sleep(0.02) or BUSY)
     assert said == "the machine did not become quiet in 0.05 s: other processes used 30% of 4 CPUs, load 7.2"
     assert machine_load.wait(0.0, lambda _: None, lambda: pytest.fail("it looked")) == ""
 
 
 def timed(machine: MachineLoad | None, stable: bool = True, goal: Goal | None = None) -> Manifest:
-    """trace is 1.5 times as fast as eager, onnx a little slower than trace."""
+    """Return a manifest in which trace is 1.5 times as fast as eager, and onnx a little slower than trace."""
     rows = [
         replace(variant(name), timings={"python": replace(timing(median), stable=stable, speedup=1.5, speedup_ci95=ci)})
         for name, median, ci in (("trace", 10.0, (1.2, 1.9)), ("onnx", 11.0, (1.1, 1.7)))
@@ -132,7 +132,7 @@ def headline(found: Manifest) -> str:
     return " ".join(summary.sentences(found)[1:])
 
 
-def test_a_quiet_machine_is_not_worth_a_word() -> None:
+def test_a_quiet_machine_is_not_mentioned() -> None:
     for machine in (CALM, None):
         text = headline(timed(machine))
         assert text.startswith("Ship trace.pt: 10.0 ms in Python, 1.2x to 1.9x eager")
@@ -140,7 +140,7 @@ def test_a_quiet_machine_is_not_worth_a_word() -> None:
         assert "busy" not in text
 
 
-def test_a_busy_machine_is_in_the_headline_and_widens_it() -> None:
+def test_a_busy_machine_is_in_the_headline_and_widens_the_intervals() -> None:
     text = headline(timed(BUSY))
     assert text.startswith(
         "The machine was busy during timing: other processes used 30% of 4 CPUs, load 7.2. Ship trace.pt: "
@@ -150,7 +150,7 @@ def test_a_busy_machine_is_in_the_headline_and_widens_it() -> None:
 
 
 @pytest.mark.parametrize(("machine", "stable"), [(BUSY, False), (replace(BUSY, others=0.6), True)])
-def test_times_that_decide_nothing_recommend_nothing(machine: MachineLoad, stable: bool) -> None:
+def test_nothing_is_recommended_if_the_times_are_unreliable(machine: MachineLoad, stable: bool) -> None:
     text = headline(timed(machine, stable))
     assert "Ship" not in text
     assert text.endswith("so nothing is recommended. " + summary.AGAIN)
@@ -158,20 +158,20 @@ def test_times_that_decide_nothing_recommend_nothing(machine: MachineLoad, stabl
     assert "Ship trace.pt" in headline(timed(machine, stable, Goal("size")))
 
 
-def test_a_large_speed_up_is_written_out() -> None:
+def test_a_large_speedup_has_no_exponent() -> None:
     wide = replace(timing(1.0, stable=False), speedup=200.0, speedup_ci95=(3.14, 512.3))
     assert summary._faster(wide, "eager") == "3.1x to 512x eager"
 
 
-def test_a_wide_interval_is_no_number() -> None:
-    """As eager's between 566 and 1216 ms, marked by a `~` alone."""
+def test_a_wide_interval_is_printed_as_an_interval() -> None:
+    """A case was eager with 566 to 1216 ms, which was marked only by a `~`."""
     assert "1.2x to 1.9x eager" in headline(timed(CALM, stable=False))
     assert "1.50x" not in headline(timed(CALM, stable=False))
     assert "2.00x eager" in headline(manifest(variant("trace", 5.0)))  # ±1%
 
 
 def test_a_p99_of_few_runs_is_not_printed() -> None:
-    """A bundle of an earlier exporter may have one."""
+    """A bundle from an earlier exporter may have one."""
     from exporter.release import gates
     from exporter.release.plan import Gates
     from exporter.report import rows
@@ -186,7 +186,7 @@ def test_a_p99_of_few_runs_is_not_printed() -> None:
     assert "No artifact meets the limits" in headline(found)
 
 
-def test_help_promises_what_is_kept(cli: Cli) -> None:
+def test_the_help_matches_the_behaviour(cli: Cli) -> None:
     from exporter.evidence.benchmark import FEWEST_WINDOWS
 
     for name in ("export", "bench"):

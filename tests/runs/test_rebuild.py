@@ -363,7 +363,7 @@ def test_files_left_by_a_killed_signing_are_ignored(made_bundle: Path, tmp_path:
 
 def test_control_characters_in_names_are_replaced() -> None:
     found = rebuild.Rebuilt("b", (Difference("a.pt", "differs", "\x1b]0;title\x07 is in only one of them"),))
-    assert "a.pt  differs: \ufffd]0;title\ufffd is in one" in rebuilt.render(found, as_json=False)
+    assert "a.pt  differs: \ufffd]0;title\ufffd is in only one" in rebuilt.render(found, as_json=False)
 
 
 def test_an_interrupted_rebuild_does_not_mention_deleted_files(

@@ -20,8 +20,8 @@ _TYPES = {
 
 def compare(old: Path, new: Path) -> Iterator[Finding]:
     """Compare two files."""
-    (said, before), (says, after) = _read(old), _read(new)
-    if said != says:
+    (metadata, before), (other, after) = _read(old), _read(new)
+    if metadata != other:
         yield "differs", "the metadata"
     for name in sorted(before.keys() ^ after.keys()):
         yield "differs", f"{name} is in only one of them"

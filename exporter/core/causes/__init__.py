@@ -91,11 +91,11 @@ def describe(error: ExporterError, target: str = "", text: str = "") -> Describe
         return Described(text, error.remedy, "")
     where = place(text)
     raw = shorten(text.replace(f" ({where})", ""))
-    said = f"{cause.sentence}{f' ({where})' if where else ''}"
+    reason = f"{cause.sentence}{f' ({where})' if where else ''}"
     other = of(error.older, target) if isinstance(error, BothFailed) else None
     if other is not None and other.name != cause.name:
-        said = f"{said}; in torch's older exporter, {other.sentence[0].lower()}{other.sentence[1:]}"
-    return Described(f"{said}: {raw}", error.remedy or cause.remedy, cause.name)
+        reason = f"{reason}; in torch's older exporter, {other.sentence[0].lower()}{other.sentence[1:]}"
+    return Described(f"{reason}: {raw}", error.remedy or cause.remedy, cause.name)
 
 
 def remedy(text: str, target: str = "") -> str:
