@@ -60,9 +60,9 @@ def read_sizes(ctx: click.Context, param: click.Parameter, given: tuple[str, ...
             sizes[name] = _list(value)
         elif not dots or not all(map(str.isdigit, (low, high, step or "1"))) or rest.endswith(".."):
             known = "NAME=N, NAME=N,N,..., NAME=MIN..MAX or NAME=MIN..MAX..STEP"
-            raise click.BadParameter(f"{item!r} is not {known}, as sequence=128")
+            raise click.BadParameter(f"{item!r} is not {known}, for example sequence=128")
         elif not 1 <= int(low) <= int(high):
-            raise click.BadParameter(f"{item!r} is an empty range; a size is 1 at least")
+            raise click.BadParameter(f"{item!r} is an empty range; a size is at least 1")
         elif int(step or 1) < 1 or int(high) // int(step or 1) * int(step or 1) < int(low):
             raise click.BadParameter(f"{item!r} is an empty range; no multiple of {step} lies in {low} to {high}")
         else:

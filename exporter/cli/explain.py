@@ -44,7 +44,7 @@ def command(model: str, device: str | None, as_json: bool, quiet: bool, verbose:
 
     source = choose_source(model, given)
     if sweep(given_sizes(given)):
-        raise UsageError("explain times nothing, so each size takes one value", "give one of each")
+        raise UsageError("explain does not measure time, so each size takes one value", "give one of each")
     options = targets.Options(
         device=choose_device(device), threads=environment.usable_cpus(), ops_libs=given["ops_libs"]
     )

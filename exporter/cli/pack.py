@@ -12,7 +12,7 @@ from exporter.cli import _bundle
 
 @click.command(name="pack", short_help="Pack a bundle into one file.")
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="[default: BUNDLE.tar.zst, beside it]")
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="[default: BUNDLE.tar.zst, next to it]")
 @_bundle.trust_options
 def command(bundle: Path, out: Path | None, **options: Any) -> None:
     """Check BUNDLE's hashes and pack it into one file; the same bundle always makes the same bytes.

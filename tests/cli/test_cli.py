@@ -272,7 +272,7 @@ def test_bench_times_the_variants_that_pass(cli: Cli, bundle: Path) -> None:
 
 
 def test_explain_accepts_one_value_per_size(cli: Cli) -> None:
-    refused(cli("explain", MLP, "--batch", "2,4"), "explain times nothing", "give one of each")
+    refused(cli("explain", MLP, "--batch", "2,4"), "explain does not measure time", "give one of each")
 
 
 @pytest.mark.parametrize("command", ["check", "bench", "report"])

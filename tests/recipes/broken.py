@@ -1,4 +1,4 @@
-"""Recipes that are broken, each named for what is broken in it."""
+"""Broken recipes, each named after its fault."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class size_that_nothing_follows:
 
 
 class _Broken:
-    """A recipe whose model is `model`."""
+    """Base of recipes: the model is `model`."""
 
     model: type[torch.nn.Module]
     sizes = {"batch": (1, 4)}
@@ -145,7 +145,7 @@ class trace_aborts(_Broken):
 
 
 class trace_eats_memory(_Broken):
-    """A gigabyte at a time, until it is stopped or has 16."""
+    """Allocates a gigabyte at a time, until it is stopped or has 16."""
 
     class model(Mlp):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -178,7 +178,7 @@ class capture_segfaults(_Broken):
 
 
 class branch_on_data(_Broken):
-    """torch.export cannot take it; torch.jit.trace bakes the branch of the example in."""
+    """torch.export rejects it; torch.jit.trace bakes in the branch of the example."""
 
     class model(Mlp):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -187,7 +187,7 @@ class branch_on_data(_Broken):
 
 
 class branch_on_data_with_stars(_Broken):
-    """Neither torch.export nor torch.jit.script can take it."""
+    """Both torch.export and torch.jit.script reject it."""
 
     class model(Mlp):
         def forward(self, *x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Models that torch.jit.trace gets wrong in silence."""
+"""Models that torch.jit.trace silently gets wrong."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 class Branch(torch.nn.Module):
-    """Takes one of two ways by the sign of its input."""
+    """Takes one of two branches, by the sign of its input."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if bool(x.sum() > 0):
@@ -15,7 +15,7 @@ class Branch(torch.nn.Module):
 
 
 class Loop(torch.nn.Module):
-    """Goes through the batch row by row."""
+    """Loops over the rows of the batch."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = []
@@ -41,7 +41,7 @@ def loop_inputs(batch: int = 1) -> dict[str, torch.Tensor]:
 
 
 class Steps(torch.nn.Module):
-    """Steps through the sequence: its length is unrolled, except where TorchScript reads the source."""
+    """Loops over the sequence, whose length is unrolled unless TorchScript compiles the source."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,18 +1,18 @@
-"""Models that one part of torch or another has something to say about."""
+"""Models for which `exporter explain` has findings."""
 
 from __future__ import annotations
 
 import torch
 
 library = torch.library.Library("explained", "FRAGMENT")
-if not hasattr(torch.ops.explained, "twice"):  # tests import this more than once
+if not hasattr(torch.ops.explained, "twice"):  # tests import this module more than once
     library.define("twice(Tensor x) -> Tensor")
     library.impl("twice", lambda x: x * 2, "CPU")
     library.impl("twice", lambda x: torch.empty_like(x), "Meta")
 
 
 class Asserts(torch.nn.Module):
-    """Asks the tracer for a boolean that never changes."""
+    """Converts a tensor to a boolean that never changes."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.sum() != x.sum():  # harmless
@@ -21,7 +21,7 @@ class Asserts(torch.nn.Module):
 
 
 class Mixed(torch.nn.Module):
-    """One number that never changes, one that follows the values."""
+    """Converts tensors to a number that never changes and one that depends on the values."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.abs().sum() < 0:  # harmless
@@ -30,42 +30,42 @@ class Mixed(torch.nn.Module):
 
 
 class Stars(torch.nn.Module):
-    """torch.jit.script takes no *args."""
+    """torch.jit.script does not support *args."""
 
     def forward(self, *x: torch.Tensor) -> torch.Tensor:  # unscriptable
         return x[0] * 2
 
 
 class Eigenvalues(torch.nn.Module):
-    """ONNX has none."""
+    """ONNX has no such operator."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.linalg.eigvalsh(x.transpose(-1, -2) @ x)  # missing
 
 
 class Distances(torch.nn.Module):
-    """Only torch's older exporter has a translation."""
+    """Only torch's older ONNX exporter can translate it."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cdist(x, 1 - x.clamp(0, 1.0))  # older
 
 
 class Custom(torch.nn.Module):
-    """An operator of its own."""
+    """Calls a custom operator."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.ops.explained.twice(x)
 
 
 class Narrow(torch.nn.Module):
-    """Takes other ways at other sizes."""
+    """Branches on a size."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * 2 if x.shape[0] < 5 else x * 3  # condition
 
 
 class Breaks(torch.nn.Module):
-    """A graph break that somebody asked for."""
+    """Breaks the graph on purpose."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = x * 2

@@ -1,4 +1,4 @@
-"""Models that know of the Ray worker that they are made by; a test copies this file to a folder of its own."""
+"""Models that depend on the Ray worker that builds them; a test copies this file to its own folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 
 
 class held:
-    """Tells which node it is on, by the process of its raylet, and waits for a file to come."""
+    """Records its node, as the process ID of its raylet, and waits for a file."""
 
     inputs = staticmethod(recipes_shared.inputs)
 
@@ -29,7 +29,7 @@ class held:
 
 
 class deadly:
-    """Kills the worker."""
+    """Kills its worker."""
 
     inputs = staticmethod(recipes_shared.inputs)
 

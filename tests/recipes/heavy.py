@@ -1,4 +1,4 @@
-"""Recipes for what is said and done about memory."""
+"""Recipes for tests of memory and loading."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recipes_shared import Mlp, inputs
 
 
 class counted:
-    """Writes a line for each time that it is loaded."""
+    """Writes a line each time it is loaded."""
 
     sizes = {"batch": (1, 8)}
     inputs = staticmethod(inputs)
@@ -26,7 +26,7 @@ class counted:
 
 
 class threaded(counted):
-    """Leaves a thread behind, which a fork would lose."""
+    """Starts a thread, which a fork would lose."""
 
     @staticmethod
     def load(weights: str) -> torch.nn.Module:
@@ -57,7 +57,7 @@ class greedy:
 
 
 class killed:
-    """Is killed while it is traced."""
+    """Kills its process while it is traced."""
 
     sizes = {"batch": (1, 8)}
     inputs = staticmethod(inputs)
@@ -65,7 +65,7 @@ class killed:
 
 
 class unloadable:
-    """Finds no memory for its weights."""
+    """Runs out of memory for its weights."""
 
     sizes = {"batch": (1, 8)}
     inputs = staticmethod(inputs)

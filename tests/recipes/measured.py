@@ -1,4 +1,4 @@
-"""A model with real inputs of its own, and a metric of its own; and what may be wrong with these."""
+"""A model with its own samples and metric, and recipes in which these are wrong."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class samples_raise(measured):
 
 
 def fast() -> nn.Module:
-    """A function that makes the model, with its companions beside it."""
+    """A function that makes the model; its samples and metric are separate functions."""
     return Classifier().eval()
 
 
@@ -78,7 +78,7 @@ fast_inputs, fast_samples, fast_metric = measured.inputs, measured.samples, meas
 
 
 class Stream(nn.Module):
-    """An average of all frames so far, of each of a batch."""
+    """The average of all frames so far, for each item of a batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class Stream(nn.Module):
 
 
 class streamed:
-    """Samples are the calls of one sequence."""
+    """Its samples are the calls of one sequence."""
 
     sizes = {"batch": (1, 8)}
     batches = (2, 2, 2)

@@ -1,4 +1,4 @@
-"""Models that call operators which are not torch's own."""
+"""Models that call operators from outside torch."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import torchvision
 
 
 class Affine(torch.nn.Module):
-    """An operator of cpp/tests/operators.cpp; whoever loads this has loaded its library."""
+    """Calls an operator from cpp/tests/operators.cpp, whose library must already be loaded."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.ops.exporter_test.affine(x, 2.0, -1.0).sum(1)
 
 
 class affine:
-    """A library of one's own."""
+    """Needs a library of the user's."""
 
     sizes = {"batch": (1, 4)}
 
@@ -28,14 +28,14 @@ class affine:
 
 
 class Aligned(torch.nn.Module):
-    """One number a channel and box, of the image below it."""
+    """Returns one number for each channel and box, from the image inside the box."""
 
     def forward(self, image: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
         return torchvision.ops.roi_align(image, boxes, 1)
 
 
 class aligned:
-    """torchvision's library."""
+    """Needs torchvision's library."""
 
     sizes = {"boxes": (1, 8)}
 

@@ -1,4 +1,4 @@
-"""Models on which a bare call is known to go wrong, each with its recipe."""
+"""Models for which bare calls are known to go wrong, each with its recipe."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 
 class _Of:
-    """A recipe whose model is `model` and whose batch moves."""
+    """Base of recipes: the model is `model`, and the batch is dynamic."""
 
     model: Any
     sizes: Any = {"batch": (1, 6)}
@@ -26,7 +26,7 @@ class _Of:
 
 
 class Masked(nn.Module):
-    """Gives something without any input."""
+    """Returns a result even without any input."""
 
     def forward(self, x: torch.Tensor | None = None, mask: torch.Tensor | None = None) -> torch.Tensor:
         x = torch.zeros(2, 4) if x is None else x
@@ -42,7 +42,7 @@ class keywords(_Of):
 
 
 class Named(nn.Module):
-    """A dict of outputs."""
+    """Returns a dict."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class named(_Of):
 
 
 class ModelOutputs(Named):
-    """What a model of transformers gives."""
+    """Returns a ModelOutput, like models of transformers."""
 
     def forward(self, x: torch.Tensor) -> Any:
         from transformers.modeling_outputs import SequenceClassifierOutput
@@ -70,7 +70,7 @@ class model_outputs(_Of):
 
 
 class Steps(nn.Module):
-    """An LSTM cell that goes along the sequence; torch.jit.trace has nothing to say of it."""
+    """Runs an LSTM cell along the sequence; torch.jit.trace does not warn about it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class bert(_Of):
 
 
 class gpt2(_Of):
-    """A causal language model with its cache on."""
+    """A causal language model that returns its cache."""
 
     sizes = {"batch": (1, 4), "sequence": (1, 12)}
 
@@ -134,7 +134,7 @@ class gpt2(_Of):
 
 
 class one(_Of):
-    """An example of one."""
+    """Its example has a batch of 1."""
 
     model = Named
 
@@ -144,7 +144,7 @@ class one(_Of):
 
 
 class Sums(nn.Module):
-    """What AOTInductor fuses into kernels of its own, and a layer."""
+    """Operators that AOTInductor fuses into its own kernels, and a layer."""
 
     def __init__(self) -> None:
         super().__init__()

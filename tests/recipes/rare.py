@@ -1,4 +1,4 @@
-"""Recipes of models whose state shows in few calls, or in none that exporter can follow."""
+"""Recipes of models whose state shows only in few calls, or is hidden from exporter."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class at_large_values(_Rare):
 
 
 class of_two_modes(_Rare):
-    """Written at one size, read at another."""
+    """Its state is written at one size and read at another."""
 
     class model(_Keeping):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -58,7 +58,7 @@ class of_two_modes(_Rare):
 
 
 class table_that_grows(_Rare):
-    """A table that is made longer where it is too short, as positions are."""
+    """Extends a table when it is too short, as for positions."""
 
     class model(nn.Module):
         def __init__(self) -> None:
@@ -72,7 +72,7 @@ class table_that_grows(_Rare):
 
 
 class alternating(_Rare):
-    """A state of two values in an iterator, which an even number of calls does not show."""
+    """Its state alternates between two values in an iterator, which an even number of calls hides."""
 
     class model(nn.Module):
         def __init__(self) -> None:
@@ -97,7 +97,7 @@ class average_that_nobody_reads(_Rare):
 
 
 class scratch(_Rare):
-    """A buffer that each call fills anew before it reads it."""
+    """Each call overwrites the buffer before reading it."""
 
     class model(_Keeping):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What the recipes here share; a recipe may import what lies beside it."""
+"""Code that the recipes in this folder share: a recipe may import modules next to it."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ class Mlp(torch.nn.Module):
 
 
 def inputs(batch: int = 2) -> dict[str, torch.Tensor]:
-    """Rows of four numbers."""
+    """Return rows of four numbers."""
     return {"x": torch.randn(batch, 4)}

@@ -1,4 +1,4 @@
-"""Recipes of models that keep state, each named for how it is kept."""
+"""Recipes of models that keep state, each named after the way it is kept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def frames(batch: int = 1, samples: int = 24) -> torch.Tensor:
 
 
 class _Recipe:
-    """A recipe whose model is `model`, of frames of audio."""
+    """Base of recipes: the model is `model`, and the inputs are frames of audio."""
 
     model: type[nn.Module]
     sizes: dict[str, tuple[int, int]] = {"samples": (16, 64)}
@@ -113,7 +113,7 @@ class counter(_Recipe):
 
 
 class cache(_Recipe):
-    """Keys and values in buffers, filled from a position on."""
+    """Keys and values in buffers, filled from a position onwards."""
 
     class model(nn.Module):
         def __init__(self) -> None:
@@ -152,7 +152,7 @@ class statistics(_Recipe):
 
 
 class of_batch(_Recipe):
-    """State that has the batch's size from the first call on."""
+    """State that has the size of the batch after the first call."""
 
     class model(nn.Module):
         def __init__(self) -> None:
@@ -203,7 +203,7 @@ class in_a_list(_Recipe):
 
 
 class delay(_Recipe):
-    """What was given to the call before, and that of the one before that in another form."""
+    """Keeps the input of the previous call, and of the one before it in another form."""
 
     class model(nn.Module):
         def __init__(self) -> None:
@@ -221,7 +221,7 @@ class delay(_Recipe):
 
 
 class in_one_tensor_thrice(_Recipe):
-    """The last three, which are one tensor before the first call."""
+    """Keeps the last three inputs, which are the same tensor before the first call."""
 
     class model(nn.Module):
         def __init__(self) -> None:
@@ -236,7 +236,7 @@ class in_one_tensor_thrice(_Recipe):
 
 
 class made_at_the_first_call(_Recipe):
-    """A cache that is made, with the device for it, when it is asked for first."""
+    """The first call creates the cache and records its device."""
 
     class model(nn.Module):
         def __init__(self) -> None:
@@ -253,7 +253,7 @@ class made_at_the_first_call(_Recipe):
 
 
 class randomness(_Recipe):
-    """Random numbers of its own, from a state in a buffer."""
+    """Makes its own random numbers from a state in a buffer."""
 
     class model(nn.Module):
         def __init__(self) -> None:
@@ -279,7 +279,7 @@ class nested(_Recipe):
 
 
 class draws(_Recipe):
-    """Random numbers of torch's."""
+    """Draws random numbers with torch."""
 
     class model(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -309,7 +309,7 @@ class grows(_Recipe):
 
 
 class only_remembers(_Recipe):
-    """What changes is read by nobody, or made again where it is missing."""
+    """Nothing reads what changes, or it is recomputed if it is missing."""
 
     class model(nn.Module):
         def __init__(self) -> None:
@@ -339,7 +339,7 @@ class changes_a_parameter(_Recipe):
 
 
 class answers_its_state(_Recipe):
-    """An output that is the state itself, which the next call changes in place."""
+    """Returns the state itself, which the next call changes in place."""
 
     class model(nn.Module):
         def __init__(self) -> None:
@@ -352,7 +352,7 @@ class answers_its_state(_Recipe):
 
 
 class long_echo(_Recipe):
-    """A delay of more calls than are tried, in a plain attribute."""
+    """A delay longer than the search, in a plain attribute."""
 
     class model(nn.Module):
         def __init__(self) -> None:
@@ -366,7 +366,7 @@ class long_echo(_Recipe):
 
 
 class long_queue(_Recipe):
-    """A delay of more calls than are tried, handed on from place to place."""
+    """A delay longer than the search, moved from one element to the next."""
 
     class model(nn.Module):
         def __init__(self) -> None:
@@ -380,7 +380,7 @@ class long_queue(_Recipe):
 
 
 class rare_event(_Recipe):
-    """A flag that no call of those tried raises."""
+    """A flag that no call of the search sets."""
 
     class model(nn.Module):
         def __init__(self) -> None:
@@ -404,7 +404,7 @@ class keyed_by_tuple(_Recipe):
 
 
 class late_switch(_Recipe):
-    """A Python number that changes the outputs after more calls than are tried."""
+    """A Python number that changes the outputs only after more calls than the search makes."""
 
     class model(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Models whose sizes go in steps, each the smallest of its kind."""
+"""Minimal models that accept only some sizes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn import functional
 
 
 class Pool(nn.Module):
-    """Ceil-mode pooling after a convolution, as in MTCNN's first network: eager takes every size."""
+    """Ceil-mode pooling after a convolution, as in MTCNN's first network; eager accepts every size."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class Pool(nn.Module):
 
 
 class View(nn.Module):
-    """A row cut into pieces of 16."""
+    """Cuts a row into pieces of 16."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class View(nn.Module):
 
 
 class Patch(nn.Module):
-    """An image cut into patches of 8 by 8, each embedded."""
+    """Cuts an image into patches of 8 by 8 and embeds them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Patch(nn.Module):
 
 
 class UNet(nn.Module):
-    """Four halvings, each joined again with what it came from."""
+    """Halves the image four times, then joins each result with its source."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,14 +76,14 @@ class Hop(nn.Module):
 
 
 class Branch(nn.Module):
-    """Another computation from 33 on."""
+    """Computes something else from size 33 on."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.sum(1) if x.shape[1] > 32 else x.mean(1)
 
 
 class Least(nn.Module):
-    """A kernel of 7, without padding."""
+    """A convolution with a kernel of 7, without padding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Least(nn.Module):
 
 
 class Primes(nn.Module):
-    """Sizes that no step tells."""
+    """Accepts sizes that no step describes."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.shape[1] not in (8, 11, 13, 17, 19, 23, 29, 31):

@@ -1,4 +1,4 @@
-"""Models that work, each the smallest of its kind."""
+"""Minimal models that work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from recipes_shared import Mlp
 
 
 class mlp:
-    """The recipe as a class with everything."""
+    """A recipe as a class with every part."""
 
     sizes = {"batch": (1, 8)}
 
@@ -36,7 +36,7 @@ class Pair(torch.nn.Module):
 
 
 class pair:
-    """Batch and sequence."""
+    """A recipe with two sizes, batch and sequence."""
 
     sizes = {"batch": (1, 4), "sequence": 6}
 
@@ -54,7 +54,7 @@ class pair:
 
 
 def made() -> torch.nn.Module:
-    """A callable that returns the module; its inputs stand beside it."""
+    """A function that returns the module; `made_inputs` returns its inputs."""
     return Mlp()
 
 
@@ -63,7 +63,7 @@ def made_inputs(batch: int = 2) -> tuple[torch.Tensor]:
 
 
 def lonely() -> torch.nn.Module:
-    """A callable without inputs beside it: --inputs FILE gives them."""
+    """A function without an inputs function; the inputs come from --inputs FILE."""
     return Mlp()
 
 
@@ -72,7 +72,7 @@ def _tell() -> None:
 
 
 class told:
-    """A recipe that tells, in the log of each job that asks it for something, how the job stands among the others."""
+    """A recipe that writes the priority and wait policy of each job that uses it to the job's log."""
 
     sizes = mlp.sizes
 
@@ -88,7 +88,7 @@ class told:
 
 
 class InPlace(torch.nn.Module):
-    """Changes its input, as its caller sees."""
+    """Changes its input in place."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.add_(1.0) * 2.0

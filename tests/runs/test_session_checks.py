@@ -48,7 +48,7 @@ def test_an_error_of_an_artifact_has_a_cause() -> None:
     assert session.remedy
 
 
-@pytest.mark.parametrize(("cause", "remedy"), [("too-coarse", "samples() of the recipe"), ("", causes.INT8)])
+@pytest.mark.parametrize(("cause", "remedy"), [("too-coarse", "samples() in the recipe"), ("", causes.INT8)])
 def test_a_quantized_variant_has_a_remedy(cause: str, remedy: str) -> None:
     record = VariantRecord("onnx@int8", "onnx", "passed", contract=Contract("m", (), (), {}, precision="int8"))
     output = {"output": "y", "verdict": "FAIL", "reason": "as it is", "worst": [0], "cause": cause}
