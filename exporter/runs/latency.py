@@ -105,8 +105,8 @@ def measure(
     """
     left = dict(sessions)
     found: dict[str, dict[Key, benchmark.Series]] = {}
-    hear = functools.partial(progress, baseline[0])
-    waited = machine_load.wait(budget.wait_quiet_s, hear) if budget.wait_quiet_s else ""
+    report = functools.partial(progress, baseline[0])
+    waited = machine_load.wait(budget.wait_quiet_s, report) if budget.wait_quiet_s else ""
     untimed: dict[str, str] = {}
     watch = machine_load.Watch()
     for point in (EXAMPLE, *points):

@@ -39,36 +39,36 @@ LARGE = 1 * GB  # from this size of weights on, a run is limited to a share of t
 SHARE = Need(2.5, 2 * GB)  # in addition to the weights, which all steps share
 
 
-def share(there: int, weights: int) -> int:
-    """Return how many of `there` free bytes concurrent steps may take, for a model with `weights` bytes of weights."""
-    return there if weights < LARGE else min(there, SHARE.of(weights))
+def share(free: int, weights: int) -> int:
+    """Return how many of `free` bytes concurrent steps may take, for a model with `weights` bytes of weights."""
+    return free if weights < LARGE else min(free, SHARE.of(weights))
 
 
 @dataclass(frozen=True)
 class Shortage:
     """A step that failed as if memory had run out.
 
-    It was expected to need `needed` bytes (0 if unknown), and `there` bytes were free. `limit` is the user's, 0 for
+    It was expected to need `needed` bytes (0 if unknown), and `free` bytes were free. `limit` is the user's, 0 for
     none; `killed` says that the kernel's OOM killer ended a process during the step.
     """
 
     step: str
     needed: int
-    there: int
+    free: int
     limit: int = 0
     killed: bool = False
 
     @property
     def sure(self) -> bool:
         """Whether memory is known to be the cause, even if the process was killed from outside without a message."""
-        return self.killed or self.needed > min(self.there, self.limit or self.there)
+        return self.killed or self.needed > min(self.free, self.limit or self.free)
 
     def describe(self) -> str:
         """Describe the memory that was needed and the memory that was free."""
         limit = f", and --memory-limit is {_gb(self.limit)}" if self.limit else ""
         if not self.needed:
-            return f"the memory that {self.step} needs is unknown; {_gb(self.there)} was free{limit}"
-        return f"{self.step} needs about {_gb(self.needed)}; {_gb(self.there)} was free{limit}"
+            return f"the memory that {self.step} needs is unknown; {_gb(self.free)} was free{limit}"
+        return f"{self.step} needs about {_gb(self.needed)}; {_gb(self.free)} was free{limit}"
 
     def remedies(self, alone: str = "", smaller: Mapping[str, int] | None = None) -> str:
         """Return what would help: a higher limit, a separate run, another precision, or another machine.
@@ -80,15 +80,15 @@ class Shortage:
             higher = "raise --memory-limit, " if self.limit else ""
             return f"{higher}free some memory, raise the container's memory limit, or use a larger machine"
         found = []
-        if self.limit and self.limit < self.needed <= self.there:
+        if self.limit and self.limit < self.needed <= self.free:
             found.append(f"pass --memory-limit {self.needed / GB:.1f}")
-        if alone and self.needed <= self.there:
+        if alone and self.needed <= self.free:
             found.append(f"export it alone (--targets {alone})")
-        bound = min(self.there, self.limit or self.there)
+        bound = min(self.free, self.limit or self.free)
         fitting = {name: needed for name, needed in (smaller or {}).items() if needed <= bound}
         found += [f"use a smaller precision (--targets {name} needs about {_gb(n)})" for name, n in fitting.items()]
         machine = f"use a machine with {_gb(round(1.1 * self.needed))} free"
-        return ", or ".join([*found, machine] if not found or self.needed > self.there else found)
+        return ", or ".join([*found, machine] if not found or self.needed > self.free else found)
 
 
 def _gb(size: float) -> str:
@@ -155,8 +155,8 @@ class MemoryPlan:
         return JobError(f"{sentence}: {found.describe()}: {error}", found.remedies(), getattr(error, "log", ""))
 
     def _shortage(self, step: str, needed: int, key: str) -> Shortage:
-        there, kills = self._before.get(key) or (memory.free(), memory.kills())
-        return Shortage(step, needed, there, self.limit, memory.kills() > kills)
+        free, kills = self._before.get(key) or (memory.free(), memory.kills())
+        return Shortage(step, needed, free, self.limit, memory.kills() > kills)
 
     def _smaller(self, record: VariantRecord, table: Table) -> dict[str, int]:
         """Return a half precision of the same variant, and the bytes that the step needs in it."""

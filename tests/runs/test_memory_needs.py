@@ -55,7 +55,7 @@ def test_a_shortage_reports_needed_and_free_memory() -> None:
     ],
 )
 def test_remedies_fit_the_available_memory(found: Shortage, remedies: str) -> None:
-    smaller = {"a@bf16": round(4.5 * GB)} if found.there < 20 * 10**9 else {}
+    smaller = {"a@bf16": round(4.5 * GB)} if found.free < 20 * 10**9 else {}
     assert found.remedies("a", smaller) == remedies
 
 
