@@ -19,7 +19,8 @@ from exporter.core.records import Manifest
 from exporter.runs import pipeline
 from exporter.workers.children import EXPORTING, Zygote
 
-HEADERS = Path(__file__).parents[1] / "build/inductor/precompiled_headers"  # precompiling them takes 20 s
+INDUCTOR = Path(__file__).parents[1] / "build/inductor"  # the cache of `make demo`
+HEADERS = INDUCTOR / "precompiled_headers"  # precompiling them takes 20 s
 HEAVY = (
     "torch._inductor.compile_fx",
     "torch.onnx._internal.exporter._core",
@@ -45,14 +46,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_outside_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Use one thread per process, download nothing, and put compiler caches except headers in a temporary folder."""
+    """Use one thread per process, download nothing, and compile everything except inductor's headers and CPU tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("HF_HUB_OFFLINE", "1")
         cache = tmp_path_factory.mktemp("inductor")
         HEADERS.mkdir(parents=True, exist_ok=True)
         (cache / HEADERS.name).symlink_to(HEADERS)
+        for loaded in INDUCTOR.glob("??/*.so.load_ok"):  # what tells whether the CPU runs an instruction set
+            shutil.copytree(loaded.parent, cache / loaded.parent.name, dirs_exist_ok=True)
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
+        patch.setenv("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")  # `make demo` compiles with the default
         here = Path(__file__).parent
         patch.setenv("PYTHONPATH", f"{here}{os.pathsep}{here.parent}")  # for jobs.py and this source tree
         patch.delenv("COLUMNS", raising=False)

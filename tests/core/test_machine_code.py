@@ -156,7 +156,7 @@ SENTENCE = "was built for avx1024, amx_fp2, which this CPU lacks"
 def test_python_rejects_before_loading(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=SENTENCE):
         exporter.open_artifact(package(tmp_path / "c.pt2", UNKNOWN))
-    with pytest.raises(ArtifactError, match="not an AOTInductor package that can run here"):
+    with pytest.raises(ArtifactError, match="not an AOTInductor package that runs here"):
         exporter.open_artifact(package(tmp_path / "old.pt2", None))
 
 

@@ -185,7 +185,7 @@ def test_arriving_bundles_are_verified(tmp_path: Path) -> None:
     assert (step.request.out / bundles.MANIFEST).read_bytes() == good
     (step.request.out / "mine").touch()
     packed[-1] ^= 1
-    with pytest.raises(BundleError, match="holds mine, which exporter did not write"):
+    with pytest.raises(BundleError, match="contains mine, which exporter did not write"):
         cluster._arrive(step, made)
     with pytest.raises(BundleError, match="node: the disk is full"):
         cluster._arrive(step, cluster.Made(BundleError("node: the disk is full")))

@@ -35,7 +35,6 @@ def test_every_artifact_is_right_or_refused(
     names: list[str], targets: str, benchmark: ModuleType, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EXPORTER_RUN", "/none")
-    monkeypatch.setenv("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
     names = names or benchmark.architectures.QUICK
     for name in names:
         cli(*benchmark.export_arguments(name, targets.split(","), tmp_path / "bundles" / benchmark.folder_of(name)))
