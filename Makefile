@@ -18,7 +18,9 @@ demo: install cpp ## export BERT to four targets, print the report, run the trac
 	@echo 'The traced artifact in C++, with an empty environment and no Python:'
 	env -i $(CPP)/exporter-run verify artifacts/bert/trace.pt
 
-test: install lint docs cpp ctest pytest ## run lint, types, docs, ctest and pytest
+test: install cpp ## run lint, types, docs, ctest and pytest
+	$(MAKE) --jobs 2 --output-sync lint docs ctest
+	$(MAKE) pytest
 
 check: lint ## run lint, types and the fast tests, in under 2 minutes
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -q $(FAST)
