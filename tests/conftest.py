@@ -49,6 +49,7 @@ def _no_outside_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     """Use one thread per process, download nothing, and compile everything except inductor's headers and CPU tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # waiting threads leave the cores to other tests
         patch.setenv("HF_HUB_OFFLINE", "1")
         cache = tmp_path_factory.mktemp("inductor")
         HEADERS.mkdir(parents=True, exist_ok=True)
