@@ -27,7 +27,7 @@ std::int64_t narrow(Wide number) {
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-/// Letters, digits, underscores, and all that is not ASCII.
+/// Letters, digits, underscores, and every non-ASCII character.
 bool is_part_of_name(char c) {
   return is_digit(c) || c == '_' || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
          static_cast<unsigned char>(c) >= 0x80;
@@ -47,7 +47,7 @@ class Rest {
     return true;
   }
 
-  /// 0, which is no factor and no divisor, when there is no number that fits 64 bits.
+  /// Returns 0, which is not a valid factor or divisor, if the number does not fit in 64 bits.
   std::int64_t take_number() {
     std::int64_t number = 0;
     if (!starts_with_digit()) return 0;

@@ -24,7 +24,7 @@ def command(bundle: Path, **options: Any) -> int:
 
     This needs no model code, so there is no eager row: the baseline is the first artifact that passes.
 
-    Exit codes: 0 every variant passed, 1 a file was altered or parity was lost, 2 the path holds no bundle with a
+    Exit codes: 0 every variant passed, 1 a file was altered or parity was lost, 2 the path is not a bundle with a
     golden.
     """
     manifest = _bundle.recheck(bundle, options, timed=True)
