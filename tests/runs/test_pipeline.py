@@ -351,8 +351,11 @@ def test_slots_do_not_exceed_the_work(zygote: Zygote, tmp_path: Path, monkeypatc
     assert manifest.variants[0].status == "passed"
 
 
-def test_the_costliest_export_and_timed_sessions_have_normal_priority(tmp_path: Path) -> None:
+def test_the_costliest_export_and_timed_sessions_have_normal_priority(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Concurrent exports wait passively, all but the costliest at low priority; timed sessions run as usual."""
+    monkeypatch.delenv("OMP_WAIT_POLICY")
     usual = f"niceness {os.getpriority(os.PRIO_PROCESS, 0)}, waits as usual"
     request = request_for("tiny:told", tmp_path / "toy", "trace,script", bench=True, time_budget=0.1)
     manifest, place = pipeline.run(request)

@@ -19,7 +19,14 @@ PYTHON_FILES = ("libpython", "libtorch_python", ".cpython-", ".abi3.so", ".py")
 def traced(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("bert") / "bundle"
     options = ["--targets", "trace", "--weights", "random", "--no-bench", "-q", "--out", str(out)]
-    options += ["--size", "batch=1..8", "--size", "sequence=1..64"]  # `make demo` exports the whole range
+    options += [
+        "--threads",
+        "1",
+        "--size",
+        "batch=1..8",
+        "--size",
+        "sequence=1..64",
+    ]  # `make demo` exports the whole range
     done = subprocess.run([sys.executable, "-m", "exporter", "export", "bert", *options], check=False)
     assert done.returncode == 0
     return out

@@ -194,7 +194,17 @@ def export(cli: Cli, tmp_path: Path) -> Export:
 
     def act(model: str, targets_text: str, *sizes: str) -> tuple[int, dict[str, Any]]:
         weights = "pretrained" if model == "minilm" else "random"
-        options = ["--targets", targets_text, "--no-bench", "--weights", weights, "--out", tmp_path / "b"]
+        options = [
+            "--targets",
+            targets_text,
+            "--threads",
+            "1",
+            "--no-bench",
+            "--weights",
+            weights,
+            "--out",
+            tmp_path / "b",
+        ]
         done = cli("export", model, *options, *(word for size in sizes for word in ("--size", size)), "--json", "-q")
         return done.code, json.loads(done.out or "{}")
 
