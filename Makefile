@@ -19,8 +19,8 @@ demo: install cpp ## export BERT to four targets, print the report, run the trac
 	env -i $(CPP)/exporter-run verify artifacts/bert/trace.pt
 
 test: install cpp ## run lint, types, docs, ctest and pytest
-	$(MAKE) --jobs 2 --output-sync lint docs ctest
-	$(MAKE) pytest
+	$(MAKE) --no-print-directory --jobs 2 --output-sync lint docs ctest
+	$(MAKE) --no-print-directory pytest
 
 check: lint ## run lint, types and the fast tests, in under 2 minutes
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -q $(FAST)
