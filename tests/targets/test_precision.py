@@ -228,10 +228,10 @@ def program_of(module: torch.nn.Module, x: torch.Tensor) -> Program:
 def test_int8_packages_for_a_gpu_quantize_only_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test compiles the same graph for the CPU."""
     monkeypatch.setattr("exporter.targets.compile._build", lambda options: machine_code.native())
-    monkeypatch.setattr(inductor.aot_inductor, "compile_wrapper_opt_level", "O1")  # the size includes the code
     module, path, target = Wide().eval(), tmp_path / "compile@int8.pt2", targets.get("compile")
     program = program_of(module, torch.randn(2, 5, 512))
-    exported = target.export(program, path, Options(precision="int8", device="cuda"))
+    with inductor.patch({"aot_inductor.compile_wrapper_opt_level": "O1"}):  # the size includes the code
+        exported = target.export(program, path, Options(precision="int8", device="cuda"))
     assert exported.ops == ()
     assert exported.notes == ("weights in int8, computed in bfloat16",)
     assert module.first.weight.dtype == torch.float32, "the model is unchanged"
