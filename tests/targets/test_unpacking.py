@@ -71,7 +71,7 @@ def test_opening_and_closing_does_not_leak(package: Path, tmp_path: Path) -> Non
     memory, maps, blocks, memory_after, maps_after, blocks_after = map(int, done.stdout.split())
     assert maps_after == maps
     assert blocks_after == blocks
-    assert memory_after < memory + 1536
+    assert memory_after < memory + 1228
     assert not list(tmp_path.iterdir())
 
 
