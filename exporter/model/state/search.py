@@ -164,7 +164,8 @@ class _Search:
                 return state
         for path in paths:
             if other := self.held.shared.get(path):
-                raise self._refused([path], f"keeps state that shares its memory with {other}, in", "clone one of them")
+                remedy = "keep it in one module that the others use, or clone it where it may differ"
+                raise self._refused([path], f"keeps state that shares its memory with {other}, in", remedy)
         raise self._refused(
             paths, "behaves differently in its first call, because of", "give it its later form from the start"
         )
