@@ -258,7 +258,10 @@ def _dim(dim: str | None, dims: dict[str, Any]) -> Any:
         return symbol
     if expression.divisor > 1 or not isinstance(symbol, torch.export.Dim):
         return torch.export.Dim.AUTO
-    return expression.factor * symbol + expression.offset
+    try:
+        return expression.factor * symbol + expression.offset
+    except TypeError:  # torch evaluates the name with sympy, where N, S, beta and Python's len mean something else
+        return torch.export.Dim.AUTO
 
 
 def _allowed(program: torch.export.ExportedProgram, contract: Contract) -> dict[str, Range]:

@@ -141,7 +141,7 @@ def test_sizes_decide_although_some_values_hide_it() -> None:
     right = [case(f"batch={batch}", True, seed=seed) for batch in (2, 3) for seed in (0, 1)]
     cases = [*wrong, *right, case("batch=1 zeros", True)]
     assert diagnosis.value_dependence(cases)
-    assert diagnosis.size_dependence(cases) == "wrong at batch=1, right at batch=2"
+    assert diagnosis.size_dependence(cases, 2) == "wrong at batch=1, right at batch=2"
     limit = SizeLimit("batch", "range", "2 to 9", ("batch",))
     found = explain("why", *cases, known=Known((BRANCH,), (limit,)))
     assert found.reason == f"depends on sizes: wrong at batch=1, right at batch=2; why (perhaps because {limit})"
@@ -149,7 +149,7 @@ def test_sizes_decide_although_some_values_hide_it() -> None:
     found = explain("why", *cases, known=Known((BRANCH,)))
     assert found.reason.endswith("why (perhaps because a branch drops one side (/m.py:7))")
     for other in (case("batch=1", True, seed=2), case("batch=4", False)):  # other values, and too few of them
-        assert diagnosis.size_dependence([*cases, other]) == ""
+        assert diagnosis.size_dependence([*cases, other], 2) == ""
 
 
 def test_unrepeatable_eager_takes_precedence() -> None:

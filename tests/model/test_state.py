@@ -454,6 +454,14 @@ def test_a_trace_refuses_a_branch_on_the_state(run: Run) -> None:
     assert f"Python reads the values of the state ({stateful.__file__}:{line}), but a trace keeps" in row.reason
 
 
+def test_a_complex_state_is_refused_only_by_onnx(run: Run) -> None:
+    manifest, _ = run("stateful:turns", "trace,onnx", state="inputs")
+    trace, onnx = manifest.variants
+    assert trace.status == "passed", trace.reason
+    assert "state.phase is complex64" in onnx.reason
+    assert "view_as_real" in onnx.remedy
+
+
 def test_a_stream_enforces_the_contract() -> None:
     h = StateTensor("h", "float32", ("batch", 3), 0.0)
     x = TensorSpec("x", "float32", ("batch", 3))

@@ -482,6 +482,19 @@ class branches_on_its_state(_Recipe):
             return -x if self.calls > 12 else x + 0
 
 
+class turns(_Recipe):
+    """A complex number that turns with each call."""
+
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("phase", torch.ones(1, dtype=torch.complex64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.phase *= torch.polar(torch.ones(1), torch.full((1,), 0.3))
+            return x * self.phase.real
+
+
 class logs(_Recipe):
     """Counts, compares and records what it has seen, only for a log."""
 

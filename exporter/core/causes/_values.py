@@ -83,9 +83,9 @@ CAUSES = (
     Cause(
         "size-dependent",
         (),
-        "The artifact is right at some sizes and wrong at others, perhaps because the code branches on a size",
-        "promise only the sizes on one side (--size NAME=MIN..MAX, with the example among them), or compute without a "
-        "branch on the size",
+        "The artifact is right at some sizes and wrong at others, perhaps because of a branch or a loop over a size",
+        "promise only sizes like the example's (--size NAME=MIN..MAX), compute without Python's branches, loops and "
+        "numbers of a size, or ship a target that passes",
     ),
     Cause(
         "dimension-baked",
