@@ -244,7 +244,7 @@ def _export(
         {axis: _dim(dim, dims) for axis, dim in enumerate(spec.shape) if not isinstance(dim, int)}
         for spec in contract.inputs
     )
-    with torch.no_grad(), recurrent.kept(), mixture_of_experts.dense(module), running_statistics.Written():
+    with torch.no_grad(), recurrent.kept(), mixture_of_experts.dense(module), running_statistics.written():
         return torch.export.export(module, example, dynamic_shapes=(dynamic,), strict=strict)
 
 

@@ -43,7 +43,7 @@ def example() -> Tensors:
 @pytest.mark.parametrize("affine", [True, False])
 def test_statistics_are_updated(affine: bool) -> None:
     module = Online(affine)
-    with running_statistics.Written():
+    with running_statistics.written():
         script = scripted(module, example())
     for got, wanted in zip(script(*example()), module(*example()), strict=True):
         torch.testing.assert_close(got, wanted)
@@ -51,7 +51,7 @@ def test_statistics_are_updated(affine: bool) -> None:
 
 def test_only_updates_are_replaced() -> None:
     """Without statistics, or if they are only read, torch's kernel stays."""
-    with running_statistics.Written():
+    with running_statistics.written():
         x, mean, variance = example()
         torch.testing.assert_close(functional.batch_norm(x, mean, variance), x / 1.00001**0.5)
         program = torch.export.export(nn.BatchNorm2d(3, track_running_stats=False), (x,), strict=False)
