@@ -54,6 +54,8 @@ def build(again: bool, quiet: bool, verbose: bool) -> None:
     used = runners.find().used
     if used is not None and not used.path.is_relative_to(place):
         click.echo(f"note: {used.path} comes first, from {used.origin}", err=True)
+    if build_runner.lacks_graphs(place):
+        click.echo(f"note: {build_runner.HEADERS}", err=True)
 
 
 @command.command()

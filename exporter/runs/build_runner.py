@@ -28,6 +28,7 @@ LOG, LOCK, NEW = "build.log", "lock", ".new-"
 JOB_BYTES = 2 * 10**9  # memory of one compiler at most
 STARTS_S = 60.0  # time limit for starting a program once
 CANNOT = f"{runners.NAME} cannot be built"
+HEADERS = f"it runs without CUDA graphs: `pip install nvidia-cuda-crt`, then `{runners.BUILD} --again`"
 PIP = "pip install 'cmake>=3.24' ninja nlohmann-json"
 LOG_LINES = 50  # that an error carries
 Listen = Callable[[str], None]  # receives each line of output
@@ -94,6 +95,13 @@ def install(prefix: Path, listen: Listen = lambda line: None) -> list[Path]:
     except OSError as error:
         remedy = "give another --prefix, or change its permissions"
         raise UsageError(f"cannot write to {error.filename or prefix}: {error.strerror}", remedy) from error
+
+
+def lacks_graphs(place: Path) -> bool:
+    """Return whether this machine has a GPU and the runner cannot capture CUDA graphs, because CUDA's headers lacked."""
+    torch = runners.installed_torch()
+    for_cuda = torch is not None and (torch.folder / "lib/libtorch_cuda.so").is_file()
+    return for_cuda and bool(environment.gpus()) and not (place / "lib/libexporter_cuda.so").is_file()
 
 
 def starts(program: Path) -> str:

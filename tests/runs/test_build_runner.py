@@ -103,6 +103,19 @@ def test_another_runner_that_comes_first_is_named(
     assert done.err == f"note: {tmp_path}/mine comes first, from EXPORTER_RUN\n"
 
 
+def test_missing_headers_for_cuda_graphs(
+    calls: Calls, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "gpus", lambda: ("H200, 570",))
+    assert cli("runner", "build", "-q").err == ""
+    (tmp_path / "torch/lib").mkdir()
+    (tmp_path / "torch/lib/libtorch_cuda.so").touch()
+    assert "without CUDA graphs: `pip install nvidia-cuda-crt`" in cli("runner", "build", "-q").err
+    (build_runner.build() / "lib").mkdir()
+    (build_runner.build() / "lib/libexporter_cuda.so").touch()
+    assert cli("runner", "build", "-q").err == ""
+
+
 def test_installation(calls: Calls, cli: Cli, tmp_path: Path) -> None:
     prefix = tmp_path / "prefix"
     for _ in range(2):  # the second one replaces the files of the first
