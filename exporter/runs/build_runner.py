@@ -98,7 +98,7 @@ def install(prefix: Path, listen: Listen = lambda line: None) -> list[Path]:
 
 
 def lacks_graphs(place: Path) -> bool:
-    """Return whether this machine has a GPU and the runner cannot capture CUDA graphs, because CUDA's headers lacked."""
+    """Return whether there is a GPU and the runner was built without CUDA's headers, so it cannot capture graphs."""
     torch = runners.installed_torch()
     for_cuda = torch is not None and (torch.folder / "lib/libtorch_cuda.so").is_file()
     return for_cuda and bool(environment.gpus()) and not (place / "lib/libexporter_cuda.so").is_file()
