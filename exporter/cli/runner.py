@@ -29,13 +29,13 @@ def command(context: click.Context) -> int:
     return _show() if context.invoked_subcommand is None else 0
 
 
-@command.command()
+@command.command(short_help="Show which one is used; the default.")
 def status() -> int:
     """Show which exporter-run is used: the same as `exporter runner`."""
     return _show()
 
 
-@command.command()
+@command.command(short_help="Compile exporter-run against the installed torch.")
 @click.option("--again", is_flag=True, help="Build it even if the cache has it.")
 @_options.QUIET
 @VERBOSE
@@ -58,7 +58,7 @@ def build(again: bool, quiet: bool, verbose: bool) -> None:
         click.echo(f"note: {build_runner.HEADERS}", err=True)
 
 
-@command.command()
+@command.command(short_help="Install it for C++ projects, with the library and headers.")
 @click.option("--prefix", type=click.Path(path_type=Path, file_okay=False), required=True, metavar="DIR")
 @_options.QUIET
 @VERBOSE
