@@ -80,7 +80,7 @@ schemas: install ## generate the JSON Schemas of manifests and release files fro
 wheels: cpp ## make dist/: the sources, the wheel, and a wheel with exporter-run for the installed torch; try both wheels
 	rm -rf dist
 	$(BIN)/python cpp/packaging/make_wheels.py --build $(CPP) --out dist
-	$(BIN)/python cpp/packaging/check_wheels.py dist
+	$(BIN)/python cpp/packaging/check_wheels.py dist --example
 
 bench: install cpp ## measure start-up, overhead and the C++ side
 	$(BIN)/python benchmarks/startup.py

@@ -39,16 +39,27 @@ class Environment:
         subprocess.run([sys.executable, "-m", "pip", "--python", str(self.python), *install], check=True)
 
     def exporter(self, *words: str) -> str:
-        """Run the installed command in an empty folder, and return its standard output. Exits if it fails."""
+        """Run the installed command, as `run` does."""
+        return self.run(str(self.python.parent / "exporter"), *words)
+
+    def run(self, *command: str) -> str:
+        """Run a command in an empty folder, and return its standard output. Exits if it fails."""
         variables = {name: value for name, value in os.environ.items() if name not in DROPPED}
         variables |= {"XDG_CACHE_HOME": str(self.place / "cache"), "PATH": f"{self.python.parent}:{os.environ['PATH']}"}
-        command = [str(self.python.parent / "exporter"), *words]
-        done = subprocess.run(
-            command, cwd=self.place / "work", env=variables, stdout=subprocess.PIPE, text=True, check=False
-        )
+        work = self.place / "work"
+        done = subprocess.run(command, cwd=work, env=variables, stdout=subprocess.PIPE, text=True, check=False)
         if done.returncode:
-            sys.exit(f"{' '.join(words)}: exit code {done.returncode}\n{done.stdout}")
+            sys.exit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}")
         return done.stdout
+
+    def consumer(self, artifact: Path) -> None:
+        """Install the CMake package, compile the example with it, and run an artifact in it."""
+        self.exporter("runner", "install", "--prefix", str(self.place / "prefix"))
+        example = next(self.place.glob("venv/lib/python*/site-packages/exporter_cpp/examples/consumer"))
+        build = self.place / "consumer"
+        self.run("cmake", "-GNinja", "-S", str(example), "-B", str(build), f"-DCMAKE_PREFIX_PATH={self.place}/prefix")
+        self.run("cmake", "--build", str(build))
+        print(self.run(str(build / "consumer"), str(artifact)))
 
 
 def rows(manifest: dict[str, Any]) -> dict[str, tuple[str, ...]]:
@@ -59,8 +70,11 @@ def rows(manifest: dict[str, Any]) -> dict[str, tuple[str, ...]]:
     }
 
 
-def check(wheel: Path, place: Path, targets: str) -> dict[str, tuple[str, ...]]:
-    """Export resnet18 with the wheel, and return the rows. A wheel without the program builds it first."""
+def check(wheel: Path, place: Path, targets: str, example: bool) -> dict[str, tuple[str, ...]]:
+    """Export resnet18 with the wheel, and return the rows. A wheel without the program builds it first.
+
+    With `example`, the trace then runs in the example's program, which is compiled with the installed CMake package.
+    """
     one = Environment(place, wheel)
     compiled = wheel.stem.rpartition("-")[2] != "any"
     if not compiled:
@@ -71,6 +85,8 @@ def check(wheel: Path, place: Path, targets: str) -> dict[str, tuple[str, ...]]:
     if str(expected) not in status:
         sys.exit(f"{wheel.name}: the runner is not below {expected}")
     manifest = one.exporter("export", "resnet18", "--weights", "random", "--targets", targets, "--no-bench", "--json")
+    if example and not compiled:
+        one.consumer(one.place / "work/artifacts/resnet18/trace.pt")
     return rows(json.loads(manifest))
 
 
@@ -80,10 +96,11 @@ def main() -> None:
     parser.add_argument("dist", type=Path)
     parser.add_argument("--targets", default="trace,compile,export")
     parser.add_argument("--native", default="trace,compile", help="those that must have rows in C++")
+    parser.add_argument("--example", action="store_true", help="also compile and run examples/consumer")
     given = parser.parse_args()
     for wheel in sorted(given.dist.resolve().glob("*.whl")):
         with tempfile.TemporaryDirectory(prefix="exporter-") as place:
-            found = check(wheel, Path(place), given.targets)
+            found = check(wheel, Path(place), given.targets, given.example)
         for name, sessions in found.items():
             print(f"{wheel.name}  {name:<10} {', '.join(sessions)}")
         missing = [name for name in given.native.split(",") if "native" not in found[name]]

@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -192,13 +193,24 @@ def _run(command: Sequence[str], log: IO[str], listen: Listen) -> None:
     """Run a command, copying its output to the log. Raises JobError with the first error in it."""
     lines: list[str] = []
     with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
     ) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            log.write(line)
-            lines.append(line.rstrip())
-            listen(lines[-1])
+        try:
+            for line in process.stdout:
+                log.write(line)
+                lines.append(line.rstrip())
+                listen(lines[-1])
+        except BaseException:  # an interrupt; Ninja ends the compilers, which are not in its process group
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait()
+            raise
     if process.returncode:
         cause = _cause(lines) or f"exit code {process.returncode}"
         remedy = f"the whole output is in {log.name}"

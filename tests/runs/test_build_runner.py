@@ -194,6 +194,22 @@ def test_a_program_that_does_not_start_is_not_kept(
     assert "No such file or directory" in build_runner.starts(tmp_path / "nowhere")
 
 
+def test_an_interrupt_ends_the_build(calls: Calls, tmp_path: Path) -> None:
+    script(
+        tmp_path / "tools/cmake",
+        f"#!/bin/sh\ntrap 'touch {tmp_path}/ended; exit 1' TERM\necho begun\nsleep 60 & wait\n",
+    )
+
+    def listen(line: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_runner.build(listen)
+    assert (tmp_path / "ended").exists()
+    assert environment.find_runner() is None
+    assert not list((tmp_path / "cache/exporter/runner").glob(".new-*"))
+
+
 def test_builds_wait_for_each_other(calls: Calls, tmp_path: Path) -> None:
     """The second build finds what the first one made, and removes what a killed one left."""
     root = tmp_path / "cache/exporter/runner"
