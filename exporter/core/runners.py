@@ -112,12 +112,11 @@ def _candidates(torch: Torch | None) -> Iterator[Runner]:
 def _examined(path: Path, origin: str, torch: Torch | None) -> Runner:
     if not (path.is_file() and os.access(path, os.X_OK)):
         return Runner(path, origin, refused=f"{origin} names {path}, which is not a program")
-    built = built_for(path)
+    built, here = built_for(path), torch.version if torch else ""
     # EXPORTER_RUN may name a script that starts the runner.
-    fits = torch is None or _release(built) == _release(torch.version) or (not built and origin == EXPLICIT)
-    what = f"for torch {built}" if built else "by another release of exporter"
-    here = f", and this is torch {torch.version}" if torch and built else ""
-    return Runner(path, origin, built, "" if fits else f"{path} was built {what}{here}")
+    fits = not here or _release(built) == _release(here) or (not built and origin == EXPLICIT)
+    what = f"for torch {built}, and this is torch {here}" if built else "by another release of exporter"
+    return Runner(path, origin, built, "" if fits else f"{path} was built {what}")
 
 
 def _release(version: str) -> str:
@@ -126,9 +125,12 @@ def _release(version: str) -> str:
 
 
 def built_for(path: Path) -> str:
-    """Return the version of torch that a runner was built for; "" if the file does not tell."""
-    status = path.stat()
-    return _built_for(path, status.st_mtime_ns, status.st_size)
+    """Return the version of torch that a runner was built for; "" if the file does not tell, or cannot be read."""
+    try:
+        status = path.stat()
+        return _built_for(path, status.st_mtime_ns, status.st_size)
+    except OSError:  # a program may be executable but not readable
+        return ""
 
 
 @functools.cache

@@ -163,7 +163,7 @@ def _fill(place: Path, torch: Torch, source: Path, listen: Listen) -> None:
         record = {"torch": torch.version, "folder": str(torch.folder), "sources": str(source)}
         (new / RECORD).write_text(json.dumps(record) + "\n", encoding="utf-8")
         if place.exists():
-            shutil.rmtree(place)
+            place.rename(Path(scratch) / "old")
         new.rename(place)
     _remove_superseded(place, record)
 

@@ -116,6 +116,17 @@ def test_without_torch_nothing_is_compared(program: Program, torch: Torch, monke
     assert program("path/exporter-run", "2.13.0") == used()
 
 
+@pytest.mark.usefixtures("torch")
+def test_a_program_that_cannot_be_read(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(self: Path) -> bytes:
+        raise PermissionError
+
+    path = program("named")
+    monkeypatch.setenv("EXPORTER_RUN", str(path))
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    assert used() == path
+
+
 def test_a_rebuilt_runner_is_read_again(program: Program, torch: Torch) -> None:
     assert program("path/exporter-run") == used()
     program("path/exporter-run", "2.9.0")
