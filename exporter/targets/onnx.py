@@ -54,7 +54,7 @@ companions = (".data",)
 libraries = ("onnx", "onnx_ir", "onnxruntime", "onnxscript")
 modules = ("onnx", "onnxscript", "onnxruntime")
 question = "torch.onnx: operators without a translation"
-portability = 0
+portability = 1
 export_need, session_need = Need(2.2, 0.8 * GB), Need(2.2, 1.5 * GB)
 runtime = "onnxruntime"
 triton = TritonBackend("onnxruntime", "onnxruntime_onnx", "model.onnx", named=True)
