@@ -224,9 +224,9 @@ class Region final : public Block {
 };
 
 /// The operands of a node, read in order.
-class Reader {
+class OperandReader {
  public:
-  Reader(const Node& node, Scope& scope) : node_(node), scope_(scope) {}
+  OperandReader(const Node& node, Scope& scope) : node_(node), scope_(scope) {}
 
   const Argument& next() {
     if (at_ == node_.inputs.size()) throw std::runtime_error("it lacks an operand");
@@ -266,7 +266,7 @@ class Reader {
   std::size_t at_ = 0;
 };
 
-std::optional<Autocast> read_autocast(Reader& reader, const DeviceChange& devices) {
+std::optional<Autocast> read_autocast(OperandReader& reader, const DeviceChange& devices) {
   const at::Device device = devices.of(at::Device(reader.constant().toStringRef()));
   const IValue dtype = reader.constant(), enabled = reader.constant(), cached = reader.constant();
   return Autocast{device.type(),
@@ -278,7 +278,7 @@ void require_operands(const Routine& routine, std::size_t given) {
   if (routine.inputs != given) throw std::runtime_error("its graph takes other operands");
 }
 
-std::unique_ptr<const Instruction> region(Reader& reader, std::optional<Autocast> autocast,
+std::unique_ptr<const Instruction> region(OperandReader& reader, std::optional<Autocast> autocast,
                                           const Node& node, Scope& scope) {
   Routine body = reader.routine();
   auto operands = reader.rest();
@@ -287,7 +287,7 @@ std::unique_ptr<const Instruction> region(Reader& reader, std::optional<Autocast
                                   scope.targets(node));
 }
 
-std::unique_ptr<const Instruction> scan(Reader& reader, bool carries, const Node& node,
+std::unique_ptr<const Instruction> scan(OperandReader& reader, bool carries, const Node& node,
                                         Scope& scope) {
   Routine body = reader.routine();
   std::vector<Operand> carried;
@@ -305,7 +305,7 @@ std::unique_ptr<const Instruction> control_flow(const Node& node, Scope& scope) 
   constexpr std::string_view kPrefix = "torch.ops.higher_order.";
   if (!node.target.starts_with(kPrefix)) return nullptr;
   const std::string_view name = std::string_view(node.target).substr(kPrefix.size());
-  Reader reader(node, scope);
+  OperandReader reader(node, scope);
   if (name == "cond") {
     Operand predicate = reader.operand();
     Routine if_true = reader.routine(), if_false = reader.routine();

@@ -13,7 +13,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::int64_t kSchemaMajor = 8;
-constexpr int kMaxDepth = 64;  // of graphs in graphs
+constexpr int kMaxGraphDepth = 64;  // of graphs in graphs
 
 [[noreturn]] void malformed(const std::string& cause) {
   throw std::runtime_error("its graph is malformed: " + cause);
@@ -36,10 +36,10 @@ at::Device read_device(const json& node) {
   return device;
 }
 
-class Reader {
+class GraphReader {
  public:
   Graph graph(const json& node) {
-    if (++depth_ > kMaxDepth) malformed("graphs are nested too deeply");
+    if (++depth_ > kMaxGraphDepth) malformed("graphs are nested too deeply");
     Graph graph;
     for (const json& input : node.at("inputs")) graph.inputs.push_back(argument(input));
     for (const json& output : node.at("outputs")) graph.outputs.push_back(argument(output));
@@ -82,14 +82,15 @@ class Reader {
     if (kind == "as_graph") return {std::make_shared<Graph>(graph(value->at("graph")))};
     if (kind == "as_none") return {c10::IValue()};
     if (kind.starts_with("as_sym_") || kind == "as_optional_tensor") {
-      return value->is_array() ? list(*value, &Reader::element) : element(*value);
+      return value->is_array() ? list(*value, &GraphReader::element) : element(*value);
     }
-    if (kind == "as_tensors") return list(*value, &Reader::named);
-    if (kind == "as_optional_tensors") return list(*value, &Reader::element);
+    if (kind == "as_tensors") return list(*value, &GraphReader::named);
+    if (kind == "as_optional_tensors") return list(*value, &GraphReader::element);
     if (kind == "as_ints" || kind == "as_floats" || kind == "as_bools" || kind == "as_strings") {
-      return list(*value, &Reader::constant);
+      return list(*value, &GraphReader::constant);
     }
-    if (kind == "as_int_lists" || kind == "as_float_lists") return list(*value, &Reader::constants);
+    if (kind == "as_int_lists" || kind == "as_float_lists")
+      return list(*value, &GraphReader::constants);
     if (kind == "as_scalar_type") return {dtype_of_code(value->get<std::int64_t>())};
     if (kind == "as_memory_format") return {memory_format_of_code(value->get<std::int64_t>())};
     if (kind == "as_layout") return {layout_of_code(value->get<std::int64_t>())};
@@ -115,7 +116,7 @@ class Reader {
     return {text(node)};
   }
 
-  Argument constants(const json& node) { return list(node, &Reader::constant); }
+  Argument constants(const json& node) { return list(node, &GraphReader::constant); }
 
   Argument named(const json& node) { return {Reference{text(node.at("name"))}}; }
 
@@ -125,7 +126,7 @@ class Reader {
     return kind == "as_name" ? Argument{Reference{text(*value)}} : argument(node);
   }
 
-  Argument list(const json& node, Argument (Reader::*read)(const json&)) {
+  Argument list(const json& node, Argument (GraphReader::*read)(const json&)) {
     std::vector<Argument> items;
     items.reserve(node.size());
     for (const json& item : node) items.push_back((this->*read)(item));
@@ -218,7 +219,7 @@ SavedProgram parse_program(std::string_view text_of_json) {
   }
   const json& module = root.at("graph_module");
   SavedProgram program;
-  program.graph = Reader().graph(module.at("graph"));
+  program.graph = GraphReader().graph(module.at("graph"));
   for (const json& spec : module.at("signature").at("input_specs")) {
     program.inputs.push_back(read_input(spec));
   }

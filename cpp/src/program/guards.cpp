@@ -32,18 +32,18 @@ class GuardNode {
 
 namespace {
 
-using Node = GuardNode::Function;
+using Part = GuardNode::Function;
 
-constexpr int kMaxDepth = 100;
+constexpr int kMaxGuardDepth = 100;
 constexpr std::size_t kMaxLength = 10'000;  // of an expression
 
-bool truth(const IValue& value) {
+bool is_true(const IValue& value) {
   return value.isBool()  ? value.toBool()
          : value.isInt() ? value.toInt() != 0
                          : value.toDouble() != 0;
 }
 
-Node call(const char* target, std::vector<Node> operands) {
+Part call(const char* target, std::vector<Part> operands) {
   const NumberFunction* function = find_number_function(target);
   return [function, operands = std::move(operands)](Inputs inputs) {
     std::array<IValue, 3> values;
@@ -57,9 +57,9 @@ class Parser {
   Parser(std::string_view text, const std::vector<std::string>& names)
       : text_(text), names_(names) {}
 
-  Node parse() {
+  Part parse() {
     if (text_.size() > kMaxLength) fail();
-    Node node = disjunction();
+    Part node = disjunction();
     skip();
     if (!text_.empty()) fail();
     return node;
@@ -86,64 +86,64 @@ class Parser {
     if (!take(token)) fail();
   }
 
-  Node disjunction() {
-    Node left = conjunction();
+  Part disjunction() {
+    Part left = conjunction();
     while (take("or ")) {
       left = [left, right = conjunction()](Inputs x) -> IValue {
-        return truth(left(x)) || truth(right(x));
+        return is_true(left(x)) || is_true(right(x));
       };
     }
     return left;
   }
 
-  Node conjunction() {
-    Node left = negation();
+  Part conjunction() {
+    Part left = negation();
     while (take("and ")) {
       left = [left, right = negation()](Inputs x) -> IValue {
-        return truth(left(x)) && truth(right(x));
+        return is_true(left(x)) && is_true(right(x));
       };
     }
     return left;
   }
 
-  Node negation() {
-    if (++depth_ > kMaxDepth) fail();
+  Part negation() {
+    if (++depth_ > kMaxGuardDepth) fail();
     if (take("not ")) return call("torch.sym_not", {negation()});
     return comparison();
   }
 
   /// A chain, such as 2 <= x < 8, holds if each of its comparisons does.
-  Node comparison() {
+  Part comparison() {
     static constexpr Operator kOperators[] = {{"==", "_operator.eq"}, {"!=", "_operator.ne"},
                                               {"<=", "_operator.le"}, {">=", "_operator.ge"},
                                               {"<", "_operator.lt"},  {">", "_operator.gt"}};
-    Node left = sum(), chain;
+    Part left = sum(), chain;
     for (const char* target = next(kOperators); target != nullptr; target = next(kOperators)) {
-      const Node right = sum();
-      const Node one = call(target, {left, right});
+      const Part right = sum();
+      const Part one = call(target, {left, right});
       chain = !chain ? one : [chain, one](Inputs x) -> IValue {
-        return truth(chain(x)) && truth(one(x));
+        return is_true(chain(x)) && is_true(one(x));
       };
       left = right;
     }
     return chain ? chain : left;
   }
 
-  Node sum() {
+  Part sum() {
     static constexpr Operator kOperators[] = {{"+", "_operator.add"}, {"-", "_operator.sub"}};
-    Node left = product();
+    Part left = product();
     for (const char* target = next(kOperators); target != nullptr; target = next(kOperators)) {
       left = call(target, {left, product()});
     }
     return left;
   }
 
-  Node product() {
+  Part product() {
     static constexpr Operator kOperators[] = {{"//", "_operator.floordiv"},
                                               {"/", "_operator.truediv"},
                                               {"%", "_operator.mod"},
                                               {"*", "_operator.mul"}};
-    Node left = unary();
+    Part left = unary();
     for (const char* target = next(kOperators); target != nullptr; target = next(kOperators)) {
       left = call(target, {left, unary()});
     }
@@ -160,19 +160,19 @@ class Parser {
     return nullptr;
   }
 
-  Node unary() {
-    if (++depth_ > kMaxDepth) fail();
+  Part unary() {
+    if (++depth_ > kMaxGuardDepth) fail();
     if (take("-")) return call("_operator.neg", {unary()});
-    Node base = atom();
+    Part base = atom();
     return take("**") ? call("_operator.pow", {base, unary()}) : base;
   }
 
-  Node atom() {
+  Part atom() {
     skip();
     if (take("True")) return [](Inputs) { return IValue(true); };
     if (take("False")) return [](Inputs) { return IValue(false); };
     if (take("(")) {
-      Node inner = disjunction();
+      Part inner = disjunction();
       require(")");
       return inner;
     }
@@ -187,8 +187,8 @@ class Parser {
     return number();
   }
 
-  Node function(const char* name) {
-    std::vector<Node> operands;
+  Part function(const char* name) {
+    std::vector<Part> operands;
     do operands.push_back(disjunction());
     while (take(","));
     require(")");
@@ -196,7 +196,7 @@ class Parser {
     return call(name, std::move(operands));
   }
 
-  Node number() {
+  Part number() {
     std::int64_t whole = 0;
     const char* const end = text_.data() + text_.size();
     const auto read = std::from_chars(text_.data(), end, whole);
@@ -232,7 +232,7 @@ class Parser {
     return static_cast<std::size_t>(found - names_.begin());
   }
 
-  Node property(std::size_t input) {
+  Part property(std::size_t input) {
     if (take(".storage_offset()")) {
       return [input](Inputs x) { return IValue(x[input].storage_offset()); };
     }
@@ -270,7 +270,7 @@ Guard::~Guard() = default;
 Guard::Guard(Guard&&) noexcept = default;
 
 void Guard::require(std::span<const at::Tensor> inputs) const {
-  if (truth(root_->value(inputs))) return;
+  if (is_true(root_->value(inputs))) return;
   throw std::runtime_error("the program was exported under the condition `" + text_ +
                            "`, which these inputs do not fulfil");
 }

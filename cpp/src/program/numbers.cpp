@@ -26,7 +26,9 @@ double real(const IValue& value) {
   return value.isDouble() ? value.toDouble() : static_cast<double>(whole(value));
 }
 
-bool truth(const IValue& value) { return value.isDouble() ? value.toDouble() != 0 : whole(value); }
+bool is_nonzero(const IValue& value) {
+  return value.isDouble() ? value.toDouble() != 0 : whole(value);
+}
 
 bool both_whole(Operands x) { return is_whole(x[0]) && is_whole(x[1]); }
 
@@ -153,8 +155,8 @@ IValue round(Operands x) {
 }
 IValue to_float(Operands x) { return real(x[0]); }
 IValue square_root(Operands x) { return std::sqrt(real(x[0])); }
-IValue logical_not(Operands x) { return !truth(x[0]); }
-IValue choose(Operands x) { return truth(x[0]) ? x[1] : x[2]; }
+IValue logical_not(Operands x) { return !is_nonzero(x[0]); }
+IValue choose(Operands x) { return is_nonzero(x[0]) ? x[1] : x[2]; }
 IValue absolute(Operands x) {
   return is_whole(x[0])
              ? IValue(checked(std::max<__int128>(whole(x[0]), -static_cast<__int128>(whole(x[0])))))

@@ -6,17 +6,17 @@
 namespace exporter::program {
 namespace {
 
-constexpr int kMaxDepth = 32;
+constexpr int kMaxSizeDepth = 32;
 
 /// Reads `Name(operand, …)` from left to right. Every function returns nothing for other text.
-class Reader {
+class SizeReader {
  public:
-  explicit Reader(std::string_view text) : text_(text) {}
+  explicit SizeReader(std::string_view text) : text_(text) {}
 
   bool at_end() const { return text_.empty(); }
 
   std::optional<LinearSize> size() {
-    if (++depth_ > kMaxDepth) return std::nullopt;
+    if (++depth_ > kMaxSizeDepth) return std::nullopt;
     if (take("Integer(")) return integer();
     if (take("Symbol('")) return symbol();
     for (const auto& [name, combine] : kCombinations) {
@@ -104,7 +104,7 @@ class Reader {
 }  // namespace
 
 std::optional<LinearSize> read_size(std::string_view text) {
-  Reader reader(text);
+  SizeReader reader(text);
   auto size = reader.size();
   return reader.at_end() ? size : std::nullopt;
 }
