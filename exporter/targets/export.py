@@ -1,4 +1,7 @@
-"""The ExportedProgram itself, saved by torch.export, from which later compilers can start."""
+"""The ExportedProgram itself, saved by torch.export.
+
+It moves between machines, CPUs and GPUs. exporter-run runs it without Python, and later compilers can start from it.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +38,11 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     """Save the exported program."""
     import torch
 
+    from exporter.model import folding
+
     if program.entries:
         raise ExportError("an exported program supports only one entry", "leave out --specialize or the target export")
-    exported = program.artifact
+    exported = folding.fold_batch_norms(program.artifact)
     ops = custom_ops.of_exported(exported)
     promise = to_json(replace(program.contract, ops=ops))
     for module in exported.graph_module.modules():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,14 +96,14 @@ PROGRAMS: dict[str, Callable[..., Any]] = {
 
 
 @pytest.fixture(params=PROGRAMS, scope="module")
-def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     model = Calls(PROGRAMS[request.param]).eval()
     file = tmp_path_factory.mktemp("programs") / "program.pt2"
     rows = {0: DYNAMIC, 1: DYNAMIC} if request.param == "sizes" else {0: DYNAMIC}
     exported = torch.export.export(model, (torch.randn(3, 4),), dynamic_shapes=((rows,),), strict=False)
     torch.export.save(exported, file)
-    yield file
+    return file
 
 
 def run(file: Path, *calls: Tensors, names: tuple[str, ...] = ()) -> tuple[Tensors, ...] | str:

@@ -1,0 +1,134 @@
+"""Folding of batch normalization into the convolution before it, in exported programs."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec
+from torch.nn.utils.fusion import fuse_conv_bn_weights
+
+CONVOLUTIONS = tuple(
+    overload
+    for name in ("conv1d", "conv2d", "conv3d")
+    for overload in (getattr(torch.ops.aten, name).default, getattr(torch.ops.aten, name).padding)
+)
+# Positions of the operands of aten.batch_norm and aten.conv*d.
+NORMALIZED, SCALE, SHIFT, MEAN, VARIANCE, TRAINING, EPSILON = 0, 1, 2, 3, 4, 5, 7
+WEIGHT, BIAS = 1, 2
+
+
+def fold_batch_norms(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """Return a program without the batch norms that can be folded; the given one if there are none.
+
+    A convolution `w * x + b` that only a batch norm with fixed statistics uses gets the weight `w * s` and the bias
+    `(b - mean) * s + shift`, with `s = scale / sqrt(variance + epsilon)`, computed in float64. The weights that no
+    node uses any more are removed. The given program is not changed.
+    """
+    found = [node for node in program.graph.nodes if _is_foldable(node, program)]
+    if not found:
+        return program
+    module = copy.deepcopy(program.graph_module)
+    copies = dict(zip(program.graph.nodes, module.graph.nodes, strict=True))  # names may differ
+    targets = {copies[node]: spec.target for node, spec in _inputs(program.graph, program.graph_signature)}
+    weights = dict(program.state_dict)
+    for node in found:
+        _fold(copies[node], targets, weights)
+    return _rebuilt(program, module, weights)
+
+
+def _inputs(graph: fx.Graph, signature: ExportGraphSignature) -> list[tuple[fx.Node, InputSpec]]:
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    return list(zip(placeholders, signature.input_specs, strict=True))
+
+
+def _is_foldable(node: fx.Node, program: torch.export.ExportedProgram) -> bool:
+    if node.target is not torch.ops.aten.batch_norm.default or node.args[TRAINING]:
+        return False
+    convolution = node.args[NORMALIZED]
+    if not isinstance(convolution, fx.Node) or convolution.target not in CONVOLUTIONS or len(convolution.users) != 1:
+        return False
+    used = [convolution.args[WEIGHT], *node.args[SCALE : VARIANCE + 1]]
+    has_bias = len(convolution.args) > BIAS and convolution.args[BIAS] is not None
+    if has_bias:
+        used.append(convolution.args[BIAS])
+    elif node.args[SHIFT] is None:
+        return False  # the bias has no place
+    return all(operand is None or _is_own_weight(operand, program) for operand in used)
+
+
+def _is_own_weight(operand: Any, program: torch.export.ExportedProgram) -> bool:
+    """Return whether an operand is a weight that one node reads and none writes."""
+    signature = program.graph_signature
+    kinds = {
+        spec.arg.name: spec for spec in signature.input_specs if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER)
+    }
+    spec = kinds.get(operand.name)
+    return (
+        spec is not None
+        and len(operand.users) == 1
+        and spec.target in program.state_dict
+        and spec.target not in signature.buffers_to_mutate.values()
+        and sum(program.state_dict[spec.target] is tensor for tensor in program.state_dict.values()) == 1
+    )
+
+
+def _fold(norm: fx.Node, targets: dict[fx.Node, str | None], weights: dict[str, Any]) -> None:
+    convolution = norm.args[NORMALIZED]
+    assert isinstance(convolution, fx.Node)
+
+    def value(operand: Any) -> torch.Tensor | None:
+        return None if operand is None else weights[str(targets[operand])].detach().double()
+
+    args = [*convolution.args, *[None] * (BIAS + 1 - len(convolution.args))]
+    mean, variance = value(norm.args[MEAN]), value(norm.args[VARIANCE])
+    weight, scale, shift = value(args[WEIGHT]), value(norm.args[SCALE]), value(norm.args[SHIFT])
+    assert weight is not None
+    assert mean is not None
+    assert variance is not None
+    epsilon: Any = norm.args[EPSILON]
+    fused = fuse_conv_bn_weights(weight, value(args[BIAS]), mean, variance, epsilon, scale, shift)
+    if args[BIAS] is None:
+        args[BIAS] = norm.args[SHIFT]  # its place, with other values
+    for operand, tensor in zip((args[WEIGHT], args[BIAS]), fused, strict=True):
+        assert isinstance(operand, fx.Node)
+        name = str(targets[operand])
+        dtype = weights[name].dtype
+        weights[name] = torch.nn.Parameter(tensor.to(dtype).contiguous(), requires_grad=False)
+    convolution.args = tuple(args)
+    norm.replace_all_uses_with(convolution)
+    norm.graph.erase_node(norm)
+
+
+def _rebuilt(
+    program: torch.export.ExportedProgram, module: fx.GraphModule, weights: dict[str, Any]
+) -> torch.export.ExportedProgram:
+    """Return the program with another graph, without the weights that it no longer uses."""
+    signature = copy.deepcopy(program.graph_signature)
+    for node, spec in _inputs(module.graph, signature):
+        spec.arg.name = node.name
+        if not node.users and spec.kind in (InputKind.PARAMETER, InputKind.BUFFER) and spec.target in weights:
+            module.graph.erase_node(node)
+            signature.input_specs.remove(spec)
+            del weights[spec.target]
+    results: Any = module.graph.output_node().args[0]
+    for result, output in zip(results, signature.output_specs, strict=True):
+        if isinstance(result, fx.Node):
+            output.arg.name = result.name
+    module.recompile()
+    made = torch.export.ExportedProgram(
+        root=module,
+        graph=module.graph,
+        graph_signature=signature,
+        state_dict=weights,
+        range_constraints=program.range_constraints,
+        module_call_graph=program.module_call_graph,
+        example_inputs=program.example_inputs,
+        constants=program.constants,
+        verifiers=program.verifiers,
+    )
+    if hasattr(program, "_guards_code"):
+        made._guards_code = program._guards_code
+    return made

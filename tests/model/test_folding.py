@@ -1,0 +1,83 @@
+"""Batch norms folded into convolutions of exported programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from exporter.model import folding
+
+ROWS = torch.export.Dim.DYNAMIC
+
+
+def exported(model: nn.Module, *shape: int) -> torch.export.ExportedProgram:
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.5, 2.0)  # type: ignore[union-attr]
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.affine:
+            nn.init.normal_(module.weight)
+            nn.init.normal_(module.bias)
+    with torch.no_grad():
+        return torch.export.export(model.eval(), (torch.randn(3, *shape),), dynamic_shapes=({0: ROWS},), strict=False)
+
+
+def norms(program: torch.export.ExportedProgram) -> int:
+    return sum(node.target is torch.ops.aten.batch_norm.default for node in program.graph.nodes)
+
+
+def same(one: torch.export.ExportedProgram, other: torch.export.ExportedProgram, *shape: int) -> None:
+    x = torch.randn(5, *shape)
+    torch.testing.assert_close(other.module()(x), one.module()(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU()), (3, 8, 8)),
+        (nn.Sequential(nn.Conv2d(4, 4, 3, groups=2, padding="same"), nn.BatchNorm2d(4)), (4, 8, 8)),
+        (nn.Sequential(nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4, affine=False), nn.Conv1d(4, 2, 1)), (3, 8)),
+        (nn.Sequential(nn.Conv3d(1, 2, 2), nn.BatchNorm3d(2, eps=0.1)), (1, 4, 4, 4)),
+    ],
+)
+def test_a_batch_norm_after_a_convolution_is_folded(model: nn.Module, shape: tuple[int, ...], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    program = exported(model, *shape)
+    folded = folding.fold_batch_norms(program)
+    assert (norms(program), norms(folded)) == (1, 0)
+    assert len(folded.state_dict) < len(program.state_dict)
+    same(program, folded, *shape)
+    torch.export.save(folded, tmp_path / "folded.pt2")
+    same(program, torch.export.load(tmp_path / "folded.pt2"), *shape)
+
+
+class Twice(nn.Module):
+    """Uses the result of the convolution twice, or the convolution itself."""
+
+    def __init__(self, layer_twice: bool) -> None:
+        super().__init__()
+        self.layer_twice = layer_twice
+        self.conv, self.norm = nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(x)
+        return self.norm(y) + (self.conv(x * 2) if self.layer_twice else y)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (Twice(False), (3, 8, 8)),
+        (Twice(True), (3, 8, 8)),
+        (nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4, affine=False)), (3, 8, 8)),
+        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False)), (3, 8, 8)),
+        (nn.Sequential(nn.ReLU(), nn.BatchNorm2d(3)), (3, 8, 8)),
+    ],
+)
+def test_others_stay(model: nn.Module, shape: tuple[int, ...]) -> None:
+    program = exported(model, *shape)
+    assert norms(program) == 1
+    assert folding.fold_batch_norms(program) is program
