@@ -17,6 +17,7 @@
 #include "runner.h"
 #include "state.h"
 #include "unpack.h"
+#include "weights.h"
 
 namespace exporter {
 namespace {
@@ -45,11 +46,15 @@ std::string known_cause() { return {}; }
 /// woken if the call before it fails.
 class Loader {
  public:
-  Loader(std::shared_ptr<const std::filesystem::path> files, const std::string& model, bool serial,
-         int runners, at::Device device)
+  /// `weights` may be null: then the library contains them.
+  Loader(std::shared_ptr<const std::filesystem::path> files, std::unique_ptr<Weights> weights,
+         const std::string& model, bool serial, int runners, at::Device device)
       : files_(std::move(files)),
+        weights_(std::move(weights)),
         loader_(files_->string(), model, serial, static_cast<std::size_t>(runners), device.index()),
-        free_(runners) {}
+        free_(runners) {
+    if (weights_) weights_->give_to(*loader_.get_runner());
+  }
 
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) {
     free_.acquire();
@@ -72,19 +77,23 @@ class Loader {
   using Runners = std::counting_semaphore<>;
 
   std::shared_ptr<const std::filesystem::path> files_;  // in use until the loader is gone
+  std::unique_ptr<Weights> weights_;
   AOTIModelPackageLoader loader_;
   Runners free_;
 };
+
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 14
+constexpr bool kLoadsFolders = false;
+#else
+constexpr bool kLoadsFolders = true;
+#endif
 
 /// Returns the path for torch's loader: the folder with the unpacked package. Before torch 2.14,
 /// which cannot load folders, it is the package, which torch unpacks on each load without ever
 /// freeing it.
 std::shared_ptr<const std::filesystem::path> files_of(const std::filesystem::path& package) {
-#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 14
+  if (kLoadsFolders) return unpack(package);
   return std::make_shared<const std::filesystem::path>(package);
-#else
-  return unpack(package);
-#endif
 }
 
 /// How a package is loaded.
@@ -96,7 +105,9 @@ struct Loading {
 
   std::unique_ptr<Loader> load(const std::string& model) const {
     const std::lock_guard lock(loading());
-    return std::make_unique<Loader>(files_of(path), model, serial, runners, device);
+    auto weights = kLoadsFolders ? Weights::map(path, model) : nullptr;
+    return std::make_unique<Loader>(files_of(path), std::move(weights), model, serial, runners,
+                                    device);
   }
 };
 

@@ -25,6 +25,7 @@
 #include "archive.h"
 #include "crc32.h"
 #include "file.h"
+#include "weights.h"
 #include "zip.h"
 
 namespace exporter {
@@ -228,7 +229,8 @@ class Registry {
       const auto reader = open_archive(package, ErrorKind::artifact);
       for (const Member& member : members) {
         const fs::path place = place_of(member);
-        if (!place.empty()) write_member(archive, *reader, member, slot.folder / place);
+        if (!place.empty() && !is_mapped(member, members))
+          write_member(archive, *reader, member, slot.folder / place);
       }
     }
     ++slot.users;

@@ -34,6 +34,7 @@ from exporter.targets import (
     _int8,
     _specialized,
     _unpacking,
+    _weights,
 )
 
 if TYPE_CHECKING:
@@ -112,10 +113,14 @@ def _quantized(program: Program, options: Options) -> tuple[str, ...]:
 
 def _settings(graph: torch.export.ExportedProgram, options: Options) -> dict[str, Any]:
     """Return inductor's settings for one graph."""
+    import torch
+
     # With a fixed thread count, running with more threads than at compile time crashes.
     settings: dict[str, Any] = {"freezing": True, "cpp.dynamic_threads": True}
     if options.device == "cpu":
         settings |= {"aot_inductor.link_libtorch": False, "aot_inductor.custom_op_libs": ["torch_cpu", "c10"]}
+        if _loads_folders(torch.__version__):
+            settings |= _weights.SETTINGS
     half = options.precision in ("bf16", "fp16")
     if options.portable:
         # oneDNN's operators on packed weights reject half precision if the CPU lacks instructions for it.
@@ -197,7 +202,8 @@ def _package(program: Program, path: Path, options: Options) -> tuple[tuple[str,
 def _write(graph: torch.export.ExportedProgram, path: Path, settings: dict[str, Any]) -> None:
     import torch
 
-    with torch.set_grad_enabled(not settings["freezing"]):  # inductor freezes only with gradients off
+    # Inductor freezes only with gradients off.
+    with torch.set_grad_enabled(not settings["freezing"]), _weights.indexed():
         torch._inductor.aoti_compile_and_package(graph, package_path=str(path), inductor_configs=settings)
 
 
@@ -212,7 +218,7 @@ def _package_entries(graphs: dict[int, torch.export.ExportedProgram], path: Path
         args, kwargs = exported.example_inputs
         settings = _settings(exported, options) | {"aot_inductor.package": True}
         module = exported.module(check_guards=False)
-        with torch.set_grad_enabled(not settings["freezing"]):
+        with torch.set_grad_enabled(not settings["freezing"]), _weights.indexed():
             files[_specialized.name(size)] = torch._inductor.aot_compile(module, args, kwargs, options=settings)
         ops |= dict.fromkeys(custom_ops.of_exported(exported))
     package_aoti(str(path), files)
