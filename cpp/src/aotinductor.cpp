@@ -42,18 +42,28 @@ void forget_cause() {}
 std::string known_cause() { return {}; }
 #endif
 
+/// Whether torch's loader accepts an unpacked package, as it does since 2.14. An older one unpacks
+/// the package itself on each load, without ever freeing it.
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 14
+constexpr bool kLoadsFolders = false;
+#else
+constexpr bool kLoadsFolders = true;
+#endif
+
 /// A loaded model. Calls wait for a runner here and not in torch, where a waiting call is not
 /// woken if the call before it fails.
 class Loader {
  public:
-  /// `weights` may be null: then the library contains them.
-  Loader(std::shared_ptr<const std::filesystem::path> files, std::unique_ptr<Weights> weights,
-         const std::string& model, bool serial, int runners, at::Device device)
-      : files_(std::move(files)),
-        weights_(std::move(weights)),
-        loader_(files_->string(), model, serial, static_cast<std::size_t>(runners), device.index()),
+  Loader(const std::filesystem::path& package, const std::string& model, bool serial, int runners,
+         at::Device device)
+      : weights_(kLoadsFolders ? Weights::map(package, model) : nullptr),
+        files_(kLoadsFolders ? unpack(package) : nullptr),
+        loader_(files_ ? files_->folder().string() : package.string(), model, serial,
+                static_cast<std::size_t>(runners), device.index()),
         free_(runners) {
     if (weights_) weights_->give_to(*loader_.get_runner());
+    // GPU kernels are loaded when they first run.
+    if (files_ && device.is_cpu()) files_->remove_folder();
   }
 
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) {
@@ -76,25 +86,11 @@ class Loader {
  private:
   using Runners = std::counting_semaphore<>;
 
-  std::shared_ptr<const std::filesystem::path> files_;  // in use until the loader is gone
-  std::unique_ptr<Weights> weights_;
+  std::unique_ptr<Weights> weights_;  // both in use until the loader is gone
+  std::unique_ptr<Unpacked> files_;
   AOTIModelPackageLoader loader_;
   Runners free_;
 };
-
-#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 14
-constexpr bool kLoadsFolders = false;
-#else
-constexpr bool kLoadsFolders = true;
-#endif
-
-/// Returns the path for torch's loader: the folder with the unpacked package. Before torch 2.14,
-/// which cannot load folders, it is the package, which torch unpacks on each load without ever
-/// freeing it.
-std::shared_ptr<const std::filesystem::path> files_of(const std::filesystem::path& package) {
-  if (kLoadsFolders) return unpack(package);
-  return std::make_shared<const std::filesystem::path>(package);
-}
 
 /// How a package is loaded.
 struct Loading {
@@ -105,9 +101,7 @@ struct Loading {
 
   std::unique_ptr<Loader> load(const std::string& model) const {
     const std::lock_guard lock(loading());
-    auto weights = kLoadsFolders ? Weights::map(path, model) : nullptr;
-    return std::make_unique<Loader>(files_of(path), std::move(weights), model, serial, runners,
-                                    device);
+    return std::make_unique<Loader>(path, model, serial, runners, device);
   }
 };
 
