@@ -1,8 +1,7 @@
-"""Packages whose weights are a separate member of the archive, with an index by which a loader can map them.
+"""Packages whose weights are a separate member of the archive, with an index by which `_mapping` maps them.
 
 Inductor writes the weights into the package's library by default, from which each loader copies them to the heap. In a
-`binary_blob` they can stay where they are, but the blob alone does not say what it contains. cpp/src/weights.cpp reads
-the index.
+`binary_blob` they can stay where they are, but the blob alone does not say what it contains.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 SETTINGS = {"aot_inductor.package_constants_on_disk_format": "binary_blob"}
+BLOB = "_weights.blob"  # the end of inductor's name for it
 ALIGNMENT = 64  # bytes; inductor pads each constant to a multiple of it
 
 
@@ -33,8 +33,8 @@ def indexed() -> Iterator[None]:
     def compile_with_index(graph: Any, *args: Any, **settings: Any) -> Any:
         index = _index(graph)
         files = compile(graph, *args, **settings)
-        for blob in [Path(file) for file in files if str(file).endswith("_weights.blob")]:
-            blob.with_suffix(".json").write_text(json.dumps({"blob": blob.name, "constants": index}))
+        for blob in [Path(file) for file in files if str(file).endswith(BLOB)]:
+            blob.with_suffix(".json").write_text(json.dumps({"constants": index}))
             files.append(str(blob.with_suffix(".json")))
         return files
 

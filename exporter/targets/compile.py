@@ -32,6 +32,7 @@ from exporter.targets import (
     TritonBackend,
     _inductor,
     _int8,
+    _mapping,
     _specialized,
     _unpacking,
     _weights,
@@ -272,14 +273,25 @@ def _loader(path: Path, model: str, device: str) -> Any:
     settings = model, False, 1, int(device.partition(":")[2] or -1)
     if not _loads_folders(torch.__version__):
         return make(str(path), *settings)  # it unpacks the package at every load and never frees the space
-    folder, release = _unpacking.unpack(path)
+    weights = _mapping.weights_of(path, model)
+    unpacked = _unpacking.unpack(path)
     try:
-        loader = make(str(folder), *settings)
+        loader = make(str(unpacked.folder), *settings)
+        if weights:
+            loader.update_constant_buffer(weights.tensors, False, True, True)
     except BaseException:
-        release()
+        unpacked.release()
         raise
-    weakref.finalize(loader, release).atexit = False
+    if device == "cpu":  # GPU kernels are loaded when they first run
+        unpacked.remove_folder()
+    weakref.finalize(loader, _release, unpacked, weights).atexit = False
     return loader
+
+
+def _release(unpacked: _unpacking.Unpacked, weights: _mapping.Weights | None) -> None:
+    unpacked.release()
+    if weights:
+        weights.close()
 
 
 def _loads_folders(torch: str) -> bool:
