@@ -13,6 +13,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 
 INDEX, BLOB = "_weights.json", "_weights.blob"
 ALIGNMENT = 64  # of each weight, in bytes
+REMEDY = "take a good copy, or export it again"
 _HEADER = 30  # size of a member's own header, without names
+_NONE, _FIXED, _NORESERVE = 0, 0x10, 0x4000  # protection and flags of mmap(2)
 
 
 def is_mapped(member: zipfile.ZipInfo, names: Sequence[str]) -> bool:
@@ -32,62 +35,84 @@ def is_mapped(member: zipfile.ZipInfo, names: Sequence[str]) -> bool:
     return stored and member.filename.endswith(BLOB) and member.filename.removesuffix(BLOB) + INDEX in names
 
 
-class Weights:
-    """The weights of one model in a package. They must outlive the model."""
+@dataclass(frozen=True)
+class Blob:
+    """The weights of one model in a package, as the archive's directory and their index describe them."""
 
-    def __init__(self, package: Path, blob: zipfile.ZipInfo, index: list[dict[str, Any]]) -> None:
-        """Map the blob; raise ArtifactError if it does not match its CRC-32 or the index."""
-        self._region, start = _region(package, blob)
-        first = ctypes.c_char.from_buffer(self._region, start)
-        address = ctypes.addressof(first)
-        del first  # it would keep the region open
-        with memoryview(self._region)[start:] as data:
-            if zlib.crc32(data[: blob.file_size]) != blob.CRC:
-                raise ArtifactError(f"{package} was altered: Bad CRC-32 for file {blob.filename!r}", REMEDY)
-        try:
-            self.tensors = {entry["name"]: _tensor(entry, address, blob.file_size) for entry in index}
-        except (KeyError, TypeError, ValueError) as error:
-            raise ArtifactError(f"{package} is broken: {INDEX}: {error}", "export it again") from error
+    package: Path
+    offset: int  # in the file
+    size: int
+    crc: int
+    index: tuple[dict[str, Any], ...]
 
-    def close(self) -> None:
-        """Unmap the weights. Torch 2.14 never frees its references to the tensors, a few hundred bytes each."""
-        self.tensors.clear()
-        self._region.close()
+    @property
+    def start(self) -> int:
+        """The offset in its first page; 0 if the weights are not aligned and must be read."""
+        return 0 if self.offset % ALIGNMENT else self.offset % mmap.PAGESIZE
 
 
-REMEDY = "take a good copy, or export it again"
-
-
-def weights_of(package: Path, model: str) -> Weights | None:
-    """Map the weights of a model; None if its library contains them."""
-    with zipfile.ZipFile(package) as archive:
+def find(package: Path, model: str) -> Blob | None:
+    """Return the weights of a model; None if its library contains them. Raise ArtifactError for an altered index."""
+    with zipfile.ZipFile(package) as archive, package.open("rb") as file:
         names = archive.namelist()
         here = f"/data/aotinductor/{model}/"
         blobs = [one for one in archive.infolist() if here in one.filename and is_mapped(one, names)]
         if not blobs or not blobs[0].file_size:
             return None
+        (blob, *_) = blobs
         try:
-            index = json.loads(archive.read(blobs[0].filename.removesuffix(BLOB) + INDEX))["constants"]
+            index = tuple(json.loads(archive.read(blob.filename.removesuffix(BLOB) + INDEX))["constants"])
         except zipfile.BadZipFile as error:
             raise ArtifactError(f"{package} was altered: {error}", REMEDY) from error
-        return Weights(package, blobs[0], index)
-
-
-def _region(package: Path, blob: zipfile.ZipInfo) -> tuple[mmap.mmap, int]:
-    """Return a mapping of a member, and where in it the member begins. What is not aligned is read into memory."""
-    with package.open("rb") as file:
         file.seek(blob.header_offset)
         header = file.read(_HEADER)
         offset = blob.header_offset + _HEADER + sum(struct.unpack_from("<HH", header, 26))
-        start = offset % mmap.ALLOCATIONGRANULARITY
-        if offset % ALIGNMENT == 0:
-            protection = mmap.PROT_READ | mmap.PROT_WRITE
-            length, offset = start + blob.file_size, offset - start
-            return mmap.mmap(file.fileno(), length, mmap.MAP_PRIVATE, protection, offset=offset), start
-        region = mmap.mmap(-1, blob.file_size)
-        file.seek(offset)
-        file.readinto(region)
-        return region, 0
+        return Blob(package, offset, blob.file_size, blob.CRC, index)
+
+
+class Weights:
+    """Tensors at fixed addresses, which are filled while a model uses them and cost nothing otherwise."""
+
+    def __init__(self, blob: Blob) -> None:
+        """Reserve the addresses. Raise ArtifactError for an index that does not fit."""
+        self._length, start = blob.start + blob.size, blob.start
+        self._region = _map(None, self._length, _NONE, mmap.MAP_ANONYMOUS)
+        self._data = self._region + start
+        try:
+            self.tensors = {entry["name"]: _tensor(entry, self._data, blob.size) for entry in blob.index}
+        except (AttributeError, KeyError, TypeError, ValueError, ctypes.ArgumentError) as error:
+            raise ArtifactError(f"{blob.package} is broken: {INDEX}: {error}", "export it again") from error
+
+    def fill(self, blob: Blob) -> None:
+        """Map the weights, which have the same size and start as the first. Raise ArtifactError for a wrong CRC-32."""
+        data = (ctypes.c_char * blob.size).from_address(self._data)
+        readable = mmap.PROT_READ | mmap.PROT_WRITE
+        with blob.package.open("rb") as file:
+            if blob.offset % ALIGNMENT:
+                _map(self._region, self._length, readable, mmap.MAP_ANONYMOUS | _FIXED)
+                file.seek(blob.offset)
+                file.readinto(data)
+            else:
+                first = blob.offset - blob.start
+                _map(self._region, self._length, readable, _FIXED | _NORESERVE, file.fileno(), first)
+        if zlib.crc32(data) != blob.crc:
+            self.drop()
+            raise ArtifactError(f"{blob.package} was altered: the CRC-32 of its weights differs", REMEDY)
+
+    def drop(self) -> None:
+        """Free the memory, and the file."""
+        _map(self._region, self._length, _NONE, mmap.MAP_ANONYMOUS | _FIXED)
+
+
+def _map(address: int | None, length: int, protection: int, flags: int, file: int = -1, offset: int = 0) -> int:
+    """Call mmap(2). Python's module cannot choose the address."""
+    call = ctypes.CDLL(None, use_errno=True).mmap
+    call.restype = ctypes.c_void_p
+    call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_int64)
+    found: int = call(address, length, protection, flags | mmap.MAP_PRIVATE, file, offset)
+    if found == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), "the weights cannot be mapped")
+    return found
 
 
 def _tensor(entry: dict[str, Any], address: int, size: int) -> torch.Tensor:
@@ -100,7 +125,8 @@ def _tensor(entry: dict[str, Any], address: int, size: int) -> torch.Tensor:
     dtype: torch.dtype = getattr(torch, entry["dtype"])
     last = entry["start"] + sum((count - 1) * step for count, step in zip(shape, stride, strict=True))
     within = packed or 0 in shape or last < length // dtype.itemsize
-    if not (within and 0 <= offset <= offset + length <= size and offset % ALIGNMENT == 0):
+    positive = min(entry["start"], offset, length, *shape, *stride) >= 0
+    if not (positive and within and offset + length <= size and offset % ALIGNMENT == 0):
         raise ValueError(f"{entry['name']} is not in the file")
     numbers = ctypes.c_int64 * len(shape)
     handle = ctypes.c_void_p()

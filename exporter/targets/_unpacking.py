@@ -79,8 +79,7 @@ class Unpacked:
         self._own, self.folder = own, own.new_folder()
         try:
             with zipfile.ZipFile(package) as archive:
-                content = tuple((member.filename, member.file_size, member.CRC) for member in archive.infolist())
-                self._slot = own.slots.setdefault(content, _Slot())
+                self._slot = own.slots.setdefault(_content(archive), _Slot())
                 _write(archive, self._slot, self.folder, package)
         except BaseException:
             own.remove(self.folder)
@@ -124,6 +123,16 @@ def sweep() -> None:
             if entry.name.startswith(PREFIX) and (held := _lock_folder(entry.path, fcntl.LOCK_NB)) is not None:
                 shutil.rmtree(entry.path, ignore_errors=True)
                 os.close(held)
+
+
+def content(package: Path) -> object:
+    """Return a key of the names, sizes and CRCs of all members."""
+    with zipfile.ZipFile(package) as archive:
+        return _content(archive)
+
+
+def _content(archive: zipfile.ZipFile) -> tuple[tuple[str, int, int], ...]:
+    return tuple((member.filename, member.file_size, member.CRC) for member in archive.infolist())
 
 
 def _discard(own: _Own) -> None:

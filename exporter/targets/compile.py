@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
-import threading
 import warnings
-import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -32,9 +30,8 @@ from exporter.targets import (
     TritonBackend,
     _inductor,
     _int8,
-    _mapping,
+    _packages,
     _specialized,
-    _unpacking,
     _weights,
 )
 
@@ -65,7 +62,6 @@ export_need, session_need = Need(3.8, 1.0 * GB), Need(1.5, 1.5 * GB)
 triton = TritonBackend("pytorch", "torch_aoti", "model.pt2", batches=False, entries=False, operators=("torchvision",))
 read_contract = contract_files.read_zip
 COMPILER = "install g++ (Debian: apt install g++), or name one in CXX"
-_loading = threading.Lock()  # concurrent construction of loaders is a race (pytorch/pytorch#194128)
 
 
 def export(program: Program, path: Path, options: Options) -> Exported:
@@ -114,13 +110,11 @@ def _quantized(program: Program, options: Options) -> tuple[str, ...]:
 
 def _settings(graph: torch.export.ExportedProgram, options: Options) -> dict[str, Any]:
     """Return inductor's settings for one graph."""
-    import torch
-
     # With a fixed thread count, running with more threads than at compile time crashes.
     settings: dict[str, Any] = {"freezing": True, "cpp.dynamic_threads": True}
     if options.device == "cpu":
         settings |= {"aot_inductor.link_libtorch": False, "aot_inductor.custom_op_libs": ["torch_cpu", "c10"]}
-        if _loads_folders(torch.__version__):
+        if _packages.loads_folders():
             settings |= _weights.SETTINGS
     half = options.precision in ("bf16", "fp16")
     if options.portable:
@@ -191,8 +185,7 @@ def _package(program: Program, path: Path, options: Options) -> tuple[tuple[str,
     with _inductor.unfolded(carrying.BUFFER):
         try:
             _write(graph, path, settings)
-            loader = _loader(path, "model", options.device)
-            right = carrying.repeats(lambda inputs: tuple(loader.run(list(inputs))), graph, program.example)
+            right = carrying.repeats(_packages.Package(path, "model", options.device).run, graph, program.example)
         except Exception:  # some freezing passes treat the state as weights, and fail
             right = False
         if not right:
@@ -236,71 +229,28 @@ def load(path: Path, options: Options) -> Loaded:
     symbol = contract.specialized(promise)
     sizes = promise.symbols[symbol].choices if symbol else ()
     try:
-        with _loading:
-            names = {size: _specialized.name(size) if size else "model" for size in sizes or (0,)}
-            loaders = {size: _loader(path, name, options.device) for size, name in names.items()}
+        names = {size: _specialized.name(size) if size else "model" for size in sizes or (0,)}
+        models = {size: _packages.Package(path, name, options.device) for size, name in names.items()}
     except RuntimeError as error:
         raise ArtifactError(
             f"{path} is not an AOTInductor package that runs here: {source_lines.message(error)}",
             "export it again on this machine",
         ) from error
     if not symbol:
-        reset = _resetting(loaders[0], promise, options.device) if contract.keeps_state(promise) else tuple
-        return Loaded(lambda inputs: tuple(loaders[0].run(list(inputs))), reset=reset, takes=_takes(loaders[0]))
+        reset = _resetting(models[0], promise, options.device) if contract.keeps_state(promise) else tuple
+        return Loaded(models[0].run, reset=reset, takes=models[0].inputs())
     which, axis = contract.selector(promise)
 
     def run(inputs: Tensors) -> Tensors:
         size = inputs[which].shape[axis]
-        if size not in loaders:
+        if size not in models:
             raise ContractError(f"{symbol} is {size}, the contract allows {promise.symbols[symbol]}")
-        return tuple(loaders[size].run(list(inputs)))
+        return models[size].run(inputs)
 
-    return Loaded(run, takes=_takes(next(iter(loaders.values()))))
-
-
-def _takes(loader: Any) -> int:
-    """Return the number of inputs for which the package was compiled."""
-    from torch.utils import _pytree
-
-    takes, _ = loader.get_call_spec()
-    return _pytree.treespec_loads(takes).num_leaves
+    return Loaded(run, takes=next(iter(models.values())).inputs())
 
 
-def _loader(path: Path, model: str, device: str) -> Any:
-    import torch
-
-    make = torch._C._aoti.AOTIModelPackageLoader
-    settings = model, False, 1, int(device.partition(":")[2] or -1)
-    if not _loads_folders(torch.__version__):
-        return make(str(path), *settings)  # it unpacks the package at every load and never frees the space
-    weights = _mapping.weights_of(path, model)
-    unpacked = _unpacking.unpack(path)
-    try:
-        loader = make(str(unpacked.folder), *settings)
-        if weights:
-            loader.update_constant_buffer(weights.tensors, False, True, True)
-    except BaseException:
-        unpacked.release()
-        raise
-    if device == "cpu":  # GPU kernels are loaded when they first run
-        unpacked.remove_folder()
-    weakref.finalize(loader, _release, unpacked, weights).atexit = False
-    return loader
-
-
-def _release(unpacked: _unpacking.Unpacked, weights: _mapping.Weights | None) -> None:
-    unpacked.release()
-    if weights:
-        weights.close()
-
-
-def _loads_folders(torch: str) -> bool:
-    """Return whether torch's loader accepts an unpacked package, as it does since 2.14."""
-    major, minor = map(int, torch.split(".")[:2])
-    return (major, minor) >= (2, 14)
-
-
-def _resetting(loader: Any, promise: Contract, device: str) -> Callable[[], None]:
+def _resetting(model: _packages.Package, promise: Contract, device: str) -> Callable[[], None]:
     """Return a function that restores the package's initial state."""
     import torch
 
@@ -310,7 +260,7 @@ def _resetting(loader: Any, promise: Contract, device: str) -> Callable[[], None
     def reset() -> None:
         if device != "cpu":
             torch.cuda.synchronize(device)  # calls may still be running, on any stream
-        loader.load_constants(constants, False, False)  # copies into the active constants; the others stay
+        model.set_constants(constants)
 
     return reset
 
