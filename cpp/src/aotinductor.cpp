@@ -54,9 +54,9 @@ constexpr bool kLoadsFolders = true;
 /// woken if the call before it fails.
 class Loader {
  public:
-  Loader(const std::filesystem::path& package, const std::string& model, bool serial, int runners,
-         at::Device device)
-      : weights_(kLoadsFolders ? Weights::map(package, model) : nullptr),
+  Loader(const std::filesystem::path& package, const std::string& model, at::Device device,
+         bool serial, int runners, bool huge_pages)
+      : weights_(kLoadsFolders ? Weights::map(package, model, huge_pages) : nullptr),
         files_(kLoadsFolders ? unpack(package) : nullptr),
         loader_(files_ ? files_->folder().string() : package.string(), model, serial,
                 static_cast<std::size_t>(runners), device.index()),
@@ -98,10 +98,11 @@ struct Loading {
   at::Device device;
   bool serial;
   int runners;
+  bool huge_pages;
 
   std::unique_ptr<Loader> load(const std::string& model) const {
     const std::lock_guard lock(loading());
-    return std::make_unique<Loader>(path, model, serial, runners, device);
+    return std::make_unique<Loader>(path, model, device, serial, runners, huge_pages);
   }
 };
 
@@ -213,8 +214,9 @@ class EntriesRunner final : public Runner {
 }  // namespace
 
 std::unique_ptr<Runner> load_aotinductor(const std::filesystem::path& path, at::Device device,
-                                         const Contract& contract, bool serial, int runners) {
-  const Loading package{path, device, serial, runners};
+                                         const Contract& contract, bool serial, int runners,
+                                         bool huge_pages) {
+  const Loading package{path, device, serial, runners, huge_pages};
   for (std::size_t symbol = 0; symbol < contract.symbols.size(); ++symbol) {
     if (contract.symbols[symbol].choices.empty()) continue;
     TORCH_CHECK(!contract.keeps_state(), "a package with entries cannot keep its state: each ",

@@ -137,25 +137,26 @@ const Member* find_member(const std::vector<Member>& members, const std::string&
 
 }  // namespace
 
-/// Bytes of a file, mapped or, where they are not aligned, in memory.
+/// Bytes of a file, mapped or, if they are not aligned or huge pages are wanted, in memory.
 class Weights::Region {
  public:
-  Region(const fs::path& path, std::uint64_t offset, std::uint64_t size) {
+  Region(const fs::path& path, std::uint64_t offset, std::uint64_t size, bool huge_pages) {
     const auto page = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
-    const bool aligned = offset % kAlignment == 0;
-    const std::uint64_t before = aligned ? offset % page : 0;
+    const bool maps = offset % kAlignment == 0 && !huge_pages;
+    const std::uint64_t before = maps ? offset % page : 0;
     length_ = size + before;
-    const int file = aligned ? open(path.c_str(), O_RDONLY | O_CLOEXEC) : -1;
+    const int file = maps ? open(path.c_str(), O_RDONLY | O_CLOEXEC) : -1;
     start_ = mmap(nullptr, length_, PROT_READ | PROT_WRITE,
-                  MAP_PRIVATE | MAP_NORESERVE | (aligned ? 0 : MAP_ANONYMOUS), file,
-                  static_cast<off_t>(aligned ? offset - before : 0));
+                  MAP_PRIVATE | MAP_NORESERVE | (maps ? 0 : MAP_ANONYMOUS), file,
+                  static_cast<off_t>(maps ? offset - before : 0));
     const int failure = errno;
     if (file >= 0) close(file);
     if (start_ == MAP_FAILED) {
       throw std::system_error(failure, std::generic_category(), "its weights cannot be mapped");
     }
     data_ = static_cast<char*>(start_) + before;
-    if (!aligned) File(path).read(data_, size, offset);
+    if (huge_pages) madvise(start_, length_, MADV_HUGEPAGE);  // has no effect on systems without
+    if (!maps) File(path).read(data_, size, offset);
   }
   ~Region() { munmap(start_, length_); }
   Region(const Region&) = delete;
@@ -176,7 +177,8 @@ bool is_mapped(const Member& member, const std::vector<Member>& members) {
   return std::ranges::find(members, index, &Member::name) != members.end();
 }
 
-std::unique_ptr<Weights> Weights::map(const fs::path& package, const std::string& model) {
+std::unique_ptr<Weights> Weights::map(const fs::path& package, const std::string& model,
+                                      bool huge_pages) {
   const std::string folder = "data/aotinductor/" + model + "/";
   const auto members = read_directory(File(package));
   const Member* index = find_member(members, folder, kIndex);
@@ -186,7 +188,7 @@ std::unique_ptr<Weights> Weights::map(const fs::path& package, const std::string
   const auto text = read_text(*reader, index->name.substr(index->name.find('/') + 1));
   std::unique_ptr<Weights> weights(new Weights);
   if (blob->size > 0) {
-    weights->region_ = std::make_unique<Region>(package, blob->offset, blob->size);
+    weights->region_ = std::make_unique<Region>(package, blob->offset, blob->size, huge_pages);
   }
   const json described = json::parse(text);
   for (const json& node : described.at("constants")) {

@@ -23,10 +23,10 @@ namespace exporter {
 /// the library.
 class Weights {
  public:
-  /// Maps the weights. Returns nullptr if the library contains them. Throws std::exception if the
-  /// index of the weights is broken.
+  /// Maps the weights, or copies them into huge pages. Returns nullptr if the library contains
+  /// them. Throws std::exception if the index of the weights is broken.
   static std::unique_ptr<Weights> map(const std::filesystem::path& package,
-                                      const std::string& model);
+                                      const std::string& model, bool huge_pages);
 
   /// The model must be destroyed before.
   ~Weights();
