@@ -57,7 +57,7 @@ def find(package: Path, model: str) -> Blob | None:
         names = archive.namelist()
         here = f"/data/aotinductor/{model}/"
         blobs = [one for one in archive.infolist() if here in one.filename and is_mapped(one, names)]
-        if not blobs or not blobs[0].file_size:
+        if not blobs:
             return None
         (blob, *_) = blobs
         try:
@@ -75,7 +75,7 @@ class Weights:
 
     def __init__(self, blob: Blob) -> None:
         """Reserve the addresses. Raise ArtifactError for an index that does not fit."""
-        self._length, start = blob.start + blob.size, blob.start
+        self._length, start = blob.start + max(blob.size, 1), blob.start
         self._region = _map(None, self._length, _NONE, mmap.MAP_ANONYMOUS)
         self._data = self._region + start
         try:

@@ -34,6 +34,9 @@ def indexed() -> Iterator[None]:
         index = _index(graph)
         files = compile(graph, *args, **settings)
         for blob in [Path(file) for file in files if str(file).endswith(BLOB)]:
+            if not index:
+                files.remove(str(blob))  # torch cannot map an empty file
+                continue
             blob.with_suffix(".json").write_text(json.dumps({"constants": index}))
             files.append(str(blob.with_suffix(".json")))
         return files

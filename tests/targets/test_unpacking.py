@@ -58,8 +58,8 @@ class Wide(torch.nn.Module):
         return x @ self.weight
 
 
-def exported(path: Path, settings: dict[str, Any]) -> Path:
-    program = torch.export.export(Wide(), (torch.ones(2, 3),))
+def exported(path: Path, settings: dict[str, Any], model: torch.nn.Module | None = None) -> Path:
+    program = torch.export.export(model or Wide(), (torch.ones(2 if model is None else 1, 3),))
     with _weights.indexed():
         torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)
     return path
@@ -140,13 +140,22 @@ def test_a_closed_package_is_used_again(mapped: Path, tmp_path: Path) -> None:
     copied = tmp_path / "copied.pt2"
     copied.write_bytes(mapped.read_bytes())
     again = _packages.Package(copied, "model", "cpu")
-    assert again._weights and again._weights.tensors["weight"].data_ptr() == address
+    assert again._weights
+    assert again._weights.tensors["weight"].data_ptr() == address
     assert torch.equal(again.run((torch.ones(2, 3),))[0], torch.full((2, 4000), 3.0))
 
 
 def test_torch_itself_loads_a_package_with_mapped_weights(mapped: Path) -> None:
     loader = torch._C._aoti.AOTIModelPackageLoader(str(mapped), "model", False, 1, -1)
     assert torch.equal(loader.run([torch.ones(2, 3)])[0], torch.full((2, 4000), 3.0))
+
+
+def test_a_package_without_weights(tmp_path: Path) -> None:
+    path = exported(tmp_path / "none.pt2", _weights.SETTINGS, torch.nn.ReLU())
+    x = torch.tensor([[-1.0, 0.0, 1.0]])
+    loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)
+    assert torch.equal(loader.run([x])[0], x.relu())
+    assert torch.equal(_packages.Package(path, "model", "cpu").run((x,))[0], x.relu())
 
 
 def rewritten(package: Path, path: Path, **changes: Any) -> Path:
