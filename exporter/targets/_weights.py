@@ -17,7 +17,8 @@ from exporter.targets import _inductor
 if TYPE_CHECKING:
     import torch
 
-SETTINGS = {"aot_inductor.package_constants_on_disk_format": "binary_blob"}
+FORMAT = "binary_blob"
+SETTINGS = {"aot_inductor.package_constants_on_disk_format": FORMAT}
 BLOB = "_weights.blob"  # the end of inductor's name for it
 ALIGNMENT = 64  # bytes; inductor pads each constant to a multiple of it
 
@@ -25,13 +26,15 @@ ALIGNMENT = 64  # bytes; inductor pads each constant to a multiple of it
 @contextlib.contextmanager
 def indexed() -> Iterator[None]:
     """Make inductor put an index beside each blob of weights that it writes."""
+    from torch._inductor import config
     from torch._inductor.codecache import AotCodeCompiler
 
     compiler: Any = AotCodeCompiler
     compile = compiler.compile
 
     def compile_with_index(graph: Any, *args: Any, **settings: Any) -> Any:
-        index = _index(graph)
+        separate = config.aot_inductor.package_constants_on_disk_format == FORMAT
+        index = _index(graph) if separate else []
         files = compile(graph, *args, **settings)
         for blob in [Path(file) for file in files if str(file).endswith(BLOB)]:
             if not index:
