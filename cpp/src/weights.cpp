@@ -11,10 +11,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
+#include <new>
 #include <stdexcept>
 #include <string_view>
-#include <system_error>
 
 #include "archive.h"
 #include "json_fields.h"
@@ -137,26 +136,13 @@ const Member* find_member(const std::vector<Member>& members, const std::string&
 
 }  // namespace
 
-/// Bytes of a file, mapped or, if they are not aligned or huge pages are wanted, in memory.
+/// Bytes of a file, mapped or in memory: if they are not aligned, if huge pages are wanted, or if
+/// the file system cannot map.
 class Weights::Region {
  public:
   Region(const fs::path& path, std::uint64_t offset, std::uint64_t size, bool huge_pages) {
-    const auto page = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
-    const bool maps = offset % kAlignment == 0 && !huge_pages;
-    const std::uint64_t before = maps ? offset % page : 0;
-    length_ = size + before;
-    const int file = maps ? open(path.c_str(), O_RDONLY | O_CLOEXEC) : -1;
-    start_ = mmap(nullptr, length_, PROT_READ | PROT_WRITE,
-                  MAP_PRIVATE | MAP_NORESERVE | (maps ? 0 : MAP_ANONYMOUS), file,
-                  static_cast<off_t>(maps ? offset - before : 0));
-    const int failure = errno;
-    if (file >= 0) close(file);
-    if (start_ == MAP_FAILED) {
-      throw std::system_error(failure, std::generic_category(), "its weights cannot be mapped");
-    }
-    data_ = static_cast<char*>(start_) + before;
-    if (huge_pages) madvise(start_, length_, MADV_HUGEPAGE);  // has no effect on systems without
-    if (!maps) File(path).read(data_, size, offset);
+    if (offset % kAlignment == 0 && !huge_pages) map(path, offset, size);
+    if (start_ == MAP_FAILED) read(path, offset, size, huge_pages);
   }
   ~Region() { munmap(start_, length_); }
   Region(const Region&) = delete;
@@ -165,9 +151,34 @@ class Weights::Region {
   char* data() const { return data_; }
 
  private:
-  void* start_;
-  std::size_t length_;
-  char* data_;
+  void map(const fs::path& path, std::uint64_t offset, std::uint64_t size) {
+    const std::uint64_t before = offset % static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
+    const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (file < 0) return;
+    length_ = size + before;
+    start_ = mmap(nullptr, length_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, file,
+                  static_cast<off_t>(offset - before));
+    close(file);
+    data_ = static_cast<char*>(start_) + before;
+  }
+
+  void read(const fs::path& path, std::uint64_t offset, std::uint64_t size, bool huge_pages) {
+    length_ = size;
+    start_ = mmap(nullptr, length_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (start_ == MAP_FAILED) throw std::bad_alloc();
+    data_ = static_cast<char*>(start_);
+    if (huge_pages) madvise(start_, length_, MADV_HUGEPAGE);  // has no effect on systems without
+    try {
+      File(path).read(data_, size, offset);
+    } catch (...) {
+      munmap(start_, length_);
+      throw;
+    }
+  }
+
+  void* start_ = MAP_FAILED;
+  std::size_t length_ = 0;
+  char* data_ = nullptr;
 };
 
 bool is_mapped(const Member& member, const std::vector<Member>& members) {

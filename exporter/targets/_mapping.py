@@ -13,9 +13,10 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from exporter.core.errors import ArtifactError
 
@@ -86,18 +87,27 @@ class Weights:
     def fill(self, blob: Blob) -> None:
         """Map the weights, which have the same size and start as the first. Raise ArtifactError for a wrong CRC-32."""
         data = (ctypes.c_char * blob.size).from_address(self._data)
-        readable = mmap.PROT_READ | mmap.PROT_WRITE
         with blob.package.open("rb") as file:
-            if blob.offset % ALIGNMENT:
-                _map(self._region, self._length, readable, mmap.MAP_ANONYMOUS | _FIXED)
+            if not self._maps(file, blob):
+                self._allow(mmap.MAP_ANONYMOUS)
                 file.seek(blob.offset)
                 file.readinto(data)
-            else:
-                first = blob.offset - blob.start
-                _map(self._region, self._length, readable, _FIXED | _NORESERVE, file.fileno(), first)
         if zlib.crc32(data) != blob.crc:
             self.drop()
             raise ArtifactError(f"{blob.package} was altered: the CRC-32 of its weights differs", REMEDY)
+
+    def _maps(self, file: BinaryIO, blob: Blob) -> bool:
+        """Map the file, unless the weights are not aligned or the file system cannot map."""
+        if blob.offset % ALIGNMENT:
+            return False
+        with suppress(OSError):
+            self._allow(_NORESERVE, file.fileno(), blob.offset - blob.start)
+            return True
+        return False
+
+    def _allow(self, flags: int, file: int = -1, offset: int = 0) -> None:
+        readable = mmap.PROT_READ | mmap.PROT_WRITE
+        _map(self._region, self._length, readable, flags | _FIXED, file, offset)
 
     def drop(self) -> None:
         """Free the memory, and the file."""
