@@ -8,7 +8,7 @@ SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export TORCHINDUCTOR_CACHE_DIR ?= $(CURDIR)/build/inductor
 
-.PHONY: help demo test check install lint docs cpp ctest asan pytest coverage fuzz fuzz-cpp schemas bench tables test-gpu clean
+.PHONY: help demo test check install lint docs cpp ctest asan pytest coverage fuzz fuzz-cpp schemas wheels bench tables test-gpu clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -77,6 +77,11 @@ schemas: install ## generate the JSON Schemas of manifests and release files fro
 	$(BIN)/python -m exporter.core.manifest_schema > build/schema && mv build/schema exporter/core/manifest.schema.json
 	$(BIN)/python -m exporter.release.schema > build/schema && mv build/schema exporter/release/schema.json
 
+wheels: cpp ## make dist/: the sources, the wheel, and a wheel with exporter-run for the installed torch; try both wheels
+	rm -rf dist
+	$(BIN)/python cpp/packaging/make_wheels.py --build $(CPP) --out dist
+	$(BIN)/python cpp/packaging/check_wheels.py dist --example
+
 bench: install cpp ## measure start-up, overhead and the C++ side
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/overhead.py
@@ -89,4 +94,4 @@ test-gpu: ## run the tests for CUDA with the python3 on the PATH (PYTHON=... for
 	$(PYTHON) -m pytest tests/gpu
 
 clean: ## remove everything that was built or exported here
-	rm -rf build artifacts $(VENV) *.egg-info .coverage*
+	rm -rf build dist artifacts $(VENV) *.egg-info .coverage*

@@ -29,7 +29,7 @@ HEAVY = (
 )  # imported by most jobs
 TEMPORARY = os.environ.get("TMPDIR", "/tmp")
 # The slowest files, which run first, so that all pytest workers finish at about the same time.
-LONGEST = ("fuzz", "coverage", "planted_defects", "pipeline", "release_cluster", "precision", "release")
+LONGEST = ("fuzz", "coverage", "wheels", "planted_defects", "pipeline", "release_cluster", "precision", "release")
 
 
 def pytest_report_header() -> str:

@@ -13,7 +13,7 @@
 namespace exporter::app {
 namespace {
 
-constexpr int kWarmUpRuns = 3;  // untimed calls of each thread
+constexpr int kUntimedCalls = 3;  // of each thread
 
 using Clock = std::chrono::steady_clock;
 
@@ -38,7 +38,7 @@ struct Caller {
   void call(const Artifact& artifact, const std::vector<at::Tensor>& inputs, int runs,
             std::optional<c10::Stream> stream, std::barrier<>& ready) {
     const c10::OptionalStreamGuard guard(stream);
-    time(artifact, inputs, kWarmUpRuns, stream);
+    time(artifact, inputs, kUntimedCalls, stream);
     ready.arrive_and_wait();
     begin = Clock::now();
     time(artifact, inputs, runs, stream);

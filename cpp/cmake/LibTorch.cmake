@@ -75,7 +75,20 @@ foreach(_header torch/headeronly/version.h torch/csrc/api/include/torch/version.
   endif()
 endforeach()
 set(LibTorch_ROOT "${_libtorch_root}")
-message(STATUS "LibTorch ${LibTorch_VERSION}: ${_libtorch_root}")
+
+# The same with the local part, such as 2.14.1+cu130: a wheel has version.py, an unpacked LibTorch build-version.
+set(LibTorch_RELEASE "${LibTorch_VERSION}")
+foreach(_file version.py build-version)
+  if(EXISTS "${_libtorch_root}/${_file}")
+    file(STRINGS "${_libtorch_root}/${_file}" _lines REGEX "^(__version__ = '[^']+'|[0-9][^ ']*)$")
+    if(_lines)
+      string(REGEX REPLACE "^__version__ = |'" "" LibTorch_RELEASE "${_lines}")
+      set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${_libtorch_root}/${_file}")
+      break()
+    endif()
+  endif()
+endforeach()
+message(STATUS "LibTorch ${LibTorch_RELEASE}: ${_libtorch_root}")
 
 # The CUDA headers of the toolkit or of the wheels beside torch's. Empty if there are none or if this
 # LibTorch has no CUDA.

@@ -26,12 +26,10 @@ constexpr const char* kContractRecord = "extra/contract.json";
 
 ArtifactKind kind_of(caffe2::serialize::PyTorchStreamReader& reader, const std::string& path) {
   if (has_records_below(reader, "data/aotinductor/")) return ArtifactKind::aotinductor;
-  if (has_records_below(reader, "models/")) {
-    throw Error(ErrorKind::artifact,
-                path + " holds an ExportedProgram, which needs Python; use the compile target");
-  }
+  if (has_records_below(reader, "models/")) return ArtifactKind::exported_program;
   if (reader.hasRecord("constants.pkl")) return ArtifactKind::torchscript;
-  throw Error(ErrorKind::artifact, path + " holds neither TorchScript nor an AOTInductor package");
+  throw Error(ErrorKind::artifact,
+              path + " holds no TorchScript, AOTInductor package or exported program");
 }
 
 /// Throws unless a compiled package was compiled for this type of device.
@@ -117,7 +115,15 @@ at::Tensor plain(at::Tensor tensor) {
 }  // namespace
 
 const char* to_string(ArtifactKind kind) {
-  return kind == ArtifactKind::torchscript ? "TorchScript" : "AOTInductor";
+  switch (kind) {
+    case ArtifactKind::torchscript:
+      return "TorchScript";
+    case ArtifactKind::aotinductor:
+      return "AOTInductor";
+    case ArtifactKind::exported_program:
+      return "exported program";
+  }
+  return "";
 }
 
 ArtifactInfo inspect(const std::filesystem::path& path) {
@@ -125,7 +131,11 @@ ArtifactInfo inspect(const std::filesystem::path& path) {
   const std::string name = path.string();
   return guarded(ErrorKind::artifact, name, [&] {
     const ArtifactKind kind = kind_of(*reader, name);
-    if (!reader->hasRecord(kContractRecord)) {
+    const bool has_contract = reader->hasRecord(kContractRecord);
+    if (!has_contract && kind == ArtifactKind::exported_program) {
+      return ArtifactInfo{kind, read_program_contract(path), "", std::filesystem::file_size(path)};
+    }
+    if (!has_contract) {
       throw Error(ErrorKind::artifact, name + " carries no contract; export it with exporter");
     }
     require_members(path, ErrorKind::artifact, *reader, kContractRecord);
@@ -138,6 +148,9 @@ std::unique_ptr<Runner> load_runner(const std::filesystem::path& path, const Art
                                     at::Device device, bool serial, int runners, bool huge_pages) {
   if (info.kind == ArtifactKind::torchscript) {
     return load_torchscript(path, device, info.contract.keeps_state());
+  }
+  if (info.kind == ArtifactKind::exported_program) {
+    return load_exported_program(path, device, info.contract, !info.contract_json.empty());
   }
   return load_aotinductor(path, device, info.contract, serial, runners, huge_pages);
 }
@@ -184,7 +197,8 @@ Artifact Artifact::open_file(const std::filesystem::path& path, const OpenOption
     const bool huge = options.huge_pages;
     if (info.contract.keeps_state()) return load_stateful(path, info, device, graphs > 0, huge);
     auto loaded = load_runner(path, info, device, graphs > 0, runners, huge);
-    return graphs > 0 ? capture_graphs(std::move(loaded), graphs) : std::move(loaded);
+    const bool captures = graphs > 0 && loaded->written_inputs().empty();
+    return captures ? capture_graphs(std::move(loaded), graphs) : std::move(loaded);
   });
   return {path, std::move(info), device, std::move(runner)};
 }
@@ -208,11 +222,18 @@ std::vector<at::Tensor> Artifact::run(std::vector<at::Tensor> inputs) const {
     // artifact.
     c10::OptionalDeviceGuard current;
     if (!device_.is_cpu()) current.reset_device(device_);
+    const auto written = runner_->written_inputs();
+    const std::vector<at::Tensor> given = written.empty() ? std::vector<at::Tensor>{} : inputs;
     for (at::Tensor& input : inputs) {
       input = plain(std::move(input));
       if (input.device() != device_) input = input.to(device_);
     }
-    return runner_->run(std::move(inputs));
+    if (written.empty()) return runner_->run(std::move(inputs));
+    auto outputs = runner_->run(inputs);
+    for (const std::size_t i : written) {
+      if (!given[i].is_same(inputs[i])) given[i].copy_(inputs[i]);
+    }
+    return outputs;
   });
 }
 

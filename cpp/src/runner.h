@@ -20,6 +20,9 @@ class Runner {
   /// Restores the initial state, if the model keeps its state.
   virtual void reset() {}
 
+  /// The positions of the inputs that a call writes to, as an exported program may.
+  virtual std::vector<std::size_t> written_inputs() const { return {}; }
+
   /// Returns how the model runs, such as "CUDA graph"; see Artifact::execution_mode.
   virtual std::string execution_mode() const { return {}; }
 };
@@ -34,7 +37,15 @@ std::unique_ptr<Runner> load_aotinductor(const std::filesystem::path& path, at::
                                          const Contract& contract, bool serial, int runners,
                                          bool huge_pages);
 
-/// Loads the runner for an artifact of either kind.
+/// Loads an exported program. Throws std::runtime_error that names every operator that cannot run
+/// here. Without `has_contract`, conditions that torch.export found are checked at each call.
+std::unique_ptr<Runner> load_exported_program(const std::filesystem::path& path, at::Device device,
+                                              const Contract& contract, bool has_contract);
+
+/// Makes the contract of an exported program that carries none, from its signature.
+Contract read_program_contract(const std::filesystem::path& path);
+
+/// Loads the runner for an artifact of any kind.
 std::unique_ptr<Runner> load_runner(const std::filesystem::path& path, const ArtifactInfo& info,
                                     at::Device device, bool serial, int runners,
                                     bool huge_pages = false);

@@ -79,7 +79,7 @@ class Usage(unittest.TestCase):
             self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1), arguments)
 
     def test_broken_artifact_is_one_line_and_exit_code_1(self) -> None:
-        for name in ("missing.pt", "bare.pt", "golden.safetensors", "exported.pt2"):
+        for name in ("missing.pt", "bare.pt", "golden.safetensors"):
             done = call("info", FIXTURES / name)
             self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1), name)
             self.assertIn(name, done.stderr)

@@ -19,7 +19,7 @@ from exporter.core.errors import ExporterError
 
 ORDER = (
     "export", "explain", "check", "bench", "compare", "report", "release", "sign", "pack", "unpack", "deploy",
-    "models", "targets", "doctor",
+    "models", "targets", "doctor", "runner",
 )  # fmt: skip
 
 

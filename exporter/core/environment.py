@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
+from exporter.core import runners
+
 # Distributions that matter to every run, whatever its targets.
 DISTRIBUTIONS = (
     "torch",
@@ -130,13 +132,9 @@ def compiler() -> str | None:
 
 
 def find_runner() -> Path | None:
-    """Find `exporter-run`: by $EXPORTER_RUN, on the PATH, or in this checkout's build folder."""
-    named = os.environ.get("EXPORTER_RUN")
-    if named is not None:
-        return Path(named) if os.access(named, os.X_OK) else None
-    on_path = shutil.which("exporter-run")
-    built = Path(__file__).parents[2] / "build" / "cpp" / "exporter-run"
-    return Path(on_path) if on_path else built if os.access(built, os.X_OK) else None
+    """Return the path of the `exporter-run` that is used, None if none fits; `runners.find` says why."""
+    used = runners.find().used
+    return used.path if used else None
 
 
 def describe(distributions: Iterable[str] = ()) -> dict[str, str]:
@@ -148,8 +146,16 @@ def describe(distributions: Iterable[str] = ()) -> dict[str, str]:
         "os": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "compiler": compiler() or "none",
-        "exporter-run": str(find_runner() or "none"),
+        "exporter-run": _runner(),
     }
     facts |= {name: found for name in (*DISTRIBUTIONS, *distributions) if (found := version(name))}
     facts |= {f"gpu{index}": name for index, name in enumerate(gpus())}
     return facts
+
+
+def _runner() -> str:
+    """Return the path of the runner; without one "none", with the reason and the remedy if one was refused."""
+    found = runners.find()
+    if found.used:
+        return str(found.used.path)
+    return f"none: {found.reason}; {found.remedy(bool(compiler()))}" if found.refused else "none"

@@ -31,7 +31,9 @@ def infer_shapes(
             len(s.shape) for s in first
         ]:
             raise ContractError(
-                f"the tensors at {describe(sizes)} differ in name or rank from those at {describe(observed[0][0])}"
+                f"the tensors at {describe(sizes)} differ in name or rank from those at {describe(observed[0][0])}",
+                "perhaps squeeze() without a dimension drops one of size 1: name the dimension, or promise only sizes "
+                "that agree (--size NAME=MIN..MAX)",
             )
     return tuple(
         dataclasses.replace(

@@ -167,11 +167,11 @@ def check_of(error: BaseException) -> str:
     for one in reversed(list(_chain(error))):
         frames = _called(one)
         if frames:
-            return _kind_of_check(frames[-1].filename, frames[-1].lineno or 0)
+            return kind_of_check(frames[-1].filename, frames[-1].lineno or 0)
     return ""
 
 
-def _kind_of_check(file: str, line: int) -> str:
+def kind_of_check(file: str, line: int) -> str:
     """Return the kind of the check at this line; "" if it is not a check or the file cannot be parsed."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))

@@ -21,7 +21,7 @@ from pathlib import Path
 from exporter import targets
 from exporter.bundle import checksums
 from exporter.bundle.layout import GOLDEN, PICKLED_GOLDEN
-from exporter.core import environment
+from exporter.core import environment, runners
 from exporter.core.contract_records import Contract
 from exporter.core.errors import ArtifactError, JobError, MissingDependency, UsageError
 from exporter.core.parity_records import Parity
@@ -152,9 +152,10 @@ def _operators(contract: Contract, ops_libs: Sequence[str]) -> list[Path]:
 
 def _copy_programs(root: Path, libraries: list[Path]) -> str:
     """Copy the runner and the libraries that it loads, and return the name of the loader."""
-    runner = environment.find_runner()
-    if runner is None:
-        raise MissingDependency("exporter-run is not installed", "run `make cpp`, or set EXPORTER_RUN to its path")
+    available = runners.find()
+    if available.used is None:
+        raise MissingDependency(available.reason, available.remedy(bool(environment.compiler())))
+    runner = available.used.path
     found = loaded_by(runner)
     torch = found["libc10.so"].parent if "libc10.so" in found else runner.parent
     for library in libraries:
@@ -188,7 +189,7 @@ def loaded_by(program: Path, search: Path | None = None) -> dict[str, Path]:
         raise ArtifactError(f"{program} cannot be examined: {done.stderr.strip() or done.stdout.strip()}")
     missing = [line.split()[0] for line in done.stdout.splitlines() if line.endswith("not found")]
     if missing:
-        raise ArtifactError(f"{program} needs {', '.join(missing)}, not found by ldd", "run `make cpp`")
+        raise ArtifactError(f"{program} needs {', '.join(missing)}, not found by ldd", "build exporter-run again")
     pairs = (match.groups() for match in map(FOUND.search, done.stdout.splitlines()) if match)
     return {name or Path(path).name: Path(path) for name, path in pairs}
 

@@ -49,6 +49,7 @@ RULE = (
         "core/option",
         "core/parity_records",
         "core/records",
+        "core/runners",
         "core/settings",
     ),
     *("core/size_range", "core/source_lines", "core/timing_records", "evidence/__init__", "evidence/parity"),

@@ -12,6 +12,7 @@ from exporter.core.parity_records import CaseRecord, FixedSize, SizeLimit, Warne
 
 Sizes = Mapping[str, int]
 VALUES = "depends on values"
+SIZES = "depends on sizes"
 NOT_CARRIED = "the state is not carried"
 UNRECORDED = "no trace or graph records writes through .data"
 KINDS = ("boolean", "Python number", "Python float")  # what a tensor was converted to, the likeliest cause first
@@ -122,8 +123,12 @@ def _explain(reason: str, cases: Cases, worst: CheckedCase, known: Known) -> Dia
         return _fixed(fixed, known)
     if carried := carried_state(cases):
         return _not_carried(f"{carried}; {reason}", worst, known)
-    if not known.quantized and (values := value_dependence(cases)):
-        return _values(values, reason, worst, known)
+    if not known.quantized:
+        values = value_dependence(cases)
+        if sizes := size_dependence(cases, 2 if values else 1):
+            return _sizes(sizes, reason, worst, known)
+        if values:
+            return _values(values, reason, worst, known)
     return _asked(reason, worst.case.sizes, known)
 
 
@@ -166,6 +171,38 @@ def value_dependence(cases: Cases) -> str:
         if case.fails and (other := right.get(tuple(case.case.sizes.items()))):
             return f"wrong at {case.case}, right at {other}"
     return ""
+
+
+def size_dependence(cases: Cases, seeds: int) -> str:
+    """Return `wrong at ..., right at ...` if the sizes alone decide about cases with drawn values, else "".
+
+    Wrong sizes need at least this number of seeds. The calls of one sequence count as one case.
+    """
+    seen: dict[tuple[tuple[str, int], ...], dict[int, list[CheckedCase]]] = {}
+    for case in cases:
+        if not case.case.values and case.case.sample is None:
+            seen.setdefault(tuple(case.case.sizes.items()), {}).setdefault(case.case.seed, []).append(case)
+    wrong: list[CaseRecord] = []
+    right: list[CaseRecord] = []
+    for by_seed in seen.values():
+        fail = {any(case.fails for case in calls) for calls in by_seed.values()}
+        if len(fail) > 1 or (fail == {True} and len(by_seed) < seeds):
+            return ""
+        (wrong if True in fail else right).append(next(iter(by_seed.values()))[0].case)
+    return f"wrong at {wrong[0]}, right at {right[0]}" if wrong and right else ""
+
+
+def _sizes(pattern: str, reason: str, worst: CheckedCase, known: Known) -> Diagnosis:
+    """Diagnose dependence on sizes, with the branch that a trace may have dropped or the range of torch.export."""
+    asked = _asked(reason, worst.case.sizes, known)
+    if asked.cause:
+        return Diagnosis(f"{SIZES}: {pattern}; {asked.reason}", asked.cause, asked.words)
+    line = _branch(known.warnings, KINDS[:1])
+    limits = [one for one in known.limits if one.rule != "steps" and set(one.symbols) & set(worst.case.sizes)]
+    limits.sort(key=lambda one: one.rule != "fixed")
+    because = next(map(str, limits), f"a branch drops one side ({line})" if line else "")
+    said = f" (perhaps because {because})" if because else ""
+    return Diagnosis(f"{SIZES}: {pattern}; {asked.reason}{said}", "size-dependent")
 
 
 def _fixed(fixed: tuple[FixedSize, ...], known: Known) -> Diagnosis:

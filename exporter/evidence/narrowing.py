@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from exporter.core.contract_records import Contract
 from exporter.core.parity_records import SizeLimit
 from exporter.core.size_range import Range, Sizes
 from exporter.evidence import eager
-from exporter.model import ranges
+from exporter.model import guards, ranges
 from exporter.model.capture import Captured
 from exporter.model.state import carrying
 from exporter.model.tensors import Tensors
@@ -33,14 +34,17 @@ def find(
     range applies only if the graph is wrong outside of it; many graphs are right there. The program's own guards are
     checked by running it.
     """
-    if not captured.relaxed and all(bounds.multiple_of == 1 for bounds in contract.symbols.values()):
+    holds = guards.conditions(captured.program, contract)
+    unconditional = not guards.violations(holds, base, contract.symbols)
+    if unconditional and not captured.relaxed and all(one.multiple_of == 1 for one in contract.symbols.values()):
         return []  # torch.export accepted everything that the contract promises
     trial = _Trial(module, inputs, base, device)
     graph = captured.program.module(check_guards=False)
     if not trial.right(graph, base):
         return []  # either wrong everywhere, which the golden will show, or not repeatable
     found = [*_steps(captured, graph, trial, contract), *_bounds(captured, graph, trial, contract)]
-    return [*found, *_guards(captured, trial, narrow(contract, (one for one in found if one.of == "graph")))]
+    found += _conditions(captured, graph, trial, narrow(contract, (one for one in found if one.of == "graph")), holds)
+    return [*found, *_guards(captured, trial, narrow(contract, (one for one in found if one.of == "graph")), holds)]
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,19 @@ def _bounds(captured: Captured, graph: torch.nn.Module, trial: _Trial, contract:
             yield Narrowing(name, promised.within(bounds.min, bounds.max), captured.place(name, wrong[0], 1))
 
 
-def _guards(captured: Captured, trial: _Trial, contract: Contract) -> Iterator[Narrowing]:
+def _conditions(
+    captured: Captured, graph: torch.nn.Module, trial: _Trial, contract: Contract, holds: guards.Holds
+) -> Iterator[Narrowing]:
+    """Yield narrower ranges for symbols with sizes at which the graph does not hold and is wrong."""
+    for name, bounds in contract.symbols.items():
+        violated = itertools.islice(guards.broken(holds, name, trial.base, bounds), TRIED)
+        if holds(trial.base) and (wrong := trial.wrong(graph, name, list(violated))):
+            found = guards.around(holds, name, trial.base, bounds)
+            if len(found.sizes) > 1:  # otherwise the size is fixed, which the golden shows
+                yield Narrowing(name, found, captured.place(name, wrong[0], 1))
+
+
+def _guards(captured: Captured, trial: _Trial, contract: Contract, holds: guards.Holds) -> Iterator[Narrowing]:
     guarded = captured.program.module()
     for name, promised in contract.symbols.items():
 
@@ -102,10 +118,32 @@ def _guards(captured: Captured, trial: _Trial, contract: Contract) -> Iterator[N
             return trial.right(guarded, {**trial.base, name: size})
 
         size = trial.base[name]
-        if takes(size) and (refused := ranges.refused(takes, size, promised)) is not None:
-            found = ranges.taken(takes, size, promised)
-            if found is not None and len(found.sizes) > 1:
-                yield Narrowing(name, found, captured.place(name, refused, 1), "guards")
+        if not takes(size):
+            continue
+        refused, found = ranges.refused(takes, size, promised), promised
+        if refused is not None:
+            found = ranges.taken(takes, size, promised) or promised
+        broken = itertools.islice(guards.broken(holds, name, trial.base, found), TRIED)
+        if (other := next((size for size in broken if not takes(size)), None)) is not None:
+            refused, found = other, guards.around(holds, name, trial.base, promised)
+        if refused is not None and 1 < len(found.sizes) < len(promised.sizes):
+            yield Narrowing(name, found, captured.place(name, refused, 1), "guards")
+
+
+def violations(
+    captured: Captured, module: torch.nn.Module, inputs: MakeInputs, contract: Contract, base: Sizes, device: str
+) -> list[Sizes]:
+    """Return sizes for the golden at which the program does not hold and the model runs."""
+    found = guards.violations(guards.conditions(captured.program, contract), base, contract.symbols)
+    return [sizes for sizes in found if _runs(module, inputs(sizes), device)]
+
+
+def _runs(module: torch.nn.Module, data: Tensors, device: str) -> bool:
+    try:
+        eager.run(module, data, device)
+    except Exception:  # at sizes that are unsupported or too large, a model can raise anything
+        return False
+    return True
 
 
 def limits(captured: Captured, narrowings: list[Narrowing], base: Sizes) -> Iterator[SizeLimit]:

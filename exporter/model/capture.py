@@ -20,7 +20,7 @@ from exporter.core.errors import Blame, ExportError
 from exporter.core.expressions import Expression
 from exporter.core.parity_records import SizeLimit
 from exporter.core.size_range import Range
-from exporter.model import fixed_dims, mapped_program, mixture_of_experts, recurrent
+from exporter.model import fixed_dims, mapped_program, mixture_of_experts, recurrent, running_statistics
 from exporter.model.fixed_dims import Rule
 from exporter.model.no_program import NoProgram
 from exporter.model.state import carrying, data_writes, mutation
@@ -244,7 +244,7 @@ def _export(
         {axis: _dim(dim, dims) for axis, dim in enumerate(spec.shape) if not isinstance(dim, int)}
         for spec in contract.inputs
     )
-    with torch.no_grad(), recurrent.kept(), mixture_of_experts.dense(module):
+    with torch.no_grad(), recurrent.kept(), mixture_of_experts.dense(module), running_statistics.written():
         return torch.export.export(module, example, dynamic_shapes=(dynamic,), strict=strict)
 
 
@@ -258,7 +258,10 @@ def _dim(dim: str | None, dims: dict[str, Any]) -> Any:
         return symbol
     if expression.divisor > 1 or not isinstance(symbol, torch.export.Dim):
         return torch.export.Dim.AUTO
-    return expression.factor * symbol + expression.offset
+    try:
+        return expression.factor * symbol + expression.offset
+    except TypeError:  # torch evaluates the name with sympy, where N, S, beta and Python's len mean something else
+        return torch.export.Dim.AUTO
 
 
 def _allowed(program: torch.export.ExportedProgram, contract: Contract) -> dict[str, Range]:

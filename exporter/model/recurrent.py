@@ -1,7 +1,7 @@
-"""LSTM and GRU over sequences of any length.
+"""LSTM, GRU and plain recurrent layers over sequences of any length.
 
-torch.export keeps `aten.lstm.input` and `aten.gru.input`, but computes their outputs' shapes by running every step,
-which fixes the length to the example's. The shapes depend only on the inputs, so this module computes them directly.
+torch.export keeps operators such as `aten.lstm.input`, but computes their outputs' shapes by running every step, which
+fixes the length to the example's. The shapes depend only on the inputs, so this module computes them directly.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch._C import DispatchKey
 
 Kernel = Callable[..., Any]
-OPERATORS = (torch.ops.aten.lstm.input, torch.ops.aten.gru.input)
+OPERATORS = tuple(getattr(torch.ops.aten, name).input for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"))
 
 
 def kept() -> contextlib.AbstractContextManager[None]:
@@ -29,8 +29,44 @@ def looped() -> contextlib.AbstractContextManager[None]:
     except ImportError:  # another torch version: the length is fixed, which the golden detects
         return contextlib.nullcontext()
     lstm, gru = (getattr(_patches, f"{name}_while_loop_impl", None) for name in ("lstm", "gru"))
-    kernels = {op: _for_any_length(op, loop) for op, loop in zip(OPERATORS, (lstm, gru), strict=True) if loop}
-    return _as(kernels)
+    loops = (lstm, gru, _plain_loop(torch.tanh), _plain_loop(torch.relu))
+    return _as({op: _for_any_length(op, loop) for op, loop in zip(OPERATORS, loops, strict=True) if loop})
+
+
+def _plain_loop(activate: Callable[[torch.Tensor], torch.Tensor]) -> Kernel:
+    """Return a plain recurrent layer as a while_loop, which torch has only for LSTM and GRU."""
+    from torch._decomp import decompositions
+    from torch._higher_order_ops.while_loop import while_loop
+
+    helper: Any = decompositions._rnn_helper
+
+    def layer(inputs: torch.Tensor, first: torch.Tensor, params: Any, has_biases: bool, reverse: bool = False) -> Any:
+        weight, biases = params[1].clone(), params[2:] if has_biases else (None, None)
+        given = torch.nn.functional.linear(inputs, params[0], biases[0])
+        given = given.flip(0) if reverse else given
+
+        def goes_on(count: torch.Tensor, outputs: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+            return count < given.size(0)
+
+        def step(count: torch.Tensor, outputs: torch.Tensor, hidden: torch.Tensor) -> Any:
+            index: Any = count.item()
+            torch._check(index >= 0)
+            torch._check(index < given.size(0))
+            following = activate(given[index] + torch.nn.functional.linear(hidden, weight, biases[1]))
+            outputs = outputs.clone()
+            outputs[index] = following
+            return count + 1, outputs, following
+
+        start = torch.tensor(0), given.new_empty(given.shape), first.clone()
+        _, outputs, last = while_loop(goes_on, step, start)
+        return outputs.flip(0) if reverse else outputs, last
+
+    def loop(inputs: torch.Tensor, state: torch.Tensor, params: Any, has_biases: bool, *rest: Any) -> Any:
+        gathered = decompositions.gather_params(params, has_biases, False)
+        made, states = helper(inputs, state.unbind(0), gathered, has_biases, *rest, layer)
+        return made, torch.stack(states, 0)
+
+    return loop
 
 
 def _shapes(

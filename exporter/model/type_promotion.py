@@ -2,6 +2,9 @@
 
 torch.onnx.export converts a number to a tensor only if its dtype differs from the result's. In `clamp(x, 0, 8000.0)`
 and `1.0 - n` the arguments are then mixed, and no overload takes both kinds.
+
+Comparisons with a number are different in half precisions: eager rounds the number to the tensor's dtype, while ONNX
+compares in float32. `x < 0.7` would then differ where x is 0.7 rounded.
 """
 
 from __future__ import annotations
@@ -17,15 +20,31 @@ ELEMENTWISE = frozenset((
     torch.ops.aten.floor_divide.default,
     torch.ops.aten.rsub.Scalar,
 ))  # fmt: skip
+COMPARISONS = frozenset(getattr(torch.ops.aten, name).Scalar for name in ("lt", "le", "gt", "ge", "eq", "ne"))
+HALF = (torch.float16, torch.bfloat16)
 
 
 def make_explicit(program: torch.export.ExportedProgram) -> None:
-    """Convert the tensors and numbers of ELEMENTWISE operations to the dtype of the result, in place."""
+    """Make the promotion of numbers explicit, in place.
+
+    The tensors and numbers of ELEMENTWISE operations are converted to the dtype of the result, and numbers that are
+    compared with half-precision tensors are rounded.
+    """
     for module in program.graph_module.modules():
         if isinstance(module, fx.GraphModule):
-            for node in [node for node in module.graph.nodes if node.target in ELEMENTWISE]:
-                _promote(node)
+            for node in list(module.graph.nodes):
+                if node.target in ELEMENTWISE:
+                    _promote(node)
+                if node.target in COMPARISONS:
+                    _round(node)
             module.recompile()
+
+
+def _round(node: fx.Node) -> None:
+    """Round the number of a comparison to the dtype of a half-precision tensor."""
+    tensor, number = node.args
+    if isinstance(tensor, fx.Node) and tensor.meta["val"].dtype in HALF and isinstance(number, (int, float)):
+        node.args = (tensor, torch.tensor(number, dtype=tensor.meta["val"].dtype).item())
 
 
 def _promote(node: fx.Node) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from exporter import targets
+from exporter.core import runners
 from exporter.core.parity_records import VERDICTS
 from exporter.core.records import EAGER, MetricRecord, VariantRecord
 from exporter.core.timing_records import Timing, runs_for
@@ -96,7 +97,7 @@ def check(gates: Gates, found: Measurements, over: Measurements | None = None) -
         checks.append(_check("max_mb", gates.max_mb, found.bytes / 1e6, kept, f"at most {gates.max_mb:g} MB"))
     if gates.cpp:
         runs = " and ".join(targets.native_suffixes())
-        wanted = f"it must run in C++ (`make cpp` builds exporter-run, which supports {runs})"
+        wanted = f"it must run in C++ (`{runners.BUILD}` builds exporter-run, which supports {runs})"
         checks.append(_check("cpp", True, found.cpp, found.cpp, wanted))
     if gates.min_metric is not None:
         kept = found.metric is not None and found.metric >= gates.min_metric

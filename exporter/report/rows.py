@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from exporter.core import runners
 from exporter.core.records import EAGER, Manifest, SessionRecord, VariantRecord
 from exporter.core.timing_records import Timing, runs_for
 
@@ -270,8 +271,8 @@ def hints(manifest: Manifest) -> list[str]:
     timed = [(v, t) for v in manifest.variants for t in v.timings.values()]
     if any(not t.stable for _, t in timed):
         found.append("~ unstable: the interval stayed wider than ±3%; raise --time-budget, or stop other programs")
-    if manifest.environment.get("exporter-run") == "none":
-        found.append(
-            "no C++ rows: exporter-run is not built; build it with `make cpp`, or set EXPORTER_RUN to its path"
-        )
+    runner, _, why = manifest.environment.get("exporter-run", "").partition(": ")
+    if runner == "none":
+        remedy = runners.NO_COMPILER if manifest.environment.get("compiler") == "none" else runners.REMEDY
+        found.append(f"no C++ rows: {why or f'{runners.NAME} is not built; {remedy}'}")
     return found

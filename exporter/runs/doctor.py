@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 from exporter import targets
-from exporter.core import environment, source_lines
+from exporter.core import environment, runners, source_lines
 from exporter.core.errors import MissingDependency
+from exporter.runs import build_runner
 from exporter.targets import Part
 
 SUPPORTED = ((2, 11), (2, 14))
@@ -50,7 +49,7 @@ def examine() -> list[Part]:
     """Return all parts, in the order in which they are shown."""
     found = _probe()
     findings = [_python(), *(_module(name, *found.get(name, ("not tried", ""))) for name in modules())]
-    return [*findings, *_targets(found), *map(_tool, TOOLS), _runner(), *_gpu(found)]
+    return [*findings, *_targets(found), *map(_tool, TOOLS), *_runners(), *_gpu(found)]
 
 
 def modules() -> tuple[str, ...]:
@@ -129,23 +128,25 @@ def remedy(name: str, error: str) -> str:
 
 def _tool(name: str) -> Part:
     program = TOOLS[name]
-    beside = Path(sys.executable).with_name(program)  # in a virtual environment that is not activated
-    found = shutil.which(program) or (str(beside) if beside.is_file() else None)
+    found = build_runner.tool(program)
     if found is None:
         return Part("note", name, "not found: exporter-run cannot be built", f"pip install {program}")
     return Part("ok", name, found)
 
 
-def _runner() -> Part:
-    runner = environment.find_runner()
-    if runner is None:
-        return Part(
-            "note",
-            "exporter-run",
-            "not built: artifacts cannot be run in C++",
-            "run `make cpp` in a checkout, or set EXPORTER_RUN to its path",
-        )
-    return Part("ok", "exporter-run", str(runner))
+def _runners() -> Iterator[Part]:
+    """Yield the runner that is used, or why there is none, and those that were found before it and do not fit."""
+    found = runners.find()
+    used = found.used
+    if used is None:
+        remedy = found.remedy(bool(environment.compiler()))
+        yield Part("note", runners.NAME, f"{found.reason}: artifacts cannot be run in C++", remedy)
+    elif why := build_runner.starts(used.path):
+        yield Part("bad", runners.NAME, f"{used.path} does not start: {why}", used.remedy)
+    else:
+        torch = f"built for torch {used.torch}, which fits" if used.torch else "it does not tell for which torch"
+        yield Part("ok", runners.NAME, f"{used.path} (from {used.origin}; {torch})")
+    yield from (Part("note", "not used", one.refused, one.remedy) for one in found.refused if used)
 
 
 def _gpu(found: dict[str, tuple[str, str]]) -> list[Part]:

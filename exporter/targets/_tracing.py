@@ -12,6 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from exporter.core import source_lines
+from exporter.core.errors import ExportError
 
 # Functions of a tensor and a number, which may be a bool. The result has the tensor's dtype, or is boolean.
 _GIVEN = frozenset(("value", "fill_value", "other"))  # names of the parameter for the number
@@ -71,25 +72,49 @@ _OF_SHAPES = frozenset((
 ))  # fmt: skip
 
 
+# Functions that turn a tensor's values into what Python computes with.
+_VALUES = frozenset((
+    torch.Tensor.__bool__, torch.Tensor.__int__, torch.Tensor.__float__, torch.Tensor.__complex__,
+    torch.Tensor.__index__, torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.numpy,
+))  # fmt: skip
+
+
 class Branches(TorchFunctionMode):
     """Finds the lines that branch on the values of the inputs while a model is traced.
 
     A trace keeps only the side that the example takes. Branches on sizes are not reported: the golden covers those.
+    The last `states` inputs are state, whose values change from call to call, perhaps first after more calls than the
+    golden makes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, states: int = 0) -> None:
         super().__init__()
+        self._states = states
         self._found: dict[str, None] = {}
+        self._of_state: dict[str, None] = {}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func is torch.Tensor.__bool__ and _depends_on_values(args[0]):
+        if func in _VALUES and (origins := _origins(args[0])):
             frame = sys._getframe(1)
             while frame.f_back and frame.f_code.co_filename == __file__:
                 frame = frame.f_back
-            self._found[source_lines.shown(frame.f_code.co_filename, frame.f_lineno)] = None
+            file, line = frame.f_code.co_filename, frame.f_lineno
+            if func is torch.Tensor.__bool__:
+                self._found[source_lines.shown(file, line)] = None
+            if min(origins) < self._states and not source_lines.kind_of_check(file, line):
+                self._of_state[source_lines.shown(file, line)] = None
         return func(*args, **(kwargs or {}))
+
+    def require_no_state(self) -> None:
+        """Raise ExportError if the trace depends on the values that the state had in the example."""
+        if self._of_state:
+            raise ExportError(
+                f"Python reads the values of the state ({', '.join(self._of_state)}), but a trace keeps those of the "
+                "example",
+                "compute with tensors instead: torch.where, index_select; or ship script if it can compile the code",
+            )
 
     def notes(self) -> tuple[str, ...]:
         """Return a note on the branches found, for the row."""
@@ -99,25 +124,29 @@ class Branches(TorchFunctionMode):
         return (f"a branch depends on values ({found}): the trace keeps the side that the example takes",)
 
 
-def _depends_on_values(tensor: torch.Tensor) -> bool:
-    """Return whether the trace computes the tensor from input values, not only from sizes, weights and constants."""
+def _origins(tensor: torch.Tensor) -> set[int]:
+    """Return the inputs whose values the trace computes the tensor from, counted from the last one, which is 0.
+
+    Inputs of which it uses only the sizes are left out, like weights and constants.
+    """
     tracer: Any = torch._C
     if not tracer._get_tracing_state():  # _get_value_trace would then crash the process
-        return False
+        return set()
     try:
         values = [tracer._get_value_trace(tensor)]
     except RuntimeError:  # it is not part of the trace
-        return False
-    seen = set()
+        return set()
+    found, seen = set(), set()
     while values:
         value = values.pop()
         node = value.node()
         if node.kind() == "prim::Param" and value.isCompleteTensor():
-            return True
-        if node.kind() not in _OF_SHAPES and value.debugName() not in seen:
+            names = [one.debugName() for one in node.outputs()]
+            found.add(len(names) - 1 - names.index(value.debugName()))
+        elif node.kind() not in _OF_SHAPES and value.debugName() not in seen:
             seen.add(value.debugName())
             values += node.inputs()
-    return False
+    return found
 
 
 @contextlib.contextmanager

@@ -21,12 +21,12 @@ artifact = "exported.pt2"
 variants = ("",)
 precisions = ("fp32", "tf32", "bf16", "fp16")
 requires = ("torch",)
-native = False
+native = True
 needs_program = True
 assumes = ("graph", "guards")
 cost = 1
 question = "torch.export: which sizes stay dynamic"
-portability = 1
+portability = 0
 export_need = Need(1.2, 0.6 * GB)
 read_contract = contract_files.read_zip
 

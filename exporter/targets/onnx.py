@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from exporter.core import causes, contract, contract_files, environment, source_lines
 from exporter.core.contract_records import PRECISIONS, Contract
-from exporter.core.errors import ArtifactError, BothFailed, ExportError
+from exporter.core.errors import ArtifactError, Blame, BothFailed, ExportError
 from exporter.core.expressions import Expression
 from exporter.core.json_codec import to_json
 from exporter.core.parity_records import SizeLimit, Warned
@@ -54,7 +54,7 @@ companions = (".data",)
 libraries = ("onnx", "onnx_ir", "onnxruntime", "onnxscript")
 modules = ("onnx", "onnxscript", "onnxruntime")
 question = "torch.onnx: operators without a translation"
-portability = 0
+portability = 1
 export_need, session_need = Need(2.2, 0.8 * GB), Need(2.2, 1.5 * GB)
 runtime = "onnxruntime"
 triton = TritonBackend("onnxruntime", "onnxruntime_onnx", "model.onnx", named=True)
@@ -73,6 +73,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         raise ExportError(f"ONNX carries no state from call to call, and the model keeps {names}", remedy)
     if options.precision == "int8" and options.device != "cpu":
         raise ExportError("onnxruntime has no CUDA kernels for quantized layers", "choose compile@int8, or onnx@fp16")
+    _require_real(program.function)
     if program.entries:
         if options.precision == "int8":
             raise ExportError(
@@ -90,6 +91,13 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     companions = (companion,) if (path.parent / companion).is_file() else ()
     fixed = tuple(_fixed(made.model.graph, program.contract))
     return Exported((translated.note, *notes), translated.warnings, companions, limits=fixed)
+
+
+def _require_real(function: Contract) -> None:
+    """Raise ExportError for a complex input or output, which torch's exporters turn into one of another rank."""
+    for spec in (*function.inputs, *function.outputs):
+        if spec.dtype.startswith("complex"):
+            raise ExportError(f"{spec.name} is {spec.dtype}", blame=Blame("complex-numbers"))
 
 
 def _quantize(program: Program, path: Path, size: int) -> str:

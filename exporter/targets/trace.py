@@ -41,19 +41,21 @@ read_contract = contract_files.read_zip
 def export(program: Program, path: Path, options: Options) -> Exported:
     """Trace the eager module at the capture sizes.
 
-    Branches and Python numbers are baked in; the golden shows whether that is wrong at other sizes and values.
+    Branches and Python numbers are baked in; the golden shows whether that is wrong at other sizes and values. Raises
+    ExportError if they come from the state, which may have other values only after more calls than the golden makes.
     """
     import torch
 
     from exporter.model.torchscript import debug_info
     from exporter.targets._tracing import Branches, warned
 
-    branches = Branches()
+    branches = Branches(len(program.contract.state.tensors) if program.contract.state else 0)
     with warned() as caught, torch.no_grad():
         module, notes = _module(program, options)
         with branches:
             parts = {size: _trace(entry, module) for size, entry in program.entries.items()}
             traced = _specialized.script_module(parts, program.function) if parts else _trace(program, module)
+        branches.require_no_state()
         frozen = torch.jit.freeze(traced.eval())
         whole = _is_right_outside(program, module, traced)
         taken = (whole and program.whole) or program.contract

@@ -21,7 +21,7 @@ from exporter.core.errors import ExportError, RecipeError
 from exporter.core.expressions import Expression
 from exporter.core.parity_records import SizeLimit, Tolerance, Warned
 from exporter.core.records import EAGER
-from exporter.core.size_range import Range
+from exporter.core.size_range import Range, Sizes
 from exporter.evidence import golden, make_golden, narrowing, perturbations, samples, sequences
 from exporter.evidence.findings import Findings
 from exporter.model import capture, custom_ops, flattening, precision, recipes, widening
@@ -89,6 +89,7 @@ def prepare(
     for narrowed in captured.narrowings:
         symbols = contract.narrow(found, [narrowed]).symbols
         plan += [case for case in probing.probe_plan(loaded.base, symbols) if case not in plan]
+    plan += [(sizes, seed) for sizes in captured.violations for seed in (0, 1) if (sizes, seed) not in plan]
     usual = tolerance.over(tolerances.of_outputs({spec.dtype for spec in found.outputs}))
     others = {name: tolerance.over(tolerances.BY_PRECISION[name]) for name in precisions}
     make = _make_sequences if loaded.state else _make_cases
@@ -209,6 +210,7 @@ class _Captures:
     narrowings: list[contract.Narrowing] = field(default_factory=list)
     limits: dict[SizeLimit, None] = field(default_factory=dict)
     ops: dict[str, None] = field(default_factory=dict)
+    violations: list[Sizes] = field(default_factory=list)  # sizes at which a program does not hold
 
 
 def _capture(job: Job, loaded: LoadedModel, found: Contract, sizes: dict[str, int]) -> _Captures:
@@ -252,6 +254,7 @@ def _capture_one(
     found = narrowing.find(captured, loaded.module, inputs, base, promised, job.options.device)
     made.limits |= dict.fromkeys(narrowing.limits(captured, found, base))
     made.narrowings += found
+    made.violations += narrowing.violations(captured, loaded.module, inputs, promised, base, job.options.device)
     return captured
 
 

@@ -594,6 +594,7 @@ FOUND: dict[str, dict[str, str]] = {
     "dimension-baked": {"dim": "batch", "size": "2"},
     "size-baked": {"what": "32*ceil(s/32)", "size": "224"},
     "number-in-a-trace": {},
+    "size-dependent": {},
     "unsteady": {"why": "the model draws random numbers"},
     "too-coarse": {},
     "not-a-number": {},

@@ -61,8 +61,9 @@ def test_a_symbol_with_one_size_stays_fixed() -> None:
 
 
 def test_ranks_and_names_may_not_change() -> None:
-    with pytest.raises(ContractError, match="differ in name or rank"):
+    with pytest.raises(ContractError, match="differ in name or rank") as raised:
         probed(lambda s: (1,) * s["batch"])
+    assert "--size" in raised.value.remedy
     with pytest.raises(ContractError, match="batch=3"):
         probing.infer_shapes(
             [({"batch": 2}, (spec(2, name="a"),)), ({"batch": 3}, (spec(3, name="b"),))], {"batch": Range(1, 8)}

@@ -134,19 +134,3 @@ def test_compiler(program, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = program("my-c++")
     monkeypatch.setenv("CXX", "my-c++")
     assert environment.compiler() == str(mine)
-
-
-def test_find_runner(program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(environment, "__file__", str(tmp_path / "exporter" / "core" / "environment.py"))
-    monkeypatch.delenv("EXPORTER_RUN", raising=False)
-    assert environment.find_runner() is None
-    built = tmp_path / "build" / "cpp"
-    built.mkdir(parents=True)
-    program("build/cpp/exporter-run")
-    assert environment.find_runner() == built / "exporter-run"
-    on_path = program("exporter-run")
-    assert environment.find_runner() == on_path
-    monkeypatch.setenv("EXPORTER_RUN", str(built / "exporter-run"))
-    assert environment.find_runner() == built / "exporter-run"
-    monkeypatch.setenv("EXPORTER_RUN", str(tmp_path / "nowhere"))
-    assert environment.find_runner() is None

@@ -135,6 +135,23 @@ def test_value_dependence_at_one_size(bad: CheckedCase, said: str) -> None:
     assert explain("why", *cases, known=Known(quantized=True)).reason == "why"
 
 
+def test_sizes_decide_although_some_values_hide_it() -> None:
+    """A state that stays zero for zeros is right even where the code takes the wrong side of a branch on the size."""
+    wrong = [case("batch=1", True), case("batch=1 step 2", False), case("batch=1", False, seed=1)]
+    right = [case(f"batch={batch}", True, seed=seed) for batch in (2, 3) for seed in (0, 1)]
+    cases = [*wrong, *right, case("batch=1 zeros", True)]
+    assert diagnosis.value_dependence(cases)
+    assert diagnosis.size_dependence(cases, 2) == "wrong at batch=1, right at batch=2"
+    limit = SizeLimit("batch", "range", "2 to 9", ("batch",))
+    found = explain("why", *cases, known=Known((BRANCH,), (limit,)))
+    assert found.reason == f"depends on sizes: wrong at batch=1, right at batch=2; why (perhaps because {limit})"
+    assert "--size NAME=MIN..MAX" in remedy(found)
+    found = explain("why", *cases, known=Known((BRANCH,)))
+    assert found.reason.endswith("why (perhaps because a branch drops one side (/m.py:7))")
+    for other in (case("batch=1", True, seed=2), case("batch=4", False)):  # other values, and too few of them
+        assert diagnosis.size_dependence([*cases, other], 2) == ""
+
+
 def test_unrepeatable_eager_takes_precedence() -> None:
     cases = [case("batch=1", True), case("batch=2", False)]
     found = explain("why", *cases, known=Known(unsteady="the model draws random numbers"))

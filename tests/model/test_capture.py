@@ -43,6 +43,19 @@ def test_a_static_size_stays_fixed() -> None:
     assert program.module()(torch.ones(2, 4))[0].shape == (2, 2)
 
 
+@pytest.mark.parametrize("name", ["N", "len", "beta", "length"])
+def test_sizes_may_have_names_that_mean_something_to_sympy(name: str) -> None:
+    class Masked(torch.nn.Module):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return x * mask[:, ::2]
+
+    specs = (TensorSpec("x", "float32", (2, name)), TensorSpec("mask", "float32", (2, f"2*{name}")))
+    example = (torch.ones(2, 5), torch.ones(2, 10))
+    promised = Contract("m", specs, (), {name: Range(2, 50)})
+    program = capture.export_program(flat(Masked(), *example), example, promised)
+    assert program.module()(torch.ones(2, 9), torch.ones(2, 18))[0].shape == (2, 9)
+
+
 def test_a_dimension_without_a_name_is_dynamic() -> None:
     module = flat(torch.nn.ReLU(), torch.ones(2, 6))
     program = capture.export_program(module, (torch.ones(2, 6),), contract("batch", None))

@@ -11,7 +11,7 @@ import torch
 
 from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.size_range import Range
-from exporter.model import capture, fixed_dims, flattening
+from exporter.model import capture, fixed_dims, flattening, recurrent
 
 SYMBOLS = {"batch": Range(1, 16), "sequence": Range(1, 64)}
 
@@ -76,7 +76,8 @@ def test_the_line_of_a_size_converted_to_a_number() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The tensor attributes:UserWarning")
-def test_a_layer_of_torch() -> None:
+def test_a_layer_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recurrent, "OPERATORS", ())  # which exporter otherwise keeps dynamic
     _, (note, *_) = export(torch.nn.RNN(8, 4, batch_first=True))
     assert note.startswith("torch.export fixed sequence at 7 (")
     assert "nn/modules/rnn.py:" in note

@@ -1,4 +1,4 @@
-"""LSTM and GRU keep a dynamic sequence length."""
+"""Recurrent layers keep a dynamic sequence length."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def exported(model: torch.nn.Module) -> torch.export.ExportedProgram:
     return capture.export_program(flat, example, contract)
 
 
-@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU])
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}])
 def test_the_exported_program_accepts_any_length(kind: Callable[..., torch.nn.Module], options: dict[str, Any]) -> None:
     model = Recurrent(kind, **options).eval()
@@ -95,6 +95,19 @@ def test_fake_shapes_equal_real_shapes() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:_check_is_size will be", "ignore:The .grad attribute of a")  # torch's, to itself
+@pytest.mark.parametrize("options", [{"nonlinearity": "relu", "bias": False}, {"bidirectional": True}])
+def test_a_plain_layer_computes_the_same_in_a_loop(options: dict[str, Any]) -> None:
+    model = Recurrent(torch.nn.RNN, **options).eval()
+    program = exported(model)
+    with recurrent.looped(), torch.no_grad():
+        expanded = program.run_decompositions()
+        x = torch.randn(9, 3, 4)
+        assert any("while_loop" in str(node.target) for node in expanded.graph.nodes)
+        for got, wanted in zip(expanded.module()(x), model(x), strict=True):
+            torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.filterwarnings("ignore:_check_is_size will be", "ignore:The .grad attribute of a")
 @pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU])
 def test_a_compiled_length_stays_symbolic(kind: Callable[..., torch.nn.Module]) -> None:
     program = exported(Recurrent(kind).eval())

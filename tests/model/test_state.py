@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from exporter.core.size_range import Range
 from exporter.evidence import eager
 from exporter.evidence.sequences import Calls
 from exporter.model import flattening
-from exporter.model.state import carrying, search, snapshot
+from exporter.model.state import carrying, contrary, independence, search, snapshot
 from exporter.model.state import stateful as states
 from exporter.model.state.snapshot import Form, Snapshot
 from exporter.model.state.stateful import State, StatefulModule
@@ -65,6 +66,7 @@ def found(recipe: Any) -> tuple[nn.Module, flattening.FlatInputs, Snapshot, Stat
         (stateful.long_queue, tuple(f"state.past.{index}" for index in range(12)), [0.0] * 12),
         (stateful.rare_event, ("state.hit",), [False]),
         (stateful.keyed_by_tuple, ("state.cache.0.k",), [0.0]),
+        (stateful.every_tenth_in_a_tensor, ("state.calls",), [0]),
     ],
 )
 def test_state_is_found_wherever_it_is_kept(recipe: Any, names: tuple[str, ...], initial: list[float]) -> None:
@@ -93,9 +95,24 @@ def test_a_value_that_nothing_reads_is_not_state() -> None:
     assert kept.paths == ()
     assert [snapshot.name(path) for path in kept.dropped] == ["calls", "last", "ramp"]
     assert "a call writes to calls (" in search.unread(model, kept)
-    _, _, _, kept = found(stateful.averages_for_nobody)
+    _, _, _, kept = found(stateful.logs)
     assert kept is not None
-    assert (kept.paths, [snapshot.name(path) for path in kept.dropped]) == ((), ["mean", "attention"])
+    assert kept.paths == ()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "names"),
+    [
+        (stateful.averages_for_nobody, {"mean", "attention"}),
+        (stateful.normalizes_in_training, {"running_mean", "running_var", "num_batches_tracked"}),
+    ],
+)
+def test_a_value_that_is_updated_for_no_output_is_not_state(recipe: Any, names: set[str]) -> None:
+    model, example, _, kept = found(recipe)
+    assert kept is not None
+    function = StatefulModule(model, example, kept).eval()
+    kept = kept.without(independence.unread(function, example.tensors + kept.initial, kept))
+    assert (kept.paths, {snapshot.name(path) for path in kept.dropped}) == ((), names)
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 4), (1, 3)])
@@ -122,7 +139,10 @@ def test_state_that_shares_memory_is_refused(first: int, last: int) -> None:
     ("recipe", "said", "code"),
     [
         (stateful.counts_in_python, "state that is not a tensor (1, 2, 3, …), in calls", "self.calls += 1"),
-        (stateful.late_switch, "returns different outputs for another number in calls", "self.calls += 1"),
+        (stateful.late_switch, "different outputs after more calls, because it counts in calls", "self.calls += 1"),
+        (stateful.every_tenth, "different outputs after more calls, because it counts in calls", "self.calls += 1"),
+        (stateful.late_mode, "different outputs after more calls, because it counts in calls", "self.calls += 1"),
+        (stateful.long_list, "state that does not exist after every call, in seen.1", "self.seen.append(x.mean())"),
         (stateful.grows, "state that does not exist after every call, in past.1", "self.past.append(x.mean())"),
         (stateful.changes_a_parameter, "changes its parameter gain", "self.gain.mul_(0.9)"),
     ],
@@ -409,6 +429,37 @@ def test_a_computed_tensor_is_bit_identical(dtype: torch.dtype) -> None:
     computed = carrying._computed(tensor)
     assert computed.dtype == dtype
     assert torch.equal(tensor.view(torch.uint8), computed.view(torch.uint8))
+
+
+def test_a_number_compares_differently_a_limited_number_of_times() -> None:
+    for value in (3, 3.0):
+        number = contrary.of(value)
+        assert number != value
+        assert number + 1 == value + 1
+        assert not (number - 1) % 10
+        rounds = 0
+        while number > 10:
+            rounds += 1
+        assert rounds < contrary.MOST
+        assert number == value
+        assert number + 1 == value + 1
+
+
+def test_a_trace_refuses_a_branch_on_the_state(run: Run) -> None:
+    """The golden makes too few calls to reach the other side. Checks that raise are not branches."""
+    manifest, _ = run("stateful:branches_on_its_state", "trace")
+    (row,) = manifest.variants
+    line = inspect.getsourcelines(stateful.branches_on_its_state.model.forward)[1] + 3
+    assert row.status == "failed"
+    assert f"Python reads the values of the state ({stateful.__file__}:{line}), but a trace keeps" in row.reason
+
+
+def test_a_complex_state_is_refused_only_by_onnx(run: Run) -> None:
+    manifest, _ = run("stateful:turns", "trace,onnx", state="inputs")
+    trace, onnx = manifest.variants
+    assert trace.status == "passed", trace.reason
+    assert "state.phase is complex64" in onnx.reason
+    assert "view_as_real" in onnx.remedy
 
 
 def test_a_stream_enforces_the_contract() -> None:

@@ -58,3 +58,18 @@ def test_torch_translates_it_with_the_same_result(
         got, want = made(x, n), model(x, n)
         assert got.dtype == want.dtype
         torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("number", [0.7, -0.1, 1 / 3, 257])
+@pytest.mark.parametrize("name", ["lt", "le", "gt", "ge", "eq", "ne"])
+def test_a_comparison_in_float32_agrees_with_eager_in_half_precision(
+    name: str, number: float, dtype: torch.dtype
+) -> None:
+    compare = getattr(torch, name)
+    rounded = torch.tensor(number, dtype=dtype)
+    x = torch.stack([rounded, *(torch.nextafter(rounded, torch.tensor(end, dtype=dtype)) for end in (-999.0, 999.0))])
+    program = torch.export.export(Calls(lambda x, n: compare(x, number)), (x, N))
+    type_promotion.make_explicit(program)
+    (node,) = [node for node in program.graph.nodes if node.target in type_promotion.COMPARISONS]
+    assert torch.equal(compare(x.float(), node.args[1]), compare(x, number))

@@ -416,6 +416,117 @@ class late_switch(_Recipe):
             return -x if self.calls > 20 else x + 0
 
 
+class every_tenth(_Recipe):
+    """A Python number that changes the outputs of every tenth call."""
+
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return -x if self.calls % 10 == 0 else x + 0
+
+
+class late_mode(_Recipe):
+    """A Python number that sets a word after more calls than the search makes; later calls read the word."""
+
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls, self.mode = 0, "cold"
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            if self.calls == 15:
+                self.mode = "warm"
+            return x * (2 if self.mode == "warm" else 1)
+
+
+class long_list(_Recipe):
+    """A list whose length changes the outputs after more calls than the search makes."""
+
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[torch.Tensor] = []
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen.append(x.mean())
+            return -x if len(self.seen) > 15 else x + 0
+
+
+class every_tenth_in_a_tensor(_Recipe):
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = torch.zeros((), dtype=torch.int64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls = self.calls + 1
+            return torch.where(self.calls % 10 == 0, -x, x)
+
+
+class branches_on_its_state(_Recipe):
+    """A branch that takes another side after more calls than the golden makes, and checks that raise."""
+
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert self.calls < 1000, "too many calls"
+            self.calls += 1
+            return -x if self.calls > 12 else x + 0
+
+
+class turns(_Recipe):
+    """A complex number that turns with each call."""
+
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("phase", torch.ones(1, dtype=torch.complex64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.phase *= torch.polar(torch.ones(1), torch.full((1,), 0.3))
+            return x * self.phase.real
+
+
+class logs(_Recipe):
+    """Counts, compares and records what it has seen, only for a log."""
+
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls, self.seen, self.lines = 0, [torch.zeros(())], ""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            self.seen.append(x.mean())
+            while self.calls > 100:
+                self.calls -= 100
+            if self.calls % 10 == 0 and len(self.seen) > 5:
+                self.lines = f"{self.calls} calls"
+            return x * 2
+
+
+class normalizes_in_training(_Recipe):
+    """Updates running statistics that no output depends on."""
+
+    class model(nn.BatchNorm1d):
+        def __init__(self) -> None:
+            super().__init__(4)
+
+        def train(self, mode: bool = True) -> nn.Module:
+            return super().train(True)
+
+    sizes = {"batch": (2, 16)}
+    inputs = staticmethod(lambda batch=3: torch.randn(batch, 4))
+
+
 class averages_for_nobody(_Recipe):
     class model(nn.Module):
         def __init__(self) -> None:

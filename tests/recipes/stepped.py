@@ -82,6 +82,20 @@ class Branch(nn.Module):
         return x.sum(1) if x.shape[1] > 32 else x.mean(1)
 
 
+class Seventh(nn.Module):
+    """Computes something else at multiples of 7, which no usual case of a golden is."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return -x if x.shape[1] % 7 == 0 else x * 2
+
+
+class Taller(nn.Module):
+    """Computes something else for images that are more than twice as high as wide."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[2] <= 2 * x.shape[3] else -x
+
+
 class Least(nn.Module):
     """A convolution with a kernel of 7, without padding."""
 
@@ -151,6 +165,15 @@ class branch(_Row):
     @staticmethod
     def inputs(batch: int = 2, length: int = 8) -> dict[str, torch.Tensor]:
         return {"x": torch.randn(batch, length)}
+
+
+class seventh(_Row):
+    load = staticmethod(lambda weights: Seventh())
+
+
+class taller(_Image):
+    sizes = {"batch": (1, 4), "height": (16, 80), "width": (16, 80)}
+    load = staticmethod(lambda weights: Taller())
 
 
 class least(_Row):

@@ -176,8 +176,10 @@ def hints(*variants, **changes) -> str:
 def test_hints_name_a_remedy() -> None:
     unstable = variant(timings={"python": timing(5.0, stable=False)})
     assert "--time-budget" in hints(unstable)
-    assert "make cpp" in hints(variant(), environment={"exporter-run": "none"})
-    assert "make cpp" not in hints(variant(), environment={"exporter-run": "/usr/bin/exporter-run"})
+    assert "`exporter runner build`" in hints(variant(), environment={"exporter-run": "none"})
+    assert "install g++" in hints(variant(), environment={"exporter-run": "none", "compiler": "none"})
+    assert hints(variant(), environment={"exporter-run": "none: X; Y"}) == "no C++ rows: X; Y"
+    assert "C++" not in hints(variant(), environment={"exporter-run": "/usr/bin/exporter-run"})
     assert "~" in rows.rows(manifest(unstable))[0][2]
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from exporter.core import environment
-from exporter.runs import doctor
+from exporter.core import environment, runners
+from exporter.core.runners import Runner
+from exporter.runs import build_runner, doctor
 from exporter.targets import Part
 
+RUNNER = Runner(Path("/usr/bin/exporter-run"), runners.PATH, "2.14.1+cpu")
 FINE = dict.fromkeys(doctor.modules(), ("", "1.0")) | {"torch": ("", "2.14.1+cpu")}
 
 
@@ -29,9 +33,11 @@ def examine(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_complete_machine(examine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "compiler", lambda: "/usr/bin/g++")
-    monkeypatch.setattr(environment, "find_runner", lambda: "/usr/bin/exporter-run")
+    monkeypatch.setattr(runners, "find", lambda: runners.Found(RUNNER))
+    monkeypatch.setattr(build_runner, "starts", lambda program: "")
     found = examine(gpus=("H200, 570",), cuda=("", "13.0"), **{"target onnx": ("", "CUDAExecutionProvider CPU")})
     assert {f.level for f in found.values()} == {"ok"}
+    assert found["exporter-run"].detail == "/usr/bin/exporter-run (from PATH; built for torch 2.14.1+cpu, which fits)"
 
 
 def test_a_machine_without_the_tools_that_build_the_runner(examine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,11 +77,26 @@ def test_an_untested_torch_version(examine, version: str) -> None:
 
 def test_no_compiler_and_no_runner(examine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "compiler", lambda: None)
-    monkeypatch.setattr(environment, "find_runner", lambda: None)
+    monkeypatch.setattr(runners, "find", lambda: runners.Found(None))
     found = examine()
     assert (found["C++ compiler"].level, found["exporter-run"].level) == ("bad", "note")
     assert "install g++" in found["C++ compiler"].remedy
-    assert "make cpp" in found["exporter-run"].remedy
+    assert found["exporter-run"].remedy == "install g++, then run `exporter runner build`"
+    monkeypatch.setattr(environment, "compiler", lambda: "/usr/bin/g++")
+    assert "run `exporter runner build`" in examine()["exporter-run"].remedy
+
+
+def test_a_runner_for_another_torch(examine, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = replace(
+        RUNNER, path=Path("build/exporter-run"), origin=runners.CHECKOUT, refused="was built for torch 2.13.0"
+    )
+    monkeypatch.setattr(runners, "find", lambda: runners.Found(RUNNER, (other,)))
+    monkeypatch.setattr(build_runner, "starts", lambda program: "libc10.so is missing")
+    found = examine()
+    assert (found["not used"].level, found["not used"].detail) == ("note", other.refused)
+    assert found["not used"].remedy == "run `make cpp`"
+    assert (found["exporter-run"].level, found["exporter-run"].remedy) == ("bad", "run `exporter runner build`")
+    assert "does not start: libc10.so is missing" in found["exporter-run"].detail
 
 
 def test_a_gpu_that_torch_cannot_use(examine) -> None:

@@ -34,7 +34,7 @@ def test_every_package_is_installed() -> None:
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
     found = {".".join(file.parent.relative_to(ROOT).parts) for file in (ROOT / "exporter").rglob("__init__.py")}
-    assert set(config["options"]["packages"].split()) == found | {"exporter_models"}
+    assert set(config["options"]["packages"].split()) == found | {"exporter_cpp", "exporter_models"}
 
 
 def test_importing_the_package_is_light() -> None:
@@ -74,7 +74,16 @@ def test_modules_of_the_parent_do_not_import_torch(module: str) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["--help"], ["--version"], ["export", "--help"], ["release", "-h"], ["models"], ["targets"], ["export", "bort"]],
+    [
+        ["--help"],
+        ["--version"],
+        ["export", "--help"],
+        ["release", "-h"],
+        ["models"],
+        ["targets"],
+        ["export", "bort"],
+        ["runner", "-h"],
+    ],
     ids=" ".join,
 )
 def test_commands_without_a_model_do_not_import_torch(words: list[str]) -> None:

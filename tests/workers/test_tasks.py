@@ -103,6 +103,19 @@ def test_a_branch_on_a_size_narrows_artifacts_of_the_graph() -> None:
     assert found == [Narrowing("length", Range(2, 32), line_of(stepped.Branch, "if x.shape"), "graph")]
 
 
+def test_a_condition_between_the_cases_of_a_golden_narrows_too() -> None:
+    _, found = captured(stepped.Seventh(), 2, "length", sizes={"length": 64}, length=Range(1, 160))
+    assert found == [Narrowing("length", Range(64, 69), line_of(stepped.Seventh, "return -x"), "graph")]
+
+
+def test_a_condition_on_several_sizes_becomes_a_case(run: Run) -> None:
+    manifest, _ = run("stepped:taller", "script,onnx")
+    assert any(case.sizes["height"] > 2 * case.sizes["width"] for case in manifest.golden.cases)
+    script, onnx = manifest.variants
+    assert script.status == "passed", script.reason
+    assert onnx.reason.startswith("depends on sizes: wrong at batch=1 height="), onnx.reason
+
+
 def test_a_step_with_an_offset_is_only_a_warning() -> None:
     made, found = captured(stepped.Pool(), 2, 3, "height", 20, sizes={"height": 25}, height=Range(12, 64))
     assert [one for one in found if one.of != "guards"] == []

@@ -13,23 +13,26 @@
 namespace exporter {
 
 enum class ArtifactKind {
-  torchscript,  ///< a `.pt` file written by torch.jit.save
-  aotinductor,  ///< a `.pt2` package with compiled code
+  torchscript,       ///< a `.pt` file written by torch.jit.save
+  aotinductor,       ///< a `.pt2` package with compiled code
+  exported_program,  ///< a `.pt2` file written by torch.export.save
 };
 
-/// "TorchScript" or "AOTInductor".
+/// "TorchScript", "AOTInductor" or "exported program".
 const char* to_string(ArtifactKind kind);
 
 /// The description stored in an artifact file, read without loading the model.
 struct ArtifactInfo {
   ArtifactKind kind;
   Contract contract;
-  std::string contract_json;  ///< verbatim from the file
+  std::string contract_json;  ///< verbatim from the file; empty if an exported program has none
   std::uintmax_t bytes;       ///< size of the file
 };
 
-/// Reads the contract of an artifact. The time does not depend on the model's size. Throws
-/// Error(artifact) if the file is missing, broken, has no contract or holds an ExportedProgram.
+/// Reads the contract of an artifact. The time does not depend on the size of the weights. An
+/// exported program that exporter did not write gets a contract from its signature, with outputs
+/// named output_0, output_1 and so on. Throws Error(artifact) if the file is missing or broken, or
+/// if another kind of artifact has no contract.
 ArtifactInfo inspect(const std::filesystem::path& path);
 
 /// Returns the reason why this machine's CPU cannot run the artifact, with the remedy: it names the

@@ -53,7 +53,7 @@ CAUSES = (
         "unsteady",
         (),
         "Eager itself returns different values in a second run: {why}",
-        "make it repeatable: no dropout or noise in eval mode, and state as an input and an output instead of a buffer",
+        "make it repeatable: no dropout or noise in eval mode, and state only in buffers (register_buffer)",
     ),
     Cause(
         "not-a-number",
@@ -79,6 +79,13 @@ CAUSES = (
         (),
         "{what} became the number {size}, perhaps because an operator does not accept a dynamic size there",
         "omit that argument (for length of torch.istft, slice its output instead), or fix the size (--dynamic)",
+    ),
+    Cause(
+        "size-dependent",
+        (),
+        "The artifact is right at some sizes and wrong at others, perhaps because of a branch or a loop over a size",
+        "promise only sizes like the example's (--size NAME=MIN..MAX), compute without Python's branches, loops and "
+        "numbers of a size, or ship a target that passes",
     ),
     Cause(
         "dimension-baked",

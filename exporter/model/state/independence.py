@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import fx
@@ -47,5 +49,15 @@ def _origins(nodes: Iterable[object]) -> set[fx.Node]:
         node = waiting.pop()
         if node not in found:
             found.add(node)
-            waiting += node.all_input_nodes
+            waiting += _normalized(node) or node.all_input_nodes
     return found
+
+
+def _normalized(node: fx.Node) -> list[fx.Node]:
+    """Return what an output of a batch normalization in training depends on, which excludes the running statistics."""
+    if node.target is not operator.getitem or node.args[1] not in (0, 1, 2):
+        return []
+    given: Any = node.args[0]
+    if given.target is not torch.ops.aten._native_batch_norm_legit_functional.default or not given.args[5]:
+        return []
+    return [one for one in given.args[:3] if isinstance(one, fx.Node)]

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from exporter.core import time_limit
 from exporter.core.errors import ExportError
-from exporter.model.state import snapshot
+from exporter.model.state import contrary, snapshot
 from exporter.model.state.snapshot import MISSING, Place, Snapshot
 from exporter.model.state.stateful import REMEDY, State, holding
 from exporter.model.tensors import Tensors
@@ -22,6 +24,8 @@ from exporter.model.tensors import Tensors
 CALLS = 8  # number of successive calls in a search
 NOISE = 1e-6  # relative to the largest value: allowed difference between equal calls
 TRIED = (1, 3, CALLS - 1)  # calls before which a value is reset, to see whether they read it
+NEAR, LARGE, CONTRARY = range(3)  # changes of a value
+LONG = 64  # length of a list that grows
 
 
 def unread(module: torch.nn.Module, state: State) -> str:
@@ -68,6 +72,8 @@ class _Search:
         self.outputs: list[Tensors] = []
         self.left: list[dict[Place, Any]] = []
         self.written: set[Place] = set()  # places that every call of some kind writes to
+        self.limit_s = time_limit.LEAST_S  # of calls with values that a model may not expect
+        self.reached: dict[Place, set[Place | None]] = {}  # what ends up different if a place changes; None: an output
 
     def state(self) -> State | None:
         if not self._shows_any():
@@ -84,7 +90,7 @@ class _Search:
             raise self._refused(parameters, "changes its parameter", "make it a buffer (register_buffer)")
         fresh = [self._afresh(number) for number in range(CALLS)]
         depends = not all(map(alike, fresh, self.outputs))
-        always = [path for path in changed if _is_buffer(path) and self._always_changes(path)]
+        always = [path for path in changed if self._is_kept(path) and self._always_changes(path)]
         if not depends and not always and not live:
             return State((), (), dropped=tuple(changed))
         seen = [path for path in changed if path in live or (depends and self._is_read(path))]
@@ -100,6 +106,7 @@ class _Search:
         Stops after two calls of each kind if none did.
         """
         self.held.restore()
+        started = time.perf_counter()
         writing: list[list[set[Place]]] = [[] for _ in range(self.kinds)]
         for number in range(CALLS):
             before = snapshot.tensors(self.module)
@@ -109,6 +116,7 @@ class _Search:
             self.written = set().union(*(set.intersection(*of_kind) for of_kind in writing if of_kind))
             if number == 2 * self.kinds - 1 and not any(self.left) and not self.written:
                 return False
+        self.limit_s = time_limit.LEAST_S + time_limit.TIMES * (time.perf_counter() - started) / CALLS
         return True
 
     def _taken_out(self, read: list[Place], dropped: list[Place]) -> State:
@@ -118,7 +126,9 @@ class _Search:
         plain = [path for path in read if path not in tensors]
         moving = [path for path in plain if not self._settles(path)]
         if moving and all(map(alike, map(self._afresh, range(CALLS)), self.outputs)):
-            raise self._refused(moving, "returns different outputs for another number in", REMEDY)
+            raise self._refused(
+                moving, "perhaps returns different outputs after more calls, because it counts in", REMEDY
+            )
         if moving:
             values = ", ".join(repr(left.get(moving[0], self._first(moving[0]))) for left in self.left[:3])
             raise self._refused(moving, f"keeps state that is not a tensor ({values}, …), in", REMEDY)
@@ -154,7 +164,8 @@ class _Search:
                 return state
         for path in paths:
             if other := self.held.shared.get(path):
-                raise self._refused([path], f"keeps state that shares its memory with {other}, in", "clone one of them")
+                remedy = "keep it in one module that the others use, or clone it where it may differ"
+                raise self._refused([path], f"keeps state that shares its memory with {other}, in", remedy)
         raise self._refused(
             paths, "behaves differently in its first call, because of", "give it its later form from the start"
         )
@@ -212,51 +223,81 @@ class _Search:
         return False
 
     def _live(self, changed: list[Place]) -> list[Place]:
-        """Return places that every call writes and that influence a later output, possibly through other places.
+        """Return places that calls write and that influence a later output, possibly through other places.
 
         Found by changing the value before a call. The recorded calls alone need not show the influence: a delay may be
-        longer than the sequence, a counter below its limit, or a flag not yet set.
+        longer than the sequence, a counter below its limit, a list still short, or a flag not yet set.
         """
         candidates = [path for path, _ in snapshot.leaves(self.module) if path in self.written]
-        candidates += [path for path in changed if path not in candidates and self._counts(path)]
+        candidates += [path for path in changed if path not in candidates and self._is_number(path)]
+        growing = self._growing(changed)
+        candidates += growing
         if not candidates or not any(self._reached(candidates)):
             return []
-        reached = {path: self._reached([path]) for path in candidates}
+        self.reached = {path: self._reached([path]) for path in candidates}
         live: list[Place] = []
-        while more := [p for p in candidates if p not in live and (None in reached[p] or reached[p] & set(live))]:
+        while more := [
+            p for p in candidates if p not in live and (None in self.reached[p] or self.reached[p] & set(live))
+        ]:
             live += more
-        return live
+        longer = [one for one in live if one in growing]
+        return [p for p in live if p not in growing] + [
+            p for p in changed if p not in live and any(p[: len(one)] == one for one in longer)
+        ]
+
+    def _is_kept(self, path: Place) -> bool:
+        """Return whether a value is kept: in a buffer, or in a tensor that is computed from its former value."""
+        return _is_buffer(path) or (path in self.reached.get(path, ()) and self._has_one_form(path))
 
     def _rewritten(self) -> list[Place]:
         """Return tensors that every call writes to in place, even with the same values."""
         now = {path: tensor for path, (tensor, _) in snapshot.tensors(self.module).items() if path in self.written}
         return [path for path, tensor in now.items() if tensor is self.held.initial.get(path)]
 
-    def _counts(self, path: Place) -> bool:
-        held = [left.get(path) for left in self.left]
-        return all(type(value) in (int, float) for value in held) and self._always_changes(path)
+    def _is_number(self, path: Place) -> bool:
+        return all(type(left.get(path, self._first(path))) in (int, float) for left in self.left)
+
+    def _has_one_form(self, path: Place) -> bool:
+        held = [left.get(path, self._first(path)) for left in self.left]
+        return all(isinstance(one, torch.Tensor) and one.shape == held[-1].shape for one in held)
+
+    def _growing(self, changed: list[Place]) -> list[Place]:
+        """Return lists that every call of the search makes longer."""
+        above = dict.fromkeys(
+            path[:end]
+            for path in changed
+            for end, (kind, key) in enumerate(path)
+            if end and kind == "item" and type(key) is int
+        )
+        return [
+            one for one in above if all(a < b for a, b in itertools.pairwise(_length(one, left) for left in self.left))
+        ]
 
     def _reached(self, paths: list[Place]) -> set[Place | None]:
         """Return places that end up different if the values at these paths change; None stands for an output."""
         found: set[Place | None] = set()
-        for number, change in itertools.product(TRIED[:2], (0, 1)):
+        changes = [NEAR, LARGE, *([CONTRARY] if any(map(self._is_number, paths)) else [])]
+        for number, change in itertools.product(TRIED[:2], changes):
             self.held.restore()
             for before in range(number):
                 self.step(before)
             for path in paths:
                 with contextlib.suppress(*MISSING):
                     snapshot.put(self.module, path, _another(snapshot.take(self.module, path), change))
-            try:
-                outputs = self.step(number)
-            except Exception:  # a model may raise anything for an unexpected value
-                found.add(None)
-                continue
-            if not alike(outputs, self.outputs[number]):
-                found.add(None)
-            left = self.held.changes()
-            known = self.left[number]
-            found |= {p for p in left.keys() | known.keys() if not _equal(left.get(p), known.get(p))}
+            found |= self._different(range(number, number + (2 if change == CONTRARY else 1)))
         return found
+
+    def _different(self, numbers: range) -> set[Place | None]:
+        """Do these calls; return places that end up different from the recorded calls, and None if an output does."""
+        try:
+            with time_limit.stop_after(self.limit_s):
+                outputs = [self.step(number) for number in numbers]
+        except (Exception, time_limit.OutOfTime):  # a model may raise anything for an unexpected value, or not return
+            return {None}
+        left, known = self.held.changes(), self.left[numbers[-1]]
+        found: set[Place | None] = {p for p in left.keys() | known.keys() if not _equal(left.get(p), known.get(p))}
+        same = all(alike(one, self.outputs[number]) for number, one in zip(numbers, outputs, strict=True))
+        return found if same else found | {None}
 
     def _reset(self, path: Place) -> None:
         with contextlib.suppress(*MISSING):
@@ -282,14 +323,23 @@ class _Search:
 
 
 def _another(value: Any, change: int) -> Any:
-    """Return a different value of the same form: a nearby one (change=0) or a large one."""
-    if not isinstance(value, torch.Tensor):
-        return type(value)(value + (1000000 if change else 1)) if type(value) in (int, float) else value
+    """Return a different value of the same form: a nearby one, a large one, or a number that compares differently."""
+    if type(value) in (int, float):
+        return contrary.of(value) if change == CONTRARY else type(value)(value + (1000000 if change else 1))
+    if isinstance(value, (list, tuple)) and value:
+        return value * (LONG // len(value) + 1)
+    if not isinstance(value, torch.Tensor) or change == CONTRARY:
+        return value
     if value.dtype == torch.bool:
         return ~value
     if value.is_floating_point() or value.is_complex():
         return torch.nan_to_num(value, 0.0, 1.0, -1.0) * 2 + (1000 if change else 1)
     return value + (min(torch.iinfo(value.dtype).max // 2, 1000000) if change else 1)
+
+
+def _length(above: Place, left: dict[Place, Any]) -> int:
+    """Return the number of items of a list in which a call left something."""
+    return len({path[len(above)] for path in left if path[: len(above)] == above and len(path) > len(above)})
 
 
 def _line(module: torch.nn.Module, path: Place) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from exporter.core import runners
 from exporter.core.errors import ArtifactError, ExporterError, JobError
 from exporter.workers.children import LOG_LINES, Child, ended, stand_back
 
@@ -170,7 +171,7 @@ class NativeSession(Session):
                     env={**os.environ, **(environment or {})},
                 )
             except OSError as error:
-                raise JobError(f"{command[0]} cannot be started: {error.strerror}", "make cpp") from error
+                raise JobError(f"{command[0]} cannot be started: {error.strerror}", runners.REMEDY) from error
         with contextlib.suppress(ProcessLookupError):  # threads started from now on inherit the niceness
             stand_back(niceness, self._process.pid)
         self._buffer = b""
@@ -199,7 +200,7 @@ class NativeSession(Session):
         if line:
             return JobError(
                 f"{self.name} answered {line[:80]!r}, which is not a valid message",
-                "rebuild exporter-run",
+                runners.REMEDY,
                 self._tail(),
             )
         with contextlib.suppress(subprocess.TimeoutExpired):

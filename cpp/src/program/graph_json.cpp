@@ -1,0 +1,242 @@
+#include <c10/core/Layout.h>
+#include <c10/core/MemoryFormat.h>
+
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+#include "codes.h"
+#include "graph.h"
+
+namespace exporter::program {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::int64_t kSchemaMajor = 8;
+constexpr int kMaxDepth = 64;  // of graphs in graphs
+
+[[noreturn]] void malformed(const std::string& cause) {
+  throw std::runtime_error("its graph is malformed: " + cause);
+}
+
+/// Returns the name and the value of the only field that is set in a union.
+std::pair<std::string, const json*> chosen(const json& node, std::string_view what) {
+  if (!node.is_object() || node.size() != 1) malformed(std::string(what) + " is not a union");
+  return {node.begin().key(), &node.begin().value()};
+}
+
+const std::string& text(const json& node) { return node.get_ref<const std::string&>(); }
+
+at::Device read_device(const json& node) {
+  at::Device device(text(node.at("type")));
+  const auto index = node.find("index");
+  if (index != node.end() && index->is_number_integer()) {
+    device.set_index(static_cast<c10::DeviceIndex>(index->get<int>()));
+  }
+  return device;
+}
+
+class Reader {
+ public:
+  Graph graph(const json& node) {
+    if (++depth_ > kMaxDepth) malformed("graphs are nested too deeply");
+    Graph graph;
+    for (const json& input : node.at("inputs")) graph.inputs.push_back(argument(input));
+    for (const json& output : node.at("outputs")) graph.outputs.push_back(argument(output));
+    graph.nodes.reserve(node.at("nodes").size());
+    for (const json& item : node.at("nodes")) graph.nodes.push_back(read_node(item));
+    read_tensors(graph.inputs, node.at("tensor_values"), graph);
+    read_tensors(graph.outputs, node.at("tensor_values"), graph);
+    --depth_;
+    return graph;
+  }
+
+ private:
+  static void read_tensors(const std::vector<Argument>& named, const json& values, Graph& graph) {
+    for (const Argument& argument : named) {
+      const auto* value = std::get_if<Reference>(&argument.is);
+      if (value == nullptr) continue;
+      const auto found = values.find(value->name);
+      if (found != values.end()) graph.tensors[value->name] = tensor_meta(*found);
+    }
+  }
+
+  static TensorMeta tensor_meta(const json& node) {
+    TensorMeta meta;
+    meta.dtype = dtype_of_code(node.at("dtype").get<std::int64_t>());
+    meta.device = read_device(node.at("device"));
+    for (const json& size : node.at("sizes")) {
+      const auto [kind, value] = chosen(size, "a size");
+      if (kind == "as_int") {
+        meta.sizes.emplace_back(value->get<std::int64_t>());
+      } else {
+        meta.sizes.emplace_back(text(value->at("expr_str")));
+      }
+    }
+    return meta;
+  }
+
+  Argument argument(const json& node) {
+    const auto [kind, value] = chosen(node, "an argument");
+    if (kind == "as_tensor") return {Reference{text(value->at("name"))}};
+    if (kind == "as_graph") return {std::make_shared<Graph>(graph(value->at("graph")))};
+    if (kind == "as_none") return {c10::IValue()};
+    if (kind.starts_with("as_sym_") || kind == "as_optional_tensor") {
+      return value->is_array() ? list(*value, &Reader::element) : element(*value);
+    }
+    if (kind == "as_tensors") return list(*value, &Reader::named);
+    if (kind == "as_optional_tensors") return list(*value, &Reader::element);
+    if (kind == "as_ints" || kind == "as_floats" || kind == "as_bools" || kind == "as_strings") {
+      return list(*value, &Reader::constant);
+    }
+    if (kind == "as_int_lists" || kind == "as_float_lists") return list(*value, &Reader::constants);
+    if (kind == "as_scalar_type") return {dtype_of_code(value->get<std::int64_t>())};
+    if (kind == "as_memory_format") return {memory_format_of_code(value->get<std::int64_t>())};
+    if (kind == "as_layout") return {layout_of_code(value->get<std::int64_t>())};
+    if (kind == "as_device") return {read_device(*value)};
+    if (kind == "as_complex") {
+      return {
+          c10::complex<double>(value->at("real").get<double>(), value->at("imag").get<double>())};
+    }
+    if (kind == "as_custom_obj") {
+      throw std::runtime_error("it holds an object of the class " + text(value->at("class_fqn")) +
+                               ", which only Python can load");
+    }
+    if (kind == "as_int" || kind == "as_float" || kind == "as_bool" || kind == "as_string") {
+      return constant(*value);
+    }
+    throw std::runtime_error("it has an operand of an unknown kind, " + kind);
+  }
+
+  Argument constant(const json& node) {
+    if (node.is_boolean()) return {node.get<bool>()};
+    if (node.is_number_integer()) return {node.get<std::int64_t>()};
+    if (node.is_number()) return {node.get<double>()};
+    return {text(node)};
+  }
+
+  Argument constants(const json& node) { return list(node, &Reader::constant); }
+
+  Argument named(const json& node) { return {Reference{text(node.at("name"))}}; }
+
+  /// Reads an element that is either a value or a constant: {"as_name": …}, {"as_int": …}.
+  Argument element(const json& node) {
+    const auto [kind, value] = chosen(node, "an operand");
+    return kind == "as_name" ? Argument{Reference{text(*value)}} : argument(node);
+  }
+
+  Argument list(const json& node, Argument (Reader::*read)(const json&)) {
+    std::vector<Argument> items;
+    items.reserve(node.size());
+    for (const json& item : node) items.push_back((this->*read)(item));
+    return {std::move(items)};
+  }
+
+  Node read_node(const json& node) {
+    Node made{text(node.at("target")), {}, {}, {}, {}};
+    for (const json& input : node.at("inputs")) {
+      const auto kind = input.find("kind");
+      const bool is_keyword = kind != input.end() && *kind == 2;
+      made.inputs.push_back({text(input.at("name")), argument(input.at("arg")), is_keyword});
+    }
+    for (const json& output : node.at("outputs")) made.outputs.push_back(result(output));
+    const auto metadata = node.find("metadata");
+    if (metadata != node.end() && metadata->is_object()) {
+      made.stack_trace = metadata->value("stack_trace", "");
+      made.module_stack = metadata->value("nn_module_stack", "");
+    }
+    return made;
+  }
+
+  Result result(const json& node) {
+    const Argument read = argument(node);
+    if (const auto* value = std::get_if<Reference>(&read.is)) return {{value->name}, false};
+    Result found{{}, false};
+    if (const auto* items = std::get_if<std::vector<Argument>>(&read.is)) {
+      found.is_list = true;
+      for (const Argument& item : *items) {
+        const auto* value = std::get_if<Reference>(&item.is);
+        found.names.push_back(value == nullptr ? std::string() : value->name);
+      }
+    }
+    return found;
+  }
+
+  int depth_ = 0;
+};
+
+InputSpec read_input(const json& node) {
+  const auto [kind, value] = chosen(node, "an input");
+  const auto name = [&] { return text(value->at("arg").at("name")); };
+  if (kind == "parameter") return {InputKind::parameter, name(), text(value->at("parameter_name"))};
+  if (kind == "buffer") return {InputKind::buffer, name(), text(value->at("buffer_name"))};
+  if (kind == "tensor_constant") {
+    return {InputKind::constant, name(), text(value->at("tensor_constant_name"))};
+  }
+  if (kind == "constant_input") return {InputKind::fixed, text(value->at("name")), {}};
+  if (kind == "user_input") {
+    const auto [type, argument] = chosen(value->at("arg"), "an input");
+    if (type == "as_tensor") return {InputKind::user, text(argument->at("name")), {}};
+    if (type == "as_none") return {InputKind::fixed, {}, {}};
+    if (type == "as_sym_int") {
+      throw std::runtime_error("its input " + argument->value("as_name", "") +
+                               " is a number that varies, which is not supported: pass a tensor");
+    }
+  }
+  throw std::runtime_error("it has an input of the kind " + kind + ", which only Python can run");
+}
+
+OutputSpec read_output(const json& node) {
+  const auto [kind, value] = chosen(node, "an output");
+  if (kind == "user_output") return {OutputKind::user, {}};
+  if (kind == "buffer_mutation") {
+    return {OutputKind::buffer_mutation, text(value->at("buffer_name"))};
+  }
+  if (kind == "parameter_mutation") {
+    return {OutputKind::parameter_mutation, text(value->at("parameter_name"))};
+  }
+  if (kind == "user_input_mutation") {
+    return {OutputKind::input_mutation, text(value->at("user_input_name"))};
+  }
+  throw std::runtime_error("it has an output of the kind " + kind + ", which only Python can run");
+}
+
+std::optional<std::int64_t> bound(const json& node) {
+  if (!node.is_number_integer()) return std::nullopt;
+  return node.get<std::int64_t>();
+}
+
+}  // namespace
+
+SavedProgram parse_program(std::string_view text_of_json) {
+  const json root = json::parse(text_of_json);
+  const auto major = root.at("schema_version").at("major").get<std::int64_t>();
+  if (major != kSchemaMajor) {
+    throw std::runtime_error("its format is torch.export's schema " + std::to_string(major) +
+                             ", only " + std::to_string(kSchemaMajor) +
+                             " is known: export it with torch 2.11 to 2.14");
+  }
+  const json& module = root.at("graph_module");
+  SavedProgram program;
+  program.graph = Reader().graph(module.at("graph"));
+  for (const json& spec : module.at("signature").at("input_specs")) {
+    program.inputs.push_back(read_input(spec));
+  }
+  for (const json& spec : module.at("signature").at("output_specs")) {
+    program.outputs.push_back(read_output(spec));
+  }
+  if (program.inputs.size() != program.graph.inputs.size() ||
+      program.outputs.size() != program.graph.outputs.size()) {
+    malformed("its signature has another number of inputs or outputs");
+  }
+  for (const auto& [name, range] : root.at("range_constraints").items()) {
+    program.ranges[name] = {bound(range.at("min_val")), bound(range.at("max_val"))};
+  }
+  for (const json& guard : root.value("guards_code", json::array())) {
+    program.guards.push_back(text(guard));
+  }
+  program.torch = root.value("torch_version", "");
+  return program;
+}
+
+}  // namespace exporter::program

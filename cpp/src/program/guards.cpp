@@ -1,0 +1,278 @@
+// Python expressions over the sizes of inputs: torch/fx/experimental/symbolic_shapes.py prints
+// them.
+
+#include "guards.h"
+
+#include <ATen/core/ivalue.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <functional>
+#include <stdexcept>
+
+#include "numbers.h"
+
+namespace exporter::program {
+
+using c10::IValue;
+using Inputs = std::span<const at::Tensor>;
+
+/// A part of an expression: a number, a property of an input, or a function of other parts.
+class GuardNode {
+ public:
+  using Function = std::function<IValue(Inputs)>;
+
+  explicit GuardNode(Function function) : function_(std::move(function)) {}
+  IValue value(Inputs inputs) const { return function_(inputs); }
+
+ private:
+  Function function_;
+};
+
+namespace {
+
+using Node = GuardNode::Function;
+
+constexpr int kMaxDepth = 100;
+constexpr std::size_t kMaxLength = 10'000;  // of an expression
+
+bool truth(const IValue& value) {
+  return value.isBool()  ? value.toBool()
+         : value.isInt() ? value.toInt() != 0
+                         : value.toDouble() != 0;
+}
+
+Node call(const char* target, std::vector<Node> operands) {
+  const NumberFunction* function = find_number_function(target);
+  return [function, operands = std::move(operands)](Inputs inputs) {
+    std::array<IValue, 3> values;
+    for (std::size_t i = 0; i < operands.size(); ++i) values[i] = operands[i](inputs);
+    return function->function(std::span(values).first(operands.size()));
+  };
+}
+
+class Parser {
+ public:
+  Parser(std::string_view text, const std::vector<std::string>& names)
+      : text_(text), names_(names) {}
+
+  Node parse() {
+    if (text_.size() > kMaxLength) fail();
+    Node node = disjunction();
+    skip();
+    if (!text_.empty()) fail();
+    return node;
+  }
+
+ private:
+  struct Operator {
+    const char* text;
+    const char* target;
+  };
+
+  [[noreturn]] static void fail() { throw std::runtime_error("it is not understood"); }
+
+  void skip() { text_.remove_prefix(std::min(text_.find_first_not_of(' '), text_.size())); }
+
+  bool take(std::string_view token) {
+    skip();
+    if (!text_.starts_with(token)) return false;
+    text_.remove_prefix(token.size());
+    return true;
+  }
+
+  void require(std::string_view token) {
+    if (!take(token)) fail();
+  }
+
+  Node disjunction() {
+    Node left = conjunction();
+    while (take("or ")) {
+      left = [left, right = conjunction()](Inputs x) -> IValue {
+        return truth(left(x)) || truth(right(x));
+      };
+    }
+    return left;
+  }
+
+  Node conjunction() {
+    Node left = negation();
+    while (take("and ")) {
+      left = [left, right = negation()](Inputs x) -> IValue {
+        return truth(left(x)) && truth(right(x));
+      };
+    }
+    return left;
+  }
+
+  Node negation() {
+    if (++depth_ > kMaxDepth) fail();
+    if (take("not ")) return call("torch.sym_not", {negation()});
+    return comparison();
+  }
+
+  /// A chain, such as 2 <= x < 8, holds if each of its comparisons does.
+  Node comparison() {
+    static constexpr Operator kOperators[] = {{"==", "_operator.eq"}, {"!=", "_operator.ne"},
+                                              {"<=", "_operator.le"}, {">=", "_operator.ge"},
+                                              {"<", "_operator.lt"},  {">", "_operator.gt"}};
+    Node left = sum(), chain;
+    for (const char* target = next(kOperators); target != nullptr; target = next(kOperators)) {
+      const Node right = sum();
+      const Node one = call(target, {left, right});
+      chain = !chain ? one : [chain, one](Inputs x) -> IValue {
+        return truth(chain(x)) && truth(one(x));
+      };
+      left = right;
+    }
+    return chain ? chain : left;
+  }
+
+  Node sum() {
+    static constexpr Operator kOperators[] = {{"+", "_operator.add"}, {"-", "_operator.sub"}};
+    Node left = product();
+    for (const char* target = next(kOperators); target != nullptr; target = next(kOperators)) {
+      left = call(target, {left, product()});
+    }
+    return left;
+  }
+
+  Node product() {
+    static constexpr Operator kOperators[] = {{"//", "_operator.floordiv"},
+                                              {"/", "_operator.truediv"},
+                                              {"%", "_operator.mod"},
+                                              {"*", "_operator.mul"}};
+    Node left = unary();
+    for (const char* target = next(kOperators); target != nullptr; target = next(kOperators)) {
+      left = call(target, {left, unary()});
+    }
+    return left;
+  }
+
+  template <std::size_t N>
+  const char* next(const Operator (&operators)[N]) {
+    skip();
+    if (text_.starts_with("**")) return nullptr;
+    for (const Operator& one : operators) {
+      if (take(one.text)) return one.target;
+    }
+    return nullptr;
+  }
+
+  Node unary() {
+    if (++depth_ > kMaxDepth) fail();
+    if (take("-")) return call("_operator.neg", {unary()});
+    Node base = atom();
+    return take("**") ? call("_operator.pow", {base, unary()}) : base;
+  }
+
+  Node atom() {
+    skip();
+    if (take("True")) return [](Inputs) { return IValue(true); };
+    if (take("False")) return [](Inputs) { return IValue(false); };
+    if (take("(")) {
+      Node inner = disjunction();
+      require(")");
+      return inner;
+    }
+    for (const char* name :
+         {"torch.sym_max", "torch.sym_min", "torch.sym_not", "torch.sym_float", "torch.sym_int",
+          "torch._sym_sqrt", "math.trunc", "math.floor", "math.ceil"}) {
+      if (take(std::string(name) + "(")) return function(name);
+    }
+    if (take("max(")) return function("torch.sym_max");
+    if (take("min(")) return function("torch.sym_min");
+    if (take("L[")) return property(input());
+    return number();
+  }
+
+  Node function(const char* name) {
+    std::vector<Node> operands;
+    do operands.push_back(disjunction());
+    while (take(","));
+    require(")");
+    if (operands.size() != find_number_function(name)->operands) fail();
+    return call(name, std::move(operands));
+  }
+
+  Node number() {
+    std::int64_t whole = 0;
+    const char* const end = text_.data() + text_.size();
+    const auto read = std::from_chars(text_.data(), end, whole);
+    if (read.ec == std::errc{} && (read.ptr == end || *read.ptr != '.')) {
+      text_.remove_prefix(static_cast<std::size_t>(read.ptr - text_.data()));
+      return [whole](Inputs) { return IValue(whole); };
+    }
+    double real = 0;
+    const auto other = std::from_chars(text_.data(), end, real);
+    if (other.ec != std::errc{}) fail();
+    text_.remove_prefix(static_cast<std::size_t>(other.ptr - text_.data()));
+    return [real](Inputs) { return IValue(real); };
+  }
+
+  /// Reads the rest of L['x'] or L['x']['y'] and returns the position of the input, which
+  /// torch.export names x or x_y.
+  std::size_t input() {
+    std::string name;
+    do {
+      if (!name.empty()) name += '_';
+      const char quote = text_.empty() ? '\0' : text_.front();
+      const bool quoted = quote == '\'' || quote == '"';
+      if (quoted) text_.remove_prefix(1);
+      const auto end = text_.find(quoted ? quote : ']');
+      if (end == std::string_view::npos) fail();
+      name += text_.substr(0, end);
+      text_.remove_prefix(end + (quoted ? 1 : 0));
+      require("]");
+    } while (take("["));
+    std::ranges::replace_if(name, [](unsigned char c) { return std::isalnum(c) == 0; }, '_');
+    const auto found = std::ranges::find(names_, name);
+    if (found == names_.end()) throw std::runtime_error("there is no input " + name);
+    return static_cast<std::size_t>(found - names_.begin());
+  }
+
+  Node property(std::size_t input) {
+    if (take(".storage_offset()")) {
+      return [input](Inputs x) { return IValue(x[input].storage_offset()); };
+    }
+    if (take(".numel()")) return [input](Inputs x) { return IValue(x[input].numel()); };
+    const bool is_size = take(".size()[") || take(".shape[");
+    if (!is_size && !take(".stride()[")) fail();
+    std::int64_t dimension = 0;
+    const auto [end, status] =
+        std::from_chars(text_.data(), text_.data() + text_.size(), dimension);
+    if (status != std::errc{}) fail();
+    text_.remove_prefix(static_cast<std::size_t>(end - text_.data()));
+    require("]");
+    return [=](Inputs x) {
+      return IValue(is_size ? x[input].size(dimension) : x[input].stride(dimension));
+    };
+  }
+
+  std::string_view text_;
+  const std::vector<std::string>& names_;
+  int depth_ = 0;
+};
+
+}  // namespace
+
+Guard::Guard(std::string text, const std::vector<std::string>& inputs) : text_(std::move(text)) {
+  try {
+    root_ = std::make_unique<const GuardNode>(Parser(text_, inputs).parse());
+  } catch (const std::runtime_error& error) {
+    throw std::runtime_error("the condition `" + text_ + "` of its program cannot be checked: " +
+                             error.what() + "; export the model with exporter instead");
+  }
+}
+
+Guard::~Guard() = default;
+Guard::Guard(Guard&&) noexcept = default;
+
+void Guard::require(std::span<const at::Tensor> inputs) const {
+  if (truth(root_->value(inputs))) return;
+  throw std::runtime_error("the program was exported under the condition `" + text_ +
+                           "`, which these inputs do not fulfil");
+}
+
+}  // namespace exporter::program

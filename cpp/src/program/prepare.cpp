@@ -1,0 +1,81 @@
+#include <stdexcept>
+
+#include "instructions.h"
+
+namespace exporter::program {
+namespace {
+
+std::unique_ptr<const Instruction> prepare_node(const Node& node, Scope& scope) {
+  if (const auto name = operator_name(node.target)) {
+    if (auto step = number_step(node, scope)) return step;
+    return operator_call(node, *name, scope);
+  }
+  if (auto step = control_flow(node, scope)) return step;
+  if (auto step = number_step(node, scope)) return step;
+  throw std::runtime_error("it needs Python");
+}
+
+/// "torch.ops.aten.add.Tensor" as "aten.add.Tensor".
+std::string short_name(const std::string& target) {
+  constexpr std::string_view kPrefix = "torch.ops.";
+  return target.starts_with(kPrefix) ? target.substr(kPrefix.size()) : target;
+}
+
+/// Returns the path of the innermost module: "encoder.layer.0".
+std::string module_of(const Node& node) {
+  const auto last = node.module_stack.rfind(';');
+  const std::string entry =
+      last == std::string::npos ? node.module_stack : node.module_stack.substr(last + 1);
+  const auto first = entry.find(','), second = entry.find(',', first + 1);
+  if (first == std::string::npos || second == std::string::npos) return {};
+  return entry.substr(first + 1, second - first - 1);
+}
+
+std::string problem(const Node& node, std::string_view cause) {
+  const std::string place = place_of(node);
+  return short_name(node.target) + (place.empty() ? "" : " at " + place) + ": " +
+         std::string(cause);
+}
+
+}  // namespace
+
+std::string place_of(const Node& node) {
+  // Python's traceback: `File "PATH", line N, in NAME`, innermost last. Code of torch is left out.
+  constexpr std::string_view kFile = "File \"", kLine = "\", line ";
+  std::string place;
+  const std::string& trace = node.stack_trace;
+  for (auto at = trace.find(kFile); at != std::string::npos; at = trace.find(kFile, at + 1)) {
+    const auto start = at + kFile.size(), end = trace.find(kLine, start);
+    if (end == std::string::npos) break;
+    const std::string path = trace.substr(start, end - start);
+    if (path.find("/torch/") != std::string::npos || path.starts_with("<")) continue;
+    const auto number = end + kLine.size();
+    const auto stop = trace.find_first_not_of("0123456789", number);
+    const auto slash = path.rfind('/');
+    place = path.substr(slash == std::string::npos ? 0 : slash + 1) + ":" +
+            trace.substr(number, stop - number);
+  }
+  return place;
+}
+
+Routine prepare_graph(const Graph& graph, const std::vector<std::string>& inputs,
+                      const std::map<std::string, c10::IValue>& weights, Context& context) {
+  Scope scope(graph, context, inputs);
+  for (const auto& [name, value] : weights) scope.define(name, value);
+  Routine routine;
+  routine.inputs = inputs.size();
+  for (const Node& node : graph.nodes) {
+    try {
+      routine.steps.push_back(
+          {prepare_node(node, scope), short_name(node.target), place_of(node), module_of(node)});
+    } catch (const std::exception& error) {
+      context.problems.push_back(problem(node, error.what()));
+      scope.targets(node);
+    }
+  }
+  for (const Argument& output : graph.outputs) routine.outputs.push_back(scope.bind(output));
+  routine.slots = scope.slots();
+  return routine;
+}
+
+}  // namespace exporter::program

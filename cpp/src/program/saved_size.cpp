@@ -1,0 +1,112 @@
+#include "saved_size.h"
+
+#include <charconv>
+#include <vector>
+
+namespace exporter::program {
+namespace {
+
+constexpr int kMaxDepth = 32;
+
+/// Reads `Name(operand, …)` from left to right. Every function returns nothing for other text.
+class Reader {
+ public:
+  explicit Reader(std::string_view text) : text_(text) {}
+
+  bool at_end() const { return text_.empty(); }
+
+  std::optional<LinearSize> size() {
+    if (++depth_ > kMaxDepth) return std::nullopt;
+    if (take("Integer(")) return integer();
+    if (take("Symbol('")) return symbol();
+    for (const auto& [name, combine] : kCombinations) {
+      if (!take(name)) continue;
+      const auto operands = operands_of();
+      if (operands.size() < 2) return std::nullopt;
+      auto result = operands.front();
+      for (std::size_t i = 1; i < operands.size() && result; ++i) {
+        result = operands[i] ? combine(*result, *operands[i]) : std::nullopt;
+      }
+      return result;
+    }
+    return std::nullopt;
+  }
+
+ private:
+  using Found = std::optional<LinearSize>;
+
+  bool take(std::string_view token) {
+    if (!text_.starts_with(token)) return false;
+    text_.remove_prefix(token.size());
+    return true;
+  }
+
+  Found integer() {
+    LinearSize number;
+    const auto [end, status] =
+        std::from_chars(text_.data(), text_.data() + text_.size(), number.offset);
+    if (status != std::errc{}) return std::nullopt;
+    text_.remove_prefix(static_cast<std::size_t>(end - text_.data()));
+    return take(")") ? Found(number) : std::nullopt;
+  }
+
+  Found symbol() {
+    const auto end = text_.find('\''), close = text_.find(')');
+    if (end == std::string_view::npos || close == std::string_view::npos) return std::nullopt;
+    LinearSize found{std::string(text_.substr(0, end)), 1};
+    text_.remove_prefix(close + 1);
+    return found;
+  }
+
+  /// Returns an empty list if the operands are malformed.
+  std::vector<Found> operands_of() {
+    std::vector<Found> operands;
+    do {
+      operands.push_back(size());
+      if (!operands.back()) return {};
+    } while (take(", "));
+    return take(")") ? operands : std::vector<Found>{};
+  }
+
+  static Found product(const LinearSize& a, const LinearSize& b) {
+    const LinearSize &number = a.symbol.empty() ? a : b, &other = a.symbol.empty() ? b : a;
+    LinearSize made = other;
+    const bool overflows = __builtin_mul_overflow(other.factor, number.offset, &made.factor) ||
+                           __builtin_mul_overflow(other.offset, number.offset, &made.offset);
+    if (!number.symbol.empty() || other.divisor != 1 || overflows) return std::nullopt;
+    return made;
+  }
+
+  static Found sum(const LinearSize& a, const LinearSize& b) {
+    if (!a.symbol.empty() && !b.symbol.empty() && a.symbol != b.symbol) return std::nullopt;
+    if (a.divisor != 1 || b.divisor != 1) return std::nullopt;
+    LinearSize made{a.symbol.empty() ? b.symbol : a.symbol};
+    const bool overflows = __builtin_add_overflow(a.factor, b.factor, &made.factor) ||
+                           __builtin_add_overflow(a.offset, b.offset, &made.offset);
+    return overflows ? std::nullopt : Found(made);
+  }
+
+  static Found quotient(const LinearSize& a, const LinearSize& b) {
+    if (a.divisor != 1 || !b.symbol.empty() || b.offset < 1) return std::nullopt;
+    LinearSize made = a;
+    made.divisor = b.offset;
+    return made;
+  }
+
+  using Combine = Found (*)(const LinearSize&, const LinearSize&);
+  static constexpr std::pair<std::string_view, Combine> kCombinations[] = {
+      {"Mul(", product}, {"Add(", sum}, {"FloorDiv(", quotient}};
+
+  std::string_view text_;
+  int depth_ = 0;
+};
+
+}  // namespace
+
+std::optional<LinearSize> read_size(std::string_view text) {
+  Reader reader(text);
+  auto size = reader.size();
+  return reader.at_end() ? size : std::nullopt;
+}
+
+}  // namespace exporter::program

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace exporter::program {
+
+/// A size that depends on one symbol: (factor * symbol + offset) / divisor, rounded down.
+struct LinearSize {
+  std::string symbol;  ///< empty: the size is `offset`
+  std::int64_t factor = 0, offset = 0, divisor = 1;
+};
+
+/// Reads an expression as sympy's srepr writes it, such as
+/// "Mul(Integer(2), Symbol('s77', positive=True, integer=True))". Returns nothing for one of
+/// another form, such as the product of two symbols.
+std::optional<LinearSize> read_size(std::string_view text);
+
+}  // namespace exporter::program

@@ -1,0 +1,112 @@
+#include "signature.h"
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+
+#include "program.h"
+#include "saved_size.h"
+
+namespace exporter::program {
+namespace {
+
+/// torch.export records a minimum of 2 where it assumed nothing, and its own check accepts less.
+constexpr std::int64_t kAssumedMin = 2;
+
+std::size_t symbol_index(Contract& contract, const std::string& name, const SavedProgram& program) {
+  const auto known = std::ranges::find(contract.symbols, name, &Symbol::name);
+  if (known != contract.symbols.end()) {
+    return static_cast<std::size_t>(known - contract.symbols.begin());
+  }
+  Symbol symbol{name, 0, std::numeric_limits<std::int64_t>::max()};
+  if (const auto range = program.ranges.find(name); range != program.ranges.end()) {
+    symbol.min = range->second.min.value_or(0);
+    if (symbol.min <= kAssumedMin) symbol.min = 0;
+    symbol.max = range->second.max.value_or(symbol.max);
+  }
+  contract.symbols.push_back(symbol);
+  return contract.symbols.size() - 1;
+}
+
+/// Returns a dimension. Only inputs introduce symbols, because a size of an output that no input
+/// has cannot be checked.
+Dimension dimension_of(const SavedSize& saved, Contract& contract, const SavedProgram& program,
+                       bool is_input) {
+  if (const auto* size = std::get_if<std::int64_t>(&saved)) return FixedSize{*size};
+  const auto linear = read_size(std::get<std::string>(saved));
+  if (!linear || linear->symbol.empty() || linear->factor < 1) return AnySize{};
+  const bool known =
+      std::ranges::find(contract.symbols, linear->symbol, &Symbol::name) != contract.symbols.end();
+  if (!is_input && !known) return AnySize{};
+  const std::size_t symbol = symbol_index(contract, linear->symbol, program);
+  if (linear->factor == 1 && linear->offset == 0 && linear->divisor == 1) return SymbolSize{symbol};
+  return Expression{symbol, linear->factor, linear->offset, linear->divisor};
+}
+
+TensorSpec spec_of(std::string name, const TensorMeta& meta, Contract& contract,
+                   const SavedProgram& program, bool is_input) {
+  TensorSpec spec{std::move(name), meta.dtype, {}};
+  for (const SavedSize& size : meta.sizes) {
+    spec.shape.push_back(dimension_of(size, contract, program, is_input));
+  }
+  return spec;
+}
+
+void add_inputs(Contract& contract, const SavedProgram& program) {
+  for (const InputSpec& input : program.inputs) {
+    if (input.kind != InputKind::user) continue;
+    const auto meta = program.graph.tensors.find(input.name);
+    if (meta == program.graph.tensors.end()) {
+      throw std::runtime_error("its input " + input.name + " has no description");
+    }
+    contract.inputs.push_back(spec_of(input.name, meta->second, contract, program, true));
+    if (contract.inputs.size() == 1)
+      contract.device = meta->second.device.is_cuda() ? "cuda" : "cpu";
+  }
+}
+
+void add_outputs(Contract& contract, const SavedProgram& program) {
+  for (std::size_t i = 0; i < program.outputs.size(); ++i) {
+    if (program.outputs[i].kind != OutputKind::user) continue;
+    const Argument& output = program.graph.outputs[i];
+    if (const auto* none = std::get_if<c10::IValue>(&output.is); none && none->isNone()) continue;
+    const std::string name = "output_" + std::to_string(contract.outputs.size());
+    const auto* value = std::get_if<Reference>(&output.is);
+    const auto meta =
+        value == nullptr ? program.graph.tensors.end() : program.graph.tensors.find(value->name);
+    // A number is returned as a tensor without dimensions; its dtype is known when it is computed.
+    contract.outputs.push_back(meta == program.graph.tensors.end()
+                                   ? TensorSpec{name, at::kDouble, {}}
+                                   : spec_of(name, meta->second, contract, program, false));
+  }
+}
+
+void add_state(Contract& contract, const SavedProgram& program,
+               const std::map<std::string, at::Tensor>& tensors) {
+  State state{State::Kept::inside, {}};
+  for (const std::string& target : written_weights(program)) {
+    const auto found = tensors.find(target);
+    if (found == tensors.end()) throw std::runtime_error("it has no tensor " + target);
+    TensorSpec spec{target, found->second.scalar_type(), {}};
+    for (const std::int64_t size : found->second.sizes()) spec.shape.emplace_back(FixedSize{size});
+    state.tensors.push_back({std::move(spec), found->second});
+  }
+  if (!state.tensors.empty()) contract.state = std::move(state);
+}
+
+}  // namespace
+
+Contract contract_of(const SavedProgram& program,
+                     const std::map<std::string, at::Tensor>& tensors) {
+  Contract contract;
+  contract.model = "exported program";
+  contract.target = "export";
+  contract.device = "cpu";
+  contract.torch = program.torch;
+  add_inputs(contract, program);
+  add_outputs(contract, program);
+  add_state(contract, program, tensors);
+  return contract;
+}
+
+}  // namespace exporter::program

@@ -1,0 +1,95 @@
+"""The conditions on sizes under which torch.export's graph holds, evaluated for many sizes without running the graph.
+
+A golden has few sizes. A graph that assumes `length % 7 != 0` is right at most of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from exporter.core.contract import shape_at
+from exporter.core.contract_records import Contract
+from exporter.core.errors import ContractError
+from exporter.core.size_range import Range, Sizes
+
+Holds = Callable[[Sizes], bool]
+MOST = 1000  # sizes of one symbol to evaluate; a larger range is evaluated at even distances
+COMBINED = 500  # combinations of sizes to evaluate
+FAR = 16  # how many times more elements than the example a case may have
+CASES = 2  # cases per symbol, and of combinations
+
+
+def conditions(program: torch.export.ExportedProgram, contract: Contract) -> Holds:
+    """Return a function that tells whether the graph holds at some sizes; True if torch records no conditions."""
+    check: Any = getattr(program.module(), "_guards_fn", None)
+
+    def holds(sizes: Sizes) -> bool:
+        try:
+            shapes = [shape_at(spec, sizes) for spec in contract.inputs]
+        except ContractError:  # a size that does not follow from the symbols
+            return True
+        try:
+            check(*(torch.empty(shape, device="meta") for shape in shapes))
+        except Exception:  # torch raises an AssertionError, or what the expression raises
+            return False
+        return True
+
+    return holds if check is not None else lambda sizes: True
+
+
+def violations(holds: Holds, base: Sizes, symbols: Mapping[str, Range]) -> list[Sizes]:
+    """Return sizes within the ranges at which the graph does not hold, the nearest to the example for each symbol.
+
+    Combinations of sizes follow, of which none alone breaks a condition. Sizes at which a call costs far more than at
+    the example's are left out. Returns none if the example breaks a condition.
+    """
+    if not symbols or not holds(base):
+        return []
+    alone = {name: list(broken(holds, name, base, bounds)) for name, bounds in symbols.items()}
+    drawn = random.Random(0)
+    sizes = {name: bounds.sizes for name, bounds in symbols.items()}
+    ends = itertools.product(*({one[0], one[-1]} for one in sizes.values())) if len(sizes) < 8 else ()
+    chosen = [*ends, *(tuple(drawn.choice(one) for one in sizes.values()) for _ in range(COMBINED))]
+    combined = [{**base, **dict(zip(sizes, one, strict=True))} for one in chosen]
+    others = [one for one in combined if not holds(one) and all(holds({**base, n: one[n]}) for n in sizes)]
+    found = [{**base, name: size} for name, wrong in alone.items() for size in wrong[:CASES]]
+    found += sorted(others, key=lambda one: _distance(one, base))[:CASES]
+    return [one for one in found if _growth(one, base) <= FAR]
+
+
+def broken(holds: Holds, name: str, base: Sizes, bounds: Range) -> Iterator[int]:
+    """Yield sizes of one symbol at which the graph does not hold, the nearest to the example's first."""
+    tried = bounds.sizes[:: -(-len(bounds.sizes) // MOST)]
+    near = sorted(tried, key=lambda size: abs(size - base[name]))
+    return (size for size in near if not holds({**base, name: size}))
+
+
+def around(holds: Holds, name: str, base: Sizes, bounds: Range) -> Range:
+    """Return the range with the most sizes, in steps that divide the example's, in which the graph holds throughout."""
+    size, found = base[name], Range(base[name], base[name])
+    for step in (one for one in range(bounds.multiple_of, size + 1, bounds.multiple_of) if size % one == 0):
+        ends = []
+        for move, end in ((-step, bounds.sizes[0]), (step, bounds.sizes[-1])):
+            reached = size
+            while (
+                (end - reached) * move > 0 and bounds.allows(reached + move) and holds({**base, name: reached + move})
+            ):
+                reached += move
+            ends.append(reached)
+        made = bounds.within(ends[0], ends[1], step)
+        found = made if len(made.sizes) > len(found.sizes) else found
+    return found
+
+
+def _growth(sizes: Sizes, base: Sizes) -> float:
+    return math.prod(max(size / max(base[name], 1), 1) for name, size in sizes.items())
+
+
+def _distance(sizes: Sizes, base: Sizes) -> float:
+    return sum(abs(math.log(max(size, 1) / max(base[name], 1))) for name, size in sizes.items())

@@ -1,0 +1,55 @@
+"""Conditions of torch.export on sizes, evaluated over the whole promised range."""
+
+from __future__ import annotations
+
+import torch
+
+from exporter.core.contract_records import Contract, TensorSpec
+from exporter.core.size_range import Range, Sizes
+from exporter.model import guards
+
+BASE = {"a": 8, "b": 120}
+RANGES = {"a": Range(2, 40, multiple_of=2), "b": Range(1, 900)}
+
+
+def test_the_nearest_violations_of_each_symbol_and_of_combinations() -> None:
+    def holds(sizes: Sizes) -> bool:
+        return sizes["a"] != 30 and sizes["b"] % 50 != 1 and sizes["a"] * sizes["b"] <= 9000
+
+    alone_a, first, second, *both = guards.violations(holds, BASE, RANGES)
+    assert alone_a == {"a": 30, "b": 120}
+    assert (first["a"], second["a"]) == (8, 8)
+    assert [one["b"] % 50 for one in (first, second)] == [1, 1]
+    assert len(both) == guards.CASES
+    for one in both:
+        assert 9000 < one["a"] * one["b"] <= guards.FAR * 8 * 120
+        assert one["a"] % 2 == 0
+    assert guards.violations(lambda sizes: True, BASE, RANGES) == []
+    assert guards.violations(lambda sizes: False, BASE, RANGES) == []  # the example shows nothing
+    assert guards.violations(holds, BASE, {}) == []
+    assert guards.violations(lambda sizes: sizes["b"] < 100, {"a": 8, "b": 2}, RANGES) == []  # costs too much
+
+
+def test_the_range_with_the_most_sizes_around_the_example() -> None:
+    def around(size: int, bounds: Range, *wrong: int) -> Range:
+        return guards.around(lambda sizes: sizes["n"] not in wrong, "n", {"n": size}, bounds)
+
+    assert around(64, Range(1, 160), *range(7, 161, 7)) == Range(64, 69)
+    assert around(10, Range(1, 160)) == Range(1, 160)
+    assert around(10, Range(1, 160), 11, 9) == Range(2, 160, multiple_of=2)
+    assert around(12, Range(4, 40, multiple_of=4), 24) == Range(4, 20, multiple_of=4)
+    assert around(1, Range(1, 9), 2) == Range(1, 1)
+
+
+def test_conditions_of_a_program() -> None:
+    class Even(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if x.shape[0] % 3 == 0 else -x
+
+    dims = ({0: torch.export.Dim.AUTO},)
+    program = torch.export.export(Even(), (torch.ones(4, 2),), dynamic_shapes=dims, strict=False)
+    promised = Contract("m", (TensorSpec("x", "float32", ("n", 2)),), (), {"n": Range(2, 9)})
+    holds = guards.conditions(program, promised)
+    assert [size for size in range(2, 10) if not holds({"n": size})] == [3, 6, 9]
+    unknown = Contract("m", (TensorSpec("x", "float32", (None, 2)),), (), {})
+    assert guards.conditions(program, unknown)({})

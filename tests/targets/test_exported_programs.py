@@ -1,0 +1,241 @@
+"""Files that plain torch.export.save wrote, without a contract, in exporter-run: as in Python, or refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.commands import NATIVE
+from torch import nn
+
+from exporter.core import environment
+
+pytestmark = [
+    pytest.mark.skipif(not NATIVE, reason="exporter-run is not built"),
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning"),
+]
+DYNAMIC = torch.export.Dim.DYNAMIC
+Tensors = tuple[torch.Tensor, ...]
+
+
+class Calls(nn.Module):
+    """A function as a module, with a layer and buffers to use."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+        self.linear = nn.Linear(4, 4)
+        self.lstm = nn.LSTM(4, 3, batch_first=True)
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64), persistent=False)
+        self.shift = torch.arange(12.0).view(4, 3).t()  # a constant with strides
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        return self.function(self, *inputs)
+
+
+def autocast(m: Any, x: torch.Tensor) -> Any:
+    with torch.no_grad():
+        y = m.linear(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return y, m.linear(y)
+
+
+def sizes(m: Any, x: torch.Tensor) -> Any:
+    rows, columns = x.shape
+    first, second = x.split([columns // 2, columns - columns // 2], 1)
+    return (
+        x.reshape(columns, rows), first, second, torch.arange(max(rows, columns) + 3), x[None, torch.tensor([0, 0])],
+        nn.functional.interpolate(x[None, None], scale_factor=1.5), x * columns / 3 + -rows % 3, x.chunk(2, 1),
+        x.max(1)[0], x.nonzero(), x.new_full((rows, 2), 7.0, dtype=torch.int32),
+    )  # fmt: skip
+
+
+def loop(m: Any, x: torch.Tensor) -> Any:
+    start = (torch.zeros((), dtype=torch.int64), x)
+    return torch.while_loop(lambda i, y: (i < 3) & (y.sum() < 50), lambda i, y: (i + 1, m.linear(y) * 2), start)
+
+
+def scan(m: Any, x: torch.Tensor) -> Any:
+    from torch._higher_order_ops.scan import scan as scanned
+
+    return scanned(lambda carry, row: (carry + row, carry * row), torch.ones(4), x)
+
+
+def mapped(m: Any, x: torch.Tensor) -> Any:
+    from torch._higher_order_ops.map import map as each
+
+    return each(lambda row: m.linear(row).sin(), x)
+
+
+def writes(m: Any, x: torch.Tensor) -> Any:
+    x.add_(1)
+    return x * 2
+
+
+PROGRAMS: dict[str, Callable[..., Any]] = {
+    "a branch on data": lambda m, x: torch.cond(x.sum() > 0, lambda v: m.linear(v), lambda v: v.sin(), (x,)),
+    "a while loop": loop,
+    "a scan": scan,
+    "a map": mapped,
+    "autocast and no_grad": autocast,
+    "sizes": sizes,
+    "an LSTM": lambda m, x: m.lstm(x[:, None].expand(-1, 3, -1)),
+    "constants with strides": lambda m, x: (x @ m.shift.t(), m.shift),
+    "a list of tensors and a missing index": lambda m, x: (torch.stack([x, x + 1]), x[:, [0, 2]], x[..., None, :1]),
+    "numbers beside tensors": lambda m, x: (x.long() / 2, 2 - x.bool().int(), x.half() * 3, torch.where(x > 0, x, 1)),
+    "an input that is written to": writes,
+}  # fmt: skip
+
+
+@pytest.fixture(params=PROGRAMS, scope="module")
+def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    torch.manual_seed(0)
+    model = Calls(PROGRAMS[request.param]).eval()
+    file = tmp_path_factory.mktemp("programs") / "program.pt2"
+    rows = {0: DYNAMIC, 1: DYNAMIC} if request.param == "sizes" else {0: DYNAMIC}
+    exported = torch.export.export(model, (torch.randn(3, 4),), dynamic_shapes=((rows,),), strict=False)
+    torch.export.save(exported, file)
+    yield file
+
+
+def run(file: Path, *calls: Tensors, names: tuple[str, ...] = ()) -> tuple[Tensors, ...] | str:
+    """Return the outputs of each call, or the message of exporter-run."""
+    command = [str(environment.find_runner()), "run", str(file)]
+    for number, inputs in enumerate(calls):
+        saved = file.with_name(f"inputs{number}.safetensors")
+        named = names or tuple(f"inputs_{i}" for i in range(len(inputs)))
+        save_file(dict(zip(named, (t.contiguous() for t in inputs), strict=True)), saved)
+        command += ["--inputs", str(saved)]
+    made = file.with_name("outputs.safetensors")
+    done = subprocess.run([*command, "--outputs", str(made)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        return done.stderr.strip()
+    outputs = load_file(made)
+    prefixes = [f"{number}." for number in range(len(calls))] if len(calls) > 1 else [""]
+    return tuple(
+        tuple(outputs[f"{p}output_{i}"] for i in range(len([n for n in outputs if n.startswith(f"{p}output")])))
+        for p in prefixes
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_it_computes_what_python_does(program: Path, rows: int) -> None:
+    torch.manual_seed(rows)
+    x = torch.randn(rows, 4)
+    expected = torch.export.load(program).module(check_guards=False)(x.clone())
+    got = run(program, (x,))
+    assert not isinstance(got, str), got
+    for have, want in zip(got[0], torch.utils._pytree.tree_leaves(expected), strict=True):
+        torch.testing.assert_close(have, want, rtol=0, atol=1e-6 if have.dtype == torch.float32 else 0)
+
+
+def saved(function: Callable[..., Any], folder: Path, *inputs: torch.Tensor) -> Path:
+    rows = tuple({0: DYNAMIC} for _ in inputs)
+    torch.manual_seed(0)
+    exported = torch.export.export(Calls(function).eval(), inputs, dynamic_shapes=(rows,), strict=False)
+    torch.export.save(exported, folder / "program.pt2")
+    return folder / "program.pt2"
+
+
+def test_buffers_keep_what_a_call_writes(tmp_path: Path) -> None:
+    def average(m: Any, x: torch.Tensor) -> Any:
+        m.mean.mul_(0.9).add_(x.mean(0))
+        m.count += 1
+        return x + m.mean, m.count.clone()
+
+    file = saved(average, tmp_path, torch.randn(3, 4))
+    calls = [(torch.randn(rows, 4),) for rows in (2, 1, 3)]
+    module = torch.export.load(file).module(check_guards=False)
+    expected = [module(*inputs) for inputs in calls]
+    got = run(file, *calls)
+    assert not isinstance(got, str), got
+    for have, want in zip(got, expected, strict=True):
+        torch.testing.assert_close(have[0], want[0])
+    assert [int(have[1]) for have in got] == [1, 2, 3]
+
+
+def test_conditions_of_the_export_are_checked(tmp_path: Path) -> None:
+    def halves(m: Any, x: torch.Tensor) -> Any:
+        torch._check(x.shape[0] % 2 == 0)
+        return x.view(-1, 2, 4).sum(1)
+
+    file = saved(halves, tmp_path, torch.randn(4, 4))
+    assert not isinstance(run(file, (torch.randn(6, 4),)), str)
+    assert "was exported under the condition" in str(run(file, (torch.randn(5, 4),)))
+
+
+def altered(file: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """Return a copy whose graph is changed, with checksums that are right."""
+    made = file.with_name("altered.pt2")
+    with zipfile.ZipFile(file) as old, zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as new:
+        for info in old.infolist():
+            data = old.read(info)
+            if info.filename.endswith("models/model.json"):
+                graph = json.loads(data)
+                change(graph)
+                data = json.dumps(graph).encode()
+            new.writestr(info.filename, data)
+    return made
+
+
+def targets(graph: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = graph["graph_module"]["graph"]["nodes"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda g: g["schema_version"].update(major=9), "schema 9, only 8 is known"),
+        (
+            lambda g: [n.update(target=f"torch.ops.nowhere.missing{i}.default") for i, n in enumerate(targets(g))],
+            "nowhere.missing0.default at test_exported_programs.py:",
+        ),
+        (lambda g: targets(g)[0].update(target="torch.ops.aten.from_file.default"), "it does more than compute"),
+        (lambda g: targets(g)[0].update(target="torch.ops.c10d.broadcast_.default"), "it does more than compute"),
+        (lambda g: targets(g)[0].update(target="os.system"), "os.system at test_exported_programs.py"),
+        (lambda g: targets(g)[0]["inputs"][0].update(name="bogus"), "it has no parameter bogus"),
+        (
+            lambda g: targets(g)[0]["inputs"][0].update(arg={"as_tensor": {"name": "bogus"}}),
+            "its graph has no value bogus",
+        ),
+        (lambda g: targets(g)[0]["inputs"].clear(), "it is called without"),
+    ],
+)
+def test_what_cannot_run_is_refused_when_it_is_opened(
+    change: Callable[[dict[str, Any]], None], message: str, tmp_path: Path
+) -> None:
+    x = torch.randn(3, 4)
+    file = altered(saved(lambda m, x: m.linear(x).relu(), tmp_path, x), change)
+    said = run(file, (x,))
+    assert isinstance(said, str)
+    assert message in said
+    assert "\n" not in said
+
+
+def test_every_missing_operator_is_named(tmp_path: Path) -> None:
+    def change(graph: dict[str, Any]) -> None:
+        for number, node in enumerate(targets(graph)):
+            node["target"] = f"torch.ops.nowhere.missing{number}.default"
+
+    x = torch.randn(3, 4)
+    said = str(run(altered(saved(lambda m, x: m.linear(x).relu(), tmp_path, x), change), (x,)))
+    assert "nowhere.missing0" in said
+    assert "nowhere.missing1" in said
+    assert "--ops-lib" in said
+
+
+def test_a_failure_names_the_operator_and_the_line(tmp_path: Path) -> None:
+    indices = torch.zeros(3, dtype=torch.int64)
+    file = saved(lambda m, x, i: x[i], tmp_path, torch.randn(3, 4), indices)
+    said = str(run(file, (torch.randn(3, 4), indices + 99)))
+    assert "index 99 is out of bounds" in said
+    assert "(aten.index.Tensor at test_exported_programs.py:" in said
