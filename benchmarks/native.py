@@ -32,11 +32,11 @@ save_file({str(index): output.contiguous() for index, output in enumerate(output
 SAVE_INPUTS = """
 import sys, torch
 from pathlib import Path
-from exporter.core import contract
+from exporter.core import contract_files
 from exporter.evidence import golden
 from safetensors.torch import save_file
 case = golden.read(Path(sys.argv[1])).cases[0]
-names = [spec.name for spec in contract.read_zip(Path(sys.argv[2])).inputs]
+names = [spec.name for spec in contract_files.read_zip(Path(sys.argv[2])).inputs]
 save_file({name: tensor.contiguous() for name, tensor in zip(names, case.inputs)}, sys.argv[3])
 """
 

@@ -94,6 +94,8 @@ class CommandLine {
                "threads inside one operator (default: torch's)");
     add_number(command, "--cuda-graphs", options_.open.cuda_graphs, 0, kMaxGraphs,
                "shapes to capture into CUDA graphs on a GPU; 0 disables capture (default: 8)");
+    command->add_flag("--huge-pages", options_.open.huge_pages,
+                      "on a CPU: copy a compiled package's weights into huge pages");
     command
         ->add_option(
             "--sha256", options_.open.sha256,

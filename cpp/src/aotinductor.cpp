@@ -17,6 +17,7 @@
 #include "runner.h"
 #include "state.h"
 #include "unpack.h"
+#include "weights.h"
 
 namespace exporter {
 namespace {
@@ -41,15 +42,29 @@ void forget_cause() {}
 std::string known_cause() { return {}; }
 #endif
 
+/// Whether torch's loader accepts an unpacked package, as it does since 2.14. An older one unpacks
+/// the package itself on each load, without ever freeing it.
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 14
+constexpr bool kLoadsFolders = false;
+#else
+constexpr bool kLoadsFolders = true;
+#endif
+
 /// A loaded model. Calls wait for a runner here and not in torch, where a waiting call is not
 /// woken if the call before it fails.
 class Loader {
  public:
-  Loader(std::shared_ptr<const std::filesystem::path> files, const std::string& model, bool serial,
-         int runners, at::Device device)
-      : files_(std::move(files)),
-        loader_(files_->string(), model, serial, static_cast<std::size_t>(runners), device.index()),
-        free_(runners) {}
+  Loader(const std::filesystem::path& package, const std::string& model, at::Device device,
+         bool serial, int runners, bool huge_pages)
+      : weights_(kLoadsFolders ? Weights::map(package, model, huge_pages) : nullptr),
+        files_(kLoadsFolders ? unpack(package) : nullptr),
+        loader_(files_ ? files_->folder().string() : package.string(), model, serial,
+                static_cast<std::size_t>(runners), device.index()),
+        free_(runners) {
+    if (weights_) weights_->give_to(*loader_.get_runner());
+    // GPU kernels are loaded when they first run.
+    if (files_ && device.is_cpu()) files_->remove_folder();
+  }
 
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) {
     free_.acquire();
@@ -71,21 +86,11 @@ class Loader {
  private:
   using Runners = std::counting_semaphore<>;
 
-  std::shared_ptr<const std::filesystem::path> files_;  // in use until the loader is gone
+  std::unique_ptr<Weights> weights_;  // both in use until the loader is gone
+  std::unique_ptr<Unpacked> files_;
   AOTIModelPackageLoader loader_;
   Runners free_;
 };
-
-/// Returns the path for torch's loader: the folder with the unpacked package. Before torch 2.14,
-/// which cannot load folders, it is the package, which torch unpacks on each load without ever
-/// freeing it.
-std::shared_ptr<const std::filesystem::path> files_of(const std::filesystem::path& package) {
-#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 14
-  return std::make_shared<const std::filesystem::path>(package);
-#else
-  return unpack(package);
-#endif
-}
 
 /// How a package is loaded.
 struct Loading {
@@ -93,10 +98,11 @@ struct Loading {
   at::Device device;
   bool serial;
   int runners;
+  bool huge_pages;
 
   std::unique_ptr<Loader> load(const std::string& model) const {
     const std::lock_guard lock(loading());
-    return std::make_unique<Loader>(files_of(path), model, serial, runners, device);
+    return std::make_unique<Loader>(path, model, device, serial, runners, huge_pages);
   }
 };
 
@@ -208,8 +214,9 @@ class EntriesRunner final : public Runner {
 }  // namespace
 
 std::unique_ptr<Runner> load_aotinductor(const std::filesystem::path& path, at::Device device,
-                                         const Contract& contract, bool serial, int runners) {
-  const Loading package{path, device, serial, runners};
+                                         const Contract& contract, bool serial, int runners,
+                                         bool huge_pages) {
+  const Loading package{path, device, serial, runners, huge_pages};
   for (std::size_t symbol = 0; symbol < contract.symbols.size(); ++symbol) {
     if (contract.symbols[symbol].choices.empty()) continue;
     TORCH_CHECK(!contract.keeps_state(), "a package with entries cannot keep its state: each ",

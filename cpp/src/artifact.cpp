@@ -145,14 +145,14 @@ ArtifactInfo inspect(const std::filesystem::path& path) {
 }
 
 std::unique_ptr<Runner> load_runner(const std::filesystem::path& path, const ArtifactInfo& info,
-                                    at::Device device, bool serial, int runners) {
+                                    at::Device device, bool serial, int runners, bool huge_pages) {
   if (info.kind == ArtifactKind::torchscript) {
     return load_torchscript(path, device, info.contract.keeps_state());
   }
   if (info.kind == ArtifactKind::exported_program) {
     return load_exported_program(path, device, info.contract, !info.contract_json.empty());
   }
-  return load_aotinductor(path, device, info.contract, serial, runners);
+  return load_aotinductor(path, device, info.contract, serial, runners, huge_pages);
 }
 
 namespace {
@@ -160,8 +160,8 @@ namespace {
 /// Loads a model that keeps its state and puts it into its initial state. It is never captured into
 /// a CUDA graph, because a capture runs the model several times.
 std::unique_ptr<Runner> load_stateful(const std::filesystem::path& path, const ArtifactInfo& info,
-                                      at::Device device, bool wants_graphs) {
-  auto loaded = load_runner(path, info, device, /*serial=*/false, /*runners=*/1);
+                                      at::Device device, bool wants_graphs, bool huge_pages) {
+  auto loaded = load_runner(path, info, device, /*serial=*/false, /*runners=*/1, huge_pages);
   loaded->reset();
   return serialize_calls(std::move(loaded), info.contract,
                          wants_graphs ? "no CUDA graph: the artifact keeps its state" : "");
@@ -194,8 +194,9 @@ Artifact Artifact::open_file(const std::filesystem::path& path, const OpenOption
     require_device(info.contract, device, path.string());
     const c10::InferenceMode no_gradients;
     const int graphs = graphs_of(options, device);
-    if (info.contract.keeps_state()) return load_stateful(path, info, device, graphs > 0);
-    auto loaded = load_runner(path, info, device, graphs > 0, runners);
+    const bool huge = options.huge_pages;
+    if (info.contract.keeps_state()) return load_stateful(path, info, device, graphs > 0, huge);
+    auto loaded = load_runner(path, info, device, graphs > 0, runners, huge);
     const bool captures = graphs > 0 && loaded->written_inputs().empty();
     return captures ? capture_graphs(std::move(loaded), graphs) : std::move(loaded);
   });

@@ -32,9 +32,10 @@ std::unique_ptr<Runner> load_torchscript(const std::filesystem::path& path, at::
                                          bool keeps_state);
 
 /// Loads a compiled package. A `serial` one serves one call at a time and can be captured into CUDA
-/// graphs.
+/// graphs. For `huge_pages`, see OpenOptions.
 std::unique_ptr<Runner> load_aotinductor(const std::filesystem::path& path, at::Device device,
-                                         const Contract& contract, bool serial, int runners);
+                                         const Contract& contract, bool serial, int runners,
+                                         bool huge_pages);
 
 /// Loads an exported program. Throws std::runtime_error that names every operator that cannot run
 /// here. Without `has_contract`, conditions that torch.export found are checked at each call.
@@ -46,7 +47,8 @@ Contract read_program_contract(const std::filesystem::path& path);
 
 /// Loads the runner for an artifact of any kind.
 std::unique_ptr<Runner> load_runner(const std::filesystem::path& path, const ArtifactInfo& info,
-                                    at::Device device, bool serial, int runners);
+                                    at::Device device, bool serial, int runners,
+                                    bool huge_pages = false);
 
 /// Makes an artifact from a runner that was not loaded by `Artifact::open`.
 Artifact artifact_of(std::filesystem::path path, ArtifactInfo info, at::Device device,

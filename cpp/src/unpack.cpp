@@ -1,7 +1,6 @@
 #include "unpack.h"
 
 #include <caffe2/serialize/inline_container.h>
-#include <elf.h>
 #include <exporter/unpacked.h>
 #include <fcntl.h>
 #include <sys/file.h>
@@ -15,6 +14,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -25,6 +25,8 @@
 #include "archive.h"
 #include "crc32.h"
 #include "file.h"
+#include "library.h"
+#include "weights.h"
 #include "zip.h"
 
 namespace exporter {
@@ -133,13 +135,18 @@ void for_each_piece(const File& archive, caffe2::serialize::PyTorchStreamReader&
   }
 }
 
-/// Writes a member to a file and checks its CRC-32. Overwrites an existing file in place, because a
-/// library may be loaded from it.
-void write_member(const File& archive, caffe2::serialize::PyTorchStreamReader& reader,
-                  const Member& member, const fs::path& path) {
+Descriptor create(const fs::path& path) {
   fs::create_directories(path.parent_path());
-  const Descriptor file(open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  Descriptor file(open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (file.get() < 0) cannot_write(path);
+  return file;
+}
+
+/// Writes a member to a file and checks its CRC-32. Overwrites a file in place, because a library
+/// may be loaded from it. `path` is for messages.
+void write_member(const File& archive, caffe2::serialize::PyTorchStreamReader& reader,
+                  const Member& member, const Descriptor& file, const fs::path& path) {
+  if (lseek(file.get(), 0, SEEK_SET) != 0) cannot_write(path);
   std::uint32_t crc = 0;
   for_each_piece(archive, reader, member, [&](const char* data, std::size_t size) {
     crc = crc32(data, size, crc);
@@ -161,75 +168,47 @@ fs::path place_of(const Member& member) {
   return path;
 }
 
-/// Returns the byte ranges of the weights in a library: sections for large data, and data appended
-/// to the file.
-std::vector<std::pair<std::uint64_t, std::uint64_t>> find_weights(const File& library) {
-  std::vector<std::pair<std::uint64_t, std::uint64_t>> found;
-  Elf64_Ehdr header{};
-  if (library.size() < sizeof header) return found;
-  library.read(&header, sizeof header, 0);
-  if (std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 || header.e_ident[EI_CLASS] != ELFCLASS64 ||
-      header.e_shentsize != sizeof(Elf64_Shdr) || header.e_shstrndx >= header.e_shnum) {
-    return found;
-  }
-  std::vector<Elf64_Shdr> sections(header.e_shnum);
-  library.read(sections.data(), sections.size() * sizeof(Elf64_Shdr), header.e_shoff);
-  const Elf64_Shdr& names = sections[header.e_shstrndx];
-  std::uint64_t end = header.e_shoff + sections.size() * sizeof(Elf64_Shdr);
-  for (const Elf64_Shdr& section : sections) {
-    if (section.sh_type == SHT_NOBITS || section.sh_size == 0) continue;
-    end = std::max(end, section.sh_offset + section.sh_size);
-    char name[9] = {};
-    if (names.sh_offset + section.sh_name + sizeof name > library.size()) continue;
-    library.read(name, sizeof name, names.sh_offset + section.sh_name);
-    const std::string_view text(name, sizeof name);
-    if (text == std::string_view(".lrodata\0", 9) ||
-        text.starts_with(std::string_view(".ldata\0", 7))) {
-      found.emplace_back(section.sh_offset, section.sh_size);
-    }
-  }
-  if (end < library.size()) found.emplace_back(end, library.size() - end);
-  return found;
-}
-
-/// Frees the disk and memory of a library's weights. The library cannot run until it is unpacked
-/// again. It stays loaded, because threads that called it hold thread-local data of it.
-void drop_weights(const fs::path& library) {
-  const std::uint64_t page = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
-  const Descriptor file(open(library.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW));
-  for (const auto& [offset, size] : find_weights(File(library))) {
-    const std::uint64_t from = (offset + page - 1) / page * page;
-    const std::uint64_t to = (offset + size) / page * page;
-    if (from >= to) continue;
-    // A file system without support for holes keeps the weights.
-    fallocate(file.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(from),
-              static_cast<off_t>(to - from));
-  }
-}
-
 /// The packages that this process has unpacked, by content.
 class Registry {
  public:
+  /// The libraries of a package, by place. They are loaded once, from files that need no name.
   struct Slot {
-    fs::path folder;
+    std::map<fs::path, Descriptor> libraries;
     std::size_t users = 0;
   };
 
   pid_t owner() const { return owner_; }
 
-  Slot& acquire(const fs::path& package) {
+  /// Returns the path for a new folder.
+  fs::path new_folder() {
+    if (!folder_) folder_.emplace();
+    return folder_->path() / std::to_string(folders_++);
+  }
+
+  void remove(const fs::path& folder) noexcept {
+    std::error_code ignored;
+    if (owner_ != getpid() || !folder_) return;
+    fs::remove_all(folder, ignored);
+    if (fs::is_empty(folder_->path(), ignored)) folder_.reset();
+  }
+
+  Slot& acquire(const fs::path& package, const fs::path& folder) {
     const File archive(package);
     const auto members = read_directory(archive);
+    const auto reader = open_archive(package, ErrorKind::artifact);
     Slot& slot = slots_[content_of(members)];
-    if (slot.folder.empty()) {
-      slot.folder = folder_.path() / std::to_string(slots_.size());
-    }
-    if (slot.users == 0) {
-      const auto reader = open_archive(package, ErrorKind::artifact);
-      for (const Member& member : members) {
-        const fs::path place = place_of(member);
-        if (!place.empty()) write_member(archive, *reader, member, slot.folder / place);
+    for (const Member& member : members) {
+      const fs::path place = place_of(member);
+      if (place.empty() || is_mapped(member, members)) continue;
+      const fs::path path = folder / place;
+      const auto known = slot.libraries.find(place);
+      if (known != slot.libraries.end()) {
+        if (slot.users == 0) write_member(archive, *reader, member, known->second, path);
+        if (link(known->second, path)) continue;
       }
+      Descriptor file = create(path);
+      write_member(archive, *reader, member, file, path);
+      if (path.extension() == ".so") slot.libraries.insert_or_assign(place, std::move(file));
     }
     ++slot.users;
     return slot;
@@ -238,14 +217,14 @@ class Registry {
   void release(Slot& slot) noexcept {
     if (--slot.users > 0 || owner_ != getpid()) return;
     try {
-      for (const auto& entry : fs::recursive_directory_iterator(slot.folder)) {
-        if (entry.path().extension() == ".so") drop_weights(entry.path());
-      }
+      for (const auto& [ignored, library] : slot.libraries) drop_weights(library.get());
     } catch (const std::exception&) {  // the weights are kept
     }
   }
 
-  void discard() const noexcept { folder_.discard(); }
+  void discard() const noexcept {
+    if (folder_) folder_->discard();
+  }
 
  private:
   /// Returns a key of names, sizes and CRCs of all members. Unpacking verifies the CRCs.
@@ -258,8 +237,20 @@ class Registry {
     return content;
   }
 
+  /// Makes a link to a file without a name. The system recognizes it as the library that it has
+  /// loaded. Returns false if that is not possible, as without /proc.
+  static bool link(const Descriptor& library, const fs::path& path) {
+    std::error_code failed;
+    fs::create_directories(path.parent_path(), failed);
+    fs::create_symlink("/proc/self/fd/" + std::to_string(library.get()), path, failed);
+    if (fs::exists(path, failed)) return true;
+    fs::remove(path, failed);
+    return false;
+  }
+
   pid_t owner_ = getpid();
-  Folder folder_;
+  std::optional<Folder> folder_;  // while a package is being loaded
+  std::size_t folders_ = 0;
   std::map<std::string, Slot> slots_;
 };
 
@@ -274,20 +265,48 @@ std::shared_ptr<Registry>& registry() {
   return one;
 }
 
+class UnpackedFiles final : public Unpacked {
+ public:
+  UnpackedFiles(std::shared_ptr<Registry> registry, const fs::path& package)
+      : registry_(std::move(registry)), folder_(registry_->new_folder()) {
+    try {
+      slot_ = &registry_->acquire(package, folder_);
+    } catch (...) {
+      registry_->remove(folder_);
+      throw;
+    }
+  }
+  ~UnpackedFiles() override {
+    const std::lock_guard lock(registering());
+    registry_->remove(folder_);
+    registry_->release(*slot_);
+  }
+  UnpackedFiles(const UnpackedFiles&) = delete;
+  UnpackedFiles& operator=(const UnpackedFiles&) = delete;
+
+  const fs::path& folder() const override { return folder_; }
+
+  void remove_folder() noexcept override {
+    const std::lock_guard lock(registering());
+    registry_->remove(folder_);
+  }
+
+ private:
+  std::shared_ptr<Registry> registry_;
+  fs::path folder_;
+  Registry::Slot* slot_ = nullptr;
+};
+
 }  // namespace
 
-std::shared_ptr<const fs::path> unpack(const fs::path& package) {
+std::unique_ptr<Unpacked> unpack(const fs::path& package) {
   const std::lock_guard lock(registering());
   auto& shared = registry();
   if (shared == nullptr || shared->owner() != getpid()) {
     sweep_unpacked();
     shared = std::make_shared<Registry>();
   }
-  Registry::Slot& slot = shared->acquire(package);
-  return {&slot.folder, [shared, &slot](const fs::path*) {
-            const std::lock_guard lock(registering());
-            shared->release(slot);
-          }};
+  return std::make_unique<UnpackedFiles>(shared, package);
 }
 
 void sweep_unpacked() noexcept try {

@@ -1,11 +1,13 @@
-"""Make the fixtures of the tests, using only torch and safetensors: make_fixtures.py DIRECTORY OPERATORS.
+"""Make the fixtures of the tests, with torch, safetensors and exporter's index: make_fixtures.py DIRECTORY OPERATORS.
 
 Without state: `model.pt` and `model.pt2`, a small model with a dynamic batch, and its `golden.safetensors`;
+`mapped.pt2`, the same frozen and with its weights outside the library (from torch 2.14);
 `exported.pt2`, an ExportedProgram; `bare.pt`, without a contract; `custom.pt`, `custom.pt2`, `meet.pt` and `meet.pt2`,
 which call operators of the library OPERATORS; `inputs.safetensors`; `inputs.pt`, a pickle; `SHA256SUMS` of all files.
 
 With state: `stream.pt`, `stream.pt2` and `last.pt`, whose caller keeps the state, and `golden_stream.safetensors`;
-`carry.pt`, `carry.pt2` and `carry_frozen.pt2`, which keep their state, and `golden_carry.safetensors`;
+`carry.pt`, `carry.pt2`, `carry_mapped.pt2` and `carry_frozen.pt2`, which keep their state, and
+`golden_carry.safetensors`;
 `carry_batch.pt`, whose state depends on the batch; `folded.pt2` and `no_reset.pt`, which lost the state that their
 contracts declare.
 
@@ -32,7 +34,11 @@ import goldens
 import torch
 from safetensors.torch import save_file
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from exporter.targets import _weights
+
 BATCHES = (1, 2, 5)
+MAPPED = _weights.SETTINGS if torch.torch_version.TorchVersion(torch.__version__) >= (2, 14) else {}
 
 
 class Model(torch.nn.Module):
@@ -131,16 +137,18 @@ def save_packages(model: Model, directory: Path) -> None:
     program = torch.export.export(model, inputs(2, 0), dynamic_shapes=({0: dynamic}, {0: dynamic}))
     torch.export.save(program, directory / "exported.pt2")
     save_package(program, directory / "model.pt2", contract("compile"))
+    save_package(program, directory / "mapped.pt2", contract("compile"), freezing=True, **MAPPED)
 
 
 def save_package(
-    program: torch.export.ExportedProgram, package: Path, its_contract: dict[str, Any], **options: bool
+    program: torch.export.ExportedProgram, package: Path, its_contract: dict[str, Any], **options: Any
 ) -> None:
-    torch._inductor.aoti_compile_and_package(
-        program,
-        package_path=str(package),
-        inductor_configs={"cpp.dynamic_threads": True, "aot_inductor.link_libtorch": False, **options},
-    )
+    with _weights.indexed():
+        torch._inductor.aoti_compile_and_package(
+            program,
+            package_path=str(package),
+            inductor_configs={"cpp.dynamic_threads": True, "aot_inductor.link_libtorch": False, **options},
+        )
     with zipfile.ZipFile(package, "a", zipfile.ZIP_STORED) as archive:
         top = archive.namelist()[0].split("/")[0]
         archive.writestr(f"{top}/extra/contract.json", json.dumps(its_contract))
@@ -324,6 +332,7 @@ def save_carrying(directory: Path) -> None:
     x, kept = torch.rand(1, 4), {"joint_graph_constant_folding": False}
     program = torch.export.export(Carrying(), (x,))
     save_package(program, directory / "carry.pt2", stream_contract("compile", "inside", 1), **kept)
+    save_package(program, directory / "carry_mapped.pt2", stream_contract("compile", "inside", 1), **kept, **MAPPED)
     # Without the count, which freezing would fold.
     program = torch.export.export(Uncounted(), (x,))
     package = directory / "carry_frozen.pt2"

@@ -6,6 +6,7 @@ CLASS, all tests run.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -26,11 +27,11 @@ from safetensors.torch import load_file, save_file
 PROGRAM = sys.argv[1]
 FIXTURES = Path(sys.argv[2])
 OPERATORS, OPERATORS_LINKED_TO_PYTHON = sys.argv[3:5]
-MODELS = ("model.pt", "model.pt2")
+MODELS = ("model.pt", "model.pt2", "mapped.pt2")
 CUSTOM = ("custom.pt", "custom.pt2")
 STREAMS = ("stream.pt", "stream.pt2")
 STATEFUL = dict.fromkeys(STREAMS, "golden_stream.safetensors") | dict.fromkeys(
-    ("carry.pt", "carry.pt2"), "golden_carry.safetensors"
+    ("carry.pt", "carry.pt2", "carry_mapped.pt2"), "golden_carry.safetensors"
 )
 
 OUR_UNPACKING = unittest.skipIf(
@@ -40,6 +41,10 @@ OUR_UNPACKING = unittest.skipIf(
 
 def call(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run([PROGRAM, *map(str, arguments)], input=stdin, capture_output=True, text=True, timeout=60)
+
+
+def maps_of(process: subprocess.Popen[bytes]) -> str:
+    return Path(f"/proc/{process.pid}/maps").read_text()
 
 
 def session(model: str, *requests: str, golden: str = "golden.safetensors") -> tuple[int, list[dict[str, Any]]]:
@@ -480,7 +485,7 @@ class Session(unittest.TestCase):
                 )  # fmt: skip
                 assert process.stdin and process.stdout and process.stderr
                 process.stdout.readline()
-                self.assertNotEqual(list(Path(directory).iterdir()), [], "torch unpacks elsewhere")
+                self.assertEqual(list(Path(directory).iterdir()), [])
                 if end == "quit":
                     print("quit", file=process.stdin, flush=True)
                 elif end == "end of input":
@@ -501,23 +506,66 @@ class Session(unittest.TestCase):
                     stream.close()
 
     @OUR_UNPACKING
-    def test_unpacked_files_of_ended_processes_are_removed(self) -> None:
-        words = [PROGRAM, "bench", FIXTURES / "model.pt2", "--warmup", "60", "--runs", "1000000", "--windows", "1000"]
+    def test_leaves_nothing_when_it_is_killed(self) -> None:
         for number in (signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            with self.subTest(number), tempfile.TemporaryDirectory() as directory:
-                environment = {**os.environ, "TMPDIR": directory}
-                process = subprocess.Popen(words, stdout=-3, stderr=-3, env=environment)
-                deadline = time.monotonic() + 60
-                while not list(Path(directory).rglob("*.so")) and time.monotonic() < deadline:
-                    time.sleep(0.01)
-                subprocess.run([PROGRAM, "info", FIXTURES / "model.pt"], env=environment, stdout=-3, check=True)
-                self.assertNotEqual(list(Path(directory).iterdir()), [], "its process lives")
-                process.send_signal(number)
-                self.assertEqual(process.wait(60), -number)
-                if number == signal.SIGKILL:
-                    self.assertNotEqual(list(Path(directory).iterdir()), [])
-                    subprocess.run([PROGRAM, "info", FIXTURES / "model.pt"], env=environment, stdout=-3, check=True)
-                self.assertEqual(list(Path(directory).iterdir()), [])
+            for model in ("model.pt2", "mapped.pt2"):
+                with self.subTest(model, signal=number), tempfile.TemporaryDirectory() as directory:
+                    environment = {**os.environ, "TMPDIR": directory}
+                    words = [PROGRAM, "bench", FIXTURES / model, "--warmup", "60", "--runs", "1000000"]
+                    process = subprocess.Popen([*words, "--windows", "1000"], stdout=-3, stderr=-3, env=environment)
+                    deadline = time.monotonic() + 60
+                    while "exporter-package-" not in maps_of(process) and time.monotonic() < deadline:
+                        time.sleep(0.01)
+                    time.sleep(0.5)
+                    process.send_signal(number)
+                    self.assertEqual(process.wait(60), -number)
+                    self.assertEqual(list(Path(directory).iterdir()), [])
+
+    def test_removes_folders_of_ended_processes(self) -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            environment = {**os.environ, "TMPDIR": directory}
+            abandoned, used, other = (
+                Path(directory) / name for name in ("exporter-package-1", "exporter-package-2", "other-1")
+            )
+            for folder in (abandoned, used, other):
+                (folder / "0").mkdir(parents=True)
+            lock = os.open(used, os.O_RDONLY)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            subprocess.run([PROGRAM, "info", FIXTURES / "model.pt"], env=environment, stdout=-3, check=True)
+            self.assertEqual(sorted(Path(directory).iterdir()), sorted((used, other)))
+            os.close(lock)
+            subprocess.run([PROGRAM, "info", FIXTURES / "model.pt"], env=environment, stdout=-3, check=True)
+            self.assertEqual(list(Path(directory).iterdir()), [other])
+
+    @OUR_UNPACKING
+    def test_checks_the_index_of_weights(self) -> None:
+        changes: list[tuple[dict[str, Any], str]] = [
+            ({}, ""),  # the weights are no longer aligned
+            ({"offset": 1 << 20}, "is not in the file"),
+            ({"bytes": 1 << 40}, "is not in the file"),
+            ({"bytes": 64}, "is larger than its bytes"),
+            ({"offset": 1}, "is not in the file"),
+            ({"start": -1}, "is not in the file"),
+            ({"shape": [1 << 40, 1 << 40], "stride": [1 << 40, 1]}, "is too large"),
+            ({"shape": [2]}, "has not as many strides as sizes"),
+            ({"dtype": "float1"}, "has the unknown dtype float1"),
+            ({"name": "another"}, "is missing"),
+        ]
+        for change, message in changes:
+            with self.subTest(change), tempfile.TemporaryDirectory() as directory:
+                package = Path(directory) / "mapped.pt2"
+                with zipfile.ZipFile(FIXTURES / "mapped.pt2") as old, zipfile.ZipFile(package, "w") as new:
+                    for name in old.namelist():
+                        data = old.read(name)
+                        if name.endswith("_weights.json"):
+                            index = json.loads(data)
+                            plain = (constant for constant in index["constants"] if "packed" not in constant)
+                            max(plain, key=lambda constant: constant["bytes"]).update(change)
+                            data = json.dumps(index).encode()
+                        new.writestr(name, data)
+                done = call("bench", package, "--golden", FIXTURES / "golden.safetensors", "--runs", "1")
+                self.assertEqual(done.returncode, 1 if change else 0, done.stderr)
+                self.assertIn(message, done.stderr)
 
     def test_maps_no_gpu_library(self) -> None:
         with subprocess.Popen([PROGRAM, "session", FIXTURES / "model.pt"], stdin=-1, stdout=-1, text=True) as process:

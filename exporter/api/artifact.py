@@ -158,6 +158,9 @@ def open_artifact(
     `provenance.json`. If the path is a link, the records beside the link are checked too. If there are no records, the
     checksums inside the archive are verified. Any number of threads may call the returned artifact.
 
+    The weights of a compiled package are mapped from the file: do not overwrite or truncate it while the artifact is
+    in use. It may be replaced by another file, or deleted.
+
     Args:
         path: a `.pt`, `.pt2` or `.onnx` file that exporter wrote, or a link to one.
         device: `cpu`, `cuda` or `cuda:N`; by default the device that the artifact was exported for.

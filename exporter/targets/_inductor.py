@@ -13,7 +13,8 @@ from exporter.core import environment
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 SOURCES = ("wrapper.cpp", "kernel.cpp")  # extensions of a package's sources
 # The raw memory of oneDNN's descriptor of a packed weight: 12 dimensions in each list, then ideep's number of groups.
-DESCRIPTOR = re.compile(r"(?<=opaque_metadata = \{)(?:\d+L, ){771}\d+L(?=\};)")
+DESCRIPTOR_BYTES = 772
+DESCRIPTOR = re.compile(rf"(?<=opaque_metadata = \{{)(?:\d+L, ){{{DESCRIPTOR_BYTES - 1}}}\d+L(?=\}};)")
 PADDING = (*range(108, 112), *range(316, 320), *range(420, 424))  # uninitialized bytes of the descriptor
 
 
@@ -39,7 +40,7 @@ def repeat_itself() -> None:
     def write_anew(content: Any, extension: str, *args: Any, **settings: Any) -> tuple[str, str]:
         if extension not in SOURCES:
             return write(content, extension, *args, **settings)
-        content = DESCRIPTOR.sub(_without_padding, ADDRESS.sub("", content))
+        content = DESCRIPTOR.sub(_plain_descriptor, ADDRESS.sub("", content))
         key, path = write(content, extension, *args, **settings)
         codecache.write_atomic(path, content)
         return key, path
@@ -47,9 +48,15 @@ def repeat_itself() -> None:
     codecache.write = write_anew
 
 
-def _without_padding(descriptor: re.Match[str]) -> str:
-    numbers = descriptor[0].split(", ")
-    return ", ".join("0L" if index in PADDING else number for index, number in enumerate(numbers))
+def without_padding(descriptor: list[int]) -> list[int]:
+    """Return oneDNN's descriptor of a packed weight with zeros in its uninitialized bytes."""
+    if len(descriptor) != DESCRIPTOR_BYTES:
+        return descriptor
+    return [0 if index in PADDING else byte for index, byte in enumerate(descriptor)]
+
+
+def _plain_descriptor(found: re.Match[str]) -> str:
+    return ", ".join(f"{byte}L" for byte in without_padding([int(byte[:-1]) for byte in found[0].split(", ")]))
 
 
 @contextlib.contextmanager

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
-import threading
 import warnings
-import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -32,8 +30,9 @@ from exporter.targets import (
     TritonBackend,
     _inductor,
     _int8,
+    _packages,
     _specialized,
-    _unpacking,
+    _weights,
 )
 
 if TYPE_CHECKING:
@@ -63,7 +62,6 @@ export_need, session_need = Need(3.8, 1.0 * GB), Need(1.5, 1.5 * GB)
 triton = TritonBackend("pytorch", "torch_aoti", "model.pt2", batches=False, entries=False, operators=("torchvision",))
 read_contract = contract_files.read_zip
 COMPILER = "install g++ (Debian: apt install g++), or name one in CXX"
-_loading = threading.Lock()  # concurrent construction of loaders is a race (pytorch/pytorch#194128)
 
 
 def export(program: Program, path: Path, options: Options) -> Exported:
@@ -116,6 +114,8 @@ def _settings(graph: torch.export.ExportedProgram, options: Options) -> dict[str
     settings: dict[str, Any] = {"freezing": True, "cpp.dynamic_threads": True}
     if options.device == "cpu":
         settings |= {"aot_inductor.link_libtorch": False, "aot_inductor.custom_op_libs": ["torch_cpu", "c10"]}
+        if _packages.loads_folders():
+            settings |= _weights.SETTINGS
     half = options.precision in ("bf16", "fp16")
     if options.portable:
         # oneDNN's operators on packed weights reject half precision if the CPU lacks instructions for it.
@@ -185,8 +185,7 @@ def _package(program: Program, path: Path, options: Options) -> tuple[tuple[str,
     with _inductor.unfolded(carrying.BUFFER):
         try:
             _write(graph, path, settings)
-            loader = _loader(path, "model", options.device)
-            right = carrying.repeats(lambda inputs: tuple(loader.run(list(inputs))), graph, program.example)
+            right = carrying.repeats(_packages.Package(path, "model", options.device).run, graph, program.example)
         except Exception:  # some freezing passes treat the state as weights, and fail
             right = False
         if not right:
@@ -197,7 +196,8 @@ def _package(program: Program, path: Path, options: Options) -> tuple[tuple[str,
 def _write(graph: torch.export.ExportedProgram, path: Path, settings: dict[str, Any]) -> None:
     import torch
 
-    with torch.set_grad_enabled(not settings["freezing"]):  # inductor freezes only with gradients off
+    # Inductor freezes only with gradients off.
+    with torch.set_grad_enabled(not settings["freezing"]), _weights.indexed():
         torch._inductor.aoti_compile_and_package(graph, package_path=str(path), inductor_configs=settings)
 
 
@@ -212,7 +212,7 @@ def _package_entries(graphs: dict[int, torch.export.ExportedProgram], path: Path
         args, kwargs = exported.example_inputs
         settings = _settings(exported, options) | {"aot_inductor.package": True}
         module = exported.module(check_guards=False)
-        with torch.set_grad_enabled(not settings["freezing"]):
+        with torch.set_grad_enabled(not settings["freezing"]), _weights.indexed():
             files[_specialized.name(size)] = torch._inductor.aot_compile(module, args, kwargs, options=settings)
         ops |= dict.fromkeys(custom_ops.of_exported(exported))
     package_aoti(str(path), files)
@@ -229,60 +229,28 @@ def load(path: Path, options: Options) -> Loaded:
     symbol = contract.specialized(promise)
     sizes = promise.symbols[symbol].choices if symbol else ()
     try:
-        with _loading:
-            names = {size: _specialized.name(size) if size else "model" for size in sizes or (0,)}
-            loaders = {size: _loader(path, name, options.device) for size, name in names.items()}
+        names = {size: _specialized.name(size) if size else "model" for size in sizes or (0,)}
+        models = {size: _packages.Package(path, name, options.device) for size, name in names.items()}
     except RuntimeError as error:
         raise ArtifactError(
             f"{path} is not an AOTInductor package that runs here: {source_lines.message(error)}",
             "export it again on this machine",
         ) from error
     if not symbol:
-        reset = _resetting(loaders[0], promise, options.device) if contract.keeps_state(promise) else tuple
-        return Loaded(lambda inputs: tuple(loaders[0].run(list(inputs))), reset=reset, takes=_takes(loaders[0]))
+        reset = _resetting(models[0], promise, options.device) if contract.keeps_state(promise) else tuple
+        return Loaded(models[0].run, reset=reset, takes=models[0].inputs())
     which, axis = contract.selector(promise)
 
     def run(inputs: Tensors) -> Tensors:
         size = inputs[which].shape[axis]
-        if size not in loaders:
+        if size not in models:
             raise ContractError(f"{symbol} is {size}, the contract allows {promise.symbols[symbol]}")
-        return tuple(loaders[size].run(list(inputs)))
+        return models[size].run(inputs)
 
-    return Loaded(run, takes=_takes(next(iter(loaders.values()))))
-
-
-def _takes(loader: Any) -> int:
-    """Return the number of inputs for which the package was compiled."""
-    from torch.utils import _pytree
-
-    takes, _ = loader.get_call_spec()
-    return _pytree.treespec_loads(takes).num_leaves
+    return Loaded(run, takes=next(iter(models.values())).inputs())
 
 
-def _loader(path: Path, model: str, device: str) -> Any:
-    import torch
-
-    make = torch._C._aoti.AOTIModelPackageLoader
-    settings = model, False, 1, int(device.partition(":")[2] or -1)
-    if not _loads_folders(torch.__version__):
-        return make(str(path), *settings)  # it unpacks the package at every load and never frees the space
-    folder, release = _unpacking.unpack(path)
-    try:
-        loader = make(str(folder), *settings)
-    except BaseException:
-        release()
-        raise
-    weakref.finalize(loader, release).atexit = False
-    return loader
-
-
-def _loads_folders(torch: str) -> bool:
-    """Return whether torch's loader accepts an unpacked package, as it does since 2.14."""
-    major, minor = map(int, torch.split(".")[:2])
-    return (major, minor) >= (2, 14)
-
-
-def _resetting(loader: Any, promise: Contract, device: str) -> Callable[[], None]:
+def _resetting(model: _packages.Package, promise: Contract, device: str) -> Callable[[], None]:
     """Return a function that restores the package's initial state."""
     import torch
 
@@ -292,7 +260,7 @@ def _resetting(loader: Any, promise: Contract, device: str) -> Callable[[], None
     def reset() -> None:
         if device != "cpu":
             torch.cuda.synchronize(device)  # calls may still be running, on any stream
-        loader.load_constants(constants, False, False)  # copies into the active constants; the others stay
+        model.set_constants(constants)
 
     return reset
 

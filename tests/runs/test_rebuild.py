@@ -297,6 +297,16 @@ def test_packages_with_different_code_differ(tmp_path: Path) -> None:
     assert "is in only one of them" in found.detail
 
 
+def test_packages_with_different_weights_differ(tmp_path: Path) -> None:
+    package(tmp_path / "old" / "compile.pt2", wrapper_weights__blob=b"12345678")
+    package(tmp_path / "new" / "compile.pt2", KEYS[1], wrapper_weights__blob=b"12345687")
+    found = compare(tmp_path / "old" / "compile.pt2", tmp_path / "new" / "compile.pt2")
+    assert (found.status, found.detail.endswith(": 2 of 8 bytes of weights")) == ("numbers", True)
+    package(tmp_path / "new" / "compile.pt2", KEYS[1], wrapper_weights__blob=b"1234567")
+    found = compare(tmp_path / "old" / "compile.pt2", tmp_path / "new" / "compile.pt2")
+    assert (found.status, found.detail.endswith("had 8 bytes, has 7")) == ("differs", True)
+
+
 @pytest.mark.skipif(environment.compiler() is None, reason="there is no compiler")
 def test_libraries_are_compared_by_section(tmp_path: Path) -> None:
     def library(key: str, weight: float = 1.0, code: str = "x + 1", debug: str = "-g") -> bytes:

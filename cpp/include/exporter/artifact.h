@@ -51,6 +51,10 @@ struct OpenOptions {
   /// CPU, and 1 on a GPU, where each runner loads the kernels again. A package that keeps its state
   /// always has one runner.
   std::optional<int> runners = std::nullopt;
+  /// On a CPU: copies the weights of a compiled package into huge pages, if the system has them,
+  /// instead of mapping the file. Calls may take less time; loading takes longer, and processes do
+  /// not share the memory.
+  bool huge_pages = false;
   /// On a GPU: number of shapes to capture into CUDA graphs, each on its first use. Other shapes
   /// run without a graph. 0 disables capture; the default is 8 if this build can capture. A
   /// captured package serves one call of a shape at a time. An artifact that keeps its state is
@@ -81,8 +85,12 @@ class Artifact {
   /// against the CRC-32 of every member of the archive. A file missing from that SHA256SUMS is
   /// refused too.
   ///
-  /// A compiled package is unpacked below $TMPDIR (exporter/unpacked.h). Open artifacts with the
-  /// same content share one unpacked copy. CUDA libraries are loaded only if `device` is a GPU.
+  /// The weights of a compiled package are mapped from the file, so the file must not be
+  /// overwritten or truncated while the artifact is open; it may be replaced or deleted.
+  /// (TorchScript files, GPU packages and those of exporters before torch 2.14 are copied.) The
+  /// rest of a package is unpacked below $TMPDIR while it is loaded (exporter/unpacked.h). Open
+  /// artifacts with the same content share one library. CUDA libraries are loaded only if `device`
+  /// is a GPU.
   ///
   /// Throws Error(artifact) if the file is missing, broken or altered, calls operators that are not
   /// registered, or was built for another CPU or GPU. Throws Error(usage) for an invalid device,

@@ -65,6 +65,8 @@ def _member(name: str, old: bytes, new: bytes, kind: str | None) -> Iterator[Fin
         yield from _generated.compare(name, old, new)
     elif name.endswith(".so"):
         yield from _libraries.compare(name, old, new)
+    elif name.endswith(".blob"):
+        yield _numbers.weights(name, old, new)
     elif name.endswith("/models/model.json"):
         yield from _graphs(name, old, new)
     elif zipfile.is_zipfile(io.BytesIO(new)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 
+from exporter.bundle.differences import _numbers
 from exporter.bundle.differences._finding import Finding
 from exporter.bundle.differences._generated import NAME
 
@@ -50,7 +51,7 @@ def _section(name: str, section: str, old: bytes, new: bytes) -> Finding:
     if section == BUILD_ID:
         return "known places", "debug information and build ID of the library"
     if section in WEIGHTS:
-        return "numbers", f"{name}: {sum(a != b for a, b in zip(old, new, strict=True))} of {len(new)} bytes of weights"
+        return _numbers.weights(name, old, new)
     if _masked(old) == _masked(new):
         return "known places", "generated names and folders in the library"
     return "differs", f"{name}: {section}"

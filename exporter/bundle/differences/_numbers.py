@@ -23,6 +23,16 @@ def compare(name: str, kind: str, old: bytes, new: bytes) -> Finding:
     return "numbers", f"{name}: {apart(read(old), read(new))}"
 
 
+def weights(name: str, old: bytes, new: bytes) -> Finding:
+    """Compare weights of several types, byte by byte."""
+    import numpy as np
+
+    if len(old) != len(new):
+        return "differs", f"{name} had {len(old)} bytes, has {len(new)}"
+    unlike = np.count_nonzero(np.frombuffer(old, np.uint8) != np.frombuffer(new, np.uint8))
+    return "numbers", f"{name}: {unlike} of {len(new)} bytes of weights"
+
+
 def apart(old: Any, new: Any) -> str:
     """Describe how many numbers of two arrays of the same shape differ, and by at most how much."""
     import numpy as np

@@ -1,0 +1,144 @@
+"""Compare the cold start of compiled packages with that of traced files, in C++ on the CPU: time and memory."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from _process import peak_mb, verdict
+
+from exporter.bundle import layout
+from exporter.core import environment
+from exporter.workers.session.client import NativeSession
+
+TARGETS = {"trace": "trace.pt", "compile": "compile.pt2"}
+SIZES = {"dynamic": "all", "fixed": "none"}  # values of --dynamic
+TIME_LIMIT, MEMORY_LIMIT = 1.0, 1.2  # of compile over trace
+TIMEOUT_S = 600.0
+DROP_CACHES = Path("/proc/sys/vm/drop_caches")
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of a process, until its first result. Memory is in MB, after that result."""
+
+    load_s: float
+    first_s: float  # from the start of the process
+    rss_mb: float  # the peak
+    pss_mb: float
+
+
+def start(runner: Path, artifact: Path) -> Start:
+    """Load the artifact in a new process and call it once."""
+    begun = time.perf_counter()
+    place = artifact.parent
+    words = [str(runner), "session", str(artifact), "--golden", str(layout.golden(place))]
+    session = NativeSession(artifact.name, words, place / "logs" / "cold_start.log", TIMEOUT_S)
+    session.start()
+    try:
+        session.time(1)
+        first = time.perf_counter() - begun
+        return Start(session.ready["load_s"], first, peak_mb(session.pid), pss_mb(session.pid))
+    finally:
+        session.close()
+
+
+def pss_mb(pid: int) -> float:
+    """Return the proportional set size of a process in MB."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("Pss:")).split()[1]) * 1024 / 1e6
+
+
+def forget(artifact: Path) -> None:
+    """Drop a file from the page cache."""
+    with artifact.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def forget_everything(artifact: Path) -> None:
+    """Drop the whole page cache, torch's libraries included; needs root."""
+    DROP_CACHES.write_text("3")
+
+
+def bundle(model: str, sizes: str, folder: Path) -> Path:
+    """Export a model, unless the folder has it from an earlier run."""
+    place = folder / f"{model.replace(':', '-')}-{sizes}"
+    if not place.exists():
+        words = [sys.executable, "-m", "exporter", "export", model, "--weights", "random", "--dynamic", SIZES[sizes]]
+        words += ["--targets", ",".join(TARGETS), "--device", "cpu", "--no-bench", "--out", str(place), "-q"]
+        subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+    return place
+
+
+def measure(runner: Path, place: Path, rounds: int, prepare: Callable[[Path], None] | None) -> dict[str, list[Start]]:
+    """Start both artifacts in turn; `prepare` is called before each start, None keeps the page cache."""
+    found: dict[str, list[Start]] = {target: [] for target in TARGETS}
+    for artifact in TARGETS.values():  # into the page cache, or written to the disk
+        start(runner, place / artifact)
+    os.sync()
+    for index in range(rounds):
+        for target in list(TARGETS)[:: 1 if index % 2 else -1]:
+            artifact = place / TARGETS[target]
+            if prepare:
+                prepare(artifact)
+            found[target].append(start(runner, artifact))
+    return found
+
+
+def claims_of(what: str, found: dict[str, list[Start]]) -> Iterator[tuple[str, float, float]]:
+    """Print the medians of both artifacts, and yield the ratios with their limits."""
+    medians = {
+        target: {
+            field: statistics.median(getattr(one, field) for one in starts)
+            for field in ("load_s", "first_s", "rss_mb", "pss_mb")
+        }
+        for target, starts in found.items()
+    }
+    for target, values in medians.items():
+        click.echo(
+            f"{what:28} {target:8} load {values['load_s']:6.3f} s, first result {values['first_s']:6.3f} s, "
+            f"peak RSS {values['rss_mb']:5.0f} MB, PSS {values['pss_mb']:5.0f} MB"
+        )
+    for field, name, limit in (
+        ("load_s", "time to load", TIME_LIMIT),
+        ("first_s", "start to first result", TIME_LIMIT),
+        ("rss_mb", "peak RSS", MEMORY_LIMIT),
+        ("pss_mb", "PSS", MEMORY_LIMIT),
+    ):
+        ratio = medians["compile"][field] / medians["trace"][field]
+        yield f"{what}, {name}, compile over trace", ratio, limit
+
+
+@click.command()
+@click.argument("models", nargs=-1)
+@click.option("--rounds", default=7, show_default=True)
+@click.option("--everything", is_flag=True, help="Drop the whole page cache before cold starts, not only the artifact.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Directory that keeps the bundles; by default they are deleted."
+)
+def main(models: tuple[str, ...], rounds: int, everything: bool, out: Path | None) -> None:
+    """Measure each model with dynamic and fixed sizes, with a warm and a cold page cache."""
+    runner = environment.find_runner()
+    if runner is None:
+        sys.exit("exporter-run is not built: make cpp")
+    prepare = forget_everything if everything else forget
+    claims: list[tuple[str, float, float]] = []
+    with tempfile.TemporaryDirectory() as temporary:
+        for model in models or ("resnet18", "bert"):
+            for sizes in SIZES:
+                place = bundle(model, sizes, out or Path(temporary))
+                for cache, before in (("warm", None), ("cold", prepare)):
+                    claims += claims_of(f"{model} {sizes} {cache}", measure(runner, place, rounds, before))
+    verdict(claims)
+
+
+if __name__ == "__main__":
+    main()
