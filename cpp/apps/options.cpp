@@ -70,7 +70,7 @@ class CommandLine {
     command->usage(std::string("Usage: exporter-run ") + name + " ARTIFACT [OPTIONS]");
     command
         ->add_option("ARTIFACT", artifact_,
-                     "a .pt (TorchScript) or .pt2 (AOTInductor) file of an exporter bundle")
+                     "a .pt (TorchScript) or .pt2 (AOTInductor or torch.export) file")
         ->required()
         ->type_name("");
     command

@@ -9,7 +9,8 @@ int main(int argc, char** argv) try {
   const auto program = exporter::Artifact::open(argv[1]);
   const auto& contract = program.contract();  // from the program's signature
   exporter::Sizes sizes;
-  for (const auto& symbol : contract.symbols) sizes[symbol.name] = symbol.allows(2) ? 2 : symbol.min;
+  for (const auto& symbol : contract.symbols)
+    sizes[symbol.name] = symbol.allows(2) ? 2 : symbol.min;
   const auto outputs = program.run(contract.example_inputs(sizes));
   for (const auto& output : outputs) std::cout << output.sizes() << "\n";
 } catch (const exporter::Error& error) {

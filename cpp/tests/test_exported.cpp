@@ -1,0 +1,107 @@
+// Parts of the runtime of exported programs: numbers, sizes and conditions.
+
+#include <ATen/ATen.h>
+
+#include <array>
+#include <cmath>
+
+#include "program/guards.h"
+#include "program/numbers.h"
+#include "program/saved_size.h"
+#include "support.h"
+
+using c10::IValue;
+using exporter::program::find_number_function;
+using exporter::program::Guard;
+using exporter::program::read_size;
+
+namespace {
+
+IValue compute(const char* target, const std::vector<IValue>& operands) {
+  const auto* function = find_number_function(target);
+  REQUIRE(function != nullptr);
+  return function->function(operands);
+}
+
+std::string message_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+}  // namespace
+
+TEST_CASE("computes with numbers as Python does") {
+  CHECK(compute("_operator.floordiv", {-7, 2}).toInt() == -4);
+  CHECK(compute("_operator.floordiv", {7, -2}).toInt() == -4);
+  CHECK(compute("_operator.mod", {-7, 3}).toInt() == 2);
+  CHECK(compute("_operator.mod", {7, -3}).toInt() == -2);
+  CHECK(compute("_operator.mod", {-7.5, 2.0}).toDouble() == 0.5);
+  CHECK(compute("_operator.truediv", {7, 2}).toDouble() == 3.5);
+  CHECK(compute("_operator.add", {1, 2.5}).toDouble() == 3.5);
+  CHECK(compute("_operator.add", {true, 2}).toInt() == 3);
+  CHECK(compute("_operator.pow", {2, 10}).toInt() == 1024);
+  CHECK(compute("_operator.pow", {2, -1}).toDouble() == 0.5);
+  CHECK(compute("torch.sym_max", {2, 3.0}).isDouble());
+  CHECK(compute("math.trunc", {-2.7}).toInt() == -2);
+  CHECK(compute("math.floor", {-2.2}).toInt() == -3);
+  CHECK(compute("builtins.round", {2.5}).toInt() == 2);
+  CHECK(compute("_operator.and_", {true, false}).isBool());
+  CHECK(compute("torch.sym_ite", {false, 1, 2}).toInt() == 2);
+  CHECK(compute("_operator.ge", {2, 2.0}).toBool());
+}
+
+TEST_CASE("refuses numbers that do not fit") {
+  const std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  CHECK(message_of([&] { compute("_operator.add", {most, 1}); }) == "a size exceeds 64 bits");
+  CHECK(message_of([&] { compute("_operator.mul", {most, most}); }) == "a size exceeds 64 bits");
+  CHECK(message_of([&] { compute("_operator.pow", {10, 19}); }) == "a size exceeds 64 bits");
+  CHECK(message_of([] { compute("math.trunc", {1e300}); }) == "a size exceeds 64 bits");
+  CHECK(message_of([] { compute("_operator.mod", {1, 0}); }) == "division by zero");
+  CHECK(message_of([] { compute("_operator.floordiv", {1.0, 0}); }) == "division by zero");
+}
+
+TEST_CASE("reads sizes that follow one symbol") {
+  const std::string n = "Symbol('s77', positive=True, integer=True)";
+  const auto twice = read_size("Add(Mul(Integer(2), " + n + "), Integer(-1))");
+  REQUIRE(twice);
+  CHECK(twice->symbol == "s77");
+  CHECK(twice->factor == 2);
+  CHECK(twice->offset == -1);
+  const auto half = read_size("FloorDiv(Add(" + n + ", Integer(1)), Integer(2))");
+  REQUIRE(half);
+  CHECK(half->offset == 1);
+  CHECK(half->divisor == 2);
+  CHECK(!read_size("Mul(" + n + ", Symbol('s2', integer=True))"));
+  CHECK(!read_size("Pow(" + n + ", Integer(2))"));
+  CHECK(!read_size("Add(" + n));
+  CHECK(!read_size(std::string(100'000, '(')));
+}
+
+TEST_CASE("checks the conditions of an export") {
+  const std::vector<at::Tensor> inputs = {at::ones({4, 6}), at::ones({3})};
+  const auto holds = [&](const std::string& text) {
+    return message_of([&] { Guard(text, {"x", "batch_y"}).require(inputs); }) == "no error";
+  };
+  CHECK(holds("L['x'].size()[1] % 2 == 0"));
+  CHECK(!holds("(L['x'].size()[0] % 3) == 0"));
+  CHECK(holds("2 <= L['x'].size()[0] < 8 and not L['x'].size()[0] == 5"));
+  CHECK(holds("L['batch']['y'].size()[0] != 4 or False"));
+  CHECK(holds("torch.sym_max(1, L['x'].size()[1] // 4) + (-1)*L['batch_y'].size()[0] == -2"));
+  CHECK(holds("L['x'].stride()[0] == 6 and L['x'].storage_offset() == 0"));
+  CHECK(holds("2**3 == 8"));
+}
+
+TEST_CASE("refuses conditions that it does not understand") {
+  const auto problem = [](const std::string& text) {
+    return message_of([&] { const Guard guard(text, {"x"}); });
+  };
+  CHECK(problem("__import__('os')").find("it is not understood") != std::string::npos);
+  CHECK(problem("L['z'].size()[0] == 1").find("there is no input z") != std::string::npos);
+  CHECK(problem("L['x'].size()[0] ==").find("it is not understood") != std::string::npos);
+  CHECK(problem(std::string(200, '(')).find("it is not understood") != std::string::npos);
+  CHECK(problem(std::string(20'000, '1')).find("it is not understood") != std::string::npos);
+}
