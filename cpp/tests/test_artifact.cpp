@@ -251,14 +251,6 @@ std::int64_t open_blocks() {
   return blocks;
 }
 
-bool is_mapped(const std::string& file) {
-  std::ifstream maps("/proc/self/maps");
-  for (std::string line; std::getline(maps, line);) {
-    if (line.find(file) != line.npos) return true;
-  }
-  return false;
-}
-
 TEST_CASE("does not grow when opened 200 times") {
   for (const std::string& name : kModels) {
     CAPTURE(name);
@@ -283,6 +275,14 @@ TEST_CASE("does not grow when opened 200 times") {
 }
 
 #if !(TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 14)
+bool is_mapped(const std::string& file) {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find(file) != line.npos) return true;
+  }
+  return false;
+}
+
 TEST_CASE("maps weights and leaves no files") {
   const auto example = Golden::read(fixtures() / "golden.safetensors").cases.front();
   {

@@ -2,8 +2,8 @@
 
 namespace exporter {
 
-// While a compiled package is loaded, or open on a GPU, it is unpacked in a per-process folder named
-// exporter-package-* below $TMPDIR or /tmp.
+// While a compiled package is loaded, or open on a GPU, it is unpacked in a per-process folder
+// named exporter-package-* below $TMPDIR or /tmp.
 
 /// Removes the folders left by processes of this user that have ended, such as killed ones. Opening
 /// a package does this too. Never throws; a folder that cannot be removed stays.
