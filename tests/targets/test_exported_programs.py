@@ -106,13 +106,12 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return file
 
 
-def run(file: Path, *calls: Tensors, names: tuple[str, ...] = ()) -> tuple[Tensors, ...] | str:
+def run(file: Path, *calls: Tensors, options: tuple[str, ...] = ()) -> tuple[Tensors, ...] | str:
     """Return the outputs of each call, or the message of exporter-run."""
-    command = [str(environment.find_runner()), "run", str(file)]
+    command = [str(environment.find_runner()), "run", str(file), *options]
     for number, inputs in enumerate(calls):
         saved = file.with_name(f"inputs{number}.safetensors")
-        named = names or tuple(f"inputs_{i}" for i in range(len(inputs)))
-        save_file(dict(zip(named, (t.contiguous() for t in inputs), strict=True)), saved)
+        save_file({f"inputs_{i}": tensor.contiguous() for i, tensor in enumerate(inputs)}, saved)
         command += ["--inputs", str(saved)]
     made = file.with_name("outputs.safetensors")
     done = subprocess.run([*command, "--outputs", str(made)], capture_output=True, text=True, check=False)
@@ -184,6 +183,26 @@ def altered(file: Path, change: Callable[[dict[str, Any]], None]) -> Path:
                 data = json.dumps(graph).encode()
             new.writestr(info.filename, data)
     return made
+
+
+def test_a_program_of_another_device_runs_here(tmp_path: Path) -> None:
+    """A program as a GPU saves it, with weights, constants and a device in the graph."""
+    x = torch.randn(3, 4)
+    function = PROGRAMS["constants with strides"]
+    file = saved(lambda m, x: (*function(m, x), m.linear(x) + torch.arange(4, device=x.device)), tmp_path, x)
+    expected = torch.export.load(file).module(check_guards=False)(x)
+    made = file.with_name("gpu.pt2")
+    with zipfile.ZipFile(file) as old, zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as new:
+        for info in old.infolist():
+            data = old.read(info)
+            if info.filename.endswith(".json"):
+                data = data.replace(b'"type": "cpu", "index": null', b'"type": "cuda", "index": 0')
+                assert b'"cuda"' in data
+            new.writestr(info.filename, data)
+    got = run(made, (x,), options=("--device", "cpu"))
+    assert not isinstance(got, str), got
+    for have, want in zip(got[0], expected, strict=True):
+        torch.testing.assert_close(have, want)
 
 
 def targets(graph: dict[str, Any]) -> list[dict[str, Any]]:

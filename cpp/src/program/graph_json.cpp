@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "codes.h"
+#include "device_json.h"
 #include "graph.h"
 
 namespace exporter::program {
@@ -26,15 +27,6 @@ std::pair<std::string, const json*> chosen(const json& node, std::string_view wh
 }
 
 const std::string& text(const json& node) { return node.get_ref<const std::string&>(); }
-
-at::Device read_device(const json& node) {
-  at::Device device(text(node.at("type")));
-  const auto index = node.find("index");
-  if (index != node.end() && index->is_number_integer()) {
-    device.set_index(static_cast<c10::DeviceIndex>(index->get<int>()));
-  }
-  return device;
-}
 
 class GraphReader {
  public:
@@ -64,7 +56,7 @@ class GraphReader {
   static TensorMeta tensor_meta(const json& node) {
     TensorMeta meta;
     meta.dtype = dtype_of_code(node.at("dtype").get<std::int64_t>());
-    meta.device = read_device(node.at("device"));
+    meta.device = device_of(node.at("device"));
     for (const json& size : node.at("sizes")) {
       const auto [kind, value] = chosen(size, "a size");
       if (kind == "as_int") {
@@ -94,7 +86,7 @@ class GraphReader {
     if (kind == "as_scalar_type") return {dtype_of_code(value->get<std::int64_t>())};
     if (kind == "as_memory_format") return {memory_format_of_code(value->get<std::int64_t>())};
     if (kind == "as_layout") return {layout_of_code(value->get<std::int64_t>())};
-    if (kind == "as_device") return {read_device(*value)};
+    if (kind == "as_device") return {device_of(*value)};
     if (kind == "as_complex") {
       return {
           c10::complex<double>(value->at("real").get<double>(), value->at("imag").get<double>())};

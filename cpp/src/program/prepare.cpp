@@ -48,7 +48,8 @@ std::string place_of(const Node& node) {
     const auto start = at + kFile.size(), end = trace.find(kLine, start);
     if (end == std::string::npos) break;
     const std::string path = trace.substr(start, end - start);
-    if (path.find("/torch/") != std::string::npos || path.starts_with("<")) continue;
+    const bool is_torch = path.starts_with("torch/") || path.find("/torch/") != std::string::npos;
+    if (is_torch || path.starts_with("<")) continue;
     const auto number = end + kLine.size();
     const auto stop = trace.find_first_not_of("0123456789", number);
     const auto slash = path.rfind('/');

@@ -40,9 +40,9 @@ bool is_weight(InputKind kind) {
 
 }  // namespace
 
-Program::Program(const SavedProgram& saved, std::map<std::string, at::Tensor> tensors,
+Program::Program(const SavedProgram& saved, const SavedTensors& tensors,
                  const DeviceChange& devices) {
-  const auto constants = weights(saved, std::move(tensors), devices);
+  const auto constants = weights(saved, tensors, devices);
   Context context{devices, {}};
   std::vector<std::string> inputs;
   for (const InputSpec& input : saved.inputs) {
@@ -54,7 +54,7 @@ Program::Program(const SavedProgram& saved, std::map<std::string, at::Tensor> te
 }
 
 std::map<std::string, IValue> Program::weights(const SavedProgram& saved,
-                                               std::map<std::string, at::Tensor> tensors,
+                                               const SavedTensors& tensors,
                                                const DeviceChange& devices) {
   const auto written = written_weights(saved);
   std::map<std::string, IValue> constants;
@@ -62,7 +62,8 @@ std::map<std::string, IValue> Program::weights(const SavedProgram& saved,
     if (!is_weight(input.kind)) continue;
     const auto found = tensors.find(input.target);
     if (found == tensors.end()) throw std::runtime_error("it has no tensor " + input.target);
-    at::Tensor tensor = found->second.to(devices.of(found->second.device()));
+    const auto& [saved_tensor, device] = found->second;
+    at::Tensor tensor = saved_tensor.to(devices.of(device));
     if (written.contains(input.target)) {
       states_.push_back({tensor.clone(), tensor});
       tensor = states_.back().tensor;

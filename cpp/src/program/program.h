@@ -12,6 +12,7 @@
 #include "binder.h"
 #include "graph.h"
 #include "routine.h"
+#include "weights.h"
 
 namespace exporter::program {
 
@@ -26,8 +27,7 @@ class Program {
  public:
   /// `tensors` are the weights by their names in the model. Throws std::runtime_error that names
   /// every node that cannot run here, with its line.
-  Program(const SavedProgram& saved, std::map<std::string, at::Tensor> tensors,
-          const DeviceChange& devices);
+  Program(const SavedProgram& saved, const SavedTensors& tensors, const DeviceChange& devices);
 
   /// Runs the program. Several threads may call this at once if the program writes to no weight.
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs, Observer* observer = nullptr) const;
@@ -44,8 +44,7 @@ class Program {
   };
 
   /// Returns the graph's constants by the names of its inputs.
-  std::map<std::string, c10::IValue> weights(const SavedProgram& saved,
-                                             std::map<std::string, at::Tensor> tensors,
+  std::map<std::string, c10::IValue> weights(const SavedProgram& saved, const SavedTensors& tensors,
                                              const DeviceChange& devices);
   void find_mutations(const SavedProgram& saved, const std::map<std::string, c10::IValue>& weights);
   at::Tensor own(at::Tensor output) const;

@@ -81,23 +81,22 @@ void add_outputs(Contract& contract, const SavedProgram& program) {
   }
 }
 
-void add_state(Contract& contract, const SavedProgram& program,
-               const std::map<std::string, at::Tensor>& tensors) {
+void add_state(Contract& contract, const SavedProgram& program, const SavedTensors& tensors) {
   State state{State::Kept::inside, {}};
   for (const std::string& target : written_weights(program)) {
     const auto found = tensors.find(target);
     if (found == tensors.end()) throw std::runtime_error("it has no tensor " + target);
-    TensorSpec spec{target, found->second.scalar_type(), {}};
-    for (const std::int64_t size : found->second.sizes()) spec.shape.emplace_back(FixedSize{size});
-    state.tensors.push_back({std::move(spec), found->second});
+    const at::Tensor& tensor = found->second.tensor;
+    TensorSpec spec{target, tensor.scalar_type(), {}};
+    for (const std::int64_t size : tensor.sizes()) spec.shape.emplace_back(FixedSize{size});
+    state.tensors.push_back({std::move(spec), tensor});
   }
   if (!state.tensors.empty()) contract.state = std::move(state);
 }
 
 }  // namespace
 
-Contract contract_of(const SavedProgram& program,
-                     const std::map<std::string, at::Tensor>& tensors) {
+Contract contract_of(const SavedProgram& program, const SavedTensors& tensors) {
   Contract contract;
   contract.model = "exported program";
   contract.target = "export";

@@ -11,6 +11,7 @@
 #include <system_error>
 
 #include "codes.h"
+#include "device_json.h"
 
 namespace exporter::program {
 
@@ -133,15 +134,15 @@ std::string_view SavedFile::graph() const { return require("models/" + model_ + 
 
 std::optional<std::string_view> SavedFile::contract() const { return find("extra/contract.json"); }
 
-std::map<std::string, at::Tensor> SavedFile::tensors() const {
-  std::map<std::string, at::Tensor> tensors;
+SavedTensors SavedFile::tensors() const {
+  SavedTensors tensors;
   read_tensors("data/weights/" + model_ + "_weights_config.json", "data/weights/", tensors);
   read_tensors("data/constants/" + model_ + "_constants_config.json", "data/constants/", tensors);
   return tensors;
 }
 
 void SavedFile::read_tensors(const std::string& config, const std::string& folder,
-                             std::map<std::string, at::Tensor>& tensors) const {
+                             SavedTensors& tensors) const {
   const json root = json::parse(require(config));
   for (const auto& [name, payload] : root.at("config").items()) {
     try {
@@ -150,8 +151,9 @@ void SavedFile::read_tensors(const std::string& config, const std::string& folde
       }
       const auto member = members_.find(folder + payload.at("path_name").get<std::string>());
       if (member == members_.end()) throw std::runtime_error("its data is missing");
-      tensors.insert_or_assign(name,
-                               read_tensor(payload.at("tensor_meta"), member->second, mapping_));
+      const json& meta = payload.at("tensor_meta");
+      tensors.insert_or_assign(name, SavedTensor{read_tensor(meta, member->second, mapping_),
+                                                 device_of(meta.at("device"))});
     } catch (const std::runtime_error& error) {
       throw std::runtime_error(name + " cannot be read: " + error.what());
     }

@@ -17,6 +17,14 @@ namespace exporter::program {
 
 class Mapping;
 
+/// A parameter, buffer or constant: its values in the file, and the device it was saved from.
+struct SavedTensor {
+  at::Tensor tensor;  ///< on the CPU
+  at::Device device = at::kCPU;
+};
+
+using SavedTensors = std::map<std::string, SavedTensor>;
+
 /// The archive that torch.export.save writes, mapped into memory. Processes that map the same file
 /// share its memory; a write to a tensor is private to the process.
 class SavedFile {
@@ -32,13 +40,13 @@ class SavedFile {
 
   /// Returns the parameters, buffers and constants by their names in the model. They keep the
   /// mapping alive. Throws std::runtime_error if one lies outside its member or needs Python.
-  std::map<std::string, at::Tensor> tensors() const;
+  SavedTensors tensors() const;
 
  private:
   std::optional<std::string_view> find(const std::string& name) const;
   std::string_view require(const std::string& name) const;
   void read_tensors(const std::string& config, const std::string& folder,
-                    std::map<std::string, at::Tensor>& tensors) const;
+                    SavedTensors& tensors) const;
 
   std::shared_ptr<const Mapping> mapping_;
   std::map<std::string, Member> members_;  ///< by name below the archive's top folder
