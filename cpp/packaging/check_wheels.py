@@ -35,7 +35,8 @@ class Environment:
         (site / "torch").symlink_to(borrowed / "torch")
         (site / "borrowed.pth").write_text(f"{borrowed}\n")
         (place / "work").mkdir()
-        install = ["install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index", str(wheel)]
+        install = ["install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index"]
+        install += ["--ignore-installed", str(wheel)]  # the borrowed packages may include an editable exporter
         subprocess.run([sys.executable, "-m", "pip", "--python", str(self.python), *install], check=True)
 
     def exporter(self, *words: str) -> str:
@@ -95,7 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("dist", type=Path)
     parser.add_argument("--targets", default="trace,compile,export")
-    parser.add_argument("--native", default="trace,compile", help="those that must have rows in C++")
+    parser.add_argument("--native", default="trace,compile,export", help="those that must have rows in C++")
     parser.add_argument("--example", action="store_true", help="also compile and run examples/consumer")
     given = parser.parse_args()
     for wheel in sorted(given.dist.resolve().glob("*.whl")):
