@@ -47,7 +47,7 @@ class Start:
     first_s: float  # from the start of the process
     rss_mb: float  # the peak
     pss_mb: float
-    private_mb: float
+    private_mb: float  # without clean pages of mapped files, which the kernel can drop
 
 
 def start(runner: Path, artifact: Path) -> Start:
@@ -62,9 +62,8 @@ def start(runner: Path, artifact: Path) -> Start:
         loaded = time.perf_counter()
         session.time(1)
         now = time.perf_counter()
-        memory = {name: memory_mb(session.pid, name) for name in ("Pss", "Private_Clean", "Private_Dirty")}
-        private = memory["Private_Clean"] + memory["Private_Dirty"]
-        return Start(load, load + now - loaded, now - begun, peak_mb(session.pid), memory["Pss"], private)
+        memory = [memory_mb(session.pid, name) for name in ("Pss", "Private_Dirty")]
+        return Start(load, load + now - loaded, now - begun, peak_mb(session.pid), *memory)
     finally:
         session.close()
 
