@@ -98,8 +98,8 @@ def bundle(model: str, sizes: str, folder: Path) -> Path:
 def measure(runner: Path, place: Path, rounds: int, prepare: Callable[[Path], None] | None) -> dict[str, list[Start]]:
     """Start the artifacts in turn; `prepare` is called before each start, None keeps the page cache."""
     found: dict[str, list[Start]] = {target: [] for target in TARGETS}
-    for artifact in TARGETS.values():  # into the page cache, or written to the disk
-        start(runner, place / artifact)
+    for name in TARGETS.values():  # into the page cache, or written to the disk
+        start(runner, place / name)
     os.sync()
     for index in range(rounds):
         for target in list(TARGETS)[:: 1 if index % 2 else -1]:
