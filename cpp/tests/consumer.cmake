@@ -1,5 +1,6 @@
-# Installs exporter, then configures, builds and runs examples/consumer with the installed package.
-# Variables: BUILD (of exporter), SOURCE (of the consumer), WORK, ARTIFACT, PYTHON, LIBTORCH, FLAGS.
+# Installs exporter, then configures, builds and runs an example with the installed package.
+# Variables: BUILD (of exporter), SOURCE (of the example, whose program is named like its folder), WORK, ARTIFACT,
+# PYTHON, LIBTORCH, FLAGS.
 
 function(step)
   execute_process(COMMAND ${ARGV} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
@@ -15,5 +16,6 @@ step(${CMAKE_COMMAND} -S "${SOURCE}" -B "${WORK}/build" -G Ninja
   "-DCMAKE_PREFIX_PATH=${WORK}/prefix" "-DPython3_EXECUTABLE=${PYTHON}" "-DLIBTORCH_ROOT=${LIBTORCH}"
   "-DCMAKE_CXX_FLAGS=${FLAGS}" -DCMAKE_BUILD_TYPE=Debug)
 step(${CMAKE_COMMAND} --build "${WORK}/build")
-step("${WORK}/build/consumer" "${ARTIFACT}")
+get_filename_component(program "${SOURCE}" NAME)
+step("${WORK}/build/${program}" "${ARTIFACT}")
 step("${WORK}/prefix/bin/exporter-run" info "${ARTIFACT}")
