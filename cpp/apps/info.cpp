@@ -75,11 +75,12 @@ int info(const Options& options) {
     print_text(info, options.artifact);
     return 0;
   }
+  const bool has_contract = !info.contract_json.empty();
   const nlohmann::ordered_json json = {
       {"artifact", options.artifact.string()},
       {"kind", to_string(info.kind)},
       {"bytes", info.bytes},
-      {"contract", nlohmann::ordered_json::parse(info.contract_json)}};
+      {"contract", has_contract ? nlohmann::ordered_json::parse(info.contract_json) : nullptr}};
   std::printf("%s\n", json.dump(2, ' ', /*ensure_ascii=*/true).c_str());
   return 0;
 }

@@ -161,6 +161,16 @@ def test_buffers_keep_what_a_call_writes(tmp_path: Path) -> None:
     assert [int(have[1]) for have in got] == [1, 2, 3]
 
 
+def test_info_describes_a_file_without_a_contract(tmp_path: Path) -> None:
+    file = saved(lambda m, x: m.linear(x), tmp_path, torch.randn(3, 4))
+    info = [str(environment.find_runner()), "info", str(file)]
+    text = subprocess.run(info, capture_output=True, text=True, check=True).stdout
+    assert "inputs_0" in text
+    assert "output_0" in text
+    described = json.loads(subprocess.run([*info, "--json"], capture_output=True, text=True, check=True).stdout)
+    assert (described["kind"], described["contract"]) == ("exported program", None)
+
+
 def test_conditions_of_the_export_are_checked(tmp_path: Path) -> None:
     def halves(m: Any, x: torch.Tensor) -> Any:
         torch._check(x.shape[0] % 2 == 0)
