@@ -1,6 +1,7 @@
 """Judge one architecture in a separate process: the bare calls and exporter's artifacts, each at two further shapes.
 
-Artifacts are compared with eager independently of exporter, at sizes and seeds that are not in any golden.
+Artifacts are compared with eager independently of exporter, at sizes and seeds that are not in any golden: in Python
+by `open_artifact` and, if asked, in C++ by `exporter-run run`.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import io
 import multiprocessing
 import os
+import subprocess
 import tempfile
 import traceback
 import warnings
@@ -16,13 +18,16 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 
 import exporter
 from exporter import targets
 from exporter.bundle import layout
+from exporter.core import environment
+from exporter.core.contract_records import Contract
 from exporter.core.size_range import Range
-from exporter.model import flattening, recipes
+from exporter.model import custom_ops, flattening, recipes
 from exporter.model.tensors import Tensors
 from exporter.workers import tasks
 from exporter.workers.messages import Job
@@ -35,11 +40,18 @@ Runner = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 
 def main(
-    model: str, place: Path, asked: Mapping[str, tuple[int, ...]], bare: Sequence[str], log: Path, answer: Connection
+    model: str,
+    place: Path,
+    asked: Mapping[str, tuple[int, ...]],
+    bare: Sequence[str],
+    log: Path,
+    native: Sequence[str],
+    answer: Connection,
 ) -> None:
     """Send {"bare": {target: verdict}, "exporter": {target: verdict}} and append all output to the log.
 
     `asked` holds the sizes of the example, (SIZE,), and the ranges, (MIN, MAX), that were passed to the export.
+    `native` names the targets whose artifacts also run in C++.
     """
     with log.open("a") as file:
         os.dup2(file.fileno(), 1)
@@ -54,7 +66,7 @@ def main(
         )
         loaded = tasks.load_model(job)
         subject = Subject(loaded)
-        verdicts: dict[str, dict[str, str]] = {"exporter": judge_bundle(subject, place)}
+        verdicts: dict[str, dict[str, str]] = {"exporter": judge_bundle(subject, place, native)}
         if bare:
             verdicts["bare"] = {
                 name: attempt(lambda make=make: subject.judge(make(loaded.module.model, subject.example, Path(folder))))
@@ -113,9 +125,11 @@ class Subject:
                 return "wrong"
         return "right"
 
-    def judge_artifact(self, path: Path) -> str:
-        """Judge an artifact at sizes that it promises; with state, by two sequences of calls."""
+    def judge_artifact(self, path: Path, native: bool) -> str:
+        """Judge an artifact at sizes that it promises, with `native` also in C++; with state, by two sequences."""
         artifact = exporter.open_artifact(path)
+        if native and (problem := self.judge_native(path, artifact.contract)):
+            return problem
         promised = artifact.contract.symbols
         if self.streams and artifact.contract.state is None:
             return "wrong: the state was not found"
@@ -132,11 +146,47 @@ class Subject:
                     return f"wrong: call {step + 1} of a stream"
         return self._right(promised)
 
+    def judge_native(self, path: Path, contract: Contract) -> str:
+        """Judge an artifact in C++ at sizes that it promises. Returns `wrong: …`, or "" if the outputs are right."""
+        if contract.state is None:
+            sequences = [[call] for call in self.calls(contract.symbols)]
+        else:
+            sequences = [list(self.stream(contract.symbols, seed)) for seed in (SEED, SEED + 1000)]
+        for sequence in sequences:
+            answers = run_native(path, contract, [flat for _, flat, _ in sequence])
+            for step, (outputs, (_, _, expected)) in enumerate(zip(answers, sequence, strict=True)):
+                if not agree(outputs, expected):
+                    return f"wrong: call {step + 1} in C++"
+        return ""
+
     def _right(self, promised: Mapping[str, Range]) -> str:
         """Return `right`, with the sizes for which the artifact promises less than the recipe."""
         asked = self.loaded.symbols
         narrower = [f"{n} {promised.get(n, 'fixed')}" for n, r in asked.items() if promised.get(n) != r]
         return f"right: only {'; '.join(narrower)}" if narrower else "right"
+
+
+def run_native(path: Path, contract: Contract, calls: Sequence[Tensors]) -> list[Tensors]:
+    """Return the outputs, without the state, of successive calls in one process of exporter-run."""
+    kept = {tensor.spec.name for tensor in contract.state.tensors} if contract.state else set()
+    inputs = [spec.name for spec in contract.inputs if spec.name not in kept]
+    outputs = [spec.name for spec in contract.outputs if spec.name not in kept]
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder, "outputs.safetensors")
+        command = [str(environment.find_runner()), "run", str(path), "--threads", "1", "--outputs", str(result)]
+        for step, call in enumerate(calls):
+            file = Path(folder, f"{step}.safetensors")
+            tensors = {name: t.detach().clone().contiguous() for name, t in zip(inputs, call, strict=True)}
+            safetensors.torch.save_file(tensors, file)
+            command += ["--inputs", str(file)]
+        for library in filter(None, map(custom_ops.library, contract.ops)):
+            command += ["--ops-lib", str(library)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"exporter-run: {done.stderr.strip()}")
+        found = safetensors.torch.load_file(result)
+    stream = contract.state is not None
+    return [tuple(found[f"{step}.{n}" if stream else n] for n in outputs) for step in range(len(calls))]
 
 
 def agree(outputs: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> bool:
@@ -152,7 +202,7 @@ def agree(outputs: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...])
     return True
 
 
-def judge_bundle(subject: Subject, place: Path) -> dict[str, str]:
+def judge_bundle(subject: Subject, place: Path, native: Sequence[str]) -> dict[str, str]:
     """Return `right`, `wrong` (passed, but should not have) or `refused: REASON` for each row of a bundle."""
     if not (place / layout.MANIFEST).is_file():
         place = place.with_name(f"{place.name}.interrupted")
@@ -163,7 +213,8 @@ def judge_bundle(subject: Subject, place: Path) -> dict[str, str]:
             verdicts[record.name] = f"refused: {record.reason}"
         elif record.artifact is not None:
             path = place / record.artifact.path
-            verdicts[record.name] = attempt(lambda path=path: subject.judge_artifact(path))
+            in_cpp = record.name in native
+            verdicts[record.name] = attempt(lambda path=path, in_cpp=in_cpp: subject.judge_artifact(path, in_cpp))
     return verdicts
 
 
@@ -225,6 +276,15 @@ def bare_compile(model: torch.nn.Module, call: Call, folder: Path) -> Runner:
     return lambda args, kwargs: loaded(*args, **kwargs)
 
 
+def bare_export(model: torch.nn.Module, call: Call, folder: Path) -> Runner:
+    """Run torch.export; save and load the program."""
+    args, kwargs = call
+    path = folder / "bare.exported.pt2"
+    torch.export.save(torch.export.export(model, args, kwargs), path)
+    loaded = torch.export.load(path).module()
+    return lambda args, kwargs: loaded(*args, **kwargs)
+
+
 def bare_onnx(model: torch.nn.Module, call: Call, folder: Path) -> Runner:
     """Run torch.onnx.export; load the model in onnxruntime."""
     import onnxruntime
@@ -242,4 +302,10 @@ def bare_onnx(model: torch.nn.Module, call: Call, folder: Path) -> Runner:
     return run
 
 
-BARE = {"trace": bare_trace, "script": bare_script, "compile": bare_compile, "onnx": bare_onnx}
+BARE = {
+    "trace": bare_trace,
+    "script": bare_script,
+    "compile": bare_compile,
+    "export": bare_export,
+    "onnx": bare_onnx,
+}

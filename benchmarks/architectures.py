@@ -25,7 +25,7 @@ TRANSFORMERS = [
     "segformer", "detr", "dinov2", "wav2vec2", "whisper", "clip", "siglip", "blip", "mamba", "encodec", "mimi",
 ]
 # fmt: on
-OWN = ["lstm", "gru", "branch", "cond", "loop", "mask", "embedding_bag", "scatter", "rfft", "counter"]
+OWN = ["lstm", "gru", "branch", "cond", "loop", "mask", "embedding_bag", "scatter", "rfft", "counter", "proposals"]
 # fmt: off
 QUICK = [
     "torchvision:squeezenet1_1", "hf:gpt2", "hf:t5", "own:lstm", "own:branch", "own:cond", "own:loop", "own:mask",
@@ -54,17 +54,15 @@ _CARRIED = "an ONNX model keeps no state between calls"
 IMPOSSIBLE: dict[tuple[str, str], str] = {
     **{(f"zoo:{name}", "onnx"): _CARRIED for name in zoo.STREAMS},
     ("own:counter", "onnx"): _CARRIED,
-    **{("own:loop", target): _LOOP for target in ("trace", "compile", "onnx")},
+    **{("own:loop", target): _LOOP for target in ("trace", "compile", "export", "onnx")},
     # torch.jit.script cannot read its source either.
-    **{("hf:mamba", target): _LOOP for target in ("trace", "script", "compile", "onnx")},
-    ("own:branch", "trace"): _BRANCH,
-    ("own:branch", "compile"): _BRANCH,
-    ("own:branch", "onnx"): _BRANCH,
+    **{("hf:mamba", target): _LOOP for target in ("trace", "script", "compile", "export", "onnx")},
+    **{("own:branch", target): _BRANCH for target in ("trace", "compile", "export", "onnx")},
     ("own:cond", "trace"): _BRANCH,
     **{
         (f"torchvision:{name}", target): _DETECTION
         for name in ("fasterrcnn_mobilenet_v3_large_320_fpn", "ssdlite320_mobilenet_v3_large")
-        for target in ("trace", "compile", "onnx")
+        for target in ("trace", "compile", "export", "onnx")
     },
 }
 
@@ -220,6 +218,32 @@ class rfft(_Sequences):
 
         def forward(self, x: Tensor) -> Tensor:
             return torch.fft.rfft(x, dim=1).abs()
+
+
+class proposals(_Recipe):
+    """The second half of a detector, with operators of torchvision, and an output whose size depends on values."""
+
+    class module(nn.Module):
+        """Selects boxes by non-maximum suppression and pools the features in each."""
+
+        def __init__(self) -> None:
+            import torchvision  # noqa: F401, it registers the operators
+
+            super().__init__()
+            self.features, self.head = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(16, 5)
+
+        def forward(self, image: Tensor, boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+            kept = boxes[torch.ops.torchvision.nms(boxes, scores, 0.5)]
+            rois = torch.cat([torch.zeros_like(kept[:, :1]), kept], dim=1)
+            pooled = torch.ops.torchvision.roi_align(self.features(image), rois, 1.0, 2, 2, 2, False)
+            return kept, self.head(pooled.flatten(1))
+
+    sizes = {"boxes": (8, 32)}  # in an exported program, torchvision's nms must keep at least 2
+
+    def inputs(self, boxes: int = 12) -> tuple[Tensor, ...]:
+        """Return an image, [1, 3, 24, 32], and boxes in it, [boxes, 4], with their scores."""
+        corner, size = torch.rand(boxes, 2) * 12, 4 + 8 * torch.rand(boxes, 2)
+        return torch.rand(1, 3, 24, 32), torch.cat([corner, corner + size], 1), torch.rand(boxes)
 
 
 class counter(_Rows):

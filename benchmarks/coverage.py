@@ -1,7 +1,7 @@
 """Export many architectures to trace, script, compile and onnx, with exporter and with bare calls, and judge them.
 
 An artifact is right if its outputs equal eager's at two shapes that are neither in the example nor in exporter's
-golden. Writes `coverage.json` and `coverage.md` into --out.
+golden, with `--native` also in C++. Writes `coverage.json` and `coverage.md` into --out.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="only the architectures that the tests run")
     parser.add_argument("--jobs", type=int, default=environment.usable_cpus())
     parser.add_argument("--targets", default=",".join(TARGETS), help="targets to export to")
+    parser.add_argument("--native", default="", help="targets whose artifacts also run in C++, such as export")
     parser.add_argument("--no-bare", action="store_true", help="skip the bare calls")
     parser.add_argument("--exported", type=Path, help="judge the existing bundles in this folder instead of exporting")
     parser.add_argument("--out", type=Path, default=Path("build/coverage"))
@@ -58,7 +59,10 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     # All architectures share inductor's cache, whose keys include the text of each graph.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(arguments.out / "cache"))
-    os.environ["EXPORTER_RUN"] = "/none"
+    if arguments.native and environment.find_runner() is None:
+        sys.exit("exporter-run is not built: make cpp")
+    if not arguments.native:
+        os.environ["EXPORTER_RUN"] = "/none"
     os.environ["AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL"] = "O0"  # for the wrapper code, not for the kernels
     JUDGES.set_forkserver_preload(list(HEAVY))
     started = time.perf_counter()
@@ -89,7 +93,8 @@ def cover(name: str, targets: Sequence[str], arguments: argparse.Namespace) -> d
             command = [sys.executable, "-m", "exporter", *export_arguments(name, targets, bundle)]
             exported = subprocess.run(command, capture_output=True, text=True, check=False)
             log.write_text(exported.stdout + exported.stderr)
-        found = judge(name, bundle, () if arguments.no_bare else targets, log) or {"broken": str(log)}
+        native = tuple(filter(None, arguments.native.split(",")))
+        found = judge(name, bundle, () if arguments.no_bare else targets, native, log) or {"broken": str(log)}
     return {**found, "seconds": time.perf_counter() - started}
 
 
@@ -116,12 +121,12 @@ def recipe(name: str) -> str:
     return f"{HERE / FILES[source]}:{rest.partition('@')[0]}" if source in FILES else name
 
 
-def judge(name: str, bundle: Path, bare: Sequence[str], log: Path) -> dict[str, Any]:
+def judge(name: str, bundle: Path, bare: Sequence[str], native: Sequence[str], log: Path) -> dict[str, Any]:
     """Return the verdicts of `_coverage.main`, run in a separate process; {} if it fails."""
     sizes = (size.partition("=") for size in architectures.SIZES.get(name, []))
     asked = {symbol: tuple(map(int, size.split(".."))) for symbol, _, size in sizes}
     ours, theirs = JUDGES.Pipe(duplex=False)
-    process = JUDGES.Process(target=_coverage_main, args=(recipe(name), bundle, asked, bare, log, theirs))
+    process = JUDGES.Process(target=_coverage_main, args=(recipe(name), bundle, asked, bare, log, native, theirs))
     process.start()
     theirs.close()
     try:

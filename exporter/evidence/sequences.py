@@ -123,7 +123,7 @@ def make(
     planned = len(chosen)
     first = next(iter(chosen.values()))
     limit_s = time_limit.of(lambda: calls.run(first, device))
-    for change in perturbations.CHANGES:
+    for change in perturbations.CHANGES if plan.unusual else ():
         changed = [perturbations.changed(data).get(change) for data in first]
         given = [data for data in changed if data is not None]
         try:

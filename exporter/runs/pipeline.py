@@ -21,6 +21,7 @@ from exporter.core import causes, contract, environment, filesystem, tolerances
 from exporter.core.errors import ExporterError, JobError, RecipeError, UsageError
 from exporter.core.progress import Listener
 from exporter.core.records import EAGER, GoldenRecord, Lifecycle, Manifest, MetricRecord, VariantRecord
+from exporter.core.size_range import Sizes
 from exporter.evidence import diagnosis
 from exporter.evidence.findings import Findings
 from exporter.model.no_program import NoProgram
@@ -32,6 +33,8 @@ from exporter.runs.scheduling import Turns, cost
 from exporter.runs.sessions import Sessions
 from exporter.workers.children import BACKGROUND, EXPORTING, SIDE_BY_SIDE, Child, Zygote, Zygotes
 from exporter.workers.messages import Prepared
+
+CRASHES = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT")  # of the job itself; others are sent from outside
 
 
 def run(
@@ -119,7 +122,7 @@ class _Run:
         self.turns.settle(prepared)
         slots = min(len(self.request.variants) or 1, max(2, environment.usable_cpus() // 4))
         with self._pool(slots) as pool:
-            golden = pool.submit(self._finish_golden, preparing)
+            golden = pool.submit(self._finish_golden, preparing, prepared)
             ordered = self.turns.in_order(self.request.variants)
             done = [pool.submit(self._export_and_maybe_check, variant, prepared, golden) for variant in ordered]
             for future in [golden, *done]:
@@ -144,16 +147,18 @@ class _Run:
                 NoProgram(said, blame=error.blame).write(file)
             return child, prepared
 
-    def _begin_to_prepare(self, capture_program: bool) -> Child:
-        """Start a job, and wait until it has loaded the model."""
+    def _begin_to_prepare(self, capture_program: bool, plan: tuple[tuple[Sizes, int], ...] = ()) -> Child:
+        """Start a job, and wait until it has loaded the model. `plan` is that of a job that the model crashed."""
         arguments = {
             "job": self.job,
             "capture_program": capture_program,
             "tolerance": tolerances.Asked(self.request.rtol, self.request.atol),
             "golden_path": self.golden,
             "precisions": self.request.precisions,
+            "plan": plan,
         }
-        self.listener.stage(EAGER, "capture" if capture_program else "find contract")
+        if not plan:
+            self.listener.stage(EAGER, "capture" if capture_program else "find contract")
         child = self.turns.prepare(arguments)
         child.expect("loaded", self.request.timeout)
         return child
@@ -172,12 +177,11 @@ class _Run:
         self.draft.update(model=model, contract=prepared.contract, points=prepared.points, warnings=warnings)
         return prepared
 
-    def _finish_golden(self, child: Child) -> None:
+    def _finish_golden(self, child: Child, prepared: Prepared) -> None:
         try:
             with self.turns.golden() as allowed:
                 self.listener.stage(EAGER, "golden")
-                child.say(str(allowed))
-                findings: Findings = child.wait(self.request.timeout)
+                findings = self._findings(child, prepared, allowed)
         except ExporterError as error:
             filesystem.probe_space(self.staging.root)
             raise self.turns.plan.explain_golden(error) from error
@@ -198,6 +202,23 @@ class _Run:
             metric=self._metric(findings),
         )
         self.listener.stage(EAGER, "waiting")
+
+    def _findings(self, child: Child, prepared: Prepared, allowed: int) -> Findings:
+        """Let the job make the golden. If the model crashes it, make another one without unusual values."""
+        child.say(str(allowed))
+        try:
+            findings: Findings = child.wait(self.request.timeout)
+        except JobError as error:
+            if error.signal not in CRASHES:
+                raise
+            again = self._begin_to_prepare(False, prepared.plan)
+            again.expect("prepared", self.request.timeout)
+            again.say(str(allowed))
+            findings = again.wait(self.request.timeout)
+            values = "zeros, ones, negative, large and tiny numbers, NaN and infinity"
+            note = f"the model crashes ({error.signal}) at unusual values, so none were checked ({values})"
+            return replace(findings, notes=(*findings.notes, note))
+        return findings
 
     def _metric(self, findings: Findings) -> MetricRecord | None:
         """Return eager's metric with the requested bounds. Raises RecipeError if the recipe has no metric for them."""

@@ -9,6 +9,7 @@ from exporter.core.contract import Narrowing, specialized
 from exporter.core.contract_records import Contract
 from exporter.core.parity_records import SizeLimit
 from exporter.core.settings import ModelSettings, SizeSettings
+from exporter.core.size_range import Sizes
 from exporter.model.recipes import Source
 from exporter.targets import Options
 
@@ -60,3 +61,4 @@ class Prepared:
     origin: str = ""  # source of pretrained weights, as in ModelRecord
     licence: str = ""
     narrowings: tuple[Narrowing, ...] = ()  # ranges of symbols in artifacts made from the exported program
+    plan: tuple[tuple[Sizes, int], ...] = ()  # the sizes and seed of each of the golden's cases

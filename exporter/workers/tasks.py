@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -49,15 +49,19 @@ def prepare(
     tolerance: tolerances.Asked,
     golden_path: Path,
     precisions: tuple[str, ...] = (),
+    plan: make_golden.Cases = (),
 ) -> Findings:
     """Find the contract, capture the program that all exports share, and make the golden. Return its findings.
 
     A `Prepared` is sent as soon as the program is captured, so that exports can start before the golden is made.
+
+    `plan` is that of a job that crashed while it made the golden. The golden then has only these cases, with usual
+    values.
     """
     loaded = load_model(job)
     device = job.options.device
     found = keeping.find(job, loaded)
-    if isinstance(loaded.module, StatefulModule):
+    if isinstance(loaded.module, StatefulModule) and not plan:
         states.save(loaded.module.state, job.state_file)
     points = probing.sweep_points(loaded.base, loaded.symbols, job.sweep)
     tell(channel, "loaded", None)
@@ -66,6 +70,7 @@ def prepare(
     sizes = probing.capture_sizes(loaded.base, loaded.symbols)
     started = time.perf_counter()
     captured = _capture(job, loaded, found, sizes) if capture_program else _Captures(sizes)
+    unusual, plan = not plan, plan or _planned(loaded, found, points, captured)
     prepared = Prepared(
         contract=found,
         base=loaded.base,
@@ -81,21 +86,29 @@ def prepare(
         origin=str(getattr(published, "exporter_origin", "")),
         licence=str(getattr(published, "exporter_licence", "")),
         narrowings=tuple(captured.narrowings),
+        plan=tuple(plan),
     )
     tell(channel, "prepared", prepared)
     widening.allow(int(hear(channel)))  # the parent sends the bytes allowed for float64 weights when the turn comes
     stand_back(BACKGROUND)  # the exports waited for this job; from here on they run beside it
+    usual = tolerance.over(tolerances.of_outputs({spec.dtype for spec in found.outputs}))
+    others = {name: tolerance.over(tolerances.BY_PRECISION[name]) for name in precisions}
+    make = _make_sequences if loaded.state else _make_cases
+    planned = make_golden.Plan(plan, loaded.symbols, points, unusual)
+    made, findings = make(loaded, found, planned, usual, others, device)
+    golden.save(made, golden_path)
+    return replace(findings, tolerances=others)
+
+
+def _planned(
+    loaded: LoadedModel, found: Contract, points: Mapping[str, Sizes], captured: _Captures
+) -> make_golden.Cases:
+    """Return the sizes and seeds of the golden: at the bounds of every range, and where a program does not hold."""
     plan = probing.probe_plan(loaded.base, loaded.symbols, points.values())
     for narrowed in captured.narrowings:
         symbols = contract.narrow(found, [narrowed]).symbols
         plan += [case for case in probing.probe_plan(loaded.base, symbols) if case not in plan]
-    plan += [(sizes, seed) for sizes in captured.violations for seed in (0, 1) if (sizes, seed) not in plan]
-    usual = tolerance.over(tolerances.of_outputs({spec.dtype for spec in found.outputs}))
-    others = {name: tolerance.over(tolerances.BY_PRECISION[name]) for name in precisions}
-    make = _make_sequences if loaded.state else _make_cases
-    made, findings = make(loaded, found, make_golden.Plan(plan, loaded.symbols, points), usual, others, device)
-    golden.save(made, golden_path)
-    return replace(findings, tolerances=others)
+    return plan + [(sizes, seed) for sizes in captured.violations for seed in (0, 1) if (sizes, seed) not in plan]
 
 
 Tolerances = dict[str, Tolerance]
@@ -109,10 +122,10 @@ def _make_cases(
     own = {one.case: one.inputs for one in _samples(loaded, found)}
     names = [spec.name for spec in found.inputs]
     made, findings = _with_nonfinite(
-        made, findings, loaded, lambda: make_golden.nonfinite_of(loaded.module, made, names, device)
+        made, findings, loaded, plan, lambda: make_golden.nonfinite_of(loaded.module, made, names, device)
     )
     made, findings = make_golden.add_samples(made, findings, loaded.module, own, device)
-    _require_known(loaded, made, device, loaded.strange())
+    _require_known(loaded, made, plan, device, loaded.strange())
     names = [spec.name for spec in found.outputs]
     metric = samples.evaluate(loaded.recipe, [case.eager for case in golden.samples(made)], names)
     outputs = tuple(spec.dtype for spec in found.outputs)
@@ -130,9 +143,11 @@ def _make_sequences(
     made, findings = sequences.make(calls, loaded.inputs, plan, usual, device)
     own = {one.case: one.inputs for one in _samples(loaded, found)}
     made, findings = sequences.add_samples(made, findings, calls, own, device)
-    _require_known(loaded, made, device, calls.strange)
+    _require_known(loaded, made, plan, device, calls.strange)
     names = [spec.name for spec in found.inputs]
-    made, findings = _with_nonfinite(made, findings, loaded, lambda: sequences.nonfinite_of(calls, made, names, device))
+    made, findings = _with_nonfinite(
+        made, findings, loaded, plan, lambda: sequences.nonfinite_of(calls, made, names, device)
+    )
     names = [spec.name for spec in found.outputs]
     metric = samples.evaluate(loaded.recipe, [case.eager for case in golden.samples(made)], names)
     outputs = tuple(spec.dtype for spec in found.outputs if not (outside and spec.name in loaded.module.state.names))
@@ -140,12 +155,15 @@ def _make_sequences(
     return replace(made, precisions=precisions), replace(findings, notes=findings.notes + notes, metric=metric)
 
 
-def _require_known(loaded: LoadedModel, made: golden.Golden, device: str, unknown: Collection[Place]) -> None:
+def _require_known(
+    loaded: LoadedModel, made: golden.Golden, plan: make_golden.Plan, device: str, unknown: Collection[Place]
+) -> None:
     """Raise ExportError if the golden's calls changed places that no earlier call changed and a later call reads."""
     if unknown:
         calls = [(case.name, case.inputs[: len(loaded.module.example.names)]) for case in made.cases]
         name, data = calls[0]  # other values of this case were tried too, and not all of them became cases
-        calls += [(f"{name} {change}", changed) for change, changed in perturbations.changed(data).items()]
+        changes = perturbations.changed(data) if plan.unusual else {}
+        calls += [(f"{name} {change}", changed) for change, changed in changes.items()]
         keeping.require_known(loaded, device, calls)
 
 
@@ -153,10 +171,11 @@ def _with_nonfinite(
     made: golden.Golden,
     findings: Findings,
     loaded: LoadedModel,
+    plan: make_golden.Plan,
     find: Callable[[], tuple[tuple[golden.NonFinite, ...], tuple[str, ...]]],
 ) -> tuple[golden.Golden, Findings]:
     """Add the cases with NaN and infinity, unless eager is not repeatable or has no float64 reference."""
-    if findings.unsteady or findings.reference != "float64":
+    if not plan.unusual or findings.unsteady or findings.reference != "float64":
         return made, findings
     if any(isinstance(part, Interpreter) and part.has_while for part in loaded.module.modules()):
         note = "NaN and infinity were not tried: the model is TorchScript with a while loop, which might not end"

@@ -113,6 +113,15 @@ class forward_segfaults(_Broken):
             return x
 
 
+class nan_segfaults(_Broken):
+    class model(Mlp):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            recording = torch.compiler.is_exporting() or torch.jit.is_tracing()
+            if not recording and bool(x.isnan().any()):
+                os.kill(os.getpid(), signal.SIGSEGV)
+            return super().forward(x)
+
+
 class forward_hangs(_Broken):
     class model(Mlp):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -141,6 +141,16 @@ def test_a_crash_of_torch_export_does_not_stop_the_others(run: Run) -> None:
     fits_the_schema(place)
 
 
+def test_a_model_that_crashes_at_nan_is_checked_without_unusual_values(run: Run) -> None:
+    manifest, place = run("broken:nan_segfaults", "trace,export", sizes={"batch": 2})
+    assert {v.status for v in manifest.variants} == {"passed"}
+    assert any("the model crashes (SIGSEGV) at unusual values" in warning for warning in manifest.warnings)
+    assert manifest.golden is not None
+    assert len({case.name for case in manifest.golden.cases}) > 1
+    assert not any(case.values for case in manifest.golden.cases)
+    fits_the_schema(place)
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
