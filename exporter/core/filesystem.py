@@ -83,10 +83,9 @@ def require_directory() -> None:
 
 
 def probe_space(root: Path) -> None:
-    """Raise OSError if one MiB cannot be written."""
-    probe = root / ".probe"
-    probe.write_bytes(b"\0" * (1 << 20))
-    probe.unlink()
+    """Raise OSError if one MiB cannot be written. Several threads may call this at once."""
+    with tempfile.TemporaryFile(dir=root) as probe:
+        probe.write(b"\0" * (1 << 20))
 
 
 def error(error: OSError, out: Path) -> BundleError:

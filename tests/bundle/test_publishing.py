@@ -9,6 +9,7 @@ import resource
 import shutil
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,13 @@ def test_directories_that_cannot_be_synced(tmp_path: Path, monkeypatch: pytest.M
     filesystem.sync(tmp_path)
     with pytest.raises(OSError, match="Invalid"):
         filesystem.sync(tmp_path / "file")
+
+
+def test_several_threads_may_probe_the_space(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        for future in [pool.submit(filesystem.probe_space, tmp_path) for _ in range(100)]:
+            future.result()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_publish_into_an_empty_directory(tmp_path: Path) -> None:
