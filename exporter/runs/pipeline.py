@@ -32,7 +32,7 @@ from exporter.runs.request import Request
 from exporter.runs.scheduling import Turns, cost
 from exporter.runs.sessions import Sessions
 from exporter.workers.children import BACKGROUND, EXPORTING, SIDE_BY_SIDE, Child, Zygote, Zygotes
-from exporter.workers.messages import Prepared
+from exporter.workers.messages import GoldenSettings, Prepared
 
 CRASHES = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT")  # of the job itself; others are sent from outside
 
@@ -149,13 +149,11 @@ class _Run:
 
     def _begin_to_prepare(self, capture_program: bool, plan: tuple[tuple[Sizes, int], ...] = ()) -> Child:
         """Start a job, and wait until it has loaded the model. `plan` is that of a job that the model crashed."""
+        asked = tolerances.Asked(self.request.rtol, self.request.atol)
         arguments = {
             "job": self.job,
             "capture_program": capture_program,
-            "tolerance": tolerances.Asked(self.request.rtol, self.request.atol),
-            "golden_path": self.golden,
-            "precisions": self.request.precisions,
-            "plan": plan,
+            "making": GoldenSettings(self.golden, asked, self.request.precisions, plan),
         }
         if not plan:
             self.listener.stage(EAGER, "capture" if capture_program else "find contract")

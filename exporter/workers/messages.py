@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from exporter.core import tolerances
 from exporter.core.contract import Narrowing, specialized
 from exporter.core.contract_records import Contract
 from exporter.core.parity_records import SizeLimit
@@ -44,6 +45,20 @@ class Job(ModelSettings, SizeSettings):
 
 
 @dataclass(frozen=True)
+class GoldenSettings:
+    """How to make the golden: its file, the requested tolerance, and the other precisions to find tolerances for.
+
+    `plan` is that of a job that crashed while it made the golden. The golden then has only these cases, with usual
+    values.
+    """
+
+    path: Path
+    tolerance: tolerances.Asked
+    precisions: tuple[str, ...] = ()
+    plan: tuple[tuple[Sizes, int], ...] = ()  # the sizes and seed of each case
+
+
+@dataclass(frozen=True)
 class Prepared:
     """The result of preparing a model: its contract, and facts about its weights and its exported program."""
 
@@ -61,4 +76,4 @@ class Prepared:
     origin: str = ""  # source of pretrained weights, as in ModelRecord
     licence: str = ""
     narrowings: tuple[Narrowing, ...] = ()  # ranges of symbols in artifacts made from the exported program
-    plan: tuple[tuple[Sizes, int], ...] = ()  # the sizes and seed of each of the golden's cases
+    plan: tuple[tuple[Sizes, int], ...] = ()  # of the golden, as in GoldenSettings

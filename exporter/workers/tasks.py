@@ -36,32 +36,21 @@ from exporter.workers import keeping
 from exporter.workers.children import BACKGROUND, stand_back
 from exporter.workers.forkserver import hear, tell
 from exporter.workers.loading import LoadedModel, load_model
-from exporter.workers.messages import Job, Prepared
+from exporter.workers.messages import GoldenSettings, Job, Prepared
 from exporter.workers.session import server
 
 SAMPLES = range(7000, 7008)  # seeds of the inputs used for calibration; the golden uses none of them
 
 
-def prepare(
-    channel: socket.socket,
-    job: Job,
-    capture_program: bool,
-    tolerance: tolerances.Asked,
-    golden_path: Path,
-    precisions: tuple[str, ...] = (),
-    plan: make_golden.Cases = (),
-) -> Findings:
+def prepare(channel: socket.socket, job: Job, capture_program: bool, making: GoldenSettings) -> Findings:
     """Find the contract, capture the program that all exports share, and make the golden. Return its findings.
 
     A `Prepared` is sent as soon as the program is captured, so that exports can start before the golden is made.
-
-    `plan` is that of a job that crashed while it made the golden. The golden then has only these cases, with usual
-    values.
     """
     loaded = load_model(job)
     device = job.options.device
     found = keeping.find(job, loaded)
-    if isinstance(loaded.module, StatefulModule) and not plan:
+    if isinstance(loaded.module, StatefulModule) and not making.plan:
         states.save(loaded.module.state, job.state_file)
     points = probing.sweep_points(loaded.base, loaded.symbols, job.sweep)
     tell(channel, "loaded", None)
@@ -70,7 +59,7 @@ def prepare(
     sizes = probing.capture_sizes(loaded.base, loaded.symbols)
     started = time.perf_counter()
     captured = _capture(job, loaded, found, sizes) if capture_program else _Captures(sizes)
-    unusual, plan = not plan, plan or _planned(loaded, found, points, captured)
+    plan = making.plan or _planned(loaded, found, points, captured)
     prepared = Prepared(
         contract=found,
         base=loaded.base,
@@ -86,29 +75,30 @@ def prepare(
         origin=str(getattr(published, "exporter_origin", "")),
         licence=str(getattr(published, "exporter_licence", "")),
         narrowings=tuple(captured.narrowings),
-        plan=tuple(plan),
+        plan=plan,
     )
     tell(channel, "prepared", prepared)
     widening.allow(int(hear(channel)))  # the parent sends the bytes allowed for float64 weights when the turn comes
     stand_back(BACKGROUND)  # the exports waited for this job; from here on they run beside it
-    usual = tolerance.over(tolerances.of_outputs({spec.dtype for spec in found.outputs}))
-    others = {name: tolerance.over(tolerances.BY_PRECISION[name]) for name in precisions}
+    usual = making.tolerance.over(tolerances.of_outputs({spec.dtype for spec in found.outputs}))
+    others = {name: making.tolerance.over(tolerances.BY_PRECISION[name]) for name in making.precisions}
     make = _make_sequences if loaded.state else _make_cases
-    planned = make_golden.Plan(plan, loaded.symbols, points, unusual)
+    planned = make_golden.Plan(plan, loaded.symbols, points, unusual=not making.plan)
     made, findings = make(loaded, found, planned, usual, others, device)
-    golden.save(made, golden_path)
+    golden.save(made, making.path)
     return replace(findings, tolerances=others)
 
 
 def _planned(
     loaded: LoadedModel, found: Contract, points: Mapping[str, Sizes], captured: _Captures
-) -> make_golden.Cases:
+) -> tuple[tuple[Sizes, int], ...]:
     """Return the sizes and seeds of the golden: at the bounds of every range, and where a program does not hold."""
     plan = probing.probe_plan(loaded.base, loaded.symbols, points.values())
     for narrowed in captured.narrowings:
         symbols = contract.narrow(found, [narrowed]).symbols
         plan += [case for case in probing.probe_plan(loaded.base, symbols) if case not in plan]
-    return plan + [(sizes, seed) for sizes in captured.violations for seed in (0, 1) if (sizes, seed) not in plan]
+    plan += [(sizes, seed) for sizes in captured.violations for seed in (0, 1) if (sizes, seed) not in plan]
+    return tuple(plan)
 
 
 Tolerances = dict[str, Tolerance]

@@ -86,7 +86,7 @@ class Worker:
     def _ask(self, file: Path, names: str, folder: Path) -> Judged:
         if self._child is None:
             self._child = self._spawn()
-        self._child.channel.sendall(f"{json.dumps([str(file), names, str(folder)])}\n".encode())
+        self._child.say(json.dumps([str(file), names, str(folder)]))
         judged: Judged = self._child.expect("judged", TIMEOUT_S)
         return judged
 
