@@ -23,9 +23,8 @@ from exporter.core.size_range import Range, Sizes
 class Narrowing:
     """The narrower range of a symbol in an artifact made from an exported program, and the model's line that causes it.
 
-    `of` says where the limit applies: to the `graph`, and therefore to everything made from it; to the program that
-    checks its own `guards`, if the graph itself is also correct outside them; or to the compiled `code`, which relies
-    on the guards.
+    `of` says where the limit applies: to the `graph`, and therefore to everything made from it; to the saved program,
+    whose `guards` check it although the graph is correct outside; or to the compiled `code`, which relies on them.
     """
 
     symbol: str

@@ -31,8 +31,8 @@ def find(
     """Return how each symbol of the contract must be narrowed.
 
     A step always applies to compiled code; it applies to the graph only if the graph is wrong at other sizes. A smaller
-    range applies only if the graph is wrong outside of it; many graphs are right there. The program's own guards are
-    checked by running it.
+    range applies only if the graph is wrong outside of it; many graphs are right there. The sizes that the saved program
+    refuses are found by running it.
     """
     holds = guards.conditions(captured.program, contract)
     unconditional = not guards.violations(holds, base, contract.symbols)
@@ -44,7 +44,7 @@ def find(
         return []  # either wrong everywhere, which the golden will show, or not repeatable
     found = [*_steps(captured, graph, trial, contract), *_bounds(captured, graph, trial, contract)]
     found += _conditions(captured, graph, trial, narrow(contract, (one for one in found if one.of == "graph")), holds)
-    return [*found, *_guards(captured, trial, narrow(contract, (one for one in found if one.of == "graph")), holds)]
+    return [*found, *_guards(captured, trial, narrow(contract, (one for one in found if one.of == "graph")))]
 
 
 @dataclass(frozen=True)
@@ -110,23 +110,16 @@ def _conditions(
                 yield Narrowing(name, found, captured.place(name, wrong[0], 1))
 
 
-def _guards(captured: Captured, trial: _Trial, contract: Contract, holds: guards.Holds) -> Iterator[Narrowing]:
-    guarded = captured.program.module()
+def _guards(captured: Captured, trial: _Trial, contract: Contract) -> Iterator[Narrowing]:
+    guarded = guards.ranges_only(captured.program)
     for name, promised in contract.symbols.items():
 
         def takes(size: int, name: str = name) -> bool:
             return trial.right(guarded, {**trial.base, name: size})
 
         size = trial.base[name]
-        if not takes(size):
-            continue
-        refused, found = ranges.refused(takes, size, promised), promised
-        if refused is not None:
-            found = ranges.taken(takes, size, promised) or promised
-        broken = itertools.islice(guards.broken(holds, name, trial.base, found), TRIED)
-        if (other := next((size for size in broken if not takes(size)), None)) is not None:
-            refused, found = other, guards.around(holds, name, trial.base, promised)
-        if refused is not None and 1 < len(found.sizes) < len(promised.sizes):
+        refused = ranges.refused(takes, size, promised) if takes(size) else None
+        if refused is not None and (found := ranges.taken(takes, size, promised)) and len(found.sizes) > 1:
             yield Narrowing(name, found, captured.place(name, refused, 1), "guards")
 
 

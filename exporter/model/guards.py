@@ -43,13 +43,40 @@ def conditions(program: torch.export.ExportedProgram, contract: Contract) -> Hol
     return holds if check is not None else lambda sizes: True
 
 
+def drop_needless(program: torch.export.ExportedProgram, contract: Contract) -> None:
+    """Remove the program's conditions if some do not hold at sizes of the contract, at which the graph is right.
+
+    What remains are the ranges of single sizes. The conditions stay if all sizes of the contract meet them, because
+    `torch.export.load` knows no contract.
+    """
+    first = {name: bounds.sizes[0] for name, bounds in contract.symbols.items()}
+    holds = conditions(program, contract)
+    if not holds(first) or _violations(holds, first, contract.symbols):
+        program._guards_code = []
+
+
+def ranges_only(program: torch.export.ExportedProgram) -> torch.nn.Module:
+    """Return the module of the program as it is after `drop_needless`."""
+    conditions, program._guards_code = program._guards_code, []
+    try:
+        return program.module()
+    finally:
+        program._guards_code = conditions
+
+
 def violations(holds: Holds, base: Sizes, symbols: Mapping[str, Range]) -> list[Sizes]:
     """Return sizes within the ranges at which the graph does not hold, the nearest to the example for each symbol.
 
     Combinations of sizes follow, of which none alone breaks a condition. Sizes at which a call costs far more than at
     the example's are left out. Returns none if the example breaks a condition.
     """
-    if not symbols or not holds(base):
+    if not holds(base):
+        return []
+    return [one for one in _violations(holds, base, symbols) if _growth(one, base) <= FAR]
+
+
+def _violations(holds: Holds, base: Sizes, symbols: Mapping[str, Range]) -> list[Sizes]:
+    if not symbols:
         return []
     alone = {name: list(broken(holds, name, base, bounds)) for name, bounds in symbols.items()}
     drawn = random.Random(0)
@@ -59,8 +86,7 @@ def violations(holds: Holds, base: Sizes, symbols: Mapping[str, Range]) -> list[
     combined = [{**base, **dict(zip(sizes, one, strict=True))} for one in chosen]
     others = [one for one in combined if not holds(one) and all(holds({**base, n: one[n]}) for n in sizes)]
     found = [{**base, name: size} for name, wrong in alone.items() for size in wrong[:CASES]]
-    found += sorted(others, key=lambda one: _distance(one, base))[:CASES]
-    return [one for one in found if _growth(one, base) <= FAR]
+    return found + sorted(others, key=lambda one: _distance(one, base))[:CASES]
 
 
 def broken(holds: Holds, name: str, base: Sizes, bounds: Range) -> Iterator[int]:

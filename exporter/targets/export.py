@@ -38,11 +38,12 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     """Save the exported program."""
     import torch
 
-    from exporter.model import folding
+    from exporter.model import folding, guards
 
     if program.entries:
         raise ExportError("an exported program supports only one entry", "leave out --specialize or the target export")
     exported = folding.fold_batch_norms(program.artifact)
+    guards.drop_needless(exported, program.contract)
     ops = custom_ops.of_exported(exported)
     promise = to_json(replace(program.contract, ops=ops))
     for module in exported.graph_module.modules():

@@ -145,11 +145,12 @@ def _add_one(sketch: Sketch) -> None:
 
 
 def _tries(symbols: dict[str, Bounds]) -> list[dict[str, int]]:
-    """Return the sizes at which a line must run: the middle, each end, and each symbol alone at its end."""
+    """Return the sizes at which a line must run: the middle, the next sizes, each end, and each symbol at its end."""
     middle = {name: low + (3 + i) * step for i, (name, (low, _, step)) in enumerate(symbols.items())}
     ends = [{name: bounds[which] for name, bounds in symbols.items()} for which in (0, 1)]
+    after = {name: middle[name] + step for name, (_, _, step) in symbols.items()}
     alone = [{**middle, name: bounds[0]} for name, bounds in symbols.items()]
-    return [middle, *ends, *alone]
+    return [middle, after, *ends, *alone]
 
 
 def _arguments(parameters: list[Parameter], sizes: dict[str, int]) -> dict[str, Any]:

@@ -76,7 +76,6 @@ class Worker:
         try:
             return self._ask(file, names, folder)
         except JobError:
-            self.close()
             shutil.rmtree(folder, ignore_errors=True)
             self._run(cases.Case(file), names, folder)
             return self._ask(file, names, folder)
@@ -87,7 +86,11 @@ class Worker:
         if self._child is None:
             self._child = self._spawn()
         self._child.say(json.dumps([str(file), names, str(folder)]))
-        judged: Judged = self._child.expect("judged", TIMEOUT_S)
+        try:
+            judged: Judged = self._child.expect("judged", TIMEOUT_S)
+        except BaseException:
+            self.close()
+            raise
         return judged
 
     def close(self) -> None:

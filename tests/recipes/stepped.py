@@ -96,6 +96,18 @@ class Taller(nn.Module):
         return x * 2 if x.shape[2] <= 2 * x.shape[3] else -x
 
 
+class Halves(nn.Module):
+    """Runs two batches as one; torch.export excludes a batch of 1, without need."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        first, second = self.layer(torch.cat([a, b])).chunk(2)
+        return first * second
+
+
 class Least(nn.Module):
     """A convolution with a kernel of 7, without padding."""
 
@@ -165,6 +177,15 @@ class branch(_Row):
     @staticmethod
     def inputs(batch: int = 2, length: int = 8) -> dict[str, torch.Tensor]:
         return {"x": torch.randn(batch, length)}
+
+
+class halves:
+    sizes = {"batch": (1, 8)}
+    load = staticmethod(lambda weights: Halves())
+
+    @staticmethod
+    def inputs(batch: int = 1) -> dict[str, torch.Tensor]:
+        return {"a": torch.randn(batch, 4), "b": torch.randn(batch, 4)}
 
 
 class seventh(_Row):

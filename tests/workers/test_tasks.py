@@ -254,6 +254,16 @@ def test_a_branch_on_a_size_narrows_the_exported_program(run: Run) -> None:
         assert made[name].parity.refused > 0  # type: ignore[union-attr]
 
 
+def test_a_needless_condition_is_not_saved(run: Run) -> None:
+    manifest, place = run("stepped:halves", "export")
+    made = variants(manifest)["export"]
+    assert made.contract is not None
+    assert made.contract.symbols == {"batch": Range(1, 8)}
+    assert not made.notes
+    x = torch.ones(1, 4)
+    torch.export.load(place / "exported.pt2").module()(x, x)  # raised "Guard failed"
+
+
 @pytest.mark.parametrize(("model", "right"), [(stepped.Branch(), False), (torch.nn.ReLU(), True)])
 def test_a_trace_is_narrowed_only_if_it_is_wrong(model: torch.nn.Module, right: bool, tmp_path: Path) -> None:
     """The contract is that of an exported program that is wrong from size 33 on."""

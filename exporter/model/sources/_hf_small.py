@@ -31,8 +31,8 @@ _NO_LAYERS = re.compile(r"\w*(feat_extract|feature|adapter|window|conv|select|vi
 _HEADS = re.compile(r"(\w+_)?(attention_heads|key_value_heads|kv_heads|n_heads?|num_heads|n_groups)")
 _HEAD_WIDTH = re.compile(r"(\w+_)?(head_dim|dim_head|d_head|d_kv|rotary_dim)")
 _WIDTH = re.compile(
-    r"(\w+_)?(hidden_sizes?|hidden_dims?|dims?|embed_dims?|d_model|d_ff|d_inner|n_embd|n_inner|d_embed|ffn_hidden_size"
-    r"|width|channels|rank|filters|intermediate_sizes?|embedding_size|projection_size|proj_size|pooler_output_size"
+    r"(\w+_)?(hidden_sizes?|hidden_dims?|dims?|dimension|embed_dims?|d_model|d_ff|d_inner|n_embd|n_inner|d_embed"
+    r"|ffn_hidden_size|width|channels|rank|filters|intermediate_sizes?|embedding_size|projection_size|proj_size|pooler_output_size"
     r"|feature_size|conv_dim|coordinate_size|shape_size|num_groups|upsample_groups)"
 )
 _EXPERTS = re.compile(r"(\w+_)?(num|n)_(local_|routed_)?experts")
