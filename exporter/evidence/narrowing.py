@@ -31,8 +31,8 @@ def find(
     """Return how each symbol of the contract must be narrowed.
 
     A step always applies to compiled code; it applies to the graph only if the graph is wrong at other sizes. A smaller
-    range applies only if the graph is wrong outside of it; many graphs are right there. The sizes that the saved program
-    refuses are found by running it.
+    range applies only if the graph is wrong outside of it; many graphs are right there. The saved program is run to
+    find out which sizes it refuses.
     """
     holds = guards.conditions(captured.program, contract)
     unconditional = not guards.violations(holds, base, contract.symbols)
