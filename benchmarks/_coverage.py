@@ -1,15 +1,12 @@
 """Judge one architecture in a separate process: the bare calls and exporter's artifacts, each at two further shapes.
 
 Artifacts are compared with eager independently of exporter, at sizes and seeds that are not in any golden: in Python
-by `open_artifact` and, if asked, in C++ by `exporter-run run`. Each output must agree with eager's in the model's own
-precision or in float64. They differ where rounding decides, as in the order of a detector's boxes.
+by `open_artifact` and, if asked, in C++ by `exporter-run run`. A detector's boxes may come in another order: those with
+nearly equal scores change places by rounding.
 """
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import functools
 import io
 import multiprocessing
 import os
@@ -24,7 +21,6 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from torch.utils._pytree import tree_map
 
 import exporter
 from exporter import targets
@@ -42,7 +38,6 @@ STEPS = 8  # calls of a stream
 TIMEOUT_S = 300
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 Runner = Callable[[tuple[Any, ...], dict[str, Any]], Any]
-Expected = Callable[[], Iterator[Tensors]]  # yields eager's outputs, then those in float64
 
 
 def main(
@@ -101,27 +96,16 @@ class Subject:
         moved = {n: max((s for s in r.sizes if s <= further[n]), default=r.sizes[0]) for n, r in ranges.items()}
         return {**self.loaded.base, **moved}
 
-    def calls(self, ranges: Mapping[str, Range]) -> Iterator[tuple[Call, Tensors, Expected]]:
+    def calls(self, ranges: Mapping[str, Range]) -> Iterator[tuple[Call, Tensors, Tensors]]:
         """Yield the inputs as the model takes them, the same inputs flattened, and eager's outputs."""
         for step in (3, 4):  # batches of 4 and 5 for torchvision, whose goldens have 1, 2, 3 and 6
             sizes = self.sizes(ranges, step)
-            make = functools.partial(self._call, sizes, SEED + step)
-            expected = functools.partial(self._expected, make)
-            yield make(), self.loaded.inputs(sizes, SEED + step), expected
-
-    def _expected(self, make: Callable[[], Call]) -> Iterator[Tensors]:
-        def outputs(model: torch.nn.Module, call: Call) -> Tensors:
+            args, kwargs = self._call(sizes, SEED + step)
             with torch.no_grad():
-                return flattening.output_leaves(model(*call[0], **call[1]))[1]
+                expected = flattening.output_leaves(self.loaded.module.model(*args, **kwargs))[1]
+            yield self._call(sizes, SEED + step), self.loaded.inputs(sizes, SEED + step), expected
 
-        def widened(value: Any) -> Any:
-            return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-
-        yield outputs(self.loaded.module.model, make())
-        with contextlib.suppress(Exception):  # not every model runs in float64
-            yield outputs(copy.deepcopy(self.loaded.module.model).double(), tree_map(widened, make()))
-
-    def stream(self, ranges: Mapping[str, Range], seed: int) -> Iterator[tuple[Call, Tensors, Expected]]:
+    def stream(self, ranges: Mapping[str, Range], seed: int) -> Iterator[tuple[Call, Tensors, Tensors]]:
         """Yield the same for successive calls of a new instance of the model."""
         model = self.loaded.recipe.load("auto").eval()
         for step in range(STEPS):
@@ -130,8 +114,7 @@ class Subject:
             with torch.no_grad():
                 expected = flattening.output_leaves(model(*args, **kwargs))[1]
             copies = tuple(t.clone() for t in expected)  # the state itself may be an output
-            alone = functools.partial(iter, [copies])
-            yield self._call(sizes, seed + step), self.loaded.inputs(sizes, seed + step), alone
+            yield self._call(sizes, seed + step), self.loaded.inputs(sizes, seed + step), copies
 
     def judge(self, run: Runner) -> str:
         """Return `right` or `wrong`. The caller handles whatever `run` raises."""
@@ -207,26 +190,42 @@ def run_native(path: Path, contract: Contract, calls: Sequence[Tensors]) -> list
     return [tuple(found[f"{step}.{n}" if stream else n] for n in outputs) for step in range(len(calls))]
 
 
-def agree(outputs: Tensors, expected: Expected) -> bool:
-    """Return whether each output agrees with one of its expected values."""
-    wrong = list(range(len(outputs)))
-    for wanted in expected():
-        if len(wanted) != len(outputs):
-            return False
-        wrong = [place for place in wrong if not close(outputs[place], wanted[place])]
-        if not wrong:
-            break
-    return not wrong
-
-
-def close(output: torch.Tensor, target: torch.Tensor) -> bool:
-    """Return whether an output has the expected shape, and values within a thousandth of the largest."""
-    if output.shape != target.shape:
+def agree(outputs: Tensors, expected: Tensors) -> bool:
+    """Return whether the outputs have the expected shapes, and values within a thousandth of the largest."""
+    if [o.shape for o in outputs] != [e.shape for e in expected]:
         return False
+    pairs = list(zip(outputs, expected, strict=True))
+    while pairs:
+        count = 3 if is_detection([target for _, target in pairs[:3]]) else 1
+        own, pairs = pairs[:count], pairs[count:]
+        if not (all(bool(close(*pair).all()) for pair in own) or (count == 3 and agree_reordered(own))):
+            return False
+    return True
+
+
+def close(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return which values agree."""
     if not target.is_floating_point() and not target.is_complex():
-        return torch.equal(output.to(target), target)
-    # False also if the difference is NaN
-    return not target.numel() or float((output - target).abs().max()) <= 1e-3 * float(target.abs().max()) + 1e-4
+        return output.to(target) == target
+    largest = float(target.abs().max()) if target.numel() else 0.0
+    return (output - target).abs() <= 1e-3 * largest + 1e-4  # False if the difference is NaN
+
+
+def is_detection(outputs: Sequence[torch.Tensor]) -> bool:
+    """Return whether outputs are the boxes, labels and scores of one image."""
+    count = len(outputs[0]) if outputs[0].dim() == 2 else 0
+    return [tuple(o.shape) for o in outputs] == [(count, 4), (count,), (count,)]
+
+
+def agree_reordered(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> bool:
+    """Return whether every expected detection agrees with one that was found, and the other way round."""
+    same = [close(found[:, None], wanted[None]).flatten(2).all(2) for found, wanted in _as_matrices(pairs)]
+    agreeing = torch.stack(same).all(0)
+    return bool(agreeing.any(0).all() and agreeing.any(1).all())
+
+
+def _as_matrices(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    return ((found.reshape(len(found), -1), wanted.reshape(len(wanted), -1)) for found, wanted in pairs)
 
 
 def judge_bundle(subject: Subject, place: Path, native: Sequence[str]) -> dict[str, str]:

@@ -50,6 +50,7 @@ SIZES["torchvision:raft_small"] += ["num_flow_updates=4"]
 _BRANCH = "a branch that depends on values, which a recording of one run cannot represent"
 _LOOP = "a Python loop over a size, which every recording unrolls"
 _DETECTION = "boxes are selected by their values, in Python, which torch.export cannot represent"
+_PADDING = "the padding of a convolution is computed from the values of tensors"
 _CARRIED = "an ONNX model keeps no state between calls"
 IMPOSSIBLE: dict[tuple[str, str], str] = {
     **{(f"zoo:{name}", "onnx"): _CARRIED for name in zoo.STREAMS},
@@ -57,6 +58,7 @@ IMPOSSIBLE: dict[tuple[str, str], str] = {
     **{("own:loop", target): _LOOP for target in ("trace", "compile", "export", "onnx")},
     # torch.jit.script cannot read its source either.
     **{("hf:mamba", target): _LOOP for target in ("trace", "script", "compile", "export", "onnx")},
+    **{("hf:mimi", target): _PADDING for target in ("script", "compile", "export", "onnx")},
     **{("own:branch", target): _BRANCH for target in ("trace", "compile", "export", "onnx")},
     ("own:cond", "trace"): _BRANCH,
     **{
