@@ -31,7 +31,7 @@ from exporter.runs.manifest_writer import Draft
 from exporter.runs.request import Request
 from exporter.runs.scheduling import Turns, cost
 from exporter.runs.sessions import Sessions
-from exporter.workers.children import BACKGROUND, EXPORTING, SIDE_BY_SIDE, Child, Zygote, Zygotes
+from exporter.workers.children import BACKGROUND, EXPORTING, SIDE_BY_SIDE, WITHOUT_GPU, Child, Zygote, Zygotes
 from exporter.workers.messages import GoldenSettings, Prepared
 
 CRASHES = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT")  # of the job itself; others are sent from outside
@@ -54,9 +54,10 @@ def run(
     request.validate()
     start = zygotes or Zygote
     with contextlib.ExitStack() as stack:
-        modules = EXPORTING if request.needs_program and request.device == "cpu" else ()
-        zygote = stack.enter_context(start(SIDE_BY_SIDE, modules))
-        alone = stack.enter_context(start()) if request.bench else zygote
+        on_cpu = request.device == "cpu"
+        modules, visible = EXPORTING if request.needs_program and on_cpu else (), WITHOUT_GPU if on_cpu else {}
+        zygote = stack.enter_context(start({**SIDE_BY_SIDE, **visible}, modules))
+        alone = stack.enter_context(start(visible)) if request.bench else zygote
         staging = stack.enter_context(publishing.stage(place or request.out))
         root = stack.enter_context(filesystem.plain(staging.root))
         current = _Run(request, zygote, alone, staging, root, listener or Listener())

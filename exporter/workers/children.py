@@ -27,6 +27,9 @@ LOG_LINES = 30
 # For processes that run side by side: waiting threads sleep instead of spinning on a core that another process needs.
 # Timed processes run alone and without this.
 SIDE_BY_SIDE = {"OMP_WAIT_POLICY": "PASSIVE"}
+# For runs on the CPU. Where a library has looked for GPUs before a fork, torch.cuda.is_available() stays true in the
+# job, but every use of CUDA fails, even torch.cond's.
+WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 # Modules that every run's jobs need.
 JOBS = ("exporter.workers.tasks", "exporter.workers.model_holder", "exporter.workers.session.server")
 # Modules of torch.export that import slowly, for runs that need them. Only for runs on the CPU: the import may look for
