@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CPP := build/cpp
+UNITY := ON
 FAST := tests/core tests/report tests/evidence tests/runs/test_request.py tests/whole/test_structure.py tests/whole/test_imports.py
 SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -30,8 +31,8 @@ install: $(VENV)/.installed ## create .venv with all dependencies
 $(VENV)/.installed: setup.cfg pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "exporter needs Python 3.11 or later")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[demo,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --upgrade pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[demo,dev]'
 	touch $@
 
 lint: install ## run ruff, mypy --strict, import-linter and clang-format
@@ -44,9 +45,10 @@ lint: install ## run ruff, mypy --strict, import-linter and clang-format
 docs: install ## build the documentation site in build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-cpp: install ## build exporter-run
+cpp: install ## build exporter-run; UNITY=OFF for fast incremental builds
 	@mkdir -p build
-	cmake -S cpp -B $(CPP) -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python > build/cpp.log 2>&1 \
+	cmake -S cpp -B $(CPP) -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_UNITY_BUILD=$(UNITY) \
+	  -DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python > build/cpp.log 2>&1 \
 	  || { cat build/cpp.log; exit 1; }
 	cmake --build $(CPP)
 

@@ -178,7 +178,6 @@ def _settings(found: Tools, torch: Torch) -> list[str]:
         f"-DPython3_EXECUTABLE={sys.executable}",
         "-DCMAKE_INSTALL_LIBDIR=lib",
         "-DCMAKE_UNITY_BUILD=ON",
-        "-DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON",
         "-DEXPORTER_TESTS=OFF",
         "-DEXPORTER_WERROR=OFF",
     ]
