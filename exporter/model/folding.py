@@ -1,13 +1,15 @@
-"""Folding of batch normalization into the convolution before it, in exported programs."""
+"""Rewrites of exported programs that make them faster: batch norms folded into convolutions, linear layers merged."""
 
 from __future__ import annotations
 
 import copy
+import operator
 from typing import Any
 
 import torch
 from torch import fx
 from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 CONVOLUTIONS = tuple(
@@ -30,13 +32,51 @@ def fold_batch_norms(program: torch.export.ExportedProgram) -> torch.export.Expo
     found = [node for node in program.graph.nodes if _is_foldable(node, program)]
     if not found:
         return program
-    module = copy.deepcopy(program.graph_module)
-    copies = dict(zip(program.graph.nodes, module.graph.nodes, strict=True))  # names may differ
-    targets = {copies[node]: spec.target for node, spec in _inputs(program.graph, program.graph_signature)}
+    module, copies, targets = _copied(program)
     weights = dict(program.state_dict)
     for node in found:
         _fold(copies[node], targets, weights)
     return _rebuilt(program, module, weights)
+
+
+def merge_linears(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """Return a program in which linear layers with the same input are one, as queries, keys and values often are.
+
+    Returns the given program, unchanged, if there are none, or if a later node does not accept the strides of a part
+    of the merged output. torch.jit.freeze does the same for GPUs, on which fewer and larger kernels are faster.
+    """
+    groups: dict[tuple[Any, ...], list[fx.Node]] = {}
+    for node in program.graph.nodes:
+        if _is_mergeable(node, program):
+            dtype = program.state_dict[_target(node.args[WEIGHT], program)].dtype
+            groups.setdefault((node.args[0], dtype, len(node.args)), []).append(node)
+    found = [nodes for nodes in groups.values() if len(nodes) > 1]
+    if not found:
+        return program
+    module, copies, targets = _copied(program)
+    weights = dict(program.state_dict)
+    for nodes in found:
+        _merge([copies[node] for node in nodes], targets, weights)
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    fake = torch._guards.detect_fake_mode([node.meta.get("val") for node in placeholders])
+    for placeholder in placeholders:
+        if (name := targets.get(placeholder)) in weights and fake is not None:
+            placeholder.meta["val"] = fake.from_tensor(weights[str(name)], static_shapes=True)
+    try:
+        FakeTensorProp(module, fake).propagate_dont_convert_inputs(*(one.meta["val"] for one in placeholders))
+    except Exception:  # whatever an operator raises for its inputs
+        return program
+    return _rebuilt(program, module, weights)
+
+
+def _copied(
+    program: torch.export.ExportedProgram,
+) -> tuple[fx.GraphModule, dict[fx.Node, fx.Node], dict[fx.Node, str | None]]:
+    """Return a copy of the graph, the copy of each node, and the weights' names by placeholder of the copy."""
+    module = copy.deepcopy(program.graph_module)
+    copies = dict(zip(program.graph.nodes, module.graph.nodes, strict=True))  # names may differ
+    targets = {copies[node]: spec.target for node, spec in _inputs(program.graph, program.graph_signature)}
+    return module, copies, targets
 
 
 def _inputs(graph: fx.Graph, signature: ExportGraphSignature) -> list[tuple[fx.Node, InputSpec]]:
@@ -57,6 +97,37 @@ def _is_foldable(node: fx.Node, program: torch.export.ExportedProgram) -> bool:
     elif node.args[SHIFT] is None:
         return False  # the bias has no place
     return all(operand is None or _is_own_weight(operand, program) for operand in used)
+
+
+def _is_mergeable(node: fx.Node, program: torch.export.ExportedProgram) -> bool:
+    return (
+        node.target is torch.ops.aten.linear.default
+        and all(isinstance(operand, fx.Node) and _is_own_weight(operand, program) for operand in node.args[WEIGHT:])
+        and all(user.op != "output" for user in node.users)  # outputs stay contiguous
+    )
+
+
+def _target(operand: Any, program: torch.export.ExportedProgram) -> str:
+    return next(str(s.target) for s in program.graph_signature.input_specs if s.arg.name == operand.name)
+
+
+def _merge(nodes: list[fx.Node], targets: dict[fx.Node, str | None], weights: dict[str, Any]) -> None:
+    """Make one linear layer of several, in place of the first, with its weight and bias."""
+    first, graph = nodes[0], nodes[0].graph
+    sizes = [len(weights[str(targets[node.args[WEIGHT]])]) for node in nodes]  # type: ignore[index]
+    for position, operand in enumerate(first.args[WEIGHT:], WEIGHT):
+        parts = [weights[str(targets[node.args[position]])] for node in nodes]  # type: ignore[index]
+        weights[str(targets[operand])] = torch.nn.Parameter(torch.cat(parts), requires_grad=False)  # type: ignore[index]
+    with graph.inserting_after(first):
+        split = graph.call_function(torch.ops.aten.split_with_sizes.default, (first, sizes, -1))
+    for place, node in reversed(list(enumerate(nodes))):
+        with graph.inserting_after(split):
+            part = graph.call_function(operator.getitem, (split, place))
+        part.meta = {**node.meta}
+        node.replace_all_uses_with(part, delete_user_cb=lambda user: user is not split)
+        if node is not first:
+            graph.erase_node(node)
+    split.meta = {name: value for name, value in first.meta.items() if name != "val"}
 
 
 def _is_own_weight(operand: Any, program: torch.export.ExportedProgram) -> bool:

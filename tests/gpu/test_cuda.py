@@ -51,7 +51,7 @@ def test_variant_passes_and_is_timed(manifest: Manifest, name: str) -> None:
     assert record.contract.device == "cuda"
 
 
-@pytest.mark.parametrize("name", ["trace", "script", "compile"])
+@pytest.mark.parametrize("name", ["trace", "script", "compile", "export"])
 @pytest.mark.skipif(environment.find_runner() is None, reason="exporter-run is not built")
 def test_native_session_passes(manifest: Manifest, name: str) -> None:
     record = next(v for v in manifest.variants if v.name == name)

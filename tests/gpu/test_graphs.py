@@ -78,24 +78,24 @@ def export(folder: Path, name: str, *options: str) -> tuple[Manifest, Path]:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Manifest, Path]:
     return export(
-        tmp_path_factory.mktemp("graphs"), "net", "--targets", "trace,compile", "--precision", "fp32,tf32,fp16"
+        tmp_path_factory.mktemp("graphs"), "net", "--targets", "trace,compile,export", "--precision", "fp32,tf32,fp16"
     )
 
 
 @pytest.fixture(scope="module")
 def made_wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[Manifest, Path]:
-    return export(tmp_path_factory.mktemp("wide"), "wide", "--targets", "trace,compile")
+    return export(tmp_path_factory.mktemp("wide"), "wide", "--targets", "trace,compile,export")
 
 
 def test_every_precision_passes_through_a_graph(made: tuple[Manifest, Path]) -> None:
     manifest, _ = made
     assert {v.name: v.reason for v in manifest.variants if v.status == "failed"} == {}
     sessions = [s for v in manifest.variants for s in v.sessions if s.session == "native"]
-    assert len(sessions) == 6
+    assert len(sessions) == 9
     assert {s.provider for s in sessions} == {"CUDA graph"}
 
 
-@pytest.mark.parametrize("artifact", ["trace.pt", "compile.pt2"])
+@pytest.mark.parametrize("artifact", ["trace.pt", "compile.pt2", "exported.pt2"])
 @pytest.mark.parametrize("graphs", ["0", "1", "8"])
 def test_all_shapes_are_right_with_any_number_of_graphs(
     made: tuple[Manifest, Path], artifact: str, graphs: str
@@ -109,7 +109,7 @@ def test_all_shapes_are_right_with_any_number_of_graphs(
 
 
 @pytest.mark.parametrize("name", ["net", "wide"])
-@pytest.mark.parametrize("artifact", ["trace.pt", "compile.pt2"])
+@pytest.mark.parametrize("artifact", ["trace.pt", "compile.pt2", "exported.pt2"])
 def test_outputs_belong_to_the_caller(
     made: tuple[Manifest, Path], made_wide: tuple[Manifest, Path], name: str, artifact: str
 ) -> None:
@@ -120,7 +120,7 @@ def test_outputs_belong_to_the_caller(
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("artifact", ["trace.pt", "compile.pt2"])
+@pytest.mark.parametrize("artifact", ["trace.pt", "compile.pt2", "exported.pt2"])
 def test_several_callers_share_graphs(made: tuple[Manifest, Path], artifact: str) -> None:
     assert RUNNER is not None
     done = run(

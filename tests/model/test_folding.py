@@ -81,3 +81,48 @@ def test_others_stay(model: nn.Module, shape: tuple[int, ...]) -> None:
     program = exported(model, *shape)
     assert norms(program) == 1
     assert folding.fold_batch_norms(program) is program
+
+
+class Attention(nn.Module):
+    """Queries, keys and values of one input, as most transformers compute them; `flat` needs contiguous ones."""
+
+    def __init__(self, flat: bool = False, bias: bool = True) -> None:
+        super().__init__()
+        self.query, self.key, self.value = nn.Linear(8, 8, bias), nn.Linear(8, 4, bias), nn.Linear(8, 4, bias)
+        self.last = nn.Linear(8, 2)
+        self.flat = flat
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key, value = self.query(x), self.key(x), self.value(x)
+        heads = query.view(-1) if self.flat else query.view(*query.shape[:2], 2, 4).transpose(1, 2)
+        return heads.sum() + self.last(query) + key.sum(-1, keepdim=True) * value.mean(-1, keepdim=True)
+
+
+def linears(program: torch.export.ExportedProgram) -> int:
+    return sum(node.target is torch.ops.aten.linear.default for node in program.graph.nodes)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_linear_layers_of_one_input_are_merged(bias: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    program = exported(Attention(bias=bias), 3, 8)
+    merged = folding.merge_linears(program)
+    assert (linears(program), linears(merged)) == (4, 2)
+    assert len(merged.state_dict) == len(program.state_dict) - 2 * (1 + bias)
+    same(program, merged, 3, 8)
+    torch.export.save(merged, tmp_path / "merged.pt2")
+    same(program, torch.export.load(tmp_path / "merged.pt2"), 3, 8)
+    fake = next(node.meta["val"] for node in merged.graph.nodes if node.name == "getitem")
+    assert fake.stride(-2) == 16
+
+
+def test_layers_are_not_merged_if_an_operator_needs_contiguous_outputs() -> None:
+    program = exported(Attention(flat=True), 3, 8)
+    assert folding.merge_linears(program) is program
+
+
+def test_layers_that_share_a_weight_are_not_merged() -> None:
+    model = Attention()
+    model.value.weight = model.key.weight
+    program = exported(model, 3, 8)
+    assert linears(folding.merge_linears(program)) == 4
