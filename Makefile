@@ -50,7 +50,7 @@ cpp: install ## build exporter-run; UNITY=OFF for fast incremental builds
 	cmake -S cpp -B $(CPP) -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_UNITY_BUILD=$(UNITY) \
 	  -DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python > build/cpp.log 2>&1 \
 	  || { cat build/cpp.log; exit 1; }
-	cmake --build $(CPP)
+	@env -u MAKEFLAGS cmake --build $(CPP)  # ninja cannot use make's job server
 
 ctest: cpp
 	ctest --test-dir $(CPP) --parallel 2 --output-on-failure

@@ -11,6 +11,7 @@ int info(const Options& options);
 int verify(const Options& options);
 int bench(const Options& options);
 int run(const Options& options);
+int profile(const Options& options);
 
 /// Serves the session protocol (docs/formats.md). Parses the command line itself, because its
 /// errors are reported in the protocol too. Never throws.

@@ -28,7 +28,7 @@ int dispatch(int argc, char** argv) {
   sweep_unpacked();
   if (is_session) return session(argc, argv);
   const std::map<std::string, Action> actions = {
-      {"info", info}, {"verify", verify}, {"bench", bench}, {"run", run}};
+      {"info", info}, {"verify", verify}, {"bench", bench}, {"run", run}, {"profile", profile}};
   if (request.options.threads > 0) set_threads(request.options.threads);
   return actions.at(request.command)(request.options);
 }

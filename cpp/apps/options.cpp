@@ -43,6 +43,7 @@ class CommandLine {
     add_verify();
     add_bench();
     add_run();
+    add_profile();
     add_session();
   }
 
@@ -61,6 +62,7 @@ class CommandLine {
                                       : std::filesystem::path(golden_);
     options_.inputs.assign(inputs_.begin(), inputs_.end());
     options_.outputs = outputs_;
+    options_.trace = trace_;
     options_.open.operators.assign(libraries_.begin(), libraries_.end());
   }
 
@@ -188,6 +190,30 @@ class CommandLine {
         ->type_name("FILE");
   }
 
+  void add_profile() {
+    CLI::App* command =
+        add_running("profile", "Time each node of an exported program, and count its memory.");
+    command->remove_option(command->get_option("--cuda-graphs"));
+    command->remove_option(command->get_option("--huge-pages"));
+    add_golden(command);
+    command
+        ->add_option("--inputs", inputs_,
+                     "a safetensors file with the contract's input names (default: the first case "
+                     "of the golden, or zeros if there is no golden)")
+        ->type_name("FILE")
+        ->expected(1);
+    add_number(command, "--runs", options_.runs, 1, 1'000'000,
+               "calls, of which the median is shown (default: 50)");
+    add_number(command, "--top", options_.top, 0, 1'000'000,
+               "nodes to print, the slowest first; 0 prints all in order (default: 20)");
+    command->add_option("--trace", trace_, "write the nodes as a Chrome trace, for Perfetto")
+        ->type_name("FILE");
+    command->add_flag("--json", options_.json, "print JSON, with every node");
+    command->footer(
+        "A node's time is its own, without the nodes inside it; on a GPU the host waits after each "
+        "node. Its memory is the most that it allocated above what was held before.");
+  }
+
   void add_session() {
     CLI::App* command = add_running(
         "session", "Serve requests from standard input, with one JSON answer per line.");
@@ -199,6 +225,7 @@ class CommandLine {
   std::string artifact_;
   std::string golden_;
   std::string outputs_;
+  std::string trace_;
   std::vector<std::string> inputs_;
   std::vector<std::string> libraries_;
   CLI::App app_{"Runs models that exporter exported, without Python.", "exporter-run"};

@@ -23,15 +23,17 @@ struct Options {
   int warmup = 10;  ///< maximum seconds
   int windows = 5;
   int runs = 50;
-  int callers = 1;  ///< threads that call concurrently
-  int streams = 1;  ///< CUDA streams that the callers share
+  int callers = 1;              ///< threads that call concurrently
+  int streams = 1;              ///< CUDA streams that the callers share
+  int top = 20;                 ///< nodes to print; 0: all, in order
+  std::filesystem::path trace;  ///< file to write a Chrome trace to; may be empty
   bool json = false;
   bool verbose = false;
 };
 
 /// A parsed command line.
 struct Request {
-  std::string command;  ///< info, verify, bench, run or session; empty if `text` is set
+  std::string command;  ///< info, verify, bench, run, profile or session; empty if `text` is set
   Options options;
   std::string text;  ///< requested help or version, to be printed instead of running a command
 };

@@ -144,6 +144,12 @@ ArtifactInfo inspect(const std::filesystem::path& path) {
   });
 }
 
+std::vector<at::Tensor> Runner::profile(std::vector<at::Tensor>, std::vector<NodeProfile>&) {
+  throw Error(ErrorKind::usage,
+              "it has no nodes to profile: export the model with --targets export, and open that "
+              "file with cuda_graphs = 0");
+}
+
 std::unique_ptr<Runner> load_runner(const std::filesystem::path& path, const ArtifactInfo& info,
                                     at::Device device, bool serial, int runners, bool huge_pages) {
   if (info.kind == ArtifactKind::torchscript) {
@@ -211,7 +217,8 @@ Artifact::Artifact(Artifact&&) noexcept = default;
 Artifact& Artifact::operator=(Artifact&&) noexcept = default;
 Artifact::~Artifact() = default;
 
-std::vector<at::Tensor> Artifact::run(std::vector<at::Tensor> inputs) const {
+template <typename Action>
+std::vector<at::Tensor> Artifact::execute(std::vector<at::Tensor> inputs, const Action& act) const {
   contract().check(inputs);
   return guarded(ErrorKind::runtime, path_.native(), [&] {
     const c10::InferenceMode no_gradients;
@@ -228,13 +235,26 @@ std::vector<at::Tensor> Artifact::run(std::vector<at::Tensor> inputs) const {
       input = plain(std::move(input));
       if (input.device() != device_) input = input.to(device_);
     }
-    if (written.empty()) return runner_->run(std::move(inputs));
-    auto outputs = runner_->run(inputs);
+    if (written.empty()) return act(std::move(inputs));
+    auto outputs = act(inputs);
     for (const std::size_t i : written) {
       if (!given[i].is_same(inputs[i])) given[i].copy_(inputs[i]);
     }
     return outputs;
   });
+}
+
+std::vector<at::Tensor> Artifact::run(std::vector<at::Tensor> inputs) const {
+  return execute(std::move(inputs),
+                 [&](std::vector<at::Tensor> placed) { return runner_->run(std::move(placed)); });
+}
+
+std::vector<NodeProfile> Artifact::profile(std::vector<at::Tensor> inputs) const {
+  std::vector<NodeProfile> nodes;
+  execute(std::move(inputs), [&](std::vector<at::Tensor> placed) {
+    return runner_->profile(std::move(placed), nodes);
+  });
+  return nodes;
 }
 
 NamedTensors Artifact::run_named(NamedTensors inputs) const {

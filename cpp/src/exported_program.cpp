@@ -1,4 +1,5 @@
 #include "program/guards.h"
+#include "program/profiler.h"
 #include "program/program.h"
 #include "program/signature.h"
 #include "program/weights.h"
@@ -29,6 +30,13 @@ class ExportedProgramRunner final : public Runner {
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) override {
     for (const Guard& guard : guards_) guard.require(inputs);
     return program_.run(std::move(inputs));
+  }
+
+  std::vector<at::Tensor> profile(std::vector<at::Tensor> inputs,
+                                  std::vector<NodeProfile>& nodes) override {
+    for (const Guard& guard : guards_) guard.require(inputs);
+    program::Profiler profiler(nodes);
+    return program_.run(std::move(inputs), &profiler);
   }
 
   void reset() override { program_.reset(); }

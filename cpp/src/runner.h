@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <exporter/artifact.h>
+#include <exporter/profile.h>
 
 #include <filesystem>
 #include <memory>
@@ -16,6 +17,11 @@ class Runner {
  public:
   virtual ~Runner() = default;
   virtual std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) = 0;
+
+  /// Runs the model and appends a record of each node to `nodes`. Throws Error(usage) if the
+  /// artifact has no nodes.
+  virtual std::vector<at::Tensor> profile(std::vector<at::Tensor> inputs,
+                                          std::vector<NodeProfile>& nodes);
 
   /// Restores the initial state, if the model keeps its state.
   virtual void reset() {}

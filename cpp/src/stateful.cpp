@@ -25,6 +25,13 @@ class StatefulRunner final : public Runner {
     return clones(inner_->run(clones(inputs)));
   }
 
+  std::vector<at::Tensor> profile(std::vector<at::Tensor> inputs,
+                                  std::vector<NodeProfile>& nodes) override {
+    const std::lock_guard lock(mutex_);
+    sizes_.require(contract_, inputs);
+    return clones(inner_->profile(clones(inputs), nodes));
+  }
+
   void reset() override {
     const std::lock_guard lock(mutex_);
     inner_->reset();

@@ -54,7 +54,7 @@ def session(model: str, *requests: str, golden: str = "golden.safetensors") -> t
 
 class Usage(unittest.TestCase):
     def test_help_and_version(self) -> None:
-        for arguments in (["--help"], *([c, "--help"] for c in ("info", "verify", "bench", "run"))):
+        for arguments in (["--help"], *([c, "--help"] for c in ("info", "verify", "bench", "run", "profile"))):
             done = call(*arguments)
             self.assertEqual((done.returncode, done.stderr), (0, ""))
             self.assertIn("Usage: exporter-run", done.stdout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import zipfile
@@ -268,3 +269,61 @@ def test_a_failure_names_the_operator_and_the_line(tmp_path: Path) -> None:
     said = str(run(file, (torch.randn(3, 4), indices + 99)))
     assert "index 99 is out of bounds" in said
     assert "(aten.index.Tensor at test_exported_programs.py:" in said
+
+
+def profiled(file: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [str(environment.find_runner()), "profile", str(file), "--runs", "5", "--threads", "1", *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def branching(m: Any, x: torch.Tensor) -> Any:
+    y = m.linear(x)
+    return torch.cond(y.sum() == 0.5, lambda y: (y + 1).sum(0), lambda y: y.repeat(100, 1).sum(0), (y,))
+
+
+def test_a_profile_has_the_time_and_memory_of_each_node(tmp_path: Path) -> None:
+    file = saved(branching, tmp_path, torch.randn(3, 4))
+    save_file({"inputs_0": torch.ones(50, 4)}, tmp_path / "inputs.safetensors")
+    trace = tmp_path / "trace.json"
+    done = profiled(file, "--inputs", str(tmp_path / "inputs.safetensors"), "--trace", str(trace), "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    nodes = found["nodes"]
+    assert [(n["op"], n["outputs"], n["depth"]) for n in nodes if n["op"].startswith("aten.")][-3:] == [
+        ("aten.eq.Scalar", ["bool[]"], 0),
+        ("aten.repeat.default", ["float32[5000, 4]"], 1),
+        ("aten.sum.dim_IntList", ["float32[4]"], 1),
+    ]
+    by_op = {node["op"]: node for node in nodes}
+    linear, repeat, cond = by_op["aten.linear.default"], by_op["aten.repeat.default"], by_op["higher_order.cond"]
+    assert linear["module"].endswith("linear")
+    assert linear["place"].startswith("test_exported_programs.py:")
+    assert (linear["allocated_bytes"], linear["live_bytes"]) == (50 * 4 * 4, 50 * 4 * 4)
+    assert 5000 * 4 * 4 <= repeat["allocated_bytes"] < 5000 * 4 * 4 + 1000
+    assert cond["allocated_bytes"] >= 5000 * 4 * 4
+    assert cond["duration_us"] > cond["own_us"] >= 0
+    assert sum(node["own_us"] for node in nodes) == pytest.approx(found["profiled_ms"] * 1000)
+    assert all(a["start_us"] <= b["start_us"] for a, b in itertools.pairwise(nodes))
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert [e["name"] for e in events if e["ph"] == "X"] == [node["op"] for node in nodes]
+
+
+def test_a_profile_prints_the_slowest_nodes_or_all(tmp_path: Path) -> None:
+    file = saved(branching, tmp_path, torch.randn(3, 4))
+    lines = profiled(file, "--top", "2").stdout.splitlines()
+    assert "exported program on cpu, 1 threads, zeros" in lines[0]
+    assert len(lines) == 8  # three about the call, an empty one, the heading, two nodes, the others
+    assert lines[-1].endswith("other nodes; --top 0 shows all")
+    every = profiled(file, "--top", "0").stdout
+    assert every.index("aten.linear.default") < every.index("higher_order.cond") < every.index("  aten.repeat.default")
+
+
+def test_a_profile_needs_an_exported_program(tmp_path: Path) -> None:
+    torch.jit.save(torch.jit.trace(nn.Linear(4, 2), torch.ones(1, 4)), tmp_path / "plain.pt")
+    done = profiled(tmp_path / "plain.pt")
+    assert done.returncode in (1, 2)
+    assert "carries no contract" in done.stderr
+    file = saved(branching, tmp_path, torch.randn(3, 4))
+    done = profiled(file, "--trace", str(tmp_path / "nowhere" / "trace.json"))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "trace.json cannot be written" in done.stderr

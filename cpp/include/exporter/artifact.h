@@ -71,6 +71,7 @@ struct OpenOptions {
 
 class Runner;
 class Stream;
+struct NodeProfile;  // exporter/profile.h
 
 /// A loaded model with its contract.
 ///
@@ -146,6 +147,12 @@ class Artifact {
   /// dtype or a shape differs from the outputs'.
   void run_into(std::vector<at::Tensor> inputs, const std::vector<at::Tensor>& outputs) const;
 
+  /// Like `run`, for an exported program: returns its nodes, in the order in which they ran, with
+  /// their time and memory. On a GPU the host waits after each node, so that its time includes its
+  /// kernels. Throws Error(usage) for another kind of artifact, or if it was opened with CUDA
+  /// graphs.
+  std::vector<NodeProfile> profile(std::vector<at::Tensor> inputs) const;
+
   /// Runs the model three times on `Contract::example_inputs` of each shape, so that no request
   /// pays for first-call work: TorchScript's profiling and fusion, a package's constants, kernels,
   /// and CUDA graph capture, which runs the model five times. At most OpenOptions::cuda_graphs
@@ -177,6 +184,9 @@ class Artifact {
   Artifact(std::filesystem::path path, ArtifactInfo info, at::Device device,
            std::unique_ptr<Runner> runner);
   static Artifact open_file(const std::filesystem::path& path, const OpenOptions& options);
+  /// Checks and places the inputs, and calls `act` with them.
+  template <typename Action>
+  std::vector<at::Tensor> execute(std::vector<at::Tensor> inputs, const Action& act) const;
 
   std::filesystem::path path_;
   ArtifactInfo info_;

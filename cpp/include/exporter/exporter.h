@@ -8,6 +8,7 @@
 #include <exporter/golden.h>
 #include <exporter/operators.h>
 #include <exporter/parity.h>
+#include <exporter/profile.h>
 #include <exporter/stream.h>
 #include <exporter/threads.h>
 #include <exporter/unpacked.h>

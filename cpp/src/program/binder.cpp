@@ -82,6 +82,17 @@ std::vector<Target> Scope::targets(const Node& node) {
   return targets;
 }
 
+std::vector<std::size_t> Scope::slots_of(const Node& node) const {
+  std::vector<std::size_t> found;
+  for (const Result& result : node.outputs) {
+    for (const std::string& name : result.names) {
+      if (const auto slot = slot_of_.find(name); slot != slot_of_.end())
+        found.push_back(slot->second);
+    }
+  }
+  return found;
+}
+
 Operand Scope::lookup(const std::string& name, Conversion conversion) {
   const auto constant = constants_.find(name);
   if (constant != constants_.end()) return Operand::constant(constant->second);

@@ -37,6 +37,8 @@ class Scope {
   void define(const std::string& name, c10::IValue value);
   /// Gives the results of a node their slots.
   std::vector<Target> targets(const Node& node);
+  /// The slots of the results that other nodes use.
+  std::vector<std::size_t> slots_of(const Node& node) const;
   std::size_t slots() const { return slots_; }
   const DeviceChange& devices() const { return context_.devices; }
   Context& context() const { return context_; }

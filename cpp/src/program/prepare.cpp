@@ -28,7 +28,8 @@ std::string module_of(const Node& node) {
       last == std::string::npos ? node.module_stack : node.module_stack.substr(last + 1);
   const auto first = entry.find(','), second = entry.find(',', first + 1);
   if (first == std::string::npos || second == std::string::npos) return {};
-  return entry.substr(first + 1, second - first - 1);
+  const std::string path = entry.substr(first + 1, second - first - 1);
+  return path.starts_with("_empty_nn_module_stack") ? "" : path;  // torch's mark for no module
 }
 
 std::string problem(const Node& node, std::string_view cause) {
@@ -67,8 +68,9 @@ Routine prepare_graph(const Graph& graph, const std::vector<std::string>& inputs
   routine.inputs = inputs.size();
   for (const Node& node : graph.nodes) {
     try {
-      routine.steps.push_back(
-          {prepare_node(node, scope), short_name(node.target), place_of(node), module_of(node)});
+      auto instruction = prepare_node(node, scope);
+      routine.steps.push_back({std::move(instruction), short_name(node.target), place_of(node),
+                               module_of(node), scope.slots_of(node)});
     } catch (const std::exception& error) {
       context.problems.push_back(problem(node, error.what()));
       scope.targets(node);

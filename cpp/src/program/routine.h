@@ -35,9 +35,10 @@ struct Step {
   std::string target;  ///< such as "aten.add.Tensor"
   std::string place;   ///< line of the model, such as "net.py:12"; may be empty
   std::string module;  ///< path of the module, such as "encoder.layer.0"; may be empty
+  std::vector<std::size_t> results = {};  ///< the slots of its results that are used
 };
 
-/// Is told of every step of a run.
+/// Is told of every step of a run, those of the graphs inside a step included.
 class Observer {
  public:
   virtual ~Observer() = default;
