@@ -4,6 +4,7 @@
 #include <exporter/profile.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -85,12 +86,24 @@ std::string fitted(const std::string& text, std::size_t width) {
   return safe.size() <= width ? safe : safe.substr(0, width - 3) + "...";
 }
 
+/// Returns a number of bytes in at most 8 characters: "12.3 kB".
+std::string size_text(std::int64_t bytes) {
+  constexpr std::array kUnits = {"B", "kB", "MB", "GB", "TB"};
+  double value = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  for (; value >= 999.5 && unit + 1 < kUnits.size(); ++unit) value /= 1e3;
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), unit == 0 || value >= 99.95 ? "%.0f %s" : "%.1f %s",
+                value, kUnits[unit]);
+  return text.data();
+}
+
 void print_row(const NodeProfile& node, double own_us, double all_us) {
   const std::string op = std::string(static_cast<std::size_t>(2 * node.depth), ' ') + node.op;
   const bool is_both = !node.place.empty() && !node.module.empty();
   const std::string where = node.place + (is_both ? "  " : "") + node.module;
-  std::printf("%9.3f ms %5.1f %% %8.2f MB  %-30s  %-24s  %s\n", own_us / 1e3, 100 * own_us / all_us,
-              static_cast<double>(node.allocated) / 1e6, fitted(op, 30).c_str(),
+  std::printf("%9.3f ms %5.1f %% %9s  %-30s  %-24s  %s\n", own_us / 1e3, 100 * own_us / all_us,
+              size_text(node.allocated).c_str(), fitted(op, 30).c_str(),
               fitted(joined(node.outputs), 24).c_str(), printable(where).c_str());
 }
 
@@ -105,8 +118,8 @@ void print_text(const Options& options, const Artifact& artifact, const Example&
               at::get_num_threads(), printable(example.name).c_str());
   std::printf("  %.3f ms in %zu nodes, %.3f ms without profiling, medians of %d calls\n",
               all_us / 1e3, nodes.size(), plain_ms, options.runs);
-  std::printf("  at most %.2f MB held between nodes, weights and inputs aside\n\n",
-              static_cast<double>(live) / 1e6);
+  std::printf("  at most %s held between nodes, weights and inputs aside\n\n",
+              size_text(live).c_str());
   std::vector<std::size_t> order(nodes.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   if (options.top > 0) {
@@ -114,7 +127,7 @@ void print_text(const Options& options, const Artifact& artifact, const Example&
   }
   const auto top = options.top == 0 ? order.size() : static_cast<std::size_t>(options.top);
   const std::size_t shown = std::min(order.size(), top);
-  std::printf("%12s %7s %11s  %-30s  %-24s  %s\n", "time", "share", "memory", "operator", "output",
+  std::printf("%12s %7s %9s  %-30s  %-24s  %s\n", "time", "share", "memory", "operator", "output",
               "line and module");
   double rest = all_us;
   for (std::size_t i = 0; i < shown; ++i) {
@@ -122,8 +135,8 @@ void print_text(const Options& options, const Artifact& artifact, const Example&
     rest -= own[order[i]];
   }
   if (shown < order.size()) {
-    std::printf("%9.3f ms %5.1f %%              in %zu other nodes; --top 0 shows all\n",
-                rest / 1e3, 100 * rest / all_us, order.size() - shown);
+    std::printf("%9.3f ms %5.1f %%            in %zu other nodes; --top 0 shows all\n", rest / 1e3,
+                100 * rest / all_us, order.size() - shown);
   }
 }
 

@@ -251,9 +251,9 @@ std::vector<at::Tensor> Artifact::run(std::vector<at::Tensor> inputs) const {
 
 std::vector<NodeProfile> Artifact::profile(std::vector<at::Tensor> inputs) const {
   std::vector<NodeProfile> nodes;
-  execute(std::move(inputs), [&](std::vector<at::Tensor> placed) {
-    return runner_->profile(std::move(placed), nodes);
-  });
+  // The inputs outlive the call, whose memory is counted without them.
+  execute(std::move(inputs),
+          [&](const std::vector<at::Tensor>& placed) { return runner_->profile(placed, nodes); });
   return nodes;
 }
 

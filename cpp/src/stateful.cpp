@@ -29,7 +29,8 @@ class StatefulRunner final : public Runner {
                                   std::vector<NodeProfile>& nodes) override {
     const std::lock_guard lock(mutex_);
     sizes_.require(contract_, inputs);
-    return clones(inner_->profile(clones(inputs), nodes));
+    const auto given = clones(inputs);  // outlives the call, whose memory is counted without it
+    return clones(inner_->profile(given, nodes));
   }
 
   void reset() override {

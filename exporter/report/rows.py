@@ -218,6 +218,13 @@ def rejected(variant: VariantRecord) -> str:
     return ", ".join(file.path for file in variant.rejected)
 
 
+def _count(number: int) -> str:
+    """Return a number of parameters: `109.5 M`, `20.9 k` or `812`."""
+    if number < 1e3:
+        return str(number)
+    return f"{number / 1e6:.1f} M" if number >= 1e5 else f"{number / 1e3:.1f} k"
+
+
 def failures(manifest: Manifest) -> list[VariantRecord]:
     """Return the failed variants."""
     return [v for v in manifest.variants if v.status == "failed"]
@@ -230,7 +237,7 @@ def heading(manifest: Manifest) -> list[str]:
     kind, _, index = manifest.device.partition(":")
     device = env.get("cpu", "CPU") if kind == "cpu" else env.get(f"gpu{index or 0}", "GPU")
     lines = [
-        f"{model.name} ({model.parameters / 1e6:.1f} M parameters, {model.weights} weights)"
+        f"{model.name} ({_count(model.parameters)} parameters, {model.weights} weights)"
         if manifest.contract
         else model.name,  # preparing it failed
         f"{manifest.device}: {device}, {manifest.threads} threads, {env.get('isa', '')}; "

@@ -57,6 +57,12 @@ def test_the_table_names_the_model_and_the_machine() -> None:
     assert "Bundle: artifacts/toy" in text
 
 
+@pytest.mark.parametrize(("count", "text"), [(812, "812"), (20_937, "20.9 k"), (109_482_240, "109.5 M")])
+def test_the_number_of_parameters(count: int, text: str) -> None:
+    manifest = dataclasses.replace(MANIFEST, model=dataclasses.replace(MANIFEST.model, parameters=count))
+    assert f"({text} parameters," in report.render(manifest, "table")
+
+
 @pytest.mark.parametrize(
     ("device", "name"), [("cuda", "H200"), ("cuda:0", "H200"), ("cuda:1", "L4"), ("cuda:2", "GPU")]
 )

@@ -308,6 +308,15 @@ def test_a_profile_has_the_time_and_memory_of_each_node(tmp_path: Path) -> None:
     assert [e["name"] for e in events if e["ph"] == "X"] == [node["op"] for node in nodes]
 
 
+def test_a_profile_of_a_program_with_state_warns_of_nothing(tmp_path: Path) -> None:
+    def average(m: Any, x: torch.Tensor) -> Any:
+        m.mean.mul_(0.9).add_(x.mean(0))
+        return x.add(1) * m.mean
+
+    done = profiled(saved(average, tmp_path, torch.randn(3, 4)))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_profile_prints_the_slowest_nodes_or_all(tmp_path: Path) -> None:
     file = saved(branching, tmp_path, torch.randn(3, 4))
     lines = profiled(file, "--top", "2").stdout.splitlines()
