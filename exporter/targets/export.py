@@ -43,7 +43,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     if program.entries:
         raise ExportError("an exported program supports only one entry", "leave out --specialize or the target export")
     exported = folding.fold_batch_norms(program.artifact)
-    if program.device == "cuda":
+    if program.device != "cpu":
         exported = folding.merge_linears(exported)
     guards.drop_needless(exported, program.contract)
     ops = custom_ops.of_exported(exported)
