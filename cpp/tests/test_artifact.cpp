@@ -7,6 +7,8 @@
 #include <torch/headeronly/version.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -327,6 +329,46 @@ TEST_CASE("serves several threads") {
     for (auto& thread : threads) thread.join();
     for (const int count : wrong) CHECK(count == 0);
   }
+}
+
+/// Returns the resident memory of this process in MB.
+double resident_mb() {
+  std::ifstream file("/proc/self/statm");
+  double total = 0, resident = 0;
+  file >> total >> resident;
+  return resident * static_cast<double>(sysconf(_SC_PAGESIZE)) / 1e6;
+}
+
+/// $EXPORTER_STRESS_S makes it call for so many seconds, and checks that memory does not grow.
+TEST_CASE("runs an exported program in eight threads with different shapes") {
+  const char* seconds = std::getenv("EXPORTER_STRESS_S");
+  const std::chrono::duration<double> limit(seconds == nullptr ? 0.2 : std::atof(seconds));
+  const auto artifact = Artifact::open(fixtures() / "exported.pt2");
+  const auto cases = Golden::read(fixtures() / "golden.safetensors").cases;
+  std::vector<std::vector<at::Tensor>> expected;
+  for (const auto& one : cases) expected.push_back(artifact.run(one.inputs));
+  std::vector<int> wrong(8, 0);
+  const auto call_for = [&](std::chrono::duration<double> duration) {
+    const auto end = std::chrono::steady_clock::now() + duration;
+    std::vector<std::thread> threads;
+    for (std::size_t i = 0; i < wrong.size(); ++i) {
+      threads.emplace_back([&, i] {
+        const std::size_t shape = i % cases.size();
+        while (std::chrono::steady_clock::now() < end) {
+          const auto outputs = artifact.run(cases[shape].inputs);
+          for (std::size_t k = 0; k < outputs.size(); ++k) {
+            wrong[i] += at::equal(outputs[k], expected[shape][k]) ? 0 : 1;
+          }
+        }
+      });
+    }
+    for (auto& thread : threads) thread.join();
+  };
+  call_for(limit / 10);
+  const double before = resident_mb();
+  call_for(limit);
+  for (const int count : wrong) CHECK(count == 0);
+  if (seconds != nullptr) CHECK(resident_mb() - before < 8);
 }
 
 TEST_CASE("reports out of memory") {
