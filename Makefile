@@ -67,12 +67,12 @@ coverage: cpp ## run pytest with coverage, which takes twice as long; 90% of bra
 fuzz: cpp ## export 500 generated modules to every target, in Python and C++; read 25,000 damaged archives and manifests
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -p no:cacheprovider -s tests/whole/test_fuzz.py tests/whole/test_hostile.py
 
-fuzz-cpp: cpp ## read 10,000 damaged contracts, archives and goldens under libFuzzer and AddressSanitizer
+fuzz-cpp: cpp ## read 10,000 damaged files of each kind under libFuzzer and AddressSanitizer
 	@clang++ --version > build/clang.log 2>&1 || { echo 'fuzz-cpp needs clang++ with libFuzzer: apt-get install clang'; exit 1; }
 	ctest --test-dir $(CPP) -R '^fixtures$$' --output-on-failure
 	cd cpp && cmake --preset fuzz -DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python && cmake --build --preset fuzz
 	$(BIN)/python cpp/fuzz/make_seeds.py $(CPP)/tests/fixtures build/seeds
-	for reader in contract archive golden; do mkdir -p build/corpus/$$reader && ASAN_OPTIONS=detect_leaks=0 $(CPP)-fuzz/fuzz/fuzz_$$reader \
+	for reader in contract archive golden graph program; do mkdir -p build/corpus/$$reader && ASAN_OPTIONS=detect_leaks=0 $(CPP)-fuzz/fuzz/fuzz_$$reader \
 	  -runs=10000 -timeout=20 -detect_leaks=0 -artifact_prefix=build/corpus/ build/corpus/$$reader build/seeds/$$reader || exit 1; done
 
 schemas: install ## generate the JSON Schemas of manifests and release files from the code

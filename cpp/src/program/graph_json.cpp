@@ -160,7 +160,7 @@ class GraphReader {
 
 InputSpec read_input(const json& node) {
   const auto [kind, value] = chosen(node, "an input");
-  const auto name = [&] { return text(value->at("arg").at("name")); };
+  const auto name = [value = value] { return text(value->at("arg").at("name")); };
   if (kind == "parameter") return {InputKind::parameter, name(), text(value->at("parameter_name"))};
   if (kind == "buffer") return {InputKind::buffer, name(), text(value->at("buffer_name"))};
   if (kind == "tensor_constant") {
