@@ -17,19 +17,20 @@ from exporter._version import __version__ as __version__
 _MODULES = {
     "Artifact": "exporter.api.artifact",
     "Bundle": "exporter.api.exporting",
+    "ContractError": "exporter.core.errors",
     "ExporterError": "exporter.core.errors",
     "Recipe": "exporter.model.recipes",
     "export": "exporter.api.exporting",
     "open_artifact": "exporter.api.artifact",
 }
-__all__ = ["Artifact", "Bundle", "ExporterError", "Recipe", "export", "open_artifact"]
+__all__ = ["Artifact", "Bundle", "ContractError", "ExporterError", "Recipe", "export", "open_artifact"]
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
     from exporter.api.artifact import Artifact, open_artifact
     from exporter.api.exporting import Bundle, export
-    from exporter.core.errors import ExporterError
+    from exporter.core.errors import ContractError, ExporterError
     from exporter.model.recipes import Recipe
 
 

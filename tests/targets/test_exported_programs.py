@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import subprocess
 import zipfile
 from collections.abc import Callable
@@ -93,6 +94,10 @@ PROGRAMS: dict[str, Callable[..., Any]] = {
     "a list of tensors and a missing index": lambda m, x: (torch.stack([x, x + 1]), x[:, [0, 2]], x[..., None, :1]),
     "numbers beside tensors": lambda m, x: (x.long() / 2, 2 - x.bool().int(), x.half() * 3, torch.where(x > 0, x, 1)),
     "an input that is written to": writes,
+    "infinity and NaN": lambda m, x: (
+        x.masked_fill(x < 0, float("-inf")), x.clamp(max=math.inf), torch.full_like(x, math.nan).isnan(),
+        x * complex(1, 2),
+    ),
 }  # fmt: skip
 
 

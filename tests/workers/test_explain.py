@@ -332,3 +332,8 @@ def test_weights_that_a_function_cannot_choose(tmp_path: Path, weights: str, war
     job = job_for("tiny:made", tmp_path)
     said = loading.load_model(dataclasses.replace(job, weights=weights)).warnings
     assert any("the recipe's function makes its own weights" in text for text in said) == warned
+
+
+def test_a_model_with_state(lent: None, tmp_path: Path) -> None:
+    found, _ = explained("stateful:conv_streaming", tmp_path)
+    assert [finding.text for section in found.sections for finding in bad(list(section.findings))] == []

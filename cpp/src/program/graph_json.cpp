@@ -1,6 +1,7 @@
 #include <c10/core/Layout.h>
 #include <c10/core/MemoryFormat.h>
 
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
@@ -78,24 +79,25 @@ class GraphReader {
     }
     if (kind == "as_tensors") return list(*value, &GraphReader::named);
     if (kind == "as_optional_tensors") return list(*value, &GraphReader::element);
-    if (kind == "as_ints" || kind == "as_floats" || kind == "as_bools" || kind == "as_strings") {
+    if (kind == "as_ints" || kind == "as_bools" || kind == "as_strings") {
       return list(*value, &GraphReader::constant);
     }
-    if (kind == "as_int_lists" || kind == "as_float_lists")
-      return list(*value, &GraphReader::constants);
+    if (kind == "as_int_lists") return list(*value, &GraphReader::constants);
+    if (kind == "as_float") return real(*value);
+    if (kind == "as_floats") return list(*value, &GraphReader::real);
+    if (kind == "as_float_lists") return list(*value, &GraphReader::reals);
     if (kind == "as_scalar_type") return {dtype_of_code(value->get<std::int64_t>())};
     if (kind == "as_memory_format") return {memory_format_of_code(value->get<std::int64_t>())};
     if (kind == "as_layout") return {layout_of_code(value->get<std::int64_t>())};
     if (kind == "as_device") return {device_of(*value)};
     if (kind == "as_complex") {
-      return {
-          c10::complex<double>(value->at("real").get<double>(), value->at("imag").get<double>())};
+      return {c10::complex<double>(real_of(value->at("real")), real_of(value->at("imag")))};
     }
     if (kind == "as_custom_obj") {
       throw std::runtime_error("it holds an object of the class " + text(value->at("class_fqn")) +
                                ", which only Python can load");
     }
-    if (kind == "as_int" || kind == "as_float" || kind == "as_bool" || kind == "as_string") {
+    if (kind == "as_int" || kind == "as_bool" || kind == "as_string") {
       return constant(*value);
     }
     throw std::runtime_error("it has an operand of an unknown kind, " + kind);
@@ -109,6 +111,21 @@ class GraphReader {
   }
 
   Argument constants(const json& node) { return list(node, &GraphReader::constant); }
+
+  /// Reads a float. JSON has neither infinity nor NaN, so torch writes their names.
+  static double real_of(const json& node) {
+    if (!node.is_string()) return node.get<double>();
+    const std::string name = text(node);
+    constexpr double kInfinity = std::numeric_limits<double>::infinity();
+    if (name == "Infinity") return kInfinity;
+    if (name == "-Infinity") return -kInfinity;
+    if (name == "NaN") return std::numeric_limits<double>::quiet_NaN();
+    throw std::runtime_error("it has a float that is no number, " + name);
+  }
+
+  Argument real(const json& node) { return {real_of(node)}; }
+
+  Argument reals(const json& node) { return list(node, &GraphReader::real); }
 
   Argument named(const json& node) { return {Reference{text(node.at("name"))}}; }
 

@@ -81,7 +81,7 @@ def _mutated(subject: Subject) -> list[Finding]:
         subject.module(*given)
     names = [
         spec.name
-        for spec, before, after in zip(subject.contract.inputs, subject.example, given, strict=True)
+        for spec, before, after in zip(subject.contract.inputs, subject.example, given, strict=False)  # then the state
         if not torch.equal(before.nan_to_num(), after.nan_to_num())
     ]
     text = "the code changes an input in place; callers of TorchScript see the change, callers of onnx do not"
