@@ -46,7 +46,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_outside_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Use one thread per process, download nothing, and compile everything except inductor's headers and CPU tests."""
+    """Use one thread per process, download nothing, and compile everything once in each run of pytest.
+
+    Inductor's precompiled headers and its tests of the CPU are kept between runs.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # waiting threads leave the cores to other tests
@@ -54,12 +57,17 @@ def _no_outside_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         cache = tmp_path_factory.mktemp("inductor")
         HEADERS.mkdir(parents=True, exist_ok=True)
         (cache / HEADERS.name).symlink_to(HEADERS)
+        shared = tmp_path_factory.getbasetemp()  # of this pytest worker, inside the folder of all workers
+        objects = (shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared) / "objects"
+        objects.mkdir(exist_ok=True)
+        (cache / "objects").symlink_to(objects)
         for loaded in INDUCTOR.glob("??/*.so.load_ok"):  # what tells whether the CPU runs an instruction set
             shutil.copytree(loaded.parent, cache / loaded.parent.name, dirs_exist_ok=True)
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
         patch.setenv("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")  # `make demo` compiles with the default
         here = Path(__file__).parent
-        patch.setenv("PYTHONPATH", f"{here}{os.pathsep}{here.parent}")  # for jobs.py and this source tree
+        patch.setenv("PYTHONPATH", str(here.parent), prepend=os.pathsep)  # this source tree
+        patch.setenv("PYTHONPATH", str(here), prepend=os.pathsep)  # jobs.py
         patch.delenv("COLUMNS", raising=False)
         handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores SIGINT
         yield

@@ -27,6 +27,13 @@ std::string hash(std::string& text) {
   return is_hash && text.size() == 64 ? "" : "not the 64 hexadecimal digits that sha256sum prints";
 }
 
+/// Returns the golden of the artifact's bundle. Rejected artifacts are one folder further down.
+std::filesystem::path golden_of(const std::filesystem::path& artifact) {
+  const auto folder = std::filesystem::absolute(artifact).parent_path();
+  const auto bundle = artifact.parent_path() / (folder.filename() == "rejected" ? ".." : "");
+  return bundle / "golden.safetensors";
+}
+
 /// The CLI11 definition of the command line. Parsed values go into `options` and the members.
 class CommandLine {
  public:
@@ -58,8 +65,9 @@ class CommandLine {
   /// Fills the fields that depend on several options.
   void finish() {
     options_.artifact = artifact_;
-    options_.golden = golden_.empty() ? options_.artifact.parent_path() / "golden.safetensors"
-                                      : std::filesystem::path(golden_);
+    options_.golden =
+        golden_.empty() ? golden_of(options_.artifact) : std::filesystem::path(golden_);
+    options_.has_default_golden = golden_.empty();
     options_.inputs.assign(inputs_.begin(), inputs_.end());
     options_.outputs = outputs_;
     options_.trace = trace_;
@@ -109,8 +117,7 @@ class CommandLine {
 
   void add_golden(CLI::App* command) {
     command
-        ->add_option("--golden", golden_,
-                     "the golden (default: golden.safetensors beside the artifact)")
+        ->add_option("--golden", golden_, "the golden (default: golden.safetensors in the bundle)")
         ->type_name("FILE");
   }
 

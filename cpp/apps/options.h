@@ -13,7 +13,8 @@ namespace exporter::app {
 /// Parsed options. options.cpp defines which subcommand takes which of them.
 struct Options {
   std::filesystem::path artifact;
-  std::filesystem::path golden;               ///< default: golden.safetensors beside the artifact
+  std::filesystem::path golden;  ///< default: golden.safetensors in the artifact's bundle
+  bool has_default_golden = true;
   std::vector<std::filesystem::path> inputs;  ///< several: the steps of a stream
   std::filesystem::path outputs;
   OpenOptions open;

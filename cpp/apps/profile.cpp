@@ -33,8 +33,7 @@ Example read_example(const Options& options, const Contract& contract) {
   if (!options.inputs.empty()) {
     return {options.inputs.front().string(), read_inputs(options.inputs.front(), contract)};
   }
-  const bool is_default = options.golden == options.artifact.parent_path() / "golden.safetensors";
-  if (is_default && !std::filesystem::exists(options.golden)) {
+  if (options.has_default_golden && !std::filesystem::exists(options.golden)) {
     Sizes sizes;
     for (const Symbol& symbol : contract.symbols) {
       if (symbol.smallest() == 0)
@@ -102,7 +101,7 @@ void print_row(const NodeProfile& node, double own_us, double all_us) {
   const std::string op = std::string(static_cast<std::size_t>(2 * node.depth), ' ') + node.op;
   const bool is_both = !node.place.empty() && !node.module.empty();
   const std::string where = node.place + (is_both ? "  " : "") + node.module;
-  std::printf("%9.3f ms %5.1f %% %9s  %-30s  %-24s  %s\n", own_us / 1e3, 100 * own_us / all_us,
+  std::printf("%10.1f us %5.1f %% %9s  %-30s  %-24s  %s\n", own_us, 100 * own_us / all_us,
               size_text(node.allocated).c_str(), fitted(op, 30).c_str(),
               fitted(joined(node.outputs), 24).c_str(), printable(where).c_str());
 }
@@ -127,7 +126,7 @@ void print_text(const Options& options, const Artifact& artifact, const Example&
   }
   const auto top = options.top == 0 ? order.size() : static_cast<std::size_t>(options.top);
   const std::size_t shown = std::min(order.size(), top);
-  std::printf("%12s %7s %9s  %-30s  %-24s  %s\n", "time", "share", "memory", "operator", "output",
+  std::printf("%13s %7s %9s  %-30s  %-24s  %s\n", "time", "share", "memory", "operator", "output",
               "line and module");
   double rest = all_us;
   for (std::size_t i = 0; i < shown; ++i) {
@@ -135,7 +134,7 @@ void print_text(const Options& options, const Artifact& artifact, const Example&
     rest -= own[order[i]];
   }
   if (shown < order.size()) {
-    std::printf("%9.3f ms %5.1f %%            in %zu other nodes; --top 0 shows all\n", rest / 1e3,
+    std::printf("%10.1f us %5.1f %%            in %zu other nodes; --top 0 shows all\n", rest,
                 100 * rest / all_us, order.size() - shown);
   }
 }

@@ -144,12 +144,6 @@ ArtifactInfo inspect(const std::filesystem::path& path) {
   });
 }
 
-std::vector<at::Tensor> Runner::profile(std::vector<at::Tensor>, std::vector<NodeProfile>&) {
-  throw Error(ErrorKind::usage,
-              "it has no nodes to profile: export the model with --targets export, and open that "
-              "file with cuda_graphs = 0");
-}
-
 std::unique_ptr<Runner> load_runner(const std::filesystem::path& path, const ArtifactInfo& info,
                                     at::Device device, bool serial, int runners, bool huge_pages) {
   if (info.kind == ArtifactKind::torchscript) {
@@ -252,8 +246,15 @@ std::vector<at::Tensor> Artifact::run(std::vector<at::Tensor> inputs) const {
 std::vector<NodeProfile> Artifact::profile(std::vector<at::Tensor> inputs) const {
   std::vector<NodeProfile> nodes;
   // The inputs outlive the call, whose memory is counted without them.
-  execute(std::move(inputs),
-          [&](const std::vector<at::Tensor>& placed) { return runner_->profile(placed, nodes); });
+  execute(std::move(inputs), [&](const std::vector<at::Tensor>& placed) {
+    auto outputs = runner_->profile(placed, nodes);
+    if (!outputs) {
+      throw Error(ErrorKind::usage,
+                  "it has no nodes to profile: export the model with --targets export, and open "
+                  "that file with cuda_graphs = 0");
+    }
+    return *std::move(outputs);
+  });
   return nodes;
 }
 

@@ -32,8 +32,8 @@ class ExportedProgramRunner final : public Runner {
     return program_.run(std::move(inputs));
   }
 
-  std::vector<at::Tensor> profile(std::vector<at::Tensor> inputs,
-                                  std::vector<NodeProfile>& nodes) override {
+  std::optional<std::vector<at::Tensor>> profile(std::vector<at::Tensor> inputs,
+                                                 std::vector<NodeProfile>& nodes) override {
     for (const Guard& guard : guards_) guard.require(inputs);
     program::Profiler profiler(nodes);
     return program_.run(std::move(inputs), &profiler);

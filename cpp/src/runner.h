@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,10 +19,12 @@ class Runner {
   virtual ~Runner() = default;
   virtual std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) = 0;
 
-  /// Runs the model and appends a record of each node to `nodes`. Throws Error(usage) if the
-  /// artifact has no nodes.
-  virtual std::vector<at::Tensor> profile(std::vector<at::Tensor> inputs,
-                                          std::vector<NodeProfile>& nodes);
+  /// Runs the model and appends a record of each node to `nodes`. Returns nothing if the artifact
+  /// has no nodes. Like all of this class, it is defined here, for libexporter_cuda.so.
+  virtual std::optional<std::vector<at::Tensor>> profile(std::vector<at::Tensor> /*inputs*/,
+                                                         std::vector<NodeProfile>& /*nodes*/) {
+    return std::nullopt;
+  }
 
   /// Restores the initial state, if the model keeps its state.
   virtual void reset() {}

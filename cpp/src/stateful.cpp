@@ -22,16 +22,21 @@ class StatefulRunner final : public Runner {
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) override {
     const std::lock_guard lock(mutex_);
     sizes_.require(contract_, inputs);
-    return clones(inner_->run(clones(inputs)));
+    const auto given = clones(inputs);
+    auto outputs = clones(inner_->run(given));
+    for (const std::size_t i : inner_->written_inputs()) inputs[i].copy_(given[i]);
+    return outputs;
   }
 
-  std::vector<at::Tensor> profile(std::vector<at::Tensor> inputs,
-                                  std::vector<NodeProfile>& nodes) override {
+  std::optional<std::vector<at::Tensor>> profile(std::vector<at::Tensor> inputs,
+                                                 std::vector<NodeProfile>& nodes) override {
     const std::lock_guard lock(mutex_);
     sizes_.require(contract_, inputs);
-    const auto given = clones(inputs);  // outlives the call, whose memory is counted without it
-    return clones(inner_->profile(given, nodes));
+    const auto given = clones(inputs);     // outlives the call, whose memory is counted without it
+    return inner_->profile(given, nodes);  // its caller drops the outputs
   }
+
+  std::vector<std::size_t> written_inputs() const override { return inner_->written_inputs(); }
 
   void reset() override {
     const std::lock_guard lock(mutex_);

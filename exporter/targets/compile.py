@@ -30,6 +30,7 @@ from exporter.targets import (
     TritonBackend,
     _inductor,
     _int8,
+    _objects,
     _packages,
     _specialized,
     _weights,
@@ -85,7 +86,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         # libtorch.so would pull in every CUDA library; `_settings` links only the two that a CPU package needs.
         os.environ["LIBRARY_PATH"] = f"{Path(torch.__file__).parent / 'lib'}:{os.environ.get('LIBRARY_PATH', '')}"
     unfrozen: tuple[str, ...] = ()
-    with recurrent.looped():
+    with recurrent.looped(), _objects.reused():
         if program.entries:
             if program.keeps_state:
                 raise ExportError("each entry of a package would keep a separate state", "use --state inputs")

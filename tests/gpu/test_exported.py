@@ -88,7 +88,7 @@ def export(folder: Path, name: str, *options: str) -> tuple[Manifest, Path]:
 
 def failures(manifest: Manifest) -> dict[str, str]:
     """Return the reasons of the sessions that did not pass in C++."""
-    found = {variant.name: [s for s in variant.sessions if s.session == "native"] for variant in manifest.variants[1:]}
+    found = {variant.name: [s for s in variant.sessions if s.session == "native"] for variant in manifest.variants}
     return {
         name: str([s.reason for s in native])
         for name, native in found.items()
@@ -98,7 +98,7 @@ def failures(manifest: Manifest) -> dict[str, str]:
 
 def test_every_precision(tmp_path: Path) -> None:
     manifest, _ = export(tmp_path, "attention", "--device", "cuda", "--precision", "fp32,tf32,bf16,fp16")
-    assert len(manifest.variants) == 5
+    assert len(manifest.variants) == 4
     assert failures(manifest) == {}
 
 

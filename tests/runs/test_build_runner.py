@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -279,3 +280,13 @@ def test_no_more_compilers_than_memory_allows(monkeypatch: pytest.MonkeyPatch) -
     for free, jobs in ((10**12, 64), (9 * 10**9, 4), (10**9, 1)):
         monkeypatch.setattr("exporter.core.memory.free", lambda free=free: free)
         assert build_runner._jobs() == jobs
+
+
+def test_the_library_for_cuda_graphs_needs_no_symbol_of_the_program() -> None:
+    """It can be loaded without a GPU."""
+    runner = environment.find_runner()
+    if runner is None or not (library := runner.with_name("libexporter_cuda.so")).is_file():
+        pytest.skip("exporter-run is not built with CUDA graphs")
+    load = [sys.executable, "-c", f"import ctypes, os; ctypes.CDLL({str(library)!r}, os.RTLD_NOW)"]
+    done = subprocess.run(load, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

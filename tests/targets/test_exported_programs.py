@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.commands import NATIVE
+from support.commands import NATIVE, Run
 from torch import nn
 
 from exporter.core import environment
@@ -320,6 +320,16 @@ def test_a_profile_of_a_program_with_state_warns_of_nothing(tmp_path: Path) -> N
 
     done = profiled(saved(average, tmp_path, torch.randn(3, 4)))
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_profile_names_the_modules_of_the_model(run: Run) -> None:
+    """Not those that exporter puts around the model, whose nodes copy the state."""
+    _, place = run("stateful:conv_streaming", "export", bench=False, state="carry")
+    nodes = json.loads(profiled(place / "exported.pt2", "--json").stdout)["nodes"]
+    found = {(node["op"].split(".")[1], node["module"], node["place"].partition(":")[0]) for node in nodes}
+    assert ("conv1d", "conv", "stateful.py") in found
+    assert ("copy_", "", "exporter") in found
+    assert {place for _, _, place in found} == {"stateful.py", "exporter"}
 
 
 def test_a_profile_prints_the_slowest_nodes_or_all(tmp_path: Path) -> None:

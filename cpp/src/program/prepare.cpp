@@ -1,9 +1,21 @@
+#include <algorithm>
+#include <sstream>
 #include <stdexcept>
+#include <utility>
 
 #include "instructions.h"
 
 namespace exporter::program {
 namespace {
+
+constexpr std::string_view kNoModule = "_empty_nn_module_stack";  // torch's mark
+constexpr std::string_view kWrappers[] = {"exporter.model.flattening.", "exporter.model.state."};
+constexpr std::string_view kOwnFile = "exporter/";
+
+bool is_wrapper(std::string_view python_class) {
+  return std::ranges::any_of(kWrappers,
+                             [&](auto prefix) { return python_class.starts_with(prefix); });
+}
 
 std::unique_ptr<const Instruction> prepare_node(const Node& node, Scope& scope) {
   if (const auto name = operator_name(node.target)) {
@@ -21,15 +33,22 @@ std::string short_name(const std::string& target) {
   return target.starts_with(kPrefix) ? target.substr(kPrefix.size()) : target;
 }
 
-/// Returns the path of the innermost module: "encoder.layer.0".
+/// Returns the path of the innermost module, from the model on: "encoder.layer.0". torch.export
+/// writes "KEY,PATH,CLASS" for each module, with the modules that exporter puts around the model.
 std::string module_of(const Node& node) {
-  const auto last = node.module_stack.rfind(';');
-  const std::string entry =
-      last == std::string::npos ? node.module_stack : node.module_stack.substr(last + 1);
-  const auto first = entry.find(','), second = entry.find(',', first + 1);
-  if (first == std::string::npos || second == std::string::npos) return {};
-  const std::string path = entry.substr(first + 1, second - first - 1);
-  return path.starts_with("_empty_nn_module_stack") ? "" : path;  // torch's mark for no module
+  std::istringstream entries(node.module_stack);
+  std::string path, model;
+  bool is_own = false;
+  for (std::string entry; std::getline(entries, entry, ';');) {
+    const auto first = entry.find(','), second = entry.find(',', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    path = entry.substr(first + 1, second - first - 1);
+    const bool was_own = std::exchange(is_own, is_wrapper(entry.substr(second + 1)));
+    if (was_own && !is_own) model = path;
+  }
+  const bool has_module = !is_own && !path.starts_with(kNoModule);
+  if (!has_module || path == model) return {};
+  return path.starts_with(model + ".") ? path.substr(model.size() + 1) : path;
 }
 
 std::string problem(const Node& node, std::string_view cause) {
@@ -51,6 +70,10 @@ std::string place_of(const Node& node) {
     const std::string path = trace.substr(start, end - start);
     const bool is_torch = path.starts_with("torch/") || path.find("/torch/") != std::string::npos;
     if (is_torch || path.starts_with("<")) continue;
+    if (path.starts_with(kOwnFile)) {
+      if (place.empty()) place = "exporter";  // it wraps the model
+      continue;
+    }
     const auto number = end + kLine.size();
     const auto stop = trace.find_first_not_of("0123456789", number);
     const auto slash = path.rfind('/');
