@@ -201,12 +201,8 @@ def altered(file: Path, change: Callable[[dict[str, Any]], None]) -> Path:
     return made
 
 
-def test_a_program_of_another_device_runs_here(tmp_path: Path) -> None:
-    """A program as a GPU saves it, with weights, constants and a device in the graph."""
-    x = torch.randn(3, 4)
-    function = PROGRAMS["constants with strides"]
-    file = saved(lambda m, x: (*function(m, x), m.linear(x) + torch.arange(4, device=x.device)), tmp_path, x)
-    expected = torch.export.load(file).module(check_guards=False)(x)
+def from_a_gpu(file: Path, *changes: tuple[str, str]) -> Path:
+    """Write the program as a GPU saves it, with weights, constants and a device in the graph, and otherwise changed."""
     made = file.with_name("gpu.pt2")
     with zipfile.ZipFile(file) as old, zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as new:
         for info in old.infolist():
@@ -214,11 +210,44 @@ def test_a_program_of_another_device_runs_here(tmp_path: Path) -> None:
             if info.filename.endswith(".json"):
                 data = data.replace(b'"type": "cpu", "index": null', b'"type": "cuda", "index": 0')
                 assert b'"cuda"' in data
+                for old_text, new_text in changes:
+                    data = data.replace(old_text.encode(), new_text.encode())
             new.writestr(info.filename, data)
-    got = run(made, (x,), options=("--device", "cpu"))
+    return made
+
+
+def test_a_program_of_another_device_runs_here(tmp_path: Path) -> None:
+    x = torch.randn(3, 4)
+    function = PROGRAMS["constants with strides"]
+    file = saved(lambda m, x: (*function(m, x), m.linear(x) + torch.arange(4, device=x.device)), tmp_path, x)
+    expected = torch.export.load(file).module(check_guards=False)(x)
+    got = run(from_a_gpu(file), (x,), options=("--device", "cpu"))
     assert not isinstance(got, str), got
     for have, want in zip(got[0], expected, strict=True):
         torch.testing.assert_close(have, want)
+
+
+def test_another_device_may_have_other_strides(tmp_path: Path) -> None:
+    """The attention of a GPU returns other strides, and then a view of the saved graph is not possible."""
+    x = torch.randn(3, 4)
+
+    def flattened(m: Any, x: torch.Tensor) -> Any:
+        return m.linear(x).t().reshape(-1)
+
+    def written(m: Any, x: torch.Tensor) -> Any:
+        y = m.linear(x)
+        y.add_(1)
+        return y.t().reshape(-1)
+
+    swap = (("aten.reshape.default", "aten.view.default"), ('"name": "shape"', '"name": "size"'))
+    file = saved(flattened, tmp_path, x)
+    expected = torch.export.load(file).module(check_guards=False)(x)
+    got = run(from_a_gpu(file, *swap), (x,), options=("--device", "cpu"))
+    assert not isinstance(got, str), got
+    torch.testing.assert_close(got[0][0], expected)
+    refused = run(from_a_gpu(saved(written, tmp_path, x), *swap), (x,), options=("--device", "cpu"))
+    assert isinstance(refused, str)
+    assert "view size is not compatible" in refused, "a copy would hide what is written to the view"
 
 
 def targets(graph: dict[str, Any]) -> list[dict[str, Any]]:

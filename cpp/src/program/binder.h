@@ -24,6 +24,7 @@ struct DeviceChange {
 /// What all graphs of a program share while they are prepared.
 struct Context {
   DeviceChange devices;
+  bool copies_for_views = false;  ///< a view that the strides forbid is a copy; see `program.cpp`
   std::vector<std::string> problems;  ///< why nodes cannot run, each with its operator and place
 };
 

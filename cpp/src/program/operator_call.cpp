@@ -124,8 +124,12 @@ std::unique_ptr<const Instruction> operator_call(const Node& node, const c10::Op
   if (node.outputs.size() > schema.returns().size() && !schema.returns().empty()) {
     throw std::runtime_error("it returns fewer results than the program expects");
   }
+  const bool is_view = name == c10::OperatorName("aten::view", "");
+  const auto called = is_view && scope.context().copies_for_views
+                          ? c10::Dispatcher::singleton().findSchemaOrThrow("aten::reshape", "")
+                          : *handle;
   auto targets = schema.returns().empty() ? std::vector<Target>{} : scope.targets(node);
-  return std::make_unique<OperatorCall>(*handle, std::move(operands), std::move(targets));
+  return std::make_unique<OperatorCall>(called, std::move(operands), std::move(targets));
 }
 
 }  // namespace exporter::program

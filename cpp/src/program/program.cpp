@@ -43,7 +43,10 @@ bool is_weight(InputKind kind) {
 Program::Program(const SavedProgram& saved, const SavedTensors& tensors,
                  const DeviceChange& devices) {
   const auto constants = weights(saved, tensors, devices);
-  Context context{devices, {}};
+  // Strides of results differ between devices, and torch.export leaves out copies that the strides
+  // of its own device make needless. A copy is equal to a view if nothing writes to either.
+  const bool copies_for_views = devices.changes() && !writes(saved.graph);
+  Context context{devices, copies_for_views, {}};
   std::vector<std::string> inputs;
   for (const InputSpec& input : saved.inputs) {
     if (input.kind == InputKind::user) inputs.push_back(input.name);

@@ -19,6 +19,9 @@ namespace exporter::program {
 /// The inputs that a graph writes to, by name, itself or through views.
 std::set<std::string> written_inputs(const Graph& graph);
 
+/// Whether any node of a graph, or of a graph inside it, writes to memory.
+bool writes(const Graph& graph);
+
 /// The weights that a program writes to, by their names in the model.
 std::set<std::string> written_weights(const SavedProgram& program);
 

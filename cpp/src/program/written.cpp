@@ -87,6 +87,18 @@ Names written_inputs(const Graph& graph) {
   return written;
 }
 
+bool writes(const Graph& graph) {
+  return std::ranges::any_of(graph.nodes, [](const Node& node) {
+    const auto name = operator_name(node.target);
+    const auto handle = name ? c10::Dispatcher::singleton().findSchema(*name) : std::nullopt;
+    return (handle && handle->schema().is_mutable()) ||
+           std::ranges::any_of(node.inputs, [](const NamedArgument& input) {
+             const auto* inner = std::get_if<std::shared_ptr<const Graph>>(&input.argument.is);
+             return inner != nullptr && writes(**inner);
+           });
+  });
+}
+
 Names written_weights(const SavedProgram& program) {
   const Names inputs = written_inputs(program.graph);
   Names weights;
