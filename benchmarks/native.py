@@ -1,8 +1,9 @@
-"""Compare C++ with Python for the same artifacts on the CPU: steady calls, start to first result, memory."""
+"""Compare C++ with Python, and exported programs with traces, on the CPU: steady calls, starts, memory."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from _process import Run, run, verdict
+from call import build
 
 from exporter import targets
 from exporter.bundle import layout
@@ -19,6 +21,8 @@ from exporter.runs import session_checks
 from exporter.workers.children import Zygote
 
 RUNS = 5
+PROCESSES = 10  # that share one exported program
+ROOT = Path(__file__).parents[1]
 FIRST_RESULT = """
 import sys, torch
 from safetensors.torch import load_file, save_file
@@ -46,7 +50,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", default=["resnet18", "bert"])
     parser.add_argument("--time-budget", type=float, default=10.0)
+    parser.add_argument("--build", type=Path, default=ROOT / "build" / "cpp")
     arguments = parser.parse_args()
+    build(arguments.build)
     runner = environment.find_runner()
     if runner is None:
         sys.exit("exporter-run is not built: make cpp")
@@ -61,7 +67,7 @@ def main() -> None:
                 "export",
                 model,
                 "--targets",
-                "trace,compile",
+                "trace,compile,export",
                 "--weights",
                 "random",
             ]
@@ -71,6 +77,8 @@ def main() -> None:
                 stdout=subprocess.DEVNULL,
             )
             claims += _steady(model, place, arguments.time_budget)
+            claims.append(_beside_trace(model, place, arguments.time_budget))
+            claims.append(_shared(model, place, arguments.build))
             claims += _start(model, place, runner)
     verdict(claims)
 
@@ -104,6 +112,36 @@ def _steady(model: str, place: Path, budget: float) -> list[tuple[str, float, fl
             for session in sessions.values():
                 session.close()
     return claims
+
+
+def _beside_trace(model: str, place: Path, budget: float) -> tuple[str, float, float]:
+    """Return the claim about steady calls of the exported program and the frozen trace, both in C++, in turn."""
+    options = targets.Options(threads=environment.usable_cpus())
+    records = {record.name: record for record in layout.read_manifest(place).variants}
+    with Zygote() as zygote:
+        sessions = {}
+        for name in ("trace", "export"):
+            log = place / "logs" / f"{name}.log"
+            sessions[name] = dict(session_checks.openers(zygote, place, records[name], options, log, 600))["native"]()
+            sessions[name].start()
+        series = benchmark.measure(sessions, budget, "trace")
+        for session in sessions.values():
+            session.close()
+    ratio = stats.ratio(series["export"].windows, series["trace"].windows)
+    low, high = stats.ratio_interval(series["export"].windows, series["trace"].windows)
+    print(f"{model}: exported program over trace in C++, steady calls: {ratio:.3f} ({low:.3f}…{high:.3f})", flush=True)
+    return f"{model}, steady calls in C++, export over trace, lower end", low, 1.0
+
+
+def _shared(model: str, place: Path, programs: Path) -> tuple[str, float, float]:
+    """Return the claim about the memory of processes that are forked after they opened an exported program."""
+    artifact = place / "exported.pt2"
+    done = subprocess.run(
+        [programs / "exporter-forked", artifact, str(PROCESSES)], check=True, capture_output=True, text=True
+    )
+    pss, size = json.loads(done.stdout)["pss_mb"], artifact.stat().st_size / 1e6
+    print(f"{model}: {PROCESSES} forked processes use {pss:.0f} MB, the file has {size:.0f} MB", flush=True)
+    return f"{model} export, PSS of {PROCESSES} forked processes over the file", pss / size, 1.5
 
 
 # libtorch_cpu.so of a CUDA wheel is linked to these two small libraries, so every process that loads it maps them.

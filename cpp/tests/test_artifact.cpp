@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <exporter/exporter.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <torch/headeronly/version.h>
 #include <unistd.h>
 
@@ -328,6 +329,24 @@ TEST_CASE("serves several threads") {
     }
     for (auto& thread : threads) thread.join();
     for (const int count : wrong) CHECK(count == 0);
+  }
+}
+
+TEST_CASE("runs in processes that were forked after it was opened") {
+  for (const std::string& name : kModels) {
+    CAPTURE(name);
+    const auto example = Golden::read(fixtures() / "golden.safetensors").cases.front();
+    const auto artifact = Artifact::open(fixtures() / name);
+    const pid_t child = fork();
+    if (child == 0) {
+      exporter::set_threads(1);  // earlier calls have started OpenMP's threads, which a fork lacks
+      alarm(60);
+      const bool right = at::allclose(artifact.run(example.inputs)[0], example.eager[0]);
+      _exit(right ? 0 : 1);
+    }
+    int status = -1;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    CHECK(status == 0);
   }
 }
 
