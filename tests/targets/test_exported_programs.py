@@ -250,6 +250,16 @@ def test_another_device_may_have_other_strides(tmp_path: Path) -> None:
     assert "view size is not compatible" in refused, "a copy would hide what is written to the view"
 
 
+def test_a_file_of_several_programs_is_refused(tmp_path: Path) -> None:
+    from torch.export.pt2_archive._package import package_pt2
+
+    program = torch.export.load(saved(lambda m, x: m.linear(x), tmp_path, torch.randn(3, 4)))
+    package_pt2(tmp_path / "both.pt2", exported_programs={"first": program, "second": program})
+    refused = run(tmp_path / "both.pt2", (torch.randn(3, 4),))
+    assert isinstance(refused, str)
+    assert "it holds several programs (first, second): save each in a file of its own" in refused
+
+
 def targets(graph: dict[str, Any]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = graph["graph_module"]["graph"]["nodes"]
     return found

@@ -102,16 +102,22 @@ at::Tensor read_tensor(const json& meta, const Member& member,
 
 SavedFile::SavedFile(const std::filesystem::path& path) {
   constexpr std::string_view kModels = "models/", kJson = ".json";
+  std::string names;  // of further programs
   for (Member& member : read_directory(File(path))) {
     const auto top = member.name.find('/');
     std::string name = top == std::string::npos ? member.name : member.name.substr(top + 1);
     if (name.starts_with(kModels) && name.ends_with(kJson)) {
-      if (!model_.empty()) throw std::runtime_error("it holds several programs");
-      model_ = name.substr(kModels.size(), name.size() - kModels.size() - kJson.size());
+      const auto length = name.size() - kModels.size() - kJson.size();
+      if (!model_.empty()) names += model_ + ", ";
+      model_ = name.substr(kModels.size(), length);
     }
     members_.insert_or_assign(std::move(name), std::move(member));
   }
   if (model_.empty()) throw std::runtime_error("it holds no exported program");
+  if (!names.empty()) {
+    throw std::runtime_error("it holds several programs (" + names + model_ +
+                             "): save each in a file of its own with torch.export.save");
+  }
   mapping_ = std::make_shared<const Mapping>(path);
   if (const auto order = find("byteorder"); order && *order != "little") {
     throw std::runtime_error("its bytes are in the order " + std::string(*order));
