@@ -9,7 +9,7 @@ SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export TORCHINDUCTOR_CACHE_DIR ?= $(CURDIR)/build/inductor
 
-.PHONY: help demo test check install lint docs cpp ctest asan pytest coverage fuzz fuzz-cpp schemas wheels bench tables test-gpu clean
+.PHONY: help demo test check install lint docs cpp ctest asan tsan pytest coverage fuzz fuzz-cpp schemas wheels bench tables test-gpu clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -54,6 +54,9 @@ cpp: install ## build exporter-run; UNITY=OFF for fast incremental builds
 
 ctest: cpp
 	ctest --test-dir $(CPP) --parallel 2 --output-on-failure
+
+tsan: install ## run the C++ tests with threads under ThreadSanitizer
+	cd cpp && cmake --preset tsan -DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python && cmake --build --preset tsan && ctest --preset tsan -R '^(fixtures|artifact|stream)$$'
 
 asan: install ## run the C++ tests under AddressSanitizer
 	cd cpp && cmake --preset asan -DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python && cmake --build --preset asan && ctest --preset asan
