@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
+import sys
 from typing import Any
 
 import torch
@@ -43,7 +44,8 @@ def merge_linears(program: torch.export.ExportedProgram) -> torch.export.Exporte
     """Return a program in which linear layers with the same input are one, as queries, keys and values often are.
 
     Returns the given program, unchanged, if there are none, or if a later node does not accept the strides of a part
-    of the merged output. torch.jit.freeze does the same for GPUs, on which fewer and larger kernels are faster.
+    of the merged output; the job's log then says so. torch.jit.freeze does the same for GPUs, on which fewer and larger
+    kernels are faster.
     """
     groups: dict[tuple[Any, ...], list[fx.Node]] = {}
     for node in program.graph.nodes:
@@ -64,7 +66,8 @@ def merge_linears(program: torch.export.ExportedProgram) -> torch.export.Exporte
             placeholder.meta["val"] = fake.from_tensor(weights[str(name)], static_shapes=True)
     try:
         FakeTensorProp(module, fake).propagate_dont_convert_inputs(*(one.meta["val"] for one in placeholders))
-    except Exception:  # whatever an operator raises for its inputs
+    except Exception as error:  # whatever an operator raises for its inputs
+        print(f"linear layers with the same input are not merged: {error}", file=sys.stderr)
         return program
     return _rebuilt(program, module, weights)
 

@@ -116,9 +116,10 @@ def test_linear_layers_of_one_input_are_merged(bias: bool, tmp_path: Path) -> No
     assert fake.stride(-2) == 16
 
 
-def test_layers_are_not_merged_if_an_operator_needs_contiguous_outputs() -> None:
+def test_layers_are_not_merged_if_an_operator_needs_contiguous_outputs(capsys: pytest.CaptureFixture[str]) -> None:
     program = exported(Attention(flat=True), 3, 8)
     assert folding.merge_linears(program) is program
+    assert "linear layers with the same input are not merged" in capsys.readouterr().err
 
 
 def test_layers_that_share_a_weight_are_not_merged() -> None:
