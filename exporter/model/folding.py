@@ -65,11 +65,23 @@ def merge_linears(program: torch.export.ExportedProgram) -> torch.export.Exporte
         if (name := targets.get(placeholder)) in weights and fake is not None:
             placeholder.meta["val"] = fake.from_tensor(weights[str(name)], static_shapes=True)
     try:
-        FakeTensorProp(module, fake).propagate_dont_convert_inputs(*(one.meta["val"] for one in placeholders))
+        _Propagation(module, fake).propagate_dont_convert_inputs(*(one.meta["val"] for one in placeholders))
     except Exception as error:  # whatever an operator raises for its inputs
         print(f"linear layers with the same input are not merged: {error}", file=sys.stderr)
         return program
     return _rebuilt(program, module, weights)
+
+
+class _Propagation(FakeTensorProp):
+    """Propagates the strides of merged layers, but keeps what torch.export found for attention.
+
+    On a GPU, attention pads its mask, which torch 2.11 cannot do for a dynamic size outside torch.export. The strides
+    of its output are the same whether or not its inputs are parts of a larger tensor.
+    """
+
+    def run_node(self, n: fx.Node) -> Any:
+        attention = n.target is torch.ops.aten.scaled_dot_product_attention.default
+        return n.meta["val"] if attention else super().run_node(n)
 
 
 def _copied(

@@ -25,7 +25,8 @@ class Attention(torch.nn.Module):
         self.layer = torch.nn.MultiheadAttention(32, 4, batch_first=True)
 
     def forward(self, ids):
-        x = self.embedding(ids) + torch.arange(ids.shape[1], device=ids.device)[:, None] / 100
+        x = self.embedding(ids)
+        x = x + torch.arange(ids.shape[1], device=ids.device, dtype=x.dtype)[:, None] / 100
         return self.norm(x + self.layer(x, x, x, need_weights=False)[0])
 
 

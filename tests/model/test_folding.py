@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from exporter.model import folding
 
@@ -114,6 +115,34 @@ def test_linear_layers_of_one_input_are_merged(bias: bool, tmp_path: Path) -> No
     same(program, torch.export.load(tmp_path / "merged.pt2"), 3, 8)
     fake = next(node.meta["val"] for node in merged.graph.nodes if node.name == "getitem")
     assert fake.stride(-2) == 16
+
+
+class Masked(nn.Module):
+    """Attention with a mask, which fake tensors of a GPU cannot compute for a dynamic size in torch 2.11."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key, value = (layer(x).unflatten(-1, (2, 4)).mT for layer in (self.query, self.key, self.value))
+        mask = torch.ones(x.shape[0], 1, 4, 4, dtype=torch.bool)
+        return nn.functional.scaled_dot_product_attention(query, key, value, mask)
+
+
+def test_layers_of_attention_are_merged_where_fake_attention_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = exported(Masked(), 3, 8)
+    computed = FakeTensorProp.run_node
+
+    def run_node(self: FakeTensorProp, n: torch.fx.Node) -> object:
+        if n.target is torch.ops.aten.scaled_dot_product_attention.default:
+            raise RuntimeError("SymIntArrayRef expected to contain only concrete integers")
+        return computed(self, n)
+
+    monkeypatch.setattr(FakeTensorProp, "run_node", run_node)
+    merged = folding.merge_linears(program)
+    assert (linears(program), linears(merged)) == (3, 1)
+    same(program, merged, 3, 8)
 
 
 def test_layers_are_not_merged_if_an_operator_needs_contiguous_outputs(capsys: pytest.CaptureFixture[str]) -> None:
