@@ -24,11 +24,12 @@ std::string describe(const CaseResult& one) {
 }
 
 void print_output(const CaseResult& one, const OutputParity& output) {
-  std::printf("%-8s  %s  %s  max abs %s  max rel %s  rmse %s x eager  cosine %s%s%s\n",
-              to_string(output.verdict), describe(one).c_str(), printable(output.output).c_str(),
-              text(output.max_abs, "%.2g").c_str(), text(output.max_rel, "%.2g").c_str(),
-              text(output.rmse_ratio, "%.2f").c_str(), text(output.cosine, "%.6f").c_str(),
-              output.reason.empty() ? "" : ": ", printable(output.reason).c_str());
+  std::printf(
+      "%-8s  %s  %s  against float64: max abs %s  max rel %s  rmse %s x eager's  cosine %s%s%s\n",
+      to_string(output.verdict), describe(one).c_str(), printable(output.output).c_str(),
+      text(output.max_abs, "%.2g").c_str(), text(output.max_rel, "%.2g").c_str(),
+      text(output.rmse_ratio, "%.2f").c_str(), text(output.cosine, "%.6f").c_str(),
+      output.reason.empty() ? "" : ": ", printable(output.reason).c_str());
 }
 
 /// Returns whether `one` is further from the reference than `other`.

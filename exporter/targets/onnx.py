@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -63,14 +63,18 @@ DYNAMO = "from the exported program"
 OLDER = "from a trace, by torch's older exporter, because the newer one fails"
 
 
+def no_state(names: Iterable[str]) -> ExportError:
+    """Return the error for a model that keeps state in the named tensors."""
+    found = f"ONNX carries no state from call to call, and the model keeps {', '.join(names)}"
+    return ExportError(found, "--state inputs turns the state into inputs and outputs")
+
+
 def export(program: Program, path: Path, options: Options) -> Exported:
     """Translate the exported program to ONNX. Weights that do not fit into one file go into a companion file."""
     import onnx
 
     if program.keeps_state and program.contract.state:
-        names = ", ".join(tensor.name for tensor in program.contract.state.tensors)
-        remedy = "--state inputs turns the state into inputs and outputs"
-        raise ExportError(f"ONNX carries no state from call to call, and the model keeps {names}", remedy)
+        raise no_state(tensor.name for tensor in program.contract.state.tensors)
     if options.precision == "int8" and options.device != "cpu":
         raise ExportError("onnxruntime has no CUDA kernels for quantized layers", "choose compile@int8, or onnx@fp16")
     _require_real(program.function)

@@ -19,7 +19,7 @@ from exporter.core.errors import ExporterError, JobError, RecipeError
 from exporter.core.size_range import Range
 from exporter.model import recipes
 from exporter.report import explanation
-from exporter.workers import explain, loading
+from exporter.workers import explain, keeping, loading
 from exporter.workers.children import Zygote
 from exporter.workers.explain import SECTIONS, Explanation, Finding, Section
 from exporter.workers.explain.subject import Subject
@@ -43,7 +43,7 @@ def say(tmp_path: Path) -> Say:
     def act(section: str, recipe: str) -> list[Finding]:
         job = job_for(recipe, tmp_path)
         loaded = loading.load_model(job)
-        subject = Subject(job, loaded, loading.find_contract(job, loaded))
+        subject = Subject(job, loaded, keeping.find(job, loaded))
         found: list[Finding] = importlib.import_module(f"exporter.workers.explain.{section}").examine(subject)
         return found
 
@@ -155,6 +155,14 @@ def test_an_operator_that_onnx_lacks(say: Say) -> None:
     assert "_linalg_eigh" in found.text
     assert "# missing" in line(found)
     assert found.remedy
+
+
+def test_onnx_keeps_no_state(say: Say) -> None:
+    found = say("onnx", "stateful:conv_streaming")
+    assert [finding.level for finding in found] == ["bad", "ok"]
+    assert found[0].text == "ONNX carries no state from call to call, and the model keeps context"
+    assert "self.context" in line(found[0])
+    assert found[0].remedy.startswith("--state inputs")
 
 
 def test_an_operator_that_only_the_older_exporter_has(say: Say) -> None:

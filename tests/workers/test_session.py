@@ -327,6 +327,20 @@ def test_a_native_session(native) -> None:
     assert session.peak_rss_mb == 3
 
 
+def test_messages_of_a_native_session_lose_the_path_of_the_artifact(tmp_path: Path) -> None:
+    path = tmp_path / ".toy.staging" / 'a "quoted" é.pt2'
+    message = f"batch=2: {path}: no kernel"
+    answer = json.dumps({"event": "error", "kind": "artifact", "message": message}, ensure_ascii=False)
+    script = tmp_path / "runner"
+    script.write_text(f"#!/bin/sh\n{READY}read request\ncat <<'END'\n{answer}\nEND\n")
+    script.chmod(0o755)
+    session = NativeSession("toy (native)", [str(script), "session", str(path)], tmp_path / "log", 60)
+    session.start()
+    with pytest.raises(ArtifactError, match=r"^batch=2: no kernel$"):
+        session.check()
+    session.close()
+
+
 def test_a_native_session_answers_in_pieces(native) -> None:
     session = native(READY + """read r; printf '{"event": "time", "samp'; sleep 0.1; echo 'les_ms": [5]}'""")
     session.start()

@@ -14,13 +14,27 @@ from torch import fx
 from exporter.core import causes, source_lines
 from exporter.core.errors import ExportError
 from exporter.model import capture, type_promotion
+from exporter.model.state import snapshot
 from exporter.targets import _onnx_tracing
+from exporter.targets.onnx import no_state
 from exporter.workers.explain import Finding
 from exporter.workers.explain.subject import Subject
 
 
 def examine(subject: Subject) -> list[Finding]:
-    """Report each missing operator once, with its first line, and whether torch's older exporter can replace it."""
+    """Report state, and each missing operator once, with its first line and whether torch's older exporter has it."""
+    return [*_state(subject), *_operators(subject)]
+
+
+def _state(subject: Subject) -> list[Finding]:
+    state = subject.loaded.state
+    if state is None or subject.job.state == "inputs":
+        return []
+    error = no_state(snapshot.name(path) for path in state.paths)
+    return [Finding("bad", str(error), snapshot.place(subject.model, state.paths[0]), error.remedy)]
+
+
+def _operators(subject: Subject) -> list[Finding]:
     findings = _by_dynamo(subject)
     if findings[0].level == "bad" and _is_translated_by_the_older(subject):
         fallback = "torch's older exporter translates a trace of the model; the golden checks it at other sizes"

@@ -146,7 +146,7 @@ class PythonSession(Session):
 
 
 class NativeSession(Session):
-    """A session in `exporter-run`."""
+    """A session in `exporter-run`. Its messages lose the artifact's path: the artifact may not have moved there yet."""
 
     def __init__(
         self,
@@ -175,6 +175,8 @@ class NativeSession(Session):
         with contextlib.suppress(ProcessLookupError):  # threads started from now on inherit the niceness
             stand_back(niceness, self._process.pid)
         self._buffer = b""
+        artifact = command[command.index("session") + 1] if "session" in command else ""
+        self._prefix = json.dumps(f"{artifact}: ", ensure_ascii=False)[1:-1] if artifact else ""
 
     def _write(self, text: str) -> None:
         assert self._process.stdin is not None
@@ -194,7 +196,7 @@ class NativeSession(Session):
                     return ""
                 self._buffer += data
         line, _, self._buffer = self._buffer.partition(b"\n")
-        return line.decode()
+        return line.decode().replace(self._prefix, "") if self._prefix else line.decode()
 
     def _ended(self, line: str = "") -> ExporterError:
         if line:
