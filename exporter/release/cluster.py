@@ -119,17 +119,28 @@ class Cluster:
         self.ray = ray
 
     def require(self, steps: Sequence[Step]) -> None:
-        """Raise UsageError if no node has the resources for a step, or if a node lacks what the steps require."""
+        """Raise UsageError if no node has the resources for a step, or if a node lacks what the steps require.
+
+        A node that is lost meanwhile counts no longer.
+        """
+        tasks = [_task(step) for step in steps]
+        asked: dict[str, list[str]] = {}
+        while (nodes := self._fitting(steps)).keys() - asked.keys():
+            refs = {key: self.start(lacking, tasks, num_cpus=0, **_only(node)) for key, node in nodes.items()}
+            asked = {key: self._answer(ref) for key, ref in refs.items()}
+        problems = [f"{node['NodeName']}: {problem}" for key, node in nodes.items() for problem in asked[key]]
+        if problems:
+            raise UsageError("\n".join(["the nodes of the cluster differ", *problems]), ALIKE)
+
+    def _fitting(self, steps: Sequence[Step]) -> dict[str, Node]:
+        """Return the nodes by their ID. Raises UsageError if none has the resources for one of the steps."""
         nodes = self.nodes()
         for step in steps:
             if ":" in step.request.device:
                 raise UsageError(f"{step.name}: on a cluster, Ray chooses the GPU", 'set devices = ["cuda"]')
             if not any(_fits(step, node) for node in nodes):
                 raise UsageError(*_no_room(step))
-        tasks = [_task(step) for step in steps]
-        asked = [(node["NodeName"], self.start(lacking, tasks, num_cpus=0, **_only(node))) for node in nodes]
-        if problems := [f"{name}: {problem}" for name, ref in asked for problem in self._answer(ref)]:
-            raise UsageError("\n".join(["the nodes of the cluster differ", *problems]), ALIKE)
+        return {node["NodeID"]: node for node in nodes}
 
     def _answer(self, ref: Any) -> list[str]:
         try:

@@ -208,6 +208,21 @@ def test_nodes_with_different_packages_or_files_are_refused(
     assert raised.value.remedy
 
 
+def test_a_node_that_is_lost_while_nodes_are_compared_does_not_count(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = steps_of(folder, "far.py:held")
+    nodes = [{"NodeID": name, "NodeName": name, "Resources": {"CPU": 1}} for name in ("kept", "lost")]
+    alive = iter([nodes, nodes[:1]])
+    monkeypatch.setattr(cluster.Cluster, "nodes", lambda self: next(alive))
+    monkeypatch.setattr(cluster, "_only", lambda node: {"node": node["NodeID"]})
+    monkeypatch.setattr(cluster.Cluster, "start", lambda self, function, tasks, num_cpus, node: node)
+    answers = {"kept": [], "lost": ["exporter does not run there: the node does not exist any more"]}
+    monkeypatch.setattr(cluster.Cluster, "_answer", lambda self, ref: answers[ref])
+    cluster.Cluster(None).require(steps)
+    assert next(alive, None) is None
+
+
 def test_a_file_missing_on_a_node_is_named(folder: Path) -> None:
     (step, *_) = steps_of(folder, "far.py:held")
     task = cluster._task(step)
