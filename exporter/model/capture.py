@@ -49,6 +49,7 @@ class Program:
     make_samples: Callable[[], Samples] = lambda: ([], [])
     make_at: Callable[[dict[str, int]], Tensors] | None = None  # inputs like the example, at these sizes
     whole: Contract | None = None  # what the module takes, if the exported program takes less
+    part_of: torch.export.ExportedProgram | None = None  # the program whose settings apply, if this is a part of it
     loading_s: float = 0.0
     used_capture: bool = False
 

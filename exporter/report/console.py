@@ -45,8 +45,10 @@ def render(manifest: Manifest, place: Path | None = None) -> str:
         console.print(_table(headings, lines))
     for variant in rows.failures(manifest):
         console.print(f"[red]{escape(variant.name)}[/] failed at {escape(variant.stage)}: {escape(variant.reason)}")
-        aside = rows.rejected(variant)
-        for label, text in (("remedy", variant.remedy), ("reproduce", variant.reproduce), ("rejected", aside)):
+        found = [("remedy", variant.remedy), ("reproduce", variant.reproduce), ("rejected", rows.rejected(variant))]
+        if variant.rejected:
+            found.append(("find the operator", f"exporter bisect BUNDLE {variant.name}"))
+        for label, text in found:
             if text:
                 console.print(f"  {label}: {escape(text)}", style="dim", soft_wrap=True)
     for variant in manifest.variants:

@@ -76,7 +76,7 @@ def run(
     evidence.require(evidence.problems | evidence.spoilt)
     manifest = layout.read_manifest(place)
     request = ask(manifest)
-    _require_materials(place, request)
+    require_materials(place, request)
     with tempfile.TemporaryDirectory(prefix="exporter-") as folder, listener() as heard:
         out = Path(folder, place.resolve().name)
         try:
@@ -96,7 +96,7 @@ def run(
     return Rebuilt(str(place), files, (*evidence.notes, *_versions(manifest)))
 
 
-def _require_materials(place: Path, request: Request) -> None:
+def require_materials(place: Path, request: Request) -> None:
     """Raise UsageError if a file that the bundle was made from has changed."""
     path = place / layout.PROVENANCE
     before = provenance.recorded(checksums.read_bounded(path)) if path.is_file() else ()

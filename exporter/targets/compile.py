@@ -178,7 +178,7 @@ def _graph(program: Program, options: Options) -> torch.export.ExportedProgram:
 def _package(program: Program, path: Path, options: Options) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Write a package with one model; return the namespaces of its custom operators, and notes."""
     graph = _graph(program, options)
-    settings = _settings(graph, options)
+    settings = _settings(program.part_of or graph, options)
     ops = custom_ops.of_exported(graph)
     if not program.keeps_state:
         _write(graph, path, settings)

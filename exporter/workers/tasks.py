@@ -280,6 +280,27 @@ def _entries(promised: Contract) -> tuple[int, ...]:
     return promised.symbols[name].choices if name else ()
 
 
+def program(job: Job, target: str) -> tuple[capture.Program, tuple[SizeLimit, ...]]:
+    """Return what a target exports from, with a new capture, outside a run; and the sizes that torch.export fixed."""
+    loaded = load_model(job)
+    found = keeping.find(job, loaded)
+    if isinstance(loaded.module, StatefulModule):
+        states.save(loaded.module.state, job.state_file)
+    captured = _capture(job, loaded, found, probing.capture_sizes(loaded.base, loaded.symbols))
+    prepared = Prepared(
+        contract=found,
+        base=loaded.base,
+        capture_sizes=captured.sizes,
+        weights=_weights_used(job.weights, loaded),
+        parameters=0,
+        weight_bytes=0,
+        capture_s=0.0,
+        ops=tuple(captured.ops),
+        narrowings=tuple(captured.narrowings),
+    )
+    return _program(job, prepared, target), tuple(captured.limits)
+
+
 def _program(job: Job, prepared: Prepared, target: str) -> capture.Program:
     @functools.cache
     def loaded() -> LoadedModel:

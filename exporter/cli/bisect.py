@@ -1,0 +1,89 @@
+"""`exporter bisect BUNDLE|MODEL VARIANT`: find where a variant goes wrong."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from exporter.cli import _options
+from exporter.cli._model import choose_device, choose_source, model_options, model_settings
+from exporter.core.errors import UsageError
+from exporter.core.settings import SessionSettings
+
+
+@click.command(name="bisect", short_help="Find the operator at which a variant goes wrong.")
+@model_options
+@click.argument("variant")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Directory for repro.py and issue.md.  [default: BUNDLE-bisect/VARIANT]",
+)
+@_options.of(
+    SessionSettings, "timeout", default=1800.0, help="Limit for loading the model, and for each step, in seconds."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@_options.QUIET
+@_options.TRACEBACKS
+def command(model: str, variant: str, device: str | None, out: Path | None, **options: Any) -> int:
+    """Find the operator, the module and the source line at which VARIANT of a bundle goes wrong, and why.
+
+    MODEL is a bundle's directory, or a model, named as for `exporter export`; its options apply to a model only. The
+    variant is built again from growing parts of the exported program, and each part is compared with float64. If an
+    operator is to blame, a program that shows it, and a text for an upstream issue, are written.
+
+    The verdict is one of: rounding, reduced precision, converter, compiler, constant baked in, altered artifact, not
+    located.
+
+    Exit codes: 0 nothing is wrong (rounding, or the precision that was asked for); 1 something is; 2 the request is
+    invalid.
+    """
+    from exporter.core.json_codec import to_json
+    from exporter.report import bisection
+    from exporter.runs import bisect_variant
+
+    begun = _silent if options["quiet"] else _progress
+    with tempfile.TemporaryDirectory(prefix="exporter-") as folder:
+        place = Path(model)
+        if not (place / "manifest.json").is_file():
+            begun("export")
+            place = _exported(model, variant, device, Path(folder), options)
+        elif device is not None or any(options[name] for name in ("batch", "sizes")):
+            raise UsageError("a bundle has its own device and sizes", "remove --device, --batch and --size")
+        files = out or Path(f"{Path(model).name}-bisect", variant)
+        found = bisect_variant.run(place, variant, files, begun, options["timeout"])
+    click.echo(to_json(found) + "\n" if options["as_json"] else bisection.render(found, files), nl=False)
+    return 0 if found.verdict in bisection.CLEAR else 1
+
+
+def _exported(model: str, variant: str, device: str | None, folder: Path, options: dict[str, Any]) -> Path:
+    """Export the variant without timing it, and return the bundle."""
+    from exporter import targets
+    from exporter.core.progress import Listener
+    from exporter.runs import pipeline
+    from exporter.runs.request import Request
+
+    source = choose_source(model, options)
+    request = Request(
+        source.label,
+        source,
+        tuple(targets.parse(variant)),
+        folder / "bundle",
+        choose_device(device),
+        asked=model,
+        **_options.given(Request, options) | model_settings(options) | {"bench": False},
+    )
+    _, place = pipeline.run(request, Listener())
+    return place
+
+
+def _progress(step: str) -> None:
+    print(f"{step} …", file=sys.stderr, flush=True)
+
+
+def _silent(step: str) -> None:
+    """Report nothing."""

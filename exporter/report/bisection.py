@@ -1,0 +1,64 @@
+"""Render the result of `exporter bisect` for a terminal."""
+
+from __future__ import annotations
+
+import io
+import math
+import shutil
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from exporter.core import source_lines
+from exporter.workers.bisect import Bisection, Node
+
+NARROWEST, WIDEST = 40, 120
+CLEAR = ("rounding", "reduced precision")  # verdicts that are no defect
+
+
+def render(found: Bisection, folder: Path) -> str:
+    """Render the result as text, in colour if stdout is a terminal. `folder` is where its files are."""
+    width = min(WIDEST, max(NARROWEST, shutil.get_terminal_size((WIDEST, 24)).columns))
+    console = Console(file=io.StringIO(), force_terminal=sys.stdout.isatty(), width=width, highlight=False)
+    console.print()
+    _line(console, f"{found.variant} of {found.model}, {found.case}", "bold")
+    _line(console, f"{found.verdict}: {found.sentence}", "green" if found.verdict in CLEAR else "bold red")
+    for node in found.nodes:
+        _node(console, node)
+    if found.not_finite:
+        _line(console, f"The first NaN or infinity comes from {found.not_finite.name}.")
+    for note in found.notes:
+        _line(console, note, "yellow")
+    if found.remedy:
+        _line(console, f"remedy: {found.remedy}", "dim")
+    if found.builds > 1:
+        _line(console, f"{found.builds} builds, for a program of {found.size} nodes", "dim")
+    for name in found.files:
+        _line(console, f"{folder / name}", "cyan")
+    output = console.file
+    assert isinstance(output, io.StringIO)
+    return output.getvalue()
+
+
+def _line(console: Console, text: str, style: str = "") -> None:
+    console.print(Text(source_lines.printable(text), style=style))
+
+
+def _node(console: Console, node: Node) -> None:
+    text = Text("  ")
+    text.append(source_lines.printable(node.operator or node.name), style="bold")
+    if node.module:
+        text.append(source_lines.printable(f" in {node.module}"))
+    if node.introduced is not None and math.isfinite(node.introduced):
+        text.append(f", introduces {node.introduced:.3g} times eager's error")
+    if node.place:
+        text.append(source_lines.printable(f"\n    at {near(node.place)}"), style="cyan")
+    console.print(text)
+
+
+def near(place: str) -> str:
+    """Make a path relative to the working directory if it is inside it."""
+    path = Path(place)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else place

@@ -1,0 +1,59 @@
+"""Find where a variant of a bundle goes wrong. This runs the model's code, which must be unchanged since the export."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from exporter import targets
+from exporter.bundle import integrity, layout
+from exporter.bundle.signing import Trust
+from exporter.core.errors import UsageError
+from exporter.core.records import Manifest, VariantRecord
+from exporter.runs import rebuild
+from exporter.runs.request import again
+from exporter.workers import bisect
+from exporter.workers.bisect import Asked, Bisection
+
+
+def run(place: Path, name: str, out: Path, begun: Callable[[str], None], timeout: float) -> Bisection:
+    """Examine the variant `name` of the bundle `place`, and write what shows the failure to `out`.
+
+    Raises UsageError if the bundle lacks the variant, if the variant was not exported, if the bundle keeps state inside
+    its artifacts, or if the recipe changed; AlteredError if a file differs from the published one.
+    """
+    evidence = integrity.examine(place, Trust())
+    evidence.require(evidence.problems | evidence.spoilt)
+    manifest = layout.read_manifest(place)
+    record = _record(manifest, name)
+    (variant,) = targets.parse(name)
+    request = again(manifest)
+    rebuild.require_materials(place, request)
+    with tempfile.TemporaryDirectory(prefix="exporter-") as folder:
+        job = request.job(Path(folder))
+        options = replace(job.options, variant=variant.setting, precision=variant.precision)
+        asked = Asked(record.target, record.name, _artifact(place, record), layout.golden(place), out)
+        return bisect.run(replace(job, options=options), asked, Path(folder, "bisect.log"), begun, timeout)
+
+
+def _record(manifest: Manifest, name: str) -> VariantRecord:
+    known = {variant.name: variant for variant in manifest.variants}
+    if name not in known:
+        raise UsageError(f"the bundle has no variant {name}", f"choose one of {', '.join(known)}")
+    if manifest.contract is not None and manifest.contract.state and manifest.contract.state.kept == "inside":
+        raise UsageError(
+            "its artifacts carry state from call to call, and a part of the model cannot", "export with --state inputs"
+        )
+    found = known[name]
+    if not (found.artifact or found.rejected or any(map(targets.is_live, targets.parse(name)))):
+        raise UsageError(
+            f"{name} was not exported: {found.reason}", "`exporter explain` says what stops each target from exporting"
+        )
+    return found
+
+
+def _artifact(place: Path, record: VariantRecord) -> Path | None:
+    files = (record.artifact,) if record.artifact else record.rejected
+    return place / files[0].path if files and files[0] else None

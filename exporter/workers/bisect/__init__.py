@@ -1,0 +1,86 @@
+"""Find the node of the exported program at which a variant goes wrong.
+
+This is the parent's side, which never imports torch. A child (`exporter.workers.bisect.child`) builds parts of the
+program in the same way as the variant and compares their results with float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from exporter.workers.children import SIDE_BY_SIDE, Zygote
+from exporter.workers.messages import Job
+
+SCHEMA = 1
+Verdict = Literal[
+    "rounding", "reduced precision", "converter", "compiler", "constant baked in", "altered artifact", "not located"
+]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of the exported program.
+
+    Both errors are root mean squares against float64, as multiples of eager's own: `introduced` by the node alone when
+    its inputs are exact, and `inherited` as its result stands in the run. None if it was not measured or is not finite.
+    """
+
+    name: str
+    operator: str
+    module: str = ""
+    place: str = ""
+    introduced: float | None = None
+    inherited: float | None = None
+
+
+@dataclass(frozen=True)
+class Bisection:
+    """The result for one variant: a verdict, a sentence that explains it, and the nodes to blame, worst first.
+
+    `case` is the golden's case that was examined and `ratio` its error as a multiple of eager's own; `not_finite` is
+    the first node with a NaN or infinity that the reference lacks. `builds` counts how often the variant was built, for
+    a program of `size` nodes. `files` are the names of the files that were written.
+    """
+
+    model: str
+    variant: str
+    case: str
+    verdict: Verdict
+    sentence: str
+    ratio: float | None = None
+    nodes: tuple[Node, ...] = ()
+    not_finite: Node | None = None
+    builds: int = 0
+    size: int = 0
+    notes: tuple[str, ...] = ()
+    remedy: str = ""
+    files: tuple[str, ...] = ()
+    schema: int = SCHEMA
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to examine: a target's artifact (None for a variant compiled just in time), and where to write files."""
+
+    target: str
+    variant: str
+    artifact: Path | None
+    golden: Path
+    out: Path
+
+
+def run(job: Job, asked: Asked, log: Path, begun: Callable[[str], None], timeout: float) -> Bisection:
+    """Examine one variant. `begun` is called with each step; `timeout` is in seconds and limits each step.
+
+    Raises the same errors as `exporter export` if the model does not load or run.
+    """
+    with Zygote(SIDE_BY_SIDE) as zygote:
+        arguments = {"job": job, "asked": asked}
+        child = zygote.spawn(f"bisect {asked.variant}", "exporter.workers.bisect.child:examine", arguments, log)
+        while step := child.expect("step", timeout):
+            begun(step)
+        found: Bisection = child.expect("result", timeout)
+        return found

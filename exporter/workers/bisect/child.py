@@ -1,0 +1,300 @@
+"""The child's side: examine one variant.
+
+The variant is built again from growing parts of the exported program. Behind the last part that is right stands the
+node that introduces the error.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import fx
+
+from exporter import targets
+from exporter.bundle import differences
+from exporter.core import source_lines
+from exporter.core.errors import ArtifactError, ExportError
+from exporter.core.parity_records import SizeLimit
+from exporter.evidence import golden as goldens
+from exporter.model import capture
+from exporter.model.tensors import Run, Tensors
+from exporter.workers import tasks
+from exporter.workers.bisect import Asked, Bisection, Node, Verdict, arithmetic, ranking, repro, search, variants
+from exporter.workers.bisect.graphs import Graph
+from exporter.workers.bisect.verdicts import Part
+from exporter.workers.forkserver import tell
+from exporter.workers.messages import Job
+from exporter.workers.session import server
+
+GRADUAL = 4.0  # an operator that multiplies the error by less does not stand out
+LARGEST = 1000.0  # limit of the limit between right and wrong
+RANKED = 5  # nodes in a ranking
+LEAST = 3.0  # an error below this multiple of eager's own is rounding
+SUSPECT = 30.0  # one above it is examined even if it is within the tolerance
+
+
+def examine(channel: socket.socket, job: Job, asked: Asked) -> None:
+    """Send the name of each step, an empty one at the end, and the result."""
+    server.configure(job.options)
+    found = inquire(job, asked, lambda step: tell(channel, "step", step))
+    tell(channel, "step", "")
+    tell(channel, "result", found)
+
+
+def inquire(job: Job, asked: Asked, begun: Callable[[str], None]) -> Bisection:
+    """Examine one variant in this process. `begun` is called with the name of each step."""
+    begun("load model")
+    program, limits = tasks.program(job, asked.target)
+    golden = goldens.read(asked.golden).of(job.options.precision)
+    return _Inquiry(begun, job, asked, program, limits, golden).result()
+
+
+@dataclass
+class _Inquiry:
+    """One examination."""
+
+    say: Callable[[str], None]
+    job: Job
+    asked: Asked
+    program: capture.Program
+    limits: tuple[SizeLimit, ...]
+    golden: goldens.Golden
+
+    def __post_init__(self) -> None:
+        options = self.job.options
+        self.builder = variants.Builder(self.program, self.asked.target, options, self.job.work / "bisect")
+        self.judge = server.Judge(self.golden, variants.names(self.program.contract))
+        self.case = self.golden.cases[0]
+        self.ratio: float | None = None
+        self.reason = self.failure = ""
+        self.limit = LEAST
+        self.errors: dict[int, float | None] = {}  # by cut
+
+    def result(self) -> Bisection:
+        """Examine the variant: as it is, built again, and in parts."""
+        self.say("check")
+        run = self._artifact()
+        failed = self._worst(run)
+        precision = self.job.options.precision
+        if not failed and (precision != "fp32" or (self.ratio is not None and self.ratio <= SUSPECT)):
+            return self._no_failure()
+        if self.asked.artifact is not None:
+            self.say("build again")
+            if not self._is_bad(self._error_whole(self.builder.again())):
+                return self._altered()
+        return self._located()
+
+    def _artifact(self) -> Run:
+        if self.asked.artifact is None:
+            return self.builder.again()
+        return targets.get(self.asked.target).load(self.asked.artifact, self.job.options).run
+
+    def _worst(self, run: Run) -> bool:
+        """Choose the worst case; return whether it fails."""
+        ranks = []
+        for case in self.golden.cases:
+            got = variants.call(run, case.inputs, self.job.options.device)
+            ranks.append((*self._judged(got, case), case))
+        reason, ratio, self.case = max(ranks, key=lambda one: (bool(one[0]), one[1]))
+        self.ratio = ratio if math.isfinite(ratio) else None
+        self.reason = reason
+        self.limit = max(LEAST, min(math.sqrt(ratio), LARGEST))
+        return bool(reason)
+
+    def _judged(self, got: Tensors | str, case: goldens.Case) -> tuple[str, float]:
+        """Return why outputs fail, or an empty string, and their largest error as a multiple of eager's own."""
+        if isinstance(got, str):
+            return got, math.inf
+        try:
+            rows = self.judge.compare(got, case)
+        except ArtifactError as error:
+            return str(error), math.inf
+        errors = [arithmetic.error(*one) for one in zip(got, case.eager, case.reference, strict=True)]
+        return next((row.reason or row.verdict for row in rows if row.verdict == "FAIL"), ""), max(errors, default=0.0)
+
+    def _error_whole(self, run: Run) -> float:
+        """Return the error of a build of the whole variant."""
+        _, ratio = self._judged(variants.call(run, self.case.inputs, self.job.options.device), self.case)
+        return ratio
+
+    def _found(self, verdict: Verdict, sentence: str, nodes: tuple[Node, ...] = ()) -> Bisection:
+        return Bisection(
+            self.job.model,
+            self.asked.variant,
+            f"{self.case.name} seed {self.case.record.seed}",
+            verdict,
+            sentence,
+            self.ratio,
+            nodes,
+            builds=self.builder.count,
+        )
+
+    # A variant that passes.
+
+    def _no_failure(self) -> Bisection:
+        precision = self.job.options.precision
+        if precision == "fp32":
+            times = f"{self.ratio:.2g} times" if self.ratio else "no more than"
+            return self._found("rounding", f"the variant passes; its error is {times} eager's own rounding")
+        return self._reduced(f"the variant passes in {precision}")
+
+    def _reduced(self, sentence: str) -> Bisection:
+        """Rank the layers by what the variant's precision costs them."""
+        self.say("rank layers")
+        plain = replace(self.job, options=replace(self.job.options, precision="fp32"))
+        program, _ = tasks.program(plain, self.asked.target)
+        graph = Graph(program.exported)
+        ranks, skipped = ranking.rank(graph, self._placed(), self.job.options.precision)
+        nodes = tuple(graph.describe(node, introduced=error) for error, node in ranks[:RANKED])
+        notes = (f"{len(ranks)} of {len(ranks) + skipped} layers were ranked",) if skipped else ()
+        return replace(self._found("reduced precision", sentence, nodes), notes=notes, size=self._size())
+
+    def _size(self) -> int:
+        return sum(node.op == "call_function" for node in self.graph.nodes)
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The program's graph. Raises ExportError if torch.export rejected the model."""
+        return Graph(self.program.exported)
+
+    def _placed(self) -> Tensors:
+        return tuple(t.to(self.job.options.device, copy=True) for t in self.case.inputs)
+
+    # A variant that fails.
+
+    def _altered(self) -> Bisection:
+        """Report how the artifact differs from one that is built now, which passes."""
+        assert self.asked.artifact is not None
+        assert self.builder.built is not None
+        named = self.job.work / "now" / self.asked.artifact.name
+        named.parent.mkdir()
+        self.builder.built.rename(named)
+        difference = differences.compare(self.asked.artifact, named)
+        sentence = f"the same export passes now; the artifact differs: {difference.detail}"
+        return replace(self._found("altered artifact", sentence), remedy="export again")
+
+    def _located(self) -> Bisection:
+        precision = self.job.options.precision
+        if precision == "int8" or (precision != "fp32" and self.ratio is not None and self.ratio <= LEAST):
+            return self._reduced(f"{precision} is too coarse for this model: {self.reason}")
+        try:
+            graph = self.graph
+        except ExportError as error:
+            if lines := self._baked():
+                sentence = "the trace has a fixed value for these lines; torch.export rejects the model too"
+                return self._found("constant baked in", sentence, lines)
+            found = self._found("not located", f"there is no exported program to cut: {error}")
+            return replace(found, remedy=error.remedy)
+        if not self._program_holds():
+            sentence = "the exported program is wrong at these sizes too: a size or a value of the Python code is fixed"
+            found = self._found("constant baked in", sentence, self._baked())
+            return replace(found, size=self._size(), remedy="`exporter explain` names the lines that fix a size")
+        worst = self._error_at(len(graph.cuts) - 1)
+        if worst is None:
+            return replace(self._found("not located", f"a part cannot be built: {self.failure}"), size=self._size())
+        if worst <= LEAST:
+            return self._only_in_python()
+        self.limit = max(LEAST, min(math.sqrt(worst), LARGEST))
+        return self._blamed(*search.first_bad(len(graph.cuts), lambda at: self._is_bad(self._error_at(at))))
+
+    def _is_bad(self, error: float | None) -> bool | None:
+        return None if error is None else error > self.limit
+
+    def _only_in_python(self) -> Bisection:
+        """Report a failure that the exported program does not have: it comes from the model's Python code."""
+        if not targets.get(self.asked.target).needs_program:
+            sentence = "the same target is right from the exported program, so it baked in a value of the Python code"
+            found = self._found("constant baked in", sentence, self._baked())
+            return replace(found, size=self._size(), remedy="choose a target that starts from torch.export")
+        sentence = "the failure vanishes if the program is exported once more before it is built"
+        return replace(self._found("not located", sentence), size=self._size())
+
+    def _program_holds(self) -> bool:
+        """Return whether the exported program, run by eager, computes what the model does."""
+        got = variants.call(self._eager_program, self.case.inputs, self.job.options.device)
+        return not self._is_bad(self._judged(got, self.case)[1])
+
+    def _eager_program(self, inputs: Tensors) -> Tensors:
+        return arithmetic.eager(self.graph.until(self.graph.cuts[-1]), inputs)
+
+    def _baked(self) -> tuple[Node, ...]:
+        """Return the lines of which an exporter has said that it fixes a size or a value."""
+        warned = self.builder.exported.warnings if self.builder.exported else ()
+        lines = [Node("", one.message, place=one.place) for one in warned if not one.unrecorded]
+        lines += [Node("", str(replace(one, place="")), place=one.place) for one in self.limits if one.place]
+        return tuple(lines[:RANKED])
+
+    def _error_at(self, cut: int) -> float | None:
+        """Build the variant up to a cut and return the largest error there, as a multiple of eager's own."""
+        self.say(f"build {cut + 1} of {len(self.graph.cuts)} parts")
+        error = self._error(self.graph.until(self.graph.cuts[cut]), None, self.case.inputs)
+        self.errors[cut] = error
+        return error
+
+    def _part_error(self, start: int, end: int) -> float | None:
+        """Return the error that the nodes behind one cut, up to another, introduce by themselves."""
+        self.say("build some nodes alone")
+        module, taken = self.graph.between(start, end)
+        inputs = self._inputs_of(taken)
+        return self._error(module, inputs, inputs)
+
+    def _error(self, module: fx.GraphModule, fixed: Tensors | None, inputs: Tensors) -> float | None:
+        """Return the largest error of a part, or None if it cannot be built, although the whole can."""
+        try:
+            run = self.builder.part(module, fixed)
+        except Exception as error:  # whatever an export raises
+            self.failure = source_lines.summary(error)
+            return None
+        got = variants.call(run, inputs, self.job.options.device)
+        if isinstance(got, str):
+            return math.inf
+        own, exact = self._values(module, tuple(t.to(self.job.options.device, copy=True) for t in inputs))
+        return max(map(arithmetic.error, got, own, exact), default=0.0)
+
+    def _values(self, module: fx.GraphModule, inputs: Tensors) -> tuple[Tensors, Tensors]:
+        own = arithmetic.eager(module, inputs)
+        try:
+            return own, arithmetic.reference(module, inputs)
+        except Exception:  # an operator without float64
+            return own, own
+
+    def _blamed(self, good: int, bad: int) -> Bisection:
+        """Test the nodes between the last good cut and the first bad one, alone and with more of their inputs."""
+        graph = self.graph
+        begins = [-1, *graph.cuts]  # by cut + 1
+        start, end = begins[good + 1], graph.cuts[bad]
+        alone = self._part_error(start, end)
+        together = False
+        if alone is not None and alone <= LEAST:
+            before, after = self.errors.get(good) or 0.0, self.errors[bad] or 0.0
+            if before > after / GRADUAL:
+                sentence = f"the error grows gradually ({before:.2g} to {after:.2g} here): no operator stands out"
+                return replace(self._found("not located", sentence), size=self._size())
+            at = search.last_start(bad, lambda one: self._is_bad(self._part_error(begins[one + 1], end)))
+            together = bool(self._is_bad(self._part_error(begins[at + 1], end)))
+            start = begins[at + 1] if together else start
+        suspects = [n for n in graph.nodes[start + 1 : end + 1] if n.op == "call_function"]
+        suspects = [n for n in suspects if isinstance(n.meta.get("val"), torch.Tensor)] or suspects
+        introduced = alone if alone is not None and math.isfinite(alone) else None
+        nodes = tuple(graph.describe(node, introduced if node is suspects[-1] else None) for node in suspects)
+        module, taken = graph.between(start, end)
+        part = Part(self.asked.target, self.builder, module, self._inputs_of(taken))
+        verdict: Verdict
+        if alone is None or alone > LEAST:
+            verdict, sentence = part.cause()
+        elif together:
+            verdict, sentence = "compiler", "the nodes are right alone and wrong together: fusion or code generation"
+        else:
+            verdict, sentence = "compiler", "it vanishes if this part is built alone: fusion or dynamic sizes"
+        found = self._found(verdict, sentence, nodes[::-1][:RANKED])
+        found = replace(found, size=self._size(), not_finite=nodes[-1] if part.spoils() else None)
+        return replace(found, files=repro.write(found, module, part.inputs, self.asked.target, self.asked.out))
+
+    def _inputs_of(self, taken: tuple[fx.Node, ...]) -> Tensors:
+        """Return eager's values of these nodes."""
+        return arithmetic.values(self.graph.module, taken, self._placed())

@@ -1,0 +1,186 @@
+"""Writing a program that shows the failure by itself, and a text for an upstream issue."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from exporter.model.tensors import Tensors
+from exporter.workers.bisect import Bisection
+
+SCRIPT, ISSUE = "repro.py", "issue.md"
+SECONDS = 180
+BUILDS = {
+    "compile": """\
+        import torch._inductor
+        program = torch.export.export(module, inputs)
+        path = torch._inductor.aoti_compile_and_package(program, inductor_configs={"freezing": True})
+        return torch._inductor.aoti_load_package(path)(*inputs)""",
+    "onnx": """\
+        import onnxruntime
+        torch.onnx.export(module, inputs, dynamo=True, verbose=False).save("repro.onnx")
+        session = onnxruntime.InferenceSession("repro.onnx", providers=["CPUExecutionProvider"])
+        names = [one.name for one in session.get_inputs()]
+        given = {name: one.numpy() for name, one in zip(names, inputs)}
+        return tuple(map(torch.as_tensor, session.run(None, given)))""",
+    "trace": """\
+        return torch.jit.freeze(torch.jit.trace(module, inputs, check_trace=False))(*inputs)""",
+    "export": """\
+        return torch.export.export(module, inputs).module()(*inputs)""",
+}
+LIVE = """\
+        return torch.compile(module, backend={backend!r}, mode={mode!r})(*inputs)"""
+
+
+def write(found: Bisection, module: fx.GraphModule, inputs: Tensors, target: str, out: Path) -> tuple[str, ...]:
+    """Write `repro.py` and `issue.md` to the folder `out`; return their names, or nothing for an unsupported part.
+
+    The script has random inputs and weights like the real ones. A note in it says whether it fails by itself.
+    """
+    made = _script(found, module, inputs, target)
+    if made is None:
+        return ()
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / SCRIPT
+    path.write_text(made)
+    done = _ran(path)
+    (out / ISSUE).write_text(_issue(found, made, done))
+    return SCRIPT, ISSUE
+
+
+@dataclass(frozen=True)
+class _Done:
+    """How the script ended: whether it shows the failure, and what it printed."""
+
+    shows: bool
+    said: str
+
+
+def _ran(path: Path) -> _Done:
+    try:
+        done = subprocess.run(
+            [sys.executable, path.name], cwd=path.parent, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return _Done(False, f"it was stopped after {SECONDS} s")
+    return _Done(done.returncode != 0, (done.stdout.strip() or done.stderr.strip()[-500:]))
+
+
+def _script(found: Bisection, module: fx.GraphModule, inputs: Tensors, target: str) -> str | None:
+    flat = _flat(module)
+    build = _build(found.variant, target)
+    if flat is None or build is None:
+        return None
+    graph, weights = flat
+    code = graph.python_code("self").src
+    code = code.replace("def forward(self", "def forward(self", 1)
+    body = textwrap.indent(textwrap.dedent(_clean(code)), "    ")
+    lines = [
+        f'"""{found.variant}: {found.sentence}."""',
+        "import torch",
+        "from torch import device, inf, nan",
+        "",
+        "torch.manual_seed(0)",
+        "",
+        "",
+        "class Module(torch.nn.Module):",
+        "    def __init__(self):",
+        "        super().__init__()",
+        *(f"        self.register_buffer({name!r}, {_like(tensor)})" for name, tensor in weights.items()),
+        "",
+        body.rstrip(),
+        "",
+        "",
+        "def variant(module, inputs):",
+        textwrap.indent(textwrap.dedent(build), "    "),
+        "",
+        "",
+        "module = Module().eval()",
+        f"inputs = ({''.join(_like(one) + ', ' for one in inputs)})",
+        "with torch.no_grad():",
+        "    expected, actual = module(*inputs), variant(module, inputs)",
+        "for one, other in zip(expected, actual):",
+        "    print((one.double() - other.double()).abs().max().item())",
+        "    torch.testing.assert_close(other, one)",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _clean(code: str) -> str:
+    """Remove the frees that fx adds to each line."""
+    lines = [line.partition(";  ")[0] for line in code.splitlines()]
+    return "\n".join(line for line in lines if line.strip())
+
+
+def _build(variant: str, target: str) -> str | None:
+    if ":" not in variant.partition("@")[0]:
+        return BUILDS.get(target)
+    setting = variant.partition("@")[0].partition(":")[2]
+    if setting.startswith("backend="):
+        return LIVE.format(backend=setting.removeprefix("backend="), mode=None)
+    return LIVE.format(backend="inductor", mode=setting)
+
+
+def _flat(module: fx.GraphModule) -> tuple[fx.Graph, dict[str, torch.Tensor]] | None:
+    """Return the graph with weights called w0, w1, …, and the weights; None if the graph has others inside."""
+    graph, copies, weights = fx.Graph(), dict[fx.Node, fx.Node](), dict[str, torch.Tensor]()
+    for node in module.graph.nodes:
+        if node.op == "get_attr":
+            value: Any = module
+            for part in str(node.target).split("."):
+                value = getattr(value, part)
+            if not isinstance(value, torch.Tensor):
+                return None
+            name = f"w{len(weights)}"
+            weights[name] = value.detach()
+            copies[node] = graph.get_attr(name)
+        else:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+            copies[node].type = None
+    return graph, weights
+
+
+def _like(tensor: torch.Tensor) -> str:
+    """Return an expression for a random tensor of the same shape, dtype and range."""
+    shape, dtype = tuple(tensor.shape), tensor.dtype
+    if dtype is torch.bool:
+        return f"torch.rand({shape}) < {tensor.float().mean().item() if tensor.numel() else 0:.3g}"
+    if not tensor.is_floating_point():
+        low, high = (int(tensor.min()), int(tensor.max()) + 1) if tensor.numel() else (0, 1)
+        return f"torch.randint({low}, {high}, {shape}, dtype={dtype})"
+    values = tensor.double()
+    finite = values[values.isfinite()]
+    mean, spread = (float(finite.mean()), float(finite.std())) if finite.numel() > 1 else (float(finite.sum()), 0.0)
+    if finite.numel() and finite.min() >= 0 and spread:
+        return f"(torch.rand({shape}) * {float(finite.max()):.4g}).to({dtype})"
+    return f"(torch.randn({shape}) * {spread:.4g} + {mean:.4g}).to({dtype})"
+
+
+def _issue(found: Bisection, script: str, done: _Done) -> str:
+    node = found.nodes[0] if found.nodes else None
+    named = f"`{node.operator}`" if node else "a part of the graph"
+    shows = "It fails:" if done.shows else "It does not fail with random values:"
+    return f"""\
+# {found.variant}: wrong result of {named}
+
+{found.sentence[:1].upper()}{found.sentence[1:]}.
+
+```python
+{script.rstrip()}
+```
+
+{shows}
+
+```
+{done.said}
+```
+
+torch {torch.__version__}, Python {sys.version.split()[0]}, {sys.platform}.
+"""

@@ -1,0 +1,164 @@
+"""Naming the cause of an error that a part of the program shows by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from exporter import targets
+from exporter.model.tensors import Tensors
+from exporter.workers.bisect import Verdict, arithmetic, variants
+
+# Parts of inductor that can be switched off, and the settings that do so.
+SUBSYSTEMS: dict[str, dict[str, Any]] = {
+    "its vectorized code": {"cpp.simdlen": 1},
+    "its packed weights": {"cpp.weight_prepack": False},
+    "its pattern replacements": {"pattern_matcher": False},
+    "its fusion of epilogues": {"epilogue_fusion": False},
+    "its fusion of kernels": {"max_fusion_size": 1},
+}
+SIMILAR = 3.0  # two errors within this factor are taken to have the same cause
+
+
+@dataclass
+class Part:
+    """A part of the program that a variant computes wrongly: a module, and eager's values of its inputs."""
+
+    target: str
+    builder: variants.Builder
+    module: fx.GraphModule
+    inputs: Tensors
+
+    def __post_init__(self) -> None:
+        self.own = arithmetic.eager(self.module, self.inputs)
+        try:
+            self.exact = arithmetic.reference(self.module, self.inputs)
+        except Exception:  # an operator without float64
+            self.exact = self.own
+        self.got = self.build()
+
+    def build(self) -> Tensors | str:
+        """Build the part in the variant's way, and run it."""
+        try:
+            run = self.builder.part(self.module, self.inputs)
+        except Exception as error:  # whatever an export raises
+            return str(error)
+        return variants.call(run, self.inputs, self.builder.program.device)
+
+    def error(self, got: Tensors | str) -> float:
+        """Return the largest error of these results, as a multiple of eager's own."""
+        if isinstance(got, str):
+            return float("inf")
+        return max(map(arithmetic.error, got, self.own, self.exact), default=0.0)
+
+    def is_right(self, got: Tensors | str) -> bool:
+        """Return whether these results are closer to float64 than the variant's, by far."""
+        return self.error(got) < max(math.sqrt(self.error(self.got)), 3.0)
+
+    def spoils(self) -> bool:
+        """Return whether the part has a NaN or an infinity that the reference lacks."""
+        if isinstance(self.got, str):
+            return False
+        return any(
+            one.is_floating_point() and bool((~one.isfinite() & exact.cpu().isfinite()).any())
+            for one, exact in zip(self.got, self.exact, strict=True)
+            if one.shape == exact.shape
+        )
+
+    def cause(self) -> tuple[Verdict, str]:
+        """Return the verdict, and a sentence that explains it."""
+        if isinstance(self.got, str):
+            return "converter", f"it fails by itself: {self.got}"
+        if rounding := self._precision():
+            return "reduced precision", f"its error is that of {rounding} operands"
+        causes = {"onnx": self._onnx, "compile": self._compile}
+        return causes.get(self.target, self._other)()
+
+    def _precision(self) -> str:
+        """Return the precision whose rounding of the layers' operands explains the error, or an empty string."""
+        if isinstance(self.got, str) or self.builder.options.precision != "fp32":
+            return ""
+        layers = {node.name for node in self.module.graph.nodes if node.target in arithmetic.LAYERS}
+        for rounding in arithmetic.ROUNDINGS if layers else ():
+            simulated = arithmetic.lowered(self.module, self.inputs, layers, rounding)
+            pairs = [
+                (arithmetic.relative(got, exact.cpu()), arithmetic.relative(like.cpu(), exact.cpu()))
+                for got, like, exact in zip(self.got, simulated, self.exact, strict=True)
+                if exact.is_floating_point() and got.shape == exact.shape
+            ]
+            if pairs and all(like / SIMILAR <= mine <= like * SIMILAR for mine, like in pairs):
+                return rounding
+        return ""
+
+    def _other(self) -> tuple[Verdict, str]:
+        how = "TorchScript" if targets.facts(self.target).portability == 3 else self.target
+        return "converter", f"{how} computes it differently, by itself and with exact inputs"
+
+    def _onnx(self) -> tuple[Verdict, str]:
+        import onnxruntime as ort
+
+        settings = ort.SessionOptions()
+        settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        if self.is_right(self._onnx_by(lambda path: ort.InferenceSession(path, settings, ["CPUExecutionProvider"]))):
+            return "compiler", "onnxruntime's graph optimizations: it is right without them"
+        from onnx.reference import ReferenceEvaluator
+
+        if self.is_right(self._onnx_by(ReferenceEvaluator)):
+            return "compiler", "onnxruntime's kernel: ONNX's reference implementation computes the same nodes correctly"
+        return "converter", "torch.onnx translates it to nodes that compute something else"
+
+    def _onnx_by(self, load: Any) -> Tensors | str:
+        try:
+            session = load(str(self.builder.built))
+            names = [n.name if hasattr(n, "name") else n for n in _inputs(session)]
+            given = {name: one.detach().cpu().numpy() for name, one in zip(names, self.inputs, strict=True)}
+            return tuple(torch.as_tensor(one) for one in session.run(None, given))
+        except Exception as error:  # neither implementation has every operator and type
+            return str(error)
+
+    def _compile(self) -> tuple[Verdict, str]:
+        if not self.is_right(self._by_backend("aot_eager")):
+            return "compiler", "torch's functionalization: the backend aot_eager is wrong too"
+        if not self.is_right(self._by_backend("aot_eager_decomp_partition")):
+            return "compiler", "inductor's decompositions: the backend aot_eager_decomp_partition is wrong too"
+        from torch._inductor import config
+
+        for what, settings in SUBSYSTEMS.items():
+            known = {name: value for name, value in settings.items() if _exists(config, name)}
+            with config.patch(known), _fresh():
+                if known and self.is_right(self.build()):
+                    changed = ", ".join(f"{name}={value}" for name, value in known.items())
+                    return "compiler", f"inductor, {what}: it is right with {changed}"
+        return "compiler", "inductor's lowering or generated code: the decomposed graph is right"
+
+    def _by_backend(self, backend: str) -> Tensors | str:
+        torch._dynamo.reset()
+        run = torch.compile(self.module, backend=backend, fullgraph=True)
+        return variants.call(lambda inputs: tuple(run(*inputs)), self.inputs, self.builder.program.device)
+
+
+def _inputs(session: Any) -> Any:
+    return session.get_inputs() if hasattr(session, "get_inputs") else session.input_names
+
+
+def _exists(config: Any, name: str) -> bool:
+    for part in name.split("."):
+        if not hasattr(config, part):
+            return False
+        config = getattr(config, part)
+    return True
+
+
+@contextlib.contextmanager
+def _fresh() -> Iterator[None]:
+    """Compile without the caches of graphs."""
+    from torch._inductor import config
+
+    with config.patch({"fx_graph_cache": False, "force_disable_caches": True}):
+        yield

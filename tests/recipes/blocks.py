@@ -1,0 +1,52 @@
+"""A small network with several kinds of operators, for tests that look for one of them."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    """An encoder block without attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(16, 32), nn.Linear(32, 32), nn.Linear(32, 8)
+        self.norm = nn.LayerNorm(32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.first(x))
+        y = self.norm(y + torch.tanh(self.second(y)))
+        low, high = nn.functional.gelu(y).chunk(2, -1)
+        return self.third(torch.cat([high, low], -1)).softmax(-1)
+
+
+class Coarse(Block):
+    """Has outliers in the weights of one layer, which int8 cannot represent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.no_grad():
+            self.second.weight[:, 0] *= 3000
+
+
+class block:
+    """A block with a dynamic batch."""
+
+    sizes = {"batch": (1, 8)}
+    kind: type[nn.Module] = Block
+
+    def load(self, weights: str = "random") -> nn.Module:
+        """Return the network."""
+        torch.manual_seed(0)
+        return self.kind().eval()
+
+    def inputs(self, batch: int = 2) -> dict[str, torch.Tensor]:
+        """Return rows of 16 numbers."""
+        return {"x": torch.randn(batch, 16)}
+
+
+class coarse(block):
+    """The block with outliers."""
+
+    kind = Coarse

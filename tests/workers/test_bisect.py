@@ -1,0 +1,212 @@
+"""Finding the operator at which a variant goes wrong, with planted defects."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.commands import Cli, Run, recipe_path, request_for
+from torch import nn
+
+from exporter import targets
+from exporter.bundle import layout
+from exporter.report import bisection
+from exporter.workers import tasks
+from exporter.workers.bisect import Asked, Bisection, Node, arithmetic, child, search
+from exporter.workers.bisect.graphs import Graph
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 10, 100])
+def test_every_first_bad_position_is_found_in_few_tests(count: int) -> None:
+    for wanted in range(count):
+        asked: list[int] = []
+
+        def is_bad(at: int, wanted: int = wanted, asked: list[int] = asked) -> bool:
+            asked.append(at)
+            return at >= wanted
+
+        assert search.first_bad(count, is_bad) == (wanted - 1, wanted)
+        assert len(asked) <= count.bit_length()
+        assert count - 1 not in asked
+
+
+def test_positions_that_cannot_be_tested_are_passed_over() -> None:
+    unknown = {3, 4, 5}
+    assert search.first_bad(10, lambda at: None if at in unknown else at >= 4) == (2, 6)
+    assert search.first_bad(5, lambda at: None) == (-1, 4)
+
+
+def test_the_latest_start_of_a_bad_range_is_found() -> None:
+    assert search.last_start(9, lambda start: start <= 5) == 5
+    assert search.last_start(9, lambda start: start <= -1) == -1
+
+
+def graph_of(model: nn.Module, *inputs: torch.Tensor) -> Graph:
+    dynamic = tuple({0: torch.export.Dim("rows", min=1, max=8)} for _ in inputs)
+    with torch.no_grad():
+        return Graph(torch.export.export(model.eval(), inputs, dynamic_shapes=dynamic))
+
+
+class Parts(nn.Module):
+    """Has tuples, sizes and a value that is used much later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        early = self.layer(x)
+        low, high = early.chunk(2, -1)
+        most, where = torch.max(low * high, -1)
+        return early.reshape(x.shape[0] * 2, 3).sum(-1), most + where + y.sum()
+
+
+def test_every_cut_and_the_rest_behind_it_compute_the_same_as_the_whole() -> None:
+    inputs = (torch.randn(4, 6), torch.randn(4, 2))
+    model = Parts()
+    graph = graph_of(model, *inputs)
+    given = (torch.randn(7, 6), torch.randn(7, 2))
+    wanted = model(*given)
+    assert len(graph.cuts) > 4
+    for cut in graph.cuts[:-1]:
+        values = dict(zip(graph.frontier(cut), arithmetic.eager(graph.until(cut), given), strict=True))
+        values |= dict(zip((n for n in graph.nodes if n.op == "placeholder"), given, strict=True))
+        rest, taken = graph.between(cut, graph.cuts[-1])
+        results = dict(zip(graph.frontier(graph.cuts[-1]), wanted, strict=True))
+        left = [n for n in results if n not in values]
+        got = arithmetic.eager(rest, [values[node] for node in taken])
+        torch.testing.assert_close(got, tuple(results[n] for n in left))
+
+
+def test_the_reference_is_computed_in_float64() -> None:
+    model = Parts()
+    inputs = (torch.randn(4, 6), torch.randn(4, 2))
+    graph = graph_of(model, *inputs)
+    whole = graph.until(graph.cuts[-1])
+    exact = arithmetic.reference(whole, inputs)
+    assert [one.dtype for one in exact] == [torch.float64] * 2
+    torch.testing.assert_close(exact, model.double()(*(one.double() for one in inputs)), rtol=1e-14, atol=1e-14)
+
+
+def test_errors_are_multiples_of_eagers_own() -> None:
+    exact = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
+    own = exact.float() + 1e-6
+    assert arithmetic.error(exact.float() + 5e-6, own, exact) == pytest.approx(5, rel=0.2)
+    assert arithmetic.error(torch.tensor([1.0, float("nan"), 4.0]), own, exact) == float("inf")
+    assert arithmetic.error(torch.ones(2), own, exact) == float("inf")
+    assert arithmetic.error(torch.tensor([1, 2]), torch.tensor([1, 3]), torch.tensor([1, 2])) == 0
+    assert arithmetic.error(torch.tensor([2, 2]), torch.tensor([1, 3]), torch.tensor([1, 2])) == float("inf")
+    assert arithmetic.error(exact.float(), exact.float(), exact) <= 1  # eager is exact, so one ulp is not blamed
+
+
+@pytest.fixture
+def inquire(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A function that exports a block to a variant, with what the test has planted, and examines it."""
+
+    def act(name: str, recipe: str = "blocks:block", spoil: Any = None) -> Bisection:
+        (variant,) = targets.parse(name)
+        golden = f"trace@{variant.precision}" if variant.precision != "fp32" else "trace"
+        _, place = run(recipe, golden)
+        request = request_for(recipe, tmp_path / "out", golden)
+        options = targets.Options(threads=1, variant=variant.setting, precision=variant.precision)
+        job = replace(request.job(tmp_path / "work"), options=options)
+        job.work.mkdir()
+        path = tmp_path / variant.artifact
+        targets.get(variant.target).export(tasks.program(job, variant.target)[0], path, options)
+        if spoil:
+            spoil(path)
+        asked = Asked(variant.target, variant.name, path, layout.golden(place), tmp_path / "found")
+        return child.inquire(job, asked, lambda step: None)
+
+    return act
+
+
+def test_a_wrong_translation_to_onnx_is_found(inquire: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = torch.onnx.export
+
+    def export(*args: Any, **kwargs: Any) -> Any:
+        made = usual(*args, **kwargs)
+        for node in made.model.graph:
+            if node.op_type == "Tanh":
+                node.op_type = "Sigmoid"
+        return made
+
+    monkeypatch.setattr(torch.onnx, "export", export)
+    found = inquire("onnx")
+    assert found.verdict == "converter"
+    assert [node.operator for node in found.nodes] == ["aten.tanh.default"]
+    assert found.nodes[0].place.rpartition(":")[0] == str(Path(recipe_path("blocks:block").rpartition(":")[0]))
+    assert found.nodes[0].introduced is not None
+    assert found.builds <= 10
+    assert found.files == ("repro.py", "issue.md")
+    script = tmp_path / "found" / "repro.py"
+    assert len(script.read_text().splitlines()) < 60
+    # The translation outside this process is right.
+    done = subprocess.run([sys.executable, script.name], cwd=script.parent, capture_output=True, text=True, check=False)
+    assert (done.returncode, float(done.stdout.split()[-1]) < 1e-5) == (0, True), done.stderr
+    assert "It does not fail with random values" in (script.parent / "issue.md").read_text()
+
+
+def test_an_artifact_that_differs_from_a_new_export_is_reported(inquire: Any) -> None:
+    import onnx
+
+    def spoil(path: Path) -> None:
+        model = onnx.load(str(path))
+        weight = next(one for one in model.graph.initializer if list(one.dims) == [8, 32] or list(one.dims) == [32, 8])
+        weight.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(weight) * 1.01, weight.name))
+        onnx.save(model, str(path))
+
+    found = inquire("onnx", spoil=spoil)
+    assert found.verdict == "altered artifact"
+    assert "third.weight" in found.sentence
+    assert found.builds == 1
+
+
+def test_layers_are_ranked_by_what_int8_costs_them(inquire: Any) -> None:
+    found = inquire("trace@int8", "blocks:coarse")
+    assert found.verdict == "reduced precision"
+    assert found.nodes[0].module == "second"
+    assert {node.module for node in found.nodes} == {"first", "second", "third"}
+    assert found.nodes[0].introduced > 3 * found.nodes[1].introduced
+
+
+def test_the_command_blames_nothing_that_is_right(cli: Cli, bundle: Path) -> None:
+    done = cli("bisect", bundle, "onnx", "--json", "-q")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert (found["verdict"], found["nodes"], found["builds"]) == ("rounding", [], 0)
+
+
+def test_the_command_names_what_a_trace_bakes_in(cli: Cli, tmp_path: Path) -> None:
+    done = cli("bisect", recipe_path("defects:branch"), "trace", "--out", tmp_path / "found")
+    assert done.code == 1
+    assert "constant baked in" in done.out
+    assert "defects.py" in done.out
+
+
+def test_wrong_usage(cli: Cli, bundle: Path) -> None:
+    done = cli("bisect", bundle, "compile")
+    assert done.code == 2
+    assert "the bundle has no variant compile" in done.err
+    assert "choose one of" in done.err
+    done = cli("bisect", bundle, "onnx", "--batch", "3")
+    assert done.code == 2
+    assert "a bundle has its own device and sizes" in done.err
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_report_fits_its_width(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    node = Node("tanh", "aten.tanh.default", "encoder.layer.0", "/a/model.py:3", 1234.5)
+    found = Bisection("m", "onnx", "batch=2 seed 0", "converter", "it is " + "wrong " * 40, 99.0, (node,), builds=9)
+    text = bisection.render(replace(found, size=40, files=("repro.py",)), Path("m-bisect/onnx"))
+    assert max(map(len, text.splitlines())) <= columns
+    assert "aten.tanh.default in encoder.layer.0, introduces 1.23e+03 times eager's error" in " ".join(text.split())
+    assert "9 builds, for a program of 40 nodes" in text
+    assert "m-bisect/onnx/repro.py" in text
