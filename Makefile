@@ -41,6 +41,7 @@ lint: install ## run ruff, mypy --strict, import-linter and clang-format
 	mypy
 	lint-imports
 	clang-format --dry-run --Werror $$(git ls-files 'cpp/*.h' 'cpp/*.cpp')
+	clang-format --style=file:cpp/.clang-format --dry-run --Werror $$(git ls-files 'examples/*.h' 'examples/*.cpp' 'examples/*.cu')
 
 docs: install ## build the documentation site in build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

@@ -16,7 +16,7 @@ from exporter.core import source_lines, time_limit
 from exporter.core.errors import ExporterError, ExportError
 from exporter.core.parity_records import Tolerance
 from exporter.evidence import nonfinite, perturbations
-from exporter.model import mixture_of_experts, widening
+from exporter.model import custom_ops, mixture_of_experts, widening
 from exporter.model.tensors import Tensors
 
 Made = TypeVar("Made")
@@ -140,11 +140,17 @@ def naming(sizes: str) -> Iterator[None]:
     except Exception as error:
         if own := source_lines.own(error):
             raise ExportError(own, blame=source_lines.blame(error)) from error
-        misnamed = isinstance(error, TypeError) and _MISNAMED.search(str(error))
         raise ExportError(
-            f"the model fails at {sizes or 'its example'}: {source_lines.summary(error)}",
-            "name the inputs like the arguments of the model's forward"
-            if misnamed
-            else "fix the model or its inputs, or promise only sizes that it accepts: `sizes` of the recipe, "
-            "--size NAME=MIN..MAX or MIN..MAX..STEP",
+            f"the model fails at {sizes or 'its example'}: {source_lines.summary(error)}", _remedy(error)
         ) from error
+
+
+def _remedy(error: Exception) -> str:
+    if custom_ops.is_missing(error):
+        return custom_ops.GIVE
+    if isinstance(error, TypeError) and _MISNAMED.search(str(error)):
+        return "name the inputs like the arguments of the model's forward"
+    return (
+        "fix the model or its inputs, or promise only sizes that it accepts: `sizes` of the recipe, "
+        "--size NAME=MIN..MAX or MIN..MAX..STEP"
+    )

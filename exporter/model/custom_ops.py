@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from exporter.core import causes
 from exporter.core.errors import ArtifactError, Blame, UsageError
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ OWN = frozenset((
 ))  # fmt: skip
 # File of the library within the package named like the namespace: in newer releases, then in older ones.
 LIBRARIES = {"torchvision": ("_C_stable.so", "_C.so")}
+
+GIVE = "give the library that registers the operator, --ops-lib FILE, or import its package in the recipe"
 
 
 def of_script(module: torch.jit.ScriptModule) -> tuple[str, ...]:
@@ -96,6 +99,12 @@ def require(namespaces: Iterable[str]) -> None:
                 Blame("custom-operator-not-registered", {"op": namespace}),
             )
         load(file)
+
+
+def is_missing(error: BaseException) -> bool:
+    """Return whether the model's code failed because an operator is not registered. The remedy is `GIVE`."""
+    cause = causes.find(str(error))
+    return cause is not None and cause.name == "custom-operator-not-registered"
 
 
 def _registered(namespace: str) -> bool:

@@ -27,6 +27,7 @@ from exporter.core.dimensions import NamedDim
 from exporter.core.errors import RecipeError, UsageError
 from exporter.core.settings import SourceSettings
 from exporter.core.size_range import Range
+from exporter.model import custom_ops
 
 if TYPE_CHECKING:
     import torch
@@ -200,7 +201,8 @@ def load(source: Source) -> Recipe:
     except (Exception, SystemExit) as error:
         whose = f"{source.place}{_shipped_by(source)}"
         raise RecipeError(
-            f"{whose} does not import: {type(error).__name__}: {error}", "fix it, or install what it imports"
+            f"{whose} does not import: {type(error).__name__}: {error}",
+            custom_ops.GIVE if custom_ops.is_missing(error) else "fix it, or install what it imports",
         ) from error
     if source.attribute and not hasattr(module, source.attribute):
         names = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]

@@ -464,6 +464,8 @@ SPRUNG = [
     Case("opset-too-new", "onnx", lambda _: load_onnx(small_onnx("Relu", opset=99))),
     Case("no-onnxruntime-kernel", "onnx", float64_convolution),
     Case("custom-operator-not-registered", "trace", load_without_the_operator),
+    Case("custom-operator-not-registered", "trace", lambda _: torch.ops.nowhere.near(X)),
+    Case("custom-operator-not-registered", "trace", lambda _: torch.library.register_fake("nowhere::near", abs)),
     Case("sparse-or-quantized", "onnx", lambda folder: to_onnx(ToSparse(), folder), True),
     Case("sparse-or-quantized", "trace", lambda _: X.to_sparse().view(-1)),
     Case("sparse-or-quantized", "compile", lambda _: exported(Calls(lambda x: torch.nested.nested_tensor([x, x])))),

@@ -135,3 +135,9 @@ def test_an_error_of_the_model_has_a_remedy(arguments: dict[str, torch.Tensor], 
     with pytest.raises(ExportError, match="the model fails at batch=2") as raised, eager.naming("batch=2"):
         torch.nn.Linear(4, 2)(**arguments)
     assert remedy in raised.value.remedy
+
+
+def test_the_model_calls_an_operator_of_no_library() -> None:
+    with pytest.raises(ExportError, match="the model fails at batch=2") as raised, eager.naming("batch=2"):
+        torch.ops.nowhere.near(torch.ones(2))
+    assert "--ops-lib" in raised.value.remedy

@@ -256,6 +256,14 @@ def test_broken_recipes(name: str, message: str, remedy: str) -> None:
     assert remedy in raised.value.remedy
 
 
+def test_a_file_that_needs_a_library_of_operators(tmp_path: Path) -> None:
+    """torch registers a fake kernel only for an operator that exists."""
+    (tmp_path / "fake.py").write_text("import torch\ntorch.library.register_fake('nowhere::near', abs)\n")
+    with pytest.raises(RecipeError, match="does not import: RuntimeError: operator nowhere::near") as raised:
+        recipes.load(recipes.find(f"{tmp_path / 'fake.py'}:model"))
+    assert "--ops-lib" in raised.value.remedy
+
+
 def test_an_object_that_is_neither_a_recipe_nor_callable(tmp_path: Path) -> None:
     (tmp_path / "constant.py").write_text("answer = 42")
     with pytest.raises(RecipeError, match=r"answer has no load\(\) and inputs\(\)"):

@@ -49,7 +49,7 @@ CAUSES = (
             r"Fatal error: (?P<op>[\w.:]+)\S* is not a registered function/op",
         ),
         "There is no translation to ONNX for the custom operator {op}",
-        "write it with torch's own operators, or ship trace, script or compile and load its library (--ops-lib)",
+        "write it with torch's own operators, or ship another target and load its library (--ops-lib)",
     ),
     Cause(
         "python-number-onnx",
@@ -107,8 +107,9 @@ CAUSES = (
             r"(?:Could not find schema for|[Oo]perator) (?P<op>(?!aten::)\w+::[\w.]+) does not exist",
             r"Could not find schema for (?P<op>\w+::[\w.]+)",
             r"calls operators of (?P<op>\w+), which are not registered",
+            r"'_OpNamespace' '(?P<op>\w+)' object has no attribute",
         ),
-        "The custom operator {op} is not registered where the artifact runs",
+        "The custom operator {op} is not registered in the process that calls it",
         "load the library that registers it: exporter-run --ops-lib FILE in C++, or import its package in Python",
     ),
     Cause(
