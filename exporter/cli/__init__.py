@@ -18,7 +18,7 @@ from exporter.core import filesystem, source_lines
 from exporter.core.errors import ExporterError
 
 ORDER = (
-    "export", "explain", "check", "bench", "compare", "report", "release", "sign", "pack", "unpack", "deploy",
+    "export", "explain", "repair", "check", "bench", "compare", "report", "release", "sign", "pack", "unpack", "deploy",
     "models", "targets", "doctor", "runner",
 )  # fmt: skip
 
