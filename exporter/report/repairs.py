@@ -71,6 +71,8 @@ def _proof(proof: Proof) -> Iterator[str]:
     )
     for one in proof.outcomes:
         yield f"  {' '.join(one.test.split())} was {_counts(one)} ({_near(one.place)})"
+    if proof.inputs_kept:
+        yield "  the original changes the tensors that it is given; the patched model does not"
     if proof.refused:
         taken = f", {proof.unchecked} of which the exported program takes" if proof.unchecked else ""
         yield f"  the original raises for {proof.refused} more inputs{taken}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,14 +11,15 @@ import torch
 
 from exporter.core import contract, probing, source_lines, tolerances
 from exporter.core.contract_records import Contract
-from exporter.evidence import eager
 from exporter.model.flattening import dtype_name
-from exporter.model.tensors import Run
+from exporter.model.tensors import Tensors
 from exporter.workers.messages import Job
 from exporter.workers.repair import overlay
 from exporter.workers.repair.child import captured, loaded_with_contract
-from exporter.workers.repair.recording import Case
+from exporter.workers.repair.recording import Case, run
 from exporter.workers.repair.records import Compared
+
+Call = Callable[[Tensors], tuple[Tensors, bool]]
 
 
 def compare(channel: socket.socket, job: Job, texts: Mapping[str, bytes], expected: Contract, file: Path) -> Compared:
@@ -29,22 +30,25 @@ def compare(channel: socket.socket, job: Job, texts: Mapping[str, bytes], expect
         return Compared("the contract differs from the original's")
     program = captured(job, loaded, found).program.module()
     device = job.options.device
-    sides: dict[str, Run] = {
-        "the patched model": lambda data: eager.run(loaded.module, data, device),
-        "the exported program": lambda data: eager.run(program, data, device),
+    sides: dict[str, Call] = {
+        "the patched model": lambda data: run(loaded.module, data, device),
+        "the exported program": lambda data: run(program, data, device),
     }
     cases = [Case(**fields) for fields in torch.load(file)]
     max_abs, unchecked = 0.0, 0
     for case in cases:
-        for who, run in sides.items():
-            problem, difference = _difference(case, run)
+        for who, call in sides.items():
+            problem, difference = _difference(case, call)
             if problem:
                 return Compared(f"{who} differs from the original at {probing.describe(case.sizes)}: {problem}")
             max_abs = max(max_abs, difference)
         unchecked += bool(case.raised) and not _raises(case, sides["the exported program"])
     if strange := [path for path in loaded.strange() if path]:
         return Compared(f"the patched model keeps something that the original does not: {strange[0]}")
-    return Compared("", max_abs, unchecked)
+    kept = any(case.written and not case.raised for case in cases) and not any(
+        sides["the patched model"](case.inputs)[1] for case in cases if case.written and not case.raised
+    )
+    return Compared("", max_abs, unchecked, kept)
 
 
 def _promised(found: Contract) -> Contract:
@@ -52,20 +56,20 @@ def _promised(found: Contract) -> Contract:
     return replace(contract.as_function(found), state=None)
 
 
-def _raises(case: Case, run: Run) -> bool:
+def _raises(case: Case, call: Call) -> bool:
     try:
-        run(case.inputs)
+        call(case.inputs)
     except Exception:  # whatever the original raises
         return True
     return False
 
 
-def _difference(case: Case, run: Run) -> tuple[str, float]:
+def _difference(case: Case, call: Call) -> tuple[str, float]:
     """Return how the outputs differ, "" if they agree, and the largest difference. Calls that raised count as equal."""
     if case.raised:
         return "", 0.0
     try:
-        outputs = run(case.inputs)
+        outputs, _ = call(case.inputs)
     except Exception as error:  # a patch may fail in any way
         return source_lines.summary(error), 0.0
     if len(outputs) != len(case.outputs):

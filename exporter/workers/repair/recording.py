@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from exporter.core import probing
+from exporter.core import probing, source_lines
 from exporter.core.contract_records import Contract
 from exporter.core.errors import ExporterError
-from exporter.evidence import eager, perturbations
+from exporter.evidence import perturbations
 from exporter.model.tensors import Tensors
 from exporter.workers.loading import LoadedModel
 from exporter.workers.messages import Job
@@ -31,6 +31,8 @@ LARGEST = 16  # sizes up to this one are tried, or twice the example's
 SEEDS = 8  # drawn inputs at the example's sizes
 DRAWN = 16  # inputs with other values, over all sizes
 SEARCH = 400  # drawn inputs to try for each test of which only one side was seen
+FIRST = 100  # seed of the first of them
+NONFINITE = 8  # one in so many has NaN and infinity too
 SEARCH_S = 30.0
 AT_LEAST = 2  # calls, and sizes if there are several, on each side of a test
 CALLS = 3  # in a row, for a model with state
@@ -44,6 +46,7 @@ class Case:
     inputs: Tensors
     outputs: Tensors = ()
     raised: str = ""
+    written: bool = False  # whether the call changed the tensors that it was given
 
 
 @dataclass
@@ -70,6 +73,18 @@ class _Seen:
         return self.calls[outcome] < AT_LEAST or len(self.sizes[outcome]) < min(AT_LEAST, sizes)
 
 
+def run(module: torch.nn.Module, inputs: Tensors, device: str) -> tuple[Tensors, bool]:
+    """Call a module with copies of the inputs. Return copies of the outputs, and whether it changed its arguments."""
+    given = tuple(t.to(device, copy=True) for t in inputs)
+    with torch.no_grad():
+        outputs = tuple(t.detach().to("cpu", copy=True) for t in module(*given))
+    return outputs, any(not _unchanged(t.cpu(), old) for t, old in zip(given, inputs, strict=True))
+
+
+def _unchanged(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
+
+
 def record(channel: socket.socket, job: Job, texts: Mapping[str, bytes], sites: Sequence[Site], file: Path) -> Recorded:
     """Call the original model, and save inputs and outputs. `texts` is its instrumented source."""
     seen = _Seen()
@@ -87,6 +102,8 @@ def record(channel: socket.socket, job: Job, texts: Mapping[str, bytes], sites: 
         for side in _sides(site)
         if seen.lacks((site.key, side), len(recorder.sizes))
     ]
+    if all(case.raised for case in recorder.cases):
+        missing.append("the original raises for all inputs")
     if recorder.unsteady():
         missing.append("the original returns other values when it is called again with the same inputs")
     sizes = tuple(dict.fromkeys(probing.describe(case.sizes) for case in recorder.cases))
@@ -143,7 +160,7 @@ class _Recorder:
 
     def _repeats(self, case: Case) -> bool:
         try:
-            outputs = eager.run(self.loaded.module, case.inputs, self.job.options.device)
+            outputs, _ = run(self.loaded.module, case.inputs, self.job.options.device)
         except Exception as error:  # as in the first call
             return case.raised == type(error).__name__
         pairs = zip(outputs, case.outputs, strict=False)
@@ -157,8 +174,9 @@ class _Recorder:
             if not lacking or time.monotonic() > ends:
                 return
             sizes = self.sizes[attempt % len(self.sizes)]
-            inputs = self.loaded.inputs(sizes, 100 + attempt)
-            self.call(sizes, tuple(self._drawn(t) for t in inputs), set(lacking))
+            drawn = tuple(self._drawn(t) for t in self.loaded.inputs(sizes, FIRST + attempt))
+            for inputs in _nonfinite(drawn) if attempt % NONFINITE == NONFINITE - 1 else [drawn]:
+                self.call(sizes, inputs, set(lacking))
 
     def call(self, sizes: dict[str, int], inputs: Tensors, wanted: set[tuple[str, bool]] | None = None) -> None:
         """Call the model from its initial state. With `wanted`, forget the call unless it has one of the outcomes."""
@@ -168,10 +186,12 @@ class _Recorder:
         for _ in range(CALLS if state else 1):
             case = Case(dict(sizes), inputs + state)
             try:
-                case.outputs = eager.run(self.loaded.module, case.inputs, self.job.options.device)
+                case.outputs, case.written = run(self.loaded.module, case.inputs, self.job.options.device)
             except ExporterError:
                 raise
             except Exception as error:  # a model may refuse unusual values in any way
+                if source_lines.own(error):
+                    raise
                 case.raised = type(error).__name__
             made.append(case)
             if case.raised:
@@ -182,7 +202,7 @@ class _Recorder:
             self.cases += made
 
     def _drawn(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor with other values: floats of another scale, offset, sign or density, others in their range."""
+        """Return other values: floats of another scale, offset, sign or density, others from the same range."""
         if tensor.is_floating_point():
             scale = 10 ** (6 * self._uniform() - 3)
             shift = (2 * self._uniform() - 1) * (self._uniform() < 0.5)

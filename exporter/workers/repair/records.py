@@ -107,6 +107,7 @@ class Compared:
     problem: str
     max_abs: float = 0.0
     unchecked: int = 0  # inputs that the original refuses and the program takes
+    inputs_kept: bool = False  # whether the original changes its inputs in place and the patched model does not
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,7 @@ class Proof:
     refused: int
     unchecked: int
     outcomes: tuple[Outcomes, ...]
+    inputs_kept: bool  # as in Compared
 
 
 @dataclass(frozen=True)

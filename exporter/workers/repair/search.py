@@ -235,7 +235,13 @@ class _Search:
         if compared.problem:
             raise _NotProven(compared.problem)
         return Proof(
-            recorded.cases, recorded.sizes, compared.max_abs, recorded.refused, compared.unchecked, recorded.outcomes
+            recorded.cases,
+            recorded.sizes,
+            compared.max_abs,
+            recorded.refused,
+            compared.unchecked,
+            recorded.outcomes,
+            compared.inputs_kept,
         )
 
     def report(self, verdict: Any, first: Attempt, solution: _Solution | None = None) -> Repair:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from exporter.workers.repair.records import Frame, Obstacle
-from exporter.workers.repair.source import Edit, Source, called
+from exporter.workers.repair.source import Edit, Source, called, dotted
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,29 @@ def condition(source: Source, node: ast.expr) -> str:
     if isinstance(node, ast.Compare) and len(node.ops) > 1:
         return _chain(source, node)
     return _called_condition(source, node) if isinstance(node, ast.Call) else source.segment(node)
+
+
+def split(source: Source, node: ast.expr) -> tuple[str, str]:
+    """Return the part of `x is not None and x.any()` that Python decides, or "", and the part that a tensor decides."""
+    if not isinstance(node, ast.BoolOp) or not isinstance(node.op, ast.And):
+        return "", condition(source, node)
+    count = next((number for number, value in enumerate(node.values) if not _plain(value)), 0)
+    if not count:
+        return "", condition(source, node)
+    rest = node.values[count:]
+    tensors = condition(source, rest[0] if len(rest) == 1 else ast.BoolOp(ast.And(), rest))
+    return " and ".join(source.argument(value) for value in node.values[:count]), tensors
+
+
+def _plain(node: ast.expr) -> bool:
+    """Return whether a condition is one of Python, not of a tensor, as far as its text tells."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return _plain(node.operand)
+    if isinstance(node, ast.Compare):
+        return all(isinstance(one, (ast.Is, ast.IsNot, ast.In, ast.NotIn)) for one in node.ops)
+    if isinstance(node, ast.Call):
+        return called(node) in ("isinstance", "hasattr", "callable", "len")
+    return isinstance(node, ast.Constant) or (isinstance(node, ast.Attribute) and dotted(node).startswith("self."))
 
 
 NUMBERS = {

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from exporter.workers.repair.rules._rule import Failure, Proposal, proposal
 from exporter.workers.repair.source import Source
 
-NOTE = "the caller's tensor is no longer changed"
-
 
 def propose(failure: Failure) -> Iterator[Proposal]:
     """Propose to clone the arguments that a forward changes in place, where no other expression is to blame."""
@@ -37,7 +35,7 @@ def _copied(source: Source, function: ast.FunctionDef) -> Iterator[Proposal]:
         written = isinstance(node, ast.Attribute) and node.attr == "data" and isinstance(node.value, ast.Name)
         if written and isinstance(node, ast.Attribute) and source.segment(node.value) in changed:
             edits.append((*source.span(node), source.segment(node.value)))
-    yield proposal(source, first, edits, f"work on a copy of {', '.join(changed)}", NOTE)
+    yield proposal(source, first, edits, f"work on a copy of {', '.join(changed)}")
 
 
 def _changes(node: ast.AST, name: str) -> bool:

@@ -41,11 +41,24 @@ def _call(source: Source, node: ast.Call) -> Iterator[Proposal]:
         first = source.span(node.func)
         yield proposal(source, node, [(*first, f"{torch}.{function}")], f"write torch.{function} instead of {name}")
     if name in SYMBOLIC and len(node.args) == 2:
+        yield from _bounded(source, node, name)
         first = source.span(node.func)
         word = SYMBOLIC[name]
         yield proposal(source, node, [(*first, f"{torch}.{word}")], f"write torch.{word} instead of {name}")
     if name == "copy.deepcopy" and len(node.args) == 1:
         yield proposal(source, node, [(start, end, f"{source.atom(node.args[0])}.clone()")], "write .clone()")
+
+
+def _bounded(source: Source, node: ast.Call, name: str) -> Iterator[Proposal]:
+    """Propose to bound a tensor by a number, or to compare two tensors, instead of min() and max()."""
+    torch = torch_of(source)
+    numbers = [one for one in node.args if isinstance(one, ast.Constant)]
+    others = [one for one in node.args if one not in numbers]
+    if len(numbers) == 1:
+        text = f"{torch}.clamp({source.argument(others[0])}, {name}={source.segment(numbers[0])})"
+        yield proposal(source, node, [(*source.span(node), text)], f"write torch.clamp instead of {name}()")
+    word = f"{torch}.{name}imum"
+    yield proposal(source, node, [(*source.span(node.func), word)], f"write {word} instead of {name}()")
 
 
 def _item(source: Source, node: ast.expr) -> str:
@@ -79,3 +92,31 @@ def _assigned(failure: Failure) -> Iterator[Proposal]:
         if "\n" in text:
             text = f"({text})"
         yield proposal(source, node, [(*source.span(value), text)], f"keep {target.id} as a tensor")
+    if function:
+        yield from _all_items(source, function)
+
+
+def _rounds(node: ast.AST) -> bool:
+    """Return whether a node is `int(round(x))`."""
+    return (
+        isinstance(node, ast.Call) and called(node) == "int" and len(node.args) == 1 and called(node.args[0]) == "round"
+    )
+
+
+def _all_items(source: Source, function: ast.FunctionDef) -> Iterator[Proposal]:
+    """Propose to leave out every .item() of a function."""
+    edits = []
+    for node in source.walk(function):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "item":
+            edits.append((source.span(node.func.value)[1], source.span(node)[1], ""))
+        if _rounds(node):
+            assert isinstance(node, ast.Call)
+            (inner,) = node.args
+            edits += [
+                (*source.span(node)[:1], source.span(inner)[0], ""),
+                (source.span(inner)[1], source.span(node)[1], ""),
+            ]
+            assert isinstance(inner, ast.Call)
+            edits.append((*source.span(inner.func), f"{torch_of(source)}.round"))
+    if len(edits) > 1:
+        yield proposal(source, function, edits, f"keep tensors in {function.name}() instead of numbers")

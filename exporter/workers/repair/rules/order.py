@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from exporter.workers.repair.rules import arrays, checks, cond, effects, in_place, keys, numbers, sizes, where
+from exporter.workers.repair.rules import arrays, checks, choice, cond, effects, in_place, keys, numbers, sizes, where
 from exporter.workers.repair.rules._rule import Failure, Proposal, Rule
 
 RULES: tuple[Rule, ...] = tuple(
-    rule.propose for rule in (effects, checks, keys, arrays, numbers, where, cond, sizes, in_place)
+    rule.propose for rule in (effects, checks, keys, arrays, numbers, where, cond, choice, sizes, in_place)
 )
 
 

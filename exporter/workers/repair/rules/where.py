@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from exporter.workers.repair.rules._rule import Failure, Proposal, condition, proposal, torch_of
+from exporter.workers.repair.branches import is_effect
+from exporter.workers.repair.rules._rule import Failure, Proposal, condition, proposal, split, torch_of
 from exporter.workers.repair.source import Source
 
 BOTH = "both sides are computed in every call"
@@ -30,8 +31,10 @@ def _of(source: Source, node: ast.expr) -> str:
     """Return an expression with the conditional expressions at its top, nested ones included, as torch.where."""
     if not isinstance(node, ast.IfExp):
         return source.argument(node)
-    parts = (condition(source, node.test), _of(source, node.body), _of(source, node.orelse))
-    return f"{torch_of(source)}.where({', '.join(parts)})"
+    one, other = _of(source, node.body), _of(source, node.orelse)
+    plain, test = split(source, node.test)
+    chosen = f"{torch_of(source)}.where({test}, {one}, {other})"
+    return f"({chosen} if {plain} else {other})" if plain else chosen
 
 
 def _statement(source: Source, node: ast.If) -> Iterator[Proposal]:
@@ -41,7 +44,9 @@ def _statement(source: Source, node: ast.If) -> Iterator[Proposal]:
     chosen = _choice(source, node)
     if chosen is not None:
         start, end = source.span(node)
-        lines = [*source.comments(start, end), _written(*chosen)]
+        plain = "" if node.orelse else split(source, node.test)[0]
+        written = [f"if {plain}:", f"    {_written(*chosen)}"] if plain else [_written(*chosen)]
+        lines = [*source.comments(start, end), *_aside(source, node), *written]
         if source.slice(start, end).startswith("elif"):
             lines = ["else:", *(f"    {line}" for line in lines)]
         yield proposal(
@@ -56,13 +61,31 @@ def _written(target: str, value: str) -> str:
 
 def _choice(source: Source, node: ast.If) -> tuple[str, str] | None:
     """Return what an `if` assigns, or RETURN, and its value as torch.where; None if its sides do anything else."""
-    target, one = _only(source, node.body)
+    target, one = _only(source, asides(node.body)[1])
     if not target:
         return None
     other_target, other = (target, target) if not node.orelse and target != RETURN else _only(source, node.orelse)
     if other_target != target:
         return None
-    return target, f"{torch_of(source)}.where({condition(source, node.test)}, {one}, {other})"
+    test = condition(source, node.test) if node.orelse else split(source, node.test)[1]
+    return target, f"{torch_of(source)}.where({test}, {one}, {other})"
+
+
+def _aside(source: Source, node: ast.If) -> list[str]:
+    """Return the lines that print or log, as the side of an `if` begins by doing, only in Python."""
+    effects, _ = asides(node.body)
+    if not effects:
+        return []
+    texts = [source.segment(one).replace("\n", "\n    ") for one in effects]
+    test = source.segment(node.test)
+    test = f"({test})" if isinstance(node.test, ast.BoolOp) else test
+    return [f"if not {torch_of(source)}.compiler.is_compiling() and {test}:", *(f"    {text}" for text in texts)]
+
+
+def asides(body: Sequence[ast.stmt]) -> tuple[list[ast.stmt], list[ast.stmt]]:
+    """Return the statements at the start of a body that only print or log, and the others."""
+    count = next((number for number, one in enumerate(body) if not is_effect(one)), len(body))
+    return list(body[:count]), list(body[count:])
 
 
 def _only(source: Source, statements: Sequence[ast.stmt]) -> tuple[str, str]:
@@ -82,10 +105,23 @@ def _only(source: Source, statements: Sequence[ast.stmt]) -> tuple[str, str]:
         return source.segment(node.targets[0]), _of(source, node.value)
     if isinstance(node, ast.AnnAssign) and node.value is not None:
         return source.segment(node.target), _of(source, node.value)
+    if isinstance(node, ast.Expr):
+        return _in_place(source, node.value)
     if isinstance(node, ast.AugAssign):
         sign = source.slice(source.span(node.target)[1], source.span(node.value)[0]).strip().removesuffix("=")
         return source.segment(node.target), f"{source.segment(node.target)} {sign} {source.atom(node.value)}"
     return "", ""
+
+
+def _in_place(source: Source, node: ast.expr) -> tuple[str, str]:
+    """Return the target and the value of `x.mul_(2)`, which are x and `x.mul(2)`."""
+    method = node.func if isinstance(node, ast.Call) else None
+    if not isinstance(method, ast.Attribute) or not isinstance(method.value, ast.Name):
+        return "", ""
+    if not method.attr.endswith("_") or method.attr.endswith("__"):
+        return "", ""
+    name, rest = method.value.id, source.segment(node)[len(source.segment(method)) :]
+    return name, f"{name}.{method.attr.removesuffix('_')}{rest}"
 
 
 def _early(source: Source, node: ast.If, indent: str) -> Iterator[Proposal]:
@@ -104,16 +140,16 @@ def _early(source: Source, node: ast.If, indent: str) -> Iterator[Proposal]:
 
 
 def _returns_early(node: ast.If) -> bool:
-    if node.orelse or len(node.body) != 1:
-        return False
-    return isinstance(node.body[0], ast.Return) and node.body[0].value is not None
+    _, body = asides(node.body)
+    return not node.orelse and len(body) == 1 and isinstance(body[0], ast.Return) and body[0].value is not None
 
 
 def _value(guard: ast.If) -> ast.expr:
     """Return the value that a guard returns."""
-    assert isinstance(guard.body[0], ast.Return)
-    assert guard.body[0].value is not None
-    return guard.body[0].value
+    last = guard.body[-1]
+    assert isinstance(last, ast.Return)
+    assert last.value is not None
+    return last.value
 
 
 def _together(source: Source, guards: Sequence[ast.If], last: ast.Return, indent: str) -> Proposal:
@@ -123,7 +159,8 @@ def _together(source: Source, guards: Sequence[ast.If], last: ast.Return, indent
     for guard in reversed(guards):
         value = f"{torch_of(source)}.where({condition(source, guard.test)}, {_of(source, _value(guard))}, {value})"
     start, end = source.span(guards[0])[0], source.span(last)[1]
-    lines = [*source.comments(start, end), f"return {value}"]
+    logged = [line for guard in guards for line in _aside(source, guard)]
+    lines = [*source.comments(start, end), *logged, f"return {value}"]
     text = "choose between the returned values with torch.where"
     return proposal(source, guards[0], [(start, end, f"\n{indent}".join(lines))], text, BOTH)
 
@@ -138,6 +175,7 @@ def _at_the_end(source: Source, guards: Sequence[ast.If], last: ast.Return, inde
         one = source.segment(_value(guard))
         lines = [
             *source.comments(start, end),
+            *_aside(source, guard),
             f"{test} = {condition(source, guard.test)}",
             f"{early} = {one}" if "\n" not in one else f"{early} = ({one})",
         ]
