@@ -1,4 +1,4 @@
-"""Models that torch.export refuses as they are, for `exporter repair`: what it repairs, and what it must refuse."""
+"""Models that torch.export refuses as they are and that `exporter repair` can repair."""
 
 from __future__ import annotations
 
@@ -183,6 +183,15 @@ class Rooted(torch.nn.Module):
         return x / math.sqrt(x.square().sum() + 1)
 
 
+class Shrinking(torch.nn.Module):
+    """Returns one row or all."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.mean() > 0:
+            x = x.sum(0, keepdim=True)
+        return x * 2
+
+
 class Clipped(torch.nn.Module):
     """Branches inside a helper, and returns a dict."""
 
@@ -211,17 +220,24 @@ def with_lengths(batch: int = 3) -> dict[str, torch.Tensor]:
     return {"x": torch.randn(batch, 6, 4), "lengths": torch.randint(1, 7, (batch,))}
 
 
-gate, ternary, levels, normalised, verbose, checked = Gate, Ternary, Levels, Normalised, Verbose, Checked
-cached, keyed, overwritten, tuples, detour, clipped = (
-    Cached,
-    Keyed,
-    Overwritten,
-    Tuples,
-    Detour,
-    Clipped,
+MODELS = (
+    ("gate", Gate, inputs),
+    ("early", EarlyReturn, with_mask),
+    ("ternary", Ternary, inputs),
+    ("levels", Levels, inputs),
+    ("normalised", Normalised, inputs),
+    ("trimmed", Trimmed, with_lengths),
+    ("verbose", Verbose, inputs),
+    ("checked", Checked, inputs),
+    ("cached", Cached, inputs),
+    ("keyed", Keyed, inputs),
+    ("overwritten", Overwritten, inputs),
+    ("tuples", Tuples, inputs),
+    ("detour", Detour, inputs),
+    ("rows", Rows, with_lengths),
+    ("rooted", Rooted, inputs),
+    ("clipped", Clipped, inputs),
+    ("shrinking", Shrinking, inputs),
 )
-early, trimmed, rows, rooted = EarlyReturn, Trimmed, Rows, Rooted
-gate_inputs = ternary_inputs = levels_inputs = normalised_inputs = verbose_inputs = checked_inputs = inputs
-cached_inputs = keyed_inputs = overwritten_inputs = tuples_inputs = detour_inputs = inputs
-clipped_inputs = rooted_inputs = inputs
-early_inputs, trimmed_inputs, rows_inputs = with_mask, with_lengths, with_lengths
+for name, model, make in MODELS:
+    globals().update({name: model, f"{name}_inputs": make})

@@ -32,7 +32,11 @@ def propose(failure: Failure) -> Iterator[Proposal]:
 
 def _with(source: Source, node: ast.If, parts: _Parts, call: str, word: str, note: str) -> Proposal:
     start, end = source.span(node)
-    comments = source.comments(start, source.span(node.body[0])[0])
+    comments = []
+    for side in filter(None, (node.body, node.orelse)):  # those outside of the functions' lines
+        comments += source.comments(start, source.line_start(_first_line(source, side)))
+        start = source.span(side[-1])[1]
+    start = source.span(node)[0]
     text = f"\n{parts.indent}".join((*comments, *parts.lines, call)).replace(f"\n{parts.indent}\n", "\n\n")
     what = f"write the sides of the branch as functions, and choose with {word}"
     return proposal(source, node, [(start, end, text)], what, note)
@@ -93,13 +97,21 @@ def _copies(names: Sequence[str]) -> list[str]:
     return [f"{name}.clone()" for name in names]
 
 
+def _first_line(source: Source, side: Sequence[ast.stmt]) -> int:
+    """Return the first line of a side, with the comments above it."""
+    line = side[0].lineno
+    while source.slice(source.line_start(line - 1), source.line_end(line - 1)).strip().startswith("#"):
+        line -= 1
+    return line
+
+
 def _body(source: Source, node: ast.If, side: Sequence[ast.stmt], indent: str) -> list[str] | None:
     """Return the lines of one side relative to the indentation of the `if`; None if they cannot be moved."""
     if not side:
         return []
     if source.indent(side[0]) is None or (isinstance(side[0], ast.If) and side[0].lineno == node.lineno):
         return None
-    first = source.line_start(side[0].lineno)
+    first = source.line_start(_first_line(source, side))
     if source.slice(*source.span(side[0])).startswith("elif"):
         text = source.slice(first, source.span(side[-1])[1]).replace("elif", "if", 1)
         if source.has_long_strings(side[0]):
