@@ -174,6 +174,12 @@ def test_tests_that_a_patch_removes_are_found() -> None:
     assert [(site.test, site.kind) for site in sites] == [("x.any()", "branch"), ("x.all()", "check")]
 
 
+def test_one_of_two_equal_tests_is_found() -> None:
+    old = forward("if x.any():\n    x = x + 1\nif x.any():\n    x = x * 2\nreturn x")
+    new = forward("x = torch.where(x.any(), x + 1, x)\nif x.any():\n    x = x * 2\nreturn x")
+    assert len(branches.changed(Source("net.py", old.encode()), Source("net.py", new.encode()))) == 2
+
+
 @pytest.mark.parametrize(
     ("statement", "kind"),
     [

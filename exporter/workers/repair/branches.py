@@ -7,6 +7,7 @@ original model takes both sides of each such test; it does not rely on what a ru
 from __future__ import annotations
 
 import ast
+import collections
 from collections.abc import Iterator, Sequence
 
 from exporter.workers.repair.records import Kind, Site
@@ -18,11 +19,14 @@ LEVELS = {"debug", "info", "warning", "warn", "error", "critical", "exception", 
 
 
 def changed(old: Source, new: Source) -> list[Site]:
-    """Return the tests of the old version that the new one lacks in the same function."""
-    kept = [(_function(new, node), ast.dump(node.test)) for node in _tests(new)]
+    """Return the tests of the old version that the new one lacks, or has less often, in the same function."""
+    before, after = (
+        collections.Counter((_function(one, node), ast.dump(node.test)) for node in _tests(one)) for one in (old, new)
+    )
     sites = []
     for node in _tests(old):
-        if (_function(old, node), ast.dump(node.test)) not in kept:
+        key = _function(old, node), ast.dump(node.test)
+        if after[key] < before[key]:
             line, column = node.test.lineno, node.test.col_offset
             sites.append(Site(old.file, line, column, old.segment(node.test), _kind(node)))
     return sites

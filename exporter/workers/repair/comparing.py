@@ -91,7 +91,9 @@ def _of_tensors(got: torch.Tensor, wanted: torch.Tensor) -> tuple[str, float]:
     if not (got.is_floating_point() or got.is_complex()):
         return ("", 0.0) if torch.equal(got, wanted) else ("other values", 0.0)
     tolerance = tolerances.of_dtype(dtype_name(wanted.dtype))
-    if not torch.allclose(got, wanted, rtol=tolerance.rtol, atol=tolerance.atol, equal_nan=True):
+    largest = _largest(wanted, torch.zeros_like(wanted))
+    atol = min(tolerance.atol, tolerance.rtol * largest)  # so that small values are compared too
+    if not torch.allclose(got, wanted, rtol=tolerance.rtol, atol=atol, equal_nan=True):
         return f"other values, {_largest(got, wanted):.3g} apart", 0.0
     return "", _largest(got, wanted)
 

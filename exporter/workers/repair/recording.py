@@ -108,7 +108,9 @@ def record(channel: socket.socket, job: Job, texts: Mapping[str, bytes], sites: 
         missing.append("the original returns other values when it is called again with the same inputs")
     sizes = tuple(dict.fromkeys(probing.describe(case.sizes) for case in recorder.cases))
     refused = sum(bool(case.raised) for case in recorder.cases)
-    return Recorded(len(recorder.cases), refused, sizes, tuple(_outcomes(site, seen) for site in sites), tuple(missing))
+    return Recorded(
+        found, len(recorder.cases), refused, sizes, tuple(_outcomes(site, seen) for site in sites), tuple(missing)
+    )
 
 
 def _missing(site: Site, side: bool, seen: _Seen) -> str:

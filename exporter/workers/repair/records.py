@@ -93,6 +93,7 @@ class Outcomes:
 class Recorded:
     """The calls of the original model: their number, the sizes, and the outcomes of the tests."""
 
+    contract: Contract
     cases: int
     refused: int  # inputs for which the original raises
     sizes: tuple[str, ...]

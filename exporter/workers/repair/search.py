@@ -12,7 +12,7 @@ from typing import Any
 from exporter.core import filesystem, source_lines
 from exporter.core.errors import ExporterError, UsageError
 from exporter.core.size_range import Range
-from exporter.workers.children import SIDE_BY_SIDE, Zygote
+from exporter.workers.children import EXPORTING, SIDE_BY_SIDE, WITHOUT_GPU, Zygote
 from exporter.workers.messages import Job
 from exporter.workers.repair import branches
 from exporter.workers.repair.records import (
@@ -75,7 +75,8 @@ def run(job: Job, log: Path, begun: Callable[[str], None], timeout: float) -> Fo
 
     Raises the same errors as `exporter export` if the model does not load or run.
     """
-    with Zygote(SIDE_BY_SIDE) as zygote:
+    on_cpu = job.options.device == "cpu"
+    with Zygote(SIDE_BY_SIDE | (WITHOUT_GPU if on_cpu else {}), EXPORTING if on_cpu else ()) as zygote:
         search = _Search(zygote, job, log, begun, timeout)
         begun("export the model as it is")
         first = search.attempt(job, {})
@@ -228,9 +229,8 @@ class _Search:
         recorded: Recorded = self._child("recording:record", job=job, texts=originals, sites=sites, file=cases)
         if recorded.missing:
             raise _NotProven("; ".join(recorded.missing))
-        original = self.attempt(job, {})
         compared: Compared = self._child(
-            "comparing:compare", job=job, texts=texts, expected=original.contract, file=cases
+            "comparing:compare", job=job, texts=texts, expected=recorded.contract, file=cases
         )
         if compared.problem:
             raise _NotProven(compared.problem)
@@ -247,6 +247,8 @@ class _Search:
     def report(self, verdict: Any, first: Attempt, solution: _Solution | None = None) -> Repair:
         """Return the report."""
         obstacle = first.obstacle or _of_limits(first)
+        if verdict == "refused" and obstacle.frames and INSTALLED.search(obstacle.frames[-1].file):
+            self.tried.append(Tried("change this line", obstacle.place, "installed packages are not changed"))
         patches = tuple(
             Patch(file, unified(_named(file), self.originals[file].data, text))
             for file, text in (solution.texts.items() if solution else ())
