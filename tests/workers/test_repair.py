@@ -122,6 +122,12 @@ def test_a_model_that_needs_no_repair(repair: Act) -> None:
     assert (report.verdict, report.cause, report.patches) == ("accepted", "", ())
 
 
+def test_a_program_that_cannot_be_saved(repair: Act) -> None:
+    report = repair(recipe_path("refused:quantizer")).report
+    refused(report)
+    assert report.cause.startswith("torch.export.save cannot serialize")
+
+
 def test_a_model_that_does_not_run(repair: Act) -> None:
     with pytest.raises(ExportError, match="forward does not work"):
         repair(recipe_path("broken:forward_raises"))

@@ -36,6 +36,7 @@ def attempt(channel: socket.socket, job: Job, texts: Mapping[str, bytes]) -> Att
     files = tuple(_files(loaded.module))
     try:
         made = captured(job, loaded, found)
+        _require_saved(made.program, job)
     except ExportError as error:
         traceback.print_exc()
         return Attempt(_obstacle(error), loaded.base, found, files=files)
@@ -59,6 +60,19 @@ def captured(job: Job, loaded: LoadedModel, found: Contract) -> capture.Captured
     """Run torch.export as `exporter export` does. Raises ExportError, which names the obstacle."""
     sizes = probing.capture_sizes(loaded.base, loaded.symbols)
     return capture.capture(loaded.module, _inputs(job, loaded, found)(sizes), contract.as_function(found))
+
+
+def _require_saved(program: torch.export.ExportedProgram, job: Job) -> None:
+    """Raise ExportError if torch.export cannot save a program."""
+    file = job.work / "tried.pt2"
+    try:
+        torch.export.save(program, file)
+    except Exception as error:  # its serializer does not support every node of a graph
+        raise ExportError(
+            f"torch.export.save: {source_lines.summary(error)}", blame=source_lines.blame(error)
+        ) from error
+    finally:
+        file.unlink(missing_ok=True)
 
 
 class _inputs:

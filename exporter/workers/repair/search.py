@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import re
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from exporter.core import filesystem, source_lines
-from exporter.core.errors import ExporterError, UsageError
+from exporter.core import source_lines
+from exporter.core.errors import ExporterError
 from exporter.core.size_range import Range
 from exporter.workers.children import EXPORTING, SIDE_BY_SIDE, WITHOUT_GPU, Zygote
 from exporter.workers.messages import Job
-from exporter.workers.repair import branches
+from exporter.workers.repair import branches, obstacles
 from exporter.workers.repair.records import (
     Attempt,
     Compared,
-    Obstacle,
     Patch,
     Proof,
     Recorded,
@@ -29,35 +26,11 @@ from exporter.workers.repair.records import (
 from exporter.workers.repair.rules import order
 from exporter.workers.repair.rules._rule import Failure, Proposal
 from exporter.workers.repair.source import Source, unified
+from exporter.workers.repair.writing import Found
 
 CHILD = "exporter.workers.repair"
 ROUNDS = 10  # changes in one patch
 TRIALS = 60  # exports in one search
-_NUMBERS = re.compile(r"\d+")
-INSTALLED = re.compile(r"/(?:site|dist)-packages/")
-
-
-@dataclass(frozen=True)
-class Found:
-    """The report, and the new content of each file that the patch changes."""
-
-    report: Repair
-    files: dict[Path, bytes]
-    read: dict[Path, bytes] = field(default_factory=dict)  # what they held when the search began
-
-    def write(self) -> None:
-        """Write the files. Raises UsageError, before it writes any, if one of them has changed in the meantime."""
-        for path, data in self.read.items():
-            if path.read_bytes() != data:
-                raise UsageError(f"{path} has changed since it was read", "run the command again")
-        for path, data in self.files.items():
-            new = filesystem.own_new(path)
-            try:
-                new.write_bytes(data)
-                shutil.copymode(path, new)
-                new.replace(path)
-            finally:
-                new.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -149,7 +122,7 @@ class _Search:
             self._reject(proposal, f"the model then fails: {again.obstacle.text}")
             return None
         after = self._sources(again, changed)
-        if again.obstacle and _same(found.obstacle, sources, again.obstacle, after):
+        if again.obstacle and obstacles.same(found.obstacle, sources, again.obstacle, after):
             self._reject(proposal, "torch.export gives the same error")
             return None
         if again.obstacle:
@@ -165,7 +138,7 @@ class _Search:
         names = dict.fromkeys(frame.file for frame in (found.obstacle.frames if found.obstacle else ()))
         sources = {}
         for file in names | dict.fromkeys(found.files):
-            if INSTALLED.search(file) or not Path(file).is_file():
+            if obstacles.is_installed(file) or not Path(file).is_file():
                 continue
             try:
                 if file not in self.originals:
@@ -246,8 +219,8 @@ class _Search:
 
     def report(self, verdict: Any, first: Attempt, solution: _Solution | None = None) -> Repair:
         """Return the report."""
-        obstacle = first.obstacle or _of_limits(first)
-        if verdict == "refused" and obstacle.frames and INSTALLED.search(obstacle.frames[-1].file):
+        obstacle = first.obstacle or obstacles.of_limits(first)
+        if verdict == "refused" and obstacle.frames and obstacles.is_installed(obstacle.frames[-1].file):
             self.tried.append(Tried("change this line", obstacle.place, "installed packages are not changed"))
         patches = tuple(
             Patch(file, unified(_named(file), self.originals[file].data, text))
@@ -271,32 +244,6 @@ class _Search:
 
 class _NotProven(Exception):
     """A repair that exports, but is not shown to compute the same."""
-
-
-def _of_limits(found: Attempt) -> Obstacle:
-    """Return the sizes that torch.export fixed or narrowed as an obstacle."""
-    limits = [*map(str, found.limits)]
-    assert found.contract is not None
-    symbols = found.contract.symbols
-    limits += [one.told(symbols[one.symbol]) for one in found.narrowings if one.symbol in symbols]
-    text = "; ".join(limits)
-    return Obstacle(source_lines.without(text), text, "", source_lines.place(text), "", ())
-
-
-def _same(one: Obstacle | None, sources: dict[str, Source], other: Obstacle, others: dict[str, Source]) -> bool:
-    """Return whether two obstacles are the same message at the same source text."""
-    if one is None or one.cause != other.cause:
-        return False
-    said = [_NUMBERS.sub("", each.message.split("\n")[0]) for each in (one, other)]
-    return said[0] == said[1] and _line(one, sources) == _line(other, others)
-
-
-def _line(obstacle: Obstacle, sources: dict[str, Source]) -> str:
-    frame = obstacle.frames[-1] if obstacle.frames else None
-    if frame is None or frame.file not in sources:
-        return ""
-    source = sources[frame.file]
-    return source.slice(source.line_start(frame.line), source.line_end(frame.end_line)).strip()
 
 
 def _named(file: str) -> str:
