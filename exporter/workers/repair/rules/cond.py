@@ -10,6 +10,8 @@ from exporter.workers.repair.rules._rule import Failure, Proposal, condition, pr
 from exporter.workers.repair.rules.where import BOTH
 from exporter.workers.repair.source import FUNCTIONS, Source
 
+UNTRACED = "torch.jit.trace refuses torch.cond; the other targets take it"
+
 
 @dataclass(frozen=True)
 class _Parts:
@@ -26,7 +28,7 @@ def propose(failure: Failure) -> Iterator[Proposal]:
     """Propose a function for each side of an `if`, chosen by torch.cond, or both called and chosen by torch.where."""
     node = failure.tested
     if isinstance(node, ast.If) and (parts := _parts(failure.source, node)):
-        yield _with(failure.source, node, parts, _cond(failure.source, parts), "torch.cond", "")
+        yield _with(failure.source, node, parts, _cond(failure.source, parts), "torch.cond", UNTRACED)
         yield _with(failure.source, node, parts, _where(failure.source, parts), "torch.where", BOTH)
 
 
