@@ -690,6 +690,10 @@ def test_the_reason_of_a_row() -> None:
     assert reason == f"A branch depends on the values of tensors (net.py:12): {raw}"
     assert "torch.cond" in remedy
     assert causes.describe(ExportError(raw, "do this"), "onnx").remedy == "do this"
+    assert remedy.endswith("; `exporter repair MODEL` may find a patch")
+    assert "exporter repair" not in causes.describe(ExportError(raw.removeprefix("torch.export: ")), "script").remedy
+    unknown = "torch.export: TypeError: unsupported format string passed to SymFloat.__format__"
+    assert causes.describe(ExportError(unknown), "export").remedy == "`exporter repair MODEL` may find a patch"
     twice = causes.describe(ExportError(f"{raw} (net.py:12); torch.jit.script: neither (net.py:3)"), "script").reason
     assert (
         twice == f"A branch depends on the values of tensors (net.py:12): {raw}; torch.jit.script: neither (net.py:3)"

@@ -62,9 +62,11 @@ def test_unknown_names_raise_attribute_error() -> None:
         "runs.doctor",
         "workers.session.client",
         "workers.explain",
+        "workers.repair.search",
         "deploy.cpp",
         "cli.export",
         "cli.explain",
+        "cli.repair",
         "release.run",
     ],
 )

@@ -146,6 +146,7 @@ def test_a_branch_that_torch_export_rejects(say: Say) -> None:
     (found,) = say("export", "defects:branch")
     assert found.text.startswith("A branch depends on the values of tensors: torch.export")
     assert "torch.cond" in found.remedy
+    assert found.remedy.endswith("`exporter repair MODEL` may find a patch")
     assert line(found) == "if bool(x.sum() > 0):"
 
 

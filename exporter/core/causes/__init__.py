@@ -21,6 +21,7 @@ from exporter.core.source_lines import place
 
 INT8 = "ship bf16 or fp16, or int8 by another target"  # the default remedy for a quantized variant
 OUT_OF_MEMORY, KILLED = "out-of-memory", "killed"
+REPAIR = "`exporter repair MODEL` may find a patch"
 REASON = 320  # maximum number of characters of the raw message in a reason
 CAUSES: tuple[Cause, ...] = (
     *_values.CAUSES,
@@ -88,14 +89,21 @@ def describe(error: ExporterError, target: str = "", text: str = "") -> Describe
     text = text or str(error)
     cause = of(error, target, text)
     if cause is None:
-        return Described(text, error.remedy, "")
+        return Described(text, error.remedy or with_repair("", None, text), "")
     where = place(text)
     raw = shorten(text.replace(f" ({where})", ""))
     reason = f"{cause.sentence}{f' ({where})' if where else ''}"
     other = of(error.older, target) if isinstance(error, BothFailed) else None
     if other is not None and other.name != cause.name:
         reason = f"{reason}; in torch's older exporter, {other.sentence[0].lower()}{other.sentence[1:]}"
-    return Described(f"{reason}: {raw}", error.remedy or cause.remedy, cause.name)
+    remedy = error.remedy or with_repair(cause.remedy, cause, text)
+    return Described(f"{reason}: {raw}", remedy, cause.name)
+
+
+def with_repair(remedy: str, cause: Cause | None, text: str) -> str:
+    """Return the remedy, followed by `exporter repair` if that may help against torch.export's message `text`."""
+    helps = text.startswith("torch.export: ") and (cause is None or cause.repairable)
+    return "; ".join(filter(None, (remedy, REPAIR))) if helps else remedy
 
 
 def remedy(text: str, target: str = "") -> str:

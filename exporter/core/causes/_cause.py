@@ -11,6 +11,7 @@ class Cause:
 
     `patterns` are regular expressions for messages. A cause that exporter detects itself has none and is looked up by
     its name. If `only` lists targets, the patterns apply only to these, because other targets have similar messages.
+    If torch.export gives this cause and it is `repairable`, `exporter repair` may find a patch.
     """
 
     name: str
@@ -19,3 +20,4 @@ class Cause:
     remedy: str
     remedies: dict[str, str] = field(default_factory=dict)
     only: tuple[str, ...] = ()
+    repairable: bool = False

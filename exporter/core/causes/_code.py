@@ -57,18 +57,21 @@ CAUSES = (
         ),
         "The code changes an input or a constant in place",
         "clone() it first, or use an operation that does not work in place",
+        repairable=True,
     ),
     Cause(
         "size-as-a-key",
         (r"unhashable type: (?:non-nested )?Sym(?:Int|Float|Bool)",),
         "A size is used as a key here, perhaps of lru_cache or of a cache by length; a dynamic size cannot be a key",
         "compute it in each call, or keep the largest one as a buffer and slice it: self.mask[:n, :n]",
+        repairable=True,
     ),
     Cause(
         "written-through-data",
         (r"We found a fake tensor in the exported program constant's list",),
         "Values are written through .data, perhaps by this code, which a graph does not record",
         "change the tensor itself, under torch.no_grad() if necessary: self.s.mul_(x), not self.s.data.mul_(x)",
+        repairable=True,
     ),
     Cause(
         "fixed-device",
@@ -95,6 +98,7 @@ CAUSES = (
         (r"\.numpy\(\) is not supported", r"Converting a tensor to a NumPy array"),
         "The code converts tensors to NumPy, which a graph cannot follow",
         "use torch's own operations, or wrap this part as an operator: torch.library.custom_op",
+        repairable=True,
     ),
     Cause(
         "unknown-kernel",

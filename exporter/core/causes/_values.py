@@ -19,6 +19,7 @@ CAUSES = (
         ),
         "The size of a tensor depends on the values of another tensor",
         "keep sizes fixed: multiply by a mask instead of selecting, or pad; or bound the size with torch._check",
+        repairable=True,
     ),
     Cause(
         "number-from-values",
@@ -30,12 +31,14 @@ CAUSES = (
         ),
         "Python needs a number from the values of a tensor, for a loop, an index or a size",
         "keep it as a tensor, or compute it from shapes",
+        repairable=True,
     ),
     Cause(
         "check-on-values",
         (),
         "The code has {what} on the values of tensors, which a graph cannot express",
         "remove it, or check the inputs before the call",
+        repairable=True,
     ),
     Cause(
         "branch-on-values",
@@ -48,6 +51,7 @@ CAUSES = (
         "A branch depends on the values of tensors",
         "write it with torch.cond or torch.where; or ship script, which supports branches if it can compile the code",
         {"script": "write it with torch.cond or torch.where, or in Python that torch.jit.script can compile"},
+        repairable=True,
     ),
     Cause(
         "unsteady",

@@ -57,7 +57,8 @@ def failure(error: BaseException, target: str = "", message: str = "") -> Findin
     message, remedy = message or str(error), getattr(error, "remedy", "")
     cause, raw = causes.of(error, target, message), causes.shorten(source_lines.without(message))
     text = f"{cause.sentence}: {raw}" if cause else raw
-    return Finding("bad", text, source_lines.place(message), remedy or (cause.remedy if cause else ""))
+    remedy = remedy or causes.with_repair(cause.remedy if cause else "", cause, message)
+    return Finding("bad", text, source_lines.place(message), remedy)
 
 
 def sections() -> tuple[str, ...]:
