@@ -35,7 +35,18 @@ def run(place: Path, name: str, out: Path, begun: Callable[[str], None], timeout
         job = request.job(Path(folder))
         options = replace(job.options, variant=variant.setting, precision=variant.precision)
         asked = Asked(record.target, record.name, _artifact(place, record), layout.golden(place), out)
-        return bisect.run(replace(job, options=options), asked, Path(folder, "bisect.log"), begun, timeout)
+        found = bisect.run(replace(job, options=options), asked, Path(folder, "bisect.log"), begun, timeout)
+    return _against(record, found)
+
+
+def _against(record: VariantRecord, found: Bisection) -> Bisection:
+    """Do not call a variant right that failed for something else than its outputs in Python, such as in C++."""
+    if record.status != "failed" or found.verdict not in ("rounding", "reduced precision") or found.nodes:
+        return found
+    sessions = ", ".join(one.session for one in record.sessions if one.status == "failed")
+    where = f" ({sessions})" if sessions else ""
+    sentence = f"its outputs are right in Python now, but the variant failed at {record.stage}{where}: {record.reason}"
+    return replace(found, verdict="not located", sentence=sentence, remedy=record.remedy)
 
 
 def _record(manifest: Manifest, name: str) -> VariantRecord:

@@ -16,7 +16,9 @@ from torch import nn
 
 from exporter import targets
 from exporter.bundle import layout
+from exporter.core.records import SessionRecord, VariantRecord
 from exporter.report import bisection
+from exporter.runs import bisect_variant
 from exporter.workers import tasks
 from exporter.workers.bisect import Asked, Bisection, Node, arithmetic, child, search
 from exporter.workers.bisect.graphs import Graph
@@ -188,6 +190,17 @@ def test_the_command_names_what_a_trace_bakes_in(cli: Cli, tmp_path: Path) -> No
     assert done.code == 1
     assert "constant baked in" in done.out
     assert "defects.py" in done.out
+
+
+def test_a_variant_that_failed_elsewhere_is_not_called_right() -> None:
+    found = Bisection("m", "export", "batch=2 seed 0", "rounding", "the variant passes")
+    sessions = (SessionRecord("python", "passed"), SessionRecord("native", "failed"))
+    record = VariantRecord("export", "export", "failed", "check", "no kernel", "export again", sessions=sessions)
+    told = bisect_variant._against(record, found)
+    assert told.verdict == "not located"
+    assert told.sentence.endswith("the variant failed at check (native): no kernel")
+    assert told.remedy == "export again"
+    assert bisect_variant._against(replace(record, status="passed"), found) == found
 
 
 def test_wrong_usage(cli: Cli, bundle: Path) -> None:
