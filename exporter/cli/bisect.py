@@ -23,13 +23,19 @@ from exporter.core.settings import SessionSettings
     type=click.Path(path_type=Path),
     help="Directory for repro.py and issue.md.  [default: BUNDLE-bisect/VARIANT]",
 )
+@click.option(
+    "--fix",
+    is_flag=True,
+    help="Find the fewest layers that an int8 variant needs in floating point, prove that it then passes, and measure "
+    "what that costs.",
+)
 @_options.of(
     SessionSettings, "timeout", default=1800.0, help="Limit for loading the model, and for each step, in seconds."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @_options.QUIET
 @_options.TRACEBACKS
-def command(model: str, variant: str, device: str | None, out: Path | None, **options: Any) -> int:
+def command(model: str, variant: str, device: str | None, out: Path | None, fix: bool, **options: Any) -> int:
     """Find the operator, the module and the source line at which VARIANT of a bundle goes wrong, and why.
 
     MODEL is a bundle's directory, or a model, named as for `exporter export`; its options apply to a model only. The
@@ -55,7 +61,7 @@ def command(model: str, variant: str, device: str | None, out: Path | None, **op
         elif device is not None or any(options[name] for name in ("batch", "sizes")):
             raise UsageError("a bundle has its own device and sizes", "remove --device, --batch and --size")
         files = out or Path(f"{Path(model).name}-bisect", variant)
-        found = bisect_variant.run(place, variant, files, begun, options["timeout"])
+        found = bisect_variant.run(place, variant, files, begun, options["timeout"], fix)
     click.echo(to_json(found) + "\n" if options["as_json"] else bisection.render(found, files), nl=False)
     return 0 if found.verdict in bisection.CLEAR else 1
 

@@ -151,6 +151,12 @@ class BuildSettings(Settings):
     fullgraph: bool = option(
         False, "Fail a variant compiled just in time by torch.compile if it has a graph break.", key=None
     )
+    keep_float: tuple[str, ...] = option(
+        (),
+        "Leave a layer in floating point in int8 variants, by its name in the model (encoder.layer.0.output), which "
+        "includes the layers inside it. May be repeated. `exporter bisect --fix` finds the layers.",
+        metavar="LAYER",
+    )
     portable: bool = option(
         False,
         "Compile packages for any x86-64-v3 CPU (AVX2) instead of this machine's CPU. GPU code always targets this "

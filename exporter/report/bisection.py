@@ -31,6 +31,9 @@ def render(found: Bisection, folder: Path) -> str:
         _line(console, f"The first NaN or infinity comes from {found.not_finite.name}.")
     for note in found.notes:
         _line(console, note, "yellow")
+    if found.fix:
+        option = " ".join(f"--keep-float {layer}" for layer in found.fix.keep_float)
+        _line(console, f"It passes with {option}, and takes {found.fix.slower:.2f} times as long.", "green")
     if found.remedy:
         _line(console, f"remedy: {found.remedy}", "dim")
     if found.builds > 1:

@@ -18,8 +18,12 @@ from exporter.workers import bisect
 from exporter.workers.bisect import Asked, Bisection
 
 
-def run(place: Path, name: str, out: Path, begun: Callable[[str], None], timeout: float) -> Bisection:
+def run(
+    place: Path, name: str, out: Path, begun: Callable[[str], None], timeout: float, fix: bool = False
+) -> Bisection:
     """Examine the variant `name` of the bundle `place`, and write what shows the failure to `out`.
+
+    With `fix`, also find the layers that an int8 variant needs in floating point.
 
     Raises UsageError if the bundle lacks the variant, if the variant was not exported, if the bundle keeps state inside
     its artifacts, or if the recipe changed; AlteredError if a file differs from the published one.
@@ -27,6 +31,8 @@ def run(place: Path, name: str, out: Path, begun: Callable[[str], None], timeout
     evidence = integrity.examine(place, Trust())
     evidence.require(evidence.problems | evidence.spoilt)
     manifest = layout.read_manifest(place)
+    if fix and targets.parse(name)[0].precision != "int8":
+        raise UsageError(f"--fix applies to int8 variants, and {name} is none", "leave it out")
     record = _record(manifest, name)
     (variant,) = targets.parse(name)
     request = again(manifest)
@@ -34,7 +40,7 @@ def run(place: Path, name: str, out: Path, begun: Callable[[str], None], timeout
     with tempfile.TemporaryDirectory(prefix="exporter-") as folder:
         job = request.job(Path(folder))
         options = replace(job.options, variant=variant.setting, precision=variant.precision)
-        asked = Asked(record.target, record.name, _artifact(place, record), layout.golden(place), out)
+        asked = Asked(record.target, record.name, _artifact(place, record), layout.golden(place), out, fix)
         found = bisect.run(replace(job, options=options), asked, Path(folder, "bisect.log"), begun, timeout)
     return _against(record, found)
 

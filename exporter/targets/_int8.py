@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import copy
+import difflib
 import logging
 import warnings
 from collections.abc import Sequence
@@ -17,11 +19,31 @@ if TYPE_CHECKING:
 
     from exporter.model.tensors import Tensors
 
+SCOPES = "pkg.torch.onnx.name_scopes"
 COMPILED = ("quantized_decomposed", "torchao")  # namespaces whose operators inductor compiles itself
 
 
-def dynamic(module: torch.nn.Module) -> tuple[torch.nn.Module, str]:
+def is_kept(path: str, kept: Sequence[str]) -> bool:
+    """Return whether a layer stays in floating point: it, or a module around it, is among the names."""
+    return any(path == name or path.startswith(f"{name}.") for name in kept)
+
+
+def require_known(module: torch.nn.Module, kept: Sequence[str]) -> None:
+    """Raise ExportError for a name that no module of the model has."""
+    known = {path.removeprefix("model.") for path, _ in module.named_modules()}
+    for name in kept:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=3)
+            raise ExportError(
+                f"--keep-float names {name}, and the model has no such layer",
+                f"did you mean {', '.join(close)}?" if close else "use a name of model.named_modules()",
+            )
+
+
+def dynamic(module: torch.nn.Module, kept: Sequence[str] = ()) -> tuple[torch.nn.Module, str]:
     """Return a copy whose Linear layers hold int8 weights and quantize their inputs at each call, and a note.
+
+    The layers in `kept` stay as they are.
 
     Use torch.ao.quantization.quantize_dynamic, which supports only the CPU. Raise ExportError if the model is on
     another device or has no Linear layer.
@@ -30,9 +52,13 @@ def dynamic(module: torch.nn.Module) -> tuple[torch.nn.Module, str]:
 
     if next(module.parameters(), torch.empty(0)).device.type != "cpu":
         raise ExportError("torch supports dynamic quantization only on the CPU", "choose compile@int8, or trace@fp16")
-    found = sum(type(inner) is torch.nn.Linear for inner in module.modules())
+    require_known(module, kept)
+    layers = [path for path, inner in module.named_modules() if type(inner) is torch.nn.Linear]
+    left = [path for path in layers if is_kept(path.removeprefix("model."), kept)]
+    found = len(layers) - len(left)
     if not found:
         raise ExportError("there is no Linear layer to quantize", "choose compile@int8 or onnx@int8")
+    how: dict[Any, Any] = {torch.nn.Linear: torch.ao.quantization.default_dynamic_qconfig, **dict.fromkeys(left)}
 
     class Linear(torch.ao.nn.quantized.dynamic.Linear):
         """Names its input as torch.nn.Linear does, for callers that pass it by name."""
@@ -44,17 +70,19 @@ def dynamic(module: torch.nn.Module) -> tuple[torch.nn.Module, str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecation; the successor does not produce TorchScript
         quantized = torch.ao.quantization.quantize_dynamic(
-            copy.deepcopy(module), {torch.nn.Linear}, torch.qint8, {torch.nn.Linear: Linear}, inplace=True
+            copy.deepcopy(module), how, torch.qint8, {torch.nn.Linear: Linear}, inplace=True
         )
     return quantized, f"{found} linear layers in int8"
 
 
-def pt2e(graph: torch.fx.GraphModule, examples: Sequence[Tensors], narrow: bool = False) -> torch.nn.Module:
+def pt2e(
+    graph: torch.fx.GraphModule, examples: Sequence[Tensors], narrow: bool = False, kept: Sequence[str] = ()
+) -> torch.nn.Module:
     """Quantize the module of an exported program for inductor on x86, with torchao's PT2E; export the result again.
 
     The range of each layer's inputs is calibrated with `examples`: finding it at each call is slower and no more
     accurate. With `narrow`, inputs take 7 bits: a CPU without VNNI adds two products in 16 bits, which 8-bit inputs
-    would overflow.
+    would overflow. The layers in `kept` stay as they are.
 
     Raise MissingDependency without torchao, ExportError if there is nothing to quantize, and ValueError or IndexError
     if the graph has to be exported strictly.
@@ -69,6 +97,8 @@ def pt2e(graph: torch.fx.GraphModule, examples: Sequence[Tensors], narrow: bool 
     graph.recompile()
     quantizer = x86.X86InductorQuantizer()
     quantizer.set_global(x86.get_default_x86_inductor_quantization_config(is_dynamic=False, reduce_range=narrow))
+    for path in kept:
+        quantizer.set_module_name_qconfig(f"model.{path}", None)
     with torch.no_grad():
         prepared = prepare_pt2e(graph, quantizer)
         for inputs in examples:
@@ -79,8 +109,10 @@ def pt2e(graph: torch.fx.GraphModule, examples: Sequence[Tensors], narrow: bool 
     return _flat(converted)
 
 
-def weights(module: torch.nn.Module) -> torch.nn.Module:
+def weights(module: torch.nn.Module, kept: Sequence[str] = ()) -> torch.nn.Module:
     """Quantize the weights of the Linear layers in place, for a GPU, and return `module`. Calls unpack the weights.
+
+    The layers in `kept` stay as they are.
 
     Use torchao's weight-only quantization. Raise ExportError if there is no Linear layer, MissingDependency without
     torchao.
@@ -92,7 +124,13 @@ def weights(module: torch.nn.Module) -> torch.nn.Module:
 
     if not any(type(inner) is torch.nn.Linear for inner in module.modules()):
         raise ExportError("there is no Linear layer to quantize", "choose bf16 or fp16 on a GPU")
-    quantize_(module, Int8WeightOnlyConfig(set_inductor_config=False))  # it would allow TF32 everywhere
+    require_known(module, kept)
+
+    def chosen(inner: torch.nn.Module, path: str) -> bool:
+        known = path.removeprefix("flat.").removeprefix("model.")  # the module is wrapped to compute in half precision
+        return isinstance(inner, torch.nn.Linear) and not is_kept(known, kept)
+
+    quantize_(module, Int8WeightOnlyConfig(set_inductor_config=False), chosen)  # else it would allow TF32 everywhere
     return module
 
 
@@ -116,11 +154,11 @@ def _flat(graph: torch.fx.GraphModule) -> torch.nn.Module:
     return Flat()
 
 
-def onnx(path: Path, names: Sequence[str], examples: Sequence[Tensors]) -> str:
+def onnx(path: Path, names: Sequence[str], examples: Sequence[Tensors], kept: Sequence[str] = ()) -> str:
     """Quantize the model at `path` in place with onnxruntime.quantization; return "static" or "dynamic".
 
     The file must contain the weights. A model with convolutions is quantized statically, in QDQ form, with activations
-    calibrated with `examples`; any other is quantized dynamically.
+    calibrated with `examples`; any other is quantized dynamically. The layers in `kept` stay as they are.
     """
     import onnx as library
     from onnxruntime import quantization as ort
@@ -131,7 +169,9 @@ def onnx(path: Path, names: Sequence[str], examples: Sequence[Tensors]) -> str:
     properties = {entry.key: entry.value for entry in model.metadata_props}
     logging.getLogger().setLevel(logging.ERROR)  # it logs advice to preprocess, on the root logger
     made = path.with_name(f"int8-{path.name}")
-    common: dict[str, Any] = {"per_channel": True, "weight_type": ort.QuantType.QInt8}
+    left = [node.name for node in model.graph.node if kept and is_kept(_module_of(node), kept)]
+    left += [f"{name}_MatMul" for name in left]  # what onnxruntime calls the product of a Gemm node
+    common: dict[str, Any] = {"per_channel": True, "weight_type": ort.QuantType.QInt8, "nodes_to_exclude": left}
     if convolves:
         ort.quantize_static(model, str(made), _Reader(names, examples), activation_type=ort.QuantType.QUInt8, **common)
     else:
@@ -141,6 +181,13 @@ def onnx(path: Path, names: Sequence[str], examples: Sequence[Tensors]) -> str:
     library.save(quantized, str(path))
     made.unlink()
     return "static" if convolves else "dynamic"
+
+
+def _module_of(node: Any) -> str:
+    """Return the path of the module that a node comes from, which torch.onnx records."""
+    scopes = next((entry.value for entry in node.metadata_props if entry.key == SCOPES), "[]")
+    found = [scope for scope in ast.literal_eval(scopes) if scope]
+    return str(found[-2]).removeprefix("model.") if len(found) > 1 else ""
 
 
 class _Reader:

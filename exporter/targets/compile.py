@@ -166,12 +166,15 @@ def _graph(program: Program, options: Options) -> torch.export.ExportedProgram:
     if _weights_alone(options):
         outputs = tuple(spec.dtype for spec in program.function.outputs)
         half = precision.cast(copy.deepcopy(program.module), "bf16", outputs)
-        return program.capture(_int8.weights(half))
+        return program.capture(_int8.weights(half, options.keep_float))
     try:
-        quantized = _int8.pt2e(program.exported.module(check_guards=False), program.samples, options.portable)
+        if options.keep_float:
+            _int8.require_known(program.module, options.keep_float)
+        whole = program.exported.module(check_guards=False)
+        quantized = _int8.pt2e(whole, program.samples, options.portable, options.keep_float)
     except (ValueError, IndexError):  # it needs metadata that only a strict export records
         graph = capture.export_program(program.module, program.example, program.function, strict=True)
-        quantized = _int8.pt2e(graph.module(check_guards=False), program.samples, options.portable)
+        quantized = _int8.pt2e(graph.module(check_guards=False), program.samples, options.portable, options.keep_float)
     return program.capture(quantized)
 
 

@@ -90,7 +90,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     made.model.metadata_props[PROPERTY] = to_json(program.contract, indent=None)
     companion = path.name + ".data"
     made.save(str(path), external_data=size > ONE_FILE_BYTES)
-    notes = (_quantize(program, path, size),) if options.precision == "int8" else ()
+    notes = (_quantize(program, path, size, options.keep_float),) if options.precision == "int8" else ()
     onnx.checker.check_model(str(path))
     companions = (companion,) if (path.parent / companion).is_file() else ()
     fixed = tuple(_fixed(made.model.graph, program.contract))
@@ -104,12 +104,14 @@ def _require_real(function: Contract) -> None:
             raise ExportError(f"{spec.name} is {spec.dtype}", blame=Blame("complex-numbers"))
 
 
-def _quantize(program: Program, path: Path, size: int) -> str:
+def _quantize(program: Program, path: Path, size: int, kept: tuple[str, ...]) -> str:
     if size > ONE_FILE_BYTES:
         raise ExportError("onnxruntime quantizes only models below 2 GB", "choose onnx@fp16, or compile@int8")
     from exporter.targets import _int8
 
-    how = _int8.onnx(path, [spec.name for spec in program.contract.inputs], program.samples)
+    if kept:
+        _int8.require_known(program.module, kept)
+    how = _int8.onnx(path, [spec.name for spec in program.contract.inputs], program.samples, kept)
     found = program.calibration if how == "static" else "activation ranges computed at each call"
     return f"{how} int8 by onnxruntime, {found}"
 

@@ -83,7 +83,7 @@ def _module(program: Program, options: Options) -> tuple[torch.nn.Module, tuple[
     """Return the module to trace, and notes for the row."""
     if options.precision != "int8":
         return program.module, ()
-    module, note = _int8.dynamic(program.module)
+    module, note = _int8.dynamic(program.module, options.keep_float)
     return module, (note,)
 
 

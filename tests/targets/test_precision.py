@@ -197,6 +197,37 @@ def test_int8_by_trace_and_onnx(run: Run) -> None:
     assert found["trace@int8"].parity.max_abs > 1e-4, "it computes in int8"
 
 
+def test_named_layers_stay_in_float(run: Run) -> None:
+    import onnx
+
+    manifest, place = run("blocks:block", "trace@int8,onnx@int8", keep_float=("second",))
+    found = rows(manifest)
+    assert {name: row.reason for name, row in found.items() if row.status == "failed"} == {}
+    assert "2 linear layers in int8" in found["trace@int8"].notes
+    nodes = [node.op_type for node in onnx.load(str(place / "model@int8.onnx")).graph.node]
+    assert (nodes.count("MatMulInteger"), nodes.count("Gemm") + nodes.count("MatMul")) == (2, 1)
+    assert manifest.request.keep_float == ("second",)
+    assert "--keep-float second" in found["trace@int8"].reproduce
+
+
+def test_named_layers_stay_in_float_in_a_package() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.ModuleDict({"model": torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))})
+    model.forward = lambda x: (model["model"](x),)  # type: ignore[method-assign, assignment]
+    x = torch.randn(4, 8)
+    for kept, count in (((), 2), (("0",), 1)):
+        graph = torch.export.export(model.eval(), (x,)).module(check_guards=False)
+        quantized = _int8.pt2e(graph, [(x,)], kept=kept)
+        assert sum("dequantize_per_channel" in str(n.target) for n in quantized.inner.graph.nodes) == count
+
+
+def test_a_layer_that_the_model_lacks_is_refused(run: Run) -> None:
+    manifest, _ = run("blocks:block", "trace@int8,onnx@int8", keep_float=("secnd",))
+    for row in rows(manifest).values():
+        assert row.reason == "--keep-float names secnd, and the model has no such layer"
+        assert row.remedy == "did you mean second?"
+
+
 def test_compile_in_half_precision_and_int8(run: Run) -> None:
     manifest, place = run("tiny:mlp", "compile@bf16,compile@int8")
     found = rows(manifest)

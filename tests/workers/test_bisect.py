@@ -111,7 +111,7 @@ def test_errors_are_multiples_of_eagers_own() -> None:
 def inquire(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A function that exports a block to a variant, with what the test has planted, and examines it."""
 
-    def act(name: str, recipe: str = "blocks:block", spoil: Any = None) -> Bisection:
+    def act(name: str, recipe: str = "blocks:block", spoil: Any = None, fix: bool = False) -> Bisection:
         (variant,) = targets.parse(name)
         golden = f"trace@{variant.precision}" if variant.precision != "fp32" else "trace"
         _, place = run(recipe, golden)
@@ -123,7 +123,7 @@ def inquire(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         targets.get(variant.target).export(tasks.program(job, variant.target)[0], path, options)
         if spoil:
             spoil(path)
-        asked = Asked(variant.target, variant.name, path, layout.golden(place), tmp_path / "found")
+        asked = Asked(variant.target, variant.name, path, layout.golden(place), tmp_path / "found", fix)
         return child.inquire(job, asked, lambda step: None)
 
     return act
@@ -176,6 +176,19 @@ def test_layers_are_ranked_by_what_int8_costs_them(inquire: Any) -> None:
     assert found.nodes[0].module == "second"
     assert {node.module for node in found.nodes} == {"first", "second", "third"}
     assert found.nodes[0].introduced > 3 * found.nodes[1].introduced
+
+
+def test_the_layer_that_has_to_stay_in_float_is_found(inquire: Any) -> None:
+    found = inquire("trace@int8", "blocks:coarse", fix=True)
+    assert found.fix is not None
+    assert found.fix.keep_float == ("second",)
+    assert 0.2 < found.fix.slower < 5
+    assert "It passes with --keep-float second" in bisection.render(found, Path("x"))
+
+
+def test_fix_is_for_int8(cli: Cli, bundle: Path) -> None:
+    done = cli("bisect", bundle, "onnx", "--fix")
+    assert (done.code, "--fix applies to int8 variants" in done.err) == (2, True)
 
 
 def test_the_command_blames_nothing_that_is_right(cli: Cli, bundle: Path) -> None:

@@ -37,6 +37,18 @@ class Node:
 
 
 @dataclass(frozen=True)
+class Fix:
+    """The fewest layers that have to stay in floating point for an int8 variant to pass.
+
+    `slower` is the median latency of the variant with these layers as a multiple of its latency without them, measured
+    in turn at the example's sizes.
+    """
+
+    keep_float: tuple[str, ...]
+    slower: float
+
+
+@dataclass(frozen=True)
 class Bisection:
     """The result for one variant: a verdict, a sentence that explains it, and the nodes to blame, worst first.
 
@@ -57,19 +69,24 @@ class Bisection:
     size: int = 0
     notes: tuple[str, ...] = ()
     remedy: str = ""
+    fix: Fix | None = None
     files: tuple[str, ...] = ()
     schema: int = SCHEMA
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What to examine: a target's artifact (None for a variant compiled just in time), and where to write files."""
+    """What to examine: a target's artifact (None for a variant compiled just in time), and where to write files.
+
+    `fix` asks for the layers that an int8 variant needs in floating point.
+    """
 
     target: str
     variant: str
     artifact: Path | None
     golden: Path
     out: Path
+    fix: bool = False
 
 
 def run(job: Job, asked: Asked, log: Path, begun: Callable[[str], None], timeout: float) -> Bisection:

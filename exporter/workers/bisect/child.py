@@ -2,6 +2,8 @@
 
 The variant is built again from growing parts of the exported program. Behind the last part that is right stands the
 node that introduces the error.
+
+This file is long because an examination is one sequence of questions, each asked only if those before leave it open.
 """
 
 from __future__ import annotations
@@ -24,7 +26,18 @@ from exporter.evidence import golden as goldens
 from exporter.model import capture
 from exporter.model.tensors import Run, Tensors
 from exporter.workers import tasks
-from exporter.workers.bisect import Asked, Bisection, Node, Verdict, arithmetic, ranking, repro, search, variants
+from exporter.workers.bisect import (
+    Asked,
+    Bisection,
+    Node,
+    Verdict,
+    arithmetic,
+    fixing,
+    ranking,
+    repro,
+    search,
+    variants,
+)
 from exporter.workers.bisect.graphs import Graph
 from exporter.workers.bisect.verdicts import Part
 from exporter.workers.forkserver import tell
@@ -151,8 +164,19 @@ class _Inquiry:
         graph = Graph(program.exported)
         ranks, skipped = ranking.rank(graph, self._placed(), self.job.options.precision)
         nodes = tuple(graph.describe(node, introduced=error) for error, node in ranks[:RANKED])
-        notes = (f"{len(ranks)} of {len(ranks) + skipped} layers were ranked",) if skipped else ()
-        return replace(self._found("reduced precision", sentence, nodes), notes=notes, size=self._size())
+        notes = [f"{len(ranks)} of {len(ranks) + skipped} layers were ranked"] if skipped else []
+        fix = None
+        if self.asked.fix and self.reason and self.job.options.precision == "int8":
+            layers = tuple(dict.fromkeys(graph.describe(node).module for _, node in ranks))
+            fix = fixing.find(self.builder, self.golden, self._passes, layers, self.say)
+            notes += [] if fix else ["no set of layers was found with which the variant passes"]
+        found = self._found("reduced precision", sentence, nodes)
+        return replace(found, notes=tuple(notes), size=self._size(), fix=fix)
+
+    def _passes(self, run: Run) -> bool:
+        """Return whether a build of the variant passes every case."""
+        device = self.job.options.device
+        return not any(self._judged(variants.call(run, case.inputs, device), case)[0] for case in self.golden.cases)
 
     def _size(self) -> int:
         return sum(node.op == "call_function" for node in self.graph.nodes)
