@@ -187,6 +187,41 @@ def test_conditions_of_the_export_are_checked(tmp_path: Path) -> None:
     assert "was exported under the condition" in str(run(file, (torch.randn(5, 4),)))
 
 
+def exported(function: Callable[..., Any], folder: Path, inputs: Tensors, dims: tuple[Any, ...], **how: Any) -> Path:
+    program = torch.export.export(Calls(function).eval(), inputs, dynamic_shapes=(dims,), **how)
+    torch.export.save(program, folder / "program.pt2")
+    return folder / "program.pt2"
+
+
+def accepts(file: Path, *shapes: tuple[int, ...]) -> bool:
+    return not isinstance(run(file, tuple(torch.ones(shape) for shape in shapes)), str)
+
+
+def test_ranges_of_sizes_computed_from_others_are_enforced(tmp_path: Path) -> None:
+    """The branch that the export left out is never needed: Python refuses what would need it."""
+
+    def branches(m: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
+        made = x[:, :-1] + y
+        return made * 100 if x.shape[1] == 2 else made
+
+    length = torch.export.Dim("length", min=3, max=30)
+    inputs = (torch.randn(4, 6), torch.randn(4, 5))
+    file = exported(branches, tmp_path, inputs, ({1: length}, {1: length - 1}))
+    kept = [accepts(file, (4, size), (4, size - 1)) for size in (2, 3, 30, 31)]
+    assert kept == [False, True, True, False]
+    half = torch.export.Dim("half", min=3, max=9)
+    file = exported(lambda m, x: x + 1, tmp_path, (torch.randn(4, 12),), ({1: 4 * half},))
+    assert [accepts(file, (4, size)) for size in (8, 12, 14, 36, 40)] == [False, True, False, True, False]
+
+
+def test_only_a_minimum_that_was_asked_for_is_enforced(tmp_path: Path) -> None:
+    """torch.export records 2 where it assumed nothing; 1 is never recorded unless it was asked for."""
+    rows = torch.export.Dim("rows", min=1, max=5)
+    file = exported(lambda m, x: x + 1, tmp_path, (torch.randn(3, 4),), ({0: rows, 1: DYNAMIC},))
+    shapes = [(0, 4), (1, 4), (5, 4), (6, 4), (3, 0), (3, 1)]
+    assert [accepts(file, shape) for shape in shapes] == [False, True, True, False, True, True]
+
+
 def altered(file: Path, change: Callable[[dict[str, Any]], None]) -> Path:
     """Return a copy whose graph is changed, with checksums that are right."""
     made = file.with_name("altered.pt2")

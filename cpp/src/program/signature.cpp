@@ -13,6 +13,26 @@ namespace {
 /// torch.export records a minimum of 2 where it assumed nothing, and its own check accepts less.
 constexpr std::int64_t kAssumedMin = 2;
 
+/// Narrows a symbol to the sizes for which `size` of it, such as 2*s + 1, is in the range.
+void narrow(Symbol& symbol, const LinearSize& size, const SavedRange& range) {
+  // In 128 bits, because a file may hold any number.
+  using Wide = __int128;
+  using Limits = std::numeric_limits<std::int64_t>;
+  const Wide factor = size.factor, offset = size.offset;
+  const auto floored = [&](Wide bound) {
+    const Wide rest = bound - offset;
+    return rest / factor - (rest % factor < 0 ? 1 : 0);
+  };
+  if (range.min && *range.min > kAssumedMin) {
+    const Wide least = std::max<Wide>(floored(Wide{*range.min} - 1) + 1, symbol.min);
+    symbol.min = static_cast<std::int64_t>(std::min<Wide>(least, Limits::max()));
+  }
+  if (range.max) {
+    const Wide most = std::min<Wide>(floored(*range.max), symbol.max);
+    symbol.max = static_cast<std::int64_t>(std::max<Wide>(most, Limits::min()));
+  }
+}
+
 std::size_t symbol_index(Contract& contract, const std::string& name, const SavedProgram& program) {
   const auto known = std::ranges::find(contract.symbols, name, &Symbol::name);
   if (known != contract.symbols.end()) {
@@ -21,8 +41,13 @@ std::size_t symbol_index(Contract& contract, const std::string& name, const Save
   Symbol symbol{name, 0, std::numeric_limits<std::int64_t>::max()};
   if (const auto range = program.ranges.find(name); range != program.ranges.end()) {
     symbol.min = range->second.min.value_or(0);
-    if (symbol.min <= kAssumedMin) symbol.min = 0;
+    if (symbol.min == kAssumedMin) symbol.min = 0;
     symbol.max = range->second.max.value_or(symbol.max);
+  }
+  for (const auto& [text, range] : program.ranges) {
+    const auto size = read_printed_size(text);
+    const bool is_derived = size && size->symbol == name && size->factor >= 1 && text != name;
+    if (is_derived) narrow(symbol, *size, range);
   }
   contract.symbols.push_back(symbol);
   return contract.symbols.size() - 1;
