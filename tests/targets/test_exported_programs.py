@@ -222,6 +222,21 @@ def test_only_a_minimum_that_was_asked_for_is_enforced(tmp_path: Path) -> None:
     assert [accepts(file, shape) for shape in shapes] == [False, True, True, False, True, True]
 
 
+def test_numbers_that_are_returned_keep_their_kind(tmp_path: Path) -> None:
+    def numbers(m: Any, x: torch.Tensor) -> Any:
+        return x.shape[0], x.sum().item(), x.long().sum().item(), True, 3, 2.5
+
+    file = saved(numbers, tmp_path, torch.ones(3, 4))
+    got = run(file, (torch.ones(5, 4),))
+    assert not isinstance(got, str), got
+    dtypes = [torch.int64, torch.float64, torch.int64, torch.bool, torch.int64, torch.float64]
+    assert [(tensor.dtype, tensor.item()) for tensor in got[0]] == list(zip(dtypes, [5, 20, 20, 1, 3, 2.5], strict=True))
+    info = [str(environment.find_runner()), "info", str(file)]
+    text = subprocess.run(info, capture_output=True, text=True, check=True).stdout
+    described = [line.split()[1] for line in text.splitlines() if line.strip().startswith("output_")]
+    assert described == [str(dtype).removeprefix("torch.") for dtype in dtypes]
+
+
 def altered(file: Path, change: Callable[[dict[str, Any]], None]) -> Path:
     """Return a copy whose graph is changed, with checksums that are right."""
     made = file.with_name("altered.pt2")

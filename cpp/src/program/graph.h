@@ -59,7 +59,8 @@ struct Graph {
   std::vector<Argument> inputs;  ///< values, or constants for inputs that were fixed
   std::vector<Argument> outputs;
   std::vector<Node> nodes;
-  std::map<std::string, TensorMeta> tensors;  ///< of the inputs and outputs alone
+  std::map<std::string, TensorMeta> tensors;      ///< of the inputs and outputs alone
+  std::map<std::string, at::ScalarType> numbers;  ///< of the outputs alone, by name
 };
 
 enum class InputKind { user, parameter, buffer, constant, fixed };

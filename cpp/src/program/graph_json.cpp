@@ -40,6 +40,7 @@ class GraphReader {
     for (const json& item : node.at("nodes")) graph.nodes.push_back(read_node(item));
     read_tensors(graph.inputs, node.at("tensor_values"), graph);
     read_tensors(graph.outputs, node.at("tensor_values"), graph);
+    for (const json& output : node.at("outputs")) read_number(output, graph);
     --depth_;
     return graph;
   }
@@ -52,6 +53,15 @@ class GraphReader {
       const auto found = values.find(value->name);
       if (found != values.end()) graph.tensors[value->name] = tensor_meta(*found);
     }
+  }
+
+  static void read_number(const json& output, Graph& graph) {
+    static const std::map<std::string, at::ScalarType> kDtypes = {
+        {"as_sym_int", at::kLong}, {"as_sym_bool", at::kBool}, {"as_sym_float", at::kDouble}};
+    const auto [kind, value] = chosen(output, "an output");
+    const auto dtype = kDtypes.find(kind);
+    if (dtype == kDtypes.end() || !value->contains("as_name")) return;
+    graph.numbers[text(value->at("as_name"))] = dtype->second;
   }
 
   static TensorMeta tensor_meta(const json& node) {

@@ -90,6 +90,18 @@ void add_inputs(Contract& contract, const SavedProgram& program) {
   }
 }
 
+/// Returns the dtype of an output that is a number, which becomes a tensor without dimensions.
+at::ScalarType number_dtype(const Argument& output, const Graph& graph) {
+  if (const auto* constant = std::get_if<c10::IValue>(&output.is)) {
+    if (constant->isInt()) return at::kLong;
+    if (constant->isBool()) return at::kBool;
+  } else if (const auto* value = std::get_if<Reference>(&output.is)) {
+    const auto found = graph.numbers.find(value->name);
+    if (found != graph.numbers.end()) return found->second;
+  }
+  return at::kDouble;
+}
+
 void add_outputs(Contract& contract, const SavedProgram& program) {
   for (std::size_t i = 0; i < program.outputs.size(); ++i) {
     if (program.outputs[i].kind != OutputKind::user) continue;
@@ -99,9 +111,8 @@ void add_outputs(Contract& contract, const SavedProgram& program) {
     const auto* value = std::get_if<Reference>(&output.is);
     const auto meta =
         value == nullptr ? program.graph.tensors.end() : program.graph.tensors.find(value->name);
-    // A number is returned as a tensor without dimensions; its dtype is known when it is computed.
     contract.outputs.push_back(meta == program.graph.tensors.end()
-                                   ? TensorSpec{name, at::kDouble, {}}
+                                   ? TensorSpec{name, number_dtype(output, program.graph), {}}
                                    : spec_of(name, meta->second, contract, program, false));
   }
 }
