@@ -230,7 +230,9 @@ def test_numbers_that_are_returned_keep_their_kind(tmp_path: Path) -> None:
     got = run(file, (torch.ones(5, 4),))
     assert not isinstance(got, str), got
     dtypes = [torch.int64, torch.float64, torch.int64, torch.bool, torch.int64, torch.float64]
-    assert [(tensor.dtype, tensor.item()) for tensor in got[0]] == list(zip(dtypes, [5, 20, 20, 1, 3, 2.5], strict=True))
+    assert [(tensor.dtype, tensor.item()) for tensor in got[0]] == list(
+        zip(dtypes, [5, 20, 20, 1, 3, 2.5], strict=True)
+    )
     info = [str(environment.find_runner()), "info", str(file)]
     text = subprocess.run(info, capture_output=True, text=True, check=True).stdout
     described = [line.split()[1] for line in text.splitlines() if line.strip().startswith("output_")]
