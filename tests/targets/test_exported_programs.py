@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.commands import NATIVE, Run
+from support.commands import NATIVE, Cli, Run
 from torch import nn
 
 from exporter.core import environment
@@ -237,6 +237,33 @@ def test_numbers_that_are_returned_keep_their_kind(tmp_path: Path) -> None:
     text = subprocess.run(info, capture_output=True, text=True, check=True).stdout
     described = [line.split()[1] for line in text.splitlines() if line.strip().startswith("output_")]
     assert described == [str(dtype).removeprefix("torch.") for dtype in dtypes]
+
+
+class Keywords(nn.Module):
+    def forward(self, *a: Any, **k: torch.Tensor) -> torch.Tensor:
+        return a[0] + a[1] * k["z"]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_conditions_name_inputs_in_each_way_of_torch(strict: bool, tmp_path: Path, cli: Cli) -> None:
+    """Strict mode counts the inputs, those that are no tensors too; `**k` has its own name in conditions alone."""
+    rows = {0: DYNAMIC}
+    x = torch.randn(3, 4)
+    dims = {"a": (rows, None), "k": {"z": rows}}
+    program = torch.export.export(Keywords(), (x, 2), {"z": x + 1}, dynamic_shapes=dims, strict=strict)
+    assert ("flat_args" if strict else "['k']['z']") in "".join(program._guards_code)
+    file = tmp_path / "program.pt2"
+    torch.export.save(program, file)
+    names = [spec.arg.name for spec in program.graph_signature.input_specs if spec.arg.name != "a_1"]
+    for wrong in (False, True):
+        given = dict(zip(names, (torch.ones(5, 4), torch.ones(1 if wrong else 5, 4)), strict=True))
+        save_file(given, tmp_path / "inputs.safetensors")
+        command = [str(environment.find_runner()), "run", str(file), "--inputs", str(tmp_path / "inputs.safetensors")]
+        command += ["--outputs", str(tmp_path / "outputs.safetensors")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode != 0) == wrong, done.stderr
+    done = cli("export", file, "--targets", "export", "--no-bench", "--out", tmp_path / "bundle")
+    assert done.code == 0, done.err
 
 
 def altered(file: Path, change: Callable[[dict[str, Any]], None]) -> Path:

@@ -54,8 +54,8 @@ Part call(const char* target, std::vector<Part> operands) {
 
 class Parser {
  public:
-  Parser(std::string_view text, const std::vector<std::string>& names)
-      : text_(text), names_(names) {}
+  Parser(std::string_view text, const std::vector<std::string>& inputs)
+      : text_(text), inputs_(inputs) {}
 
   Part parse() {
     if (text_.size() > kMaxLength) fail();
@@ -211,25 +211,50 @@ class Parser {
     return [real](Inputs) { return IValue(real); };
   }
 
-  /// Reads the rest of L['x'] or L['x']['y'] and returns the position of the input, which
-  /// torch.export names x or x_y.
+  /// Reads the rest of L['x'] or L['x']['y'] and returns the position of the input.
   std::size_t input() {
-    std::string name;
+    std::vector<std::string> path;
     do {
-      if (!name.empty()) name += '_';
       const char quote = text_.empty() ? '\0' : text_.front();
       const bool quoted = quote == '\'' || quote == '"';
       if (quoted) text_.remove_prefix(1);
       const auto end = text_.find(quoted ? quote : ']');
       if (end == std::string_view::npos) fail();
-      name += text_.substr(0, end);
+      path.emplace_back(text_.substr(0, end));
       text_.remove_prefix(end + (quoted ? 1 : 0));
       require("]");
     } while (take("["));
+    return position(path);
+  }
+
+  /// Returns the position among the tensors that a call takes.
+  std::size_t position(const std::vector<std::string>& path) const {
+    const auto found = find(path);
+    if (found == inputs_.end() || found->empty()) {
+      throw std::runtime_error("there is no input " + joined(path));
+    }
+    return static_cast<std::size_t>(std::count_if(
+        inputs_.begin(), found, [](const std::string& name) { return !name.empty(); }));
+  }
+
+  /// torch.export names x['y'] x_y, but the y of **x just y. In the strict mode, inputs are
+  /// counted.
+  std::vector<std::string>::const_iterator find(const std::vector<std::string>& path) const {
+    const auto found = std::ranges::find(inputs_, joined(path));
+    if (found != inputs_.end() || path.size() < 2) return found;
+    if (path.size() == 2 && path.front() == "flat_args") {
+      std::size_t index = inputs_.size();
+      std::from_chars(path[1].data(), path[1].data() + path[1].size(), index);
+      return inputs_.begin() + static_cast<std::ptrdiff_t>(std::min(index, inputs_.size()));
+    }
+    return std::ranges::find(inputs_, joined({path.begin() + 1, path.end()}));
+  }
+
+  static std::string joined(const std::vector<std::string>& path) {
+    std::string name;
+    for (const std::string& part : path) name += (name.empty() ? "" : "_") + part;
     std::ranges::replace_if(name, [](unsigned char c) { return std::isalnum(c) == 0; }, '_');
-    const auto found = std::ranges::find(names_, name);
-    if (found == names_.end()) throw std::runtime_error("there is no input " + name);
-    return static_cast<std::size_t>(found - names_.begin());
+    return name;
   }
 
   Part property(std::size_t input) {
@@ -251,7 +276,7 @@ class Parser {
   }
 
   std::string_view text_;
-  const std::vector<std::string>& names_;
+  const std::vector<std::string>& inputs_;
   int depth_ = 0;
 };
 

@@ -15,8 +15,9 @@ class GuardNode;
 /// "L['x'].size()[1] % 2 == 0".
 class Guard {
  public:
-  /// `inputs` are the names of a call's inputs. Throws std::runtime_error for an expression that is
-  /// not understood or names another input.
+  /// `inputs` are the names of the program's inputs, empty for those that are not passed because
+  /// they are no tensors. Throws std::runtime_error for an expression that is not understood or
+  /// names another input.
   Guard(std::string text, const std::vector<std::string>& inputs);
   ~Guard();
   Guard(Guard&&) noexcept;
