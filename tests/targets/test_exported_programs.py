@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import subprocess
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -264,6 +266,41 @@ def test_conditions_name_inputs_in_each_way_of_torch(strict: bool, tmp_path: Pat
         assert (done.returncode != 0) == wrong, done.stderr
     done = cli("export", file, "--targets", "export", "--no-bench", "--out", tmp_path / "bundle")
     assert done.code == 0, done.err
+
+
+def wrote(file: Path, out: Path) -> str:
+    """Run the program with its outputs in `out`, and return what exporter-run says."""
+    save_file({"inputs_0": torch.ones(3, 4)}, file.with_name("inputs.safetensors"))
+    command = [str(environment.find_runner()), "run", str(file), "--inputs", str(file.with_name("inputs.safetensors"))]
+    return subprocess.run([*command, "--outputs", str(out)], capture_output=True, text=True, check=False).stderr
+
+
+def test_outputs_replace_files_and_nothing_else(tmp_path: Path) -> None:
+    file = saved(lambda m, x: x + 1, tmp_path, torch.randn(3, 4))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for link, target in (("link", "file"), ("dangling", "new"), ("chain", "link")):
+        (folder / link).symlink_to(target)
+    (folder / "file").write_text("old")
+    for name in ("link", "dangling", "chain"):
+        assert wrote(file, folder / name) == ""
+        assert (folder / name).is_symlink()
+        assert "output_0" in load_file(folder / name)
+    pipe = folder / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor() as pool:
+        read = pool.submit(pipe.read_bytes)
+        assert wrote(file, pipe) == ""
+        assert read.result(60) == (folder / "file").read_bytes()
+    assert pipe.is_fifo()
+    assert f"{folder} cannot be written: it is a folder" in wrote(file, folder)
+    assert f"cannot be written: there is no folder {tmp_path / 'nowhere'}" in wrote(file, tmp_path / "nowhere" / "out")
+    assert {entry.name for entry in folder.iterdir()} == {"link", "dangling", "chain", "file", "new", "pipe"}
+
+
+def test_a_sparse_output_is_refused_by_name(tmp_path: Path) -> None:
+    file = exported(lambda m, x: (x, x.to_sparse()), tmp_path, (torch.randn(3, 4),), (None,))
+    assert "output_1 is sparse, which a safetensors file cannot hold" in wrote(file, tmp_path / "out")
 
 
 def altered(file: Path, change: Callable[[dict[str, Any]], None]) -> Path:
