@@ -176,7 +176,12 @@ def test_info_describes_a_file_without_a_contract(tmp_path: Path) -> None:
     assert "inputs_0" in text
     assert "output_0" in text
     described = json.loads(subprocess.run([*info, "--json"], capture_output=True, text=True, check=True).stdout)
-    assert (described["kind"], described["contract"]) == ("exported program", None)
+    contract = described["contract"]
+    assert (described["kind"], described["derived"]) == ("exported program", True)
+    symbol = contract["inputs"][0]["shape"][0]
+    assert contract["inputs"] == [{"name": "inputs_0", "dtype": "float32", "shape": [symbol, 4]}]
+    assert contract["outputs"] == [{"name": "output_0", "dtype": "float32", "shape": [symbol, 4]}]
+    assert contract["symbols"][symbol]["min"] == 0
 
 
 def test_conditions_of_the_export_are_checked(tmp_path: Path) -> None:
