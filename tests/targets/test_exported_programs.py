@@ -191,7 +191,22 @@ def test_conditions_of_the_export_are_checked(tmp_path: Path) -> None:
 
     file = saved(halves, tmp_path, torch.randn(4, 4))
     assert not isinstance(run(file, (torch.randn(6, 4),)), str)
-    assert "was exported under the condition" in str(run(file, (torch.randn(5, 4),)))
+    said = str(run(file, (torch.randn(5, 4),)))
+    assert "the size of dimension 0 of inputs_0 must satisfy `(inputs_0.size(0) % 2) == 0`; it is 5" in said
+
+
+def test_a_condition_on_several_sizes_is_stated_with_each(tmp_path: Path) -> None:
+    def longer(m: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
+        torch._check(x.shape[0] > 2 * y.shape[0])
+        return x.sum(0) + y.sum(0)
+
+    file = saved(longer, tmp_path, torch.randn(9, 4), torch.randn(3, 4))
+    assert not isinstance(run(file, (torch.randn(7, 4), torch.randn(3, 4))), str)
+    said = str(run(file, (torch.randn(5, 4), torch.randn(3, 4))))
+    assert "inputs must satisfy `" in said
+    for number, size in ((0, 5), (1, 3)):
+        assert f"the size of dimension 0 of inputs_{number} is {size}" in said
+    assert "is 4, the contract allows 5 or more" in str(run(file, (torch.randn(4, 4), torch.randn(1, 4))))
 
 
 def exported(function: Callable[..., Any], folder: Path, inputs: Tensors, dims: tuple[Any, ...], **how: Any) -> Path:
@@ -500,6 +515,26 @@ def test_a_profile_prints_the_slowest_nodes_or_all(tmp_path: Path) -> None:
     assert lines[-1].endswith("other nodes; --top 0 shows all")
     every = profiled(file, "--top", "0").stdout
     assert every.index("aten.linear.default") < every.index("higher_order.cond") < every.index("  aten.repeat.default")
+
+
+def test_a_profile_without_inputs_has_the_sizes_of_the_export(tmp_path: Path) -> None:
+    def thirds(m: Any, x: torch.Tensor) -> Any:
+        torch._check(x.shape[0] % 3 == 0)
+        torch._check(x.shape[0] > 8)
+        return x.view(3, -1).sum(1)
+
+    done = profiled(saved(thirds, tmp_path, torch.randn(12, 4)), "--json")
+    assert done.returncode == 0, done.stderr
+    view = next(node for node in json.loads(done.stdout)["nodes"] if ".view." in node["op"])
+    assert view["outputs"] == ["float32[3, 16]"]
+    file = saved(lambda m, x: m.linear.weight[x.long()].sum() / x.shape[0], tmp_path, torch.ones(3, 4))
+
+    def small(graph: dict[str, Any]) -> None:
+        graph["guards_code"] = ["L['inputs'][0].size()[0] > 7"]
+
+    done = profiled(altered(file, small))
+    assert done.returncode == 1
+    assert "it is 3 (the inputs are zeros; give others with --inputs FILE)" in done.stderr
 
 
 def test_a_profile_needs_an_exported_program(tmp_path: Path) -> None:

@@ -73,10 +73,18 @@ class GraphReader {
       if (kind == "as_int") {
         meta.sizes.emplace_back(value->get<std::int64_t>());
       } else {
-        meta.sizes.emplace_back(text(value->at("expr_str")));
+        meta.sizes.emplace_back(SymbolicSize{text(value->at("expr_str")), hint_of(*value)});
       }
     }
     return meta;
+  }
+
+  static std::optional<std::int64_t> hint_of(const json& size) {
+    const auto hint = size.find("hint");
+    if (hint == size.end() || !hint->is_object()) return std::nullopt;
+    const auto number = hint->find("as_int");
+    if (number == hint->end() || !number->is_number_integer()) return std::nullopt;
+    return number->get<std::int64_t>();
   }
 
   Argument argument(const json& node) {

@@ -18,21 +18,25 @@ namespace exporter::program {
 using c10::IValue;
 using Inputs = std::span<const at::Tensor>;
 
-/// A part of an expression: a number, a property of an input, or a function of other parts.
-class GuardNode {
- public:
+/// A condition that was read.
+struct GuardNode {
   using Function = std::function<IValue(Inputs)>;
 
-  explicit GuardNode(Function function) : function_(std::move(function)) {}
-  IValue value(Inputs inputs) const { return function_(inputs); }
+  /// A property of an input, such as "the size of dimension 3 of x".
+  struct Mention {
+    std::string words;
+    Function value;
+  };
 
- private:
-  Function function_;
+  Function function;
+  std::string plain;  ///< the condition with x.size(3) for L['x'].size()[3]
+  std::vector<Mention> mentions;
 };
 
 namespace {
 
 using Part = GuardNode::Function;
+using Mention = GuardNode::Mention;
 
 constexpr int kMaxGuardDepth = 100;
 constexpr std::size_t kMaxLength = 10'000;  // of an expression
@@ -55,14 +59,14 @@ Part call(const char* target, std::vector<Part> operands) {
 class Parser {
  public:
   Parser(std::string_view text, const std::vector<std::string>& inputs)
-      : text_(text), inputs_(inputs) {}
+      : whole_(text), text_(text), inputs_(inputs) {}
 
-  Part parse() {
+  GuardNode parse() {
     if (text_.size() > kMaxLength) fail();
     Part node = disjunction();
     skip();
     if (!text_.empty()) fail();
-    return node;
+    return {std::move(node), plain_ + std::string(whole_.substr(copied_)), std::move(mentions_)};
   }
 
  private:
@@ -183,7 +187,10 @@ class Parser {
     }
     if (take("max(")) return function("torch.sym_max");
     if (take("min(")) return function("torch.sym_min");
-    if (take("L[")) return property(input());
+    if (take("L[")) {
+      start_ = whole_.size() - text_.size() - 2;
+      return property(input());
+    }
     return number();
   }
 
@@ -258,10 +265,17 @@ class Parser {
   }
 
   Part property(std::size_t input) {
+    const std::string& name = *std::ranges::find_if(
+        inputs_,
+        [left = input](const std::string& one) mutable { return !one.empty() && left-- == 0; });
     if (take(".storage_offset()")) {
-      return [input](Inputs x) { return IValue(x[input].storage_offset()); };
+      return mentioned(name + ".storage_offset()", "the storage offset of " + name,
+                       [input](Inputs x) { return IValue(x[input].storage_offset()); });
     }
-    if (take(".numel()")) return [input](Inputs x) { return IValue(x[input].numel()); };
+    if (take(".numel()")) {
+      return mentioned(name + ".numel()", "the number of elements of " + name,
+                       [input](Inputs x) { return IValue(x[input].numel()); });
+    }
     const bool is_size = take(".size()[") || take(".shape[");
     if (!is_size && !take(".stride()[")) fail();
     std::int64_t dimension = 0;
@@ -270,13 +284,29 @@ class Parser {
     if (status != std::errc{}) fail();
     text_.remove_prefix(static_cast<std::size_t>(end - text_.data()));
     require("]");
-    return [=](Inputs x) {
-      return IValue(is_size ? x[input].size(dimension) : x[input].stride(dimension));
-    };
+    const std::string kind = is_size ? "size" : "stride", number = std::to_string(dimension);
+    return mentioned(
+        name + "." + kind + "(" + number + ")",
+        "the " + kind + " of dimension " + number + " of " + name, [=](Inputs x) {
+          return IValue(is_size ? x[input].size(dimension) : x[input].stride(dimension));
+        });
   }
 
-  std::string_view text_;
+  /// Records a property, and puts its short form in the place of what was read.
+  Part mentioned(std::string code, std::string words, Part value) {
+    const auto end = whole_.size() - text_.size();
+    plain_ += std::string(whole_.substr(copied_, start_ - copied_)) + code;
+    copied_ = end;
+    const bool is_new = std::ranges::find(mentions_, words, &Mention::words) == mentions_.end();
+    if (is_new) mentions_.push_back({std::move(words), value});
+    return value;
+  }
+
+  std::string_view whole_, text_;  // all of it, and what is left to read
   const std::vector<std::string>& inputs_;
+  std::string plain_;  // what was read, with short names of properties, up to copied_
+  std::size_t start_ = 0, copied_ = 0;
+  std::vector<Mention> mentions_;
   int depth_ = 0;
 };
 
@@ -295,9 +325,18 @@ Guard::~Guard() = default;
 Guard::Guard(Guard&&) noexcept = default;
 
 void Guard::require(std::span<const at::Tensor> inputs) const {
-  if (is_true(root_->value(inputs))) return;
-  throw std::runtime_error("the program was exported under the condition `" + text_ +
-                           "`, which these inputs do not fulfil");
+  if (is_true(root_->function(inputs))) return;
+  const auto value = [&](const Mention& one) { return one.value(inputs).toInt(); };
+  const auto& mentions = root_->mentions;
+  if (mentions.size() == 1) {
+    throw std::runtime_error(mentions[0].words + " must satisfy `" + root_->plain + "`; it is " +
+                             std::to_string(value(mentions[0])));
+  }
+  std::string values;
+  for (const Mention& one : mentions) {
+    values += (values.empty() ? "; " : ", ") + one.words + " is " + std::to_string(value(one));
+  }
+  throw std::runtime_error("the inputs must satisfy `" + root_->plain + "`" + values);
 }
 
 }  // namespace exporter::program

@@ -9,7 +9,7 @@
 
 namespace exporter::program {
 
-class GuardNode;
+struct GuardNode;
 
 /// A condition on the sizes of inputs that torch.export found, such as
 /// "L['x'].size()[1] % 2 == 0".
@@ -22,7 +22,7 @@ class Guard {
   ~Guard();
   Guard(Guard&&) noexcept;
 
-  /// Throws std::runtime_error if the inputs do not fulfil the condition.
+  /// Throws std::runtime_error, with the sizes, if the inputs do not fulfil the condition.
   void require(std::span<const at::Tensor> inputs) const;
 
  private:

@@ -53,17 +53,27 @@ std::size_t symbol_index(Contract& contract, const std::string& name, const Save
   return contract.symbols.size() - 1;
 }
 
+/// Sets the hint of a symbol if the hint of a size of it determines it.
+void set_hint(Symbol& symbol, const LinearSize& size, std::optional<std::int64_t> hint) {
+  std::int64_t rest = 0;
+  if (symbol.hint || !hint || size.divisor != 1) return;
+  if (__builtin_sub_overflow(*hint, size.offset, &rest) || rest % size.factor != 0) return;
+  symbol.hint = rest / size.factor;
+}
+
 /// Returns a dimension. Only inputs introduce symbols, because a size of an output that no input
 /// has cannot be checked.
 Dimension dimension_of(const SavedSize& saved, Contract& contract, const SavedProgram& program,
                        bool is_input) {
   if (const auto* size = std::get_if<std::int64_t>(&saved)) return FixedSize{*size};
-  const auto linear = read_size(std::get<std::string>(saved));
+  const auto& symbolic = std::get<SymbolicSize>(saved);
+  const auto linear = read_size(symbolic.expression);
   if (!linear || linear->symbol.empty() || linear->factor < 1) return AnySize{};
   const bool known =
       std::ranges::find(contract.symbols, linear->symbol, &Symbol::name) != contract.symbols.end();
   if (!is_input && !known) return AnySize{};
   const std::size_t symbol = symbol_index(contract, linear->symbol, program);
+  if (is_input) set_hint(contract.symbols[symbol], *linear, symbolic.hint);
   if (linear->factor == 1 && linear->offset == 0 && linear->divisor == 1) return SymbolSize{symbol};
   return Expression{symbol, linear->factor, linear->offset, linear->divisor};
 }
