@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import math
@@ -429,6 +430,63 @@ def test_what_cannot_run_is_refused_when_it_is_opened(
     assert isinstance(said, str)
     assert message in said
     assert "\n" not in said
+
+
+def without_part(*path: str) -> Callable[[dict[str, Any]], None]:
+    def change(graph: dict[str, Any]) -> None:
+        for key in path[:-1]:
+            graph = graph[key]
+        del graph[path[-1]]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (without_part("graph_module", "signature"), "its signature is damaged, copy or export it again: key"),
+        (without_part("graph_module", "graph"), "its graph is damaged, copy or export it again: key"),
+        (without_part("schema_version"), "its schema version is damaged"),
+        (without_part("range_constraints"), "range_constraints of its sizes is damaged"),
+        (lambda g: targets(g)[1].update(outputs=3), "node 1 of its graph is damaged"),
+        (lambda g: g["guards_code"].append(3), "guards_code of its sizes is damaged"),
+    ],
+)
+def test_a_damaged_part_is_named(change: Callable[[dict[str, Any]], None], message: str, tmp_path: Path) -> None:
+    x = torch.randn(3, 4)
+    said = str(run(altered(saved(lambda m, x: m.linear(x).relu(), tmp_path, x), change), (x,)))
+    assert message in said
+    assert "json.exception" not in said
+
+
+def test_a_file_that_is_cut_off_may_be_an_incomplete_copy(tmp_path: Path) -> None:
+    x = torch.randn(3, 4)
+    file = saved(lambda m, x: m.linear(x), tmp_path, x)
+    file.write_bytes(file.read_bytes()[:-2000])
+    assert "its copy is incomplete (copy or export it again)" in str(run(file, (x,)))
+    (tmp_path / "SHA256SUMS").write_text(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n")
+    assert "run `exporter check` on its bundle" in str(run(file, (x,)))
+
+
+def test_a_program_without_a_golden_is_not_verified(tmp_path: Path) -> None:
+    file = saved(lambda m, x: m.linear(x), tmp_path, torch.randn(3, 4))
+    for options, message in (
+        ((), "has no golden, because exporter did not export it: give --golden FILE, or export it"),
+        (("--sha256", hashlib.sha256(file.read_bytes()).hexdigest()), "has no golden, because exporter"),
+        (("--sha256", "0" * 64), "was altered: its SHA-256 is"),
+    ):
+        command = [str(environment.find_runner()), "verify", str(file), *options]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, message in done.stderr) == (1, True), done.stderr
+
+
+def test_an_operator_of_another_torch_is_named_with_this_one(tmp_path: Path) -> None:
+    x = torch.randn(3, 4)
+    file = saved(lambda m, x: m.linear(x), tmp_path, x)
+    said = str(run(altered(file, lambda g: targets(g)[0].update(target="torch.ops.aten.newer.default")), (x,)))
+    assert f"LibTorch {torch.__version__.partition('+')[0]} does not have this operator" in said
+    assert "use the version of torch that exported the program" in said
+    assert "--ops-lib" not in said
 
 
 def test_every_missing_operator_is_named(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def _name_keywords(program: torch.export.ExportedProgram) -> None:
 def load_tensors(path: Path) -> Any:
     """Load a safetensors file or a torch.save file of tensors and plain containers. Raises RecipeError otherwise."""
     try:
-        if path.suffix == tensor_files.SUFFIX:
+        if tensor_files.is_one(path):
             return tensor_files.read(path)[0]
         return torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:  # a foreign or broken file may raise anything
