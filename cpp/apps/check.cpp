@@ -126,7 +126,19 @@ Verdict CaseResult::verdict() const {
   return worst;
 }
 
+void require_golden(const Options& options) {
+  if (!options.has_default_golden || std::filesystem::exists(options.golden)) return;
+  const bool has_contract = !inspect(options.artifact).contract_json.empty();
+  throw Error(ErrorKind::golden,
+              options.artifact.string() +
+                  (has_contract ? " has no golden beside it, " + options.golden.string() +
+                                      ": give --golden FILE, or use its bundle"
+                                : " has no golden, because exporter did not export it: give "
+                                  "--golden FILE, or export it with `exporter export`"));
+}
+
 Golden read_golden(const Options& options) {
+  require_golden(options);
   return Golden::read(options.golden, inspect(options.artifact).contract.precision);
 }
 

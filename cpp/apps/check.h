@@ -28,7 +28,11 @@ struct CaseResult {
   Verdict verdict() const;
 };
 
-/// Reads the golden for the precision of the artifact.
+/// Throws Error(golden), with the remedy, if no golden is given and there is none in the artifact's
+/// bundle.
+void require_golden(const Options& options);
+
+/// Reads the golden for the precision of the artifact, after `require_golden`.
 Golden read_golden(const Options& options);
 
 /// Runs every case and compares. A case that raises is a result with an error, and so are the later

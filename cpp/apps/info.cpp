@@ -66,6 +66,49 @@ void print_text(const ArtifactInfo& info, const std::filesystem::path& path) {
   }
 }
 
+using nlohmann::ordered_json;
+
+ordered_json to_json(const Dimension& dimension, const Contract& contract) {
+  if (std::holds_alternative<AnySize>(dimension)) return nullptr;
+  if (const auto* fixed = std::get_if<FixedSize>(&dimension)) return fixed->size;
+  const std::string text = describe_shape({"", at::kFloat, {dimension}}, contract);
+  return text.substr(1, text.size() - 2);  // without brackets
+}
+
+ordered_json to_json(const std::vector<TensorSpec>& specs, const Contract& contract) {
+  auto list = ordered_json::array();
+  for (const TensorSpec& spec : specs) {
+    auto shape = ordered_json::array();
+    for (const Dimension& dimension : spec.shape) shape.push_back(to_json(dimension, contract));
+    list.push_back({{"name", spec.name}, {"dtype", dtype_name(spec.dtype)}, {"shape", shape}});
+  }
+  return list;
+}
+
+/// Returns the contract of a program that has none of its own, in the format of docs/formats.md,
+/// without the values of its state.
+ordered_json to_json(const Contract& contract) {
+  auto symbols = ordered_json::object();
+  for (const Symbol& symbol : contract.symbols) {
+    symbols[symbol.name] = {{"min", symbol.min}, {"max", symbol.max}};
+  }
+  ordered_json state;
+  if (contract.state) {
+    std::vector<TensorSpec> specs;
+    for (const auto& tensor : contract.state->tensors) specs.push_back(tensor.spec);
+    state = {{"kept", "inside"}, {"tensors", to_json(specs, contract)}};
+  }
+  return {{"model", contract.model},
+          {"inputs", to_json(contract.inputs, contract)},
+          {"outputs", to_json(contract.outputs, contract)},
+          {"symbols", symbols},
+          {"target", contract.target},
+          {"device", contract.device},
+          {"torch", contract.torch},
+          {"state", state},
+          {"schema", 2}};
+}
+
 }  // namespace
 
 int info(const Options& options) {
@@ -76,11 +119,12 @@ int info(const Options& options) {
     return 0;
   }
   const bool has_contract = !info.contract_json.empty();
-  const nlohmann::ordered_json json = {
-      {"artifact", options.artifact.string()},
-      {"kind", to_string(info.kind)},
-      {"bytes", info.bytes},
-      {"contract", has_contract ? nlohmann::ordered_json::parse(info.contract_json) : nullptr}};
+  const ordered_json json = {{"artifact", options.artifact.string()},
+                             {"kind", to_string(info.kind)},
+                             {"bytes", info.bytes},
+                             {"derived", !has_contract},
+                             {"contract", has_contract ? ordered_json::parse(info.contract_json)
+                                                       : to_json(info.contract)}};
   std::printf("%s\n", json.dump(2, ' ', /*ensure_ascii=*/true).c_str());
   return 0;
 }

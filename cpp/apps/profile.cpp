@@ -20,6 +20,7 @@ namespace exporter::app {
 namespace {
 
 constexpr int kUntimedRuns = 3;
+constexpr const char* kZeros = "zeros";  // the name of inputs that were made up
 
 using Nodes = std::vector<NodeProfile>;
 
@@ -36,13 +37,24 @@ Example read_example(const Options& options, const Contract& contract) {
   if (options.has_default_golden && !std::filesystem::exists(options.golden)) {
     Sizes sizes;
     for (const Symbol& symbol : contract.symbols) {
-      if (symbol.smallest() == 0)
+      if (symbol.example() == 0)
         sizes[symbol.name] = symbol.multiple_of;  // a size of 0 shows nothing
     }
-    return {"zeros", contract.example_inputs(sizes)};
+    return {kZeros, contract.example_inputs(sizes)};
   }
   const Golden golden = read_golden(options);
   return {golden.cases.front().name, golden.cases.front().inputs};
+}
+
+/// Makes the first calls. Inputs that were made up may not fit the model.
+void try_out(const Artifact& artifact, const Example& example) {
+  try {
+    time_runs(artifact, example.inputs, kUntimedRuns);
+  } catch (const Error& error) {
+    if (example.name != kZeros) throw;
+    throw Error(error.kind(), std::string(error.what()) +
+                                  " (the inputs are zeros; give others with --inputs FILE)");
+  }
 }
 
 double total_us(const Nodes& nodes) {
@@ -207,7 +219,7 @@ int profile(const Options& options) {
   const Artifact artifact = Artifact::open(options.artifact, open);
   Example example = read_example(options, artifact.contract());
   example.inputs = place(artifact, std::move(example.inputs));
-  time_runs(artifact, example.inputs, kUntimedRuns);
+  try_out(artifact, example);
   const double plain_ms = summarize(time_runs(artifact, example.inputs, options.runs)).median;
   std::vector<Nodes> calls;
   for (int i = 0; i < options.runs; ++i) {

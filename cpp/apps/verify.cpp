@@ -84,10 +84,11 @@ void print_text(const std::vector<CaseResult>& cases, const Options& options) {
 }  // namespace
 
 int verify(const Options& options) {
-  const Golden golden = read_golden(options);
+  if (options.open.sha256.empty()) require_golden(options);  // sooner than a hash that is missing
   OpenOptions open = options.open;
   open.require_sha256 = true;
   const Artifact artifact = Artifact::open(options.artifact, open);
+  const Golden golden = read_golden(options);
   const auto cases = check(artifact, golden, tolerance_of(options, golden.tolerance));
   const Verdict verdict = verdict_of(cases);
   if (options.json) {

@@ -3,7 +3,9 @@
 # Searched in this order:
 #   1. -DLIBTORCH_ROOT=DIR, an unpacked LibTorch or the torch folder of a wheel
 #   2. CMAKE_PREFIX_PATH, and the usual system prefixes
-#   3. the wheel of a Python interpreter: -DPython3_EXECUTABLE, else ../.venv, else the one on PATH
+#   3. the wheel of -DPython3_EXECUTABLE
+#   4. in an installed package, the LibTorch that it was built for
+#   5. the wheel of ../.venv, else of the interpreter on PATH
 #
 # find_package(Torch) is not used, because with a CUDA wheel it fails if no CUDA toolkit is installed.
 # Only libtorch_cpu and libc10 are linked. The CUDA symbols that they need stay unresolved
@@ -39,6 +41,15 @@ function(_exporter_find_libtorch)
     set(search HINTS "${LIBTORCH_ROOT}" NO_DEFAULT_PATH)
   endif()
   find_library(LIBTORCH_CPU_LIBRARY torch_cpu PATH_SUFFIXES lib ${search})
+  set(wheel "")
+  if(NOT LIBTORCH_CPU_LIBRARY AND NOT LIBTORCH_ROOT AND Python3_EXECUTABLE)
+    exporter_find_python_package(torch wheel)
+  endif()
+  foreach(root IN ITEMS "${wheel}" "${_exporter_built_for}")
+    if(root AND NOT LIBTORCH_ROOT)
+      find_library(LIBTORCH_CPU_LIBRARY torch_cpu HINTS "${root}/lib" NO_DEFAULT_PATH)
+    endif()
+  endforeach()
   if(NOT LIBTORCH_CPU_LIBRARY AND NOT LIBTORCH_ROOT)
     exporter_find_python_package(torch wheel)
     if(wheel)

@@ -37,9 +37,12 @@ std::unique_ptr<PyTorchStreamReader> open_archive(const std::filesystem::path& p
     std::string cause = one_line(error.what_without_backtrace());
     cause = cause.substr(0, cause.find(". "));  // the rest is advice about torch.save
     if (path.extension() == ".onnx") cause = "ONNX models run in onnxruntime, not here";
-    throw Error(kind,
-                path.string() + " is not an archive written by torch, or it is corrupted" +
-                    " (run `exporter check` on its bundle to see if it was altered): " + cause);
+    const bool is_in_bundle = std::filesystem::exists(path.parent_path() / "SHA256SUMS");
+    throw Error(kind, path.string() + " is not an archive written by torch, or " +
+                          (is_in_bundle ? "it is corrupted (run `exporter check` on its bundle to "
+                                          "see if it was altered): "
+                                        : "its copy is incomplete (copy or export it again): ") +
+                          cause);
   }
 }
 

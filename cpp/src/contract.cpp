@@ -2,6 +2,7 @@
 #include <exporter/error.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "expression.h"
 #include "guard.h"
@@ -188,7 +189,9 @@ KnownSizes sizes_of(const Contract& contract, std::span<const at::Tensor> own_in
 
 std::string describe_range(const Symbol& symbol) {
   if (symbol.choices.empty()) {
-    const std::string range = std::to_string(symbol.min) + " to " + std::to_string(symbol.max);
+    const bool is_open = symbol.max == std::numeric_limits<std::int64_t>::max();
+    const std::string range =
+        std::to_string(symbol.min) + (is_open ? " or more" : " to " + std::to_string(symbol.max));
     if (symbol.multiple_of == 1) return range;
     return range + ", multiples of " + std::to_string(symbol.multiple_of);
   }

@@ -10,13 +10,18 @@ namespace {
 
 using program::DeviceChange;
 using program::Guard;
+using program::InputKind;
+using program::InputSpec;
 using program::Program;
 using program::SavedFile;
 using program::SavedProgram;
 
-std::vector<Guard> guards_of(const SavedProgram& saved, const Contract& contract) {
+std::vector<Guard> guards_of(const SavedProgram& saved) {
   std::vector<std::string> names;
-  for (const TensorSpec& input : contract.inputs) names.push_back(input.name);
+  for (const InputSpec& input : saved.inputs) {
+    if (input.kind == InputKind::user) names.push_back(input.name);
+    if (input.kind == InputKind::fixed) names.emplace_back();
+  }
   std::vector<Guard> guards;
   for (const std::string& text : saved.guards) guards.emplace_back(text, names);
   return guards;
@@ -55,7 +60,7 @@ std::unique_ptr<Runner> load_exported_program(const std::filesystem::path& path,
   const SavedFile file(path);
   const SavedProgram saved = program::parse_program(file.graph());
   const DeviceChange devices{at::Device(contract.device).type(), device};
-  auto guards = has_contract ? std::vector<Guard>{} : guards_of(saved, contract);
+  auto guards = has_contract ? std::vector<Guard>{} : guards_of(saved);
   return std::make_unique<ExportedProgramRunner>(Program(saved, file.tensors(), devices),
                                                  std::move(guards));
 }

@@ -37,7 +37,7 @@ std::vector<std::int64_t> sizes_of(const Contract& contract, const Sizes& given)
   std::vector<std::int64_t> sizes;
   for (const Symbol& symbol : contract.symbols) {
     const auto found = given.find(symbol.name);
-    sizes.push_back(found == given.end() ? symbol.smallest() : found->second);
+    sizes.push_back(found == given.end() ? symbol.example() : found->second);
     if (!symbol.allows(sizes.back())) {
       refuse(symbol.name + " is " + std::to_string(sizes.back()) + ", the contract allows " +
              describe_range(symbol));
@@ -72,6 +72,8 @@ std::int64_t Symbol::smallest() const {
   const std::int64_t rest = least % multiple_of;
   return rest == 0 ? least : least + (multiple_of - rest);
 }
+
+std::int64_t Symbol::example() const { return hint && allows(*hint) ? *hint : smallest(); }
 
 const TensorSpec& Contract::input(std::string_view name) const {
   return find(inputs, name, "input");

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <functional>
@@ -16,6 +17,7 @@
 #include <set>
 #include <span>
 #include <stdexcept>
+#include <system_error>
 #include <utility>
 
 #include "file.h"
@@ -24,7 +26,9 @@ namespace exporter {
 namespace {
 
 using nlohmann::json;
+namespace fs = std::filesystem;
 
+constexpr int kMaxLinks = 40;                      // from one symbolic link to the next
 constexpr std::uint64_t kMaxHeader = 100'000'000;  // as in the format's own reader
 constexpr std::size_t kAlignment = 8;              // of the data in the file
 constexpr const char* kMetadata = "__metadata__";
@@ -208,7 +212,11 @@ void join_pairs(SafeTensors& file) {
 
 /// Returns the tensor as it is stored: contiguous on the CPU, with resolved bits and a dtype that
 /// the format has.
-at::Tensor stored(const at::Tensor& tensor) {
+at::Tensor stored(const std::string& name, const at::Tensor& tensor) {
+  if (tensor.is_nested() || tensor.layout() != at::kStrided) {
+    throw std::runtime_error(name + (tensor.is_nested() ? " is nested" : " is sparse") +
+                             ", which a safetensors file cannot hold: make it dense in the model");
+  }
   const at::Tensor plain = tensor.cpu().resolve_conj().resolve_neg().contiguous();
   return is_pairs(plain.scalar_type()) ? at::view_as_real(plain) : plain;
 }
@@ -230,17 +238,20 @@ std::string make_header(const NamedTensors& tensors, const json& pairs) {
   return text;
 }
 
-void write_file(const std::filesystem::path& path, const NamedTensors& tensors) {
+[[noreturn]] void fail_with_system_error() {
+  throw std::system_error(errno != 0 ? errno : EIO, std::generic_category());
+}
+
+void write_file(const fs::path& path, const NamedTensors& tensors) {
   NamedTensors all;
   json pairs = json::array();
   for (const auto& [name, tensor] : tensors) {
     if (is_pairs(tensor.scalar_type())) pairs.push_back(name);
-    all.emplace(name, stored(tensor));
+    all.emplace(name, stored(name, tensor));
   }
   const std::string header = make_header(all, pairs);
-  std::ofstream file;
-  file.exceptions(std::ios::failbit | std::ios::badbit);
-  file.open(path, std::ios::binary | std::ios::trunc);
+  errno = 0;
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
   std::array<char, sizeof(std::uint64_t)> length{};
   for (std::size_t i = 0; i < length.size(); ++i) {
     length[i] = static_cast<char>(header.size() >> 8 * i & 0xff);
@@ -252,6 +263,15 @@ void write_file(const std::filesystem::path& path, const NamedTensors& tensors) 
                static_cast<std::streamsize>(tensor.nbytes()));
   }
   file.close();
+  if (!file) fail_with_system_error();
+}
+
+/// Returns the path at the end of a chain of symbolic links, which need not exist.
+fs::path target_of(fs::path path) {
+  for (int i = 0; i < kMaxLinks && fs::is_symlink(fs::symlink_status(path)); ++i) {
+    path = path.parent_path() / fs::read_symlink(path);
+  }
+  return path;
 }
 
 }  // namespace
@@ -269,15 +289,26 @@ SafeTensors read_safetensors(const std::filesystem::path& path) {
   return read;
 }
 
-void write_safetensors(const std::filesystem::path& path, const NamedTensors& tensors) {
-  std::filesystem::path part = path;
+void write_safetensors(const fs::path& path, const NamedTensors& tensors) {
+  const fs::path target = target_of(path);
+  const fs::file_status status = fs::status(target);
+  if (fs::is_directory(status)) throw std::runtime_error("it is a folder");
+  if (fs::exists(status) && !fs::is_regular_file(status)) {  // a pipe or a device
+    write_file(target, tensors);
+    return;
+  }
+  const fs::path folder = target.parent_path();
+  if (!folder.empty() && !fs::is_directory(folder)) {
+    throw std::runtime_error("there is no folder " + folder.string());
+  }
+  fs::path part = target;
   part += ".part";  // renamed once complete, so that readers never see a partial file
   try {
     write_file(part, tensors);
-    std::filesystem::rename(part, path);
+    fs::rename(part, target);
   } catch (...) {
     std::error_code ignored;
-    std::filesystem::remove(part, ignored);
+    fs::remove(part, ignored);
     throw;
   }
 }

@@ -19,8 +19,9 @@ struct SafeTensors {
 /// bytes unused. The tensors never take more memory than the file's size.
 SafeTensors read_safetensors(const std::filesystem::path& path);
 
-/// Writes tensors with any device and strides. The write is atomic. Throws std::exception if the
-/// file cannot be written or the format lacks a dtype.
+/// Writes tensors with any device and strides. A file is replaced atomically, that of a link at the
+/// link's target; a pipe or a device is written to. Throws std::exception if the file cannot be
+/// written or the format lacks a dtype or layout.
 void write_safetensors(const std::filesystem::path& path, const NamedTensors& tensors);
 
 }  // namespace exporter

@@ -13,6 +13,7 @@
 using c10::IValue;
 using exporter::program::find_number_function;
 using exporter::program::Guard;
+using exporter::program::read_printed_size;
 using exporter::program::read_size;
 
 namespace {
@@ -81,6 +82,21 @@ TEST_CASE("reads sizes that follow one symbol") {
   CHECK(!read_size(std::string(100'000, '(')));
 }
 
+TEST_CASE("reads sizes as sympy prints them") {
+  const auto plain = read_printed_size("s77"), derived = read_printed_size("2*s7_1 - 3");
+  REQUIRE(plain);
+  CHECK(plain->symbol == "s77");
+  CHECK(plain->factor == 1);
+  CHECK(plain->offset == 0);
+  REQUIRE(derived);
+  CHECK(derived->symbol == "s7_1");
+  CHECK(derived->factor == 2);
+  CHECK(derived->offset == -3);
+  for (const char* text : {"", "4", "4*", "s1 + ", "s1 + s2", "s1 + -1", "s1**2", "2*s1 + 1 + 1"}) {
+    CHECK(!read_printed_size(text));
+  }
+}
+
 TEST_CASE("checks the conditions of an export") {
   const std::vector<at::Tensor> inputs = {at::ones({4, 6}), at::ones({3})};
   const auto holds = [&](const std::string& text) {
@@ -93,6 +109,20 @@ TEST_CASE("checks the conditions of an export") {
   CHECK(holds("torch.sym_max(1, L['x'].size()[1] // 4) + (-1)*L['batch_y'].size()[0] == -2"));
   CHECK(holds("L['x'].stride()[0] == 6 and L['x'].storage_offset() == 0"));
   CHECK(holds("2**3 == 8"));
+}
+
+TEST_CASE("finds inputs by their number and under the name of keyword arguments") {
+  const std::vector<at::Tensor> inputs = {at::ones({4, 6}), at::ones({3})};
+  const auto problem = [&](const std::string& text) {
+    return message_of([&] { Guard(text, {"x", "", "z"}).require(inputs); });
+  };
+  CHECK(problem("L['flat_args'][0].size()[1] == 6") == "no error");
+  CHECK(problem("L['flat_args'][2].size()[0] == 3") == "no error");
+  CHECK(problem("L['k']['z'].size()[0] == 3") == "no error");
+  CHECK(problem("L['flat_args'][1].size()[0] == 3").find("no input flat_args_1") !=
+        std::string::npos);
+  CHECK(problem("L['flat_args'][3].size()[0] == 3").find("no input flat_args_3") !=
+        std::string::npos);
 }
 
 TEST_CASE("refuses conditions that it does not understand") {

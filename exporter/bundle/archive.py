@@ -13,7 +13,6 @@ import re
 import stat
 import tarfile
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -42,7 +41,7 @@ REMEDY = "give an unmodified file that `exporter pack` wrote"
 
 
 def pack(place: Path, out: Path, trust: Trust = ANYBODY) -> int:
-    """Write a bundle to the file `out` atomically; return the number of bytes before compression.
+    """Write a bundle to the file `out`, as in filesystem.replacing; return the number of bytes before compression.
 
     Raises ArtifactError if the bundle does not match its records or lacks a trusted signature, and UsageError if it
     contains files that exporter did not write.
@@ -51,19 +50,11 @@ def pack(place: Path, out: Path, trust: Trust = ANYBODY) -> int:
     names = _names(place, manifest)
     if out.resolve().is_relative_to(place.resolve()):
         raise UsageError(f"{out} is inside the bundle", "give another --out")
-    new = filesystem.own_new(out)
     try:
-        with new.open("xb") as file:
-            total = _write(place, names, file)
-            os.fsync(file.fileno())
-        new.replace(out)
-        filesystem.sync(out.parent)
+        with filesystem.replacing(out) as file:
+            return _write(place, names, file)
     except OSError as error:
         raise filesystem.error(error, out) from error
-    finally:
-        with suppress(OSError):
-            new.unlink(missing_ok=True)
-    return total
 
 
 def _names(place: Path, manifest: Manifest) -> list[str]:

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, BinaryIO
 
 from exporter.core.errors import BundleError, UsageError
 
@@ -99,6 +99,7 @@ def error(error: OSError, out: Path) -> BundleError:
         errno.EPERM: ("not permitted", "give another --out, or change its permissions"),
         errno.ENOTDIR: ("a part of the path is a file", "give another --out"),
         errno.EEXIST: ("a file is in its place", "give another --out"),
+        errno.EISDIR: ("a directory is in its place", "give another --out"),
     }
     cause, remedy = known.get(error.errno or 0, (error.strerror or str(error), "give another --out"))
     if _is_temporary(place) and not _is_temporary(out):
@@ -121,17 +122,41 @@ def _is_temporary(place: str | Path) -> bool:
     return False
 
 
-def write_atomic(path: Path, text: str, new: Path | None = None) -> None:
-    """Replace a file atomically and sync it to disk. The text is first written to `new` (default: the name + NEW)."""
-    mode = "w" if new is None else "x"
-    new = new or path.with_name(path.name + NEW)
+def write_atomic(path: Path, text: str) -> None:
+    """Replace a file atomically and sync it to disk. The text is first written to the name + NEW."""
+    new = path.with_name(path.name + NEW)
     try:
-        with new.open(mode, encoding="utf-8") as file:
+        with new.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         new.replace(path)
         sync(path.parent)
+    finally:
+        with suppress(OSError):
+            new.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that takes the place of `path` once it is complete and synced to disk.
+
+    For paths that the user gives: a link stays, and its target is replaced; a pipe or a device is written to directly.
+    Raises OSError, also if `path` is a directory.
+    """
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        with target.open("wb") as file:
+            yield file
+        return
+    new = own_new(target)
+    try:
+        with new.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(target)
+        sync(target.parent)
     finally:
         with suppress(OSError):
             new.unlink(missing_ok=True)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from exporter.core import source_lines, time_limit
 from exporter.core.parity_records import CaseRecord, Tolerance
 from exporter.core.probing import describe
 from exporter.core.size_range import Range, Sizes
-from exporter.evidence import eager, nonfinite, perturbations
+from exporter.evidence import eager, nonfinite, operations, perturbations
 from exporter.evidence.findings import Findings
 from exporter.evidence.golden import Case, Golden, NonFinite, Precision
 from exporter.model import precision
@@ -190,12 +188,9 @@ class Limit:
 
     def __init__(self, module: torch.nn.Module, example: Tensors, device: str, calls: int = 1) -> None:
         """Count the operations of the example; `calls` is the number of calls per case."""
-        with FlopCounterMode(display=False) as counter:
-            eager.run(module, example, device)
-        if "torch._dynamo" in sys.modules:
-            torch._dynamo.reset()  # the counter made torch.cond compile, which torch 2.11 does not undo
+        counted = operations.count(lambda: eager.run(module, example, device))
         self._calls = calls
-        self._per_element = calls * counter.get_total_flops() / sum(t.numel() for t in example)
+        self._per_element = calls * counted / sum(t.numel() for t in example)
 
     def allows(self, data: Tensors) -> bool:
         operations = self._per_element * sum(t.numel() for t in data)

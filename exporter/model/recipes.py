@@ -323,7 +323,7 @@ def _saved_inputs(path: Path) -> Callable[[], Any]:
     from exporter.model import tensor_files
 
     try:
-        if path.suffix == tensor_files.SUFFIX:
+        if tensor_files.is_one(path):
             saved = tensor_files.read(path)[0]
         else:
             saved = torch.load(path, weights_only=True, map_location="cpu")

@@ -16,6 +16,14 @@ ABOUT = "exporter"  # the only metadata entry: several would have no fixed order
 PAIRS = (torch.complex32, torch.complex128)  # dtypes that the format lacks; stored as pairs of real numbers
 
 
+def is_one(path: Path) -> bool:
+    """Return whether a file is safetensors, by its name or its first bytes. Raises OSError if it cannot be read."""
+    if path.suffix == SUFFIX:
+        return True
+    with path.open("rb") as file:
+        return file.read(9)[8:] == b"{"  # after the length of the header, which a pickle and a zip archive lack
+
+
 def save(tensors: Mapping[str, torch.Tensor], path: Path, about: Mapping[str, Any] | None = None) -> None:
     """Write tensors, with any strides and lazy bits, and the metadata `about`."""
     pairs = sorted(name for name, tensor in tensors.items() if tensor.dtype in PAIRS)

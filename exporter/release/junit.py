@@ -26,7 +26,8 @@ def write(rows: Sequence[Row], path: Path) -> None:
     report.update_statistics()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        filesystem.write_atomic(path, report.tostring().decode(), new=filesystem.own_new(path))
+        with filesystem.replacing(path) as file:
+            file.write(report.tostring())
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}", "choose another --junit") from error
 

@@ -238,6 +238,8 @@ def parse(text: str, precisions: Sequence[str] = (FP32,)) -> list[Variant]:
             raise UsageError(f"target {name} has no precision {precision!r}", f"it has {', '.join(target.precisions)}")
         chosen = [precision] if at else [p for p in precisions if p in target.precisions]
         found |= dict.fromkeys(Variant(name, setting, p) for p in chosen)
+    if not found and (missing := left_out(text, precisions)):
+        raise UsageError("; ".join(missing), "give another --precision, or other targets")
     if not found:
         raise UsageError("no target was given", f"choose from {', '.join(names())}")
     return list(found)

@@ -8,6 +8,7 @@ import json
 import os
 import tarfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,25 @@ def test_a_failed_pack_keeps_the_last_file(toy: Path, monkeypatch: pytest.Monkey
         packed(toy)
     assert {f.name for f in toy.parent.iterdir()} == {"toy", "packed.tar.zst"}
     assert (toy.parent / "packed.tar.zst").read_bytes() == before
+
+
+def test_packing_writes_through_links_and_into_pipes(toy: Path, tmp_path: Path) -> None:
+    expected = packed(toy)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "link").symlink_to("file")
+    archive.pack(toy, folder / "link")
+    assert (folder / "file").read_bytes() == expected
+    assert (folder / "link").is_symlink()
+    os.mkfifo(folder / "pipe")
+    with ThreadPoolExecutor() as pool:
+        read = pool.submit((folder / "pipe").read_bytes)
+        archive.pack(toy, folder / "pipe")
+        assert read.result(60) == expected
+    assert (folder / "pipe").is_fifo()
+    with pytest.raises(BundleError, match="a directory is in its place"):
+        archive.pack(toy, folder)
+    assert {entry.name for entry in folder.iterdir()} == {"link", "file", "pipe"}
 
 
 def test_unpacking_replaces_a_bundle_but_no_foreign_files(toy: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from support.commands import RECIPES, recipe_path
 
 from exporter.core import dimensions
@@ -17,6 +18,7 @@ from exporter.core.errors import RecipeError, UsageError
 from exporter.core.size_range import Range
 from exporter.model import examples, recipes
 from exporter.model.recipes import FunctionRecipe, Source
+from exporter.model.sources import _saved_files
 
 
 @pytest.fixture(autouse=True)
@@ -340,3 +342,10 @@ def test_a_module_in_memory_whose_class_cannot_be_imported(tmp_path: Path, monke
     (tmp_path / "passing.py").unlink()
     with pytest.raises(RecipeError, match="cannot be sent to another process"):
         recipes.load(Source("memory", str(tmp_path / "m.pt"), "model"))
+
+
+@pytest.mark.parametrize("name", ["inputs.safetensors", "inputs.st", "inputs"])
+def test_inputs_are_read_by_content(tmp_path: Path, name: str) -> None:
+    save_file({"x": torch.ones(5, 4)}, tmp_path / name)
+    assert load("tiny:lonely", str(tmp_path / name)).inputs()["x"].shape == (5, 4)
+    assert _saved_files.load_tensors(tmp_path / name)["x"].shape == (5, 4)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import math
+import os
 import subprocess
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.commands import NATIVE, Run
+from support.commands import NATIVE, Cli, Run
 from torch import nn
 
 from exporter.core import environment
@@ -174,7 +177,12 @@ def test_info_describes_a_file_without_a_contract(tmp_path: Path) -> None:
     assert "inputs_0" in text
     assert "output_0" in text
     described = json.loads(subprocess.run([*info, "--json"], capture_output=True, text=True, check=True).stdout)
-    assert (described["kind"], described["contract"]) == ("exported program", None)
+    contract = described["contract"]
+    assert (described["kind"], described["derived"]) == ("exported program", True)
+    symbol = contract["inputs"][0]["shape"][0]
+    assert contract["inputs"] == [{"name": "inputs_0", "dtype": "float32", "shape": [symbol, 4]}]
+    assert contract["outputs"] == [{"name": "output_0", "dtype": "float32", "shape": [symbol, 4]}]
+    assert contract["symbols"][symbol]["min"] == 0
 
 
 def test_conditions_of_the_export_are_checked(tmp_path: Path) -> None:
@@ -184,7 +192,136 @@ def test_conditions_of_the_export_are_checked(tmp_path: Path) -> None:
 
     file = saved(halves, tmp_path, torch.randn(4, 4))
     assert not isinstance(run(file, (torch.randn(6, 4),)), str)
-    assert "was exported under the condition" in str(run(file, (torch.randn(5, 4),)))
+    said = str(run(file, (torch.randn(5, 4),)))
+    assert "the size of dimension 0 of inputs_0 must satisfy `(inputs_0.size(0) % 2) == 0`; it is 5" in said
+
+
+def test_a_condition_on_several_sizes_is_stated_with_each(tmp_path: Path) -> None:
+    def longer(m: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
+        torch._check(x.shape[0] > 2 * y.shape[0])
+        return x.sum(0) + y.sum(0)
+
+    file = saved(longer, tmp_path, torch.randn(9, 4), torch.randn(3, 4))
+    assert not isinstance(run(file, (torch.randn(7, 4), torch.randn(3, 4))), str)
+    said = str(run(file, (torch.randn(5, 4), torch.randn(3, 4))))
+    assert "inputs must satisfy `" in said
+    for number, size in ((0, 5), (1, 3)):
+        assert f"the size of dimension 0 of inputs_{number} is {size}" in said
+    assert "is 4, the contract allows 5 or more" in str(run(file, (torch.randn(4, 4), torch.randn(1, 4))))
+
+
+def exported(function: Callable[..., Any], folder: Path, inputs: Tensors, dims: tuple[Any, ...], **how: Any) -> Path:
+    program = torch.export.export(Calls(function).eval(), inputs, dynamic_shapes=(dims,), **how)
+    torch.export.save(program, folder / "program.pt2")
+    return folder / "program.pt2"
+
+
+def accepts(file: Path, *shapes: tuple[int, ...]) -> bool:
+    return not isinstance(run(file, tuple(torch.ones(shape) for shape in shapes)), str)
+
+
+def test_ranges_of_sizes_computed_from_others_are_enforced(tmp_path: Path) -> None:
+    """The branch that the export left out is never needed: Python refuses what would need it."""
+
+    def branches(m: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
+        made = x[:, :-1] + y
+        return made * 100 if x.shape[1] == 2 else made
+
+    length = torch.export.Dim("length", min=3, max=30)
+    inputs = (torch.randn(4, 6), torch.randn(4, 5))
+    file = exported(branches, tmp_path, inputs, ({1: length}, {1: length - 1}))
+    kept = [accepts(file, (4, size), (4, size - 1)) for size in (2, 3, 30, 31)]
+    assert kept == [False, True, True, False]
+    half = torch.export.Dim("half", min=3, max=9)
+    file = exported(lambda m, x: x + 1, tmp_path, (torch.randn(4, 12),), ({1: 4 * half},))
+    assert [accepts(file, (4, size)) for size in (8, 12, 14, 36, 40)] == [False, True, False, True, False]
+
+
+def test_only_a_minimum_that_was_asked_for_is_enforced(tmp_path: Path) -> None:
+    """torch.export records 2 where it assumed nothing; 1 is never recorded unless it was asked for."""
+    rows = torch.export.Dim("rows", min=1, max=5)
+    file = exported(lambda m, x: x + 1, tmp_path, (torch.randn(3, 4),), ({0: rows, 1: DYNAMIC},))
+    shapes = [(0, 4), (1, 4), (5, 4), (6, 4), (3, 0), (3, 1)]
+    assert [accepts(file, shape) for shape in shapes] == [False, True, True, False, True, True]
+
+
+def test_numbers_that_are_returned_keep_their_kind(tmp_path: Path) -> None:
+    def numbers(m: Any, x: torch.Tensor) -> Any:
+        return x.shape[0], x.sum().item(), x.long().sum().item(), True, 3, 2.5
+
+    file = saved(numbers, tmp_path, torch.ones(3, 4))
+    got = run(file, (torch.ones(5, 4),))
+    assert not isinstance(got, str), got
+    dtypes = [torch.int64, torch.float64, torch.int64, torch.bool, torch.int64, torch.float64]
+    assert [(tensor.dtype, tensor.item()) for tensor in got[0]] == list(
+        zip(dtypes, [5, 20, 20, 1, 3, 2.5], strict=True)
+    )
+    info = [str(environment.find_runner()), "info", str(file)]
+    text = subprocess.run(info, capture_output=True, text=True, check=True).stdout
+    described = [line.split()[1] for line in text.splitlines() if line.strip().startswith("output_")]
+    assert described == [str(dtype).removeprefix("torch.") for dtype in dtypes]
+
+
+class Keywords(nn.Module):
+    def forward(self, *a: Any, **k: torch.Tensor) -> torch.Tensor:
+        return a[0] + a[1] * k["z"]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_conditions_name_inputs_in_each_way_of_torch(strict: bool, tmp_path: Path, cli: Cli) -> None:
+    """Strict mode counts the inputs, those that are no tensors too; `**k` has its own name in conditions alone."""
+    rows = {0: DYNAMIC}
+    x = torch.randn(3, 4)
+    dims = {"a": (rows, None), "k": {"z": rows}}
+    program = torch.export.export(Keywords(), (x, 2), {"z": x + 1}, dynamic_shapes=dims, strict=strict)
+    assert ("flat_args" if strict else "['k']['z']") in "".join(program._guards_code)
+    file = tmp_path / "program.pt2"
+    torch.export.save(program, file)
+    names = [spec.arg.name for spec in program.graph_signature.input_specs if spec.arg.name != "a_1"]
+    for wrong in (False, True):
+        given = dict(zip(names, (torch.ones(5, 4), torch.ones(1 if wrong else 5, 4)), strict=True))
+        save_file(given, tmp_path / "inputs.safetensors")
+        command = [str(environment.find_runner()), "run", str(file), "--inputs", str(tmp_path / "inputs.safetensors")]
+        command += ["--outputs", str(tmp_path / "outputs.safetensors")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode != 0) == wrong, done.stderr
+    done = cli("export", file, "--targets", "export", "--no-bench", "--out", tmp_path / "bundle")
+    assert done.code == 0, done.err
+
+
+def wrote(file: Path, out: Path) -> str:
+    """Run the program with its outputs in `out`, and return what exporter-run says."""
+    save_file({"inputs_0": torch.ones(3, 4)}, file.with_name("inputs.safetensors"))
+    command = [str(environment.find_runner()), "run", str(file), "--inputs", str(file.with_name("inputs.safetensors"))]
+    return subprocess.run([*command, "--outputs", str(out)], capture_output=True, text=True, check=False).stderr
+
+
+def test_outputs_replace_files_and_nothing_else(tmp_path: Path) -> None:
+    file = saved(lambda m, x: x + 1, tmp_path, torch.randn(3, 4))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for link, target in (("link", "file"), ("dangling", "new"), ("chain", "link")):
+        (folder / link).symlink_to(target)
+    (folder / "file").write_text("old")
+    for name in ("link", "dangling", "chain"):
+        assert wrote(file, folder / name) == ""
+        assert (folder / name).is_symlink()
+        assert "output_0" in load_file(folder / name)
+    pipe = folder / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor() as pool:
+        read = pool.submit(pipe.read_bytes)
+        assert wrote(file, pipe) == ""
+        assert read.result(60) == (folder / "file").read_bytes()
+    assert pipe.is_fifo()
+    assert f"{folder} cannot be written: it is a folder" in wrote(file, folder)
+    assert f"cannot be written: there is no folder {tmp_path / 'nowhere'}" in wrote(file, tmp_path / "nowhere" / "out")
+    assert {entry.name for entry in folder.iterdir()} == {"link", "dangling", "chain", "file", "new", "pipe"}
+
+
+def test_a_sparse_output_is_refused_by_name(tmp_path: Path) -> None:
+    file = exported(lambda m, x: (x, x.to_sparse()), tmp_path, (torch.randn(3, 4),), (None,))
+    assert "output_1 is sparse, which a safetensors file cannot hold" in wrote(file, tmp_path / "out")
 
 
 def altered(file: Path, change: Callable[[dict[str, Any]], None]) -> Path:
@@ -295,6 +432,63 @@ def test_what_cannot_run_is_refused_when_it_is_opened(
     assert "\n" not in said
 
 
+def without_part(*path: str) -> Callable[[dict[str, Any]], None]:
+    def change(graph: dict[str, Any]) -> None:
+        for key in path[:-1]:
+            graph = graph[key]
+        del graph[path[-1]]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (without_part("graph_module", "signature"), "its signature is damaged, copy or export it again: key"),
+        (without_part("graph_module", "graph"), "its graph is damaged, copy or export it again: key"),
+        (without_part("schema_version"), "its schema version is damaged"),
+        (without_part("range_constraints"), "range_constraints of its sizes is damaged"),
+        (lambda g: targets(g)[1].update(outputs=3), "node 1 of its graph is damaged"),
+        (lambda g: g["guards_code"].append(3), "guards_code of its sizes is damaged"),
+    ],
+)
+def test_a_damaged_part_is_named(change: Callable[[dict[str, Any]], None], message: str, tmp_path: Path) -> None:
+    x = torch.randn(3, 4)
+    said = str(run(altered(saved(lambda m, x: m.linear(x).relu(), tmp_path, x), change), (x,)))
+    assert message in said
+    assert "json.exception" not in said
+
+
+def test_a_file_that_is_cut_off_may_be_an_incomplete_copy(tmp_path: Path) -> None:
+    x = torch.randn(3, 4)
+    file = saved(lambda m, x: m.linear(x), tmp_path, x)
+    file.write_bytes(file.read_bytes()[:-2000])
+    assert "its copy is incomplete (copy or export it again)" in str(run(file, (x,)))
+    (tmp_path / "SHA256SUMS").write_text(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n")
+    assert "run `exporter check` on its bundle" in str(run(file, (x,)))
+
+
+def test_a_program_without_a_golden_is_not_verified(tmp_path: Path) -> None:
+    file = saved(lambda m, x: m.linear(x), tmp_path, torch.randn(3, 4))
+    for options, message in (
+        ((), "has no golden, because exporter did not export it: give --golden FILE, or export it"),
+        (("--sha256", hashlib.sha256(file.read_bytes()).hexdigest()), "has no golden, because exporter"),
+        (("--sha256", "0" * 64), "was altered: its SHA-256 is"),
+    ):
+        command = [str(environment.find_runner()), "verify", str(file), *options]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, message in done.stderr) == (1, True), done.stderr
+
+
+def test_an_operator_of_another_torch_is_named_with_this_one(tmp_path: Path) -> None:
+    x = torch.randn(3, 4)
+    file = saved(lambda m, x: m.linear(x), tmp_path, x)
+    said = str(run(altered(file, lambda g: targets(g)[0].update(target="torch.ops.aten.newer.default")), (x,)))
+    assert f"LibTorch {torch.__version__.partition('+')[0]} does not have this operator" in said
+    assert "use the version of torch that exported the program" in said
+    assert "--ops-lib" not in said
+
+
 def test_every_missing_operator_is_named(tmp_path: Path) -> None:
     def change(graph: dict[str, Any]) -> None:
         for number, node in enumerate(targets(graph)):
@@ -379,6 +573,26 @@ def test_a_profile_prints_the_slowest_nodes_or_all(tmp_path: Path) -> None:
     assert lines[-1].endswith("other nodes; --top 0 shows all")
     every = profiled(file, "--top", "0").stdout
     assert every.index("aten.linear.default") < every.index("higher_order.cond") < every.index("  aten.repeat.default")
+
+
+def test_a_profile_without_inputs_has_the_sizes_of_the_export(tmp_path: Path) -> None:
+    def thirds(m: Any, x: torch.Tensor) -> Any:
+        torch._check(x.shape[0] % 3 == 0)
+        torch._check(x.shape[0] > 8)
+        return x.view(3, -1).sum(1)
+
+    done = profiled(saved(thirds, tmp_path, torch.randn(12, 4)), "--json")
+    assert done.returncode == 0, done.stderr
+    view = next(node for node in json.loads(done.stdout)["nodes"] if ".view." in node["op"])
+    assert view["outputs"] == ["float32[3, 16]"]
+    file = saved(lambda m, x: m.linear.weight[x.long()].sum() / x.shape[0], tmp_path, torch.ones(3, 4))
+
+    def small(graph: dict[str, Any]) -> None:
+        graph["guards_code"] = ["L['inputs'][0].size()[0] > 7"]
+
+    done = profiled(altered(file, small))
+    assert done.returncode == 1
+    assert "it is 3 (the inputs are zeros; give others with --inputs FILE)" in done.stderr
 
 
 def test_a_profile_needs_an_exported_program(tmp_path: Path) -> None:

@@ -507,6 +507,12 @@ def test_unknown_targets_and_variants(text: str, message: str, remedy: str) -> N
     assert remedy in raised.value.remedy
 
 
+def test_a_precision_that_no_target_has_is_named() -> None:
+    with pytest.raises(UsageError, match=r"^export does not support int8; it has fp32") as raised:
+        targets.parse("export", ("int8",))
+    assert "--precision" in raised.value.remedy
+
+
 def test_targets_of_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("their_target")
     required = {name: getattr(targets.get("export"), name) for name in (*_plugins.VALUES, *_plugins.FUNCTIONS)}

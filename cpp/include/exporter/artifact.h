@@ -109,8 +109,9 @@ class Artifact {
   /// Runs the model once, without gradients. `inputs` are in the contract's order. Inputs are made
   /// contiguous, negative and conjugate bits are resolved, and inputs on another device are copied
   /// to `device()`. Returns the outputs as a flat list in the contract's order, on `device()`. The
-  /// caller owns them, and no later call writes to them. Inputs are not changed, except those that
-  /// an exported program without exporter's contract writes to.
+  /// caller owns them, and no later call writes to them. They are inference tensors
+  /// (c10::InferenceMode). Those of an exported program may share memory with its inputs. Inputs
+  /// are not changed, except those that an exported program without exporter's contract writes to.
   ///
   /// Errors: throws Error(contract) before anything runs if the inputs do not fit,
   /// Error(out_of_memory) if the machine or the GPU runs out of memory, and Error(runtime) if the

@@ -23,11 +23,16 @@ struct Symbol {
   std::vector<std::int64_t> choices = {};
   /// The step: only multiples of it are allowed.
   std::int64_t multiple_of = 1;
+  /// The size that a program without exporter's contract was exported with.
+  std::optional<std::int64_t> hint = std::nullopt;
 
   bool allows(std::int64_t size) const;
 
   /// Returns the smallest allowed size, which is at least 0.
   std::int64_t smallest() const;
+
+  /// Returns the hint, or the smallest size if there is none or it is not allowed.
+  std::int64_t example() const;
 };
 
 /// Sizes by symbol name, such as {{"batch", 8}}.
@@ -141,8 +146,9 @@ struct Contract {
   std::vector<at::Tensor> arrange(NamedTensors inputs) const;
 
   /// Returns inputs that fit the contract, on the CPU: zeros, and the initial state if the caller
-  /// keeps it. A symbol missing from `sizes` has its smallest size, and an unconstrained dimension
-  /// has size 1. Throws Error(contract) for an unknown symbol or a size that is not allowed.
+  /// keeps it. A symbol missing from `sizes` has the size of `Symbol::example`, and an
+  /// unconstrained dimension has size 1. Throws Error(contract) for an unknown symbol or a size
+  /// that is not allowed.
   std::vector<at::Tensor> example_inputs(const Sizes& sizes = {}) const;
 
   /// Number of inputs or outputs without the state's tensors, which come last.

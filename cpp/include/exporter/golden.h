@@ -44,7 +44,8 @@ struct Golden {
 std::vector<at::Tensor> read_inputs(const std::filesystem::path& path, const Contract& contract);
 
 /// Writes a safetensors file that uses the contract's output names. The write is atomic: no partial
-/// file appears. Throws Error(io) if the file cannot be written, Error(contract) if the number of
+/// file appears. A symbolic link stays, and its target is replaced; a pipe or a device is written
+/// to. Throws Error(io) if the file cannot be written, Error(contract) if the number of
 /// outputs differs from the contract's.
 void write_outputs(const std::filesystem::path& path, const std::vector<at::Tensor>& outputs,
                    const Contract& contract);

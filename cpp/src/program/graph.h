@@ -45,8 +45,13 @@ struct Node {
   std::string module_stack;  ///< of the model's modules, as torch.export writes it; may be empty
 };
 
-/// A dimension of an input: a number, or an expression as sympy's srepr writes it.
-using SavedSize = std::variant<std::int64_t, std::string>;
+/// A size that depends on those of the inputs.
+struct SymbolicSize {
+  std::string expression;            ///< as sympy's srepr writes it
+  std::optional<std::int64_t> hint;  ///< in the inputs that the program was exported with
+};
+
+using SavedSize = std::variant<std::int64_t, SymbolicSize>;
 
 struct TensorMeta {
   at::ScalarType dtype = at::kFloat;
@@ -59,7 +64,8 @@ struct Graph {
   std::vector<Argument> inputs;  ///< values, or constants for inputs that were fixed
   std::vector<Argument> outputs;
   std::vector<Node> nodes;
-  std::map<std::string, TensorMeta> tensors;  ///< of the inputs and outputs alone
+  std::map<std::string, TensorMeta> tensors;      ///< of the inputs and outputs alone
+  std::map<std::string, at::ScalarType> numbers;  ///< of the outputs alone, by name
 };
 
 enum class InputKind { user, parameter, buffer, constant, fixed };

@@ -17,14 +17,33 @@ using nlohmann::json;
 constexpr std::int64_t kSchemaMajor = 8;
 constexpr int kMaxGraphDepth = 64;  // of graphs in graphs
 
-[[noreturn]] void malformed(const std::string& cause) {
-  throw std::runtime_error("its graph is malformed: " + cause);
+/// The cause for which a part of the file cannot be what torch wrote.
+struct Malformed : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+[[noreturn]] void damaged(const std::string& part, std::string_view cause) {
+  throw std::runtime_error(part + " is damaged, copy or export it again: " + std::string(cause));
 }
 
 /// Returns the name and the value of the only field that is set in a union.
 std::pair<std::string, const json*> chosen(const json& node, std::string_view what) {
-  if (!node.is_object() || node.size() != 1) malformed(std::string(what) + " is not a union");
+  if (!node.is_object() || node.size() != 1) throw Malformed(std::string(what) + " is not a union");
   return {node.begin().key(), &node.begin().value()};
+}
+
+/// Reads a part of the file. Throws std::runtime_error that names the part if it is malformed.
+template <typename Read>
+auto part(const std::string& name, const Read& read) {
+  try {
+    return read();
+  } catch (const Malformed& error) {
+    damaged(name, error.what());
+  } catch (const json::exception& error) {
+    const std::string_view cause = error.what();  // "[json.exception.out_of_range.403] CAUSE"
+    const auto start = cause.find("] ");
+    damaged(name, cause.substr(start == std::string_view::npos ? 0 : start + 2));
+  }
 }
 
 const std::string& text(const json& node) { return node.get_ref<const std::string&>(); }
@@ -32,14 +51,19 @@ const std::string& text(const json& node) { return node.get_ref<const std::strin
 class GraphReader {
  public:
   Graph graph(const json& node) {
-    if (++depth_ > kMaxGraphDepth) malformed("graphs are nested too deeply");
+    if (++depth_ > kMaxGraphDepth) throw Malformed("graphs are nested too deeply");
     Graph graph;
     for (const json& input : node.at("inputs")) graph.inputs.push_back(argument(input));
     for (const json& output : node.at("outputs")) graph.outputs.push_back(argument(output));
     graph.nodes.reserve(node.at("nodes").size());
-    for (const json& item : node.at("nodes")) graph.nodes.push_back(read_node(item));
+    for (const json& item : node.at("nodes")) {
+      const auto number = std::to_string(graph.nodes.size());
+      graph.nodes.push_back(
+          part("node " + number + " of its graph", [&] { return read_node(item); }));
+    }
     read_tensors(graph.inputs, node.at("tensor_values"), graph);
     read_tensors(graph.outputs, node.at("tensor_values"), graph);
+    for (const json& output : node.at("outputs")) read_number(output, graph);
     --depth_;
     return graph;
   }
@@ -54,6 +78,15 @@ class GraphReader {
     }
   }
 
+  static void read_number(const json& output, Graph& graph) {
+    static const std::map<std::string, at::ScalarType> kDtypes = {
+        {"as_sym_int", at::kLong}, {"as_sym_bool", at::kBool}, {"as_sym_float", at::kDouble}};
+    const auto [kind, value] = chosen(output, "an output");
+    const auto dtype = kDtypes.find(kind);
+    if (dtype == kDtypes.end() || !value->contains("as_name")) return;
+    graph.numbers[text(value->at("as_name"))] = dtype->second;
+  }
+
   static TensorMeta tensor_meta(const json& node) {
     TensorMeta meta;
     meta.dtype = dtype_of_code(node.at("dtype").get<std::int64_t>());
@@ -63,10 +96,18 @@ class GraphReader {
       if (kind == "as_int") {
         meta.sizes.emplace_back(value->get<std::int64_t>());
       } else {
-        meta.sizes.emplace_back(text(value->at("expr_str")));
+        meta.sizes.emplace_back(SymbolicSize{text(value->at("expr_str")), hint_of(*value)});
       }
     }
     return meta;
+  }
+
+  static std::optional<std::int64_t> hint_of(const json& size) {
+    const auto hint = size.find("hint");
+    if (hint == size.end() || !hint->is_object()) return std::nullopt;
+    const auto number = hint->find("as_int");
+    if (number == hint->end() || !number->is_number_integer()) return std::nullopt;
+    return number->get<std::int64_t>();
   }
 
   Argument argument(const json& node) {
@@ -219,33 +260,40 @@ std::optional<std::int64_t> bound(const json& node) {
 }  // namespace
 
 SavedProgram parse_program(std::string_view text_of_json) {
-  const json root = json::parse(text_of_json);
-  const auto major = root.at("schema_version").at("major").get<std::int64_t>();
+  const json root = part("its JSON", [&] { return json::parse(text_of_json); });
+  const auto major = part("its schema version", [&] {
+    return root.at("schema_version").at("major").get<std::int64_t>();
+  });
   if (major != kSchemaMajor) {
     throw std::runtime_error("its format is torch.export's schema " + std::to_string(major) +
                              ", only " + std::to_string(kSchemaMajor) +
                              " is known: export it with torch 2.11 to 2.14");
   }
-  const json& module = root.at("graph_module");
   SavedProgram program;
-  program.graph = GraphReader().graph(module.at("graph"));
-  for (const json& spec : module.at("signature").at("input_specs")) {
-    program.inputs.push_back(read_input(spec));
-  }
-  for (const json& spec : module.at("signature").at("output_specs")) {
-    program.outputs.push_back(read_output(spec));
-  }
+  program.graph =
+      part("its graph", [&] { return GraphReader().graph(root.at("graph_module").at("graph")); });
+  part("its signature", [&] {
+    const json& signature = root.at("graph_module").at("signature");
+    for (const json& spec : signature.at("input_specs")) program.inputs.push_back(read_input(spec));
+    for (const json& spec : signature.at("output_specs")) {
+      program.outputs.push_back(read_output(spec));
+    }
+  });
   if (program.inputs.size() != program.graph.inputs.size() ||
       program.outputs.size() != program.graph.outputs.size()) {
-    malformed("its signature has another number of inputs or outputs");
+    damaged("its signature", "it has another number of inputs or outputs than its graph");
   }
-  for (const auto& [name, range] : root.at("range_constraints").items()) {
-    program.ranges[name] = {bound(range.at("min_val")), bound(range.at("max_val"))};
-  }
-  for (const json& guard : root.value("guards_code", json::array())) {
-    program.guards.push_back(text(guard));
-  }
-  program.torch = root.value("torch_version", "");
+  part("range_constraints of its sizes", [&] {
+    for (const auto& [name, range] : root.at("range_constraints").items()) {
+      program.ranges[name] = {bound(range.at("min_val")), bound(range.at("max_val"))};
+    }
+  });
+  part("guards_code of its sizes", [&] {
+    for (const json& guard : root.value("guards_code", json::array())) {
+      program.guards.push_back(text(guard));
+    }
+  });
+  program.torch = part("its torch version", [&] { return root.value("torch_version", ""); });
   return program;
 }
 

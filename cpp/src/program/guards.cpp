@@ -18,21 +18,25 @@ namespace exporter::program {
 using c10::IValue;
 using Inputs = std::span<const at::Tensor>;
 
-/// A part of an expression: a number, a property of an input, or a function of other parts.
-class GuardNode {
- public:
+/// A condition that was read.
+struct GuardNode {
   using Function = std::function<IValue(Inputs)>;
 
-  explicit GuardNode(Function function) : function_(std::move(function)) {}
-  IValue value(Inputs inputs) const { return function_(inputs); }
+  /// A property of an input, such as "the size of dimension 3 of x".
+  struct Mention {
+    std::string words;
+    Function value;
+  };
 
- private:
-  Function function_;
+  Function function;
+  std::string plain;  ///< the condition with x.size(3) for L['x'].size()[3]
+  std::vector<Mention> mentions;
 };
 
 namespace {
 
 using Part = GuardNode::Function;
+using Mention = GuardNode::Mention;
 
 constexpr int kMaxGuardDepth = 100;
 constexpr std::size_t kMaxLength = 10'000;  // of an expression
@@ -54,15 +58,15 @@ Part call(const char* target, std::vector<Part> operands) {
 
 class Parser {
  public:
-  Parser(std::string_view text, const std::vector<std::string>& names)
-      : text_(text), names_(names) {}
+  Parser(std::string_view text, const std::vector<std::string>& inputs)
+      : whole_(text), text_(text), inputs_(inputs) {}
 
-  Part parse() {
+  GuardNode parse() {
     if (text_.size() > kMaxLength) fail();
     Part node = disjunction();
     skip();
     if (!text_.empty()) fail();
-    return node;
+    return {std::move(node), plain_ + std::string(whole_.substr(copied_)), std::move(mentions_)};
   }
 
  private:
@@ -183,7 +187,10 @@ class Parser {
     }
     if (take("max(")) return function("torch.sym_max");
     if (take("min(")) return function("torch.sym_min");
-    if (take("L[")) return property(input());
+    if (take("L[")) {
+      start_ = whole_.size() - text_.size() - 2;
+      return property(input());
+    }
     return number();
   }
 
@@ -211,32 +218,64 @@ class Parser {
     return [real](Inputs) { return IValue(real); };
   }
 
-  /// Reads the rest of L['x'] or L['x']['y'] and returns the position of the input, which
-  /// torch.export names x or x_y.
+  /// Reads the rest of L['x'] or L['x']['y'] and returns the position of the input.
   std::size_t input() {
-    std::string name;
+    std::vector<std::string> path;
     do {
-      if (!name.empty()) name += '_';
       const char quote = text_.empty() ? '\0' : text_.front();
       const bool quoted = quote == '\'' || quote == '"';
       if (quoted) text_.remove_prefix(1);
       const auto end = text_.find(quoted ? quote : ']');
       if (end == std::string_view::npos) fail();
-      name += text_.substr(0, end);
+      path.emplace_back(text_.substr(0, end));
       text_.remove_prefix(end + (quoted ? 1 : 0));
       require("]");
     } while (take("["));
+    return position(path);
+  }
+
+  /// Returns the position among the tensors that a call takes.
+  std::size_t position(const std::vector<std::string>& path) const {
+    const auto found = find(path);
+    if (found == inputs_.end() || found->empty()) {
+      throw std::runtime_error("there is no input " + joined(path));
+    }
+    return static_cast<std::size_t>(std::count_if(
+        inputs_.begin(), found, [](const std::string& name) { return !name.empty(); }));
+  }
+
+  /// torch.export names x['y'] x_y, but the y of **x just y. In the strict mode, inputs are
+  /// counted.
+  std::vector<std::string>::const_iterator find(const std::vector<std::string>& path) const {
+    const auto found = std::ranges::find(inputs_, joined(path));
+    if (found != inputs_.end() || path.size() < 2) return found;
+    if (path.size() == 2 && path.front() == "flat_args") {
+      std::size_t index = inputs_.size();
+      std::from_chars(path[1].data(), path[1].data() + path[1].size(), index);
+      return inputs_.begin() + static_cast<std::ptrdiff_t>(std::min(index, inputs_.size()));
+    }
+    return std::ranges::find(inputs_, joined({path.begin() + 1, path.end()}));
+  }
+
+  static std::string joined(const std::vector<std::string>& path) {
+    std::string name;
+    for (const std::string& part : path) name += (name.empty() ? "" : "_") + part;
     std::ranges::replace_if(name, [](unsigned char c) { return std::isalnum(c) == 0; }, '_');
-    const auto found = std::ranges::find(names_, name);
-    if (found == names_.end()) throw std::runtime_error("there is no input " + name);
-    return static_cast<std::size_t>(found - names_.begin());
+    return name;
   }
 
   Part property(std::size_t input) {
+    const std::string& name = *std::ranges::find_if(
+        inputs_,
+        [left = input](const std::string& one) mutable { return !one.empty() && left-- == 0; });
     if (take(".storage_offset()")) {
-      return [input](Inputs x) { return IValue(x[input].storage_offset()); };
+      return mentioned(name + ".storage_offset()", "the storage offset of " + name,
+                       [input](Inputs x) { return IValue(x[input].storage_offset()); });
     }
-    if (take(".numel()")) return [input](Inputs x) { return IValue(x[input].numel()); };
+    if (take(".numel()")) {
+      return mentioned(name + ".numel()", "the number of elements of " + name,
+                       [input](Inputs x) { return IValue(x[input].numel()); });
+    }
     const bool is_size = take(".size()[") || take(".shape[");
     if (!is_size && !take(".stride()[")) fail();
     std::int64_t dimension = 0;
@@ -245,13 +284,29 @@ class Parser {
     if (status != std::errc{}) fail();
     text_.remove_prefix(static_cast<std::size_t>(end - text_.data()));
     require("]");
-    return [=](Inputs x) {
-      return IValue(is_size ? x[input].size(dimension) : x[input].stride(dimension));
-    };
+    const std::string kind = is_size ? "size" : "stride", number = std::to_string(dimension);
+    return mentioned(
+        name + "." + kind + "(" + number + ")",
+        "the " + kind + " of dimension " + number + " of " + name, [=](Inputs x) {
+          return IValue(is_size ? x[input].size(dimension) : x[input].stride(dimension));
+        });
   }
 
-  std::string_view text_;
-  const std::vector<std::string>& names_;
+  /// Records a property, and puts its short form in the place of what was read.
+  Part mentioned(std::string code, std::string words, Part value) {
+    const auto end = whole_.size() - text_.size();
+    plain_ += std::string(whole_.substr(copied_, start_ - copied_)) + code;
+    copied_ = end;
+    const bool is_new = std::ranges::find(mentions_, words, &Mention::words) == mentions_.end();
+    if (is_new) mentions_.push_back({std::move(words), value});
+    return value;
+  }
+
+  std::string_view whole_, text_;  // all of it, and what is left to read
+  const std::vector<std::string>& inputs_;
+  std::string plain_;  // what was read, with short names of properties, up to copied_
+  std::size_t start_ = 0, copied_ = 0;
+  std::vector<Mention> mentions_;
   int depth_ = 0;
 };
 
@@ -270,9 +325,18 @@ Guard::~Guard() = default;
 Guard::Guard(Guard&&) noexcept = default;
 
 void Guard::require(std::span<const at::Tensor> inputs) const {
-  if (is_true(root_->value(inputs))) return;
-  throw std::runtime_error("the program was exported under the condition `" + text_ +
-                           "`, which these inputs do not fulfil");
+  if (is_true(root_->function(inputs))) return;
+  const auto value = [&](const Mention& one) { return one.value(inputs).toInt(); };
+  const auto& mentions = root_->mentions;
+  if (mentions.size() == 1) {
+    throw std::runtime_error(mentions[0].words + " must satisfy `" + root_->plain + "`; it is " +
+                             std::to_string(value(mentions[0])));
+  }
+  std::string values;
+  for (const Mention& one : mentions) {
+    values += (values.empty() ? "; " : ", ") + one.words + " is " + std::to_string(value(one));
+  }
+  throw std::runtime_error("the inputs must satisfy `" + root_->plain + "`" + values);
 }
 
 }  // namespace exporter::program

@@ -1,4 +1,5 @@
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <exporter/version.h>
 
 #include <algorithm>
 #include <set>
@@ -79,6 +80,18 @@ void require_known(const Node& node, const c10::FunctionSchema& schema) {
   }
 }
 
+std::string unregistered(const c10::OperatorName& name) {
+  if (name.name.starts_with("prims::")) {
+    return "only Python has this operator: export the program without run_decompositions";
+  }
+  if (name.name.starts_with("aten::")) {
+    return std::string("LibTorch ") + torch_version() +
+           " does not have this operator: use the version of torch that exported the program";
+  }
+  return "it is not registered here: give its library with --ops-lib, or call "
+         "exporter::load_operators";
+}
+
 }  // namespace
 
 std::optional<c10::OperatorName> operator_name(const std::string& target) {
@@ -106,11 +119,7 @@ std::unique_ptr<const Instruction> operator_call(const Node& node, const c10::Op
   if (const std::string reason = forbidden(name); !reason.empty()) throw std::runtime_error(reason);
   const auto handle = c10::Dispatcher::singleton().findSchema(name);
   if (!handle) {
-    throw std::runtime_error(
-        name.name.starts_with("prims::")
-            ? "only Python has this operator: export the program without run_decompositions"
-            : "it is not registered here: give its library with --ops-lib, or call "
-              "exporter::load_operators");
+    throw std::runtime_error(unregistered(name));
   }
   const c10::FunctionSchema& schema = handle->schema();
   require_known(node, schema);

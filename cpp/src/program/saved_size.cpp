@@ -1,5 +1,7 @@
 #include "saved_size.h"
 
+#include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <vector>
 
@@ -101,12 +103,43 @@ class SizeReader {
   int depth_ = 0;
 };
 
+/// Removes a number from the front of the text and returns it.
+std::optional<std::int64_t> take_number(std::string_view& text) {
+  std::int64_t number = 0;
+  const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (status != std::errc{}) return std::nullopt;
+  text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+  return number;
+}
+
 }  // namespace
 
 std::optional<LinearSize> read_size(std::string_view text) {
   SizeReader reader(text);
   auto size = reader.size();
   return reader.at_end() ? size : std::nullopt;
+}
+
+std::optional<LinearSize> read_printed_size(std::string_view text) {
+  LinearSize size{{}, 1};
+  if (const auto factor = take_number(text)) {
+    if (!text.starts_with('*')) return std::nullopt;
+    text.remove_prefix(1);
+    size.factor = *factor;
+  }
+  const auto is_part = [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; };
+  const auto end = std::ranges::find_if_not(text, is_part);
+  size.symbol.assign(text.begin(), end);
+  text.remove_prefix(size.symbol.size());
+  if (size.symbol.empty()) return std::nullopt;
+  if (text.empty()) return size;
+  const bool is_negative = text.starts_with(" - ");
+  if (!is_negative && !text.starts_with(" + ")) return std::nullopt;
+  text.remove_prefix(3);
+  const auto offset = take_number(text);
+  if (!offset || *offset < 0 || !text.empty()) return std::nullopt;
+  size.offset = is_negative ? -*offset : *offset;
+  return size;
 }
 
 }  // namespace exporter::program

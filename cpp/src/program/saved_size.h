@@ -18,4 +18,8 @@ struct LinearSize {
 /// another form, such as the product of two symbols.
 std::optional<LinearSize> read_size(std::string_view text);
 
+/// Reads a size as sympy prints it, such as "s77", "4*s77" or "2*s77 - 1". Returns nothing for one
+/// of another form.
+std::optional<LinearSize> read_printed_size(std::string_view text);
+
 }  // namespace exporter::program

@@ -13,6 +13,26 @@ namespace {
 /// torch.export records a minimum of 2 where it assumed nothing, and its own check accepts less.
 constexpr std::int64_t kAssumedMin = 2;
 
+/// Narrows a symbol to the sizes for which `size` of it, such as 2*s + 1, is in the range.
+void narrow(Symbol& symbol, const LinearSize& size, const SavedRange& range) {
+  // In 128 bits, because a file may hold any number.
+  using Wide = __int128;
+  using Limits = std::numeric_limits<std::int64_t>;
+  const Wide factor = size.factor, offset = size.offset;
+  const auto floored = [&](Wide bound) {
+    const Wide rest = bound - offset;
+    return rest / factor - (rest % factor < 0 ? 1 : 0);
+  };
+  if (range.min && *range.min > kAssumedMin) {
+    const Wide least = std::max<Wide>(floored(Wide{*range.min} - 1) + 1, symbol.min);
+    symbol.min = static_cast<std::int64_t>(std::min<Wide>(least, Limits::max()));
+  }
+  if (range.max) {
+    const Wide most = std::min<Wide>(floored(*range.max), symbol.max);
+    symbol.max = static_cast<std::int64_t>(std::max<Wide>(most, Limits::min()));
+  }
+}
+
 std::size_t symbol_index(Contract& contract, const std::string& name, const SavedProgram& program) {
   const auto known = std::ranges::find(contract.symbols, name, &Symbol::name);
   if (known != contract.symbols.end()) {
@@ -21,11 +41,24 @@ std::size_t symbol_index(Contract& contract, const std::string& name, const Save
   Symbol symbol{name, 0, std::numeric_limits<std::int64_t>::max()};
   if (const auto range = program.ranges.find(name); range != program.ranges.end()) {
     symbol.min = range->second.min.value_or(0);
-    if (symbol.min <= kAssumedMin) symbol.min = 0;
+    if (symbol.min == kAssumedMin) symbol.min = 0;
     symbol.max = range->second.max.value_or(symbol.max);
+  }
+  for (const auto& [text, range] : program.ranges) {
+    const auto size = read_printed_size(text);
+    const bool is_derived = size && size->symbol == name && size->factor >= 1 && text != name;
+    if (is_derived) narrow(symbol, *size, range);
   }
   contract.symbols.push_back(symbol);
   return contract.symbols.size() - 1;
+}
+
+/// Sets the hint of a symbol if the hint of a size of it determines it.
+void set_hint(Symbol& symbol, const LinearSize& size, std::optional<std::int64_t> hint) {
+  std::int64_t rest = 0;
+  if (symbol.hint || !hint || size.divisor != 1) return;
+  if (__builtin_sub_overflow(*hint, size.offset, &rest) || rest % size.factor != 0) return;
+  symbol.hint = rest / size.factor;
 }
 
 /// Returns a dimension. Only inputs introduce symbols, because a size of an output that no input
@@ -33,12 +66,14 @@ std::size_t symbol_index(Contract& contract, const std::string& name, const Save
 Dimension dimension_of(const SavedSize& saved, Contract& contract, const SavedProgram& program,
                        bool is_input) {
   if (const auto* size = std::get_if<std::int64_t>(&saved)) return FixedSize{*size};
-  const auto linear = read_size(std::get<std::string>(saved));
+  const auto& symbolic = std::get<SymbolicSize>(saved);
+  const auto linear = read_size(symbolic.expression);
   if (!linear || linear->symbol.empty() || linear->factor < 1) return AnySize{};
   const bool known =
       std::ranges::find(contract.symbols, linear->symbol, &Symbol::name) != contract.symbols.end();
   if (!is_input && !known) return AnySize{};
   const std::size_t symbol = symbol_index(contract, linear->symbol, program);
+  if (is_input) set_hint(contract.symbols[symbol], *linear, symbolic.hint);
   if (linear->factor == 1 && linear->offset == 0 && linear->divisor == 1) return SymbolSize{symbol};
   return Expression{symbol, linear->factor, linear->offset, linear->divisor};
 }
@@ -65,6 +100,18 @@ void add_inputs(Contract& contract, const SavedProgram& program) {
   }
 }
 
+/// Returns the dtype of an output that is a number, which becomes a tensor without dimensions.
+at::ScalarType number_dtype(const Argument& output, const Graph& graph) {
+  if (const auto* constant = std::get_if<c10::IValue>(&output.is)) {
+    if (constant->isInt()) return at::kLong;
+    if (constant->isBool()) return at::kBool;
+  } else if (const auto* value = std::get_if<Reference>(&output.is)) {
+    const auto found = graph.numbers.find(value->name);
+    if (found != graph.numbers.end()) return found->second;
+  }
+  return at::kDouble;
+}
+
 void add_outputs(Contract& contract, const SavedProgram& program) {
   for (std::size_t i = 0; i < program.outputs.size(); ++i) {
     if (program.outputs[i].kind != OutputKind::user) continue;
@@ -74,9 +121,8 @@ void add_outputs(Contract& contract, const SavedProgram& program) {
     const auto* value = std::get_if<Reference>(&output.is);
     const auto meta =
         value == nullptr ? program.graph.tensors.end() : program.graph.tensors.find(value->name);
-    // A number is returned as a tensor without dimensions; its dtype is known when it is computed.
     contract.outputs.push_back(meta == program.graph.tensors.end()
-                                   ? TensorSpec{name, at::kDouble, {}}
+                                   ? TensorSpec{name, number_dtype(output, program.graph), {}}
                                    : spec_of(name, meta->second, contract, program, false));
   }
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import warnings
 import zipfile
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from exporter.core.errors import RecipeError
 from exporter.model import mapped_program, tensor_files
 
 EXPORTED, SCRIPTED = "ExportedProgram", "TorchScript"
+_NESTED = re.compile(r"L\['(\w+)'\]\['(\w+)'\]")  # an input in a condition
 
 
 def kind(path: Path) -> str:
@@ -98,23 +100,39 @@ def _load_scripted(path: Path) -> torch.jit.ScriptModule:
 
 
 def load_exported(path: Path) -> torch.export.ExportedProgram:
-    """Load the program as it was saved. Raises RecipeError if torch cannot read it."""
+    """Load the program, with conditions that torch can check. Raises RecipeError if torch cannot read it."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings(
                 "ignore", "The given buffer is not writable", UserWarning
             )  # raised by torch's own loader
-            return mapped_program.read(path)
+            program = mapped_program.read(path)
     except Exception as error:  # a broken archive raises many kinds of errors
         raise RecipeError(
             f"torch.export.load cannot read {path}: {_cause(error)}", "use the torch version that saved it"
         ) from error
+    _name_keywords(program)
+    return program
+
+
+def _name_keywords(program: torch.export.ExportedProgram) -> None:
+    """Write `L['z']` for `L['k']['z']` in the conditions of a model with `**k`, which torch itself cannot find."""
+    kwargs = program.call_spec.in_spec.child(1).context if program.call_spec.in_spec else ()
+    names = {spec.arg.name for spec in program.graph_signature.input_specs}
+
+    def found(match: re.Match[str]) -> str:
+        first, second = match.groups()
+        is_keyword = second in kwargs and f"{first}_{second}" not in names
+        return f"L['{second}']" if is_keyword else match.group()
+
+    if hasattr(program, "_guards_code"):
+        program._guards_code = [_NESTED.sub(found, condition) for condition in program._guards_code]
 
 
 def load_tensors(path: Path) -> Any:
     """Load a safetensors file or a torch.save file of tensors and plain containers. Raises RecipeError otherwise."""
     try:
-        if path.suffix == tensor_files.SUFFIX:
+        if tensor_files.is_one(path):
             return tensor_files.read(path)[0]
         return torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:  # a foreign or broken file may raise anything

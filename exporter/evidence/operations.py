@@ -1,0 +1,56 @@
+"""Counts the floating-point operations of a call."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OperatorBase, OpOverloadPacket
+from torch.utils.flop_counter import FlopCounterMode, _FlopCounterMode
+
+_OPERATORS = (OperatorBase, OpOverloadPacket, type)
+
+
+def count(call: Callable[[], object]) -> int:
+    """Return the number of floating-point operations of `call`, which computes as usual."""
+    with _Counter(display=False) as counter:
+        call()
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()  # the counter made torch.cond compile, which torch 2.11 does not undo
+    return counter.get_total_flops()
+
+
+class _Counter(FlopCounterMode):
+    def __enter__(self) -> _Counter:
+        self.flop_counts.clear()
+        self.mod_tracker.__enter__()
+        self.mode = _Mode(self)
+        self.mode.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+
+class _Mode(_FlopCounterMode):
+    """Counts operations in branches and loops too.
+
+    torch's own mode refuses loops, and of `torch.cond` it returns the result of the first branch, whatever the
+    condition.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not isinstance(func, HigherOrderOperator) or "triton" in func.name():
+            return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        counted = {name: self._counted(value) for name, value in (kwargs or {}).items()}
+        return func(*map(self._counted, args), **counted)
+
+    def _counted(self, value: Any) -> Any:
+        """Return a function, such as the body of a loop, that is run with the mode; other values as they are."""
+        if not callable(value) or isinstance(value, _OPERATORS):
+            return value
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return value(*args, **kwargs)
+
+        return run
