@@ -26,8 +26,8 @@ from exporter.core.settings import SessionSettings
 @click.option(
     "--fix",
     is_flag=True,
-    help="Find the fewest layers that an int8 variant needs in floating point, prove that it then passes, and measure "
-    "what that costs.",
+    help="Find a small set of layers that an int8 variant needs in floating point, prove that it then passes, and "
+    "measure what that costs.",
 )
 @_options.of(
     SessionSettings, "timeout", default=1800.0, help="Limit for loading the model, and for each step, in seconds."
@@ -45,8 +45,7 @@ def command(model: str, variant: str, device: str | None, out: Path | None, fix:
     The verdict is one of: rounding, reduced precision, converter, compiler, constant baked in, altered artifact, not
     located.
 
-    Exit codes: 0 nothing is wrong (rounding, or the precision that was asked for); 1 something is; 2 the request is
-    invalid.
+    Exit codes: 0 the variant passes, and nothing is wrong; 1 something is; 2 the request is invalid.
     """
     from exporter.core.json_codec import to_json
     from exporter.report import bisection
@@ -63,7 +62,7 @@ def command(model: str, variant: str, device: str | None, out: Path | None, fix:
         files = out or Path(f"{Path(model).name}-bisect", variant)
         found = bisect_variant.run(place, variant, files, begun, options["timeout"], fix)
     click.echo(to_json(found) + "\n" if options["as_json"] else bisection.render(found, files), nl=False)
-    return 0 if found.verdict in bisection.CLEAR else 1
+    return 0 if found.passes else 1
 
 
 def _exported(model: str, variant: str, device: str | None, folder: Path, options: dict[str, Any]) -> Path:

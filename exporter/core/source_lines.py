@@ -150,6 +150,12 @@ def place(text: str) -> str:
     return "" if not frames else frames[0] if HERE in text else frames[-1]
 
 
+def near(place: str) -> str:
+    """Return a place or a path relative to the working directory if it is inside it."""
+    path = Path(place)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else place
+
+
 def place_of(error: BaseException) -> str:
     """Return the `file:line` in the model where an error originates; "" if there is none.
 

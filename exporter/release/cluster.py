@@ -121,13 +121,14 @@ class Cluster:
     def require(self, steps: Sequence[Step]) -> None:
         """Raise UsageError if no node has the resources for a step, or if a node lacks what the steps require.
 
-        A node that is lost meanwhile counts no longer.
+        A node that is lost meanwhile no longer counts.
         """
         tasks = [_task(step) for step in steps]
         asked: dict[str, list[str]] = {}
         while (nodes := self._fitting(steps)).keys() - asked.keys():
-            refs = {key: self.start(lacking, tasks, num_cpus=0, **_only(node)) for key, node in nodes.items()}
-            asked = {key: self._answer(ref) for key, ref in refs.items()}
+            new = {key: node for key, node in nodes.items() if key not in asked}
+            refs = {key: self.start(lacking, tasks, num_cpus=0, **_only(node)) for key, node in new.items()}
+            asked |= {key: self._answer(ref) for key, ref in refs.items()}
         problems = [f"{node['NodeName']}: {problem}" for key, node in nodes.items() for problem in asked[key]]
         if problems:
             raise UsageError("\n".join(["the nodes of the cluster differ", *problems]), ALIKE)

@@ -15,7 +15,6 @@ from exporter.core import source_lines
 from exporter.workers.bisect import Bisection, Node
 
 NARROWEST, WIDEST = 40, 120
-CLEAR = ("rounding", "reduced precision")  # verdicts that are no defect
 
 
 def render(found: Bisection, folder: Path) -> str:
@@ -24,7 +23,7 @@ def render(found: Bisection, folder: Path) -> str:
     console = Console(file=io.StringIO(), force_terminal=sys.stdout.isatty(), width=width, highlight=False)
     console.print()
     _line(console, f"{found.variant} of {found.model}, {found.case}", "bold")
-    _line(console, f"{found.verdict}: {found.sentence}", "green" if found.verdict in CLEAR else "bold red")
+    _line(console, f"{found.verdict}: {found.sentence}", "green" if found.passes else "bold red")
     for node in found.nodes:
         _node(console, node)
     if found.not_finite:
@@ -56,12 +55,8 @@ def _node(console: Console, node: Node) -> None:
         text.append(source_lines.printable(f" in {node.module}"))
     if node.introduced is not None and math.isfinite(node.introduced):
         text.append(f", introduces {node.introduced:.3g} times eager's error")
+    if node.inherited is not None:
+        text.append(f" ({node.inherited:.3g} in the run)")
     if node.place:
-        text.append(source_lines.printable(f"\n    at {near(node.place)}"), style="cyan")
+        text.append(source_lines.printable(f"\n    at {source_lines.near(node.place)}"), style="cyan")
     console.print(text)
-
-
-def near(place: str) -> str:
-    """Make a path relative to the working directory if it is inside it."""
-    path = Path(place)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else place

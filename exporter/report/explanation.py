@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import shutil
 import sys
-from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
@@ -58,16 +57,10 @@ def _heading_of(section: Section) -> str:
 def _print_finding(console: Console, finding: Finding) -> None:
     text = Text(source_lines.printable(finding.text))
     if finding.place:
-        text.append(source_lines.printable(f"\nat {_near(finding.place)}"), style="cyan")
+        text.append(source_lines.printable(f"\nat {source_lines.near(finding.place)}"), style="cyan")
     if finding.remedy:
         text.append(source_lines.printable(f"\nremedy: {finding.remedy}"), style="dim")
     lines = text.wrap(console, console.width - MARK - 2)
     for number, line in enumerate(lines):
         mark = Text(f"  {finding.level:<{MARK}}" if number == 0 else " " * (MARK + 2), style=STYLES[finding.level])
         console.print(mark + line, no_wrap=True, overflow="ignore", crop=False)
-
-
-def _near(place: str) -> str:
-    """Make a path relative to the working directory if it is inside it."""
-    path = Path(place)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else place

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from exporter.core import source_lines
 from exporter.workers.repair.records import Outcomes, Proof, Repair
@@ -25,7 +24,7 @@ def _lines(repair: Repair, written: bool) -> Iterator[str]:
         return
     yield f"torch.export: {repair.cause.removeprefix('torch.export: ')}"
     if repair.place:
-        yield f"at {_near(repair.place)}"
+        yield f"at {source_lines.near(repair.place)}"
     if repair.verdict == "refused":
         yield from _refused(repair)
     else:
@@ -70,7 +69,7 @@ def _proof(proof: Proof) -> Iterator[str]:
         f"what the original returns; the largest difference is {proof.max_abs:.3g}"
     )
     for one in proof.outcomes:
-        yield f"  {' '.join(one.test.split())} was {_counts(one)} ({_near(one.place)})"
+        yield f"  {' '.join(one.test.split())} was {_counts(one)} ({source_lines.near(one.place)})"
     if proof.inputs_kept:
         yield "  the original changes the tensors that it is given; the patched model does not"
     if proof.refused:
@@ -83,10 +82,4 @@ def _counts(one: Outcomes) -> str:
 
 
 def _at(place: str) -> str:
-    return f" at {_near(place)}" if place else ""
-
-
-def _near(place: str) -> str:
-    """Make a path relative to the working directory if it is inside it."""
-    path = Path(place)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else place
+    return f" at {source_lines.near(place)}" if place else ""

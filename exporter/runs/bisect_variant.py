@@ -32,7 +32,7 @@ def run(
     evidence.require(evidence.problems | evidence.spoilt)
     manifest = layout.read_manifest(place)
     if fix and targets.parse(name)[0].precision != "int8":
-        raise UsageError(f"--fix applies to int8 variants, and {name} is none", "leave it out")
+        raise UsageError(f"--fix applies to int8 variants, and {name} is not one", "leave it out")
     record = _record(manifest, name)
     (variant,) = targets.parse(name)
     request = again(manifest)
@@ -46,13 +46,13 @@ def run(
 
 
 def _against(record: VariantRecord, found: Bisection) -> Bisection:
-    """Do not call a variant right that failed for something else than its outputs in Python, such as in C++."""
-    if record.status != "failed" or found.verdict not in ("rounding", "reduced precision") or found.nodes:
+    """Do not call a variant right that failed for another reason than its outputs in Python, such as in C++."""
+    if record.status != "failed" or not found.passes:
         return found
     sessions = ", ".join(one.session for one in record.sessions if one.status == "failed")
     where = f" ({sessions})" if sessions else ""
     sentence = f"its outputs are right in Python now, but the variant failed at {record.stage}{where}: {record.reason}"
-    return replace(found, verdict="not located", sentence=sentence, remedy=record.remedy)
+    return replace(found, verdict="not located", sentence=sentence, remedy=record.remedy, passes=False)
 
 
 def _record(manifest: Manifest, name: str) -> VariantRecord:

@@ -30,7 +30,7 @@ def is_kept(path: str, kept: Sequence[str]) -> bool:
 
 def require_known(module: torch.nn.Module, kept: Sequence[str]) -> None:
     """Raise ExportError for a name that no module of the model has."""
-    known = {path.removeprefix("model.") for path, _ in module.named_modules()}
+    known = {_own(path) for path, _ in module.named_modules()}
     for name in kept:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=3)
@@ -38,6 +38,11 @@ def require_known(module: torch.nn.Module, kept: Sequence[str]) -> None:
                 f"--keep-float names {name}, and the model has no such layer",
                 f"did you mean {', '.join(close)}?" if close else "use a name of model.named_modules()",
             )
+
+
+def _own(path: str) -> str:
+    """Return the path of a module in the user's model, which wrappers contain."""
+    return path.removeprefix("flat.").removeprefix("model.")
 
 
 def dynamic(module: torch.nn.Module, kept: Sequence[str] = ()) -> tuple[torch.nn.Module, str]:
@@ -54,7 +59,7 @@ def dynamic(module: torch.nn.Module, kept: Sequence[str] = ()) -> tuple[torch.nn
         raise ExportError("torch supports dynamic quantization only on the CPU", "choose compile@int8, or trace@fp16")
     require_known(module, kept)
     layers = [path for path, inner in module.named_modules() if type(inner) is torch.nn.Linear]
-    left = [path for path in layers if is_kept(path.removeprefix("model."), kept)]
+    left = [path for path in layers if is_kept(_own(path), kept)]
     found = len(layers) - len(left)
     if not found:
         raise ExportError("there is no Linear layer to quantize", "choose compile@int8 or onnx@int8")
@@ -122,13 +127,13 @@ def weights(module: torch.nn.Module, kept: Sequence[str] = ()) -> torch.nn.Modul
     _require_torchao()
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
-    if not any(type(inner) is torch.nn.Linear for inner in module.modules()):
-        raise ExportError("there is no Linear layer to quantize", "choose bf16 or fp16 on a GPU")
     require_known(module, kept)
+    layers = [path for path, inner in module.named_modules() if type(inner) is torch.nn.Linear]
+    if all(is_kept(_own(path), kept) for path in layers):
+        raise ExportError("there is no Linear layer to quantize", "choose bf16 or fp16 on a GPU")
 
     def chosen(inner: torch.nn.Module, path: str) -> bool:
-        known = path.removeprefix("flat.").removeprefix("model.")  # the module is wrapped to compute in half precision
-        return isinstance(inner, torch.nn.Linear) and not is_kept(known, kept)
+        return isinstance(inner, torch.nn.Linear) and not is_kept(_own(path), kept)
 
     quantize_(module, Int8WeightOnlyConfig(set_inductor_config=False), chosen)  # else it would allow TF32 everywhere
     return module
@@ -170,6 +175,8 @@ def onnx(path: Path, names: Sequence[str], examples: Sequence[Tensors], kept: Se
     logging.getLogger().setLevel(logging.ERROR)  # it logs advice to preprocess, on the root logger
     made = path.with_name(f"int8-{path.name}")
     left = [node.name for node in model.graph.node if kept and is_kept(_module_of(node), kept)]
+    if kept and not left:
+        raise ExportError("--keep-float needs the names of modules, which this ONNX model lacks", "choose compile@int8")
     left += [f"{name}_MatMul" for name in left]  # what onnxruntime calls the product of a Gemm node
     common: dict[str, Any] = {"per_channel": True, "weight_type": ort.QuantType.QInt8, "nodes_to_exclude": left}
     if convolves:

@@ -54,6 +54,7 @@ def test_reproduce_repeats_the_request(tmp_path: Path) -> None:
         cuda_graphs=True,
         fullgraph=True,
         portable=True,
+        keep_float=("encoder.layer.0", "head"),
         ops_libs=(str(library),),
     )
     again = parsed(request.reproduce("compile:eager@bf16"))

@@ -144,7 +144,8 @@ def test_a_wrong_translation_to_onnx_is_found(inquire: Any, tmp_path: Path, monk
     assert found.verdict == "converter"
     assert [node.operator for node in found.nodes] == ["aten.tanh.default"]
     assert found.nodes[0].place.rpartition(":")[0] == str(Path(recipe_path("blocks:block").rpartition(":")[0]))
-    assert found.nodes[0].introduced is not None
+    assert found.nodes[0].introduced > 1000
+    assert found.nodes[0].inherited > 1000
     assert found.builds <= 10
     assert found.files == ("repro.py", "issue.md")
     script = tmp_path / "found" / "repro.py"
@@ -195,7 +196,7 @@ def test_the_command_blames_nothing_that_is_right(cli: Cli, bundle: Path) -> Non
     done = cli("bisect", bundle, "onnx", "--json", "-q")
     assert done.code == 0, done.err
     found = json.loads(done.out)
-    assert (found["verdict"], found["nodes"], found["builds"]) == ("rounding", [], 0)
+    assert (found["verdict"], found["passes"], found["nodes"], found["builds"]) == ("rounding", True, [], 0)
 
 
 def test_the_command_names_what_a_trace_bakes_in(cli: Cli, tmp_path: Path) -> None:
@@ -206,11 +207,11 @@ def test_the_command_names_what_a_trace_bakes_in(cli: Cli, tmp_path: Path) -> No
 
 
 def test_a_variant_that_failed_elsewhere_is_not_called_right() -> None:
-    found = Bisection("m", "export", "batch=2 seed 0", "rounding", "the variant passes")
+    found = Bisection("m", "export", "batch=2 seed 0", "rounding", "the variant passes", passes=True)
     sessions = (SessionRecord("python", "passed"), SessionRecord("native", "failed"))
     record = VariantRecord("export", "export", "failed", "check", "no kernel", "export again", sessions=sessions)
     told = bisect_variant._against(record, found)
-    assert told.verdict == "not located"
+    assert (told.verdict, told.passes) == ("not located", False)
     assert told.sentence.endswith("the variant failed at check (native): no kernel")
     assert told.remedy == "export again"
     assert bisect_variant._against(replace(record, status="passed"), found) == found
@@ -230,7 +231,7 @@ def test_wrong_usage(cli: Cli, bundle: Path) -> None:
 def test_the_report_fits_its_width(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     node = Node("tanh", "aten.tanh.default", "encoder.layer.0", "/a/model.py:3", 1234.5)
-    found = Bisection("m", "onnx", "batch=2 seed 0", "converter", "it is " + "wrong " * 40, 99.0, (node,), builds=9)
+    found = Bisection("m", "onnx", "batch=2 seed 0", "converter", "it is " + "wrong " * 40, nodes=(node,), builds=9)
     text = bisection.render(replace(found, size=40, files=("repro.py",)), Path("m-bisect/onnx"))
     assert max(map(len, text.splitlines())) <= columns
     assert "aten.tanh.default in encoder.layer.0, introduces 1.23e+03 times eager's error" in " ".join(text.split())

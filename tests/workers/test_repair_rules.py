@@ -40,6 +40,13 @@ def body_of(proposal: Proposal) -> str:
     return textwrap.dedent(text.partition("forward(self, x):\n")[2]).strip("\n")
 
 
+@pytest.mark.parametrize(("name", "bound"), [("max", "min"), ("min", "max")])
+def test_a_bound_becomes_clamp(name: str, bound: str) -> None:
+    """The larger of a value and 3 is at least 3."""
+    made = proposals(forward(f"return {name}(x, 3)"), f"{name}(x, 3)")
+    assert f"return torch.clamp(x, {bound}=3)" in [body_of(one) for one in made]
+
+
 @pytest.mark.parametrize(
     ("before", "failing", "after"),
     [

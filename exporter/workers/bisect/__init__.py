@@ -38,7 +38,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Fix:
-    """The fewest layers that have to stay in floating point for an int8 variant to pass.
+    """A small set of layers with which, in floating point, an int8 variant passes; none of them can be left out.
 
     `slower` is the median latency of the variant with these layers as a multiple of its latency without them, measured
     in turn at the example's sizes.
@@ -50,11 +50,12 @@ class Fix:
 
 @dataclass(frozen=True)
 class Bisection:
-    """The result for one variant: a verdict, a sentence that explains it, and the nodes to blame, worst first.
+    """The result for one variant: a verdict, a sentence that explains it, and the nodes to blame, most suspect first.
 
-    `case` is the golden's case that was examined and `ratio` its error as a multiple of eager's own; `not_finite` is
-    the first node with a NaN or infinity that the reference lacks. `builds` counts how often the variant was built, for
-    a program of `size` nodes. `files` are the names of the files that were written.
+    `passes` says that the variant's outputs are within the tolerance and nothing is wrong. `case` is the golden's case
+    that was examined, and `ratio` its error as a multiple of eager's own; `not_finite` is the first node with a NaN or
+    infinity that the reference lacks. `builds` counts how often the variant was built, for a program of `size` nodes.
+    `files` are the names of the files that were written.
     """
 
     model: str
@@ -62,6 +63,7 @@ class Bisection:
     case: str
     verdict: Verdict
     sentence: str
+    passes: bool = False
     ratio: float | None = None
     nodes: tuple[Node, ...] = ()
     not_finite: Node | None = None

@@ -126,7 +126,7 @@ def int8_rows(tensor: torch.Tensor) -> torch.Tensor:
 
 
 ROUNDINGS: dict[str, Lower] = {
-    "tf32": tf32,
+    "tf32": tf32,  # fp16 has as many bits
     "bf16": lambda tensor: tensor.bfloat16().float(),
     "fp16": lambda tensor: tensor.half().float(),
 }

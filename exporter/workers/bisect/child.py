@@ -1,7 +1,7 @@
 """The child's side: examine one variant.
 
-The variant is built again from growing parts of the exported program. Behind the last part that is right stands the
-node that introduces the error.
+The variant is built again from growing parts of the exported program. The node after the last correct part introduces
+the error.
 
 This file is long because an examination is one sequence of questions, each asked only if those before leave it open.
 """
@@ -142,8 +142,8 @@ class _Inquiry:
             f"{self.case.name} seed {self.case.record.seed}",
             verdict,
             sentence,
-            self.ratio,
-            nodes,
+            ratio=self.ratio,
+            nodes=nodes,
             builds=self.builder.count,
         )
 
@@ -153,8 +153,10 @@ class _Inquiry:
         precision = self.job.options.precision
         if precision == "fp32":
             times = f"{self.ratio:.2g} times" if self.ratio else "no more than"
-            return self._found("rounding", f"the variant passes; its error is {times} eager's own rounding")
-        return self._reduced(f"the variant passes in {precision}")
+            found = self._found("rounding", f"the variant passes; its error is {times} eager's own rounding")
+        else:
+            found = self._reduced(f"the variant passes in {precision}")
+        return replace(found, passes=True)
 
     def _reduced(self, sentence: str) -> Bisection:
         """Rank the layers by what the variant's precision costs them."""
@@ -167,7 +169,7 @@ class _Inquiry:
         notes = [f"{len(ranks)} of {len(ranks) + skipped} layers were ranked"] if skipped else []
         fix = None
         if self.asked.fix and self.reason and self.job.options.precision == "int8":
-            layers = tuple(dict.fromkeys(graph.describe(node).module for _, node in ranks))
+            layers = tuple(filter(None, dict.fromkeys(graph.describe(node).module for _, node in ranks)))
             fix = fixing.find(self.builder, self.golden, self._passes, layers, self.say)
             notes += [] if fix else ["no set of layers was found with which the variant passes"]
         found = self._found("reduced precision", sentence, nodes)
@@ -195,16 +197,18 @@ class _Inquiry:
         """Report how the artifact differs from one that is built now, which passes."""
         assert self.asked.artifact is not None
         assert self.builder.built is not None
-        named = self.job.work / "now" / self.asked.artifact.name
-        named.parent.mkdir()
-        self.builder.built.rename(named)
-        difference = differences.compare(self.asked.artifact, named)
-        sentence = f"the same export passes now; the artifact differs: {difference.detail}"
+        difference = differences.compare(self.asked.artifact, self.builder.built)
+        if difference.status in ("identical", "known places"):
+            return self._found("not located", "the same export passes now, and gives the same file")
+        sentence = f"the same export passes now, and gives another file: {difference.detail}"
         return replace(self._found("altered artifact", sentence), remedy="export again")
 
     def _located(self) -> Bisection:
         precision = self.job.options.precision
-        if precision == "int8" or (precision != "fp32" and self.ratio is not None and self.ratio <= LEAST):
+        coarse = precision == "int8" or (self.ratio is not None and self.ratio <= LEAST)
+        if precision != "fp32" and coarse:
+            if self.ratio is None:
+                return self._found("not located", f"{precision} alone does not explain it: {self.reason}")
             return self._reduced(f"{precision} is too coarse for this model: {self.reason}")
         try:
             graph = self.graph
@@ -304,21 +308,30 @@ class _Inquiry:
             start = begins[at + 1] if together else start
         suspects = [n for n in graph.nodes[start + 1 : end + 1] if n.op == "call_function"]
         suspects = [n for n in suspects if isinstance(n.meta.get("val"), torch.Tensor)] or suspects
-        introduced = alone if alone is not None and math.isfinite(alone) else None
-        nodes = tuple(graph.describe(node, introduced if node is suspects[-1] else None) for node in suspects)
+        errors = _finite(alone), _finite(self.errors[bad])
+        nodes = tuple(graph.describe(node, *(errors if node is suspects[-1] else ())) for node in suspects)
+        if alone is None:
+            found = self._found(
+                "not located", f"these nodes cannot be built alone: {self.failure}", nodes[::-1][:RANKED]
+            )
+            return replace(found, size=self._size())
         module, taken = graph.between(start, end)
         part = Part(self.asked.target, self.builder, module, self._inputs_of(taken))
         verdict: Verdict
-        if alone is None or alone > LEAST:
+        if alone > LEAST:
             verdict, sentence = part.cause()
         elif together:
             verdict, sentence = "compiler", "the nodes are right alone and wrong together: fusion or code generation"
         else:
             verdict, sentence = "compiler", "it vanishes if this part is built alone: fusion or dynamic sizes"
         found = self._found(verdict, sentence, nodes[::-1][:RANKED])
-        found = replace(found, size=self._size(), not_finite=nodes[-1] if part.spoils() else None)
+        found = replace(found, size=self._size(), not_finite=nodes[0] if len(nodes) == 1 and part.spoils() else None)
         return replace(found, files=repro.write(found, module, part.inputs, self.asked.target, self.asked.out))
 
     def _inputs_of(self, taken: tuple[fx.Node, ...]) -> Tensors:
         """Return eager's values of these nodes."""
         return arithmetic.values(self.graph.module, taken, self._placed())
+
+
+def _finite(error: float | None) -> float | None:
+    return error if error is not None and math.isfinite(error) else None

@@ -16,6 +16,7 @@ from exporter.model.tensors import Tensors
 from exporter.workers.bisect import Bisection
 
 SCRIPT, ISSUE = "repro.py", "issue.md"
+OURS = "# Written by exporter bisect:"
 SECONDS = 180
 BUILDS = {
     "compile": """\
@@ -25,8 +26,8 @@ BUILDS = {
         return torch._inductor.aoti_load_package(path)(*inputs)""",
     "onnx": """\
         import onnxruntime
-        torch.onnx.export(module, inputs, dynamo=True, verbose=False).save("repro.onnx")
-        session = onnxruntime.InferenceSession("repro.onnx", providers=["CPUExecutionProvider"])
+        model = torch.onnx.export(module, inputs, dynamo=True, verbose=False).model_proto
+        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
         names = [one.name for one in session.get_inputs()]
         given = {name: one.numpy() for name, one in zip(names, inputs)}
         return tuple(map(torch.as_tensor, session.run(None, given)))""",
@@ -40,18 +41,20 @@ LIVE = """\
 
 
 def write(found: Bisection, module: fx.GraphModule, inputs: Tensors, target: str, out: Path) -> tuple[str, ...]:
-    """Write `repro.py` and `issue.md` to the folder `out`; return their names, or nothing for an unsupported part.
+    """Write `repro.py` and `issue.md` to the folder `out`, and return their names.
+
+    Writes nothing for a part that cannot be written as a script, or if the folder has a `repro.py` of somebody else.
 
     The script has random inputs and weights like the real ones. A note in it says whether it fails by itself.
     """
     made = _script(found, module, inputs, target)
-    if made is None:
+    path = out / SCRIPT
+    if made is None or (path.exists() and not path.read_bytes().startswith(OURS.encode())):
         return ()
     out.mkdir(parents=True, exist_ok=True)
-    path = out / SCRIPT
-    path.write_text(made)
+    path.write_text(made, encoding="utf-8")
     done = _ran(path)
-    (out / ISSUE).write_text(_issue(found, made, done))
+    (out / ISSUE).write_text(_issue(found, made, done), encoding="utf-8")
     return SCRIPT, ISSUE
 
 
@@ -70,7 +73,9 @@ def _ran(path: Path) -> _Done:
         )
     except subprocess.TimeoutExpired:
         return _Done(False, f"it was stopped after {SECONDS} s")
-    return _Done(done.returncode != 0, (done.stdout.strip() or done.stderr.strip()[-500:]))
+    last = done.stderr.strip().splitlines()[-1:]
+    shows = done.returncode == 1 and "AssertionError: " in done.stderr
+    return _Done(shows, done.stdout.strip() or "".join(last))
 
 
 def _script(found: Bisection, module: fx.GraphModule, inputs: Tensors, target: str) -> str | None:
@@ -80,10 +85,10 @@ def _script(found: Bisection, module: fx.GraphModule, inputs: Tensors, target: s
         return None
     graph, weights = flat
     code = graph.python_code("self").src
-    code = code.replace("def forward(self", "def forward(self", 1)
     body = textwrap.indent(textwrap.dedent(_clean(code)), "    ")
     lines = [
-        f'"""{found.variant}: {found.sentence}."""',
+        f"{OURS} {found.variant}",
+        *textwrap.wrap(found.sentence, 110, initial_indent="# ", subsequent_indent="# "),
         "import torch",
         "from torch import device, inf, nan",
         "",
@@ -150,6 +155,8 @@ def _flat(module: fx.GraphModule) -> tuple[fx.Graph, dict[str, torch.Tensor]] | 
 def _like(tensor: torch.Tensor) -> str:
     """Return an expression for a random tensor of the same shape, dtype and range."""
     shape, dtype = tuple(tensor.shape), tensor.dtype
+    if tensor.device.type != "cpu":
+        return f"({_like(tensor.cpu())}).to({tensor.device.type!r})"
     if dtype is torch.bool:
         return f"torch.rand({shape}) < {tensor.float().mean().item() if tensor.numel() else 0:.3g}"
     if not tensor.is_floating_point():

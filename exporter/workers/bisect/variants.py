@@ -83,7 +83,7 @@ class Builder:
             torch._dynamo.reset()
             return targets.live(self.target).live(program, self.options).run
         name = targets.Variant(self.target, self.options.variant, self.options.precision).artifact
-        place = self.folder / str(next(self._numbers))
+        place = self.folder / str(next(self._numbers))  # has the artifact's own name, and its companions beside it
         place.mkdir(parents=True)
         self.built = place / name
         self.exported = route.export(program, self.built, self.options)

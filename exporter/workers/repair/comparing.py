@@ -19,7 +19,7 @@ from exporter.workers.repair.child import captured, loaded_with_contract
 from exporter.workers.repair.recording import Case, run
 from exporter.workers.repair.records import Compared
 
-Call = Callable[[Tensors], tuple[Tensors, bool]]
+Call = Callable[[Tensors], tuple[Tensors, Tensors]]
 
 
 def compare(channel: socket.socket, job: Job, texts: Mapping[str, bytes], expected: Contract, file: Path) -> Compared:
@@ -45,10 +45,12 @@ def compare(channel: socket.socket, job: Job, texts: Mapping[str, bytes], expect
         unchecked += bool(case.raised) and not _raises(case, sides["the exported program"])
     if strange := [path for path in loaded.strange() if path]:
         return Compared(f"the patched model keeps something that the original does not: {strange[0]}")
-    kept = any(case.written and not case.raised for case in cases) and not any(
-        sides["the patched model"](case.inputs)[1] for case in cases if case.written and not case.raised
-    )
-    return Compared("", max_abs, unchecked, kept)
+    written = [case for case in cases if case.written and not case.raised]
+    after = [sides["the patched model"](case.inputs)[1] for case in written]
+    for case, tensors in zip(written, after, strict=True):
+        if any(_of_tensors(*pair)[0] for pair in zip(tensors, case.written, strict=False)):
+            return Compared(f"the patched model writes other values to its inputs at {probing.describe(case.sizes)}")
+    return Compared("", max_abs, unchecked, bool(written) and not any(after))
 
 
 def _promised(found: Contract) -> Contract:

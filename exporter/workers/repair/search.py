@@ -223,7 +223,7 @@ class _Search:
         if verdict == "refused" and obstacle.frames and obstacles.is_installed(obstacle.frames[-1].file):
             self.tried.append(Tried("change this line", obstacle.place, "installed packages are not changed"))
         patches = tuple(
-            Patch(file, unified(_named(file), self.originals[file].data, text))
+            Patch(file, unified(source_lines.near(file), self.originals[file].data, text))
             for file, text in (solution.texts.items() if solution else ())
         )
         return Repair(
@@ -244,9 +244,3 @@ class _Search:
 
 class _NotProven(Exception):
     """A repair that exports, but is not shown to compute the same."""
-
-
-def _named(file: str) -> str:
-    """Return the path relative to the working directory if it is inside it."""
-    path = Path(file)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,10 +25,10 @@ class Found:
             if path.read_bytes() != data:
                 raise UsageError(f"{path} has changed since it was read", "run the command again")
         for path, data in self.files.items():
-            new = filesystem.own_new(path)
+            mode = path.stat().st_mode
             try:
-                new.write_bytes(data)
-                shutil.copymode(path, new)
-                new.replace(path)
-            finally:
-                new.unlink(missing_ok=True)
+                with filesystem.replacing(path) as file:
+                    file.write(data)
+                path.chmod(stat.S_IMODE(mode))
+            except OSError as error:
+                raise filesystem.error(error, path) from error

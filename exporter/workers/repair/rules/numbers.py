@@ -55,7 +55,8 @@ def _bounded(source: Source, node: ast.Call, name: str) -> Iterator[Proposal]:
     numbers = [one for one in node.args if isinstance(one, ast.Constant)]
     others = [one for one in node.args if one not in numbers]
     if len(numbers) == 1:
-        text = f"{torch}.clamp({source.argument(others[0])}, {name}={source.segment(numbers[0])})"
+        bound = "min" if name == "max" else "max"
+        text = f"{torch}.clamp({source.argument(others[0])}, {bound}={source.segment(numbers[0])})"
         yield proposal(source, node, [(*source.span(node), text)], f"write torch.clamp instead of {name}()")
     word = f"{torch}.{name}imum"
     yield proposal(source, node, [(*source.span(node.func), word)], f"write {word} instead of {name}()")
