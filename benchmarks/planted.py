@@ -63,13 +63,6 @@ class Branch(Net):
         return y * 2 if x.shape[0] > 3 else y
 
 
-class Number(Net):
-    """Uses the batch size as a Python number."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x) * float(x.shape[0])
-
-
 class Coarse(Net):
     """Has one layer with outliers in its weights, which int8 cannot represent."""
 
@@ -95,7 +88,7 @@ class Recipe:
         return {"x": torch.randn(batch, 16)}
 
 
-plain, branch, number, coarse = map(Recipe, (Net, Branch, Number, Coarse))
+plain, branch, coarse = map(Recipe, (Net, Branch, Coarse))
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,6 +15,7 @@ from exporter.core.size_range import Range
 
 if TYPE_CHECKING:
     from exporter.model.recipes import Source
+    from exporter.workers.messages import Job
 
 GivenSizes = dict[str, tuple[int, ...]]
 
@@ -150,3 +152,18 @@ def model_settings(options: dict[str, Any]) -> dict[str, Any]:
         "sweep": sweep(sizes),
         "ranges": ranges(sizes),
     }
+
+
+def untimed_job(command: str, model: str, device: str | None, work: Path, given: dict[str, Any]) -> Job:
+    """Return the job of a command that times nothing. Raises UsageError if a size has several values."""
+    from exporter import targets
+    from exporter.core import environment
+    from exporter.workers.messages import Job
+
+    source = choose_source(model, given)
+    if sweep(given_sizes(given)):
+        raise UsageError(f"{command} does not measure time, so each size takes one value", "give one of each")
+    options = targets.Options(
+        device=choose_device(device), threads=environment.usable_cpus(), ops_libs=given["ops_libs"]
+    )
+    return Job(source.label, source, work, options, **model_settings(given))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,16 @@ Option = Callable[[Command], Command]
 
 QUIET = click.option("-q", "--quiet", is_flag=True, help="No progress.")
 TRACEBACKS = click.option("-v", "--verbose", is_flag=True, expose_value=False, help="Tracebacks.")
+
+
+def steps(quiet: bool) -> Callable[[str], None]:
+    """Return a function that reports on stderr which step has begun, or nothing if `quiet`."""
+
+    def report(step: str) -> None:
+        if not quiet:
+            print(f"{step} …", file=sys.stderr, flush=True)
+
+    return report
 
 
 def together(*options: Option) -> Option:

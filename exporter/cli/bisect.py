@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from exporter.cli import _options
 from exporter.cli._model import choose_device, choose_source, model_options, model_settings
 from exporter.core.errors import UsageError
 from exporter.core.settings import SessionSettings
+
+OWN = ("timeout", "as_json", "quiet")  # options that apply to bundles too
 
 
 @click.command(name="bisect", short_help="Find the operator at which a variant goes wrong.")
@@ -35,7 +37,7 @@ from exporter.core.settings import SessionSettings
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @_options.QUIET
 @_options.TRACEBACKS
-def command(model: str, variant: str, device: str | None, out: Path | None, fix: bool, **options: Any) -> int:
+def command(model: str, variant: str, out: Path | None, fix: bool, **options: Any) -> int:
     """Find the operator, the module and the source line at which VARIANT of a bundle goes wrong, and why.
 
     MODEL is a bundle's directory, or a model, named as for `exporter export`; its options apply to a model only. The
@@ -51,21 +53,25 @@ def command(model: str, variant: str, device: str | None, out: Path | None, fix:
     from exporter.report import bisection
     from exporter.runs import bisect_variant
 
-    begun = _silent if options["quiet"] else _progress
+    origin = click.get_current_context().get_parameter_source
+    begun = _options.steps(options["quiet"])
     with tempfile.TemporaryDirectory(prefix="exporter-") as folder:
         place = Path(model)
         if not (place / "manifest.json").is_file():
             begun("export")
-            place = _exported(model, variant, device, Path(folder), options)
-        elif device is not None or any(options[name] for name in ("batch", "sizes")):
-            raise UsageError("a bundle has its own device and sizes", "remove --device, --batch and --size")
+            place = _exported(model, variant, Path(folder), options)
+        elif others := sorted(
+            name for name in options if name not in OWN and origin(name) is ParameterSource.COMMANDLINE
+        ):
+            flags = ", ".join(one.opts[0] for one in click.get_current_context().command.params if one.name in others)
+            raise UsageError("a bundle has its own settings", f"leave out what applies to a model: {flags}")
         files = out or Path(f"{Path(model).name}-bisect", variant)
         found = bisect_variant.run(place, variant, files, begun, options["timeout"], fix)
     click.echo(to_json(found) + "\n" if options["as_json"] else bisection.render(found, files), nl=False)
     return 0 if found.passes else 1
 
 
-def _exported(model: str, variant: str, device: str | None, folder: Path, options: dict[str, Any]) -> Path:
+def _exported(model: str, variant: str, folder: Path, options: dict[str, Any]) -> Path:
     """Export the variant without timing it, and return the bundle."""
     from exporter import targets
     from exporter.core.progress import Listener
@@ -78,17 +84,9 @@ def _exported(model: str, variant: str, device: str | None, folder: Path, option
         source,
         tuple(targets.parse(variant)),
         folder / "bundle",
-        choose_device(device),
+        choose_device(options["device"]),
         asked=model,
         **_options.given(Request, options) | model_settings(options) | {"bench": False},
     )
     _, place = pipeline.run(request, Listener())
     return place
-
-
-def _progress(step: str) -> None:
-    print(f"{step} …", file=sys.stderr, flush=True)
-
-
-def _silent(step: str) -> None:
-    """Report nothing."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,8 @@ from typing import Any
 import click
 
 from exporter.cli import _options
-from exporter.cli._model import choose_device, choose_source, given_sizes, model_options, model_settings, sweep
+from exporter.cli._model import model_options, untimed_job
 from exporter.core import source_lines
-from exporter.core.errors import UsageError
 from exporter.core.settings import SessionSettings
 
 
@@ -35,31 +33,14 @@ def command(model: str, device: str | None, as_json: bool, quiet: bool, verbose:
 
     Exit codes: 0 the report is complete, whatever it says; 1 the model does not run; 2 the request is invalid.
     """
-    from exporter import targets
-    from exporter.core import environment
     from exporter.core.json_codec import to_json
     from exporter.report import explanation
     from exporter.workers import explain
-    from exporter.workers.messages import Job
 
-    source = choose_source(model, given)
-    if sweep(given_sizes(given)):
-        raise UsageError("explain does not measure time, so each size takes one value", "give one of each")
-    options = targets.Options(
-        device=choose_device(device), threads=environment.usable_cpus(), ops_libs=given["ops_libs"]
-    )
     with tempfile.TemporaryDirectory(prefix="exporter-") as folder:
         work = Path(folder)
-        job = Job(source.label, source, work, options, **model_settings(given))
-        found = explain.run(job, work / "explain.log", _silent if quiet else _progress, given["timeout"])
+        job = untimed_job("explain", model, device, work, given)
+        found = explain.run(job, work / "explain.log", _options.steps(quiet), given["timeout"])
         if verbose:
             click.echo(source_lines.printable((work / "explain.log").read_text(errors="replace")), err=True)
     click.echo(to_json(found) + "\n" if as_json else explanation.render(found), nl=False)
-
-
-def _progress(step: str) -> None:
-    print(f"{step} …", file=sys.stderr, flush=True)
-
-
-def _silent(step: str) -> None:
-    """Report nothing."""

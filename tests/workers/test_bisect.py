@@ -224,7 +224,9 @@ def test_wrong_usage(cli: Cli, bundle: Path) -> None:
     assert "choose one of" in done.err
     done = cli("bisect", bundle, "onnx", "--batch", "3")
     assert done.code == 2
-    assert "a bundle has its own device and sizes" in done.err
+    assert "a bundle has its own settings" in done.err
+    assert "--batch" in done.err
+    assert cli("bisect", bundle, "onnx", "--weights", "random").code == 2
 
 
 @pytest.mark.parametrize("columns", [80, 120])
