@@ -23,6 +23,7 @@ from exporter.core.contract import Narrowing
 from exporter.core.contract_records import FP32, PRECISIONS, Build, Contract
 from exporter.core.errors import MissingDependency, UsageError
 from exporter.core.parity_records import SizeLimit, Warned
+from exporter.core.profile_records import Steps
 from exporter.core.settings import BuildSettings, SessionSettings
 from exporter.targets import _facts, _plugins
 from exporter.targets._facts import GB as GB
@@ -33,7 +34,7 @@ from exporter.targets._facts import TritonBackend as TritonBackend
 
 if TYPE_CHECKING:
     from exporter.model.capture import Program
-    from exporter.model.tensors import Run
+    from exporter.model.tensors import Run, Tensors
 
 
 class Variant(NamedTuple):
@@ -67,6 +68,7 @@ class Options(BuildSettings, SessionSettings):
     scratch: str = ""  # directory for temporary files, removed with the run
     niceness: int = 0  # increment of the job's niceness, as for nice(2)
     cache: str = ""  # directory for compiler caches; "" uses the one that all runs share
+    profiled: bool = False  # whether compiled kernels report to torch.profiler, and what they compute is kept
 
     @property
     def memory_limit(self) -> int:
@@ -94,6 +96,7 @@ class Loaded:
     `run` maps input tensors on the session's device to output tensors. `provider` returns the name of the provider that
     actually runs it, and `notes` what it has reported so far. `reset` restores the initial state, if the artifact
     carries one. `takes` is the number of input tensors that the file itself declares; None if it declares none.
+    `profile` returns the steps of the typical call among several; None: those that torch.profiler sees.
     """
 
     run: Run
@@ -101,6 +104,7 @@ class Loaded:
     notes: Callable[[], tuple[str, ...]] = tuple
     reset: Callable[[], object] = tuple
     takes: int | None = None
+    profile: Callable[[Tensors, int], Steps] | None = None
 
 
 class Target(Protocol):

@@ -82,6 +82,8 @@ class Facts:
     # modules of exporter.workers.explain.
     question: str = ""
     explain: Callable[[Any], Iterable[Any]] | None = None
+    nodes: bool = False  # whether exporter-run can time the nodes of its artifacts
+    instrumented: bool = False  # whether a profile needs an artifact built with Options.profiled
     # For comparing two builds of an artifact beyond their bytes: returns the computation as bytes, without weights and
     # notes, and the weights in order as (name, NumPy array). Raises ArtifactError if the file cannot be read.
     parts: Callable[[Path], tuple[bytes, list[tuple[str, Any]]]] | None = None

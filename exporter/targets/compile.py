@@ -5,7 +5,9 @@ This file is long because a target is one file.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import os
 import warnings
 from collections.abc import Callable
@@ -33,6 +35,7 @@ from exporter.targets import (
     _objects,
     _packages,
     _specialized,
+    _steps_inductor,
     _weights,
 )
 
@@ -59,6 +62,7 @@ optional = ("torchao",)
 portable = True
 question = "torch.compile: graph breaks and recompilations"
 portability = 4
+instrumented = True
 export_need, session_need = Need(3.8, 1.0 * GB), Need(1.5, 1.5 * GB)
 triton = TritonBackend("pytorch", "torch_aoti", "model.pt2", batches=False, entries=False, operators=("torchvision",))
 read_contract = contract_files.read_zip
@@ -126,7 +130,7 @@ def _settings(graph: torch.export.ExportedProgram, options: Options) -> dict[str
         settings |= {"cpp.weight_prepack": False} if half else {"freezing": False}
     if _weights_alone(options):
         settings["freezing"] = False  # freezing would convert the weights back
-    return settings
+    return settings | (_steps_inductor.SETTINGS if options.profiled else {})
 
 
 def _convolves(graph: torch.export.ExportedProgram) -> bool:
@@ -185,6 +189,8 @@ def _package(program: Program, path: Path, options: Options) -> tuple[tuple[str,
     ops = custom_ops.of_exported(graph)
     if not program.keeps_state:
         _write(graph, path, settings)
+        if options.profiled:
+            _steps_inductor.save(path, graph.graph)
         return ops, ()
     with _inductor.unfolded(carrying.BUFFER):
         try:
@@ -242,7 +248,8 @@ def load(path: Path, options: Options) -> Loaded:
         ) from error
     if not symbol:
         reset = _resetting(models[0], promise, options.device) if contract.keeps_state(promise) else tuple
-        return Loaded(models[0].run, reset=reset, takes=models[0].inputs())
+        profile = functools.partial(_steps_inductor.record, path, models[0].run, options.device)
+        return Loaded(models[0].run, reset=reset, takes=models[0].inputs(), profile=profile)
     which, axis = contract.selector(promise)
 
     def run(inputs: Tensors) -> Tensors:
@@ -299,19 +306,22 @@ def live(program: Program, options: Options) -> Loaded:
     overwrites = options.device != "cpu" and options.variant in CUDA_GRAPHS
     marked: Tensors = ()
 
+    made = _steps_inductor.Instrumented()
+
     def run(inputs: Tensors) -> Tensors:
         nonlocal marked
         if inputs is not marked:  # benchmarks pass the same inputs again, so mark them once
             for tensor, axes in zip(inputs, open_axes, strict=False):
                 torch._dynamo.maybe_mark_dynamic(tensor, axes)
             marked = inputs
-        with torch.no_grad():
+        with torch.no_grad(), made.watching() if options.profiled else contextlib.nullcontext():
             outputs = compiled(*inputs)
         # With CUDA graphs, the next call overwrites these outputs.
         return tuple(t.clone() for t in outputs) if overwrites else tuple(outputs)
 
     carried = carrying.Carried(run, program.contract)
-    return Loaded(carried, notes=_breaks_and_recompilations, reset=carried.reset)
+    profile = functools.partial(_steps_inductor.record, made, carried, options.device)
+    return Loaded(carried, notes=_breaks_and_recompilations, reset=carried.reset, profile=profile)
 
 
 def _open_axes(spec: TensorSpec, promised: Contract) -> list[int]:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from exporter.core import contract_files, source_lines
 from exporter.core.errors import ArtifactError, ExportError
 from exporter.core.json_codec import to_json
-from exporter.model import custom_ops
+from exporter.core.profile_records import Steps
+from exporter.model import custom_ops, steps
 from exporter.model.state import carrying
 from exporter.targets import GB, Exported, Loaded, Need, Options
 
@@ -30,6 +31,7 @@ assumes = ("graph", "guards")
 cost = 1
 question = "torch.export: which sizes stay dynamic"
 portability = 0
+nodes = True
 export_need = Need(1.2, 0.6 * GB)
 read_contract = contract_files.read_zip
 
@@ -79,4 +81,8 @@ def load(path: Path, options: Options) -> Loaded:
             for name, tensor in initial.items():
                 module.get_buffer(name).copy_(tensor)
 
-    return Loaded(run, reset=reset, takes=len(exported.graph_signature.user_inputs))
+    def profile(inputs: Tensors, runs: int) -> Steps:
+        """Time each node. `exporter profile` uses exporter-run instead if it is there."""
+        return steps.of_nodes(module, inputs, options.device, runs)
+
+    return Loaded(run, reset=reset, takes=len(exported.graph_signature.user_inputs), profile=profile)

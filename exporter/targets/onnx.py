@@ -31,6 +31,7 @@ from exporter.targets import (
     _onnx_axes,
     _ort_cuda_graphs,
     _specialized,
+    _steps_onnx,
 )
 from exporter.targets._onnx_parts import PROPERTY as PROPERTY
 from exporter.targets._onnx_parts import parts as parts
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     import torch
 
     from exporter.model.capture import Program
-    from exporter.model.tensors import Tensors
+    from exporter.model.tensors import Run, Tensors
 
 artifact = "model.onnx"
 variants = ("",)
@@ -270,9 +271,10 @@ def load(path: Path, options: Options) -> Loaded:
     import onnxruntime as ort
 
     ort.set_default_logger_severity(3)
+    profile = partial(_steps_onnx.record, path, partial(_profiled, options), options.device)
     if options.device == "cpu":
         session = _session(path, options)
-        return Loaded(_run_cpu(session), lambda: "CPU", takes=_takes(session))
+        return Loaded(_run_cpu(session), lambda: "CPU", takes=_takes(session), profile=profile)
     if hasattr(ort, "preload_dlls"):
         ort.preload_dlls()
     session, failure = _with_graphs(path, options) if options.cuda_graphs else (None, "")
@@ -290,9 +292,9 @@ def load(path: Path, options: Options) -> Loaded:
     bound = _ort_cuda_graphs.Bound(session, options.device)
     if not captures:
         notes = (f"no CUDA graph: {failure}",) if failure else ()
-        return Loaded(bound.run, lambda: "CUDA", lambda: notes, takes=_takes(session))
+        return Loaded(bound.run, lambda: "CUDA", lambda: notes, takes=_takes(session), profile=profile)
     graphs = _ort_cuda_graphs.Graphs(bound)
-    return Loaded(graphs.run, lambda: "CUDA graph", takes=_takes(session))
+    return Loaded(graphs.run, lambda: "CUDA graph", takes=_takes(session), profile=profile)
 
 
 def _takes(session: Any) -> int:
@@ -310,11 +312,27 @@ def _with_graphs(path: Path, options: Options) -> tuple[Any, str]:
     return (None, obstacle) if obstacle else (session, "")
 
 
-def _session(path: Path, options: Options, graphs: bool = False) -> Any:
-    """Create a session. Raise ArtifactError if the model cannot be loaded or, with `graphs`, cannot be captured."""
+def _profiled(options: Options, path: Path, folder: Path) -> tuple[Any, Run]:
+    """Return a session that writes its profile and its optimized model to the folder, and what calls it."""
     import onnxruntime as ort
 
     settings = ort.SessionOptions()
+    settings.enable_profiling = True
+    settings.profile_file_prefix = str(folder / "run")
+    settings.optimized_model_filepath = str(folder / _steps_onnx.OPTIMIZED)
+    settings.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights")
+    settings.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
+    session = _session(path, options, settings=settings)
+    if options.device == "cpu":
+        return session, _run_cpu(session)
+    return session, _ort_cuda_graphs.Bound(session, options.device).run
+
+
+def _session(path: Path, options: Options, graphs: bool = False, settings: Any = None) -> Any:
+    """Create a session. Raise ArtifactError if the model cannot be loaded or, with `graphs`, cannot be captured."""
+    import onnxruntime as ort
+
+    settings = settings or ort.SessionOptions()
     settings.intra_op_num_threads = options.threads
     if os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE":  # onnxruntime's own threads ignore it
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")

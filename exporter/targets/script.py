@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from exporter.core.json_codec import to_json
 from exporter.model import custom_ops
 from exporter.model.state import carrying
 from exporter.model.torchscript import codegen
-from exporter.targets import GB, Exported, Loaded, Need, Options, TritonBackend, _specialized
+from exporter.targets import GB, Exported, Loaded, Need, Options, TritonBackend, _specialized, _steps_torchscript
 
 if TYPE_CHECKING:
     import torch
@@ -193,4 +194,5 @@ def _first_line(error: Exception) -> str:
 def load(path: Path, options: Options) -> Loaded:
     """Load the artifact with torch.jit.load, as any user would."""
     script = codegen.load(path, options.device)
-    return Loaded(script, reset=script.reset, takes=script.takes)
+    profile = functools.partial(_steps_torchscript.record, script, options.device)
+    return Loaded(script, reset=script.reset, takes=script.takes, profile=profile)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from exporter.core.json_codec import to_json
 from exporter.model import custom_ops
 from exporter.model.state import carrying
 from exporter.model.torchscript import codegen
-from exporter.targets import GB, Exported, Loaded, Need, Options, TritonBackend, _int8, _specialized
+from exporter.targets import GB, Exported, Loaded, Need, Options, TritonBackend, _int8, _specialized, _steps_torchscript
 
 if TYPE_CHECKING:
     import torch
@@ -123,4 +124,5 @@ def _forward_alone() -> Iterator[None]:
 def load(path: Path, options: Options) -> Loaded:
     """Load the artifact with torch.jit.load, as any user would."""
     script = codegen.load(path, options.device)
-    return Loaded(script, reset=script.reset, takes=script.takes)
+    profile = functools.partial(_steps_torchscript.record, script, options.device)
+    return Loaded(script, reset=script.reset, takes=script.takes, profile=profile)

@@ -282,12 +282,18 @@ def _entries(promised: Contract) -> tuple[int, ...]:
 
 def program(job: Job, target: str) -> tuple[capture.Program, tuple[SizeLimit, ...]]:
     """Return what a target exports from, with a new capture, outside a run; and the sizes that torch.export fixed."""
+    prepared = capture_again(job)
+    return program_of(job, prepared, target), prepared.limits
+
+
+def capture_again(job: Job) -> Prepared:
+    """Capture the program outside a run, into the job's folder."""
     loaded = load_model(job)
     found = keeping.find(job, loaded)
     if isinstance(loaded.module, StatefulModule):
         states.save(loaded.module.state, job.state_file)
     captured = _capture(job, loaded, found, probing.capture_sizes(loaded.base, loaded.symbols))
-    prepared = Prepared(
+    return Prepared(
         contract=found,
         base=loaded.base,
         capture_sizes=captured.sizes,
@@ -295,13 +301,15 @@ def program(job: Job, target: str) -> tuple[capture.Program, tuple[SizeLimit, ..
         parameters=0,
         weight_bytes=0,
         capture_s=0.0,
+        limits=tuple(captured.limits),
         ops=tuple(captured.ops),
         narrowings=tuple(captured.narrowings),
     )
-    return _program(job, prepared, target), tuple(captured.limits)
 
 
-def _program(job: Job, prepared: Prepared, target: str) -> capture.Program:
+def program_of(job: Job, prepared: Prepared, target: str) -> capture.Program:
+    """Return what a target exports from, as it was prepared."""
+
     @functools.cache
     def loaded() -> LoadedModel:
         return load_model(job)
@@ -378,7 +386,7 @@ def export_variant(
     server.configure(job.options)
     route = targets.get(target)
     targets.require(route)
-    program = _program(job, prepared, target)
+    program = program_of(job, prepared, target)
     started = time.perf_counter()
     if prepared.ops:
         _ = program.module  # importing the model's code registers the operators and their output shapes
@@ -408,16 +416,16 @@ def serve_live(channel: socket.socket, job: Job, prepared: Prepared, target: str
     server.configure(job.options)
 
     def load() -> targets.Loaded:
-        program = _program(job, prepared, target)
+        program = program_of(job, prepared, target)
         if target == EAGER:
-            return _eager(program)
+            return eager(program)
         return targets.live(target).live(program, job.options)
 
     outputs = tuple(spec.name for spec in prepared.contract.outputs)
     server.serve(channel, load, golden_path, outputs, job.options)
 
 
-def _eager(program: capture.Program) -> targets.Loaded:
+def eager(program: capture.Program) -> targets.Loaded:
     """Return the model for calls in its own precision. If artifacts keep the state inside, the model does too."""
     module: torch.nn.Module = program.module
     reset: Callable[[], object] = tuple

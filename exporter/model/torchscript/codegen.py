@@ -57,6 +57,12 @@ class Script:
         return output if isinstance(output, tuple) else tuple(output) if isinstance(output, list) else (output,)
 
     @property
+    def graph(self) -> Any:
+        """Return the graph of torch, with every method inlined."""
+        module: Any = self._module
+        return module.inlined_graph
+
+    @property
     def takes(self) -> int:
         """Return the number of input tensors."""
         forward: Any = self._module.forward

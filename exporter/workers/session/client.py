@@ -17,6 +17,8 @@ from urllib.parse import quote
 
 from exporter.core import runners
 from exporter.core.errors import ArtifactError, ExporterError, JobError
+from exporter.core.json_codec import from_json
+from exporter.core.profile_records import Steps
 from exporter.workers.children import LOG_LINES, Child, ended, stand_back
 
 GRACE_S = 3.0  # time to quit and to remove unpacked files
@@ -51,6 +53,10 @@ class Session(ABC):
         """Return the milliseconds of each of `runs` calls of a golden case, by default the example."""
         samples: list[float] = self._ask(f"time {runs} {case}".rstrip())["samples_ms"]
         return samples
+
+    def profile(self, runs: int) -> Steps:
+        """Return the steps of the typical call of `runs` calls of the example."""
+        return from_json(Steps, json.dumps(self._ask(f"profile {runs}")["steps"]))
 
     def outputs(self, file: Path) -> None:
         """Write the session's outputs for the golden's samples to `file` (torch.save): a list of tensors for each."""

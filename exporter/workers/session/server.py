@@ -24,7 +24,7 @@ from exporter.core.errors import ArtifactError, ContractError, ExporterError, Us
 from exporter.core.json_codec import to_json
 from exporter.evidence import golden as goldens
 from exporter.evidence import nonfinite, parity
-from exporter.model import custom_ops
+from exporter.model import custom_ops, steps
 from exporter.model.flattening import dtype_name, plain, specs
 from exporter.model.precision import use_tf32
 from exporter.model.tensors import Run, Tensors
@@ -150,6 +150,13 @@ def _answer(words: list[str], loaded: targets.Loaded, judge: Judge, device: str)
                 "provider": loaded.provider(),
                 "peak_rss_mb": peak_rss_mb(),
             }
+        case ["profile", runs] if runs.isdigit():
+            case = judge.golden.cases[0]
+            judge.enforce(case)
+            loaded.reset()
+            placed, profile = _place(case.inputs, device), loaded.profile
+            ran = profile(placed, int(runs)) if profile else steps.record(loaded.run, placed, device, int(runs))
+            return {"event": "profile", "steps": json.loads(to_json(ran))}
         case ["outputs", file]:
             found = goldens.samples(judge.golden)
             for case in found:

@@ -1,0 +1,48 @@
+"""`exporter profile BUNDLE [VARIANT…]`: find where the time goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from exporter.cli import _options
+from exporter.core.settings import SessionSettings
+
+
+@click.command(name="profile", short_help="Find the source lines on which each variant spends its time.")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("variants", nargs=-1, metavar="[VARIANT]...")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Directory for the page, the Chrome traces, TensorBoard's folders and the JSON.  [default: BUNDLE-profile]",
+)
+@click.option("--seconds", type=click.FloatRange(0.1), default=4.0, show_default=True, help="Timed seconds a variant.")
+@click.option("--top", type=click.IntRange(1), default=15, show_default=True, help="Lines to print.")
+@_options.of(SessionSettings, "timeout", default=1800.0, help="Limit for each step, in seconds.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@_options.QUIET
+@_options.TRACEBACKS
+def command(
+    bundle: Path, variants: tuple[str, ...], out: Path | None, seconds: float, top: int, timeout: float, as_json: bool,
+    quiet: bool,
+) -> int:  # fmt: skip
+    """Find where eager and the variants of BUNDLE spend their time: by module and source line, side by side.
+
+    Latency is measured without a profiler, in rotation over all variants. The profile divides it among the lines of the
+    model, and compares each with what this machine can move and compute, which is measured too. The model's code must
+    be unchanged since the export. Packages of the compile target are built again for it.
+
+    Exit codes: 0 every variant was profiled; 1 one could not be; 2 the request is invalid.
+    """
+    from exporter.core.json_codec import to_json
+    from exporter.report import profile
+    from exporter.runs import profile_bundle
+
+    asked = profile_bundle.Asked(variants, seconds, timeout)
+    found, steps = profile_bundle.run(bundle, asked, _options.steps(quiet))
+    folder = out or Path(f"{bundle.name}-profile")
+    found = profile.write(found, steps, folder)
+    click.echo(to_json(found) + "\n" if as_json else profile.render(found, folder, top), nl=False)
+    return 1 if any(one.reason for one in found.variants) else 0

@@ -1,0 +1,231 @@
+"""Attributes the time of a variant's steps to the lines of the model's source.
+
+A step that computes several nodes is divided among their lines by the time that each node's work takes at the machine's
+peaks.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from exporter.core.profile_records import Line, LineTime, Origin, Peaks, Profiled, Step, Steps, Work, aligned
+
+Key = tuple[str, str]  # a module's path and a place
+LEAST_S = 1e-7  # of any operator, so that operators without work count equally
+APART = 2.0  # a module that takes this multiple of the median of its like has a line of its own
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+BYTES = {"bf16": 0.5, "fp16": 0.5, "int8": 0.25}  # of a number, as a fraction of float32's
+
+
+@dataclass
+class Model:
+    """The model's lines, by module and place, with the work of each."""
+
+    eager: Sequence[Work]
+    nodes: Sequence[Work]
+    peaks: Peaks
+
+    def __post_init__(self) -> None:
+        self._full = {_tail(one.place): one.place for one in self.eager if one.place}
+        self.by_node = {one.name: one for one in self.nodes}
+        self.work: dict[Key, list[Work]] = {}
+        for one in self.eager:
+            self.work.setdefault(self.key(one.module, one.place), []).append(one)
+        for one in self.nodes:
+            key = self.key(one.module, one.place)
+            if key not in self.work:  # a line that runs only in the exported program
+                self.work[key] = []
+        self._at: dict[str, list[str]] = {}  # the modules of each place, in the order of their operators
+        for one in self.eager:
+            self._at.setdefault(self.place(one.place), []).append(one.module)
+
+    def place(self, place: str) -> str:
+        """Return a place as eager names it; artifacts keep only the names of files outside packages."""
+        return place if place in self._at_places() else self._full.get(_tail(place), place)
+
+    def _at_places(self) -> set[str]:
+        return set(self._full.values())
+
+    def key(self, module: str, place: str) -> Key:
+        """Return the key of a line."""
+        return module, self.place(place)
+
+    def cost_s(self, works: Iterable[Work]) -> float:
+        """Return the time that work takes at the machine's peaks, in seconds."""
+        rate = self.peaks.flop_per_s.get("fp32", 1e12)
+        return sum(max((one.flop or 0) / rate, one.bytes / self.peaks.bytes_per_s, LEAST_S) for one in works)
+
+    def resolved(self, found: Steps) -> Steps:
+        """Return the steps with the modules and the lines to which their time is attributed."""
+        keys = self.keys_of(found.steps)
+        made = (
+            replace(step, origins=tuple(Origin(*key) for key, _ in own))
+            for step, own in zip(found.steps, keys, strict=True)
+        )
+        return replace(found, steps=tuple(made))
+
+    def keys_of(self, steps: Sequence[Step]) -> list[list[tuple[Key, float]]]:
+        """Return the lines of each step with their parts of its time.
+
+        A step that knows its place but not its module gets one by its turn at that place: a loop over layers visits
+        them in the same order in every variant.
+        """
+        steps = self._with_origins(steps)
+        turns: dict[str, int] = {}
+        for step in steps:
+            for place in {self.place(one.place) for one in step.origins if self._is_bare(one)}:
+                turns[place] = turns.get(place, 0) + 1
+        used: dict[str, int] = {}
+        found = []
+        for step in steps:
+            parts: dict[Key, float] = {}
+            for place in {self.place(one.place) for one in step.origins if self._is_bare(one)}:
+                used[place] = used.get(place, -1) + 1
+            for one in step.origins:
+                key, cost = self._resolve(one, used, turns)
+                if key[1]:
+                    parts[key] = parts.get(key, 0.0) + cost
+            total = sum(parts.values())
+            found.append([(key, cost / total) for key, cost in parts.items()])
+        return found
+
+    def _with_origins(self, steps: Sequence[Step]) -> Sequence[Step]:
+        """Return the steps with origins for those without any: the nodes of the same operators, in their order."""
+        named = self.nodes or self.eager
+        at = aligned([_base(one.operator) for one in named], [_base(step.name) for step in steps])
+        return [
+            step
+            if index is None or any(one.place or one.node for one in step.origins)
+            else replace(step, origins=(Origin(named[index].module, named[index].place, named[index].name),))
+            for step, index in zip(steps, at, strict=True)
+        ]
+
+    def _is_bare(self, origin: Origin) -> bool:
+        return bool(origin.place) and not origin.module and not origin.node
+
+    def _resolve(self, origin: Origin, used: Mapping[str, int], turns: Mapping[str, int]) -> tuple[Key, float]:
+        if work := self.by_node.get(origin.node):
+            return self.key(work.module, work.place), self.cost_s([work])
+        place = self.place(origin.place)
+        module = origin.module
+        if self._is_bare(origin) and (modules := self._at.get(place)):
+            module = modules[used[place] * len(modules) // turns[place]]
+        return (module, place), self.cost_s(self.work.get((module, place), ()))
+
+
+def _base(operator: str) -> str:
+    """Return an operator's name without its namespace and overload."""
+    return operator.rpartition("::")[2].partition(".")[0]
+
+
+def _tail(place: str) -> str:
+    return place.rpartition("/")[2]
+
+
+@dataclass
+class Spent:
+    """The time of one variant by line, in milliseconds: in all, and of copies; and the number of its steps there."""
+
+    latency_ms: float
+    ms: dict[Key, float] = field(default_factory=dict)
+    copy_ms: dict[Key, float] = field(default_factory=dict)
+    calls: dict[Key, int] = field(default_factory=dict)
+    elsewhere_ms: float = 0.0
+    outside_ms: float = 0.0
+    slowed: float = 1.0
+
+
+def spend(model: Model, found: Steps, latency_ms: float) -> Spent:
+    """Attribute a call's steps, without what the profiler added to them.
+
+    The profiler takes a constant time for each event, and what it adds to the call is known: the call with it minus the
+    latency without it. Each step therefore loses its share of that, by its number of events.
+    """
+    events = sum(step.events for step in found.steps)
+    added_us = max(found.duration_us - latency_ms * 1000, 0.0)
+    each_us = added_us / events if events else 0.0
+    spent = Spent(latency_ms, slowed=found.duration_us / (latency_ms * 1000) if latency_ms else 1.0)
+    times = []
+    for step in found.steps:
+        on_device = step.device_us is not None
+        times.append(
+            step.time_us if on_device else max(step.duration_us - each_us * (step.events - 1), step.duration_us / 2)
+        )
+    scale = min(1.0, latency_ms * 1000 / sum(times)) if times else 1.0
+    for step, took_us, keys in zip(found.steps, times, model.keys_of(found.steps), strict=True):
+        ms = took_us * scale / 1000
+        copied = ms * min(step.copy_us / step.time_us, 1.0) if step.time_us else 0.0
+        if not keys:
+            spent.elsewhere_ms += ms
+        for key, part in keys:
+            spent.ms[key] = spent.ms.get(key, 0.0) + part * ms
+            spent.copy_ms[key] = spent.copy_ms.get(key, 0.0) + part * copied
+            spent.calls[key] = spent.calls.get(key, 0) + 1
+    spent.outside_ms = latency_ms - sum(times) * scale / 1000
+    return spent
+
+
+def lines(model: Model, spent: Sequence[Spent]) -> list[tuple[Line, list[Key]]]:
+    """Return the model's lines. Modules that differ only in numbers share one, unless one takes much longer."""
+    keys = dict.fromkeys((*model.work, *(key for one in spent for key in one.ms)))
+    alike: dict[Key, list[Key]] = {}
+    for key in keys:
+        alike.setdefault((_NUMBER.sub("*", key[0]), key[1]), []).append(key)
+    found = []
+    for (pattern, place), members in alike.items():
+        own = [key for key in members if len(members) > 1 and _stands_out(key, members, spent)]
+        rest = [key for key in members if key not in own]
+        for name, some in (
+            (pattern if len(rest) > 1 else (rest or [("", "")])[0][0], rest),
+            *((key[0], [key]) for key in own),
+        ):
+            if some:
+                found.append((_line(model, name, place, some), some))
+    return found
+
+
+def _stands_out(key: Key, members: Sequence[Key], spent: Sequence[Spent]) -> bool:
+    for one in spent:
+        usual = statistics.median(one.ms.get(member, 0.0) for member in members)
+        if one.ms.get(key, 0.0) > max(APART * usual, 0.01 * one.latency_ms):
+            return True
+    return False
+
+
+def _line(model: Model, module: str, place: str, keys: Sequence[Key]) -> Line:
+    works = [work for key in keys for work in model.work.get(key, ())]
+    known = [work.flop for work in works if work.flop is not None]
+    operators = dict.fromkeys(work.operator.removeprefix("aten::") for work in works)
+    flop = sum(known) if len(known) == len(works) else None
+    return Line(module, place, "", tuple(operators), len(keys), flop, sum(work.bytes for work in works))
+
+
+def times(found: Sequence[tuple[Line, list[Key]]], spent: Spent, peaks: Peaks, precision: str) -> tuple[LineTime, ...]:
+    """Return the time of each line in a variant, the slowest first. Lines on which it spends none are left out."""
+    rate = peaks.flop_per_s.get("fp32" if precision == "tf32" else precision)
+    rows = []
+    for index, (line, keys) in enumerate(found):
+        ms = sum(spent.ms.get(key, 0.0) for key in keys)
+        if ms <= 0:
+            continue
+        moved = line.bytes * BYTES.get(precision, 1.0)
+        rows.append(
+            LineTime(
+                index,
+                ms,
+                ms / spent.latency_ms,
+                sum(spent.calls.get(key, 0) for key in keys),
+                sum(spent.copy_ms.get(key, 0.0) for key in keys),
+                moved / (ms / 1000) / peaks.bytes_per_s if moved else None,
+                line.flop / (ms / 1000) / rate if line.flop and rate else None,
+            )
+        )
+    return tuple(sorted(rows, key=lambda row: -row.ms))
+
+
+def advice(lines: Sequence[Line], variants: Sequence[Profiled]) -> tuple[str, ...]:
+    """Return what stands out, the largest first."""
+    return ()

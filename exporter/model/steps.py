@@ -1,0 +1,143 @@
+"""The steps of calls, recorded by torch.profiler: the outermost operators and kernels, in their order."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from exporter.core.profile_records import Origin, Step, Steps
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from exporter.model.tensors import Run, Tensors
+
+CALL = "exporter: call"
+NODE = "exporter node::"
+COPIES = ("aten::copy_", "Memcpy", "Memset")
+KERNELS = ("graph_", "aoti_torch_", "cpp_", "triton_", "fused_", "TensorExpr", "prim::TensorExpr")
+Explain = Callable[[Sequence[Any]], Sequence[tuple[Origin, ...]]]
+
+
+def record(run: Run, inputs: Tensors, device: str, runs: int, explain: Explain | None = None) -> Steps:
+    """Return the typical call of `runs` calls: its steps with the median of their times.
+
+    `explain` maps the profiler's events of one call to their origins.
+    """
+    calls = [(call, list(outermost(call))) for call in calls_of(run, inputs, device, runs)]
+    usual = Counter(len(found) for _, found in calls).most_common(1)[0][0]
+    calls = [(call, found) for call, found in calls if len(found) == usual]
+    origins = explain(calls[0][1]) if explain else [()] * usual
+    made = [[_step(call, event, device) for event in found] for call, found in calls]
+    return typical(
+        [
+            Steps(
+                tuple(replace(step, origins=tuple(own)) for step, own in zip(one, origins, strict=True)),
+                call.time_range.elapsed_us(),
+            )
+            for one, (call, _) in zip(made, calls, strict=True)
+        ]
+    )
+
+
+def calls_of(run: Run, inputs: Tensors, device: str, runs: int, stacks: bool = False) -> list[Any]:
+    """Return the profiler's event of each call, with the events inside it as its children."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device != "cpu" else ())]
+    with profile(activities=activities, with_stack=stacks) as profiler:
+        for _ in range(runs):
+            with record_function(CALL):
+                run(inputs)
+                if device != "cpu":
+                    torch.cuda.synchronize(device)
+    return [event for event in profiler.events() if event.name == CALL and event.device_type.name == "CPU"]
+
+
+def outermost(event: Any) -> Iterator[Any]:
+    """Yield the outermost events of operators and kernels inside an event, in the order of their beginning."""
+    for child in sorted(event.cpu_children, key=lambda one: one.time_range.start):
+        if "::" in child.name or child.name.startswith(KERNELS):
+            yield child
+        else:
+            yield from outermost(child)
+
+
+def _step(call: Any, event: Any, device: str) -> Step:
+    inside = list(everything(event))
+    copies = [one for one in inside if one.name.startswith(COPIES)]
+    on_gpu = device != "cpu"
+    return Step(
+        event.name,
+        event.time_range.start - call.time_range.start,
+        event.time_range.elapsed_us(),
+        len(inside),
+        sum(one.device_time_total if on_gpu else one.time_range.elapsed_us() for one in copies),
+        event.device_time_total if on_gpu else None,
+    )
+
+
+def on_gpu(step: Step, call: Any, event: Any) -> Step:
+    """Return a step with the times of its event in a call."""
+    found = _step(call, event, "cuda")
+    return replace(
+        found, name=step.name, origins=step.origins, copy_us=found.time_us if step.copy_us else found.copy_us
+    )
+
+
+def everything(event: Any) -> Iterator[Any]:
+    """Yield an event and all events inside it."""
+    yield event
+    for child in event.cpu_children:
+        yield from everything(child)
+
+
+def of_nodes(module: fx.GraphModule, inputs: Tensors, device: str, runs: int) -> Steps:
+    """Return the typical call of a graph that runs node by node."""
+    import torch
+    from torch import fx
+
+    from exporter.model import origins
+
+    ran: list[fx.Node] = []
+
+    class Walk(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            if n.op != "call_function":
+                return super().run_node(n)
+            ran.append(n)
+            with torch.profiler.record_function(f"{NODE}{n.target}"):
+                return super().run_node(n)
+
+    def run(given: Tensors) -> Tensors:
+        ran.clear()
+        with torch.no_grad():
+            return tuple(Walk(module, garbage_collect_values=True).run(*given))
+
+    found = record(run, inputs, device, runs, lambda events: [(origins.of(node),) for node in ran])
+    return replace(found, steps=tuple(replace(one, name=one.name.removeprefix(NODE)) for one in found.steps))
+
+
+def typical(calls: Sequence[Steps]) -> Steps:
+    """Return the median of calls that have the same steps."""
+    columns = zip(*(call.steps for call in calls), strict=True)
+    return Steps(
+        tuple(_median(column) for column in columns),
+        statistics.median(call.duration_us for call in calls),
+        calls[0].notes,
+    )
+
+
+def _median(column: Sequence[Step]) -> Step:
+    on_device = [one.device_us for one in column if one.device_us is not None]
+    return replace(
+        column[0],
+        start_us=statistics.median(one.start_us for one in column),
+        duration_us=statistics.median(one.duration_us for one in column),
+        copy_us=statistics.median(one.copy_us for one in column),
+        device_us=statistics.median(on_device) if on_device else None,
+    )

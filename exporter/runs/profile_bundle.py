@@ -1,0 +1,275 @@
+"""Profile variants of a bundle. This runs the model's code, which must be unchanged since the export.
+
+Every variant has a session of its own. Latency is measured without the profiler, in rotation over all sessions, before
+and after each session records its steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from exporter import targets
+from exporter.bundle import integrity, layout
+from exporter.bundle.signing import Trust
+from exporter.core import environment
+from exporter.core.errors import ExporterError, JobError, UsageError
+from exporter.core.profile_records import Origin, Profile, Profiled, Step, Steps
+from exporter.core.records import EAGER, Manifest, VariantRecord
+from exporter.evidence import attribution, benchmark
+from exporter.runs import rebuild, session_checks
+from exporter.runs.latency import EXAMPLE, At
+from exporter.runs.request import Request, again
+from exporter.workers.children import WITHOUT_GPU, Zygote
+from exporter.workers.profile import Needed, Subject
+from exporter.workers.session.client import PythonSession, Session
+
+RUNS = 10  # calls under the profiler
+PYTHON, NATIVE = "python", "native"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to profile: variants by name (all that have an artifact if empty), and for how long to measure each."""
+
+    names: tuple[str, ...] = ()
+    seconds: float = 3.0
+    timeout: float = 600.0
+
+
+@dataclass
+class Running:
+    """A variant with its open session, and how its steps are recorded."""
+
+    name: str
+    kind: str
+    precision: str
+    session: Session
+    record: Callable[[], Steps]
+
+
+def run(place: Path, asked: Asked, begun: Callable[[str], None]) -> tuple[Profile, dict[str, Steps]]:
+    """Profile variants of the bundle `place`, and eager. Also return the steps of each, by its name.
+
+    Raises UsageError if the bundle lacks a variant or if the recipe changed; AlteredError if a file differs from the
+    published one.
+    """
+    evidence = integrity.examine(place, Trust())
+    evidence.require(evidence.problems | evidence.spoilt)
+    manifest = layout.read_manifest(place)
+    records = _chosen(manifest, asked.names)
+    request = again(manifest)
+    rebuild.require_materials(place, request)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="exporter-")))
+        zygote = stack.enter_context(Zygote(WITHOUT_GPU if request.device == "cpu" else {}))
+        current = _Profiling(place.absolute(), manifest, request, asked, folder, zygote, begun)
+        stack.callback(current.close)
+        return current.execute(records)
+
+
+def _chosen(manifest: Manifest, names: Sequence[str]) -> list[VariantRecord]:
+    known = {
+        one.name: one for one in manifest.variants if one.artifact or any(map(targets.is_live, targets.parse(one.name)))
+    }
+    for name in names:
+        if name != EAGER and name not in known:
+            raise UsageError(f"the bundle has no artifact of {name}", f"choose from {', '.join((EAGER, *known))}")
+    return [one for name, one in known.items() if name in names or not names]
+
+
+@dataclass
+class _Profiling:
+    """A profile in progress."""
+
+    place: Path
+    manifest: Manifest
+    request: Request
+    asked: Asked
+    folder: Path
+    zygote: Zygote
+    begun: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self.job = self.request.job(self.folder)
+        self.golden = layout.golden(self.place)
+        self.failed: list[Profiled] = []
+        self.opened: list[Session] = []
+
+    def close(self) -> None:
+        for session in self.opened:
+            session.close()
+
+    def execute(self, records: Sequence[VariantRecord]) -> tuple[Profile, dict[str, Steps]]:
+        self.begun("load model")
+        needed: Needed = self.zygote.run(
+            "model",
+            "exporter.workers.profile.child:need",
+            {"job": self.job, "golden": self.golden, "precisions": self.request.precisions},
+            self._log(EAGER),
+            self.asked.timeout,
+        )
+        running = []
+        eager = VariantRecord(EAGER, EAGER, "pending")
+        for record in (eager, *records):
+            self.begun(f"open {record.name}")
+            try:
+                running.append(self._open(record, needed))
+            except ExporterError as error:
+                self.failed.append(Profiled(record.name, PYTHON, reason=str(error), remedy=error.remedy))
+        steps, series = self._measured(running)
+        model = attribution.Model(needed.eager, needed.nodes, needed.peaks)
+        found = self._profile(running, steps, series, model)
+        return found, {name: model.resolved(one) for name, one in steps.items()}
+
+    def _log(self, name: str) -> Path:
+        return self.folder / f"{layout.stem(name)}.log"
+
+    def _open(self, record: VariantRecord, needed: Needed) -> Running:
+        """Open the variant's sessions: one that is timed, and where that cannot report its steps, one that can."""
+        (variant,) = targets.parse(record.name) if record.name != EAGER else (targets.Variant(EAGER),)
+        options = replace(self.job.options, variant=variant.setting, precision=variant.precision)
+        if record.artifact is None:
+            work = self.folder / layout.stem(record.name)
+            (work / "cache").mkdir(parents=True)
+            options = replace(options, profiled=True, scratch=str(work), cache=str(work / "cache"))
+            job = replace(self.job, options=options)
+            arguments = {"subject": Subject(job, variant.target, self.golden, needed.prepared)}
+            session = self._start(self._child(record.name, "exporter.workers.profile.child:serve", arguments))
+            return Running(record.name, PYTHON, variant.precision, session, lambda: session.profile(RUNS))
+        kinds = dict(
+            session_checks.openers(self.zygote, self.place, record, options, self._log(record.name), self.asked.timeout)
+        )
+        facts = targets.facts(variant.target)
+        if facts.nodes and NATIVE in kinds:
+            session = self._start(kinds[NATIVE]())
+            artifact = self.place / record.artifact.path
+            return Running(record.name, NATIVE, variant.precision, session, lambda: self._native(artifact, options))
+        session = self._start(kinds[PYTHON]())
+        if not facts.instrumented:
+            return Running(record.name, PYTHON, variant.precision, session, lambda: session.profile(RUNS))
+        self.begun(f"build {record.name}")
+        watched = self._start(self._instrumented(record, variant, options, needed))
+        return Running(record.name, PYTHON, variant.precision, session, lambda: watched.profile(RUNS))
+
+    def _instrumented(
+        self, record: VariantRecord, variant: targets.Variant, options: targets.Options, needed: Needed
+    ) -> Session:
+        """Build the variant again so that its kernels report to the profiler, and open a session of that."""
+        work = self.folder / layout.stem(record.name)
+        work.mkdir()
+        job = replace(self.job, options=replace(options, profiled=True))
+        path = work / variant.artifact
+        subject = Subject(job, variant.target, self.golden, needed.prepared, path)
+        self.zygote.run(
+            f"build {record.name}",
+            "exporter.workers.profile.child:build",
+            {"subject": subject},
+            self._log(record.name),
+            self.asked.timeout,
+        )
+        arguments = {
+            "target": variant.target,
+            "path": str(path),
+            "golden_path": str(self.golden),
+            "promised": record.contract,
+            "options": job.options,
+        }
+        return self._child(record.name, "exporter.workers.session.server:serve_artifact", arguments)
+
+    def _child(self, name: str, function: str, arguments: dict[str, Any]) -> Session:
+        return PythonSession(
+            self.zygote.spawn(f"{name} (python)", function, arguments, self._log(name)), self.asked.timeout
+        )
+
+    def _start(self, session: Session) -> Session:
+        self.opened.append(session)
+        session.start()
+        return session
+
+    def _native(self, artifact: Path, options: targets.Options) -> Steps:
+        """Return the steps that exporter-run times."""
+        runner = environment.find_runner()
+        command = [str(runner), "profile", str(artifact), "--json", "--golden", str(self.golden), "--runs", str(RUNS)]
+        command += ["--device", options.device, "--threads", str(options.threads)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=self.asked.timeout, check=False)
+        if done.returncode:
+            raise JobError(f"exporter-run profile fails: {done.stderr.strip()}")
+        found = json.loads(done.stdout)
+        steps = [
+            Step(one["op"], one["start_us"], one["own_us"], origins=(Origin(one["module"], one["place"]),))
+            for one in found["nodes"]
+        ]
+        return Steps(tuple(steps), found["profiled_ms"] * 1000)
+
+    def _measured(self, running: Sequence[Running]) -> tuple[dict[str, Steps], dict[str, benchmark.Series]]:
+        """Time every session in rotation, and record the steps of each in the middle of that."""
+        named = {one.name: one for one in running}
+        subjects = {name: At(one.session, EXAMPLE) for name, one in named.items()}
+        half = self.asked.seconds / 2
+        steps: dict[str, Steps] = {}
+        series: dict[str, benchmark.Series] = {}
+        if not named:
+            return steps, series
+        first = next(iter(named))
+        say = lambda name: self.begun(f"time {name}")  # noqa: E731
+        before = benchmark.measure(subjects, half, first, say)
+        for name, one in named.items():
+            self.begun(f"profile {name}")
+            try:
+                steps[name] = one.record()
+            except ExporterError as error:
+                self.failed.append(Profiled(name, one.kind, reason=str(error), remedy=error.remedy))
+        after = benchmark.measure(subjects, half, first, say)
+        for name in named:
+            series[name] = after[name]
+            series[name].windows.extend(before[name].windows)
+        return steps, series
+
+    def _profile(
+        self,
+        running: Sequence[Running],
+        steps: dict[str, Steps],
+        series: dict[str, benchmark.Series],
+        model: attribution.Model,
+    ) -> Profile:
+        shown = [one for one in running if one.name in steps and not series[one.name].error]
+        timings = {one.name: benchmark.timing(series[one.name], series[running[0].name]) for one in shown}
+        spent = {one.name: attribution.spend(model, steps[one.name], timings[one.name].median_ms) for one in shown}
+        lines = attribution.lines(model, list(spent.values()))
+        variants = []
+        for one in shown:
+            own, timing = spent[one.name], timings[one.name]
+            variants.append(
+                Profiled(
+                    one.name,
+                    one.kind,
+                    timing.median_ms,
+                    timing.ci95_ms,
+                    attribution.times(lines, own, model.peaks, one.precision),
+                    own.outside_ms,
+                    own.elsewhere_ms,
+                    sum(own.copy_ms.values()),
+                    tuple(dict.fromkeys(step.name for step in steps[one.name].steps if step.fallback)),
+                    own.slowed,
+                    notes=steps[one.name].notes,
+                )
+            )
+        return Profile(
+            self.manifest.model.name,
+            self.request.device,
+            self.job.options.threads,
+            self.manifest.golden.cases[0].name if self.manifest.golden else "",
+            model.peaks,
+            tuple(line for line, _ in lines),
+            (*variants, *self.failed),
+            environment=environment.describe(targets.distributions(one.name.partition(":")[0] for one in running)),
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+        )

@@ -1,0 +1,129 @@
+"""Where the kernels that inductor generates come from, by its own provenance."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exporter.core.profile_records import Origin, Steps, aligned
+from exporter.model import origins, steps
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from exporter.model.tensors import Run, Tensors
+
+# `cpp.enable_kernel_profile` makes kernels known to torch.profiler; the other one keeps which nodes they compute.
+SETTINGS = {"cpp.enable_kernel_profile": True, "trace.provenance_tracking_level": 1}
+INFORMATION = "kernel_information.json"
+COMPANION = ".kernels.json"
+# Kernels of torch that inductor chooses for their speed. Other operators of torch are those that it cannot compile.
+CHOSEN = ("addmm", "mm", "bmm", "baddbmm", "linear", "conv", "attention", "qlinear", "qconv", "mkl", "embedding")
+_GRAPH = re.compile(r"^graph_\d+_")
+_KERNEL = re.compile(r":(\d+)$")
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The kernels of a compiled graph in the order of their calls, and the origins of each."""
+
+    names: list[str]
+    origins: list[tuple[Origin, ...]]
+
+    def explain(self, events: Sequence[Any]) -> list[tuple[Origin, ...]]:
+        """Return the origins of the profiler's events."""
+        at = aligned([_plain(name) for name in self.names], [_plain(event.name) for event in events])
+        return [() if index is None else self.origins[index] for index in at]
+
+
+def of(
+    information: Mapping[str, Mapping[str, Any]], graph: Mapping[str, Sequence[str]], known: Mapping[str, Origin]
+) -> Kernels:
+    """Return the kernels of a graph, given what inductor says of them and where the graph's nodes come from."""
+    ordered = sorted(information, key=lambda name: int(_KERNEL.search(name)[1]))  # type: ignore[index]
+    owned = origins.claimed([information[name]["pre_grad_nodes"] for name in ordered], graph)
+    return Kernels(
+        [_KERNEL.sub("", name) for name in ordered],
+        [tuple(known[one] for one in nodes if one in known) for nodes in owned],
+    )
+
+
+def _plain(name: str) -> str:
+    """Return a kernel's name as it is both in inductor's files and in the profiler's events."""
+    name = _GRAPH.sub("", name).removesuffix(".default").removesuffix(".out")
+    return name.rpartition("::")[2].rpartition(".")[2]
+
+
+def is_fallback(name: str) -> bool:
+    """Return whether inductor called an operator of torch because it cannot compile it."""
+    return name.startswith(("aoti_torch_", "aten::", "torchvision::")) and not any(one in name for one in CHOSEN)
+
+
+@dataclass
+class Instrumented:
+    """What torch.compile compiled while it was watched: graphs, and inductor's information on their kernels."""
+
+    graphs: list[tuple[dict[str, tuple[str, ...]], dict[str, Origin]]] = field(default_factory=list)
+    information: list[dict[str, Any]] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Compile with SETTINGS, and note what is compiled."""
+        from torch._inductor import config, debug
+
+        dump = debug.dump_inductor_provenance_info
+
+        def collect() -> dict[str, Any]:
+            self.information.append(debug.create_kernel_information_json())
+            return dump()
+
+        patched: Any = debug
+        with config.patch({**SETTINGS, "pre_grad_custom_pass": self._see}):
+            patched.dump_inductor_provenance_info = collect
+            try:
+                yield
+            finally:
+                patched.dump_inductor_provenance_info = dump
+
+    def _see(self, graph: fx.Graph) -> None:
+        self.graphs.append((origins.inputs(graph), {node.name: origins.of(node) for node in graph.nodes}))
+
+    def kernels(self) -> Kernels:
+        """Return the kernels of all graphs, in the order in which they were compiled."""
+        found = [of(said, *graph) for said, graph in zip(self.information, self.graphs, strict=False)]
+        return Kernels([name for one in found for name in one.names], [own for one in found for own in one.origins])
+
+
+def save(package: Path, graph: fx.Graph) -> None:
+    """Write the kernels of a package to its companion file, by the information in the package."""
+    with zipfile.ZipFile(package) as archive:
+        files = [name for name in archive.namelist() if name.endswith(f"/{INFORMATION}")]
+        information = json.loads(archive.read(files[0])) if len(files) == 1 else {}
+    made = of(information, origins.inputs(graph), {node.name: origins.of(node) for node in graph.nodes})
+    rows = [
+        [name, [[one.module, one.place, one.node] for one in own]]
+        for name, own in zip(made.names, made.origins, strict=True)
+    ]
+    Path(f"{package}{COMPANION}").write_text(json.dumps(rows), encoding="utf-8")
+
+
+def read(package: Path) -> Kernels | None:
+    """Read the companion file of a package; None if it has none."""
+    file = Path(f"{package}{COMPANION}")
+    if not file.is_file():
+        return None
+    rows = json.loads(file.read_text(encoding="utf-8"))
+    return Kernels([name for name, _ in rows], [tuple(Origin(*one) for one in own) for _, own in rows])
+
+
+def record(source: Path | Instrumented, run: Run, device: str, inputs: Tensors, runs: int) -> Steps:
+    """Return the typical call of a package, or of what torch.compile compiled, with the origins of its steps."""
+    kernels = read(source) if isinstance(source, Path) else source.kernels()
+    found = steps.record(run, inputs, device, runs, kernels.explain if kernels else None)
+    return replace(found, steps=tuple(replace(one, fallback=is_fallback(one.name)) for one in found.steps))
