@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from exporter.core.profile_records import Line, LineTime, Origin, Peaks, Profiled, Step, Steps, Work, aligned
 
 Key = tuple[str, str]  # a module's path and a place
+Turn = tuple[str, str | None]  # a place and an operator
+MOST_US = 5.0  # that the profiler takes for an event
 LEAST_S = 1e-7  # of any operator, so that operators without work count equally
 APART = 2.0  # a module that takes this multiple of the median of its like has a line of its own
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
@@ -38,9 +41,11 @@ class Model:
             key = self.key(one.module, one.place)
             if key not in self.work:  # a line that runs only in the exported program
                 self.work[key] = []
-        self._at: dict[str, list[str]] = {}  # the modules of each place, in the order of their operators
-        for one in self.eager:
-            self._at.setdefault(self.place(one.place), []).append(one.module)
+        # The modules of each place and operator in their order, and of each place with any operator (None).
+        self._at: dict[Turn, list[str]] = {}
+        for one in self.nodes or self.eager:
+            for operator in (_base(one.operator), None):
+                self._at.setdefault((self.place(one.place), operator), []).append(one.module)
 
     def place(self, place: str) -> str:
         """Return a place as eager names it; artifacts keep only the names of files outside packages."""
@@ -74,20 +79,16 @@ class Model:
         them in the same order in every variant.
         """
         steps = self._with_origins(steps)
-        turns: dict[str, int] = {}
-        for step in steps:
-            for place in {self.place(one.place) for one in step.origins if self._is_bare(one)}:
-                turns[place] = turns.get(place, 0) + 1
-        used: dict[str, int] = {}
+        turns = Counter(turn for step in steps for turn in self._turns(step))
+        used: Counter[Turn] = Counter()
         found = []
         for step in steps:
             parts: dict[Key, float] = {}
-            for place in {self.place(one.place) for one in step.origins if self._is_bare(one)}:
-                used[place] = used.get(place, -1) + 1
             for one in step.origins:
-                key, cost = self._resolve(one, used, turns)
+                key, cost = self._resolve(one, step, used, turns)
                 if key[1]:
                     parts[key] = parts.get(key, 0.0) + cost
+            used.update(self._turns(step))
             total = sum(parts.values())
             found.append([(key, cost / total) for key, cost in parts.items()])
         return found
@@ -106,13 +107,22 @@ class Model:
     def _is_bare(self, origin: Origin) -> bool:
         return bool(origin.place) and not origin.module and not origin.node
 
-    def _resolve(self, origin: Origin, used: Mapping[str, int], turns: Mapping[str, int]) -> tuple[Key, float]:
+    def _turns(self, step: Step) -> set[Turn]:
+        """Return the places at which a step takes its turn, with its operator if that is known there."""
+        return {self._turn(one, step) for one in step.origins if self._is_bare(one)}
+
+    def _turn(self, origin: Origin, step: Step) -> Turn:
+        turn = self.place(origin.place), _base(step.name)
+        return turn if turn in self._at else (turn[0], None)
+
+    def _resolve(self, origin: Origin, step: Step, used: Counter[Turn], turns: Counter[Turn]) -> tuple[Key, float]:
         if work := self.by_node.get(origin.node):
             return self.key(work.module, work.place), self.cost_s([work])
         place = self.place(origin.place)
         module = origin.module
-        if self._is_bare(origin) and (modules := self._at.get(place)):
-            module = modules[used[place] * len(modules) // turns[place]]
+        turn = self._turn(origin, step)
+        if self._is_bare(origin) and (modules := self._at.get(turn)):
+            module = modules[used[turn] * len(modules) // turns[turn]]
         return (module, place), self.cost_s(self.work.get((module, place), ()))
 
 
@@ -141,20 +151,21 @@ class Spent:
 def spend(model: Model, found: Steps, latency_ms: float) -> Spent:
     """Attribute a call's steps, without what the profiler added to them.
 
-    The profiler takes a constant time for each event, and what it adds to the call is known: the call with it minus the
-    latency without it. Each step therefore loses its share of that, by its number of events.
+    What remains of the call with the profiler is compared with the latency without it, and every step is scaled by
+    their ratio: the machine is not equally fast all the time. On a GPU the profiler slows down only the host, so the
+    times of kernels are kept, unless they exceed the latency.
     """
+    latency_us = latency_ms * 1000
     events = sum(step.events for step in found.steps)
-    added_us = max(found.duration_us - latency_ms * 1000, 0.0)
-    each_us = added_us / events if events else 0.0
-    spent = Spent(latency_ms, slowed=found.duration_us / (latency_ms * 1000) if latency_ms else 1.0)
-    times = []
-    for step in found.steps:
-        on_device = step.device_us is not None
-        times.append(
-            step.time_us if on_device else max(step.duration_us - each_us * (step.events - 1), step.duration_us / 2)
-        )
-    scale = min(1.0, latency_ms * 1000 / sum(times)) if times else 1.0
+    each_us = min(max(found.duration_us - latency_us, 0.0) / events, MOST_US) if events else 0.0
+    on_gpu = any(step.device_us is not None for step in found.steps)
+    times = [
+        step.time_us if on_gpu else max(step.duration_us - each_us * (step.events - 1), step.duration_us / 2)
+        for step in found.steps
+    ]
+    alone_us = max(found.duration_us - each_us * events, sum(times))
+    scale = latency_us / alone_us if alone_us and (not on_gpu or sum(times) > latency_us) else 1.0
+    spent = Spent(latency_ms, slowed=found.duration_us / latency_us if latency_us else 1.0)
     for step, took_us, keys in zip(found.steps, times, model.keys_of(found.steps), strict=True):
         ms = took_us * scale / 1000
         copied = ms * min(step.copy_us / step.time_us, 1.0) if step.time_us else 0.0

@@ -123,21 +123,24 @@ def of_nodes(module: fx.GraphModule, inputs: Tensors, device: str, runs: int) ->
 
 
 def typical(calls: Sequence[Steps]) -> Steps:
-    """Return the median of calls that have the same steps."""
-    columns = zip(*(call.steps for call in calls), strict=True)
-    return Steps(
-        tuple(_median(column) for column in columns),
-        statistics.median(call.duration_us for call in calls),
-        calls[0].notes,
-    )
+    """Return the mean of the middle half of calls that have the same steps, by their duration.
+
+    Unlike the medians of each step, means add up to the duration of the call.
+    """
+    ordered = sorted(calls, key=lambda call: call.duration_us)
+    out = len(ordered) // 4
+    middle = ordered[out : len(ordered) - out]
+    columns = zip(*(call.steps for call in middle), strict=True)
+    duration = statistics.fmean(call.duration_us for call in middle)
+    return Steps(tuple(_mean(column) for column in columns), duration, calls[0].notes)
 
 
-def _median(column: Sequence[Step]) -> Step:
+def _mean(column: Sequence[Step]) -> Step:
     on_device = [one.device_us for one in column if one.device_us is not None]
     return replace(
         column[0],
-        start_us=statistics.median(one.start_us for one in column),
-        duration_us=statistics.median(one.duration_us for one in column),
-        copy_us=statistics.median(one.copy_us for one in column),
-        device_us=statistics.median(on_device) if on_device else None,
+        start_us=statistics.fmean(one.start_us for one in column),
+        duration_us=statistics.fmean(one.duration_us for one in column),
+        copy_us=statistics.fmean(one.copy_us for one in column),
+        device_us=statistics.fmean(on_device) if on_device else None,
     )

@@ -207,7 +207,7 @@ class _Profiling:
             Step(one["op"], one["start_us"], one["own_us"], origins=(Origin(one["module"], one["place"]),))
             for one in found["nodes"]
         ]
-        return Steps(tuple(steps), found["profiled_ms"] * 1000)
+        return Steps(tuple(steps), max(one["start_us"] + one["duration_us"] for one in found["nodes"]))
 
     def _measured(self, running: Sequence[Running]) -> tuple[dict[str, Steps], dict[str, benchmark.Series]]:
         """Time every session in rotation, and record the steps of each in the middle of that."""

@@ -159,35 +159,42 @@ class Eager:
         self.works: list[Work] = []
 
     def record(self, inputs: Tensors, runs: int) -> Steps:
-        """Return the typical call of `runs` calls."""
+        """Return the typical call of `runs` calls.
+
+        Its duration is that of a call without the recorder, right before it.
+        """
         calls = [self._call(inputs) for _ in range(runs)]
         return steps.typical([one for one in calls if len(one.steps) == len(calls[0].steps)])
 
     def _call(self, inputs: Tensors) -> Steps:
+        self._synchronize()
+        begun = time.perf_counter_ns()
+        self.run(inputs)
+        self._synchronize()
+        took = (time.perf_counter_ns() - begun) / 1000
         with modules_of(self.model) as running:
             recorder = Recorder(lambda: Origin(origins.within(running[-1]), source_lines.here()), self.device)
-            if self.device == "cpu":
-                recorder.begun = begun = time.perf_counter_ns()
+
+            def run(given: Tensors) -> Tensors:
                 with recorder:
-                    self.run(inputs)
-                took = (time.perf_counter_ns() - begun) / 1000
-                found = recorder.steps
+                    return self.run(given)
+
+            recorder.begun = time.perf_counter_ns()
+            found = recorder.steps
+            if self.device == "cpu":
+                run(inputs)
             else:
-                found, took = self._on_gpu(recorder, inputs)
+                found = self._on_gpu(recorder, run, inputs)
         self.works = recorder.works
         return Steps(tuple(found), took)
 
-    def _on_gpu(self, recorder: Recorder, inputs: Tensors) -> tuple[list[Step], float]:
+    def _synchronize(self) -> None:
+        if self.device != "cpu":
+            torch.cuda.synchronize(self.device)
+
+    def _on_gpu(self, recorder: Recorder, run: Run, inputs: Tensors) -> list[Step]:
         """Run under the profiler, which finds the kernels of each operator."""
-
-        def run(given: Tensors) -> Tensors:
-            with recorder:
-                return self.run(given)
-
         (call,) = steps.calls_of(run, inputs, self.device, 1)
-        found = []
         ranges = (one for one in steps.everything(call) if one.name.startswith(_RANGE) and one is not call)
-        for event in sorted(ranges, key=lambda one: one.time_range.start):
-            step = recorder.steps[int(event.name.removeprefix(_RANGE))]
-            found.append(steps.on_gpu(step, call, event))
-        return found, call.time_range.elapsed_us()
+        ordered = sorted(ranges, key=lambda one: one.time_range.start)
+        return [steps.on_gpu(recorder.steps[int(one.name.removeprefix(_RANGE))], call, one) for one in ordered]
