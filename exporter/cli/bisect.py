@@ -28,8 +28,8 @@ OWN = ("timeout", "as_json", "quiet")  # options that apply to bundles too
 @click.option(
     "--fix",
     is_flag=True,
-    help="Find a small set of layers that an int8 variant needs in floating point, prove that it then passes, and "
-    "measure what that costs.",
+    help="Find options with which the variant passes, prove it, and measure what they cost: layers that an int8, bf16 "
+    "or fp16 variant needs in floating point, or a setting of inductor.",
 )
 @_options.of(
     SessionSettings, "timeout", default=1800.0, help="Limit for loading the model, and for each step, in seconds."

@@ -153,9 +153,16 @@ class BuildSettings(Settings):
     )
     keep_float: tuple[str, ...] = option(
         (),
-        "Leave a layer in floating point in int8 variants, by its name in the model (encoder.layer.0.output), which "
-        "includes the layers inside it. May be repeated. `exporter bisect --fix` finds the layers.",
+        "Leave a layer in floating point in int8 variants, and in float32 in bf16 and fp16 variants, by its name in "
+        "the model (encoder.layer.0.output), which includes the layers inside it. May be repeated. `exporter bisect "
+        "--fix` finds the layers.",
         metavar="LAYER",
+    )
+    inductor: tuple[str, ...] = option(
+        (),
+        "Change a setting of torch._inductor.config for variants of the compile target, such as freezing=False or "
+        "cpp.simdlen=1. May be repeated. `exporter bisect --fix` finds one with which a failing variant passes.",
+        metavar="NAME=VALUE",
     )
     portable: bool = option(
         False,

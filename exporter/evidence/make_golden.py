@@ -35,13 +35,15 @@ class Plan:
     """The sizes and seed of each case, beginning with the example, and the ranges of the sizes.
 
     Sizes are halved until a case is expected to stay within CASE_OPERATIONS and CASE_BYTES, except for the cases named
-    in `whole`. With `unusual`, the example has further cases with changed values, NaN and infinity.
+    in `whole`. With `unusual`, the example has further cases with changed values, NaN and infinity. `kept` names the
+    layers that compute in float32 in half precisions.
     """
 
     cases: Cases
     symbols: Mapping[str, Range]
     whole: Collection[str] = ()
     unusual: bool = True
+    kept: Sequence[str] = ()
 
     @property
     def base(self) -> Sizes:
@@ -148,12 +150,18 @@ def _cut_down(inputs: MakeInputs, plan: Plan, limit: Limit, notes: list[str]) ->
 
 
 def in_precisions(
-    made: Golden, module: torch.nn.Module, tolerances: Mapping[str, Tolerance], outputs: tuple[str, ...], device: str
+    made: Golden,
+    module: torch.nn.Module,
+    tolerances: Mapping[str, Tolerance],
+    outputs: tuple[str, ...],
+    device: str,
+    kept: Sequence[str] = (),
 ) -> tuple[dict[str, Precision], tuple[str, ...]]:
     """Return eager's outputs in other precisions with their tolerances, and notes about precisions in which it fails.
 
     In these, and in int8, artifacts are compared with eager's outputs in float32. int8 leaves out cases whose values
-    are far beyond its calibration data. `outputs` are the contract's output dtypes.
+    are far beyond its calibration data. `outputs` are the contract's output dtypes. In half precisions, the layers in
+    `kept` compute in float32.
     """
     found: dict[str, Precision] = {}
     notes: list[str] = []
@@ -161,7 +169,7 @@ def in_precisions(
         given: tuple[Tensors, ...] = ()
         if name != "int8":
             try:
-                with precision.computing(module, name, outputs) as computes:
+                with precision.computing(module, name, outputs, kept) as computes:
                     given = tuple(eager.run(computes, case.inputs, device) for case in made.cases)
             except Exception as error:  # a model not written for this precision can raise anything
                 notes.append(f"eager does not run in {name}: {source_lines.summary(error)}")

@@ -214,7 +214,12 @@ def _is_settled(calls: Calls, given: Outputs, device: str, tolerance: Tolerance,
 
 
 def in_precisions(
-    made: Golden, calls: Calls, tolerances: Mapping[str, Tolerance], outputs: tuple[str, ...], device: str
+    made: Golden,
+    calls: Calls,
+    tolerances: Mapping[str, Tolerance],
+    outputs: tuple[str, ...],
+    device: str,
+    kept: Sequence[str] = (),
 ) -> tuple[dict[str, Precision], tuple[str, ...]]:
     """Do what `make_golden.in_precisions` does, with the state carried in the precision too.
 
@@ -227,7 +232,7 @@ def in_precisions(
         given: tuple[Tensors, ...] = ()
         if name != "int8":
             try:
-                with precision.computing(calls.plain, name, outputs) as flat:
+                with precision.computing(calls.plain, name, outputs, kept) as flat:
                     form = Form(precision.DTYPES.get(name))
                     runs = [calls.run_as(flat, s, device, form) for s in _sequences(made, states)]
                 given = tuple(

@@ -7,10 +7,11 @@ the result is accurate.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
+from exporter.model import kept_layers
 from exporter.model.tensors import Tensors
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -29,14 +30,26 @@ class Cast(torch.nn.Module):
         return tuple(t.to(dtype) for t, dtype in zip(self.flat(*given), self.outputs, strict=True))
 
 
-def cast(flat: torch.nn.Module, precision: str, outputs: tuple[str, ...]) -> torch.nn.Module:
-    """Cast `flat` to a half precision in place; return it unchanged for others. `outputs` are names of dtypes."""
+def cast(flat: torch.nn.Module, precision: str, outputs: tuple[str, ...], kept: Sequence[str] = ()) -> torch.nn.Module:
+    """Cast `flat` to a half precision in place; return it unchanged for others. `outputs` are names of dtypes.
+
+    The layers in `kept` compute in float32. Raises ExportError if the model lacks one of them.
+    """
+    return _cast(flat, precision, outputs, kept)[0]
+
+
+def _cast(
+    flat: torch.nn.Module, precision: str, outputs: tuple[str, ...], kept: Sequence[str]
+) -> tuple[torch.nn.Module, list[kept_layers.Undo]]:
     dtype = DTYPES.get(precision)
     if dtype is None:
-        return flat
+        return flat, []
+    spared, undo = kept_layers.keep(flat, kept, dtype) if kept else ([], [])
+    ids = set(map(id, spared))
     for tensor in _floating(flat):  # complex tensors would lose their imaginary part
-        tensor.data = tensor.data.to(dtype)
-    return Cast(flat, dtype, tuple(getattr(torch, name) for name in outputs)).eval()
+        if id(tensor) not in ids:
+            tensor.data = tensor.data.to(dtype)
+    return Cast(flat, dtype, tuple(getattr(torch, name) for name in outputs)).eval(), undo
 
 
 def _floating(module: torch.nn.Module) -> list[torch.Tensor]:
@@ -44,18 +57,24 @@ def _floating(module: torch.nn.Module) -> list[torch.Tensor]:
 
 
 @contextlib.contextmanager
-def computing(flat: torch.nn.Module, precision: str, outputs: tuple[str, ...]) -> Iterator[torch.nn.Module]:
-    """Yield `flat` in a precision; its original weights are restored afterwards."""
+def computing(
+    flat: torch.nn.Module, precision: str, outputs: tuple[str, ...], kept: Sequence[str] = ()
+) -> Iterator[torch.nn.Module]:
+    """Yield `flat` in a precision, in which the layers in `kept` compute in float32; afterwards it is as before."""
     tensors = _floating(flat)
-    kept = [t.data for t in tensors]
+    data = [t.data for t in tensors]
     tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    undo: list[kept_layers.Undo] = []
     try:
         use_tf32(precision == "tf32")
-        yield cast(flat, precision, outputs)
+        made, undo = _cast(flat, precision, outputs, kept)
+        yield made
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
-        for tensor, data in zip(tensors, kept, strict=True):
-            tensor.data = data
+        for step in reversed(undo):
+            step()
+        for tensor, own in zip(tensors, data, strict=True):
+            tensor.data = own
 
 
 def use_tf32(wanted: bool) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from exporter.core import source_lines
-from exporter.workers.bisect import Bisection, Node
+from exporter.workers.bisect import Bisection, Fix, Node
 
 NARROWEST, WIDEST = 40, 120
 
@@ -31,8 +31,7 @@ def render(found: Bisection, folder: Path) -> str:
     for note in found.notes:
         _line(console, note, "yellow")
     if found.fix:
-        option = " ".join(f"--keep-float {layer}" for layer in found.fix.keep_float)
-        _line(console, f"It passes with {option}, and takes {found.fix.slower:.2f} times as long.", "green")
+        _line(console, f"It passes with {found.fix.options}{_cost(found.fix)}.", "green")
     if found.remedy:
         _line(console, f"remedy: {found.remedy}", "dim")
     if found.builds > 1:
@@ -42,6 +41,10 @@ def render(found: Bisection, folder: Path) -> str:
     output = console.file
     assert isinstance(output, io.StringIO)
     return output.getvalue()
+
+
+def _cost(fix: Fix) -> str:
+    return f", and takes {fix.slower:.2f} times as long" if fix.slower is not None else ""
 
 
 def _line(console: Console, text: str, style: str = "") -> None:

@@ -47,7 +47,8 @@ def render(manifest: Manifest, place: Path | None = None) -> str:
         console.print(f"[red]{escape(variant.name)}[/] failed at {escape(variant.stage)}: {escape(variant.reason)}")
         found = [("remedy", variant.remedy), ("reproduce", variant.reproduce), ("rejected", rows.rejected(variant))]
         if variant.rejected:
-            found.append(("find the operator", f"exporter bisect BUNDLE {variant.name}"))
+            fix = " --fix" if variant.name.partition("@")[2] in ("int8", "bf16", "fp16") else ""
+            found.append(("find the operator", f"exporter bisect BUNDLE {variant.name}{fix}"))
         for label, text in found:
             if text:
                 console.print(f"  {label}: {escape(text)}", style="dim", soft_wrap=True)

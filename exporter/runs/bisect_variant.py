@@ -23,7 +23,7 @@ def run(
 ) -> Bisection:
     """Examine the variant `name` of the bundle `place`, and write what shows the failure to `out`.
 
-    With `fix`, also find the layers that an int8 variant needs in floating point.
+    With `fix`, also find options with which a variant passes that fails.
 
     Raises UsageError if the bundle lacks the variant, if the variant was not exported, if the bundle keeps state inside
     its artifacts, or if the recipe changed; AlteredError if a file differs from the published one.
@@ -31,8 +31,9 @@ def run(
     evidence = integrity.examine(place, Trust())
     evidence.require(evidence.problems | evidence.spoilt)
     manifest = layout.read_manifest(place)
-    if fix and targets.parse(name)[0].precision != "int8":
-        raise UsageError(f"--fix applies to int8 variants, and {name} is not one", "leave it out")
+    if fix and not can_fix(targets.parse(name)[0]):
+        cause = f"--fix applies to variants in int8, bf16 or fp16, and to compile, and {name} is none of these"
+        raise UsageError(cause, "leave it out")
     record = _record(manifest, name)
     (variant,) = targets.parse(name)
     request = again(manifest)
@@ -43,6 +44,11 @@ def run(
         asked = Asked(record.target, record.name, _artifact(place, record), layout.golden(place), out, fix)
         found = bisect.run(replace(job, options=options), asked, Path(folder, "bisect.log"), begun, timeout)
     return _against(record, found)
+
+
+def can_fix(variant: targets.Variant) -> bool:
+    """Return whether a variant has options that may make it pass."""
+    return variant.precision in ("int8", "bf16", "fp16") or variant.target == "compile"
 
 
 def _against(record: VariantRecord, found: Bisection) -> Bisection:

@@ -57,6 +57,11 @@ class Request(RunSettings, SizeSettings):
             raise UsageError(
                 "--portable applies only to the packages of the compile target", "remove it, or add the target compile"
             )
+        if self.inductor and not any(v.target == "compile" for v in self.variants):
+            raise UsageError("--inductor applies only to the compile target", "remove it, or add the target compile")
+        for one in self.inductor:
+            if not one.partition("=")[0] or "=" not in one:
+                raise UsageError(f"--inductor {one!r} is not NAME=VALUE", "give freezing=False, for example")
         if self.portable:
             machine_code.require_portable()
 

@@ -1,14 +1,17 @@
-"""Patches to inductor: persistent precompiled headers, reproducible sources, detection of vector instructions."""
+"""Inductor's settings, and patches: persistent headers, reproducible sources, detection of vector instructions."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from exporter.core import environment
+from exporter.core.errors import ExportError
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 SOURCES = ("wrapper.cpp", "kernel.cpp")  # extensions of a package's sources
@@ -16,6 +19,46 @@ SOURCES = ("wrapper.cpp", "kernel.cpp")  # extensions of a package's sources
 DESCRIPTOR_BYTES = 772
 DESCRIPTOR = re.compile(rf"(?<=opaque_metadata = \{{)(?:\d+L, ){{{DESCRIPTOR_BYTES - 1}}}\d+L(?=\}};)")
 PADDING = (*range(108, 112), *range(316, 320), *range(420, 424))  # uninitialized bytes of the descriptor
+
+
+def known() -> dict[str, Any]:
+    """Return inductor's settings with their values."""
+    from torch._inductor import config
+
+    copied = getattr(config, "get_config_copy", None) or config.shallow_copy_dict  # the second before torch 2.8
+    return dict(copied())
+
+
+def parse(given: Sequence[str]) -> dict[str, Any]:
+    """Return inductor's settings for NAME=VALUE, as the user writes them.
+
+    Raises ExportError for a setting that inductor lacks, or a value of another type.
+    """
+    settings = known()
+    found: dict[str, Any] = {}
+    for one in given:
+        name, _, text = one.partition("=")
+        if name not in settings:
+            close = difflib.get_close_matches(name, settings, n=3)
+            hint = f"did you mean {', '.join(close)}?" if close else "torch/_inductor/config.py lists them"
+            raise ExportError(f"--inductor names {name}, and inductor has no such setting", hint)
+        value = _value(text)
+        usual = settings[name]
+        if usual is not None and type(value) is not type(usual):
+            raise ExportError(
+                f"--inductor {one}: {name} is a {type(usual).__name__}, by default {usual!r}",
+                f"give {name}={usual!r}, for example",
+            )
+        found[name] = value
+    return found
+
+
+def _value(text: str) -> Any:
+    """Return a number, True, False, None, or a text."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 def keep_headers() -> None:

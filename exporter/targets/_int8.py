@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import copy
-import difflib
 import logging
 import warnings
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from exporter.core import environment
 from exporter.core.errors import ExportError, MissingDependency
+from exporter.model import layer_names
 
 if TYPE_CHECKING:
     import torch
@@ -21,28 +21,6 @@ if TYPE_CHECKING:
 
 SCOPES = "pkg.torch.onnx.name_scopes"
 COMPILED = ("quantized_decomposed", "torchao")  # namespaces whose operators inductor compiles itself
-
-
-def is_kept(path: str, kept: Sequence[str]) -> bool:
-    """Return whether a layer stays in floating point: it, or a module around it, is among the names."""
-    return any(path == name or path.startswith(f"{name}.") for name in kept)
-
-
-def require_known(module: torch.nn.Module, kept: Sequence[str]) -> None:
-    """Raise ExportError for a name that no module of the model has."""
-    known = {_own(path) for path, _ in module.named_modules()}
-    for name in kept:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=3)
-            raise ExportError(
-                f"--keep-float names {name}, and the model has no such layer",
-                f"did you mean {', '.join(close)}?" if close else "use a name of model.named_modules()",
-            )
-
-
-def _own(path: str) -> str:
-    """Return the path of a module in the user's model, which wrappers contain."""
-    return path.removeprefix("flat.").removeprefix("model.")
 
 
 def dynamic(module: torch.nn.Module, kept: Sequence[str] = ()) -> tuple[torch.nn.Module, str]:
@@ -57,9 +35,9 @@ def dynamic(module: torch.nn.Module, kept: Sequence[str] = ()) -> tuple[torch.nn
 
     if next(module.parameters(), torch.empty(0)).device.type != "cpu":
         raise ExportError("torch supports dynamic quantization only on the CPU", "choose compile@int8, or trace@fp16")
-    require_known(module, kept)
+    layer_names.require_known(module, kept)
     layers = [path for path, inner in module.named_modules() if type(inner) is torch.nn.Linear]
-    left = [path for path in layers if is_kept(_own(path), kept)]
+    left = [path for path in layers if layer_names.is_kept(layer_names.own_path(path), kept)]
     found = len(layers) - len(left)
     if not found:
         raise ExportError("there is no Linear layer to quantize", "choose compile@int8 or onnx@int8")
@@ -127,13 +105,13 @@ def weights(module: torch.nn.Module, kept: Sequence[str] = ()) -> torch.nn.Modul
     _require_torchao()
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
-    require_known(module, kept)
+    layer_names.require_known(module, kept)
     layers = [path for path, inner in module.named_modules() if type(inner) is torch.nn.Linear]
-    if all(is_kept(_own(path), kept) for path in layers):
+    if all(layer_names.is_kept(layer_names.own_path(path), kept) for path in layers):
         raise ExportError("there is no Linear layer to quantize", "choose bf16 or fp16 on a GPU")
 
     def chosen(inner: torch.nn.Module, path: str) -> bool:
-        return isinstance(inner, torch.nn.Linear) and not is_kept(_own(path), kept)
+        return isinstance(inner, torch.nn.Linear) and not layer_names.is_kept(layer_names.own_path(path), kept)
 
     quantize_(module, Int8WeightOnlyConfig(set_inductor_config=False), chosen)  # else it would allow TF32 everywhere
     return module
@@ -174,7 +152,7 @@ def onnx(path: Path, names: Sequence[str], examples: Sequence[Tensors], kept: Se
     properties = {entry.key: entry.value for entry in model.metadata_props}
     logging.getLogger().setLevel(logging.ERROR)  # it logs advice to preprocess, on the root logger
     made = path.with_name(f"int8-{path.name}")
-    left = [node.name for node in model.graph.node if kept and is_kept(_module_of(node), kept)]
+    left = [node.name for node in model.graph.node if kept and layer_names.is_kept(_module_of(node), kept)]
     if kept and not left:
         raise ExportError("--keep-float needs the names of modules, which this ONNX model lacks", "choose compile@int8")
     left += [f"{name}_MatMul" for name in left]  # what onnxruntime calls the product of a Gemm node

@@ -20,7 +20,7 @@ from exporter.core.contract_records import PRECISIONS, Build, Contract, TensorSp
 from exporter.core.errors import ArtifactError, Blame, ContractError, ExportError, MissingDependency
 from exporter.core.expressions import Expression
 from exporter.core.json_codec import to_json
-from exporter.model import custom_ops
+from exporter.model import custom_ops, layer_names
 from exporter.model.state import carrying
 from exporter.targets import (
     GB,
@@ -83,6 +83,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
             f"torch {torch.__version__} can only compile packages for this machine",
             "install torch 2.14 or leave out --portable",
         )
+    _inductor.parse(options.inductor)  # before the slow steps
     _inductor.keep_headers()
     _inductor.repeat_itself()
     slow = _inductor.find_vector_instructions()
@@ -101,7 +102,8 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     ops = tuple(op for op in ops if op not in _int8.COMPILED)
     build = _build(options)
     contract_files.append_to_zip(path, to_json(replace(program.contract, ops=ops, build=build)))
-    return Exported((*_quantized(program, options), *unfrozen, *_notes(build), *slow), ops=ops, build=build)
+    changed = tuple(f"inductor with {one}" for one in options.inductor)
+    return Exported((*_quantized(program, options), *unfrozen, *changed, *_notes(build), *slow), ops=ops, build=build)
 
 
 def _quantized(program: Program, options: Options) -> tuple[str, ...]:
@@ -130,7 +132,8 @@ def _settings(graph: torch.export.ExportedProgram, options: Options) -> dict[str
         settings |= {"cpp.weight_prepack": False} if half else {"freezing": False}
     if _weights_alone(options):
         settings["freezing"] = False  # freezing would convert the weights back
-    return settings | (_steps_inductor.SETTINGS if options.profiled else {})
+    measured = _steps_inductor.SETTINGS if options.profiled else {}
+    return settings | measured | _inductor.parse(options.inductor)
 
 
 def _convolves(graph: torch.export.ExportedProgram) -> bool:
@@ -173,7 +176,7 @@ def _graph(program: Program, options: Options) -> torch.export.ExportedProgram:
         return program.capture(_int8.weights(half, options.keep_float))
     try:
         if options.keep_float:
-            _int8.require_known(program.module, options.keep_float)
+            layer_names.require_known(program.module, options.keep_float)
         whole = program.exported.module(check_guards=False)
         quantized = _int8.pt2e(whole, program.samples, options.portable, options.keep_float)
     except (ValueError, IndexError):  # it needs metadata that only a strict export records
@@ -302,7 +305,10 @@ def live(program: Program, options: Options) -> Loaded:
     open_axes = [_open_axes(spec, program.contract) for spec in program.function.inputs]
     backend, mode = _backend_and_mode(options.variant)
     dynamic = None if any(open_axes) else False
-    compiled = torch.compile(program.module, fullgraph=options.fullgraph, dynamic=dynamic, backend=backend, mode=mode)
+    how: dict[str, Any] = {"backend": backend, "mode": mode}
+    if options.inductor:
+        how = {"backend": backend, "options": _live_settings(options, mode)}
+    compiled = torch.compile(program.module, fullgraph=options.fullgraph, dynamic=dynamic, **how)
     overwrites = options.device != "cpu" and options.variant in CUDA_GRAPHS
     marked: Tensors = ()
 
@@ -322,6 +328,15 @@ def live(program: Program, options: Options) -> Loaded:
     carried = carrying.Carried(run, program.contract)
     profile = functools.partial(_steps_inductor.record, made, carried, options.device)
     return Loaded(carried, notes=_breaks_and_recompilations, reset=carried.reset, profile=profile)
+
+
+def _live_settings(options: Options, mode: str | None) -> dict[str, Any]:
+    """Return the settings of a mode of inductor with the user's; torch.compile takes only one of mode and settings."""
+    import torch
+
+    if mode is None:
+        raise ExportError(f"--inductor does not apply to compile:{options.variant}", "choose compile:default")
+    return torch._inductor.list_mode_options(mode) | _inductor.parse(options.inductor)
 
 
 def _open_axes(spec: TensorSpec, promised: Contract) -> list[int]:

@@ -20,6 +20,7 @@ from exporter.core.errors import ArtifactError, Blame, BothFailed, ExportError
 from exporter.core.expressions import Expression
 from exporter.core.json_codec import to_json
 from exporter.core.parity_records import SizeLimit, Warned
+from exporter.model import layer_names
 from exporter.targets import (
     GB,
     Exported,
@@ -111,7 +112,7 @@ def _quantize(program: Program, path: Path, size: int, kept: tuple[str, ...]) ->
     from exporter.targets import _int8
 
     if kept:
-        _int8.require_known(program.module, kept)
+        layer_names.require_known(program.module, kept)
     how = _int8.onnx(path, [spec.name for spec in program.contract.inputs], program.samples, kept)
     found = program.calibration if how == "static" else "activation ranges computed at each call"
     return f"{how} int8 by onnxruntime, {found}"

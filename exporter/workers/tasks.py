@@ -24,7 +24,7 @@ from exporter.core.records import EAGER
 from exporter.core.size_range import Range, Sizes
 from exporter.evidence import golden, make_golden, narrowing, perturbations, samples, sequences
 from exporter.evidence.findings import Findings
-from exporter.model import capture, custom_ops, flattening, precision, recipes, widening
+from exporter.model import capture, custom_ops, flattening, kept_layers, precision, recipes, widening
 from exporter.model.no_program import NoProgram
 from exporter.model.state import data_writes
 from exporter.model.state import stateful as states
@@ -83,7 +83,8 @@ def prepare(channel: socket.socket, job: Job, capture_program: bool, making: Gol
     usual = making.tolerance.over(tolerances.of_outputs({spec.dtype for spec in found.outputs}))
     others = {name: making.tolerance.over(tolerances.BY_PRECISION[name]) for name in making.precisions}
     make = _make_sequences if loaded.state else _make_cases
-    planned = make_golden.Plan(plan, loaded.symbols, points, unusual=not making.plan)
+    kept = job.options.keep_float
+    planned = make_golden.Plan(plan, loaded.symbols, points, unusual=not making.plan, kept=kept)
     made, findings = make(loaded, found, planned, usual, others, device)
     golden.save(made, making.path)
     return replace(findings, tolerances=others)
@@ -119,7 +120,7 @@ def _make_cases(
     names = [spec.name for spec in found.outputs]
     metric = samples.evaluate(loaded.recipe, [case.eager for case in golden.samples(made)], names)
     outputs = tuple(spec.dtype for spec in found.outputs)
-    precisions, notes = make_golden.in_precisions(made, loaded.module, others, outputs, device)
+    precisions, notes = make_golden.in_precisions(made, loaded.module, others, outputs, device, plan.kept)
     return replace(made, precisions=precisions), replace(findings, notes=findings.notes + notes, metric=metric)
 
 
@@ -141,7 +142,7 @@ def _make_sequences(
     names = [spec.name for spec in found.outputs]
     metric = samples.evaluate(loaded.recipe, [case.eager for case in golden.samples(made)], names)
     outputs = tuple(spec.dtype for spec in found.outputs if not (outside and spec.name in loaded.module.state.names))
-    precisions, notes = sequences.in_precisions(made, calls, others, outputs, device)
+    precisions, notes = sequences.in_precisions(made, calls, others, outputs, device, plan.kept)
     return replace(made, precisions=precisions), replace(findings, notes=findings.notes + notes, metric=metric)
 
 
@@ -319,7 +320,11 @@ def program_of(job: Job, prepared: Prepared, target: str) -> capture.Program:
     @functools.cache
     def make_module() -> torch.nn.Module:
         outputs = contract.as_function(prepared.contract).outputs
-        return precision.cast(loaded().module, chosen, tuple(spec.dtype for spec in outputs))
+        kept = job.options.keep_float
+        made = precision.cast(loaded().module, chosen, tuple(spec.dtype for spec in outputs), kept)
+        if kept and chosen in precision.DTYPES:
+            kept_layers.require_crossed(made, kept, program.example)
+        return made
 
     def calibrating(sizes: dict[str, int], make: Callable[[int], Tensors]) -> capture.Samples:
         real = [one for one in _samples(loaded(), prepared.contract) if _fits(one, sizes, name)]
@@ -392,6 +397,8 @@ def export_variant(
         _ = program.module  # importing the model's code registers the operators and their output shapes
     exported = route.export(program, path, job.options)
     exported = replace(exported, warnings=(*exported.warnings, *_unseen(program)))
+    if job.options.keep_float and job.options.precision in precision.DTYPES:
+        exported = replace(exported, notes=(*exported.notes, f"float32 in {', '.join(job.options.keep_float)}"))
     loading = program.loading_s + sum(entry.loading_s for entry in program.entries.values())
     seconds = time.perf_counter() - started - loading
     used = program.used_capture or any(entry.used_capture for entry in program.entries.values())

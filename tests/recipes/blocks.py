@@ -30,6 +30,46 @@ class Coarse(Block):
             self.second.weight[:, 0] *= 3000
 
 
+class Odds(nn.Module):
+    """Takes the logarithm of a difference that rounds to zero in bf16."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.log(1 - torch.sigmoid(8 * torch.tanh(x)))
+
+
+class Confident(Block):
+    """Ends with odds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.odds = Odds()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.odds(3 * torch.tanh(self.third(torch.tanh(self.second(self.first(x))))) + 2)
+
+
+class Scale(nn.Module):
+    """Multiplies its input."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+
+class Loud(Block):
+    """Has values between two layers that are too large for fp16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pair = nn.Sequential(Scale(1e6), Scale(1e-6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.third(self.norm(self.pair(self.first(x))))
+
+
 class block:
     """A block with a dynamic batch."""
 
@@ -50,3 +90,15 @@ class coarse(block):
     """The block with outliers."""
 
     kind = Coarse
+
+
+class confident(block):
+    """The block that ends with odds."""
+
+    kind = Confident
+
+
+class loud(block):
+    """The block with large values."""
+
+    kind = Loud

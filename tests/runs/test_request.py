@@ -55,6 +55,7 @@ def test_reproduce_repeats_the_request(tmp_path: Path) -> None:
         fullgraph=True,
         portable=True,
         keep_float=("encoder.layer.0", "head"),
+        inductor=("freezing=False",),
         ops_libs=(str(library),),
     )
     again = parsed(request.reproduce("compile:eager@bf16"))

@@ -200,12 +200,22 @@ def test_int8_by_trace_and_onnx(run: Run) -> None:
 def test_named_layers_stay_in_float(run: Run) -> None:
     import onnx
 
-    manifest, place = run("blocks:block", "trace@int8,onnx@int8", keep_float=("second",))
+    manifest, place = run("blocks:block", "trace@int8,onnx@int8,trace@bf16", keep_float=("second",))
     found = rows(manifest)
     assert {name: row.reason for name, row in found.items() if row.status == "failed"} == {}
     assert "2 linear layers in int8" in found["trace@int8"].notes
     nodes = [node.op_type for node in onnx.load(str(place / "model@int8.onnx")).graph.node]
     assert (nodes.count("MatMulInteger"), nodes.count("Gemm") + nodes.count("MatMul")) == (2, 1)
+    assert found["trace@bf16"].notes == ("float32 in second",)
+    assert found["trace@bf16"].parity.verdict == "exact", "eager in the golden keeps the layer in float32 too"
+    graph = torch.jit.load(str(place / "trace@bf16.pt")).inlined_graph
+    constants = [
+        node.t("value")
+        for node in graph.findAllNodes("prim::Constant")
+        if "value" in node.attributeNames() and node.kindOf("value") == "t"
+    ]
+    weights = {tuple(one.shape): one.dtype for one in constants if one.dim() == 2}
+    assert {shape for shape, dtype in weights.items() if dtype == torch.float32} == {(32, 32)}
     assert manifest.request.keep_float == ("second",)
     assert "--keep-float second" in found["trace@int8"].reproduce
 
@@ -222,7 +232,7 @@ def test_named_layers_stay_in_float_in_a_package() -> None:
 
 
 def test_a_layer_that_the_model_lacks_is_refused(run: Run) -> None:
-    manifest, _ = run("blocks:block", "trace@int8,onnx@int8", keep_float=("secnd",))
+    manifest, _ = run("blocks:block", "trace@int8,onnx@int8,trace@fp16", keep_float=("secnd",))
     for row in rows(manifest).values():
         assert row.reason == "--keep-float names secnd, and the model has no such layer"
         assert row.remedy == "did you mean second?"

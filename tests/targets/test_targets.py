@@ -197,6 +197,34 @@ def test_missing_vector_instructions_are_noted(monkeypatch: pytest.MonkeyPatch) 
 WIDE = re.compile(r"%(zmm\d+|[xy]mm(1[6-9]|[23]\d)|k[0-7])\b")  # registers that only AVX-512 has
 
 
+def test_the_users_settings_reach_inductor(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    from exporter.targets import compile as aot
+
+    options = dataclasses.replace(OPTIONS, inductor=("freezing=False", "cpp.simdlen=1", "cpp.march=x86-64-v3"))
+    settings = aot._settings(program.exported, options)
+    assert (settings["freezing"], settings["cpp.simdlen"], settings["cpp.march"]) == (False, 1, "x86-64-v3")
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(torch, "compile", lambda module, **how: given.update(how))
+    aot.live(program, dataclasses.replace(options, variant="max-autotune-no-cudagraphs"))
+    assert given["options"].items() >= {"max_autotune": True, "freezing": False, "cpp.simdlen": 1}.items()
+    assert "mode" not in given
+    with pytest.raises(ExportError, match="--inductor does not apply to compile:eager"):
+        aot.live(program, dataclasses.replace(options, variant="eager"))
+
+
+@pytest.mark.parametrize(
+    ("given", "cause", "remedy"),
+    [
+        ("frezing=False", "inductor has no such setting", "did you mean freezing"),
+        ("freezing=maybe", "freezing is a bool, by default False", "give freezing=False"),
+    ],
+)
+def test_a_setting_that_inductor_lacks_is_refused(given: str, cause: str, remedy: str) -> None:
+    with pytest.raises(ExportError, match=cause) as raised:
+        _inductor.parse([given])
+    assert remedy in raised.value.remedy
+
+
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="there are no portable packages for this machine")
 @pytest.mark.parametrize("name", ["compile"])
 def test_a_portable_package_has_no_avx512_registers(name: str, made: Path, program: Program, tmp_path: Path) -> None:

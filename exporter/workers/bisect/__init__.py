@@ -6,6 +6,7 @@ program in the same way as the variant and compares their results with float64.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,14 +39,21 @@ class Node:
 
 @dataclass(frozen=True)
 class Fix:
-    """A small set of layers with which, in floating point, an int8 variant passes; none of them can be left out.
+    """The options with which a failing variant passes: a small set of layers in floating point, or one of inductor's.
 
-    `slower` is the median latency of the variant with these layers as a multiple of its latency without them, measured
-    in turn at the example's sizes.
+    None of the layers can be left out. `slower` is the median latency of the variant with these options as a multiple
+    of its latency without them, measured in turn at the example's sizes; None if it does not run without them.
     """
 
-    keep_float: tuple[str, ...]
-    slower: float
+    keep_float: tuple[str, ...] = ()
+    slower: float | None = None
+    inductor: tuple[str, ...] = ()
+
+    @property
+    def options(self) -> str:
+        """Return the options for `exporter export`."""
+        words = [word for name in self.keep_float for word in ("--keep-float", name)]
+        return shlex.join([*words, *(word for one in self.inductor for word in ("--inductor", one))])
 
 
 @dataclass(frozen=True)
@@ -80,7 +88,7 @@ class Bisection:
 class Asked:
     """What to examine: a target's artifact (None for a variant compiled just in time), and where to write files.
 
-    `fix` asks for the layers that an int8 variant needs in floating point.
+    `fix` asks for options with which the variant passes.
     """
 
     target: str

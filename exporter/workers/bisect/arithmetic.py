@@ -133,12 +133,15 @@ ROUNDINGS: dict[str, Lower] = {
 
 
 class Lowered(fx.Interpreter):
-    """Runs a graph in float32, in which the operands of some nodes are rounded first."""
+    """Runs a graph in float32, in which the operands of some nodes are rounded first.
 
-    def __init__(self, module: fx.GraphModule, nodes: Collection[str], rounding: str) -> None:
+    With `results`, their results are rounded too, as they are if such nodes store what they compute.
+    """
+
+    def __init__(self, module: fx.GraphModule, nodes: Collection[str], rounding: str, results: bool = False) -> None:
         """Round the operands of the nodes with these names: to `tf32`, `bf16`, `fp16`, or `int8` for layers."""
         super().__init__(module, garbage_collect_values=True)
-        self.chosen, self.rounding = frozenset(nodes), rounding
+        self.chosen, self.rounding, self.results = frozenset(nodes), rounding, results
 
     def run_node(self, n: fx.Node) -> Any:
         if n.name not in self.chosen:
@@ -146,18 +149,44 @@ class Lowered(fx.Interpreter):
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         if self.rounding == "int8":
             args = (int8(args[0]), int8_rows(args[1]), *args[2:])
-        else:
-            lower = ROUNDINGS[self.rounding]
-            args = pytree.tree_map(lambda one: lower(one) if _is_float32(one) else one, args)
-        return self.call_function(n.target, args, kwargs)
+            return self.call_function(n.target, args, kwargs)
+        lower = ROUNDINGS[self.rounding]
+        found = self.call_function(n.target, _rounded(args, lower), _rounded(kwargs, lower))
+        return _rounded(found, lower) if self.results else found
+
+
+class Finite(fx.Interpreter):
+    """Runs a graph, with every value rounded if asked for, and records by name whether each node's value is finite."""
+
+    def __init__(self, module: fx.GraphModule, lower: Lower | None = None) -> None:
+        super().__init__(module, garbage_collect_values=True)
+        self.lower, self.finite = lower, dict[str, bool]()
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if n.op != "output":
+            value = _rounded(value, self.lower) if self.lower else value
+            tensors = [one for one in pytree.tree_leaves(value) if _is_float32(one)]
+            self.finite[n.name] = all(bool(one.isfinite().all()) for one in tensors)
+        return value
+
+
+def _rounded(values: Any, lower: Lower) -> Any:
+    return pytree.tree_map(lambda one: lower(one) if _is_float32(one) else one, values)
 
 
 def _is_float32(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype is torch.float32
 
 
-def lowered(module: fx.GraphModule, inputs: Sequence[torch.Tensor], nodes: Collection[str], rounding: str) -> Tensors:
-    """Return the tensors of a graph in which the operands of the named nodes are rounded first."""
+def lowered(
+    module: fx.GraphModule,
+    inputs: Sequence[torch.Tensor],
+    nodes: Collection[str],
+    rounding: str,
+    results: bool = False,
+) -> Tensors:
+    """Return the tensors of a graph in which the operands of the named nodes, and with `results` these, are rounded."""
     with torch.no_grad():
-        found: Tensors = Lowered(module, nodes, rounding).run(*(one.clone() for one in inputs))
+        found: Tensors = Lowered(module, nodes, rounding, results).run(*(one.clone() for one in inputs))
     return found

@@ -24,6 +24,7 @@ from exporter.core.errors import ArtifactError, ExportError
 from exporter.core.parity_records import SizeLimit
 from exporter.evidence import golden as goldens
 from exporter.model import capture
+from exporter.model.precision import DTYPES
 from exporter.model.tensors import Run, Tensors
 from exporter.workers import tasks
 from exporter.workers.bisect import (
@@ -37,9 +38,9 @@ from exporter.workers.bisect import (
     repro,
     search,
     variants,
+    verdicts,
 )
 from exporter.workers.bisect.graphs import Graph
-from exporter.workers.bisect.verdicts import Part
 from exporter.workers.forkserver import tell
 from exporter.workers.messages import Job
 from exporter.workers.session import server
@@ -89,6 +90,18 @@ class _Inquiry:
         self.errors: dict[int, float | None] = {}  # by cut
 
     def result(self) -> Bisection:
+        """Examine the variant, and look for a setting that mends what a compiler does wrong."""
+        found = self._examined()
+        options = self.job.options
+        sought = self.asked.fix and not found.passes and found.verdict in ("compiler", "converter", "reduced precision")
+        if not sought or found.fix or self.asked.target != "compile" or "=" in options.variant:
+            return found
+        trials = self._trials(self.builder.program.module)
+        fix = fixing.setting(trials, verdicts.settings(options))
+        notes = () if fix else ("no setting of inductor was found with which the variant passes", *trials.notes())
+        return replace(found, fix=fix, notes=found.notes + notes, builds=self.builder.count)
+
+    def _examined(self) -> Bisection:
         """Examine the variant: as it is, built again, and in parts."""
         self.say("check")
         run = self._artifact()
@@ -98,7 +111,8 @@ class _Inquiry:
             return self._no_failure()
         if self.asked.artifact is not None:
             self.say("build again")
-            if not self._is_bad(self._error_whole(self.builder.again())):
+            reason, error = self._of_whole(self.builder.again())
+            if not self._is_bad(error) and not (reason and self.reason):
                 return self._altered()
         return self._located()
 
@@ -119,21 +133,20 @@ class _Inquiry:
         self.limit = max(LEAST, min(math.sqrt(ratio), LARGEST))
         return bool(reason)
 
-    def _judged(self, got: Tensors | str, case: goldens.Case) -> tuple[str, float]:
+    def _judged(self, got: Tensors | str, case: goldens.Case, judge: server.Judge | None = None) -> tuple[str, float]:
         """Return why outputs fail, or an empty string, and their largest error as a multiple of eager's own."""
         if isinstance(got, str):
             return got, math.inf
         try:
-            rows = self.judge.compare(got, case)
+            rows = (judge or self.judge).compare(got, case)
         except ArtifactError as error:
             return str(error), math.inf
         errors = [arithmetic.error(*one) for one in zip(got, case.eager, case.reference, strict=True)]
         return next((row.reason or row.verdict for row in rows if row.verdict == "FAIL"), ""), max(errors, default=0.0)
 
-    def _error_whole(self, run: Run) -> float:
-        """Return the error of a build of the whole variant."""
-        _, ratio = self._judged(variants.call(run, self.case.inputs, self.job.options.device), self.case)
-        return ratio
+    def _of_whole(self, run: Run) -> tuple[str, float]:
+        """Return why a build of the whole variant fails, or an empty string, and its error."""
+        return self._judged(variants.call(run, self.case.inputs, self.job.options.device), self.case)
 
     def _found(self, verdict: Verdict, sentence: str, nodes: tuple[Node, ...] = ()) -> Bisection:
         return Bisection(
@@ -164,21 +177,33 @@ class _Inquiry:
         plain = replace(self.job, options=replace(self.job.options, precision="fp32"))
         program, _ = tasks.program(plain, self.asked.target)
         graph = Graph(program.exported)
-        ranks, skipped = ranking.rank(graph, self._placed(), self.job.options.precision)
-        nodes = tuple(graph.describe(node, introduced=error) for error, node in ranks[:RANKED])
-        notes = [f"{len(ranks)} of {len(ranks) + skipped} layers were ranked"] if skipped else []
+        precision = self.job.options.precision
+        ranked = ranking.rank(graph, self._placed(), precision)
+        known = [layer for layer in ranked if layer.error is not None]
+        nodes = tuple(graph.describe(layer.node, introduced=_finite(layer.error)) for layer in known[:RANKED])
+        notes = [f"{len(known)} of {len(ranked)} layers were ranked"] if len(known) < len(ranked) else []
+        lost = ranking.overflow(graph, self._placed(), precision) if precision in DTYPES else None
         fix = None
-        if self.asked.fix and self.reason and self.job.options.precision == "int8":
-            layers = tuple(filter(None, dict.fromkeys(graph.describe(node).module for _, node in ranks)))
-            fix = fixing.find(self.builder, self.golden, self._passes, layers, self.say)
-            notes += [] if fix else ["no set of layers was found with which the variant passes"]
+        if self.asked.fix and self.reason and precision in (*DTYPES, "int8"):
+            trials = self._trials(program.module)
+            fix = fixing.layers(trials, tuple(dict.fromkeys(layer.path for layer in ranked if layer.path)))
+            notes += [] if fix else ["no set of layers was found with which the variant passes", *trials.notes()]
         found = self._found("reduced precision", sentence, nodes)
+        found = replace(found, not_finite=graph.describe(lost) if lost is not None else None)
         return replace(found, notes=tuple(notes), size=self._size(), fix=fix)
 
-    def _passes(self, run: Run) -> bool:
+    def _trials(self, plain: torch.nn.Module) -> fixing.Trials:
+        return fixing.Trials(self.builder, goldens.read(self.asked.golden), self._passes, plain, self.say)
+
+    def _passes(self, run: Run, golden: goldens.Golden) -> bool:
         """Return whether a build of the variant passes every case."""
-        device = self.job.options.device
-        return not any(self._judged(variants.call(run, case.inputs, device), case)[0] for case in self.golden.cases)
+        judge = replace(self.judge, golden=golden)
+        for case in golden.cases:
+            got = variants.call(run, case.inputs, self.job.options.device)
+            reason, ratio = self._judged(got, case, judge)
+            if reason or (self.job.options.precision == "fp32" and ratio > SUSPECT):
+                return False
+        return True
 
     def _size(self) -> int:
         return sum(node.op == "call_function" for node in self.graph.nodes)
@@ -316,7 +341,7 @@ class _Inquiry:
             )
             return replace(found, size=self._size())
         module, taken = graph.between(start, end)
-        part = Part(self.asked.target, self.builder, module, self._inputs_of(taken))
+        part = verdicts.Part(self.asked.target, self.builder, module, self._inputs_of(taken))
         verdict: Verdict
         if alone > LEAST:
             verdict, sentence = part.cause()

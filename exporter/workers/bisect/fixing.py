@@ -1,84 +1,210 @@
-"""Finding the fewest layers that an int8 variant needs in floating point."""
+"""Finding what makes a failing variant pass: the fewest layers to keep in floating point, or a setting of inductor."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import functools
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
+import torch
+
+from exporter.core import source_lines
+from exporter.evidence import make_golden
 from exporter.evidence.golden import Golden
+from exporter.model import capture, kept_layers, precision
 from exporter.model.tensors import Run, Tensors
+from exporter.targets import Options
 from exporter.workers.bisect import Fix, search
 from exporter.workers.bisect.variants import Builder
 
 REMOVALS = 6  # layers of a set that are tried without, one at a time
 ROUNDS = 30  # of timed calls
+REASONS = 3  # failed builds that are reported
+UNBUILT = 3  # sets of layers in a row that cannot be built, before the search is given up
 
 
-def find(
-    builder: Builder,
-    golden: Golden,
-    passes: Callable[[Run], bool],
-    layers: Sequence[str],
-    begun: Callable[[str], None],
-) -> Fix | None:
-    """Return the fewest of these layers, given worst first, with which the variant passes; None if there are none.
+@dataclass
+class Trials:
+    """Builds the variant with other options, and remembers why a build failed.
+
+    `golden` has every precision. `passes` says whether a run meets a golden of the variant's precision. `plain` is the
+    model in float32; it is changed only for the time of a call.
+    """
+
+    builder: Builder
+    golden: Golden
+    passes: Callable[[Run, Golden], bool]
+    plain: torch.nn.Module
+    say: Callable[[str], None]
+    failures: dict[str, str] = field(default_factory=dict)  # by reason, what was asked for
+
+    @property
+    def options(self) -> Options:
+        """Return the options of the variant as it was exported."""
+        return self.builder.options
+
+    @property
+    def in_half(self) -> bool:
+        """Return whether the variant computes in a half precision."""
+        return self.options.precision in precision.DTYPES
+
+    def run(self, options: Options, what: str) -> Run | None:
+        """Build the variant with these options; return None if that fails, and remember why."""
+        usual, program = self.builder.options, self.builder.program
+        try:
+            if self.in_half and options.keep_float != usual.keep_float:
+                self.builder.program = self._program(options.keep_float)
+            self.builder.options = options
+            return self.builder.again()
+        except Exception as error:  # an export can raise anything
+            self.failures.setdefault(source_lines.summary(error), what)
+            return None
+        finally:
+            self.builder.options, self.builder.program = usual, program
+
+    def is_enough(self, run: Run, options: Options) -> bool:
+        """Return whether a build with these options passes every case."""
+        return self.passes(run, self._golden(options.keep_float))
+
+    def can_keep(self, layer: str) -> bool:
+        """Return whether eager runs with a layer in float32."""
+        try:
+            with self._computing((*self.options.keep_float, layer)) as module:
+                kept_layers.require_crossed(module, (layer,), self.builder.program.example)
+        except Exception as error:  # a model can raise anything
+            self.failures.setdefault(source_lines.summary(error), f"{layer} in float32")
+            return False
+        return True
+
+    def _computing(self, kept: Sequence[str]) -> contextlib.AbstractContextManager[torch.nn.Module]:
+        return precision.computing(self.plain, self.options.precision, self._outputs(), kept)
+
+    def _outputs(self) -> tuple[str, ...]:
+        return tuple(spec.dtype for spec in self.builder.program.function.outputs)
+
+    def _program(self, kept: tuple[str, ...]) -> capture.Program:
+        """Return what the variant is exported from, with other layers in float32."""
+        program = self.builder.program
+
+        @functools.cache
+        def make() -> torch.nn.Module:
+            made = precision.cast(copy.deepcopy(self.plain), self.options.precision, self._outputs(), kept)
+            kept_layers.require_crossed(made, kept, program.example)
+            return made
+
+        entries = {size: replace(entry, make_module=make) for size, entry in program.entries.items()}
+        return replace(program, make_module=make, entries=entries)
+
+    def _golden(self, kept: tuple[str, ...]) -> Golden:
+        """Return the golden of the variant's precision; eager keeps the same layers in float32."""
+        name = self.options.precision
+        if not self.in_half or kept == self.options.keep_float:
+            return self.golden.of(name)
+        tolerances = {name: self.golden.precisions[name].tolerance}
+        device = self.options.device
+        found, _ = make_golden.in_precisions(self.golden, self.plain, tolerances, self._outputs(), device, kept)
+        return replace(self.golden, precisions=found).of(name)
+
+    def notes(self) -> tuple[str, ...]:
+        """Return why builds failed."""
+        found = [f"a build with {what} failed: {reason}" for reason, what in self.failures.items()]
+        more = len(found) - REASONS
+        return tuple(found[:REASONS]) + ((f"builds failed for {more} more reasons",) if more > 0 else ())
+
+
+def layers(trials: Trials, ranked: Sequence[str]) -> Fix | None:
+    """Return the fewest layers, given worst first, with which the variant passes; None if there are none.
 
     The shortest beginning of the list that passes is found by bisection. Layers of it that turn out not to be needed
-    are left out again.
+    are left out again. If all layers do not suffice in a half precision, because values are too large between them, the
+    modules around them are tried.
     """
-    given = builder.options.keep_float
-    runs: dict[tuple[str, ...], Run] = {}
+    for names in _levels(ranked) if trials.in_half else [tuple(ranked)]:
+        if found := _fewest(trials, names):
+            kept, run = found
+            return _fix(trials, replace(trials.options, keep_float=kept), run)
+    return None
+
+
+def _levels(paths: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yield the paths, then those of the modules around them, and so on."""
+    names = tuple(dict.fromkeys(filter(None, paths)))
+    while True:
+        yield names
+        wider = tuple(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
+        if wider == names:
+            return
+        names = wider
+
+
+def _fewest(trials: Trials, names: tuple[str, ...]) -> tuple[tuple[str, ...], Run] | None:
+    given = trials.options.keep_float
     known: dict[tuple[str, ...], bool | None] = {}
+    last: list[Run] = []  # of the last set that passes, which is the smallest so far
 
     def is_enough(kept: tuple[str, ...]) -> bool | None:
-        """Return whether the variant passes with these; None if it cannot be built, because nothing is quantized."""
+        """Return whether the variant passes with these; None if it cannot be built, as if nothing is quantized."""
         if kept not in known:
-            begun(f"keep {len(kept)} of {len(layers)} layers in float")
-            run = _built(builder, (*given, *kept))
-            known[kept] = None if run is None else passes(run)
-            if run is not None:
-                runs[kept] = run
+            trials.say(f"keep {len(kept)} of {len(names)} layers in float")
+            options = replace(trials.options, keep_float=(*given, *kept))
+            run = trials.run(options, f"{_named(kept)} in float")
+            known[kept] = None if run is None else trials.is_enough(run, options)
+            if run is not None and known[kept]:
+                last[:] = [run]
         return known[kept]
 
-    most = len(layers)
-    while most and is_enough(tuple(layers[:most])) is None:
+    most, least = len(names), max(len(names) - UNBUILT, 0)
+    if trials.in_half and names and is_enough(names) is None:
+        names = tuple(filter(trials.can_keep, names))
+        most = least = len(names)
+    while most > least and is_enough(names[:most]) is None:
         most -= 1
-    if not most or not is_enough(tuple(layers[:most])):
+    if not most or not is_enough(names[:most]):
         return None
-    _, last = search.first_bad(most, lambda at: is_enough(tuple(layers[: at + 1])))
-    kept = tuple(layers[: last + 1])
+    _, end = search.first_bad(most, lambda at: is_enough(names[: at + 1]))
+    kept = names[: end + 1]
     for layer in kept[:REMOVALS] if len(kept) > 1 else ():
         fewer = tuple(one for one in kept if one != layer)
         kept = fewer if fewer and is_enough(fewer) else kept
-    before = _built(builder, given)
-    assert before is not None
-    return Fix((*given, *kept), _slower(before, runs[kept], golden.cases[0].inputs, builder.options.device))
+    return (*given, *kept), last[0]
 
 
-def _built(builder: Builder, kept: tuple[str, ...]) -> Run | None:
-    options = builder.options
-    builder.options = replace(options, keep_float=kept)
-    try:
-        return builder.again()
-    except Exception:  # a quantizer may fail for some sets, or find nothing to quantize
-        return None
-    finally:
-        builder.options = options
+def _named(kept: Sequence[str]) -> str:
+    return ", ".join(kept) if len(kept) < 4 else f"{len(kept)} layers ({', '.join(kept[:2])}, …)"
 
 
-def _slower(before: Run, after: Run, inputs: Tensors, device: str) -> float:
-    """Return the ratio of the median times of both, called in turn."""
-    import torch
+def setting(trials: Trials, settings: Sequence[str]) -> Fix | None:
+    """Return the first of these settings of inductor (NAME=VALUE) with which the variant passes, or None."""
+    for one in settings:
+        trials.say(f"try {one}")
+        options = replace(trials.options, inductor=(*trials.options.inductor, one))
+        run = trials.run(options, one)
+        if run is not None and trials.is_enough(run, options):
+            return _fix(trials, options, run)
+    return None
 
-    placed = tuple(one.to(device) for one in inputs)
+
+def _fix(trials: Trials, options: Options, run: Run) -> Fix:
+    before = trials.run(trials.options, "the variant's own settings")
+    slower = _slower(before, run, trials.builder.program.example, options.device) if before else None
+    return Fix(options.keep_float, slower, options.inductor)
+
+
+def _slower(before: Run, after: Run, inputs: Tensors, device: str) -> float | None:
+    """Return the ratio of the median times of both, called in turn; None if the first one fails."""
     times: tuple[list[float], list[float]] = ([], [])
     with torch.no_grad():
         for number in range(ROUNDS + 3):
             for run, seconds in zip((before, after), times, strict=True):
                 started = time.perf_counter()
-                run(placed)
+                try:
+                    run(inputs)
+                except Exception:  # whatever an artifact raises
+                    return None
                 if device != "cpu":
                     torch.cuda.synchronize(device)
                 if number >= 3:

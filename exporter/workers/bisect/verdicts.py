@@ -13,6 +13,7 @@ from torch import fx
 
 from exporter import targets
 from exporter.model.tensors import Tensors
+from exporter.targets import _inductor
 from exporter.workers.bisect import Verdict, arithmetic, variants
 
 # Parts of inductor that can be switched off, and the settings that do so.
@@ -26,6 +27,15 @@ SUBSYSTEMS: dict[str, dict[str, Any]] = {
 # Backends of torch.compile that run ever more of what inductor does before it generates code.
 LADDER = {"aot_eager": "torch's functionalization", "aot_eager_decomp_partition": "inductor's decompositions"}
 SIMILAR = 3.0  # two errors within this factor are taken to have the same cause
+
+
+def settings(options: targets.Options) -> list[str]:
+    """Return the settings of inductor that --fix tries, as NAME=VALUE; those for C++ only on a CPU."""
+    known = _inductor.known()
+    frozen = {"freezing": False} if not options.variant else {}  # packages alone freeze their weights
+    pairs = [pair for one in (frozen, *SUBSYSTEMS.values()) for pair in one.items()]
+    names = {name for name in known if options.device == "cpu" or not name.startswith("cpp.")}
+    return [f"{name}={value}" for name, value in pairs if name in names]
 
 
 @dataclass
@@ -144,7 +154,7 @@ class Part:
         from torch._inductor import config
 
         for what, settings in SUBSYSTEMS.items():
-            known = {name: value for name, value in settings.items() if _exists(config, name)}
+            known = {name: value for name, value in settings.items() if name in _inductor.known()}
             with config.patch(known), _fresh():
                 if known and self.is_right(self.build()):
                     changed = ", ".join(f"{name}={value}" for name, value in known.items())
@@ -163,14 +173,6 @@ def _on_cpu(tensors: Tensors) -> Tensors:
 
 def _inputs(session: Any) -> Any:
     return session.get_inputs() if hasattr(session, "get_inputs") else session.input_names
-
-
-def _exists(config: Any, name: str) -> bool:
-    for part in name.split("."):
-        if not hasattr(config, part):
-            return False
-        config = getattr(config, part)
-    return True
 
 
 @contextlib.contextmanager
