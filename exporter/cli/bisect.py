@@ -44,8 +44,8 @@ def command(model: str, variant: str, out: Path | None, fix: bool, **options: An
     variant is built again from growing parts of the exported program, and each part is compared with float64. If an
     operator is to blame, a program that shows it, and a text for an upstream issue, are written.
 
-    The verdict is one of: rounding, reduced precision, converter, compiler, constant baked in, altered artifact, not
-    located.
+    The verdict is one of: rounding, reduced precision, converter, compiler, runtime, constant baked in, altered
+    artifact, not located.
 
     Exit codes: 0 the variant passes, and nothing is wrong; 1 something is; 2 the request is invalid.
     """

@@ -74,6 +74,12 @@ def library(namespace: str) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
+def runner_words(namespaces: Iterable[str], given: Iterable[str]) -> list[str]:
+    """Return `--ops-lib FILE` for the user's libraries and the known libraries of these namespaces."""
+    files = [*given, *map(str, filter(None, map(library, namespaces)))]
+    return [word for file in files for word in ("--ops-lib", file)]
+
+
 def load(file: str | Path) -> None:
     """Load a library of operators into this process. Raises UsageError if that fails."""
     import torch

@@ -10,6 +10,7 @@ from pathlib import Path
 from exporter import targets
 from exporter.bundle import integrity, layout
 from exporter.bundle.signing import Trust
+from exporter.core import environment, runners
 from exporter.core.errors import UsageError
 from exporter.core.records import Manifest, VariantRecord
 from exporter.runs import rebuild
@@ -41,7 +42,8 @@ def run(
     with tempfile.TemporaryDirectory(prefix="exporter-") as folder:
         job = request.job(Path(folder))
         options = replace(job.options, variant=variant.setting, precision=variant.precision)
-        asked = Asked(record.target, record.name, _artifact(place, record), layout.golden(place), out, fix)
+        runner = environment.find_runner() if _fails_in_cpp(record) else None
+        asked = Asked(record.target, record.name, _artifact(place, record), layout.golden(place), out, fix, runner)
         found = bisect.run(replace(job, options=options), asked, Path(folder, "bisect.log"), begun, timeout)
     return _against(record, found)
 
@@ -51,14 +53,24 @@ def can_fix(variant: targets.Variant) -> bool:
     return variant.precision in ("int8", "bf16", "fp16") or variant.target == "compile"
 
 
+def _fails_in_cpp(record: VariantRecord) -> bool:
+    return any(one.session == "native" and one.status == "failed" for one in record.sessions)
+
+
 def _against(record: VariantRecord, found: Bisection) -> Bisection:
-    """Do not call a variant right that failed for another reason than its outputs in Python, such as in C++."""
+    """Do not call a variant right that failed, even if its outputs are right now."""
     if record.status != "failed" or not found.passes:
         return found
     sessions = ", ".join(one.session for one in record.sessions if one.status == "failed")
     where = f" ({sessions})" if sessions else ""
-    sentence = f"its outputs are right in Python now, but the variant failed at {record.stage}{where}: {record.reason}"
-    return replace(found, verdict="not located", sentence=sentence, remedy=record.remedy, passes=False)
+    used = runners.find()
+    both = " and in C++" if _fails_in_cpp(record) and used.used else ""
+    sentence = f"its outputs are right in Python{both} now, but the variant failed at {record.stage}{where}: "
+    notes, remedy = found.notes, record.remedy
+    if _fails_in_cpp(record) and not used.used:
+        notes, remedy = (*notes, f"it was not run in C++: {used.reason}"), used.remedy(bool(environment.compiler()))
+    sentence += record.reason
+    return replace(found, verdict="not located", sentence=sentence, remedy=remedy, passes=False, notes=notes)
 
 
 def _record(manifest: Manifest, name: str) -> VariantRecord:

@@ -10,7 +10,6 @@ from typing import Any
 from exporter import targets
 from exporter.bundle import checksums, layout
 from exporter.core import causes, environment
-from exporter.core.contract_records import Contract
 from exporter.core.errors import ExporterError, JobError
 from exporter.core.parity_records import VERDICTS
 from exporter.core.records import GoldenRecord, SessionRecord, VariantRecord
@@ -50,7 +49,7 @@ def openers(
     runner = environment.find_runner()
     if runner is not None and targets.is_native(record.target):
         command = [str(runner), "session", str(path), "--device", options.device]
-        command += ["--threads", str(options.threads), *_ops_libs(record.contract, options)]
+        command += ["--threads", str(options.threads), *custom_ops.runner_words(record.contract.ops, options.ops_libs)]
         variables = {**zygote.environment, **({"TMPDIR": options.scratch} if options.scratch else {})}
 
         def open_native() -> Session:
@@ -69,12 +68,6 @@ def converted(zygote: Zygote, golden: Path, log: Path) -> Path:
         arguments = {"golden_path": str(golden), "path": str(place)}
         zygote.run("golden", "exporter.workers.tasks:convert_golden", arguments, log, CONVERT_S)
     return place
-
-
-def _ops_libs(contract: Contract, options: targets.Options) -> Iterator[str]:
-    """Yield `--ops-lib FILE` for the user's libraries and the known libraries of the artifact's operators."""
-    for file in (*options.ops_libs, *filter(None, map(custom_ops.library, contract.ops))):
-        yield from ("--ops-lib", str(file))
 
 
 def check(kind: str, open_session: Opener, record: VariantRecord, golden: GoldenRecord | None) -> Judged:

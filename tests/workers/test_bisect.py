@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import subprocess
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,18 +13,19 @@ from typing import Any
 
 import pytest
 import torch
-from support.commands import Cli, recipe_path, request_for
+from support.commands import NATIVE, Cli, recipe_path, request_for
 from torch import nn
 
 from exporter import targets
-from exporter.core import probing, tolerances
+from exporter.core import environment, probing, tolerances
 from exporter.core.records import SessionRecord, VariantRecord
 from exporter.evidence import golden as goldens
 from exporter.evidence import make_golden
+from exporter.model import tensor_files
 from exporter.report import bisection
 from exporter.runs import bisect_variant
 from exporter.workers import keeping, loading, tasks
-from exporter.workers.bisect import Asked, Bisection, Node, arithmetic, child, fixing, search, verdicts
+from exporter.workers.bisect import Asked, Bisection, Node, arithmetic, child, fixing, repro, search, verdicts
 from exporter.workers.bisect.graphs import Graph
 from exporter.workers.messages import Job
 
@@ -113,7 +117,9 @@ def test_errors_are_multiples_of_eagers_own() -> None:
 def inquire(tmp_path: Path) -> Any:
     """A function that exports a block to a variant, with what the test has planted, and examines it."""
 
-    def act(name: str, recipe: str = "blocks:block", spoil: Any = None, fix: bool = False) -> Bisection:
+    def act(
+        name: str, recipe: str = "blocks:block", spoil: Any = None, fix: bool = False, runner: Path | None = None
+    ) -> Bisection:
         (variant,) = targets.parse(name)
         options = targets.Options(threads=1, variant=variant.setting, precision=variant.precision)
         job = replace(request_for(recipe, tmp_path / "out").job(tmp_path / "work"), options=options)
@@ -122,17 +128,18 @@ def inquire(tmp_path: Path) -> Any:
         targets.get(variant.target).export(tasks.program(job, variant.target)[0], path, options)
         if spoil:
             spoil(path)
-        asked = Asked(variant.target, variant.name, path, golden_of(job, tmp_path), tmp_path / "found", fix)
+        asked = Asked(variant.target, variant.name, path, golden_of(job, tmp_path), tmp_path / "found", fix, runner)
         return child.inquire(job, asked, lambda step: None)
 
     return act
 
 
 def golden_of(job: Job, folder: Path) -> Path:
-    """Make the golden of a job as an export does, in this process, for usual values."""
+    """Make the golden of a job as an export does, in this process, for a few cases with usual values."""
     loaded = loading.load_model(job)
     found = keeping.find(job, loaded)
-    plan = make_golden.Plan(tuple(probing.probe_plan(loaded.base, loaded.symbols)), loaded.symbols, unusual=False)
+    cases = tuple(probing.probe_plan(loaded.base, loaded.symbols))[:4]
+    plan = make_golden.Plan(cases, loaded.symbols, unusual=False)
     others = {name: tolerances.BY_PRECISION[name] for name in (job.options.precision,) if name != "fp32"}
     made, _ = tasks._make_cases(loaded, found, plan, tolerances.FLOAT32, others, "cpu")
     goldens.save(made, folder / "golden.safetensors")
@@ -265,6 +272,65 @@ def test_the_setting_of_a_compiler_that_mends_a_variant_is_found() -> None:
     assert not any("cpp" in one for one in verdicts.settings(targets.Options(device="cuda")))
     found = Bisection("m", "compile", "batch=2 seed 0", "compiler", "inductor", fix=replace(fix, slower=1.5))
     assert "passes with --inductor cpp.simdlen=1, and takes 1.50 times as long." in bisection.render(found, Path("x"))
+
+
+RUNNER = """\
+#!{python}
+# Runs exporter-run, and spoils the outputs of artifacts that compute a hyperbolic tangent.
+import array, json, subprocess, sys
+done = subprocess.run([{runner!r}, *sys.argv[1:]])
+with open(sys.argv[2], "rb") as file:
+    spoils = b"tanh" in file.read()
+if done.returncode == 0 and spoils:
+    with open(sys.argv[sys.argv.index("--outputs") + 1], "r+b") as file:
+        start = 8 + int.from_bytes(file.read(8), "little")
+        file.seek(start)
+        numbers = array.array("f", file.read())
+        file.seek(start)
+        file.write(array.array("f", [1.01 * one for one in numbers]).tobytes())
+sys.exit(done.returncode)
+"""
+
+
+@pytest.mark.skipif(not NATIVE, reason="exporter-run is not built")
+def test_the_operator_that_is_wrong_in_cpp_alone_is_found(inquire: Any, tmp_path: Path) -> None:
+    wrapper = tmp_path / "exporter-run"
+    wrapper.write_text(RUNNER.format(python=sys.executable, runner=str(environment.find_runner())))
+    wrapper.chmod(0o755)
+    found = inquire("trace", runner=wrapper)
+    assert (found.verdict, found.passes) == ("runtime", False)
+    assert found.sentence == "it is right in Python, and wrong by itself in C++, with exact inputs"
+    assert [node.operator for node in found.nodes] == ["aten.tanh.default"]
+    part, given, expected = (tmp_path / "found" / file for file in found.files)
+    command = [wrapper, "run", part, "--inputs", given, "--outputs", tmp_path / "outputs"]
+    assert subprocess.run(command, check=False).returncode == 0
+    (wanted,), (got,) = (tensor_files.read(file)[0].values() for file in (expected, tmp_path / "outputs"))
+    torch.testing.assert_close(got, 1.01 * wanted)
+
+
+@pytest.mark.skipif(not NATIVE, reason="exporter-run is not built")
+def test_an_artifact_that_is_right_in_cpp_is_not_blamed(inquire: Any) -> None:
+    found = inquire("export", runner=environment.find_runner())
+    assert (found.verdict, found.passes, found.builds) == ("rounding", True, 0)
+
+
+def test_that_cpp_was_not_run_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXPORTER_RUN", "/nowhere/exporter-run")
+    found = Bisection("m", "export", "batch=2 seed 0", "rounding", "the variant passes", passes=True)
+    failed = (SessionRecord("native", "failed"),)
+    told = bisect_variant._against(VariantRecord("export", "export", "failed", "check", "no", sessions=failed), found)
+    assert told.notes == ("it was not run in C++: EXPORTER_RUN names /nowhere/exporter-run, which is not a program",)
+    assert told.remedy == "correct EXPORTER_RUN, or unset it"
+
+
+def test_a_script_for_torchscript_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = graph_of(Parts(), torch.randn(4, 6), torch.randn(4, 2))
+    module, inputs = graph.until(graph.cuts[-1]), (torch.randn(3, 6), torch.randn(3, 2))
+    made = repro._script(Bisection("m", "script", "", "converter", "it differs"), module, inputs, "script")
+    assert made is not None
+    (tmp_path / "made.py").write_text(made)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("made")  # raises if TorchScript and eager differ
 
 
 def test_fix_is_for_variants_that_have_options(cli: Cli, bundle: Path) -> None:

@@ -17,7 +17,14 @@ from exporter.workers.messages import Job
 
 SCHEMA = 1
 Verdict = Literal[
-    "rounding", "reduced precision", "converter", "compiler", "constant baked in", "altered artifact", "not located"
+    "rounding",
+    "reduced precision",
+    "converter",
+    "compiler",
+    "runtime",
+    "constant baked in",
+    "altered artifact",
+    "not located",
 ]
 
 
@@ -88,7 +95,8 @@ class Bisection:
 class Asked:
     """What to examine: a target's artifact (None for a variant compiled just in time), and where to write files.
 
-    `fix` asks for options with which the variant passes.
+    `fix` asks for options with which the variant passes. If the variant passes in Python, it is examined in C++, by
+    `runner`, the path of exporter-run.
     """
 
     target: str
@@ -97,6 +105,7 @@ class Asked:
     golden: Path
     out: Path
     fix: bool = False
+    runner: Path | None = None
 
 
 def run(job: Job, asked: Asked, log: Path, begun: Callable[[str], None], timeout: float) -> Bisection:

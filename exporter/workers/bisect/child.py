@@ -8,11 +8,13 @@ This file is long because an examination is one sequence of questions, each aske
 
 from __future__ import annotations
 
+import contextlib
 import math
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import fx
@@ -20,7 +22,7 @@ from torch import fx
 from exporter import targets
 from exporter.bundle import differences
 from exporter.core import source_lines
-from exporter.core.errors import ArtifactError, ExportError
+from exporter.core.errors import ArtifactError, ContractError, ExportError
 from exporter.core.parity_records import SizeLimit
 from exporter.evidence import golden as goldens
 from exporter.model import capture
@@ -34,6 +36,7 @@ from exporter.workers.bisect import (
     Verdict,
     arithmetic,
     fixing,
+    native,
     ranking,
     repro,
     search,
@@ -82,6 +85,7 @@ class _Inquiry:
     def __post_init__(self) -> None:
         options = self.job.options
         self.builder = variants.Builder(self.program, self.asked.target, options, self.job.work / "bisect")
+        self.builder.timeout = options.timeout
         self.judge = server.Judge(self.golden, variants.names(self.program.contract))
         self.case = self.golden.cases[0]
         self.ratio: float | None = None
@@ -92,6 +96,9 @@ class _Inquiry:
     def result(self) -> Bisection:
         """Examine the variant, and look for a setting that mends what a compiler does wrong."""
         found = self._examined()
+        if found.passes and self.asked.runner:
+            self.builder.runner = self.asked.runner
+            found = self._examined()
         options = self.job.options
         sought = self.asked.fix and not found.passes and found.verdict in ("compiler", "converter", "reduced precision")
         if not sought or found.fix or self.asked.target != "compile" or "=" in options.variant:
@@ -103,7 +110,8 @@ class _Inquiry:
 
     def _examined(self) -> Bisection:
         """Examine the variant: as it is, built again, and in parts."""
-        self.say("check")
+        self.say("check in C++" if self.builder.runner else "check")
+        self.errors.clear()
         run = self._artifact()
         failed = self._worst(run)
         precision = self.job.options.precision
@@ -119,12 +127,12 @@ class _Inquiry:
     def _artifact(self) -> Run:
         if self.asked.artifact is None:
             return self.builder.again()
-        return targets.get(self.asked.target).load(self.asked.artifact, self.job.options).run
+        return self.builder.load(self.asked.artifact)
 
     def _worst(self, run: Run) -> bool:
         """Choose the worst case; return whether it fails."""
         ranks = []
-        for case in self.golden.cases:
+        for case in self._cases():
             got = variants.call(run, case.inputs, self.job.options.device)
             ranks.append((*self._judged(got, case), case))
         reason, ratio, self.case = max(ranks, key=lambda one: (bool(one[0]), one[1]))
@@ -132,6 +140,16 @@ class _Inquiry:
         self.reason = reason
         self.limit = max(LEAST, min(math.sqrt(ratio), LARGEST))
         return bool(reason)
+
+    def _cases(self) -> Iterator[goldens.Case]:
+        """Yield the golden's cases; in C++, which enforces the contract, those that it allows."""
+        promised = None
+        if self.builder.runner and self.asked.artifact:
+            promised = targets.get(self.asked.target).read_contract(self.asked.artifact)
+        for case in self.golden.cases:
+            with contextlib.suppress(ContractError):
+                replace(self.judge, promised=promised).enforce(case)
+                yield case
 
     def _judged(self, got: Tensors | str, case: goldens.Case, judge: server.Judge | None = None) -> tuple[str, float]:
         """Return why outputs fail, or an empty string, and their largest error as a multiple of eager's own."""
@@ -260,7 +278,7 @@ class _Inquiry:
 
     def _only_in_python(self) -> Bisection:
         """Report a failure that the exported program does not have: it comes from the model's Python code."""
-        if not targets.get(self.asked.target).needs_program:
+        if not targets.get(self.asked.target).needs_program and not self.builder.runner:
             sentence = "the same target is right from the exported program, so it baked in a value of the Python code"
             found = self._found("constant baked in", sentence, self._baked())
             return replace(found, size=self._size(), remedy="choose a target that starts from torch.export")
@@ -342,6 +360,9 @@ class _Inquiry:
             return replace(found, size=self._size())
         module, taken = graph.between(start, end)
         part = verdicts.Part(self.asked.target, self.builder, module, self._inputs_of(taken))
+        if self.builder.runner:
+            found = self._found("runtime", _in_cpp(part.got, alone, together), nodes[::-1][:RANKED])
+            return replace(found, size=self._size(), **self._shown_in_cpp(part))
         verdict: Verdict
         if alone > LEAST:
             verdict, sentence = part.cause()
@@ -353,9 +374,31 @@ class _Inquiry:
         found = replace(found, size=self._size(), not_finite=nodes[0] if len(nodes) == 1 and part.spoils() else None)
         return replace(found, files=repro.write(found, module, part.inputs, self.asked.target, self.asked.out))
 
+    def _shown_in_cpp(self, part: verdicts.Part) -> dict[str, Any]:
+        """Write a part that fails in C++, and return its files and the command that shows it."""
+        if part.error(part.got) <= LEAST:
+            return {}
+        built = self.builder.built
+        assert built is not None
+        contract = targets.get(self.asked.target).read_contract(built)
+        files = native.write(built, contract, part.inputs, part.own, self.asked.out)
+        command = f"exporter-run run {files[0]} --inputs {files[1]} --outputs {native.OUTPUTS}"
+        told = f"`{command}` shows it" if isinstance(part.got, str) else f"`{command}` should give {files[2]}"
+        return {"files": files, "notes": (told,)}
+
     def _inputs_of(self, taken: tuple[fx.Node, ...]) -> Tensors:
         """Return eager's values of these nodes."""
         return arithmetic.values(self.graph.module, taken, self._placed())
+
+
+def _in_cpp(got: Tensors | str, alone: float, together: bool) -> str:
+    """Return why nodes are wrong in C++ that are right in Python, from the same kind of artifact."""
+    if isinstance(got, str):
+        return f"it is right in Python, and fails by itself in C++: {got}"
+    if alone > LEAST:
+        return "it is right in Python, and wrong by itself in C++, with exact inputs"
+    how = "these nodes together are wrong in C++" if together else "it is wrong in C++, but not if this part is alone"
+    return f"it is right in Python, and {how}"
 
 
 def _finite(error: float | None) -> float | None:

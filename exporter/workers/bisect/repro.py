@@ -33,6 +33,8 @@ BUILDS = {
         return tuple(map(torch.as_tensor, session.run(None, given)))""",
     "trace": """\
         return torch.jit.freeze(torch.jit.trace(module, inputs, check_trace=False))(*inputs)""",
+    "script": """\
+        return torch.jit.freeze(torch.jit.script(module))(*inputs)""",
     "export": """\
         return torch.export.export(module, inputs).module()(*inputs)""",
 }
@@ -79,7 +81,7 @@ def _ran(path: Path) -> _Done:
 
 
 def _script(found: Bisection, module: fx.GraphModule, inputs: Tensors, target: str) -> str | None:
-    flat = _flat(module)
+    flat = _flat(module, packets=target == "script")
     build = _build(found.variant, target)
     if flat is None or build is None:
         return None
@@ -133,8 +135,11 @@ def _build(variant: str, target: str) -> str | None:
     return LIVE.format(backend="inductor", mode=setting)
 
 
-def _flat(module: fx.GraphModule) -> tuple[fx.Graph, dict[str, torch.Tensor]] | None:
-    """Return the graph with weights called w0, w1, …, and the weights; None if the graph has others inside."""
+def _flat(module: fx.GraphModule, packets: bool) -> tuple[fx.Graph, dict[str, torch.Tensor]] | None:
+    """Return the graph with weights called w0, w1, …, and the weights; None if the graph has others inside.
+
+    With `packets`, it calls operators by their names without overloads, as TorchScript requires.
+    """
     graph, copies, weights = fx.Graph(), dict[fx.Node, fx.Node](), dict[str, torch.Tensor]()
     for node in module.graph.nodes:
         if node.op == "get_attr":
@@ -149,6 +154,8 @@ def _flat(module: fx.GraphModule) -> tuple[fx.Graph, dict[str, torch.Tensor]] | 
         else:
             copies[node] = graph.node_copy(node, copies.__getitem__)
             copies[node].type = None
+            if packets and isinstance(node.target, torch._ops.OpOverload):
+                copies[node].target = node.target.overloadpacket
     return graph, weights
 
 

@@ -15,6 +15,7 @@ from exporter.core.contract_records import Contract, TensorSpec
 from exporter.model import capture
 from exporter.model.flattening import dtype_name
 from exporter.model.tensors import Run, Tensors
+from exporter.workers.bisect import native
 
 
 class _Flat(torch.nn.Module):
@@ -31,7 +32,10 @@ class _Flat(torch.nn.Module):
 
 @dataclass
 class Builder:
-    """Builds one variant. `program` is what the variant is exported from, and `count` the number of builds."""
+    """Builds one variant. `program` is what the variant is exported from, and `count` the number of builds.
+
+    With `runner`, the path of exporter-run, what was built runs in C++. Each call may take `timeout` seconds.
+    """
 
     program: capture.Program
     target: str
@@ -40,6 +44,8 @@ class Builder:
     count: int = 0
     built: Path | None = None  # the last artifact, and what its export reported
     exported: targets.Exported | None = None
+    runner: Path | None = None
+    timeout: float = 600.0
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def again(self) -> Run:
@@ -87,7 +93,14 @@ class Builder:
         place.mkdir(parents=True)
         self.built = place / name
         self.exported = route.export(program, self.built, self.options)
-        return route.load(self.built, self.options).run
+        return self.load(self.built)
+
+    def load(self, path: Path) -> Run:
+        """Load an artifact, in Python or in C++."""
+        route = targets.get(self.target)
+        if self.runner is None:
+            return route.load(path, self.options).run
+        return native.load(self.runner, path, route.read_contract, self.options, self.timeout)
 
 
 def _outputs(module: fx.GraphModule) -> Sequence[TensorSpec]:
