@@ -6,7 +6,7 @@ functional code included, computes in float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,11 @@ from exporter.model.layer_names import is_kept, own_path, require_known
 from exporter.model.tensors import Tensors
 
 Undo = Callable[[], None]
+# Modules that have a fused kernel, each with the attribute that turns it off.
+FUSED = {
+    torch.nn.TransformerEncoderLayer: "activation_relu_or_gelu",
+    torch.nn.TransformerEncoder: "use_nested_tensor",
+}
 
 
 @dataclass
@@ -116,6 +121,7 @@ def keep(flat: torch.nn.Module, kept: Sequence[str], dtype: torch.dtype) -> tupl
     model, undo = _Model(dtype), list[Undo]()
     for module in (tops | shared).values():
         undo.append(_surround(module, Border(model)))
+    undo += [step for module in outside.values() for step in _call_each_layer(module, tops)]
     theirs = {id(t) for key, module in outside.items() if key not in inside for t in _own_tensors(module)}
     copies: dict[int, torch.Tensor] = {}
     for module in inside.values():
@@ -160,6 +166,16 @@ def _surround(layer: Any, border: Border) -> Undo:
             layer.forward = own
 
     return undo
+
+
+def _call_each_layer(module: Any, tops: Mapping[int, torch.nn.Module]) -> list[Undo]:
+    """Let torch's encoders call the layers inside them: their fused kernel takes the weights in one precision."""
+    name = next((name for kind, name in FUSED.items() if isinstance(module, kind)), "")
+    if not name or not any(id(inner) in tops for inner in module.modules()):
+        return []
+    usual = getattr(module, name)
+    setattr(module, name, False)
+    return [lambda: setattr(module, name, usual)]
 
 
 def _separate(module: Any, theirs: set[int], copies: dict[int, torch.Tensor]) -> list[Undo]:

@@ -155,3 +155,16 @@ def test_torchscript_cannot_be_kept() -> None:
     flat = FlatModule(model, flatten_inputs(model, (torch.randn(2, 8),))).eval()
     with pytest.raises(ExportError, match="a part of a TorchScript program"):
         precision.cast(flat, "bf16", ("float32",), ("0",))
+
+
+def test_a_layer_inside_torchs_encoder_is_called() -> None:
+    torch.manual_seed(0)
+    model = (
+        nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2).eval().requires_grad_(False)
+    )
+    x, padding = torch.randn(2, 5, 8), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    flat = FlatModule(model, flatten_inputs(model, {"src": x, "src_key_padding_mask": padding})).eval()
+    with precision.computing(flat, "bf16", ("float32",), ("layers.1.linear1", "layers.0")) as cast, torch.no_grad():
+        kept_layers.require_crossed(cast, ("layers.1.linear1", "layers.0"), (x, padding))
+    assert model.use_nested_tensor
+    assert model.layers[1].activation_relu_or_gelu
