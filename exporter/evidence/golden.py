@@ -104,6 +104,24 @@ def _without(cases: Sequence[Case], names: Collection[str]) -> Iterator[Case]:
             yield case
 
 
+def alone(golden: Golden) -> Golden:
+    """Return the golden with cases that can be run alone: a later step's inputs end with eager's state before it.
+
+    This is for artifacts that take the state as inputs.
+    """
+    cases: list[Case] = []
+    taken = 0  # inputs of a first step, which end with the state
+    for case in golden.cases:
+        if not case.step:
+            taken = len(case.inputs)
+            cases.append(case)
+            continue
+        before = cases[-1].eager
+        state = before[len(before) - (taken - len(case.inputs)) :] if taken > len(case.inputs) else ()
+        cases.append(replace(case, inputs=(*case.inputs, *state)))
+    return replace(golden, cases=tuple(cases))
+
+
 def samples(golden: Golden) -> tuple[Case, ...]:
     """Return the cases that are the recipe's own samples, in order."""
     return tuple(case for case in golden.cases if case.record.sample is not None)

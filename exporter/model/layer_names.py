@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
 
 def own_path(path: str) -> str:
-    """Return the path of a module in the user's model, which wrappers contain."""
-    return path.removeprefix("flat.").removeprefix("model.")
+    """Return the path of a module in the user's model, which is called `model` in its wrappers; "" for these."""
+    found = path.removeprefix("flat.")
+    return found.removeprefix("model.") if found.startswith("model.") else ""
 
 
 def is_kept(path: str, kept: Sequence[str]) -> bool:
@@ -24,7 +25,7 @@ def is_kept(path: str, kept: Sequence[str]) -> bool:
 
 def require_known(module: torch.nn.Module, kept: Sequence[str]) -> None:
     """Raise ExportError for a name that no module of the model has."""
-    known = {own_path(path) for path, _ in module.named_modules(remove_duplicate=False)}
+    known = {own_path(path) for path, _ in module.named_modules(remove_duplicate=False)} - {""}
     for name in kept:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=3)

@@ -117,18 +117,17 @@ def test_errors_are_multiples_of_eagers_own() -> None:
 def inquire(tmp_path: Path) -> Any:
     """A function that exports a block to a variant, with what the test has planted, and examines it."""
 
-    def act(
-        name: str, recipe: str = "blocks:block", spoil: Any = None, fix: bool = False, runner: Path | None = None
-    ) -> Bisection:
+    def act(name: str, recipe: str = "blocks:block", spoil: Any = None, **asking: Any) -> Bisection:
         (variant,) = targets.parse(name)
         options = targets.Options(threads=1, variant=variant.setting, precision=variant.precision)
-        job = replace(request_for(recipe, tmp_path / "out").job(tmp_path / "work"), options=options)
+        request = request_for(recipe, tmp_path / "out", state=asking.pop("state", "carry"))
+        job = replace(request.job(tmp_path / "work"), options=options)
         job.work.mkdir()
         path = tmp_path / variant.artifact
         targets.get(variant.target).export(tasks.program(job, variant.target)[0], path, options)
         if spoil:
             spoil(path)
-        asked = Asked(variant.target, variant.name, path, golden_of(job, tmp_path), tmp_path / "found", fix, runner)
+        asked = Asked(variant.target, variant.name, path, golden_of(job, tmp_path), tmp_path / "found", **asking)
         return child.inquire(job, asked, lambda step: None)
 
     return act
@@ -141,7 +140,8 @@ def golden_of(job: Job, folder: Path) -> Path:
     cases = tuple(probing.probe_plan(loaded.base, loaded.symbols))[:4]
     plan = make_golden.Plan(cases, loaded.symbols, unusual=False)
     others = {name: tolerances.BY_PRECISION[name] for name in (job.options.precision,) if name != "fp32"}
-    made, _ = tasks._make_cases(loaded, found, plan, tolerances.FLOAT32, others, "cpu")
+    make = tasks._make_sequences if loaded.state else tasks._make_cases
+    made, _ = make(loaded, found, plan, tolerances.FLOAT32, others, "cpu")
     goldens.save(made, folder / "golden.safetensors")
     return folder / "golden.safetensors"
 
@@ -343,6 +343,11 @@ def test_the_command_blames_nothing_that_is_right(cli: Cli, bundle: Path) -> Non
     assert done.code == 0, done.err
     found = json.loads(done.out)
     assert (found["verdict"], found["passes"], found["nodes"], found["builds"]) == ("rounding", True, [], 0)
+
+
+def test_a_model_that_takes_its_state_as_inputs_is_not_blamed(inquire: Any) -> None:
+    found = inquire("trace", "stateful:average", state="inputs")
+    assert (found.verdict, found.passes) == ("rounding", True)
 
 
 def test_the_command_names_what_a_trace_bakes_in(cli: Cli, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def inquire(job: Job, asked: Asked, begun: Callable[[str], None]) -> Bisection:
     """Examine one variant in this process. `begun` is called with the name of each step."""
     begun("load model")
     program, limits = tasks.program(job, asked.target)
-    golden = goldens.read(asked.golden).of(job.options.precision)
+    golden = goldens.alone(goldens.read(asked.golden).of(job.options.precision))
     return _Inquiry(begun, job, asked, program, limits, golden).result()
 
 

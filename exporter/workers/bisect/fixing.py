@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from exporter.core import source_lines
+from exporter.evidence import golden as goldens
 from exporter.evidence import make_golden
 from exporter.evidence.golden import Golden
 from exporter.model import capture, kept_layers, precision
@@ -103,11 +104,12 @@ class Trials:
         """Return the golden of the variant's precision; eager keeps the same layers in float32."""
         name = self.options.precision
         if not self.in_half or kept == self.options.keep_float:
-            return self.golden.of(name)
+            return goldens.alone(self.golden.of(name))
         tolerances = {name: self.golden.precisions[name].tolerance}
         device = self.options.device
-        found, _ = make_golden.in_precisions(self.golden, self.plain, tolerances, self._outputs(), device, kept)
-        return replace(self.golden, precisions=found).of(name)
+        cases = goldens.alone(self.golden)
+        found, _ = make_golden.in_precisions(cases, self.plain, tolerances, self._outputs(), device, kept)
+        return replace(cases, precisions=found).of(name)
 
     def notes(self) -> tuple[str, ...]:
         """Return why builds failed."""
