@@ -164,6 +164,12 @@ class BuildSettings(Settings):
         "cpp.simdlen=1. May be repeated. `exporter bisect --fix` finds one with which a failing variant passes.",
         metavar="NAME=VALUE",
     )
+    graph_optimization: str = option(
+        "all",
+        "Level of onnxruntime's graph optimizations with which exporter loads an ONNX model. The model's metadata "
+        "records it; other programs have to set it.",
+        choices=("all", "extended", "basic", "none"),
+    )
     portable: bool = option(
         False,
         "Compile packages for any x86-64-v3 CPU (AVX2) instead of this machine's CPU. GPU code always targets this "

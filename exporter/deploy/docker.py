@@ -26,6 +26,7 @@ from exporter.core.parity_records import Parity
 from exporter.core.records import Manifest, VariantRecord
 from exporter.deploy import Deployment, choose, cpp, golden, publish, staged, take
 from exporter.deploy.triton import TYPES
+from exporter.targets import _ort_level
 from exporter.workers.children import Zygote
 
 KIND = "docker"
@@ -148,7 +149,8 @@ def _write_golden(model: Path, place: Path, manifest: Manifest, artifact: str, p
     arguments = {"path": str(model / "golden.npz"), "golden_path": str(place / recorded.path), "promised": promised}
     with Zygote() as zygote, tempfile.TemporaryDirectory(prefix="exporter-") as logs:
         cases = zygote.run("golden", "exporter.deploy.child:arrays", arguments, Path(logs) / "log", TIMEOUT_S)
-    config = {"model": artifact, "tolerance": asdict(tolerance), "cases": cases}
+    level = _ort_level.NAMES[_ort_level.recorded(place / artifact)]
+    config = {"model": artifact, "tolerance": asdict(tolerance), "cases": cases, "graph_optimization": level}
     (model / "golden.json").write_text(json.dumps(config) + "\n")
 
 

@@ -24,7 +24,9 @@ def replay(place: Path) -> Parity:
 
     config = json.loads((place / "golden.json").read_text())
     tolerance = Tolerance(**config["tolerance"])
-    session = onnxruntime.InferenceSession(place / config["model"], providers=["CPUExecutionProvider"])
+    settings = onnxruntime.SessionOptions()
+    settings.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, config["graph_optimization"])
+    session = onnxruntime.InferenceSession(place / config["model"], settings, providers=["CPUExecutionProvider"])
     names = [spec.name for spec in session.get_outputs()]
     cases = []
     with np.load(place / "golden.npz") as golden:

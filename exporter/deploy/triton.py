@@ -27,6 +27,7 @@ from exporter.core.contract_records import Contract
 from exporter.core.errors import ArtifactError, BundleError, MissingDependency, UsageError
 from exporter.core.records import Manifest, VariantRecord
 from exporter.deploy import Deployment, choose, golden, publish, read, staged, take
+from exporter.targets import _ort_level
 from exporter.workers.children import Zygote
 
 KIND = "triton"
@@ -46,6 +47,10 @@ TYPES = {
     "float32": "TYPE_FP32",
     "float64": "TYPE_FP64",
 }  # the types of Triton that both backends support
+
+
+# Triton's numbers for levels of onnxruntime's graph optimizations; 0 is the highest.
+LEVELS = {"extended": 1, "basic": -1, "none": 2}
 
 
 def refuse(variant: VariantRecord) -> str:
@@ -81,7 +86,10 @@ def deploy(
     out, backend = repository / model, targets.facts(variant.target).triton
     assert backend is not None
     assert variant.contract is not None
+    assert variant.artifact is not None
     config = configuration(model, variant.contract, backend)
+    if level := LEVELS.get(_ort_level.recorded(place / variant.artifact.path) if variant.target == "onnx" else ""):
+        config.optimization.graph.level = level
     with staged(out, KIND) as root:
         for file in variant.files:
             main = file == variant.artifact

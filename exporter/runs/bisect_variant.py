@@ -33,7 +33,7 @@ def run(
     evidence.require(evidence.problems | evidence.spoilt)
     manifest = layout.read_manifest(place)
     if fix and not can_fix(targets.parse(name)[0]):
-        cause = f"--fix applies to variants in int8, bf16 or fp16, and to compile, and {name} is none of these"
+        cause = f"--fix applies to compile, onnx, and variants in int8, bf16 or fp16, and {name} is none of these"
         raise UsageError(cause, "leave it out")
     record = _record(manifest, name)
     (variant,) = targets.parse(name)
@@ -50,7 +50,7 @@ def run(
 
 def can_fix(variant: targets.Variant) -> bool:
     """Return whether a variant has options that may make it pass."""
-    return variant.precision in ("int8", "bf16", "fp16") or variant.target == "compile"
+    return variant.precision in ("int8", "bf16", "fp16") or variant.target in ("compile", "onnx")
 
 
 def _fails_in_cpp(record: VariantRecord) -> bool:

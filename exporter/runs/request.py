@@ -62,6 +62,10 @@ class Request(RunSettings, SizeSettings):
         for one in self.inductor:
             if not one.partition("=")[0] or "=" not in one:
                 raise UsageError(f"--inductor {one!r} is not NAME=VALUE", "give freezing=False, for example")
+        if self.graph_optimization != "all" and not any(v.target == "onnx" for v in self.variants):
+            raise UsageError(
+                "--graph-optimization applies only to the onnx target", "remove it, or add the target onnx"
+            )
         if self.portable:
             machine_code.require_portable()
 

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from exporter.core.errors import ArtifactError
+from exporter.targets import _ort_level
 
-PROPERTY = "exporter.contract"  # the only metadata property that is not a note
+PROPERTY = "exporter.contract"
+OURS = (PROPERTY, _ort_level.PROPERTY)  # the metadata properties that are not notes
 
 
 def parts(path: Path) -> tuple[bytes, list[tuple[str, Any]]]:
@@ -31,7 +33,7 @@ def _strip(model: Any) -> list[Any]:
     import onnx
 
     weights: list[Any] = []
-    notes = [entry for entry in model.metadata_props if entry.key != PROPERTY]
+    notes = [entry for entry in model.metadata_props if entry.key not in OURS]
     for entry in notes:
         model.metadata_props.remove(entry)
     waiting: list[Any] = [model.graph, *model.functions]

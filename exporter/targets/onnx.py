@@ -31,6 +31,7 @@ from exporter.targets import (
     TritonBackend,
     _onnx_axes,
     _ort_cuda_graphs,
+    _ort_level,
     _specialized,
     _steps_onnx,
 )
@@ -89,14 +90,28 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     translated = _translate((program,), options)
     made = translated.programs[0]
     size = _weights(made)
-    made.model.metadata_props[PROPERTY] = to_json(program.contract, indent=None)
+    made.model.metadata_props.update(_properties(program, options))
     companion = path.name + ".data"
     made.save(str(path), external_data=size > ONE_FILE_BYTES)
     notes = (_quantize(program, path, size, options.keep_float),) if options.precision == "int8" else ()
     onnx.checker.check_model(str(path))
     companions = (companion,) if (path.parent / companion).is_file() else ()
     fixed = tuple(_fixed(made.model.graph, program.contract))
-    return Exported((translated.note, *notes), translated.warnings, companions, limits=fixed)
+    return Exported((translated.note, *notes, *_level(options)), translated.warnings, companions, limits=fixed)
+
+
+def _properties(program: Program, options: Options) -> dict[str, str]:
+    """Return the metadata of a model: its contract and, unless it is the highest, the level of optimizations."""
+    found = {PROPERTY: to_json(program.contract, indent=None)}
+    if options.graph_optimization != "all":
+        found[_ort_level.PROPERTY] = options.graph_optimization
+    return found
+
+
+def _level(options: Options) -> tuple[str, ...]:
+    """Return the note about the level of optimizations."""
+    level = options.graph_optimization
+    return () if level == "all" else (f"graph optimizations of onnxruntime: {level}",)
 
 
 def _require_real(function: Contract) -> None:
@@ -125,12 +140,12 @@ def _export_entries(program: Program, path: Path, options: Options) -> Exported:
     translated = _translate(tuple(program.entries.values()), options)
     models = {size: one.model_proto for size, one in zip(program.entries, translated.programs, strict=True)}
     made = _specialized.onnx_model(models, program.contract)
-    onnx.helper.set_model_props(made, {PROPERTY: to_json(program.contract, indent=None)})
+    onnx.helper.set_model_props(made, _properties(program, options))
     external = sum(len(weight.raw_data) for weight in made.graph.initializer) > ONE_FILE_BYTES
     companion = path.name + ".data"
     onnx.save(made, str(path), save_as_external_data=external, location=companion)
     onnx.checker.check_model(str(path))
-    return Exported((translated.note,), translated.warnings, (companion,) if external else ())
+    return Exported((translated.note, *_level(options)), translated.warnings, (companion,) if external else ())
 
 
 @dataclass(frozen=True)
@@ -335,6 +350,7 @@ def _session(path: Path, options: Options, graphs: bool = False, settings: Any =
 
     settings = settings or ort.SessionOptions()
     settings.intra_op_num_threads = options.threads
+    settings.graph_optimization_level = _ort_level.of(path)
     if os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE":  # onnxruntime's own threads ignore it
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     providers: list[Any] = ["CPUExecutionProvider"]

@@ -47,6 +47,10 @@ def refused(done: Done, *words: str, code: int = 2) -> None:
             ["--portable applies only to the packages", "add the target compile"],
         ),
         ([f"{MLP}", "--targets", "trace", "--inductor", "freezing=False"], ["--inductor applies only to the compile"]),
+        (
+            [f"{MLP}", "--targets", "trace", "--graph-optimization", "none"],
+            ["--graph-optimization applies only to the"],
+        ),
         ([f"{MLP}", "--targets", "compile", "--inductor", "freezing"], ["--inductor 'freezing' is not NAME=VALUE"]),
         ([f"{MLP}", "--batch", "2,4", "--dynamic", "none"], ["batch is not dynamic", "--dynamic"]),
         ([f"{MLP}", "--device", "tpu"], ["there is no device 'tpu'", "choose cpu, cuda"]),

@@ -61,6 +61,8 @@ def test_the_image_with_onnxruntime(bundle: Path, tmp_path: Path) -> None:
     assert steps[1] == ("ENV", "ORT_DISABLE_TELEMETRY=1")
     assert steps[2] == ("RUN", f"pip install --no-cache-dir onnxruntime=={version} numpy=={np.__version__}")
     assert ("RUN", '["python", "check.py"]') in steps
+    config = json.loads((tmp_path / "context" / "model" / "golden.json").read_text())
+    assert config["graph_optimization"] == "ORT_ENABLE_ALL"
 
 
 def test_the_image_with_onnxruntime_fails_to_build_without_parity(bundle: Path, tmp_path: Path) -> None:

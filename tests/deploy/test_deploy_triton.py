@@ -23,6 +23,7 @@ from exporter.core.json_codec import to_json
 from exporter.core.size_range import Range
 from exporter.deploy import MARK, Deployment, triton
 from exporter.evidence import golden
+from exporter.targets import _ort_level
 from exporter.workers.children import Zygote
 
 TORCHSCRIPT, AOTINDUCTOR = targets.facts("trace").triton, targets.facts("compile").triton
@@ -68,8 +69,12 @@ def test_torchscript_configuration(bundle: Path, tmp_path: Path) -> None:
     assert (place / "1" / "model.pt").read_bytes() == (bundle / "trace.pt").read_bytes()
 
 
-def test_onnx_keeps_the_names_of_its_graph(bundle: Path, tmp_path: Path) -> None:
+def test_onnx_keeps_the_names_of_its_graph_and_its_level_of_optimizations(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_ort_level, "recorded", lambda path: "basic")
     config = deploy(bundle, tmp_path / "models", "onnx", model="other", version=7)
+    assert config.optimization.graph.level == -1  # so onnxruntime's backend calls this level
     assert (config.backend, config.platform, config.name) == ("onnxruntime", "onnxruntime_onnx", "other")
     graph = onnx.load(tmp_path / "models" / "other" / "7" / "model.onnx").graph
     assert [t.name for t in config.input] == [t.name for t in graph.input]

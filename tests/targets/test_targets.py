@@ -27,7 +27,8 @@ from exporter.core.size_range import Range
 from exporter.model.capture import Program, export_program
 from exporter.model.flattening import FlatModule, flatten_inputs
 from exporter.model.no_program import NoProgram
-from exporter.targets import Options, Variant, _inductor, _ort_cuda_graphs, _plugins
+from exporter.targets import Options, Variant, _inductor, _ort_cuda_graphs, _ort_level, _plugins
+from exporter.targets import onnx as onnx_target
 from exporter.workers.children import Zygote
 
 NAMES = targets.names()
@@ -195,6 +196,22 @@ def test_missing_vector_instructions_are_noted(monkeypatch: pytest.MonkeyPatch) 
 
 
 WIDE = re.compile(r"%(zmm\d+|[xy]mm(1[6-9]|[23]\d)|k[0-7])\b")  # registers that only AVX-512 has
+
+
+def test_an_onnx_model_carries_its_level_of_optimizations(program: Program, tmp_path: Path) -> None:
+    import onnxruntime as ort
+
+    levels = ort.GraphOptimizationLevel
+    for level, wanted in (("all", levels.ORT_ENABLE_ALL), ("basic", levels.ORT_ENABLE_BASIC)):
+        path = tmp_path / f"{level}.onnx"
+        options = dataclasses.replace(OPTIONS, graph_optimization=level)
+        notes = targets.get("onnx").export(program, path, options).notes
+        assert ("graph optimizations of onnxruntime: basic" in notes) == (level == "basic")
+        assert (_ort_level.recorded(path), _ort_level.of(path)) == (level, wanted)
+        assert onnx_target._session(path, OPTIONS).get_session_options().graph_optimization_level == wanted
+        assert targets.get("onnx").read_contract(path) == program.contract
+    path.write_bytes(path.read_bytes()[:-3])
+    assert _ort_level.recorded(path) == "all"
 
 
 def test_the_users_settings_reach_inductor(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:

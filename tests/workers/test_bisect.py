@@ -260,18 +260,39 @@ def test_why_a_build_failed_is_told() -> None:
     assert fix.keep_float == ("a",)
     assert asked.notes()[0].startswith("a build with b, a, c in float failed: ValueError: cannot build c")
     asked = trials(Builds(targets.Options(), {"x=1"}, broken="freezing=False"))
-    assert fixing.setting(asked, ["freezing=False", "y=2"]) is None
+    assert fixing.setting(asked, verdicts.settings("compile", targets.Options())) is None
     assert asked.notes()[0].startswith("a build with freezing=False failed: ValueError: cannot build freezing=False")
 
 
 def test_the_setting_of_a_compiler_that_mends_a_variant_is_found() -> None:
-    fix = fixing.setting(trials(Builds(targets.Options(), {"cpp.simdlen=1"})), ["freezing=False", "cpp.simdlen=1"])
+    usual = targets.Options()
+    fix = fixing.setting(trials(Builds(usual, {"cpp.simdlen=1"})), verdicts.settings("compile", usual))
     assert fix is not None
     assert fix.options == "--inductor cpp.simdlen=1"
-    assert "cpp.simdlen=1" in verdicts.settings(targets.Options())
-    assert not any("cpp" in one for one in verdicts.settings(targets.Options(device="cuda")))
+    assert not any("cpp" in one for one in verdicts.settings("compile", targets.Options(device="cuda")))
+    assert verdicts.settings("compile", targets.Options(variant="backend=tvm")) == {}
     found = Bisection("m", "compile", "batch=2 seed 0", "compiler", "inductor", fix=replace(fix, slower=1.5))
     assert "passes with --inductor cpp.simdlen=1, and takes 1.50 times as long." in bisection.render(found, Path("x"))
+
+
+def test_the_level_of_optimizations_that_mends_a_variant_is_found(
+    inquire: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import onnxruntime as ort
+
+    usual = ort.InferenceSession.run
+
+    def run(self: Any, names: Any, given: Any, options: Any = None) -> Any:
+        level = self.get_session_options().graph_optimization_level.name
+        wrong = level in ("ORT_ENABLE_ALL", "ORT_ENABLE_EXTENDED")
+        return [one * (1.01 if wrong else 1) for one in usual(self, names, given, options)]
+
+    monkeypatch.setattr(ort.InferenceSession, "run", run)
+    monkeypatch.setattr(repro, "write", lambda *_: ())
+    found = inquire("onnx", "tiny:mlp", fix=True)
+    assert found.verdict == "compiler"
+    assert found.fix.options == "--graph-optimization basic"
+    assert found.fix.slower is not None
 
 
 RUNNER = """\
@@ -334,8 +355,8 @@ def test_a_script_for_torchscript_runs(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_fix_is_for_variants_that_have_options(cli: Cli, bundle: Path) -> None:
-    done = cli("bisect", bundle, "onnx", "--fix")
-    assert (done.code, "--fix applies to variants in int8, bf16 or fp16, and to compile" in done.err) == (2, True)
+    done = cli("bisect", bundle, "trace", "--fix")
+    assert (done.code, "--fix applies to compile, onnx, and variants in int8" in done.err) == (2, True)
 
 
 def test_the_command_blames_nothing_that_is_right(cli: Cli, bundle: Path) -> None:

@@ -46,7 +46,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Fix:
-    """The options with which a failing variant passes: a small set of layers in floating point, or one of inductor's.
+    """The options with which a failing variant passes: a small set of layers in floating point, or a setting.
 
     None of the layers can be left out. `slower` is the median latency of the variant with these options as a multiple
     of its latency without them, measured in turn at the example's sizes; None if it does not run without them.
@@ -55,12 +55,15 @@ class Fix:
     keep_float: tuple[str, ...] = ()
     slower: float | None = None
     inductor: tuple[str, ...] = ()
+    graph_optimization: str = "all"
 
     @property
     def options(self) -> str:
         """Return the options for `exporter export`."""
         words = [word for name in self.keep_float for word in ("--keep-float", name)]
-        return shlex.join([*words, *(word for one in self.inductor for word in ("--inductor", one))])
+        words += [word for one in self.inductor for word in ("--inductor", one)]
+        words += ["--graph-optimization", self.graph_optimization] if self.graph_optimization != "all" else []
+        return shlex.join(words)
 
 
 @dataclass(frozen=True)

@@ -99,13 +99,13 @@ class _Inquiry:
         if found.passes and self.asked.runner:
             self.builder.runner = self.asked.runner
             found = self._examined()
-        options = self.job.options
         sought = self.asked.fix and not found.passes and found.verdict in ("compiler", "converter", "reduced precision")
-        if not sought or found.fix or self.asked.target != "compile" or "=" in options.variant:
+        choices = verdicts.settings(self.asked.target, self.job.options) if sought and not found.fix else {}
+        if not choices:
             return found
         trials = self._trials(self.builder.program.module)
-        fix = fixing.setting(trials, verdicts.settings(options))
-        notes = () if fix else ("no setting of inductor was found with which the variant passes", *trials.notes())
+        fix = fixing.setting(trials, choices)
+        notes = () if fix else (f"it does not pass with {', '.join(choices)}", *trials.notes())
         return replace(found, fix=fix, notes=found.notes + notes, builds=self.builder.count)
 
     def _examined(self) -> Bisection:

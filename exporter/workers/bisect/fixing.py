@@ -1,4 +1,4 @@
-"""Finding what makes a failing variant pass: the fewest layers to keep in floating point, or a setting of inductor."""
+"""Finding what makes a failing variant pass: the fewest layers to keep in floating point, or a compiler's setting."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import copy
 import functools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -179,12 +179,11 @@ def _named(kept: Sequence[str]) -> str:
     return ", ".join(kept) if len(kept) < 4 else f"{len(kept)} layers ({', '.join(kept[:2])}, …)"
 
 
-def setting(trials: Trials, settings: Sequence[str]) -> Fix | None:
-    """Return the first of these settings of inductor (NAME=VALUE) with which the variant passes, or None."""
-    for one in settings:
-        trials.say(f"try {one}")
-        options = replace(trials.options, inductor=(*trials.options.inductor, one))
-        run = trials.run(options, one)
+def setting(trials: Trials, choices: Mapping[str, Options]) -> Fix | None:
+    """Return the first of these choices, given by what to call them, with which the variant passes, or None."""
+    for name, options in choices.items():
+        trials.say(f"try {name}")
+        run = trials.run(options, name)
         if run is not None and trials.is_enough(run, options):
             return _fix(trials, options, run)
     return None
@@ -193,7 +192,7 @@ def setting(trials: Trials, settings: Sequence[str]) -> Fix | None:
 def _fix(trials: Trials, options: Options, run: Run) -> Fix:
     before = trials.run(trials.options, "the variant's own settings")
     slower = _slower(before, run, trials.builder.program.example, options.device) if before else None
-    return Fix(options.keep_float, slower, options.inductor)
+    return Fix(options.keep_float, slower, options.inductor, options.graph_optimization)
 
 
 def _slower(before: Run, after: Run, inputs: Tensors, device: str) -> float | None:

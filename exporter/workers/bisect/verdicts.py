@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,13 +29,22 @@ LADDER = {"aot_eager": "torch's functionalization", "aot_eager_decomp_partition"
 SIMILAR = 3.0  # two errors within this factor are taken to have the same cause
 
 
-def settings(options: targets.Options) -> list[str]:
-    """Return the settings of inductor that --fix tries, as NAME=VALUE; those for C++ only on a CPU."""
+def settings(target: str, options: targets.Options) -> dict[str, targets.Options]:
+    """Return the options that --fix tries, by what to call them: a setting of inductor, or a level of onnxruntime.
+
+    Settings for C++ apply only to a CPU, and a backend of torch.compile may have none.
+    """
+    if target == "onnx":
+        levels = ("extended", "basic", "none") if options.graph_optimization == "all" else ()
+        return {f"graph optimization {level}": replace(options, graph_optimization=level) for level in levels}
+    if target != "compile" or "=" in options.variant:
+        return {}
     known = _inductor.known()
     frozen = {"freezing": False} if not options.variant else {}  # packages alone freeze their weights
     pairs = [pair for one in (frozen, *SUBSYSTEMS.values()) for pair in one.items()]
     names = {name for name in known if options.device == "cpu" or not name.startswith("cpp.")}
-    return [f"{name}={value}" for name, value in pairs if name in names]
+    words = [f"{name}={value}" for name, value in pairs if name in names]
+    return {one: replace(options, inductor=(*options.inductor, one)) for one in words}
 
 
 @dataclass
