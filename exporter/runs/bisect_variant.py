@@ -43,7 +43,16 @@ def run(
         job = request.job(Path(folder))
         options = replace(job.options, variant=variant.setting, precision=variant.precision)
         runner = environment.find_runner() if _fails_in_cpp(record) else None
-        asked = Asked(record.target, record.name, _artifact(place, record), layout.golden(place), out, fix, runner)
+        asked = Asked(
+            record.target,
+            record.name,
+            _artifact(place, record),
+            layout.golden(place),
+            out,
+            fix,
+            runner,
+            manifest.metric,
+        )
         found = bisect.run(replace(job, options=options), asked, Path(folder, "bisect.log"), begun, timeout)
     return _against(record, found)
 

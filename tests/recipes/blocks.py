@@ -102,3 +102,27 @@ class loud(block):
     """The block with large values."""
 
     kind = Loud
+
+
+class Uneven(Block):
+    """Has weights in one layer that int8 represents well enough for parity, but not for the metric."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.no_grad():
+            self.second.weight[:, 0] *= 100
+
+
+class uneven(block):
+    """The uneven block with samples, and a metric: minus the largest deviation from its outputs in float32."""
+
+    kind = Uneven
+
+    def samples(self) -> list[dict[str, torch.Tensor]]:
+        """Return two samples."""
+        generator = torch.Generator().manual_seed(3)
+        return [{"x": torch.randn(4, 16, generator=generator)} for _ in range(2)]
+
+    def metric(self, outputs: dict[str, torch.Tensor], sample: dict[str, torch.Tensor]) -> float:
+        """Return a number that is 0 for exact outputs, and less for others."""
+        return -float((outputs["output"] - self.load()(sample["x"]).detach()).abs().max())

@@ -18,7 +18,7 @@ from torch import nn
 
 from exporter import targets
 from exporter.core import environment, probing, tolerances
-from exporter.core.records import SessionRecord, VariantRecord
+from exporter.core.records import MetricRecord, SessionRecord, VariantRecord
 from exporter.evidence import golden as goldens
 from exporter.evidence import make_golden
 from exporter.model import tensor_files
@@ -218,6 +218,13 @@ def test_the_module_around_the_layers_is_found_if_values_are_too_large_between_t
     found = inquire("trace@fp16", "blocks:loud", fix=True)
     assert found.fix.keep_float == ("pair",)
     assert found.fix.options == "--keep-float pair"
+
+
+def test_the_layer_that_costs_the_metric_is_found(inquire: Any) -> None:
+    asked = MetricRecord(eager=0.0, samples=2, most_loss=0.015)
+    found = inquire("trace@int8", "blocks:uneven", fix=True, metric=asked)
+    assert "the maximum loss is 0.015" in found.sentence
+    assert found.fix.keep_float == ("second",)
 
 
 @dataclass

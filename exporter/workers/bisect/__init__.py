@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from exporter.core.records import MetricRecord
 from exporter.workers.children import SIDE_BY_SIDE, Zygote
 from exporter.workers.messages import Job
 
@@ -99,7 +100,7 @@ class Asked:
     """What to examine: a target's artifact (None for a variant compiled just in time), and where to write files.
 
     `fix` asks for options with which the variant passes. If the variant passes in Python, it is examined in C++, by
-    `runner`, the path of exporter-run.
+    `runner`, the path of exporter-run. A variant that does not meet the bounds of `metric` does not pass.
     """
 
     target: str
@@ -109,6 +110,7 @@ class Asked:
     out: Path
     fix: bool = False
     runner: Path | None = None
+    metric: MetricRecord | None = None
 
 
 def run(job: Job, asked: Asked, log: Path, begun: Callable[[str], None], timeout: float) -> Bisection:

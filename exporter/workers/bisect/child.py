@@ -25,7 +25,8 @@ from exporter.core import source_lines
 from exporter.core.errors import ArtifactError, ContractError, ExportError
 from exporter.core.parity_records import SizeLimit
 from exporter.evidence import golden as goldens
-from exporter.model import capture
+from exporter.evidence import metrics, samples
+from exporter.model import capture, recipes
 from exporter.model.precision import DTYPES
 from exporter.model.tensors import Run, Tensors
 from exporter.workers import tasks
@@ -115,6 +116,9 @@ class _Inquiry:
         run = self._artifact()
         failed = self._worst(run)
         precision = self.job.options.precision
+        if not failed and precision != "fp32" and (problem := self._below_the_metric(run)):
+            self.reason = problem
+            return self._reduced(f"{precision} is too coarse for this model: {problem}")
         if not failed and (precision != "fp32" or (self.ratio is not None and self.ratio <= SUSPECT)):
             return self._no_failure()
         if self.asked.artifact is not None:
@@ -213,15 +217,28 @@ class _Inquiry:
     def _trials(self, plain: torch.nn.Module) -> fixing.Trials:
         return fixing.Trials(self.builder, goldens.read(self.asked.golden), self._passes, plain, self.say)
 
+    def _below_the_metric(self, run: Run) -> str:
+        """Describe the bound of the recipe's metric that a build violates; "" if there is none."""
+        if self.asked.metric is None:
+            return ""
+        cases = goldens.samples(self.golden)
+        outputs = [variants.call(run, case.inputs, self.job.options.device) for case in cases]
+        if failed := next((one for one in outputs if isinstance(one, str)), ""):
+            return failed
+        recipe = recipes.load(self.job.source)
+        names = variants.names(self.program.contract)
+        value = samples.evaluate(recipe, [one for one in outputs if not isinstance(one, str)], names)
+        return metrics.broken(value, self.asked.metric)
+
     def _passes(self, run: Run, golden: goldens.Golden) -> bool:
-        """Return whether a build of the variant passes every case."""
+        """Return whether a build of the variant passes every case, and meets the bounds of the metric."""
         judge = replace(self.judge, golden=golden)
         for case in golden.cases:
             got = variants.call(run, case.inputs, self.job.options.device)
             reason, ratio = self._judged(got, case, judge)
             if reason or (self.job.options.precision == "fp32" and ratio > SUSPECT):
                 return False
-        return True
+        return not self._below_the_metric(run)
 
     def _size(self) -> int:
         return sum(node.op == "call_function" for node in self.graph.nodes)
