@@ -119,7 +119,9 @@ class _Inquiry:
         if not failed and precision != "fp32" and (problem := self._below_the_metric(run)):
             self.reason = problem
             return self._reduced(f"{precision} is too coarse for this model: {problem}")
-        if not failed and (precision != "fp32" or (self.ratio is not None and self.ratio <= SUSPECT)):
+        if not failed and (
+            precision != "fp32" or self.builder.runner or (self.ratio is not None and self.ratio <= SUSPECT)
+        ):
             return self._no_failure()
         if self.asked.artifact is not None:
             self.say("build again")
@@ -163,7 +165,8 @@ class _Inquiry:
             rows = (judge or self.judge).compare(got, case)
         except ArtifactError as error:
             return str(error), math.inf
-        errors = [arithmetic.error(*one) for one in zip(got, case.eager, case.reference, strict=True)]
+        own = self.builder.in_python(case.inputs, case.eager)
+        errors = [arithmetic.error(*one) for one in zip(got, own, case.reference, strict=True)]
         return next((row.reason or row.verdict for row in rows if row.verdict == "FAIL"), ""), max(errors, default=0.0)
 
     def _of_whole(self, run: Run) -> tuple[str, float]:
@@ -265,8 +268,9 @@ class _Inquiry:
 
     def _located(self) -> Bisection:
         precision = self.job.options.precision
+        in_python = self.builder.runner is None
         coarse = precision == "int8" or (self.ratio is not None and self.ratio <= LEAST)
-        if precision != "fp32" and coarse:
+        if precision != "fp32" and coarse and in_python:
             if self.ratio is None:
                 return self._found("not located", f"{precision} alone does not explain it: {self.reason}")
             return self._reduced(f"{precision} is too coarse for this model: {self.reason}")
@@ -342,6 +346,7 @@ class _Inquiry:
         if isinstance(got, str):
             return math.inf
         own, exact = self._values(module, tuple(t.to(self.job.options.device, copy=True) for t in inputs))
+        own = self.builder.in_python(inputs, own)
         return max(map(arithmetic.error, got, own, exact), default=0.0)
 
     def _values(self, module: fx.GraphModule, inputs: Tensors) -> tuple[Tensors, Tensors]:

@@ -60,7 +60,7 @@ def save(inputs: Tensors, contract: Contract, path: Path) -> None:
 
 
 def write(artifact: Path, contract: Contract, inputs: Tensors, expected: Tensors, out: Path) -> tuple[str, ...]:
-    """Write what shows a failure in C++ to the folder FOLDER in `out`: an artifact, its inputs, and eager's outputs.
+    """Write what shows a failure in C++ to the folder FOLDER in `out`: a part, its inputs and outputs.
 
     Returns the names of the files, relative to `out`.
     """

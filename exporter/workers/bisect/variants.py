@@ -34,7 +34,8 @@ class _Flat(torch.nn.Module):
 class Builder:
     """Builds one variant. `program` is what the variant is exported from, and `count` the number of builds.
 
-    With `runner`, the path of exporter-run, what was built runs in C++. Each call may take `timeout` seconds.
+    With `runner`, the path of exporter-run, what was built runs in C++, and `twin` is the same in Python. Each call may
+    take `timeout` seconds.
     """
 
     program: capture.Program
@@ -45,6 +46,7 @@ class Builder:
     built: Path | None = None  # the last artifact, and what its export reported
     exported: targets.Exported | None = None
     runner: Path | None = None
+    twin: Run | None = None
     timeout: float = 600.0
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
@@ -98,9 +100,16 @@ class Builder:
     def load(self, path: Path) -> Run:
         """Load an artifact, in Python or in C++."""
         route = targets.get(self.target)
+        run = route.load(path, self.options).run
         if self.runner is None:
-            return route.load(path, self.options).run
+            return run
+        self.twin = run
         return native.load(self.runner, path, route.read_contract, self.options, self.timeout)
+
+    def in_python(self, inputs: Tensors, eager: Tensors) -> Tensors:
+        """Return what results in C++ are compared with: those of Python. Without `runner`, these are eager's."""
+        found = call(self.twin, inputs, self.options.device) if self.runner and self.twin else eager
+        return eager if isinstance(found, str) else found
 
 
 def _outputs(module: fx.GraphModule) -> Sequence[TensorSpec]:

@@ -70,6 +70,7 @@ class Part:
             run = self.builder.part(self.module, self.inputs)
         except Exception as error:  # whatever an export raises
             return str(error)
+        self.own = self.builder.in_python(self.inputs, self.own)
         return variants.call(run, self.inputs, self.builder.program.device)
 
     def error(self, got: Tensors | str) -> float:
