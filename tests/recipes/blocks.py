@@ -30,6 +30,15 @@ class Coarse(Block):
             self.second.weight[:, 0] *= 3000
 
 
+class Choosy(Coarse):
+    """Checks its input, which torch.export rejects."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 1e9:
+            x = x / 2
+        return super().forward(x)
+
+
 class Odds(nn.Module):
     """Takes the logarithm of a difference that rounds to zero in bf16."""
 
@@ -90,6 +99,12 @@ class coarse(block):
     """The block with outliers."""
 
     kind = Coarse
+
+
+class choosy(block):
+    """The block with outliers that torch.export rejects."""
+
+    kind = Choosy
 
 
 class confident(block):

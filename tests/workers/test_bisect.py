@@ -204,6 +204,13 @@ def test_the_layer_that_has_to_stay_in_float_is_found(inquire: Any) -> None:
     assert "It passes with --keep-float second" in bisection.render(found, Path("x"))
 
 
+def test_layers_are_tried_without_an_exported_program(inquire: Any) -> None:
+    found = inquire("trace@int8", "blocks:choosy", fix=True)
+    assert found.verdict == "reduced precision"
+    assert found.notes[0].startswith("layers were not ranked, because there is no exported program: torch.export")
+    assert found.fix.keep_float == ("second",)
+
+
 def test_the_layer_that_has_to_stay_in_float32_is_found(inquire: Any) -> None:
     found = inquire("trace@bf16", "blocks:confident", fix=True)
     assert found.verdict == "reduced precision"

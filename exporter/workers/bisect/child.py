@@ -27,6 +27,7 @@ from exporter.core.parity_records import SizeLimit
 from exporter.evidence import golden as goldens
 from exporter.evidence import metrics, samples
 from exporter.model import capture, recipes
+from exporter.model.layer_names import own_path
 from exporter.model.precision import DTYPES
 from exporter.model.tensors import Run, Tensors
 from exporter.workers import tasks
@@ -197,25 +198,34 @@ class _Inquiry:
         return replace(found, passes=True)
 
     def _reduced(self, sentence: str) -> Bisection:
-        """Rank the layers by what the variant's precision costs them."""
+        """Rank the layers by what the variant's precision costs them, and find those that have to stay in float."""
         self.say("rank layers")
         plain = replace(self.job, options=replace(self.job.options, precision="fp32"))
         program, _ = tasks.program(plain, self.asked.target)
-        graph = Graph(program.exported)
         precision = self.job.options.precision
+        found = self._found("reduced precision", sentence)
+        try:
+            found, paths = self._ranked(found, Graph(program.exported), precision)
+        except ExportError as error:
+            found = replace(found, notes=(f"layers were not ranked, because there is no exported program: {error}",))
+            paths = _leaves(program.module)
+        if self.asked.fix and self.reason and precision in (*DTYPES, "int8"):
+            trials = self._trials(program.module)
+            fix = fixing.layers(trials, paths)
+            notes = () if fix else ("no set of layers was found with which the variant passes", *trials.notes())
+            found = replace(found, fix=fix, notes=found.notes + notes)
+        return replace(found, builds=self.builder.count)
+
+    def _ranked(self, found: Bisection, graph: Graph, precision: str) -> tuple[Bisection, tuple[str, ...]]:
+        """Return the result with the layers that the precision costs most, and the paths of all layers, worst first."""
         ranked = ranking.rank(graph, self._placed(), precision)
         known = [layer for layer in ranked if layer.error is not None]
         nodes = tuple(graph.describe(layer.node, introduced=_finite(layer.error)) for layer in known[:RANKED])
-        notes = [f"{len(known)} of {len(ranked)} layers were ranked"] if len(known) < len(ranked) else []
+        notes = (f"{len(known)} of {len(ranked)} layers were ranked",) if len(known) < len(ranked) else ()
         lost = ranking.overflow(graph, self._placed(), precision) if precision in DTYPES else None
-        fix = None
-        if self.asked.fix and self.reason and precision in (*DTYPES, "int8"):
-            trials = self._trials(program.module)
-            fix = fixing.layers(trials, tuple(dict.fromkeys(layer.path for layer in ranked if layer.path)))
-            notes += [] if fix else ["no set of layers was found with which the variant passes", *trials.notes()]
-        found = self._found("reduced precision", sentence, nodes)
-        found = replace(found, not_finite=graph.describe(lost) if lost is not None else None)
-        return replace(found, notes=tuple(notes), size=self._size(), fix=fix)
+        first = graph.describe(lost) if lost is not None else None
+        found = replace(found, nodes=nodes, notes=notes, not_finite=first, size=self._size())
+        return found, tuple(dict.fromkeys(layer.path for layer in ranked if layer.path))
 
     def _trials(self, plain: torch.nn.Module) -> fixing.Trials:
         return fixing.Trials(self.builder, goldens.read(self.asked.golden), self._passes, plain, self.say)
@@ -411,6 +421,12 @@ class _Inquiry:
     def _inputs_of(self, taken: tuple[fx.Node, ...]) -> Tensors:
         """Return eager's values of these nodes."""
         return arithmetic.values(self.graph.module, taken, self._placed())
+
+
+def _leaves(module: torch.nn.Module) -> tuple[str, ...]:
+    """Return the paths of the layers that contain no others."""
+    found = (own_path(path) for path, layer in module.named_modules() if not any(layer.children()))
+    return tuple(filter(None, found))
 
 
 def _in_cpp(got: Tensors | str, alone: float, together: bool) -> str:
