@@ -188,6 +188,29 @@ def test_an_artifact_that_differs_from_a_new_export_is_reported(inquire: Any) ->
     assert found.builds == 1
 
 
+def test_an_artifact_that_does_not_load_is_reported(inquire: Any) -> None:
+    found = inquire("trace", spoil=lambda path: path.write_bytes(b"none"))
+    assert found.verdict == "altered artifact"
+
+
+def test_the_operator_that_a_runtime_lacks_is_found(inquire: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = torch.jit.load
+
+    def load(path: Any, **how: Any) -> Any:
+        module = usual(path, **how)
+        if "aten::tanh" in str(module.inlined_graph):
+            raise RuntimeError(f"{path}: no kernel for aten::tanh")
+        return module
+
+    monkeypatch.setattr(torch.jit, "load", load)
+    found = inquire("trace@bf16", fix=True)
+    assert found.verdict == "converter"
+    assert found.sentence.endswith("trace@bf16.pt: no kernel for aten::tanh")
+    assert [node.operator for node in found.nodes] == ["aten.tanh.default"]
+    assert found.notes[0] == "no set of layers was found with which the variant passes"
+    assert sum("no kernel for aten::tanh" in note for note in found.notes) == 1
+
+
 def test_layers_are_ranked_by_what_int8_costs_them(inquire: Any) -> None:
     found = inquire("trace@int8", "blocks:coarse")
     assert found.verdict == "reduced precision"
@@ -243,6 +266,9 @@ class Builds:
     broken: str = ""
     count: int = 0
     program: Any = field(default_factory=lambda: SimpleNamespace(example=()))
+
+    def plain(self, text: str) -> str:
+        return text
 
     def again(self) -> Any:
         self.count += 1

@@ -93,6 +93,7 @@ class _Inquiry:
         self.ratio: float | None = None
         self.reason = self.failure = ""
         self.limit = LEAST
+        self.unbuilt = False
         self.errors: dict[int, float | None] = {}  # by cut
 
     def result(self) -> Bisection:
@@ -101,14 +102,31 @@ class _Inquiry:
         if found.passes and self.asked.runner:
             self.builder.runner = self.asked.runner
             found = self._examined()
-        sought = self.asked.fix and not found.passes and found.verdict in ("compiler", "converter", "reduced precision")
-        choices = verdicts.settings(self.asked.target, self.job.options) if sought and not found.fix else {}
+        precision = self.job.options.precision
+        if self.asked.fix and found.verdict in ("compiler", "converter") and precision in (*DTYPES, "int8"):
+            plain = self._in_float32().module
+            blamed = [node.module for node in found.nodes if node.module]
+            found = self._with_layers(found, plain, tuple(dict.fromkeys((*blamed, *_leaves(plain)))))
+        if self.asked.fix and not found.fix and found.verdict in ("compiler", "converter", "reduced precision"):
+            found = self._with_setting(found)
+        return replace(found, builds=self.builder.count)
+
+    def _with_layers(self, found: Bisection, plain: torch.nn.Module, paths: tuple[str, ...]) -> Bisection:
+        """Add the fewest of these layers, worst first, with which the variant passes."""
+        trials = self._trials(plain)
+        fix = fixing.layers(trials, paths)
+        notes = () if fix else ("no set of layers was found with which the variant passes", *trials.notes())
+        return replace(found, fix=fix, notes=found.notes + notes)
+
+    def _with_setting(self, found: Bisection) -> Bisection:
+        """Add a setting of the variant's compiler with which it passes."""
+        choices = {} if found.passes else verdicts.settings(self.asked.target, self.job.options)
         if not choices:
             return found
         trials = self._trials(self.builder.program.module)
         fix = fixing.setting(trials, choices)
         notes = () if fix else (f"it does not pass with {', '.join(choices)}", *trials.notes())
-        return replace(found, fix=fix, notes=found.notes + notes, builds=self.builder.count)
+        return replace(found, fix=fix, notes=found.notes + notes)
 
     def _examined(self) -> Bisection:
         """Examine the variant: as it is, built again, and in parts."""
@@ -126,15 +144,27 @@ class _Inquiry:
             return self._no_failure()
         if self.asked.artifact is not None:
             self.say("build again")
-            reason, error = self._of_whole(self.builder.again())
+            reason, error = self._of_whole(self._again())
             if not self._is_bad(error) and not (reason and self.reason):
                 return self._altered()
         return self._located()
 
     def _artifact(self) -> Run:
-        if self.asked.artifact is None:
+        path = self.asked.artifact
+        if path is None:
+            return self._again()
+        try:
+            return self.builder.load(path)
+        except Exception as error:  # whatever a runtime raises
+            return _failing(error)
+
+    def _again(self) -> Run:
+        """Build the whole variant. If that fails, parts that cannot be built are wrong for the same reason."""
+        try:
             return self.builder.again()
-        return self.builder.load(self.asked.artifact)
+        except Exception as error:  # whatever an export raises
+            self.unbuilt = True
+            return _failing(error)
 
     def _worst(self, run: Run) -> bool:
         """Choose the worst case; return whether it fails."""
@@ -200,9 +230,7 @@ class _Inquiry:
     def _reduced(self, sentence: str) -> Bisection:
         """Rank the layers by what the variant's precision costs them, and find those that have to stay in float."""
         self.say("rank layers")
-        plain = replace(self.job, options=replace(self.job.options, precision="fp32"))
-        program, _ = tasks.program(plain, self.asked.target)
-        precision = self.job.options.precision
+        program, precision = self._in_float32(), self.job.options.precision
         found = self._found("reduced precision", sentence)
         try:
             found, paths = self._ranked(found, Graph(program.exported), precision)
@@ -210,11 +238,13 @@ class _Inquiry:
             found = replace(found, notes=(f"layers were not ranked, because there is no exported program: {error}",))
             paths = _leaves(program.module)
         if self.asked.fix and self.reason and precision in (*DTYPES, "int8"):
-            trials = self._trials(program.module)
-            fix = fixing.layers(trials, paths)
-            notes = () if fix else ("no set of layers was found with which the variant passes", *trials.notes())
-            found = replace(found, fix=fix, notes=found.notes + notes)
-        return replace(found, builds=self.builder.count)
+            found = self._with_layers(found, program.module, paths)
+        return found
+
+    def _in_float32(self) -> capture.Program:
+        """Return what the variant would be exported from in float32."""
+        plain = replace(self.job, options=replace(self.job.options, precision="fp32"))
+        return tasks.program(plain, self.asked.target)[0]
 
     def _ranked(self, found: Bisection, graph: Graph, precision: str) -> tuple[Bisection, tuple[str, ...]]:
         """Return the result with the layers that the precision costs most, and the paths of all layers, worst first."""
@@ -346,12 +376,12 @@ class _Inquiry:
         return self._error(module, inputs, inputs)
 
     def _error(self, module: fx.GraphModule, fixed: Tensors | None, inputs: Tensors) -> float | None:
-        """Return the largest error of a part, or None if it cannot be built, although the whole can."""
+        """Return the largest error of a part, or None if it alone cannot be built."""
         try:
             run = self.builder.part(module, fixed)
         except Exception as error:  # whatever an export raises
             self.failure = source_lines.summary(error)
-            return None
+            return math.inf if self.unbuilt else None
         got = variants.call(run, inputs, self.job.options.device)
         if isinstance(got, str):
             return math.inf
@@ -421,6 +451,15 @@ class _Inquiry:
     def _inputs_of(self, taken: tuple[fx.Node, ...]) -> Tensors:
         """Return eager's values of these nodes."""
         return arithmetic.values(self.graph.module, taken, self._placed())
+
+
+def _failing(error: Exception) -> Run:
+    """Return what stands for an artifact that cannot be built or loaded: it raises this error."""
+
+    def run(inputs: Tensors) -> Tensors:
+        raise error
+
+    return run
 
 
 def _leaves(module: torch.nn.Module) -> tuple[str, ...]:

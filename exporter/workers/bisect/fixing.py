@@ -62,7 +62,7 @@ class Trials:
             self.builder.options = options
             return self.builder.again()
         except Exception as error:  # an export can raise anything
-            self.failures.setdefault(source_lines.summary(error), what)
+            self.failures.setdefault(self.builder.plain(source_lines.summary(error)), what)
             return None
         finally:
             self.builder.options, self.builder.program = usual, program

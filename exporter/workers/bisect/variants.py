@@ -106,6 +106,10 @@ class Builder:
         self.twin = run
         return native.load(self.runner, path, route.read_contract, self.options, self.timeout)
 
+    def plain(self, text: str) -> str:
+        """Return a message without the folder of the last artifact, which differs from build to build."""
+        return text.replace(f"{self.built.parent}/", "") if self.built else text
+
     def in_python(self, inputs: Tensors, eager: Tensors) -> Tensors:
         """Return what results in C++ are compared with: those of Python. Without `runner`, these are eager's."""
         found = call(self.twin, inputs, self.options.device) if self.runner and self.twin else eager

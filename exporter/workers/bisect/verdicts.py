@@ -69,7 +69,7 @@ class Part:
         try:
             run = self.builder.part(self.module, self.inputs)
         except Exception as error:  # whatever an export raises
-            return str(error)
+            return self.builder.plain(str(error))
         self.own = self.builder.in_python(self.inputs, self.own)
         return variants.call(run, self.inputs, self.builder.program.device)
 
