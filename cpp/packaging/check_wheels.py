@@ -71,7 +71,7 @@ def rows(manifest: dict[str, Any]) -> dict[str, tuple[str, ...]]:
     }
 
 
-def check(wheel: Path, place: Path, targets: str, example: bool) -> dict[str, tuple[str, ...]]:
+def check(wheel: Path, place: Path, options: list[str], example: bool) -> dict[str, tuple[str, ...]]:
     """Export resnet18 with the wheel, and return the rows. A wheel without the program builds it first.
 
     With `example`, the trace then runs in the example's program, which is compiled with the installed CMake package.
@@ -85,7 +85,7 @@ def check(wheel: Path, place: Path, targets: str, example: bool) -> dict[str, tu
     expected = place / ("venv" if compiled else "cache")
     if str(expected) not in status:
         sys.exit(f"{wheel.name}: the runner is not below {expected}")
-    manifest = one.exporter("export", "resnet18", "--weights", "random", "--targets", targets, "--no-bench", "--json")
+    manifest = one.exporter("export", "resnet18", "--weights", "random", "--no-bench", "--json", *options)
     if example and not compiled:
         one.consumer(one.place / "work/artifacts/resnet18/trace.pt")
     return rows(json.loads(manifest))
@@ -98,10 +98,12 @@ def main() -> None:
     parser.add_argument("--targets", default="trace,compile,export")
     parser.add_argument("--native", default="trace,compile,export", help="those that must have rows in C++")
     parser.add_argument("--example", action="store_true", help="also compile and run examples/consumer")
+    parser.add_argument("--size", action="append", default=[], help="passed to exporter export")
     given = parser.parse_args()
+    options = ["--targets", given.targets, *(word for size in given.size for word in ("--size", size))]
     for wheel in sorted(given.dist.resolve().glob("*.whl")):
         with tempfile.TemporaryDirectory(prefix="exporter-") as place:
-            found = check(wheel, Path(place), given.targets, given.example)
+            found = check(wheel, Path(place), options, given.example)
         for name, sessions in found.items():
             print(f"{wheel.name}  {name:<10} {', '.join(sessions)}")
         missing = [name for name in given.native.split(",") if "native" not in found[name]]

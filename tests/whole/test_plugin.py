@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
-from support.commands import TESTS, Done, start_cli
+from support.commands import TESTS, Cli, start_cli
 
 import exporter
 from exporter import targets
 from exporter.bundle import layout
 from exporter.core import environment, source_lines
 from exporter.core.errors import ArtifactError, UsageError
+from exporter.release import keys
+from exporter.runs import doctor
 from exporter.targets import _plugins
+from exporter.workers.children import EXPORTING, Zygote
 
 PLUGIN = TESTS / "plugin"
 ENTRIES = "[exporter.targets]\nsample = sample_plugin.target\n[exporter.models]\nsample = sample_plugin.recipe\n"
@@ -25,14 +28,36 @@ REQUIRED = "artifact, variants, precisions, requires = 'NAME.bin', ('',), ('fp32
 REQUIRED += "native = needs_program = False\ndef export(*_): ...\nload = read_contract = export\n"
 
 Install = Callable[..., Path]
-Command = Callable[..., Done]
+
+
+@pytest.fixture(scope="module")
+def _site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for packages."""
+    return tmp_path_factory.mktemp("plugins") / "site"
+
+
+@pytest.fixture(scope="module")
+def zygote(_site: Path) -> Iterator[Zygote]:
+    """A zygote whose jobs find the packages in the folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", "/tmp")  # not the folder of the first test, which is deleted
+        patch.setenv("PYTHONPATH", str(_site), prepend=os.pathsep)
+        made = Zygote(None, () if environment.gpus() else EXPORTING)
+    with made:
+        yield made
 
 
 @pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+def site(_site: Path) -> Iterator[Path]:
+    """The folder, empty."""
+    _site.mkdir()
+    yield _site
+    shutil.rmtree(_site)
+
+
+@pytest.fixture
+def install(site: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     """A function that installs a distribution for this process and its children; again, to change its version."""
-    site = tmp_path / "site"
-    site.mkdir()
     monkeypatch.syspath_prepend(site)
     monkeypatch.setenv("PYTHONPATH", f"{site}{os.pathsep}{os.environ['PYTHONPATH']}")
 
@@ -65,21 +90,15 @@ def unwrapped(text: str) -> str:
 
 
 @pytest.fixture
-def command(tmp_path: Path) -> Command:
-    """A function that runs exporter in a separate process: `command("doctor")`."""
-
-    def act(*words: object) -> Done:
-        process = start_cli(*words, cwd=tmp_path)
-        out, err = process.communicate(timeout=600)
-        return Done(process.returncode, out, err)
-
-    return act
+def fine_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let doctor find that every module imports, without importing them, which takes seconds."""
+    monkeypatch.setattr(doctor, "_probe", lambda: dict.fromkeys(doctor.modules(), ("", "2.14.1")))
 
 
 @pytest.mark.usefixtures("sample")
-def test_every_command_accepts_the_target(command: Command, tmp_path: Path) -> None:
+def test_every_command_accepts_the_target(cli: Cli, site: Path, tmp_path: Path) -> None:
     bundle, budget = tmp_path / "bundle", ("--time-budget", 0.1)
-    done = command("export", "sample", "--targets", "trace,sample", "--goal", "portability", "--out", bundle, *budget)
+    done = cli("export", "sample", "--targets", "trace,sample", "--goal", "portability", "--out", bundle, *budget)
     assert done.code == 0, done.out + done.err
     manifest = layout.read_manifest(bundle)
     rows = {variant.name: variant for variant in manifest.variants}
@@ -94,11 +113,11 @@ def test_every_command_accepts_the_target(command: Command, tmp_path: Path) -> N
     assert "Ship sample.pt" in unwrapped(done.out), "its rank is the most portable one"
 
     for name in ("check", "bench"):
-        done = command(name, bundle, *(budget if name == "bench" else ()))
+        done = cli(name, bundle, *(budget if name == "bench" else ()))
         assert done.code == 0, done.out + done.err
         assert "sample" in done.out
-    assert "Ship sample.pt" in unwrapped(command("report", bundle).out)
-    refused = command("deploy", "triton", bundle, "--repository", tmp_path / "models", "--variant", "sample")
+    assert "Ship sample.pt" in unwrapped(cli("report", bundle).out)
+    refused = cli("deploy", "triton", bundle, "--repository", tmp_path / "models", "--variant", "sample")
     assert refused.code == 2
     assert "no Triton backend supports" in refused.out + refused.err
 
@@ -106,24 +125,24 @@ def test_every_command_accepts_the_target(command: Command, tmp_path: Path) -> N
         alone = shutil.copy(bundle / name, tmp_path / f"alone-{name}")
         assert exporter.open_artifact(alone).contract.target == name.removesuffix(".pt")
 
-    shutil.rmtree(tmp_path / "site" / "sample_plugin-1.0.dist-info")
-    done = command("check", bundle)
+    shutil.rmtree(site / "sample_plugin-1.0.dist-info")
+    done = cli("check", bundle)
     assert done.code == 1
     assert "there is no target 'sample'" in done.out
     assert "1 of 2 variants passed" in done.out, "the other variants are still judged"
-    assert "Ship trace.pt" in unwrapped(command("report", bundle).out)
+    assert "Ship trace.pt" in unwrapped(cli("report", bundle).out)
     with pytest.raises(ArtifactError, match="the target in its contract is unknown"):
         exporter.open_artifact(bundle / "sample.pt")
 
 
 @pytest.mark.usefixtures("sample")
-def test_lists_doctor_and_explain_include_the_target(command: Command) -> None:
-    said = command("explain", "sample").out
+def test_lists_doctor_and_explain_include_the_target(cli: Cli) -> None:
+    said = cli("explain", "sample").out
     assert "sample: can it be saved?" in said
     assert "it takes 1 input" in said
-    assert "A sample of a recipe" in command("models").out
-    assert "A sample of a target" in command("targets").out
-    said = command("doctor").out
+    assert "A sample of a recipe" in cli("models").out
+    assert "A sample of a target" in cli("targets").out
+    said = cli("doctor").out
     assert "target from sample-plugin 1.0" in said
     assert "needs nothing else" in said
     with pytest.raises(UsageError) as raised:
@@ -132,15 +151,15 @@ def test_lists_doctor_and_explain_include_the_target(command: Command) -> None:
 
 
 @pytest.mark.usefixtures("sample")
-def test_doctor_reports_missing_requirements(install: Install, command: Command) -> None:
+def test_doctor_reports_missing_requirements(install: Install, cli: Cli, fine_imports: None) -> None:
     shutil.rmtree(install("sample-runtime") / "sample_runtime-1.0.dist-info")
-    done = command("doctor")
+    done = cli("doctor")
     assert done.code == 1
     assert "from sample-plugin 1.0: sample-runtime is not installed" in done.out
     assert "pip install sample-runtime" in done.out
 
 
-def test_a_release_rebuilds_if_a_requirement_changes(sample: Install, command: Command, tmp_path: Path) -> None:
+def test_a_release_rebuilds_if_a_requirement_changes(sample: Install, cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "release.toml"
     file.write_text(
         f'out = "{tmp_path / "out"}"\nbench = false\ntargets = ["trace", "sample"]\n[[models]]\nmodel = "sample"\n'
@@ -149,7 +168,8 @@ def test_a_release_rebuilds_if_a_requirement_changes(sample: Install, command: C
     def made() -> set[str]:
         """Run the release; return the targets whose bundles it rebuilt."""
         before = times()
-        done = command("release", file, "--resume")
+        keys._environment.cache_clear()  # as in a new process
+        done = cli("release", file, "--resume")
         assert done.code == 0, done.out + done.err
         return {target for target, time in times().items() if time != before.get(target)}
 
@@ -194,34 +214,35 @@ def test_a_broken_target_names_its_distribution(install: Install, module: str, w
     assert [str(error) for error in targets.refused()] == [str(raised.value)]
 
 
-def test_a_broken_target_does_not_affect_others(install: Install, command: Command, tmp_path: Path) -> None:
+def test_a_broken_target_does_not_affect_others(install: Install, cli: Cli, fine_imports: None, tmp_path: Path) -> None:
     install("bad-plugin", entries="[exporter.targets]\nbad = worse\ntrace = worse\n", worse="raise RuntimeError('no')")
-    done = command("targets")
-    assert done.code == 0
-    assert "trace.pt" in done.out
-    assert "the target trace of bad-plugin 1.0 cannot be used: exporter has a target of that name" in done.err
-    done = command("doctor")
+    process = start_cli("targets")  # in a process of its own, which loads the targets itself
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "trace.pt" in out
+    assert "the target trace of bad-plugin 1.0 cannot be used: exporter has a target of that name" in err
+    done = cli("doctor")
     assert "the target bad of bad-plugin 1.0 cannot be used: it fails to import: RuntimeError: no" in done.out
-    done = command("export", TESTS / "recipes/tiny.py:mlp", "--targets", "trace", "--no-bench", "--out", tmp_path / "b")
+    done = cli("export", TESTS / "recipes/tiny.py:mlp", "--targets", "trace", "--no-bench", "--out", tmp_path / "b")
     assert done.code == 0, done.out + done.err
     assert "the target trace of bad-plugin 1.0 cannot be used" in done.out + done.err, (
         "the built-in target runs, with a warning"
     )
-    done = command("export", TESTS / "recipes/tiny.py:mlp", "--targets", "bad", "--out", tmp_path / "c")
+    done = cli("export", TESTS / "recipes/tiny.py:mlp", "--targets", "bad", "--out", tmp_path / "c")
     assert done.code == 2
     assert "update or remove bad-plugin" in done.err
 
 
-def test_a_broken_recipe_names_its_distribution(install: Install, command: Command, tmp_path: Path) -> None:
+def test_a_broken_recipe_names_its_distribution(install: Install, cli: Cli, tmp_path: Path) -> None:
     site = install("bad-plugin", entries="[exporter.models]\nbad = worse.recipe\n")
     (site / "worse").mkdir()
     (site / "worse/__init__.py").write_text("raise RuntimeError('no')")
-    assert "BERT" in command("models").out
-    done = command("export", "bad", "--targets", "trace", "--out", tmp_path / "b")
+    assert "BERT" in cli("models").out
+    done = cli("export", "bad", "--targets", "trace", "--out", tmp_path / "b")
     assert done.code == 2
     assert "worse.recipe of bad-plugin 1.0 does not import: RuntimeError: no" in done.err
     (tmp_path / "release.toml").write_text('bench = false\ntargets = ["trace"]\n[[models]]\nmodel = "bad"\n')
-    done = command("release", tmp_path / "release.toml")
+    done = cli("release", tmp_path / "release.toml")
     assert done.code == 1
     assert "worse.recipe of bad-plugin 1.0 does not import" in done.out
 
