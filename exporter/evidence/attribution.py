@@ -61,7 +61,8 @@ class Model:
     def cost_s(self, works: Iterable[Work]) -> float:
         """Return the time that work takes at the machine's peaks, in seconds."""
         rate = self.peaks.flop_per_s.get("fp32", 1e12)
-        return sum(max((one.flop or 0) / rate, one.bytes / self.peaks.bytes_per_s, LEAST_S) for one in works)
+        spent = (max((one.flop or 0) / rate, one.bytes / self.peaks.bytes_per_s, LEAST_S) for one in works)
+        return max(sum(spent), LEAST_S)
 
     def resolved(self, found: Steps) -> Steps:
         """Return the steps with the modules and the lines to which their time is attributed."""

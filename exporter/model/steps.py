@@ -43,6 +43,45 @@ def record(run: Run, inputs: Tensors, device: str, runs: int, explain: Explain |
     )
 
 
+def record_kernels(run: Run, inputs: Tensors, device: str, runs: int, explain: Explain | None = None) -> Steps:
+    """Return the typical call of `runs` calls of code that launches kernels on a GPU without operators of torch.
+
+    Its steps are the kernels, in the order in which they run.
+    """
+    import torch
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        for _ in range(runs):
+            with record_function(CALL):
+                run(inputs)
+                torch.cuda.synchronize(device)
+    events = sorted(profiler.events(), key=lambda one: one.time_range.start)
+    kernels = [one for one in events if one.device_type.name == "CUDA" and one.name != CALL]
+    calls = []
+    for call in (one for one in events if one.name == CALL and one.device_type.name == "CPU"):
+        own = [one for one in kernels if call.time_range.start <= one.time_range.start <= call.time_range.end]
+        calls.append((call, own))
+    usual = Counter(len(own) for _, own in calls).most_common(1)[0][0]
+    calls = [(call, own) for call, own in calls if len(own) == usual]
+    origins = explain(calls[0][1]) if explain else [()] * usual
+    return typical(
+        [
+            Steps(
+                tuple(_kernel(call, one, tuple(where)) for one, where in zip(own, origins, strict=True)),
+                call.time_range.elapsed_us(),
+            )
+            for call, own in calls
+        ]
+    )
+
+
+def _kernel(call: Any, event: Any, origins: tuple[Origin, ...]) -> Step:
+    took = event.time_range.elapsed_us()
+    copied = took if event.name.startswith(COPIES) else 0.0
+    return Step(event.name, event.time_range.start - call.time_range.start, took, 1, copied, took, origins)
+
+
 def calls_of(run: Run, inputs: Tensors, device: str, runs: int, stacks: bool = False) -> list[Any]:
     """Return the profiler's event of each call, with the events inside it as its children."""
     import torch

@@ -148,7 +148,7 @@ class _Profiling:
             session_checks.openers(self.zygote, self.place, record, options, self._log(record.name), self.asked.timeout)
         )
         facts = targets.facts(variant.target)
-        if facts.nodes and NATIVE in kinds:
+        if facts.nodes and NATIVE in kinds and self.request.device == "cpu":  # its nodes would wait for the GPU
             session = self._start(kinds[NATIVE]())
             artifact = self.place / record.artifact.path
             return Running(record.name, NATIVE, variant.precision, session, lambda: self._native(artifact, options))

@@ -39,7 +39,29 @@ class Kernels:
     def explain(self, events: Sequence[Any]) -> list[tuple[Origin, ...]]:
         """Return the origins of the profiler's events."""
         at = aligned([_plain(name) for name in self.names], [_plain(event.name) for event in events])
-        return [() if index is None else self.origins[index] for index in at]
+        return [() if index is None else self.origins[index] for index in between(at, len(self.names))]
+
+
+def between(at: Sequence[int | None], known: int) -> list[int | None]:
+    """Fill gaps: what has no counterpart by name takes its turn among the kernels between the neighbours that have one.
+
+    Libraries such as cuBLAS have their own names for the kernels of an operator.
+    """
+    found, index = list(at), 0
+    while index < len(found):
+        if found[index] is not None:
+            index += 1
+            continue
+        end = next((later for later in range(index, len(found)) if found[later] is not None), len(found))
+        low = found[index - 1] + 1 if index else 0  # type: ignore[operator]
+        high = found[end] if end < len(found) else known
+        assert high is not None
+        if high > low:
+            found[index:end] = [low + turn * (high - low) // (end - index) for turn in range(end - index)]
+        else:
+            found[index:end] = [max(low - 1, 0) if known else None] * (end - index)
+        index = end
+    return found
 
 
 def of(
@@ -125,5 +147,12 @@ def read(package: Path) -> Kernels | None:
 def record(source: Path | Instrumented, run: Run, device: str, inputs: Tensors, runs: int) -> Steps:
     """Return the typical call of a package, or of what torch.compile compiled, with the origins of its steps."""
     kernels = read(source) if isinstance(source, Path) else source.kernels()
-    found = steps.record(run, inputs, device, runs, kernels.explain if kernels else None)
+    package_on_gpu = isinstance(source, Path) and device != "cpu"
+    record = steps.record_kernels if package_on_gpu else steps.record
+    found = record(run, inputs, device, runs, kernels.explain if kernels else None)
     return replace(found, steps=tuple(replace(one, fallback=is_fallback(one.name)) for one in found.steps))
+
+
+def settings(device: str) -> dict[str, Any]:
+    """Return inductor's settings for a profile. On a GPU the profiler sees kernels without them."""
+    return SETTINGS if device == "cpu" else {"trace.provenance_tracking_level": 1}

@@ -132,7 +132,7 @@ def _settings(graph: torch.export.ExportedProgram, options: Options) -> dict[str
         settings |= {"cpp.weight_prepack": False} if half else {"freezing": False}
     if _weights_alone(options):
         settings["freezing"] = False  # freezing would convert the weights back
-    measured = _steps_inductor.SETTINGS if options.profiled else {}
+    measured = _steps_inductor.settings(options.device) if options.profiled else {}
     return settings | measured | _inductor.parse(options.inductor)
 
 
