@@ -18,7 +18,7 @@ from exporter.core import filesystem, source_lines
 from exporter.core.errors import ExporterError
 
 ORDER = (
-    "export", "explain", "repair", "bisect", "check", "bench", "compare", "report", "release", "sign", "pack",
+    "export", "explain", "repair", "bisect", "profile", "check", "bench", "compare", "report", "release", "sign", "pack",
     "unpack", "deploy", "models", "targets", "doctor", "runner",
 )  # fmt: skip
 

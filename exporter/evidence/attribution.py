@@ -18,6 +18,9 @@ Key = tuple[str, str]  # a module's path and a place
 Turn = tuple[str, str | None]  # a place and an operator
 MOST_US = 5.0  # that the profiler takes for an event
 LEAST_S = 1e-7  # of any operator, so that operators without work count equally
+NEAR = 0.6  # of a peak
+MUCH = 0.3  # of the latency, between operators
+COPYING = 0.1  # of the latency
 APART = 2.0  # a module that takes this multiple of the median of its like has a line of its own
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 BYTES = {"bf16": 0.5, "fp16": 0.5, "int8": 0.25}  # of a number, as a fraction of float32's
@@ -239,5 +242,52 @@ def times(found: Sequence[tuple[Line, list[Key]]], spent: Spent, peaks: Peaks, p
 
 
 def advice(lines: Sequence[Line], variants: Sequence[Profiled]) -> tuple[str, ...]:
-    """Return what stands out, the largest first."""
-    return ()
+    """Return which variant is fastest, where it wins, and what to try first to make it faster."""
+    ranked = sorted((one for one in variants if one.latency_ms), key=lambda one: one.latency_ms)
+    if not ranked:
+        return ()
+    best = ranked[0]
+    found = [_won(lines, best, ranked[1])] if len(ranked) > 1 else []
+    return (*found, f"first to try, for {best.name}: {_remedy(lines, best)}")
+
+
+def _won(lines: Sequence[Line], best: Profiled, other: Profiled) -> str:
+    won = other.latency_ms - best.latency_ms
+    spent, before = ({time.line: time.ms for time in one.times} for one in (best, other))
+    gains = {line: ms - spent.get(line, 0.0) for line, ms in before.items()}
+    if not gains or won <= 0:
+        return f"{best.name} is as fast as {other.name}"
+    line = max(gains, key=lambda one: gains[one])
+    between = other.outside_ms - best.outside_ms
+    if between > gains[line]:
+        return f"{best.name} wins {won:.3g} ms over {other.name}, {min(between / won, 1):.0%} of it between operators"
+    share = min(gains[line] / won, 1)
+    return f"{best.name} wins {won:.3g} ms over {other.name}, {share:.0%} of it in {named(lines[line])}"
+
+
+def named(line: Line) -> str:
+    """Return a line's module and place."""
+    return ", ".join(filter(None, (line.module, _tail(line.place))))
+
+
+def _remedy(lines: Sequence[Line], best: Profiled) -> str:
+    """Return the first thing to try for a variant, by what limits it."""
+    if best.outside_ms > MUCH * best.latency_ms:
+        share = best.outside_ms / best.latency_ms
+        return (
+            f"{share:.0%} of its time is between operators: a larger batch, the target compile, or CUDA graphs on a GPU"
+        )
+    if best.copy_ms > COPYING * best.latency_ms:
+        line = lines[max(best.times, key=lambda one: one.copy_ms).line]
+        return f"copies take {best.copy_ms / best.latency_ms:.0%}, most of it in {named(line)}: keep one layout there"
+    if best.fallbacks:
+        return f"no kernel of its own for {', '.join(best.fallbacks[:3])}: another operator there, or another target"
+    if not best.times:
+        return "nothing, since no line takes time"
+    first, where = best.times[0], named(lines[best.times[0].line])
+    takes = f"{where} takes {first.share:.0%}"
+    if (first.compute or 0) > NEAR:
+        return f"{takes} at {first.compute:.0%} of the FLOP rate: a lower precision, such as --precision bf16 or int8"
+    if (first.bandwidth or 0) > NEAR:
+        return f"{takes} at {min(first.bandwidth or 0, 1):.0%} of the bandwidth: fewer bytes, such as --precision int8"
+    return f"{takes}, and reaches {(first.compute or 0):.0%} of the FLOP rate there"

@@ -270,6 +270,7 @@ class _Profiling:
             model.peaks,
             tuple(line for line, _ in lines),
             (*variants, *self.failed),
+            attribution.advice([line for line, _ in lines], variants),
             environment=environment.describe(targets.distributions(one.name.partition(":")[0] for one in running)),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
