@@ -18,8 +18,8 @@ from exporter.core import filesystem, source_lines
 from exporter.core.errors import ExporterError
 
 ORDER = (
-    "export", "explain", "repair", "bisect", "profile", "check", "bench", "compare", "report", "release", "sign", "pack",
-    "unpack", "deploy", "models", "targets", "doctor", "runner",
+    "export", "explain", "repair", "bisect", "profile", "check", "bench", "compare", "report", "release", "sign",
+    "pack", "unpack", "deploy", "models", "targets", "doctor", "runner",
 )  # fmt: skip
 
 

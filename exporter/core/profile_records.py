@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 SCHEMA = 1
@@ -77,7 +77,7 @@ class Peaks:
     """
 
     bytes_per_s: float
-    flop_per_s: Mapping[str, float]
+    flop_per_s: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class Profile:
     lines: tuple[Line, ...]
     variants: tuple[Profiled, ...]
     advice: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
     created: str = ""
     schema: int = SCHEMA
 

@@ -23,7 +23,7 @@ h1 { font-size: 1.5rem; margin: 0; }
 h2 { font-size: 1.05rem; margin: 1.6rem 0 .3rem; }
 p { color: var(--soft); margin: .2rem 0; }
 .flame { position: relative; overflow: hidden; }
-.flame div { position: absolute; height: 19px; font-size: 12px; line-height: 19px; padding: 0 4px;
+.flame div { position: absolute; height: 19px; font-size: 12px; line-height: 19px; text-indent: 3px;
   box-sizing: border-box; overflow: hidden; white-space: nowrap; text-overflow: ellipsis;
   border-right: 1px solid var(--page); background: hsl(var(--hue) 55% var(--light)); }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: 14px; }

@@ -29,6 +29,8 @@ _RANGE = "exporter: "
 class Recorder(TorchDispatchMode):
     """Records the operators of a call, those in branches and loops too. `where` returns the origin of the next one."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, where: Callable[[], Origin], device: str = "cpu") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.where, self.device = where, device
@@ -40,6 +42,11 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):
             return func(*map(self._watched, args), **{name: self._watched(one) for name, one in kwargs.items()})
+        if getattr(func, "overloadpacket", None) not in flop_registry and hasattr(func, "decompose"):
+            with self:  # operators made of others are not taken apart inside branches
+                parts = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
         origin = self.where()
         begun = time.perf_counter_ns()
         if self.device == "cpu":

@@ -1,0 +1,127 @@
+"""Tests of the attribution of a variant's time to the lines of the model."""
+
+from __future__ import annotations
+
+import pytest
+
+from exporter.core.profile_records import Origin, Peaks, Profiled, Step, Steps, Work, aligned
+from exporter.evidence import attribution
+
+PEAKS = Peaks(1e10, {"fp32": 1e11})
+
+
+def _work(name: str, module: str, place: str, operator: str = "aten::linear", flop: float = 1e6) -> Work:
+    return Work(name, operator, module, place, flop, 1e4)
+
+
+@pytest.fixture
+def model() -> attribution.Model:
+    """Return a model of three layers on the same two lines, and a head."""
+    works = []
+    for layer in range(3):
+        works.append(_work(f"linear_{layer}", f"layers.{layer}.dense", "/home/me/net.py:7"))
+        works.append(_work(f"gelu_{layer}", f"layers.{layer}", "/home/me/net.py:7", "aten::gelu", 0.0))
+    works.append(_work("head", "head", "/home/me/net.py:9"))
+    return attribution.Model(works, works, PEAKS)
+
+
+def _steps(*origins: Origin, us: float = 100.0) -> Steps:
+    made = tuple(Step("aten::linear", index * us, us, origins=(one,)) for index, one in enumerate(origins))
+    return Steps(made, us * len(origins) + 50)
+
+
+def test_nodes_places_and_modules_are_found(model: attribution.Model) -> None:
+    found = model.keys_of(
+        _steps(
+            Origin(node="linear_1"),
+            Origin("layers.2.dense", "net.py:7"),  # as an artifact names a file outside packages
+            Origin("somewhere", "other.py:3"),
+        ).steps
+    )
+    assert [[key for key, _ in one] for one in found] == [
+        [("layers.1.dense", "/home/me/net.py:7")],
+        [("layers.2.dense", "/home/me/net.py:7")],
+        [("somewhere", "other.py:3")],
+    ]
+
+
+def test_a_place_without_a_module_takes_its_turn(model: attribution.Model) -> None:
+    """A trace knows the line of each operator, but not the layer: a loop visits the layers in their order."""
+    bare = Origin(place="net.py:7")
+    steps = []
+    for _ in range(3):
+        steps += [Step("aten::linear", 0, 100, origins=(bare,)), Step("aten::gelu", 0, 10, origins=(bare,))]
+    found = [keys[0][0][0] for keys in model.keys_of(steps)]
+    assert found == ["layers.0.dense", "layers.0", "layers.1.dense", "layers.1", "layers.2.dense", "layers.2"]
+
+
+def test_steps_without_any_origin_are_matched_by_their_operators(model: attribution.Model) -> None:
+    steps = [Step("aten::linear", 0, 100), Step("aten::gelu", 0, 10), Step("aten::view", 0, 1)]
+    first, second, third = model.keys_of(steps)
+    assert (first[0][0][0], second[0][0][0], third) == ("layers.0.dense", "layers.0", [])
+
+
+def test_a_fused_step_is_divided_by_the_work_of_its_nodes(model: attribution.Model) -> None:
+    (keys,) = model.keys_of([Step("fused", 0, 100, origins=(Origin(node="linear_0"), Origin(node="gelu_0")))])
+    parts = {key[0]: part for key, part in keys}
+    assert sum(parts.values()) == pytest.approx(1)
+    assert parts["layers.0.dense"] == pytest.approx(1e-5 / (1e-5 + 1e-6))
+
+
+@pytest.mark.parametrize("latency_ms", [0.2, 0.35, 0.5])
+def test_parts_add_up_to_the_latency(model: attribution.Model, latency_ms: float) -> None:
+    known = _steps(Origin(node="linear_0"), Origin(node="head"))
+    unknown = Step("aten::unknown", 200, 100)
+    spent = attribution.spend(model, Steps((*known.steps, unknown), 350.0), latency_ms)
+    assert sum(spent.ms.values()) + spent.elsewhere_ms + spent.outside_ms == pytest.approx(latency_ms)
+    assert spent.elsewhere_ms > 0
+    assert spent.outside_ms >= 0
+
+
+def test_the_profilers_own_time_is_left_out(model: attribution.Model) -> None:
+    """A step with many events lost more time to the profiler than one with a single event."""
+    many = Step("aten::linear", 0, 140.0, events=11, origins=(Origin(node="linear_0"),))
+    one = Step("aten::linear", 0, 100.0, origins=(Origin(node="head"),))
+    spent = attribution.spend(model, Steps((many, one), 248.0), 0.2)
+    first, second = spent.ms["layers.0.dense", "/home/me/net.py:7"], spent.ms["head", "/home/me/net.py:9"]
+    assert first == pytest.approx(second, rel=0.05)
+
+
+def test_times_on_a_gpu_are_those_of_the_kernels(model: attribution.Model) -> None:
+    step = Step("aten::linear", 0, 100.0, device_us=20.0, origins=(Origin(node="head"),))
+    spent = attribution.spend(model, Steps((step,), 300.0), 0.25)
+    assert sum(spent.ms.values()) == pytest.approx(0.02)
+    assert spent.outside_ms == pytest.approx(0.23)
+
+
+def test_layers_that_are_alike_share_a_line_and_a_slow_one_stands_out(model: attribution.Model) -> None:
+    origins = [Origin(node=f"linear_{layer}") for layer in range(3)]
+    steps = [Step("aten::linear", 0, 1000.0 if n == 1 else 100.0, origins=(one,)) for n, one in enumerate(origins)]
+    spent = attribution.spend(model, Steps(tuple(steps), 1200.0), 1.2)
+    lines = attribution.lines(model, [spent])
+    rows = attribution.times(lines, spent, PEAKS, "fp32")
+    named = [(lines[row.line][0].module, lines[row.line][0].modules) for row in rows]
+    assert named == [("layers.1.dense", 1), ("layers.*.dense", 2)]
+    assert rows[0].share == pytest.approx(1000 / 1200)
+    assert rows[0].compute == pytest.approx(1e6 / (rows[0].ms / 1000) / 1e11)
+
+
+def test_advice_names_the_winner_and_what_limits_it(model: attribution.Model) -> None:
+    steps = _steps(Origin(node="linear_0"), Origin(node="head"))
+    spent = [attribution.spend(model, steps, ms) for ms in (0.2, 0.4)]
+    lines = attribution.lines(model, spent)
+    shown = [line for line, _ in lines]
+    variants = [
+        Profiled(name, "python", one.latency_ms, times=attribution.times(lines, one, PEAKS, "fp32"))
+        for name, one in zip(("fast", "slow"), spent, strict=True)
+    ]
+    won, first = attribution.advice(shown, variants)
+    assert won.startswith("fast wins 0.2 ms over slow, ")
+    assert first.startswith("first to try, for fast: ")
+    waiting = Profiled("host", "python", 1.0, outside_ms=0.8)
+    assert "80% of its time is between operators" in attribution.advice(shown, [waiting])[0]
+    assert attribution.advice(shown, []) == ()
+
+
+def test_names_are_aligned_in_order() -> None:
+    assert aligned(["a", "b", "c"], ["a", "x", "c"]) == [0, None, 2]

@@ -1,0 +1,105 @@
+"""Tests of `exporter profile` on real artifacts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from exporter.core.errors import UsageError
+from exporter.core.profile_records import Origin, Profile
+from exporter.model import origins
+from exporter.runs import pipeline, profile_bundle
+from exporter.runs.profile_bundle import Asked
+from exporter.targets import _steps_inductor
+from exporter.workers.profile.operators import Eager, of_program
+from tests.support.commands import request_for
+
+SLOW = "layers.1"
+NAMES = ("trace", "script", "compile", "export", "onnx", "compile:default")
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Profile:
+    """Return the profile of a model with one layer that is larger than the others."""
+    place = tmp_path_factory.mktemp("profile") / "bundle"
+    pipeline.run(request_for("profiled:recipe", place, ",".join(NAMES), dynamic="none"))
+    profile, steps = profile_bundle.run(place, Asked(seconds=0.3), lambda step: None)
+    assert list(steps) == [one.name for one in profile.variants]
+    return profile
+
+
+def test_every_variant_is_profiled(found: Profile) -> None:
+    assert [one.name for one in found.variants] == ["eager", *NAMES]
+    assert [one.reason for one in found.variants] == [""] * (1 + len(NAMES))
+
+
+def test_the_larger_layer_is_named_first_in_every_variant(found: Profile) -> None:
+    for variant in found.variants:
+        line = found.lines[variant.times[0].line]
+        assert (variant.name, line.module) == (variant.name, f"{SLOW}.dense")
+        assert line.place.endswith("tests/recipes/profiled.py:21")
+
+
+def test_shares_add_up(found: Profile) -> None:
+    for variant in found.variants:
+        assert variant.total == pytest.approx(1, abs=0.02)
+        assert variant.elsewhere_ms < 0.1 * variant.latency_ms
+
+
+def test_work_is_counted(found: Profile) -> None:
+    (line,) = (one for one in found.lines if one.module == f"{SLOW}.dense" and one.flop)
+    assert line.flop == 2 * 64 * 256 * 4096
+    assert line.bytes >= 4 * (256 * 4096 + 64 * 256 + 64 * 4096)
+    assert found.peaks.bytes_per_s > 1e8
+    assert found.peaks.flop_per_s["fp32"] > 1e8
+
+
+def test_unknown_variants_are_refused(tmp_path: Path) -> None:
+    pipeline.run(request_for("tiny:mlp", tmp_path / "bundle", "trace"))
+    with pytest.raises(UsageError, match="no artifact of onnx"):
+        profile_bundle.run(tmp_path / "bundle", Asked(("onnx",)), lambda step: None)
+
+
+def test_eager_operators_know_their_module_and_their_work() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
+    recorder = Eager(model, lambda inputs: (model(*inputs),), "cpu")
+    with torch.no_grad():
+        steps = recorder.record((torch.ones(2, 4),), 2)
+    assert [one.name for one in steps.steps] == ["aten::t", "aten::addmm", "aten::relu"]
+    assert [one.module for one in recorder.works] == ["0", "0", "1"]
+    assert [one.flop for one in recorder.works] == [0.0, 2 * 2 * 4 * 8, 0.0]
+    assert recorder.works[0].bytes == 0  # a view
+    assert recorder.works[2].bytes == 2 * 4 * 16
+
+
+def test_operators_in_branches_are_counted() -> None:
+    class Branch(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cond(x.sum() > 0, lambda x: x @ x, lambda x: x - 1, (x,))
+
+    program = torch.export.export(Branch(), (torch.ones(4, 4),))
+    works = {one.name: one for one in of_program(program.module(check_guards=False), (torch.ones(4, 4),))}
+    assert works["cond"].flop == 2 * 4**3
+
+
+def test_a_node_belongs_to_the_first_kernel_that_names_it() -> None:
+    graph = {"linear": ("x",), "gelu": ("linear",), "norm": ("gelu",), "add": ("norm", "x")}
+    assert origins.claimed([["gelu"], ["norm", "gelu"], ["add", "norm"]], graph) == [
+        ["linear", "gelu"],
+        ["norm"],
+        ["add"],
+    ]
+
+
+def test_kernels_with_a_librarys_name_take_their_turn() -> None:
+    assert _steps_inductor.between([0, None, 2], 3) == [0, 1, 2]
+    assert _steps_inductor.between([None, None], 1) == [0, 0]
+    assert _steps_inductor.between([None], 0) == [None]
+
+
+def test_paths_of_dynamo_are_read() -> None:
+    assert origins.within("L['self'].model.layers.0") == "layers.0"
+    assert origins.within("flat.model") == ""
+    assert Origin() == Origin("", "", "")
