@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -40,7 +40,7 @@ class Watched:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Compile with kernels that report to the profiler, and note which nodes each computes."""
-        from torch._inductor import config, debug
+        from torch._inductor import debug
         from torch._inductor.virtualized import V
 
         dump = debug.dump_inductor_provenance_info
@@ -48,10 +48,13 @@ class Watched:
         def collect() -> dict[str, Any]:
             module: Any = V.graph.module
             self._add(debug.create_kernel_information_json(), module.graph)
-            return dump()
+            found = dump()
+            # Backward graphs are compiled outside the scope that empties this, and would repeat each other's kernels.
+            debug._inductor_triton_kernel_to_post_grad_node_info.clear()
+            return found
 
         patched: Any = debug
-        with config.patch({**_steps_inductor.SETTINGS, "force_disable_caches": True}):
+        with _compiling(_steps_inductor.SETTINGS):
             patched.dump_inductor_provenance_info = collect
             try:
                 yield
@@ -137,7 +140,7 @@ class Recorded:
             loss = self.step.loss_of(given)
             with torch.profiler.record_function(BACKWARD):
                 loss.backward()
-            return (loss.detach(),)
+            return (loss,)
 
         try:
             # On one thread, so that the events of the backward pass are inside those of the call.
@@ -192,16 +195,24 @@ def _ran(event: Any, inside: _Ran) -> Iterator[_Ran]:
             yield here
 
 
+@contextlib.contextmanager
+def _compiling(settings: Mapping[str, Any]) -> Iterator[None]:
+    """Compile with settings of inductor, and compile every graph: one from a cache would not be seen."""
+    from torch._functorch import config as autograd
+    from torch._inductor import config
+
+    with config.patch({**settings, "fx_graph_cache": False}), autograd.patch(enable_autograd_cache=False):
+        yield
+
+
 def compiled(make: Callable[[], TrainingStep], inputs: Tensors, expected: Expected, device: str) -> Recorded:
     """Compile a step. Raises ExportError if it computes something else than eager.
 
     If the model draws random numbers, a step that takes them from eager's generator is compared, since inductor's own
     are others.
     """
-    from torch._inductor import config
-
     if expected.random:
-        with config.patch({"fallback_random": True, "force_disable_caches": True}):
+        with _compiling({"fallback_random": True}):
             expected.require(make().result(inputs))
         torch.compiler.reset()
     step = make()

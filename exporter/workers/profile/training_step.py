@@ -131,7 +131,7 @@ class TrainingStep:
             loss.backward()
         finally:
             self.in_backward = False
-        return (loss.detach(),)
+        return (loss,)
 
     def again(self, inputs: Tensors) -> Tensors:
         """Remove the gradients and run the step."""
@@ -150,7 +150,7 @@ class TrainingStep:
         (loss,) = self.run(inputs)
         found = {name: one.grad.detach().cpu() for name, one in self.trained.items() if one.grad is not None}
         self.reset()
-        return Result(loss.cpu(), {name: one.clone() for name, one in found.items()})
+        return Result(loss.detach().cpu(), {name: one.clone() for name, one in found.items()})
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
