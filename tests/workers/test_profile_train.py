@@ -139,7 +139,8 @@ def test_each_eager_operator_goes_to_the_line_that_it_computes_or_differentiates
     assert [one[3] for one in where] == sorted(one[3] for one in where)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch.compile reads it and hides this
+# torch.compile reads that attribute, and hides this warning unless warnings are errors.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 @pytest.mark.parametrize("form", FORMS[1:])
 def test_each_kernel_of_a_compiled_step_goes_to_the_lines_that_it_computes_or_differentiates(form: str) -> None:
     torch.compiler.reset()

@@ -49,8 +49,9 @@ class Watched:
             module: Any = V.graph.module
             self._add(debug.create_kernel_information_json(), module.graph)
             found = dump()
-            # Backward graphs are compiled outside the scope that empties this, and would repeat each other's kernels.
+            # Backward graphs are compiled outside the scope that empties these, and would repeat each other's kernels.
             debug._inductor_triton_kernel_to_post_grad_node_info.clear()
+            debug._inductor_kernel_stack_trace.clear()
             return found
 
         patched: Any = debug
