@@ -19,6 +19,11 @@ from exporter.core.settings import SessionSettings
     help="Directory for the page, the Chrome traces, TensorBoard's folders and the JSON.  [default: BUNDLE-profile]",
 )
 @click.option("--seconds", type=click.FloatRange(0.1), default=4.0, show_default=True, help="Timed seconds a variant.")
+@click.option(
+    "--train",
+    is_flag=True,
+    help="Profile a training step with the recipe's loss(): train, train:model, train:apart, train:whole.",
+)
 @click.option("--top", type=click.IntRange(1), default=15, show_default=True, help="Lines to print.")
 @_options.of(SessionSettings, "timeout", default=1800.0, help="Limit for each step, in seconds.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -26,7 +31,7 @@ from exporter.core.settings import SessionSettings
 @_options.TRACEBACKS
 def command(
     bundle: Path, variants: tuple[str, ...], out: Path | None, seconds: float, top: int, timeout: float, as_json: bool,
-    quiet: bool,
+    train: bool, quiet: bool,
 ) -> int:  # fmt: skip
     """Find where eager and the variants of BUNDLE spend their time: by module and source line, side by side.
 
@@ -34,14 +39,20 @@ def command(
     model, and compares each with what this machine can move and compute, which is measured too. The model's code must
     be unchanged since the export. Packages of the compile target are built again for it.
 
+    With --train, the variants are forms of a training step: the forward pass, the recipe's loss(outputs, inputs) and
+    the backward pass, without an optimizer. `train` is eager. In `train:model` the model is compiled by torch.compile
+    and the loss is not, in `train:apart` each is compiled alone, and in `train:whole` both are compiled as one. The
+    time of a backward operator counts for the line that it differentiates.
+
     Exit codes: 0 every variant was profiled; 1 one could not be; 2 the request is invalid.
     """
     from exporter.core.json_codec import to_json
     from exporter.report import profile
-    from exporter.runs import profile_bundle
+    from exporter.runs import profile_bundle, profile_training
 
     asked = profile_bundle.Asked(variants, seconds, timeout)
-    found, steps = profile_bundle.run(bundle, asked, _options.steps(quiet))
+    run = profile_training.run if train else profile_bundle.run
+    found, steps = run(bundle, asked, _options.steps(quiet))
     folder = out or Path(f"{bundle.name}-profile")
     found = profile.write(found, steps, folder)
     click.echo(to_json(found) + "\n" if as_json else profile.render(found, folder, top), nl=False)

@@ -11,11 +11,15 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Origin:
-    """A module, a line of the model's source and a node of the exported program; "" for what is unknown."""
+    """A module, a line of the model's source and a node of the exported program; "" for what is unknown.
+
+    `bytes` is what its operator must read and write at least, if that is known of it alone.
+    """
 
     module: str = ""
     place: str = ""
     node: str = ""
+    bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,8 @@ class Step:
 
     `start_us` counts from the beginning of the call. `events` is the number of events that the profiler recorded for
     it. `device_us` is the time of its kernels on the GPU; None on the CPU. `copy_us` is the part that copies tensors.
-    `fallback` means that a general operator ran in place of a kernel of this route, or on another device.
+    `fallback` means that a general operator ran in place of a kernel of this route, or on another device. `backward`
+    means that it ran in the backward pass of a training step.
     """
 
     name: str
@@ -35,6 +40,7 @@ class Step:
     device_us: float | None = None
     origins: tuple[Origin, ...] = ()
     fallback: bool = False
+    backward: bool = False
 
     @property
     def time_us(self) -> float:
@@ -100,7 +106,8 @@ class Line:
 class LineTime:
     """The time of a line in one variant: milliseconds and calls per call of the model, and the share of its latency.
 
-    `bandwidth` and `compute` are the fractions of the machine's peaks that it reaches; None if its work is unknown.
+    `bandwidth` and `compute` are the fractions of the machine's peaks that it reaches; None if its work is unknown. In
+    a training step, `backward_ms` is the part of `ms` in the backward pass.
     """
 
     line: int
@@ -110,6 +117,7 @@ class LineTime:
     copy_ms: float = 0.0
     bandwidth: float | None = None
     compute: float | None = None
+    backward_ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -146,7 +154,10 @@ class Profiled:
 
 @dataclass(frozen=True)
 class Profile:
-    """Where the time of a bundle's variants goes, on the lines of the model's source."""
+    """Where the time of a bundle's variants goes, on the lines of the model's source.
+
+    With `train`, the variants are training steps: eager, and forms of it that are compiled.
+    """
 
     model: str
     device: str
@@ -159,6 +170,7 @@ class Profile:
     environment: dict[str, str] = field(default_factory=dict)
     created: str = ""
     schema: int = SCHEMA
+    train: bool = False
 
 
 def aligned(known: Sequence[str], found: Sequence[str]) -> list[int | None]:

@@ -127,6 +127,8 @@ class Model:
         turn = self._turn(origin, step)
         if self._is_bare(origin) and (modules := self._at.get(turn)):
             module = modules[used[turn] * len(modules) // turns[turn]]
+        if origin.bytes:
+            return (module, place), max(origin.bytes / self.peaks.bytes_per_s, LEAST_S)
         return (module, place), self.cost_s(self.work.get((module, place), ()))
 
 
@@ -141,11 +143,15 @@ def _tail(place: str) -> str:
 
 @dataclass
 class Spent:
-    """The time of one variant by line, in milliseconds: in all, and of copies; and the number of its steps there."""
+    """The time of one variant by line, in milliseconds: in all, of copies and of the backward pass.
+
+    `calls` is the number of its steps there.
+    """
 
     latency_ms: float
     ms: dict[Key, float] = field(default_factory=dict)
     copy_ms: dict[Key, float] = field(default_factory=dict)
+    backward_ms: dict[Key, float] = field(default_factory=dict)
     calls: dict[Key, int] = field(default_factory=dict)
     elsewhere_ms: float = 0.0
     outside_ms: float = 0.0
@@ -178,6 +184,7 @@ def spend(model: Model, found: Steps, latency_ms: float) -> Spent:
         for key, part in keys:
             spent.ms[key] = spent.ms.get(key, 0.0) + part * ms
             spent.copy_ms[key] = spent.copy_ms.get(key, 0.0) + part * copied
+            spent.backward_ms[key] = spent.backward_ms.get(key, 0.0) + part * ms * step.backward
             spent.calls[key] = spent.calls.get(key, 0) + 1
     spent.outside_ms = latency_ms - sum(times) * scale / 1000
     return spent
@@ -236,6 +243,7 @@ def times(found: Sequence[tuple[Line, list[Key]]], spent: Spent, peaks: Peaks, p
                 sum(spent.copy_ms.get(key, 0.0) for key in keys),
                 moved / (ms / 1000) / peaks.bytes_per_s if moved else None,
                 line.flop / (ms / 1000) / rate if line.flop and rate else None,
+                sum(spent.backward_ms.get(key, 0.0) for key in keys),
             )
         )
     return tuple(sorted(rows, key=lambda row: -row.ms))

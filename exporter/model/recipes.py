@@ -17,7 +17,7 @@ import inspect
 import pickle
 import pkgutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 SAVED = (".pt", ".pt2", ".pth", ".jit", ".ts", ".torchscript")  # usual suffixes of saved programs; others work too
 BUILT_IN = "exporter_models"
-OPTIONAL = ("samples", "metric")  # optional attributes of a recipe
+OPTIONAL = ("samples", "metric", "loss")  # optional attributes of a recipe
 ENTRY_POINTS = "exporter.models"
 
 
@@ -43,7 +43,8 @@ class Recipe(Protocol):
 
     It may also have `samples()`, which returns an iterable of real inputs in the form of inputs(), and
     `metric(outputs, sample)`, which returns a number (higher is better) for a dict of outputs by name and an item of
-    samples() (`exporter.evidence.samples`).
+    samples() (`exporter.evidence.samples`). `loss(outputs, inputs)` returns what a training step minimizes, a tensor
+    with one value, for a dict of outputs by name and inputs in the form of inputs() (`exporter profile --train`).
     """
 
     sizes: Mapping[str, tuple[int, ...]]  # (min, max) or (min, max, step)
@@ -272,7 +273,7 @@ class FunctionRecipe:
     """A recipe made of functions.
 
     Without `sizes`, a `batch` parameter ranges from 1 to 64, or to its default if that is larger. `chooses_weights`
-    says whether `load` uses its argument. `samples` and `metric` are None unless the user defines them.
+    says whether `load` uses its argument. `own` holds those of OPTIONAL that the user defines; the others are None.
     """
 
     def __init__(
@@ -281,10 +282,9 @@ class FunctionRecipe:
         inputs: Callable[..., Any],
         sizes: Mapping[str, tuple[int, ...]] | None = None,
         chooses_weights: bool = True,
-        samples: Callable[[], Iterable[Any]] | None = None,
-        metric: Callable[[dict[str, torch.Tensor], Any], float] | None = None,
+        **own: Callable[..., Any] | None,
     ) -> None:
-        self.samples, self.metric = samples, metric
+        self.samples, self.metric, self.loss = map(own.get, OPTIONAL)
         self.load, self.inputs, self.chooses_weights = load, inputs, chooses_weights
         example = example_sizes(inputs).get("batch")
         defaults = {"batch": (1, max(64, example))} if example else {}
@@ -306,6 +306,7 @@ def _checked(recipe: Recipe) -> Recipe:
     _require_takes(recipe.load, "load", "weights")
     _require_takes(getattr(recipe, "samples", None), "samples")
     _require_takes(getattr(recipe, "metric", None), "metric", "outputs", "sample")
+    _require_takes(getattr(recipe, "loss", None), "loss", "outputs", "inputs")
     return recipe
 
 

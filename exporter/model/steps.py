@@ -31,7 +31,7 @@ def record(run: Run, inputs: Tensors, device: str, runs: int, explain: Explain |
     usual = Counter(len(found) for _, found in calls).most_common(1)[0][0]
     calls = [(call, found) for call, found in calls if len(found) == usual]
     origins = explain(calls[0][1]) if explain else [()] * usual
-    made = [[_step(call, event, device) for event in found] for call, found in calls]
+    made = [[step_of(call, event, device) for event in found] for call, found in calls]
     return typical(
         [
             Steps(
@@ -106,7 +106,8 @@ def outermost(event: Any) -> Iterator[Any]:
             yield from outermost(child)
 
 
-def _step(call: Any, event: Any, device: str) -> Step:
+def step_of(call: Any, event: Any, device: str) -> Step:
+    """Return the step of an event in a call."""
     inside = list(everything(event))
     copies = [one for one in inside if one.name.startswith(COPIES)]
     on_gpu = device != "cpu"
@@ -122,7 +123,7 @@ def _step(call: Any, event: Any, device: str) -> Step:
 
 def on_gpu(step: Step, call: Any, event: Any) -> Step:
     """Return a step with the times of its event in a call."""
-    found = _step(call, event, "cuda")
+    found = step_of(call, event, "cuda")
     return replace(
         found, name=step.name, origins=step.origins, copy_us=found.time_us if step.copy_us else found.copy_us
     )

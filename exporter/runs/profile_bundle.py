@@ -10,7 +10,7 @@ import contextlib
 import json
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -61,18 +61,24 @@ def run(place: Path, asked: Asked, begun: Callable[[str], None]) -> tuple[Profil
     Raises UsageError if the bundle lacks a variant or if the recipe changed; AlteredError if a file differs from the
     published one.
     """
+    with opened(place, asked, begun) as current:
+        return current.execute(_chosen(current.manifest, asked.names))
+
+
+@contextlib.contextmanager
+def opened(place: Path, asked: Asked, begun: Callable[[str], None]) -> Iterator[Profiling]:
+    """Begin a profile of the bundle `place`. Raises like `run`."""
     evidence = integrity.examine(place, Trust())
     evidence.require(evidence.problems | evidence.spoilt)
     manifest = layout.read_manifest(place)
-    records = _chosen(manifest, asked.names)
     request = again(manifest)
     rebuild.require_materials(place, request)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="exporter-")))
         zygote = stack.enter_context(Zygote(WITHOUT_GPU if request.device == "cpu" else {}))
-        current = _Profiling(place.absolute(), manifest, request, asked, folder, zygote, begun)
+        current = Profiling(place.absolute(), manifest, request, asked, folder, zygote, begun)
         stack.callback(current.close)
-        return current.execute(records)
+        yield current
 
 
 def _chosen(manifest: Manifest, names: Sequence[str]) -> list[VariantRecord]:
@@ -86,7 +92,7 @@ def _chosen(manifest: Manifest, names: Sequence[str]) -> list[VariantRecord]:
 
 
 @dataclass
-class _Profiling:
+class Profiling:
     """A profile in progress."""
 
     place: Path
@@ -113,7 +119,7 @@ class _Profiling:
             "model",
             "exporter.workers.profile.child:need",
             {"job": self.job, "golden": self.golden, "precisions": self.request.precisions},
-            self._log(EAGER),
+            self.log(EAGER),
             self.asked.timeout,
         )
         running = []
@@ -124,12 +130,13 @@ class _Profiling:
                 running.append(self._open(record, needed))
             except ExporterError as error:
                 self.failed.append(Profiled(record.name, PYTHON, reason=str(error), remedy=error.remedy))
-        steps, series = self._measured(running)
+        steps, series = self.measured(running)
         model = attribution.Model(needed.eager, needed.nodes, needed.peaks)
-        found = self._profile(running, steps, series, model)
+        found = self.profile(running, steps, series, model)
         return found, {name: model.resolved(one) for name, one in steps.items()}
 
-    def _log(self, name: str) -> Path:
+    def log(self, name: str) -> Path:
+        """Return the path of a log."""
         return self.folder / f"{layout.stem(name)}.log"
 
     def _open(self, record: VariantRecord, needed: Needed) -> Running:
@@ -142,21 +149,21 @@ class _Profiling:
             options = replace(options, profiled=True, scratch=str(work), cache=str(work / "cache"))
             job = replace(self.job, options=options)
             arguments = {"subject": Subject(job, variant.target, self.golden, needed.prepared)}
-            session = self._start(self._child(record.name, "exporter.workers.profile.child:serve", arguments))
+            session = self.start(self.child(record.name, "exporter.workers.profile.child:serve", arguments))
             return Running(record.name, PYTHON, variant.precision, session, lambda: session.profile(RUNS))
         kinds = dict(
-            session_checks.openers(self.zygote, self.place, record, options, self._log(record.name), self.asked.timeout)
+            session_checks.openers(self.zygote, self.place, record, options, self.log(record.name), self.asked.timeout)
         )
         facts = targets.facts(variant.target)
         if facts.nodes and NATIVE in kinds and self.request.device == "cpu":  # its nodes would wait for the GPU
-            session = self._start(kinds[NATIVE]())
+            session = self.start(kinds[NATIVE]())
             artifact = self.place / record.artifact.path
             return Running(record.name, NATIVE, variant.precision, session, lambda: self._native(artifact, options))
-        session = self._start(kinds[PYTHON]())
+        session = self.start(kinds[PYTHON]())
         if not facts.instrumented:
             return Running(record.name, PYTHON, variant.precision, session, lambda: session.profile(RUNS))
         self.begun(f"build {record.name}")
-        watched = self._start(self._instrumented(record, variant, options, needed))
+        watched = self.start(self._instrumented(record, variant, options, needed))
         return Running(record.name, PYTHON, variant.precision, session, lambda: watched.profile(RUNS))
 
     def _instrumented(
@@ -172,7 +179,7 @@ class _Profiling:
             f"build {record.name}",
             "exporter.workers.profile.child:build",
             {"subject": subject},
-            self._log(record.name),
+            self.log(record.name),
             self.asked.timeout,
         )
         arguments = {
@@ -182,14 +189,16 @@ class _Profiling:
             "promised": record.contract,
             "options": job.options,
         }
-        return self._child(record.name, "exporter.workers.session.server:serve_artifact", arguments)
+        return self.child(record.name, "exporter.workers.session.server:serve_artifact", arguments)
 
-    def _child(self, name: str, function: str, arguments: dict[str, Any]) -> Session:
+    def child(self, name: str, function: str, arguments: dict[str, Any]) -> Session:
+        """Return a session in a new process, which runs `function`."""
         return PythonSession(
-            self.zygote.spawn(f"{name} (python)", function, arguments, self._log(name)), self.asked.timeout
+            self.zygote.spawn(f"{name} (python)", function, arguments, self.log(name)), self.asked.timeout
         )
 
-    def _start(self, session: Session) -> Session:
+    def start(self, session: Session) -> Session:
+        """Wait until the session is ready. It is closed at the end of the profile."""
         self.opened.append(session)
         session.start()
         return session
@@ -209,7 +218,7 @@ class _Profiling:
         ]
         return Steps(tuple(steps), max(one["start_us"] + one["duration_us"] for one in found["nodes"]))
 
-    def _measured(self, running: Sequence[Running]) -> tuple[dict[str, Steps], dict[str, benchmark.Series]]:
+    def measured(self, running: Sequence[Running]) -> tuple[dict[str, Steps], dict[str, benchmark.Series]]:
         """Time every session in rotation, and record the steps of each in the middle of that."""
         named = {one.name: one for one in running}
         subjects = {name: At(one.session, EXAMPLE) for name, one in named.items()}
@@ -233,13 +242,14 @@ class _Profiling:
             series[name].windows.extend(before[name].windows)
         return steps, series
 
-    def _profile(
+    def profile(
         self,
         running: Sequence[Running],
         steps: dict[str, Steps],
         series: dict[str, benchmark.Series],
         model: attribution.Model,
     ) -> Profile:
+        """Return the record of what was measured."""
         shown = [one for one in running if one.name in steps and not series[one.name].error]
         timings = {one.name: benchmark.timing(series[one.name], series[running[0].name]) for one in shown}
         spent = {one.name: attribution.spend(model, steps[one.name], timings[one.name].median_ms) for one in shown}

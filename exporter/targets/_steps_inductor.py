@@ -38,7 +38,7 @@ class Kernels:
 
     def explain(self, events: Sequence[Any]) -> list[tuple[Origin, ...]]:
         """Return the origins of the profiler's events."""
-        at = aligned([_plain(name) for name in self.names], [_plain(event.name) for event in events])
+        at = aligned([plain(name) for name in self.names], [plain(event.name) for event in events])
         return [() if index is None else self.origins[index] for index in between(at, len(self.names))]
 
 
@@ -76,7 +76,7 @@ def of(
     )
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
     """Return a kernel's name as it is both in inductor's files and in the profiler's events."""
     name = _GRAPH.sub("", name).removesuffix(".default").removesuffix(".out")
     return name.rpartition("::")[2].rpartition(".")[2]

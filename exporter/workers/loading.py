@@ -47,6 +47,7 @@ class LoadedModel:
     narrowed: list[str] = field(default_factory=list)
     elsewhere: dict[Place, dict[str, int]] = field(default_factory=dict)
     tried: list[dict[str, int]] = field(default_factory=list)  # sizes of the calls that determined the contract
+    trained: tuple[str, ...] = ()
 
     @property
     def state(self) -> State | None:
@@ -167,6 +168,7 @@ def load_model(job: Job) -> LoadedModel:
     if job.source.checkpoint:
         messages += checkpoint.load_into(model, job.source.checkpoint, job.source.allow_partial)
     model = model.eval().to(job.options.device)
+    trained = tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     if named:
@@ -174,7 +176,8 @@ def load_model(job: Job) -> LoadedModel:
     base, symbols = _choose_sizes(recipe, job)
     example = _flat_inputs(recipe, model, base, 0)
     flat = flattening.FlatModule(model, example, job.source.leave_out).eval()
-    return _as_prepared(LoadedModel(recipe, flat, example.names, base, symbols, Snapshot(model), messages), job)
+    found = LoadedModel(recipe, flat, example.names, base, symbols, Snapshot(model), messages, trained=trained)
+    return _as_prepared(found, job)
 
 
 def _as_prepared(loaded: LoadedModel, job: Job) -> LoadedModel:

@@ -11,6 +11,9 @@ from pathlib import Path
 from exporter.core.profile_records import Peaks, Work
 from exporter.workers.messages import Job, Prepared
 
+# Training steps: eager; the model compiled and the loss outside; both compiled, apart and as one.
+EAGER_STEP, MODEL, APART, WHOLE = FORMS = ("train", "train:model", "train:apart", "train:whole")
+
 
 @dataclass(frozen=True)
 class Needed:
@@ -35,3 +38,14 @@ class Subject:
     golden: Path
     prepared: Prepared
     artifact: Path | None = None
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a training step asks for: the work of its operators, in eager, and what it computes, in a file."""
+
+    eager: tuple[Work, ...]
+    peaks: Peaks
+    expected: Path
+    random: bool
+    notes: tuple[str, ...] = ()

@@ -45,7 +45,7 @@ def need(channel: socket.socket, job: Job, golden: Path, precisions: tuple[str, 
         nodes = operators.of_program(program.exported.module(check_guards=False), placed)
     except ExportError as error:
         refused = str(error)
-    return Needed(prepared, tuple(recorder.works), tuple(nodes), _peaks(job.options.device, precisions), refused)
+    return Needed(prepared, tuple(recorder.works), tuple(nodes), peaks(job.options.device, precisions), refused)
 
 
 def build(channel: socket.socket, subject: Subject) -> None:
@@ -73,7 +73,8 @@ def serve(channel: socket.socket, subject: Subject) -> None:
     server.serve(channel, load, str(subject.golden), outputs, options)
 
 
-def _peaks(device: str, precisions: tuple[str, ...]) -> Peaks:
+def peaks(device: str, precisions: tuple[str, ...]) -> Peaks:
+    """Return what this machine reaches in these precisions and in float32."""
     source = torch.ones(COPIED_BYTES // 4, device=device)
     target = torch.empty_like(source)
     moved = 2 * COPIED_BYTES / _fastest(lambda: target.copy_(source), device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -173,6 +173,10 @@ class Eager:
         calls = [self._call(inputs) for _ in range(runs)]
         return steps.typical([one for one in calls if len(one.steps) == len(calls[0].steps)])
 
+    def where(self, running: Sequence[str]) -> Origin:
+        """Return the origin of the next operator, in the last of the running modules."""
+        return Origin(origins.within(running[-1]), source_lines.here())
+
     def _call(self, inputs: Tensors) -> Steps:
         self._synchronize()
         begun = time.perf_counter_ns()
@@ -180,7 +184,7 @@ class Eager:
         self._synchronize()
         took = (time.perf_counter_ns() - begun) / 1000
         with modules_of(self.model) as running:
-            recorder = Recorder(lambda: Origin(origins.within(running[-1]), source_lines.here()), self.device)
+            recorder = Recorder(lambda: self.where(running), self.device)
 
             def run(given: Tensors) -> Tensors:
                 with recorder:
