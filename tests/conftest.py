@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 import signal
@@ -36,6 +37,15 @@ def pytest_report_header() -> str:
     """Report whether there are C++ sessions in this run."""
     found = environment.find_runner()
     return f"exporter-run: {found}" if found else "exporter-run: not built (make cpp), its tests are skipped"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect no garbage while the tests are imported, and never again look at what that made."""
+    gc.disable()
+    yield
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
