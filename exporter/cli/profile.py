@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -29,10 +30,7 @@ from exporter.core.settings import SessionSettings
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @_options.QUIET
 @_options.TRACEBACKS
-def command(
-    bundle: Path, variants: tuple[str, ...], out: Path | None, seconds: float, top: int, timeout: float, as_json: bool,
-    train: bool, quiet: bool,
-) -> int:  # fmt: skip
+def command(bundle: Path, variants: tuple[str, ...], out: Path | None, **options: Any) -> int:
     """Find where eager and the variants of BUNDLE spend their time: by module and source line, side by side.
 
     Latency is measured without a profiler, in rotation over all variants. The profile divides it among the lines of the
@@ -50,10 +48,11 @@ def command(
     from exporter.report import profile
     from exporter.runs import profile_bundle, profile_training
 
-    asked = profile_bundle.Asked(variants, seconds, timeout)
-    run = profile_training.run if train else profile_bundle.run
-    found, steps = run(bundle, asked, _options.steps(quiet))
+    asked = profile_bundle.Asked(variants, options["seconds"], options["timeout"])
+    run = profile_training.run if options["train"] else profile_bundle.run
+    found, steps = run(bundle, asked, _options.steps(options["quiet"]))
     folder = out or Path(f"{bundle.name}-profile")
     found = profile.write(found, steps, folder)
-    click.echo(to_json(found) + "\n" if as_json else profile.render(found, folder, top), nl=False)
+    shown = to_json(found) + "\n" if options["as_json"] else profile.render(found, folder, options["top"])
+    click.echo(shown, nl=False)
     return 1 if any(one.reason for one in found.variants) else 0

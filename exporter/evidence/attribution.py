@@ -2,6 +2,8 @@
 
 A step that computes several nodes is divided among their lines by the time that each node's work takes at the machine's
 peaks.
+
+This file is long because finding a step's lines, dividing its time and naming what limits a line use the same work.
 """
 
 from __future__ import annotations
