@@ -1,4 +1,7 @@
-"""The child's side of a session in Python: load an artifact and answer requests."""
+"""The child's side of a session in Python: load an artifact and answer requests.
+
+This file is long because it answers every request of a session, and judges what the artifact returns.
+"""
 
 from __future__ import annotations
 
