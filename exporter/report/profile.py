@@ -67,9 +67,10 @@ def render(found: Profile, folder: Path, top: int) -> str:
     width = min(WIDEST, max(NARROWEST, shutil.get_terminal_size((120, 24)).columns))
     console = Console(file=io.StringIO(), force_terminal=sys.stdout.isatty(), width=width, highlight=False)
     timed = [one for one in found.variants if one.latency_ms]
-    shown = timed[: max(1, (width - BESIDE) // COLUMN)]
+    shown = timed[: max(1, (width - BESIDE - found.train * COLUMN) // COLUMN)]
     console.print()
-    _say(console, f"{found.model} on {found.device}, {found.threads} threads, {found.case}", "bold")
+    what = f"a training step of {found.model}" if found.train else found.model
+    _say(console, f"{what} on {found.device}, {found.threads} threads, {found.case}", "bold")
     if shown:
         console.print(_table(found, shown, top))
     for one in timed[len(shown) :]:
@@ -111,7 +112,7 @@ def _table(found: Profile, shown: list[Profiled], top: int) -> Table:
     table.add_column("line", overflow="fold", min_width=24)
     for one in shown:
         table.add_column(Text(one.name), justify="right", no_wrap=True)
-    for heading in ("calls", "GFLOP", "MB", "GB/s", "FLOP/s"):
+    for heading in (*(["backward"] if found.train else []), "calls", "GFLOP", "MB", "GB/s", "FLOP/s"):
         table.add_column(heading, justify="right", no_wrap=True)
     times = [{time.line: time for time in one.times} for one in shown]
     slowest = {line: max(own[line].share for own in times if line in own) for own in times for line in own}
@@ -119,7 +120,9 @@ def _table(found: Profile, shown: list[Profiled], top: int) -> Table:
     ordered = sorted(slowest, key=lambda line: -slowest[line])
     for line in ordered[:top]:
         cells = [_cell(own.get(line), one) for own, one in zip(times, shown, strict=True)]
-        table.add_row(_name(found.lines[line]), *cells, *_work(found.lines[line], times[best].get(line)))
+        time = times[best].get(line)
+        backward = [f"{time.backward_ms / time.ms:.0%}" if time else "-"] if found.train else []
+        table.add_row(_name(found.lines[line]), *cells, *backward, *_work(found.lines[line], time))
     if rest := ordered[top:]:
         sums = [sum(own[line].ms for line in rest if line in own) for own in times]
         table.add_row(Text(f"{len(rest)} other lines"), *map(_milliseconds, sums, shown))

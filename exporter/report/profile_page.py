@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from exporter.core import source_lines
-from exporter.core.profile_records import Profile, Profiled
+from exporter.core.profile_records import LineTime, Profile, Profiled
 
 ROW = 20  # height of a row of the flame view, in pixels
 LEAST = 0.001  # of the widest variant; narrower parts are left out
@@ -105,6 +105,10 @@ def _cells(part: _Part, left: float, depth: int, widest: float) -> Iterator[tupl
         left += inner.ms
 
 
+def _backward(found: Profile, time: LineTime) -> str:
+    return f"<br>{time.backward_ms:.3f} ms backward" if found.train else ""
+
+
 def _table(found: Profile, timed: list[Profiled]) -> str:
     times = [{time.line: time for time in one.times} for one in timed]
     most = {
@@ -116,7 +120,9 @@ def _table(found: Profile, timed: list[Profiled]) -> str:
         if most[index] > 0:
             line = found.lines[index]
             cells = "".join(
-                f"<td>{own[index].ms:.3f} ms {own[index].share:.1%}</td>" if index in own else "<td>-</td>"
+                f"<td>{own[index].ms:.3f} ms {own[index].share:.1%}{_backward(found, own[index])}</td>"
+                if index in own
+                else "<td>-</td>"
                 for own in times
             )
             flop = f"{line.flop / 1e9:.3g}" if line.flop else "-"

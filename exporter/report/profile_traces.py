@@ -21,6 +21,7 @@ def chrome(variant: Profiled, steps: Steps) -> str:
     for number, step in enumerate(steps.steps):
         places = [f"{one.module} {one.place}".strip() for one in step.origins]
         args = {"External id": number, "lines": "; ".join(places), "copies_us": step.copy_us, "fallback": step.fallback}
+        args |= {"backward": True} if step.backward else {}
         name = source_lines.printable(step.name)
         events.append(
             _event(name, "cpu_op", step.start_us, min(step.duration_us, _rest(steps, step.start_us)), HOST, args)
