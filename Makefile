@@ -7,6 +7,7 @@ UNITY := ON
 FAST := tests/core tests/report tests/evidence tests/runs/test_request.py tests/whole/test_structure.py tests/whole/test_imports.py
 SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+unexport PYTHONDONTWRITEBYTECODE # hundreds of processes would compile the same sources
 export TORCHINDUCTOR_CACHE_DIR ?= $(CURDIR)/build/inductor
 
 .PHONY: help demo test check install lint docs cpp ctest asan tsan pytest coverage fuzz fuzz-cpp schemas wheels bench tables test-gpu clean
