@@ -41,7 +41,8 @@ def claimed(kernels: Sequence[Iterable[str]], graph: Mapping[str, Sequence[str]]
     """Return the nodes that each kernel computes, from the nodes that a compiler names for it.
 
     Compilers name the nodes of a kernel's inputs too, so a node belongs to the first kernel that names it. A node that
-    none names belongs to the kernel of the first node that uses it, into which it was fused.
+    none names belongs to the kernel of the first node that uses it, into which it was fused. A kernel of which nothing
+    is left continues what the latest of these others began, such as a product after the concatenation of its weights.
     """
     owner: dict[str, int] = {}
     for index, names in enumerate(kernels):
@@ -55,4 +56,8 @@ def claimed(kernels: Sequence[Iterable[str]], graph: Mapping[str, Sequence[str]]
     for name in reversed(list(graph)):
         if name not in owner and (found := [owner[user] for user in users.get(name, ()) if user in owner]):
             owner[name] = min(found)
-    return [[name for name in graph if owner.get(name) == index] for index in range(len(kernels))]
+    owned = [[name for name in graph if owner.get(name) == index] for index in range(len(kernels))]
+    for index, names in enumerate(kernels):
+        if not owned[index] and (others := [owner[name] for name in names if name in owner]):
+            owned[index] = owned[max(others)]
+    return owned
