@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from exporter.core import source_lines
 from exporter.core.profile_records import Origin, Steps, aligned
 from exporter.model import steps
-from exporter.model.tensors import Tensors
-from exporter.model.torchscript.codegen import Script
+
+if TYPE_CHECKING:
+    from exporter.model.tensors import Tensors
+    from exporter.model.torchscript.codegen import Script
 
 # A node's location: first where its code comes from, then its line in the archive's code.
 _SERIALIZED = re.compile(r'Serialized\s+File "(code/[^"]+)", line (\d+)')
