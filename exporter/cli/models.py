@@ -20,7 +20,7 @@ def command() -> None:
         click.echo(f"{name:<{width}}  {_summary(found[name].partition(':')[0])}")
     prefixes = [f"{source}:NAME" for source in recipes.sources()]
     lines = [*zip(prefixes, map(_offer, recipes.sources()), strict=True), ("FILE.pt, FILE.pt2", _offer("saved"))]
-    lines.append(("FILE.py:NAME", "your own model: NAME() returns it, NAME_inputs() its inputs; NAME_loss is for profile --train"))
+    lines.append(("FILE.py:NAME", "your own model: the function NAME returns it, NAME_inputs returns its inputs"))
     click.echo()
     for name, summary in lines:
         click.echo(f"{name:<18} {summary}")
