@@ -37,3 +37,9 @@ def load(weights: str) -> torch.nn.Module:
 def inputs(batch: int = 1) -> dict[str, torch.Tensor]:
     """Return random numbers in the range of normalized images, [batch, 3, 224, 224]."""
     return {"x": torch.randn(batch, 3, 224, 224)}
+
+
+def loss(outputs: dict[str, torch.Tensor], inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return the cross entropy for labels that count up, for `exporter profile --train`."""
+    labels = torch.arange(len(inputs["x"]), device=inputs["x"].device)
+    return torch.nn.functional.cross_entropy(outputs["output"], labels)
