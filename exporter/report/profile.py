@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from exporter.bundle import layout
 from exporter.core import filesystem, source_lines
 from exporter.core.json_codec import to_json
 from exporter.core.profile_records import Line, LineTime, Profile, Profiled, Steps
@@ -39,9 +40,9 @@ def write(found: Profile, steps: Mapping[str, Steps], folder: Path) -> Profile:
             if variant.name not in steps:
                 named.append(variant)
                 continue
-            stem = variant.name.replace(":", "-").replace("/", "-")
+            stem = layout.stem(variant.name).replace("/", "-")
             files = (f"{stem}.trace.json", f"{TENSORBOARD}/{stem}/exporter.pt.trace.json")
-            trace = profile_traces.chrome(variant, steps[variant.name])
+            trace = profile_traces.chrome(found, variant, steps[variant.name])
             for file in files:
                 (folder / file).parent.mkdir(parents=True, exist_ok=True)
                 filesystem.write_atomic(folder / file, trace)
