@@ -15,14 +15,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from exporter.core.profile_records import Line, LineTime, Origin, Peaks, Profiled, Step, Steps, Work, aligned
+from exporter.core.records import EAGER
 
 Key = tuple[str, str]  # a module's path and a place
 Turn = tuple[str, str | None]  # a place and an operator
 MOST_US = 5.0  # that the profiler takes for an event
 LEAST_S = 1e-7  # of any operator, so that operators without work count equally
 NEAR = 0.6  # of a peak
-MUCH = 0.3  # of the latency, between operators
-COPYING = 0.1  # of the latency
+LEAST_SHARE = 0.05  # of the latency: less is not worth a change
 APART = 2.0  # a module that takes this multiple of the median of its like has a line of its own
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 BYTES = {"bf16": 0.5, "fp16": 0.5, "int8": 0.25}  # of a number, as a fraction of float32's
@@ -252,27 +252,35 @@ def times(found: Sequence[tuple[Line, list[Key]]], spent: Spent, peaks: Peaks, p
 
 
 def advice(lines: Sequence[Line], variants: Sequence[Profiled]) -> tuple[str, ...]:
-    """Return which variant is fastest, where it wins, and what to try first to make it faster."""
+    """Return which variant is fastest, where it wins, what it lacks kernels for, and what to try first with it."""
     ranked = sorted((one for one in variants if one.latency_ms), key=lambda one: one.latency_ms)
     if not ranked:
         return ()
-    best = ranked[0]
-    found = [_won(lines, best, ranked[1])] if len(ranked) > 1 else []
-    return (*found, f"first to try, for {best.name}: {_remedy(lines, best)}")
+    best, *others = ranked
+    eager = [one for one in others[1:] if one.name == EAGER]
+    found = [_won(lines, best, other) for other in (*others[:1], *eager)]
+    if best.fallbacks:
+        found.append(f"{best.name} has no kernel of its own for {', '.join(best.fallbacks[:3])}")
+    return (*found, f"first to try, for {best.name}: {_remedy(lines, best, others)}")
 
 
 def _won(lines: Sequence[Line], best: Profiled, other: Profiled) -> str:
+    """Return by how much a variant wins, and the part of the difference that is largest."""
     won = other.latency_ms - best.latency_ms
+    if other.ci95_ms[1] and best.ci95_ms[1] >= other.ci95_ms[0]:
+        return f"{best.name} and {other.name} cannot be told apart: the 95% intervals of their latencies overlap"
     spent, before = ({time.line: time.ms for time in one.times} for one in (best, other))
-    gains = {line: ms - spent.get(line, 0.0) for line, ms in before.items()}
-    if not gains or won <= 0:
+    gains = {named(lines[line]): ms - spent.get(line, 0.0) for line, ms in before.items()}
+    gains["operators that no line explains"] = other.elsewhere_ms - best.elsewhere_ms
+    gains["the time between operators"] = other.outside_ms - best.outside_ms
+    where = max(gains, key=lambda one: gains[one])
+    if won <= 0 or gains[where] <= 0:
         return f"{best.name} is as fast as {other.name}"
-    line = max(gains, key=lambda one: gains[one])
-    between = other.outside_ms - best.outside_ms
-    if between > gains[line]:
-        return f"{best.name} wins {won:.3g} ms over {other.name}, {min(between / won, 1):.0%} of it between operators"
-    share = min(gains[line] / won, 1)
-    return f"{best.name} wins {won:.3g} ms over {other.name}, {share:.0%} of it in {named(lines[line])}"
+    if gains[where] > won:
+        return (
+            f"{best.name} wins {won:.3g} ms over {other.name}: {gains[where]:.3g} ms in {where}, less what others cost"
+        )
+    return f"{best.name} wins {won:.3g} ms over {other.name}, {gains[where] / won:.0%} of it in {where}"
 
 
 def named(line: Line) -> str:
@@ -280,24 +288,60 @@ def named(line: Line) -> str:
     return ", ".join(filter(None, (line.module, _tail(line.place))))
 
 
-def _remedy(lines: Sequence[Line], best: Profiled) -> str:
-    """Return the first thing to try for a variant, by what limits it."""
-    if best.outside_ms > MUCH * best.latency_ms:
-        share = best.outside_ms / best.latency_ms
-        return (
-            f"{share:.0%} of its time is between operators: a larger batch, the target compile, or CUDA graphs on a GPU"
-        )
-    if best.copy_ms > COPYING * best.latency_ms:
-        line = lines[max(best.times, key=lambda one: one.copy_ms).line]
-        return f"copies take {best.copy_ms / best.latency_ms:.0%}, most of it in {named(line)}: keep one layout there"
-    if best.fallbacks:
-        return f"no kernel of its own for {', '.join(best.fallbacks[:3])}: another operator there, or another target"
-    if not best.times:
-        return "nothing, since no line takes time"
-    first, where = best.times[0], named(lines[best.times[0].line])
-    takes = f"{where} takes {first.share:.0%}"
-    if (first.compute or 0) > NEAR:
-        return f"{takes} at {first.compute:.0%} of the FLOP rate: a lower precision, such as --precision bf16 or int8"
-    if (first.bandwidth or 0) > NEAR:
-        return f"{takes} at {min(first.bandwidth or 0, 1):.0%} of the bandwidth: fewer bytes, such as --precision int8"
-    return f"{takes}, and reaches {(first.compute or 0):.0%} of the FLOP rate there"
+def _remedy(lines: Sequence[Line], best: Profiled, others: Sequence[Profiled]) -> str:
+    """Return what may save most of a variant's time: a change of what limits it, or of its slowest line."""
+    ways = [(best.outside_ms, _between(best)), (best.copy_ms, _copies(lines, best))]
+    near = [one for one in best.times if max(one.compute or 0.0, one.bandwidth or 0.0) > NEAR]
+    ways.append((sum(one.ms for one in near) / 2, _lower(lines, near, best)))
+    saved, way = max(ways)
+    far = max((one for one in best.times if one not in near), key=_unexplained, default=None)
+    if far and _unexplained(far) > max(saved, LEAST_SHARE * best.latency_ms):
+        return _slow(lines, far, others)
+    return way if saved > LEAST_SHARE * best.latency_ms else "nothing stands out"
+
+
+def _between(best: Profiled) -> str:
+    share = best.outside_ms / best.latency_ms
+    return f"{share:.0%} of its time is between operators: a larger batch, the target compile, or CUDA graphs on a GPU"
+
+
+def _copies(lines: Sequence[Line], best: Profiled) -> str:
+    if not best.copy_ms or not best.times:
+        return ""
+    line = lines[max(best.times, key=lambda one: one.copy_ms).line]
+    return f"copies take {best.copy_ms / best.latency_ms:.0%}, most of it in {named(line)}: keep one layout there"
+
+
+def _lower(lines: Sequence[Line], near: Sequence[LineTime], best: Profiled) -> str:
+    """Return the advice for lines that are near a peak of the machine."""
+    if not near:
+        return ""
+    first = near[0]
+    where = f"{named(lines[first.line])} takes {first.share:.0%}"
+    bound = (first.compute or 0.0) > NEAR
+    limit = f"{_at_most(first.compute)} of the FLOP rate" if bound else f"{_at_most(first.bandwidth)} of the bandwidth"
+    precision = best.name.partition("@")[2]
+    lower = [] if precision == "int8" else ["int8"] if precision in BYTES else ["bf16", "int8"]
+    options = " or ".join(f"--precision {one}" for one in lower)
+    return f"{where} at {limit}: {f'a lower precision, {options}' if options else 'only a smaller model takes less'}"
+
+
+def _at_most(fraction: float | None) -> str:
+    return f"{min(fraction or 0.0, 1.0):.0%}"
+
+
+def _unexplained(time: LineTime) -> float:
+    """Return the milliseconds of a line that its work does not explain."""
+    return time.ms * (1 - min(max(time.compute or 0.0, time.bandwidth or 0.0), 1.0))
+
+
+def _slow(lines: Sequence[Line], slow: LineTime, others: Sequence[Profiled]) -> str:
+    """Return the advice for a line that takes longer than its work explains."""
+    line = lines[slow.line]
+    reached = max(slow.compute or 0.0, slow.bandwidth or 0.0)
+    known = slow.compute is not None or slow.bandwidth is not None
+    explained = f", of which its work explains {_at_most(reached)}" if known else ""
+    text = f"{named(line)}, which takes {slow.ms:.3g} ms ({slow.share:.0%}){explained}"
+    faster = [(time.ms, one.name) for one in others for time in one.times if time.line == slow.line]
+    ms, name = min(faster, default=(slow.ms, ""))
+    return f"{text}; {name} takes {ms:.3g} ms there" if ms < slow.ms / APART else text

@@ -6,7 +6,7 @@ import io
 import linecache
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,12 +19,20 @@ from exporter.bundle import layout
 from exporter.core import filesystem, source_lines
 from exporter.core.json_codec import to_json
 from exporter.core.profile_records import Line, LineTime, Profile, Profiled, Steps
-from exporter.report import profile_page, profile_traces
+from exporter.core.records import EAGER
+from exporter.report import profile_page, profile_traces, rows
 
 NARROWEST, WIDEST = 40, 200
-COLUMN = 13  # the width of a variant's column
-BESIDE = 70  # the width of the other columns
+COLUMN = 13  # the width of a variant's column: 0.0250 100.0%
+NAME = 24  # the least width of a line's name
+CALLS, BACKWARD, GFLOP, MB, BANDWIDTH, RATE = "calls", "backward", "GFLOP", "MB", "GB/s", "FLOP/s"
+WIDTHS = {CALLS: 5, BACKWARD: 8, GFLOP: 5, MB: 5, BANDWIDTH: 5, RATE: 6}
+EDGES = 2
+WIDE = 100  # the width of a terminal that has room for operators
+OPTIONAL = (CALLS, MB, GFLOP, BACKWARD)  # columns that make room for a second variant, in this order
+VIEWS = {"view", "t", "transpose.int", "permute", "unsqueeze", "expand", "slice.Tensor", "select.int", "_unsafe_view"}
 TENSORBOARD = "tensorboard"
+SLOWED = 1.5  # with the profiler; less is not mentioned
 
 
 def write(found: Profile, steps: Mapping[str, Steps], folder: Path) -> Profile:
@@ -67,28 +75,54 @@ def render(found: Profile, folder: Path, top: int) -> str:
     """Render the `top` slowest lines as text, in colour if stdout is a terminal."""
     width = min(WIDEST, max(NARROWEST, shutil.get_terminal_size((120, 24)).columns))
     console = Console(file=io.StringIO(), force_terminal=sys.stdout.isatty(), width=width, highlight=False)
-    timed = [one for one in found.variants if one.latency_ms]
-    shown = timed[: max(1, (width - BESIDE - found.train * COLUMN) // COLUMN)]
+    timed = sorted((one for one in found.variants if one.latency_ms), key=lambda one: one.latency_ms)
     console.print()
     what = f"a training step of {found.model}" if found.train else found.model
     _say(console, f"{what} on {found.device}, {found.threads} threads, {found.case}", "bold")
-    if shown:
-        console.print(_table(found, shown, top))
-    for one in timed[len(shown) :]:
-        _say(
-            console, f"{one.name}: {one.latency_ms:.3g} ms; its lines need a wider terminal, or name the variant", "dim"
-        )
-    rates = ", ".join(f"{rate / 1e9:,.0f} GFLOP/s in {name}" for name, rate in found.peaks.flop_per_s.items())
-    _say(console, f"this machine reached {found.peaks.bytes_per_s / 1e9:.3g} GB/s and {rates}", "dim")
+    beside: list[str] = []
+    if timed:
+        shown, beside = _fitting(found, timed, width)
+        console.print(_table(found, shown, beside, top, width >= WIDE))
+        if missing := [name for name in _beside(found) if name not in beside]:
+            _say(console, f"a wider terminal shows {' and '.join(missing)} too; profile.html has all columns", "dim")
+        if hidden := ", ".join(f"{one.name} ({one.latency_ms:.3g} ms)" for one in timed if one not in shown):
+            _say(console, f"not shown: {hidden}; their lines need a wider terminal, or name the variants", "dim")
+    rates = ", ".join(f"{rate / 1e9:,.3g} GFLOP/s in {name}" for name, rate in found.peaks.flop_per_s.items())
+    reached = f"{found.peaks.bytes_per_s / 1e9:.3g} GB/s and {rates}"
+    if timed:
+        what = f"{CALLS if CALLS in beside else ''}, {BANDWIDTH} and {RATE}".removeprefix(", ")
+        _say(console, f"{what} are those of {timed[0].name}; 100% is what this machine reached: {reached}", "dim")
+    else:
+        _say(console, f"this machine reached {reached}", "dim")
     for one in found.variants:
         _about(console, one)
     for sentence in found.advice:
         _say(console, sentence, "bold")
-    for name in ("profile.html", "profile.json", "*.trace.json", TENSORBOARD):
+    for name in ("profile.html", "profile.json", "*.trace.json"):
         _say(console, str(folder / name), "cyan")
+    _say(console, f"tensorboard --logdir {folder / TENSORBOARD}", "cyan")
     output = console.file
     assert isinstance(output, io.StringIO)
     return output.getvalue()
+
+
+def _beside(found: Profile) -> list[str]:
+    return [*([BACKWARD] if found.train else []), CALLS, GFLOP, MB, BANDWIDTH, RATE]
+
+
+def _fitting(found: Profile, timed: Sequence[Profiled], width: int) -> tuple[list[Profiled], list[str]]:
+    """Return the variants and the other columns for which there is room: the fastest, eager, then the next fastest."""
+    beside = _beside(found)
+    ordered = sorted(timed, key=lambda one: (one is not timed[0], one.name != EAGER))
+
+    def room() -> int:
+        return (width - NAME - EDGES - sum(WIDTHS[name] + 1 for name in beside)) // (COLUMN + 1)
+
+    for name in OPTIONAL:
+        if room() < min(2, len(timed)) and name in beside:
+            beside.remove(name)
+    shown = ordered[: max(1, room())]
+    return [one for one in found.variants if one in shown], beside
 
 
 def _say(console: Console, text: str, style: str = "") -> None:
@@ -100,42 +134,54 @@ def _about(console: Console, one: Profiled) -> None:
         _say(console, f"{one.name} was not profiled: {one.reason}", "red")
         if one.remedy:
             _say(console, f"  remedy: {one.remedy}", "dim")
-    if one.latency_ms and one.copy_ms > 0.01 * one.latency_ms:
-        _say(console, f"{one.name}: copies take {one.copy_ms:.3g} ms")
+    if one.latency_ms:
+        low, high = one.ci95_ms
+        measured = f" ({low:.3g} to {high:.3g})" if high else ""
+        copies = f"; copies take {one.copy_ms:.3g} ms" if one.copy_ms > 0.01 * one.latency_ms else ""
+        slowed = f"; {one.slowed:.2g} times that with the profiler" if one.slowed > SLOWED else ""
+        _say(console, f"{one.name} in {one.session}: {one.latency_ms:.3g} ms{measured}{copies}{slowed}")
     if one.fallbacks:
         _say(console, f"{one.name}: falls back to {', '.join(one.fallbacks)}", "yellow")
     for note in one.notes:
         _say(console, f"{one.name}: {note}", "dim")
 
 
-def _table(found: Profile, shown: list[Profiled], top: int) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("line", overflow="fold", min_width=24)
+def _table(found: Profile, shown: Sequence[Profiled], beside: Sequence[str], top: int, wide: bool) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
+    table.add_column("line", overflow="fold", min_width=NAME)
     for one in shown:
-        table.add_column(Text(one.name), justify="right", no_wrap=True)
-    for heading in (*(["backward"] if found.train else []), "calls", "GFLOP", "MB", "GB/s", "FLOP/s"):
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(Text(one.name), justify="right", overflow="fold", min_width=COLUMN, max_width=COLUMN)
+    for heading in beside:
+        table.add_column(heading, justify="right", no_wrap=True, min_width=WIDTHS[heading])
     times = [{time.line: time for time in one.times} for one in shown]
     slowest = {line: max(own[line].share for own in times if line in own) for own in times for line in own}
     best = min(range(len(shown)), key=lambda index: shown[index].latency_ms)
     ordered = sorted(slowest, key=lambda line: -slowest[line])
     for line in ordered[:top]:
         cells = [_cell(own.get(line), one) for own, one in zip(times, shown, strict=True)]
-        time = times[best].get(line)
-        backward = [f"{time.backward_ms / time.ms:.0%}" if time else "-"] if found.train else []
-        table.add_row(_name(found.lines[line]), *cells, *backward, *_work(found.lines[line], time))
+        work = _work(found.lines[line], times[best].get(line))
+        table.add_row(_name(found.lines[line], operators=wide), *cells, *(work[heading] for heading in beside))
     if rest := ordered[top:]:
         sums = [sum(own[line].ms for line in rest if line in own) for own in times]
         table.add_row(Text(f"{len(rest)} other lines"), *map(_milliseconds, sums, shown))
     table.add_row(Text("elsewhere"), *(_milliseconds(one.elsewhere_ms, one) for one in shown))
     table.add_row(Text("between operators"), *(_milliseconds(one.outside_ms, one) for one in shown))
-    table.add_row(Text("latency", style="bold"), *(Text(f"{one.latency_ms:.3g} ms", style="bold") for one in shown))
+    table.add_row(Text("latency, ms", style="bold"), *(_milliseconds(one.latency_ms, one, "bold") for one in shown))
     return table
 
 
-def _name(line: Line) -> Text:
-    text = Text(source_lines.printable(line.module or "the model"))
-    text.append(source_lines.printable(f"\n  {source_lines.near(line.place)}"), style="cyan")
+def _name(line: Line, operators: bool) -> Text:
+    """Return a line's module, place and, if asked for, operators, without views where there are others."""
+    several = f" x{line.modules}" if line.modules > 1 else ""
+    text = Text(source_lines.printable((line.module or "the model") + several))
+    place = source_lines.near(line.place)
+    if len(place) > (2 * NAME if operators else NAME - 2):
+        place = f"\N{HORIZONTAL ELLIPSIS}/{place.rpartition('/')[2]}"
+    text.append(source_lines.printable(f"\n  {place}"), style="cyan")
+    if not operators:
+        return text
+    shown = [one for one in line.operators if one not in VIEWS] or list(line.operators)
+    text.append(source_lines.printable(" " + ", ".join(one.partition(".")[0] for one in shown[:3])), style="dim")
     return text
 
 
@@ -143,16 +189,29 @@ def _cell(time: LineTime | None, one: Profiled) -> Text:
     return Text("-", style="dim") if time is None else _milliseconds(time.ms, one)
 
 
-def _milliseconds(ms: float, one: Profiled) -> Text:
-    return Text(f"{ms:.3f} {ms / one.latency_ms:4.0%}")
+def _milliseconds(ms: float, one: Profiled, style: str = "") -> Text:
+    return Text(f"{rows.number(ms)} {ms / one.latency_ms:6.1%}", style=style)
 
 
-def _work(line: Line, time: LineTime | None) -> list[str]:
+def _number(value: float) -> str:
+    return (
+        "<.001"
+        if value < 0.001
+        else f"{value:.3f}"
+        if value < 1
+        else f"{value:.3g}"
+        if value < 1000
+        else f"{value:.0f}"
+    )
+
+
+def _work(line: Line, time: LineTime | None) -> dict[str, str]:
     """Return the cells of a line's work, and how near the fastest variant comes to the machine's peaks."""
-    return [
-        str(time.calls) if time else "-",
-        f"{line.flop / 1e9:.3g}" if line.flop else "-",
-        f"{line.bytes / 1e6:.3g}" if line.bytes else "-",
-        f"{time.bandwidth:.0%}" if time and time.bandwidth is not None else "-",
-        f"{time.compute:.0%}" if time and time.compute is not None else "-",
-    ]
+    return {
+        BACKWARD: f"{time.backward_ms / time.ms:.0%}" if time and time.ms else "-",
+        CALLS: str(time.calls) if time else "-",
+        GFLOP: _number(line.flop / 1e9) if line.flop else "-",
+        MB: _number(line.bytes / 1e6) if line.bytes else "-",
+        BANDWIDTH: f"{time.bandwidth:.0%}" if time and time.bandwidth is not None else "-",
+        RATE: f"{time.compute:.0%}" if time and time.compute is not None else "-",
+    }

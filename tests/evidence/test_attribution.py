@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
-from exporter.core.profile_records import Origin, Peaks, Profiled, Step, Steps, Work, aligned
+from exporter.core.profile_records import Line, LineTime, Origin, Peaks, Profiled, Step, Steps, Work, aligned
 from exporter.evidence import attribution
 
 PEAKS = Peaks(1e10, {"fp32": 1e11})
@@ -121,6 +124,51 @@ def test_advice_names_the_winner_and_what_limits_it(model: attribution.Model) ->
     waiting = Profiled("host", "python", 1.0, outside_ms=0.8)
     assert "80% of its time is between operators" in attribution.advice(shown, [waiting])[0]
     assert attribution.advice(shown, []) == ()
+
+
+LINES = [Line("layers.*.dense", "/home/me/net.py:7"), Line("head", "/home/me/net.py:9")]
+
+
+def _variant(name: str, ms: float, other_ms: float, **given: Any) -> Profiled:
+    latency = ms + other_ms + given.get("outside_ms", 0.0)
+    bounds = {"compute": given.pop("compute", 0.5), "bandwidth": given.pop("bandwidth", 0.5)}
+    times = (LineTime(0, ms, ms / latency, 1, **bounds), LineTime(1, other_ms, other_ms / latency, 1, **bounds))
+    return Profiled(name, "python", latency, given.pop("ci95_ms", (latency, latency)), times, **given)
+
+
+def test_advice_compares_with_the_next_variant_and_with_eager() -> None:
+    variants = [_variant("eager", 8.0, 2.0), _variant("onnx", 2.0, 1.0), _variant("trace", 3.0, 1.0)]
+    assert attribution.advice(LINES, variants)[:2] == (
+        "onnx wins 1 ms over trace, 100% of it in layers.*.dense, net.py:7",
+        "onnx wins 7 ms over eager, 86% of it in layers.*.dense, net.py:7",
+    )
+    variants[1] = replace(variants[1], ci95_ms=(2.5, 4.5))
+    assert attribution.advice(LINES, variants)[0].startswith("onnx and trace cannot be told apart")
+    mixed = attribution.advice(LINES, [_variant("onnx", 2.0, 2.0), _variant("trace", 4.0, 1.0)])
+    assert mixed[0].startswith("onnx wins 1 ms over trace: 2 ms in layers.*.dense, net.py:7, less")
+
+
+@pytest.mark.parametrize(
+    ("variant", "said"),
+    [
+        (_variant("trace", 8, 2, compute=0.9), "90% of the FLOP rate: a lower precision, --precision bf16 or --preci"),
+        (_variant("trace@bf16", 8, 2, compute=0.9), "of the FLOP rate: a lower precision, --precision int8"),
+        (_variant("trace@int8", 8, 2, bandwidth=1.7), "100% of the bandwidth: only a smaller model takes less"),
+        (_variant("trace", 8, 2, outside_ms=9.0), "47% of its time is between operators"),
+        (_variant("trace", 8, 2, copy_ms=6.0), "copies take 60%"),
+        (
+            _variant("trace", 8, 2, compute=0.1, bandwidth=0.2),
+            "takes 8 ms (80%), of which its work explains 20%; eager",
+        ),
+        (_variant("trace", 8, 2, fallbacks=("aten::sort",)), "layers.*.dense, net.py:7, which takes 8 ms (80%)"),
+    ],
+)
+def test_what_to_try_first_is_what_may_save_most(variant: Profiled, said: str) -> None:
+    eager = replace(_variant("eager", 3.0, 20.0), latency_ms=23.0)
+    *_, first = found = attribution.advice(LINES, [eager, variant])
+    assert first.startswith(f"first to try, for {variant.name}: ")
+    assert said in first
+    assert any("no kernel of its own for aten::sort" in one for one in found) == bool(variant.fallbacks)
 
 
 def test_names_are_aligned_in_order() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from exporter.core.json_codec import from_json
 from exporter.core.profile_records import Line, LineTime, Origin, Peaks, Profile, Profiled, Step, Steps
-from exporter.report import profile
+from exporter.report import profile, profile_traces
 
 HOSTILE = "layer<script>\x1b[31m"
 SHOWN = "layer<script>"
@@ -81,13 +82,93 @@ def test_the_table_fits_the_terminal(columns: int, count: int, monkeypatch: pyte
     assert "onnx was not profiled: it hangs" in text
     assert ("eager" in text) == (count > 0)
     if count:
-        assert "6.000  60%" in text
-        assert "3.000  30%" in text  # the other line
-        assert "0.300   3%" in text  # elsewhere
-        assert "0.700   7%" in text  # between operators
+        assert "6.00  60.0%" in text
+        assert "3.00  30.0%" in text  # the other line
+        assert "0.30   3.0%" in text  # elsewhere
+        assert "0.70   7.0%" in text  # between operators
         assert "falls back to aten::sort" in text
+        assert "FLOP/s" in text
     if count == 9:
-        assert "its lines need a wider terminal" in text
+        assert "their lines need a wider terminal" in " ".join(text.split())
+
+
+def test_a_narrow_terminal_shows_the_fastest_variant_and_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = _profile(5)
+    variants = [replace(one, latency_ms=10.0 - index) for index, one in enumerate(found.variants[:5])]
+    monkeypatch.setenv("COLUMNS", "80")
+    text = profile.render(replace(found, variants=tuple(variants)), Path("out"), 5)
+    heading = next(line for line in text.splitlines() if "GFLOP" in line)
+    assert heading.split()[:3] == ["line", "eager", "nd=4"]  # the end of the fastest one's name
+    assert "6 ms" in next(line for line in text.splitlines() if line.startswith("compile:backend=4 in python"))
+    hidden = next(line for line in text.splitlines() if line.startswith("not shown"))
+    assert "compile:backend=3" in hidden
+    assert "eager" not in hidden
+
+
+@pytest.mark.parametrize("top", [1, 7, 40])
+def test_the_printed_shares_add_up(top: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if most lines are summed up in one."""
+    monkeypatch.setenv("COLUMNS", "120")
+    count, outside = 37, 1.7
+    times = tuple(LineTime(index, 3.0 / (index + 1), 0.3 / (index + 1), 1) for index in range(count))
+    latency = sum(one.ms for one in times) + outside
+    times = tuple(replace(one, share=one.ms / latency) for one in times)
+    lines = tuple(Line(f"layer{index}", f"net.py:{index + 1}") for index in range(count))
+    one = Profiled("eager", "python", latency, times=times, outside_ms=outside)
+    text = profile.render(replace(_profile(1), lines=lines, variants=(one,)), Path("out"), top)
+    table = text.partition("GFLOP")[2].partition("latency")[0]
+    shares = [float(word[:-1]) for line in table.splitlines() for word in line.split()[:9] if word.endswith("%")]
+    assert len(shares) == min(top, count) + 2 + (top < count)
+    assert sum(shares) == pytest.approx(100, abs=2)
+
+
+def _events(steps: Steps) -> list[dict[str, Any]]:
+    found = _profile(1)
+    events = json.loads(profile_traces.chrome(found, found.variants[0], steps))["traceEvents"]
+    return [event for event in events if event["ph"] == "X"]
+
+
+def test_events_nest_and_stay_inside_the_call() -> None:
+    """Even if the recorder of the steps took longer than the call."""
+    names = ["", "a", "a.b", "a.b", "a.c", "d.0", "d.1.e", "a.b"]
+    steps = tuple(
+        Step(f"aten::op{index}", 1000 + 40.1 * index, 12.3, device_us=30.7, origins=(Origin(name, "net.py:1"),))
+        for index, name in enumerate(names)
+    )
+    events = _events(Steps(steps, 120.0))
+    (call,) = (event for event in events if event["name"] == "ProfilerStep#0")
+    assert [event["dur"] for event in events if event["cat"] == "cpu_op"] == pytest.approx([12.3] * 8, abs=0.01)
+    assert len([event for event in events if event["cat"] == "kernel"]) == 8
+    for thread in {event["tid"] for event in events}:
+        opened: list[float] = []
+        for event in sorted((one for one in events if one["tid"] == thread), key=lambda one: (one["ts"], -one["dur"])):
+            end = event["ts"] + event["dur"]
+            while opened and opened[-1] <= event["ts"]:
+                opened.pop()
+            assert not opened or end <= opened[-1]
+            assert call["ts"] <= event["ts"] <= end <= call["ts"] + call["dur"]
+            opened.append(end)
+    modules = [event["name"].removeprefix("nn.Module: ") for event in events if event["cat"] == "python_function"]
+    assert sorted(modules) == ["a", "a", "a.b", "a.b", "a.c", "d", "d.0", "d.1", "d.1.e"]
+
+
+def test_steps_inside_the_call_keep_their_times() -> None:
+    spans, call_us = profile_traces.timeline(_steps())
+    assert (spans, call_us) == ([(0.0, 60.0), (60.0, 110.0)], 110.0)  # the call alone was shorter than its steps
+    spans, call_us = profile_traces.timeline(replace(_steps(), duration_us=120.0))
+    assert (spans, call_us) == ([(5.0, 65.0), (70.0, 120.0)], 120.0)
+    spans, call_us = profile_traces.timeline(replace(_steps(), duration_us=200.0))
+    assert (spans, call_us) == ([(10.0, 70.0), (80.0, 130.0)], 200.0)
+
+
+def test_a_trace_has_the_work_of_a_line_in_one_module() -> None:
+    origin = Origin("layers.3.dense", f"{__file__}:1")
+    step = Step("aten::linear", 0.0, 5.0, origins=(origin, Origin(HOSTILE, "/gone/net.py:3")))
+    (event,) = (event for event in _events(Steps((step,), 9.0)) if event["cat"] == "cpu_op")
+    assert event["args"]["module"] == f"layers.3.dense; {SHOWN}"
+    assert event["args"]["bytes of the lines"] == 2e6
+    assert event["args"]["FLOP of the lines"] is None  # that of the second line is unknown
+    assert event["args"]["Call stack"].startswith(f"{__file__}(1): layers.3.dense;")
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
