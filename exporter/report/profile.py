@@ -32,7 +32,6 @@ WIDE = 100  # the width of a terminal that has room for operators
 OPTIONAL = (CALLS, MB, GFLOP, BACKWARD)  # columns that make room for a second variant, in this order
 VIEWS = {"view", "t", "transpose.int", "permute", "unsqueeze", "expand", "slice.Tensor", "select.int", "_unsafe_view"}
 TENSORBOARD = "tensorboard"
-SLOWED = 1.5  # with the profiler; less is not mentioned
 
 
 def write(found: Profile, steps: Mapping[str, Steps], folder: Path) -> Profile:
@@ -138,7 +137,7 @@ def _about(console: Console, one: Profiled) -> None:
         low, high = one.ci95_ms
         measured = f" ({low:.3g} to {high:.3g})" if high else ""
         copies = f"; copies take {one.copy_ms:.3g} ms" if one.copy_ms > 0.01 * one.latency_ms else ""
-        slowed = f"; {one.slowed:.2g} times that with the profiler" if one.slowed > SLOWED else ""
+        slowed = f"; {one.slowed:.2g} times that with the profiler" if one.slowed > profile_page.SLOWED else ""
         _say(console, f"{one.name} in {one.session}: {one.latency_ms:.3g} ms{measured}{copies}{slowed}")
     if one.fallbacks:
         _say(console, f"{one.name}: falls back to {', '.join(one.fallbacks)}", "yellow")

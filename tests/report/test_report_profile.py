@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,10 +67,33 @@ def test_the_page_is_one_file_and_escapes_names(tmp_path: Path) -> None:
     profile.write(_profile(2), {"eager": _steps()}, tmp_path)
     page = (tmp_path / "profile.html").read_text()
     assert "<script" not in page
-    assert "http" not in page
+    assert not any(one in page for one in ("http:", "https:", "src=", "href=", "url(", "@import"))
     assert "layer&lt;script&gt;" in page
     assert page.count('class="flame"') == 2
     assert "onnx was not profiled: it hangs" in page
+    assert "Remedy: wait" in page
+    assert "falls back to aten::sort" in page
+    assert "20% of the bandwidth, 50% of the FLOP rate, copies 0.500 ms" in page
+
+
+def test_the_page_of_a_profile_without_variants(tmp_path: Path) -> None:
+    found = replace(_profile(0), variants=(), advice=())
+    profile.write(found, {}, tmp_path)
+    assert "<table" not in (tmp_path / "profile.html").read_text()
+
+
+def test_the_boxes_of_a_flame_view_lie_inside_the_box_above(tmp_path: Path) -> None:
+    profile.write(_profile(2), {}, tmp_path)
+    flame = (tmp_path / "profile.html").read_text().partition('class="flame"')[2].partition("<h2>")[0]
+    boxes = [
+        (int(top), float(left), float(left) + float(width))
+        for left, width, top in re.findall(r"left: ([\d.]+)%; width: ([\d.]+)%; top: (\d+)px", flame)
+    ]
+    assert boxes[0] == (0, 0.0, 100.0)
+    assert len(boxes) == 9  # the variant, three modules and a line, a module and a line, and the two rests
+    for top, left, right in boxes[1:]:
+        assert any(one[0] == top - 20 and one[1] <= left + 0.01 and right <= one[2] + 0.01 for one in boxes)
+    assert sum(right - left for top, left, right in boxes if top == 20) == pytest.approx(100, abs=0.1)
 
 
 @pytest.mark.parametrize("columns", [80, 120, 160])
