@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-SLOW, INNER, ROWS, WIDTH = 1, 8192, 128, 64
+SLOW, INNER, ROWS, WIDTH = 1, 8192, 128, 64  # SLOW is a block of net()
 
 
 class Block(nn.Module):
@@ -29,9 +29,9 @@ class Block(nn.Module):
 class Net(nn.Module):
     """Blocks of which one is much wider."""
 
-    def __init__(self, dropout: float = 0.0) -> None:
+    def __init__(self, widths: tuple[int, ...], dropout: float = 0.0) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Block(INNER if index == SLOW else 16) for index in range(3))
+        self.blocks = nn.ModuleList(map(Block, widths))
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(WIDTH, 8)
 
@@ -44,7 +44,7 @@ class Net(nn.Module):
 
 def net() -> nn.Module:
     torch.manual_seed(0)
-    return Net()
+    return Net((16, INNER, 16))
 
 
 def net_inputs(batch: int = ROWS) -> dict[str, torch.Tensor]:
@@ -58,7 +58,7 @@ def net_loss(outputs: dict[str, torch.Tensor], inputs: dict[str, torch.Tensor]) 
 
 def dropping() -> nn.Module:
     torch.manual_seed(0)
-    return Net(dropout=0.2)
+    return Net((16,), dropout=0.2)
 
 
 dropping_inputs, dropping_loss = net_inputs, net_loss

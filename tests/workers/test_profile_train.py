@@ -180,11 +180,11 @@ def test_a_kernel_is_divided_by_the_bytes_of_its_own_nodes() -> None:
     assert (slow.backward_ms, fast.backward_ms) == (pytest.approx(0.3), pytest.approx(0.1))
 
 
-def test_the_slow_line_is_first_in_every_form(run: Run) -> None:
+def test_the_slow_line_is_first_in_eager_and_compiled(run: Run) -> None:
     _, place = run("trained:net")
-    found, steps = profile_training.run(place, Asked((), 1.0, 300.0), lambda step: None)
+    found, steps = profile_training.run(place, Asked(("train:whole",), 1.0, 300.0), lambda step: None)
     assert found.train
-    assert [one.name for one in found.variants] == list(steps) == list(FORMS)
+    assert [one.name for one in found.variants] == list(steps) == ["train", "train:whole"]
     for one in found.variants:
         assert not one.reason
         first = found.lines[one.times[0].line]
